@@ -1,0 +1,57 @@
+# Everything a person does here is one target; `make help` lists them.
+# The environment is made once and redone only when pyproject.toml or constraints.txt change.
+
+PYTHON ?= python3
+VENV ?= .venv
+# Tests run in as many processes as there are cores, each with one thread.
+JOBS ?= auto
+
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.kernel-attention-installed
+PYTEST := OMP_NUM_THREADS=1 MPLBACKEND=Agg $(BIN)/python -m pytest
+
+.PHONY: help env demo test test-slow test-gpu lint format docs bench clean
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r name what; do printf '%-10s %s\n' "$$name" "$$what"; done
+
+env: $(STAMP)  ## make the virtual environment with everything in it
+
+# torch goes first and alone, held at its pinned version: nothing installed later may choose another build.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("kernel-attention needs Python 3.11 or newer; $(PYTHON) is " + sys.version.split()[0] + ". Say: make PYTHON=/path/to/python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all]'
+	@touch $@
+
+demo: env  ## train a Primal-Attention classifier on JapaneseVowels and write its report
+	$(BIN)/kernel-attention train demo
+
+test: lint docs  ## what CI runs: lint, types, contracts, docs, and every test that is not slow
+	$(PYTEST) -n $(JOBS) --maxprocesses=8 --dist=worksteal -m "not slow and not gpu"
+
+test-slow: env  ## the tests that take minutes
+	$(PYTEST) -m "slow and not gpu"
+
+test-gpu: env  ## the tests that need a CUDA device
+	$(PYTEST) -m gpu
+
+lint: env  ## ruff, mypy and the import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: env  ## let ruff lay out the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: env  ## build the documentation into site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+bench: env  ## time and memory of the mechanisms over sequence length
+	$(BIN)/python benchmarks/run.py
+
+clean:  ## remove what the targets made, the environment included
+	rm -rf $(VENV) site dist build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

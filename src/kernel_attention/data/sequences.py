@@ -1,0 +1,129 @@
+"""Arrays of people to sequences (n_i, c) float32, and what to do about values that are missing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kernel_attention.errors import InputError, unknown
+
+MISSING = ("auto", "interpolate", "error")
+
+
+def as_sequences(X: Any, missing: str = "error") -> list[np.ndarray]:
+    """Collections in aeon's conventions to a list of float32 sequences (n_i, c), time first.
+
+    X: array (cases, channels, time), or (cases, time) for one channel, or a list of arrays (channels, time)
+       or (time,), whose lengths may differ.
+    missing: "error" (also "auto": an array declares nothing) or "interpolate", see `resolve_missing`.
+
+    Raises InputError for no cases, no steps, no channels, differing channel counts, values that are not real
+    numbers, NaN unless interpolated, and infinite values.
+    """
+    check_missing(missing)
+    if isinstance(X, np.ndarray) and X.dtype == object and X.ndim == 1:
+        X = list(X)
+    if isinstance(X, (list, tuple)):
+        cases = [_numeric(case, f"case {index} of X") for index, case in enumerate(X)]
+        if any(case.ndim not in (1, 2) for case in cases):
+            bad = next(index for index, case in enumerate(cases) if case.ndim not in (1, 2))
+            raise InputError(
+                f"case {bad} of X has shape {cases[bad].shape}; accepted: (channels, time) or (time,)"
+            )
+    else:
+        array = _numeric(X, "X")
+        if array.ndim not in (2, 3):
+            raise InputError(
+                f"X has shape {array.shape}; accepted: (cases, channels, time), (cases, time) or a list of "
+                "arrays (channels, time). Reshape your data: one series of one channel is X.reshape(1, -1)"
+            )
+        cases = list(array)
+    if not cases:
+        raise InputError("X has 0 cases, at least 1 is needed (found array with 0 sample(s))")
+    return resolve_missing([np.atleast_2d(case).T for case in cases], missing, "X")
+
+
+def check_missing(missing: str) -> None:
+    """Raise InputError for a way of treating missing values that does not exist."""
+    if missing not in MISSING:
+        raise unknown("value of missing", missing, MISSING)
+
+
+def _numeric(values: Any, where: str) -> np.ndarray:
+    if hasattr(values, "tocsr"):
+        raise InputError(f"{where} is a sparse matrix: sparse input is not supported, pass a dense array")
+    if hasattr(values, "detach"):
+        values = values.detach().cpu().numpy()
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{where} is not an array of numbers ({error})") from None
+    if np.iscomplexobj(array):
+        raise InputError(f"{where} holds complex numbers: Complex data not supported")
+    if array.dtype.kind == "O":
+        try:
+            array = array.astype(np.float64)
+        except (TypeError, ValueError) as error:
+            raise InputError(f"{where} is not an array of numbers ({error})") from None
+    if array.dtype.kind not in "biuf":
+        raise InputError(f"{where} is not an array of numbers (its dtype is {array.dtype})")
+    return array
+
+
+def resolve_missing(
+    sequences: list[np.ndarray], missing: str, where: str, *, declared: bool = False
+) -> list[np.ndarray]:
+    """Check sequences (n_i, c) and return them as float32 without a NaN.
+
+    missing: "interpolate" fills a gap linearly within its case and channel and continues the nearest value to
+        the ends; "error" refuses; "auto" interpolates where the file's header declares missing values.
+    where: what the sequences are called in messages, for example "the train split of Handwriting".
+    """
+    check_missing(missing)
+    fill = missing == "interpolate" or (missing == "auto" and declared)
+    channels = sequences[0].shape[1]
+    resolved = []
+    for case, sequence in enumerate(sequences):
+        if sequence.shape[0] == 0 or sequence.shape[1] == 0:
+            raise InputError(
+                f"case {case} of {where} has {sequence.shape[0]} time steps and {sequence.shape[1]} channels "
+                "(0 feature(s)); a minimum of 1 is required."
+            )
+        if sequence.shape[1] != channels:
+            raise InputError(
+                f"case {case} of {where} has {sequence.shape[1]} channels, case 0 has {channels}"
+            )
+        with np.errstate(over="ignore"):
+            values = np.ascontiguousarray(sequence, dtype=np.float32)
+        if not np.isfinite(values).all():
+            values = _finite(values, fill, f"of {where}", case)
+        resolved.append(values)
+    return resolved
+
+
+def _finite(values: np.ndarray, fill: bool, where: str, case: int) -> np.ndarray:
+    infinite = np.argwhere(np.isinf(values))
+    if len(infinite):
+        step, channel = infinite[0]
+        raise InputError(
+            f"infinite value in case {case}, channel {channel}, step {step} {where} (float32 is used)"
+        )
+    gaps = np.isnan(values)
+    if not fill:
+        step, channel = np.argwhere(gaps)[0]
+        raise InputError(
+            f"missing value (NaN) in case {case}, channel {channel}, step {step} {where}; "
+            "missing='interpolate' fills such gaps"
+        )
+    values = values.copy()
+    steps = np.arange(len(values))
+    for channel in np.flatnonzero(gaps.any(axis=0)):
+        known = ~gaps[:, channel]
+        if not known.any():
+            raise InputError(
+                f"every value (all NaN) of case {case}, channel {channel} {where} is missing: nothing to "
+                "interpolate from (the archive's <Name>_nmv version has such gaps filled)"
+            )
+        values[~known, channel] = np.interp(steps[~known], steps[known], values[known, channel])
+    return values

@@ -1,0 +1,221 @@
+"""Primal-Attention: asymmetric kernel SVD of self-attention, solved in the primal.
+
+Source: Chen, Tao, Tonin, Suykens, "Primal-Attention: Self-attention through Asymmetric Kernel SVD in Primal
+Representation", NeurIPS 2023 (paper eq. 6-11; supplement theorem 3.2, lemma 4.2, listing 1).
+
+Legend: B batch, h heads, N tokens, p head width, s projection directions (rank), M sampled rows.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kernel_attention.errors import unknown
+from kernel_attention.kernels.feature_maps import FeatureMap, cosine
+from kernel_attention.kernels.statistics import running_mean, valid_ranks
+
+ObjectiveForm = Literal["mean", "sum"]
+
+
+class PrimalScores(NamedTuple):
+    """Projection scores on the left (e, queries) and right (r, keys) singular directions, each (B, h, N, s)."""
+
+    e: Tensor
+    r: Tensor
+
+
+class PrimalState(NamedTuple):
+    """What causal decoding remembers; its size does not depend on how many tokens were read.
+
+    ``position`` counts the tokens read; ``q_sum`` and ``k_sum`` are (B, h, 1, p); ``w_e`` and ``w_r`` are the
+    projection weights gathered so far, (B, h, p, s), or None with data-independent weights.
+    """
+
+    position: int
+    q_sum: Tensor
+    k_sum: Tensor
+    w_e: Tensor | None
+    w_r: Tensor | None
+
+
+def primal_scores(
+    q: Tensor,
+    k: Tensor,
+    w_e: Tensor,
+    w_r: Tensor,
+    *,
+    rows: Tensor | None = None,
+    grid: Tensor | None = None,
+    running_means: bool = True,
+    feature_map: FeatureMap = cosine,
+    key_padding_mask: Tensor | None = None,
+    is_causal: bool = False,
+) -> PrimalScores:
+    """e_i = W_{e|X}^T phi(q_i) and r_i = W_{r|X}^T phi(k_i) (eq. 6).
+
+    Args:
+        q: queries, (B, h, N, p).
+        k: keys, (B, h, N, p).
+        w_e: (h, p, s) data-independent, or (h, M, s) together with ``rows``.
+        w_r: as ``w_e``.
+        rows: sampled rows f(X) of the layer input, (B, h, M', p) with M' <= M: W_{e|X} = f(X)^T W_e.
+        grid: positions of ``rows`` in the sequence, (M',) int64; needed with ``rows`` when ``is_causal``.
+        running_means: with ``is_causal``, replace q and k by their means over the prefix first (listing 1).
+        feature_map: phi, from ``kernel_attention.kernels``.
+        key_padding_mask: (B, N), True = real token.
+        is_causal: token i sees tokens 0..i only.
+    """
+    if is_causal and running_means:
+        q, k = running_mean(q, key_padding_mask), running_mean(k, key_padding_mask)
+    phi_q = feature_map(q, key_padding_mask, is_causal)
+    phi_k = feature_map(k, key_padding_mask, is_causal)
+    if rows is None:
+        return PrimalScores(phi_q @ w_e, phi_k @ w_r)
+    w_e, w_r = w_e[:, : rows.size(2)], w_r[:, : rows.size(2)]
+    if not is_causal:
+        return PrimalScores(phi_q @ (rows.mT @ w_e), phi_k @ (rows.mT @ w_r))
+    if grid is None:
+        raise ValueError("primal_scores: rows with is_causal=True need grid, the positions of the rows")
+    rank = _ranks(q, key_padding_mask)
+    unseen = grid > rank[..., None]  # (B or 1, 1, N, M')
+    return PrimalScores(
+        (phi_q @ rows.mT).masked_fill(unseen, 0.0) @ w_e,
+        (phi_k @ rows.mT).masked_fill(unseen, 0.0) @ w_r,
+    )
+
+
+def _ranks(q: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+    """Rank of every token among the real ones, (B or 1, 1, N)."""
+    if key_padding_mask is None:
+        return torch.arange(q.size(2), device=q.device)[None, None]
+    return valid_ranks(key_padding_mask)[:, None]
+
+
+def concat_scores(scores: PrimalScores, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """o_i = W_c [e_i ; r_i] + b_c (eq. 8): weight (p, 2s), shared by the heads; -> (B, h, N, p)."""
+    return torch.nn.functional.linear(torch.cat(scores, dim=-1), weight, bias)
+
+
+def primal_attention(
+    q: Tensor,
+    k: Tensor,
+    w_e: Tensor,
+    w_r: Tensor,
+    w_out: Tensor,
+    b_out: Tensor | None = None,
+    *,
+    rows: Tensor | None = None,
+    grid: Tensor | None = None,
+    running_means: bool = True,
+    feature_map: FeatureMap = cosine,
+    key_padding_mask: Tensor | None = None,
+    is_causal: bool = False,
+) -> Tensor:
+    """Primal-Attention of one layer, heads apart: (B, h, N, p) -> (B, h, N, p).
+
+    ``w_out`` (p, 2s) and ``b_out`` (p,) join the two scores (eq. 8); the other arguments are those of
+    :func:`primal_scores`. Costs O(N p s) time and O(N s) memory.
+    """
+    scores = primal_scores(
+        q, k, w_e, w_r, rows=rows, grid=grid, running_means=running_means, feature_map=feature_map,
+        key_padding_mask=key_padding_mask, is_causal=is_causal,
+    )  # fmt: skip
+    return concat_scores(scores, w_out, b_out)
+
+
+def ksvd_objective(
+    scores: PrimalScores,
+    w_e: Tensor,
+    w_r: Tensor,
+    sqrt_lambda: Tensor,
+    *,
+    form: ObjectiveForm = "mean",
+    key_padding_mask: Tensor | None = None,
+) -> Tensor:
+    """The KSVD objective J of a layer, a 0-dimensional tensor in float32 or better.
+
+    ``form="sum"`` is the paper's (eq. 6), per sequence and head with sums over the tokens, then averaged over batch
+    and heads: J = 1/2 sum_i ||L e_i||^2 + 1/2 sum_i ||L r_i||^2 - Tr(W_e^T W_r), L = diag(sqrt_lambda).
+    ``form="mean"`` averages over the tokens too, which is what the released code optimises. J = 0 at the KSVD
+    (lemma 4.2) for Lambda = Sigma^{-1} in the sum form and N Sigma^{-1} in the mean form; the converse does not hold.
+
+    Args:
+        scores: e and r, each (B, h, N, s).
+        w_e: the parameters themselves, not their data-dependent versions; (h, M or p, s).
+        w_r: as ``w_e``.
+        sqrt_lambda: square root of the diagonal of Lambda, (h, s).
+        form: "mean" or "sum".
+        key_padding_mask: (B, N), True = real token.
+    """
+    if form not in ("mean", "sum"):
+        raise unknown("objective form", form, ("mean", "sum"))
+    with torch.autocast(scores.e.device.type, enabled=False):  # the accumulation is float32 even there
+        sqrt_lambda = sqrt_lambda.to(torch.promote_types(sqrt_lambda.dtype, torch.float32))
+        scale = sqrt_lambda[:, None, :]
+        energy = (scores.e * scale).square().sum(-1) + (scores.r * scale).square().sum(-1)  # (B, h, N)
+        num_sequences, num_tokens = energy.size(0), energy.size(0) * energy.size(2)
+        if key_padding_mask is not None:
+            energy = energy.masked_fill(~key_padding_mask[:, None], 0.0)
+            num_tokens = key_padding_mask.sum().clamp_min(1)
+        count = num_tokens if form == "mean" else num_sequences
+        trace = (w_e.to(scale.dtype) * w_r.to(scale.dtype)).sum()  # over the heads too
+        return 0.5 * energy.sum() / (count * energy.size(1)) - trace / energy.size(1)
+
+
+def primal_kernel(
+    q: Tensor, k: Tensor, *, rows: Tensor | None = None, feature_map: FeatureMap = cosine,
+    key_padding_mask: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """The asymmetric kernel matrix K_ij = <f(X) phi(q_i), f(X) phi(k_j)> of theorem 3.2, (B, h, N, N).
+
+    f(X) is the identity without ``rows``. Rows and columns of padded tokens are zero. For analysis: O(N^2).
+    """
+    phi_q, phi_k = feature_map(q, key_padding_mask, False), feature_map(k, key_padding_mask, False)
+    if rows is not None:
+        phi_q, phi_k = phi_q @ rows.mT, phi_k @ rows.mT
+    kernel = phi_q @ phi_k.mT
+    if key_padding_mask is not None:
+        kernel = kernel * (key_padding_mask[:, None, :, None] & key_padding_mask[:, None, None, :])
+    return kernel
+
+
+def primal_step(
+    q: Tensor,
+    k: Tensor,
+    w_e: Tensor,
+    w_r: Tensor,
+    state: PrimalState,
+    *,
+    row: Tensor | None = None,
+    grid_index: int | None = None,
+    running_means: bool = True,
+    feature_map: FeatureMap = cosine,
+) -> tuple[PrimalScores, PrimalState]:
+    """One token of causal Primal-Attention; equal to the matching row of ``primal_scores(is_causal=True)``.
+
+    Args:
+        q: query of the new token, (B, h, 1, p).
+        k: key of the new token, (B, h, 1, p).
+        w_e: as in :func:`primal_scores`.
+        w_r: as in :func:`primal_scores`.
+        state: what the tokens before left behind.
+        row: the new token's slice of the layer input, (B, h, 1, p), where weights are data-dependent.
+        grid_index: m if the new token is the m-th sampled row (t_m = position), None otherwise.
+        running_means: as in :func:`primal_scores`.
+        feature_map: token-wise phi.
+    """
+    count = state.position + 1
+    q_sum, k_sum = state.q_sum + q, state.k_sum + k
+    phi_q = feature_map((q_sum / count).to(q.dtype) if running_means else q, None, True)
+    phi_k = feature_map((k_sum / count).to(k.dtype) if running_means else k, None, True)
+    gathered_e, gathered_r = state.w_e, state.w_r
+    if row is not None and gathered_e is not None and gathered_r is not None:
+        if grid_index is not None:
+            gathered_e = gathered_e + row.mT * w_e[:, grid_index, None]
+            gathered_r = gathered_r + row.mT * w_r[:, grid_index, None]
+        w_e, w_r = gathered_e.to(q.dtype), gathered_r.to(q.dtype)
+    scores = PrimalScores(phi_q @ w_e, phi_k @ w_r)
+    return scores, PrimalState(count, q_sum, k_sum, gathered_e, gathered_r)

@@ -1,0 +1,70 @@
+"""Statistics of a padded sequence that no padded position can influence.
+
+Masks are (B, N) bool with True = real token. A real token's *rank* is the number of real tokens before it, so every
+function here gives a masked sequence what it would give the same tokens moved together.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """float32 for 16-bit inputs, the input's own precision otherwise."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def valid_ranks(key_padding_mask: Tensor) -> Tensor:
+    """Rank of every position among the real tokens, (B, N) int64; a padded position has its predecessor's."""
+    return key_padding_mask.cumsum(dim=1) - 1
+
+
+def evenly_spaced(num_rows: int, length: int, device: torch.device | None = None) -> Tensor:
+    """min(num_rows, length) distinct positions from 0 to length - 1 at even distances, rounded down; int64."""
+    count = min(num_rows, length)
+    return torch.arange(count, device=device) * (length - 1) // max(count - 1, 1)
+
+
+def rows_before(position: int, num_rows: int, length: int) -> int:
+    """How many of ``evenly_spaced(num_rows, length)`` are smaller than ``position``."""
+    count = min(num_rows, length)
+    if count == 1:
+        return min(position, 1)
+    return min(count, -(-position * (count - 1) // (length - 1)))
+
+
+def running_mean(x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
+    """Mean over the real tokens of every prefix: x (B, h, N, p) -> (B, h, N, p).
+
+    Accumulates in float32 for 16-bit inputs (Primal-Attention supplement, listing 1, lines 39-43).
+    """
+    total = x.to(accumulation_dtype(x.dtype))
+    if key_padding_mask is None:
+        count = torch.arange(1, x.size(2) + 1, device=x.device, dtype=total.dtype)[:, None]
+    else:
+        total = total.masked_fill(~key_padding_mask[:, None, :, None], 0.0)
+        count = key_padding_mask.cumsum(dim=1).clamp_min(1).to(total.dtype)[:, None, :, None]
+    return (total.cumsum(dim=2) / count).to(x.dtype)
+
+
+def sample_rows(x: Tensor, num_rows: int, key_padding_mask: Tensor | None = None) -> Tensor:
+    """Rows evenly spaced over the real tokens: x (B, N, d) -> (B, min(num_rows, N), d).
+
+    A sequence with fewer than ``num_rows`` real tokens gives all of them, in order, then zero rows.
+    """
+    if key_padding_mask is None:
+        return x if x.size(1) <= num_rows else x[:, evenly_spaced(num_rows, x.size(1), x.device)]
+    length = key_padding_mask.sum(dim=1, keepdim=True)
+    count = length.clamp_max(num_rows)
+    row = torch.arange(min(num_rows, x.size(1)), device=x.device)[None]
+    rank = row * (length - 1) // (count - 1).clamp_min(1)
+    return gather_ranks(x, rank.where(row < count, 0), key_padding_mask) * (row < count)[..., None]
+
+
+def gather_ranks(x: Tensor, rank: Tensor, key_padding_mask: Tensor) -> Tensor:
+    """The real tokens of the given ranks: x (B, N, d), rank (B, M) int64 -> (B, M, d)."""
+    order = torch.argsort(~key_padding_mask, dim=1, stable=True)  # real tokens first, in their order
+    # Padding may hold anything, NaN included; a rank past the last real token must still read a finite row.
+    clean = x.masked_fill(~key_padding_mask[..., None], 0.0)
+    return clean.gather(1, order.gather(1, rank)[..., None].expand(-1, -1, x.size(-1)))

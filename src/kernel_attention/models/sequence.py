@@ -1,0 +1,189 @@
+"""The sequence encoder of the papers' time-series experiments, with any attention mechanism in each layer.
+
+PrimalFormer is ``attention="primal"``; Primal.+ is ``attention=["softmax", "primal"]`` (Primal-Attention, section 5).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from kernel_attention.attention import AttentionLayer, AttentionSpec, create_attention, get_mechanism, layer_specs
+from kernel_attention.attention.base import require_positive, require_probability
+from kernel_attention.errors import InputError, unknown
+
+
+class EncoderLayer(nn.Module):
+    """Attention and a GELU feed-forward network, each with dropout, residual and layer norm.
+
+    Args:
+        attention: the attention layer; its width is the layer's.
+        feedforward_dim: hidden width of the feed-forward network.
+        dropout: after the attention, inside and after the feed-forward network.
+        norm_first: pre-norm instead of post-norm.
+    """
+
+    def __init__(
+        self, attention: AttentionLayer, feedforward_dim: int, dropout: float = 0.1, norm_first: bool = False
+    ) -> None:
+        super().__init__()
+        width = attention.embed_dim
+        self.norm_first = norm_first
+        self.attention = attention
+        self.linear1 = nn.Linear(width, feedforward_dim)
+        self.linear2 = nn.Linear(feedforward_dim, width)
+        self.norm1 = nn.LayerNorm(width)
+        self.norm2 = nn.LayerNorm(width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, key_padding_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        """(B, N, d) -> (B, N, d)."""
+        options = {"key_padding_mask": key_padding_mask, "is_causal": is_causal}
+        if self.norm_first:
+            x = x + self.dropout(self.attention(self.norm1(x), **options))
+            return x + self._feedforward(self.norm2(x))
+        x = self.norm1(x + self.dropout(self.attention(x, **options)))
+        return self.norm2(x + self._feedforward(x))
+
+    def _feedforward(self, x: Tensor) -> Tensor:
+        return self.dropout(self.linear2(self.dropout(F.gelu(self.linear1(x)))))
+
+
+class SequenceEncoder(nn.Module):
+    """Input projection scaled by sqrt(d), positions, encoder layers, final norm, GELU; padding zeroed.
+
+    Args:
+        in_features: channels c of the input.
+        max_len: longest sequence.
+        attention: one mechanism for all layers or a list with one per layer; see :func:`layer_specs`.
+        embed_dim: model width d.
+        num_heads: heads of every layer.
+        num_layers: number of layers.
+        feedforward_dim: hidden width of the feed-forward networks.
+        dropout: of positions, layers and output, and of the attention weights where a mechanism has them.
+        positions: "learnt" (uniform(-0.02, 0.02) at first) or "fixed" (sinusoidal).
+        norm_first: pre-norm layers.
+    """
+
+    input_mean: Tensor
+    input_std: Tensor
+
+    def __init__(
+        self,
+        in_features: int,
+        max_len: int,
+        attention: AttentionSpec | Sequence[AttentionSpec] = "primal",
+        *,
+        embed_dim: int = 512,
+        num_heads: int = 8,
+        num_layers: int = 2,
+        feedforward_dim: int = 2048,
+        dropout: float = 0.1,
+        positions: Literal["learnt", "fixed"] = "learnt",
+        norm_first: bool = False,
+    ) -> None:
+        super().__init__()
+        require_positive(
+            in_features=in_features, max_len=max_len, embed_dim=embed_dim, num_layers=num_layers,
+            feedforward_dim=feedforward_dim,
+        )  # fmt: skip
+        require_probability(dropout=dropout)
+        self.embed_dim = embed_dim
+        self.max_len = max_len
+        # The training data's scale is part of the model: whoever loads the weights cannot forget it.
+        self.register_buffer("input_mean", torch.zeros(in_features))
+        self.register_buffer("input_std", torch.ones(in_features))
+        self.project = nn.Linear(in_features, embed_dim)
+        self._set_positions(positions)
+        shared = {"max_len": max_len, "dropout": dropout}
+        self.layers = nn.ModuleList()
+        for name, options in layer_specs(attention, num_layers):
+            known = {key: value for key, value in shared.items() if key in get_mechanism(name).options}
+            layer = create_attention(name, embed_dim, num_heads, **{**known, **options})
+            self.layers.append(EncoderLayer(layer, feedforward_dim, dropout, norm_first))
+        self.norm = nn.LayerNorm(embed_dim)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, key_padding_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        """(B, N, c) -> (B, N, d); padded positions (key_padding_mask False) are zero."""
+        if x.dim() != 3 or x.size(-1) != self.project.in_features:
+            raise InputError(f"x has shape {tuple(x.shape)}, expected (B, N, {self.project.in_features})")
+        if x.size(1) > self.max_len:
+            raise InputError(f"sequence length {x.size(1)} exceeds max_len={self.max_len}")
+        x = self.project((x - self.input_mean) / self.input_std) * math.sqrt(self.embed_dim)
+        x = self.dropout(x + self.positions[: x.size(1)])
+        for layer in self.layers:
+            x = layer(x, key_padding_mask, is_causal)
+        x = self.dropout(F.gelu(self.norm(x)))
+        return x if key_padding_mask is None else x.masked_fill(~key_padding_mask[..., None], 0.0)
+
+    def set_scale(self, mean: Sequence[float] | Tensor, std: Sequence[float] | Tensor) -> None:
+        """Standardise every input by these statistics of the training data, (c,) each."""
+        self.input_mean.copy_(torch.as_tensor(mean))
+        self.input_std.copy_(torch.as_tensor(std))
+
+    def _set_positions(self, kind: str) -> None:
+        if kind == "learnt":
+            self.positions = nn.Parameter(torch.empty(self.max_len, self.embed_dim).uniform_(-0.02, 0.02))
+        elif kind == "fixed":
+            self.register_buffer("positions", sinusoidal_positions(self.max_len, self.embed_dim))
+        else:
+            raise unknown("positions", kind, ("learnt", "fixed"))
+
+
+class SequenceClassifier(nn.Module):
+    """The encoder with a linear head: class logits, or regression values.
+
+    Args:
+        in_features: channels c of the input.
+        num_outputs: classes, or regression targets.
+        max_len: longest sequence.
+        attention: as in :class:`SequenceEncoder`.
+        pooling: "flatten" joins all positions into one vector (the papers' head, fixed to max_len), "mean" averages over
+            the real tokens.
+        encoder_options: the other arguments of :class:`SequenceEncoder`.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_outputs: int,
+        max_len: int,
+        attention: AttentionSpec | Sequence[AttentionSpec] = "primal",
+        *,
+        pooling: Literal["flatten", "mean"] = "flatten",
+        **encoder_options: Any,
+    ) -> None:
+        super().__init__()
+        require_positive(num_outputs=num_outputs)
+        if pooling not in ("flatten", "mean"):
+            raise unknown("pooling", pooling, ("flatten", "mean"))
+        self.pooling = pooling
+        self.encoder = SequenceEncoder(in_features, max_len, attention, **encoder_options)
+        width = self.encoder.embed_dim * (max_len if pooling == "flatten" else 1)
+        self.head = nn.Linear(width, num_outputs)
+
+    def forward(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
+        """x (B, N, c), key_padding_mask (B, N; True = real token) -> (B, num_outputs)."""
+        encoded = self.encoder(x, key_padding_mask)
+        if self.pooling == "flatten":
+            # The positions a short batch lacks are zero, as padded ones are.
+            missing = self.encoder.max_len - encoded.size(1)
+            return self.head(F.pad(encoded, (0, 0, 0, missing)).flatten(1))
+        if key_padding_mask is None:
+            return self.head(encoded.mean(dim=1))
+        count = key_padding_mask.sum(dim=1, keepdim=True).clamp_min(1)
+        return self.head(encoded.sum(dim=1) / count)
+
+
+def sinusoidal_positions(max_len: int, embed_dim: int) -> Tensor:
+    """Fixed sine and cosine positions of Vaswani et al. 2017, (max_len, embed_dim)."""
+    position = torch.arange(max_len)[:, None]
+    frequency = torch.exp(torch.arange(0, embed_dim, 2) * (-math.log(10000.0) / embed_dim))
+    table = torch.stack([torch.sin(position * frequency), torch.cos(position * frequency)], dim=-1)
+    return table.flatten(1)[:, :embed_dim]

@@ -1,0 +1,121 @@
+"""What all pictures share: the look, the colours, grids of panels, and the way into the page."""
+
+from __future__ import annotations
+
+import base64
+import io
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import cycle, islice
+from typing import Any
+
+import matplotlib
+import matplotlib.style
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+# Okabe and Ito's colour-blind-safe set, without the yellow that vanishes on white.
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#5F5F5F")
+DASHES: tuple[Any, ...] = ("solid", (0, (4, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)))
+INK, MUTED, RULE = "#1b1f24", "#57606a", "#d8dee4"
+SVG_LIMIT = 180_000  # bytes of SVG beyond which a PNG is tried
+
+STYLE: dict[str, Any] = {
+    "axes.axisbelow": True,
+    "axes.edgecolor": MUTED,
+    "axes.grid": True,
+    "axes.labelcolor": INK,
+    "axes.labelsize": 9.5,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlecolor": INK,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "figure.constrained_layout.use": True,
+    "font.size": 9,
+    "grid.color": RULE,
+    "grid.linewidth": 0.7,
+    "legend.fontsize": 8.5,
+    "legend.frameon": False,
+    "lines.linewidth": 1.8,
+    "lines.solid_capstyle": "round",
+    "svg.hashsalt": "kernel-attention",  # the same run gives the same file
+    "text.color": INK,
+    "xtick.color": MUTED,
+    "xtick.labelcolor": INK,
+    "ytick.color": MUTED,
+    "ytick.labelcolor": INK,
+}
+
+
+@contextmanager
+def report_style() -> Iterator[None]:
+    """Our settings on top of matplotlib's defaults, whatever the user's own are; restored on exit."""
+    with matplotlib.style.context(["default", STYLE]):
+        yield
+
+
+def seed_styles(seeds: Sequence[int]) -> dict[int, dict[str, Any]]:
+    """Colour and dashes for each seed, the same in every picture; dashes change when the colours run out."""
+    styles = ({"color": color, "linestyle": dashes} for dashes in cycle(DASHES) for color in PALETTE)
+    return dict(zip(seeds, islice(styles, len(seeds)), strict=True))
+
+
+def ordered_colors(count: int) -> list[Any]:
+    """Colours for things with an order, dark to light, stopping before they vanish on white."""
+    return list(matplotlib.colormaps["viridis"](np.linspace(0.05, 0.82, count)))
+
+
+def panel_grid(panels: int, height: float) -> tuple[Figure, list[Axes]]:
+    """A figure of panels with common axes, at most three in a row; one panel is not stretched to the page."""
+    columns = min(panels, 3) if panels != 4 else 2
+    rows = -(-panels // columns)
+    figure = Figure(figsize=(6.8 if columns == 1 else 10.4, height * rows))
+    axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel().tolist()
+    for unused in axes[panels:]:
+        unused.remove()
+    for axis in axes[max(panels - columns, 0) : panels]:
+        axis.tick_params(labelbottom=True)
+    return figure, axes[:panels]
+
+
+def legend_below(figure: Figure, axis: Axes) -> None:
+    """One legend for all panels, in rows under them, where it hides no line."""
+    handles, labels = axis.get_legend_handles_labels()
+    if handles:
+        rows = -(-len(handles) // 6)
+        figure.legend(handles, labels, loc="outside lower center", ncols=-(-len(handles) // rows))
+
+
+def markers(places: np.ndarray) -> dict[str, Any]:
+    """Markers where there are few points; a line of one point would be invisible without."""
+    return {"marker": "o", "markersize": 3.5} if len(places) <= 12 else {}
+
+
+def whole_numbers() -> MaxNLocator:
+    """Ticks at whole numbers, for epochs and indices."""
+    return MaxNLocator(nbins=8, integer=True, min_n_ticks=1, steps=[1, 2, 5, 10])
+
+
+def data_uri(figure: Figure) -> str:
+    """The picture as ``data:`` URI: SVG with its letters as outlines, or PNG where a large SVG outweighs it.
+
+    As the source of an ``img`` an SVG runs nothing, loads nothing and shares no ids with the page.
+    """
+    svg = _render(figure, "svg")
+    if len(svg) > SVG_LIMIT and len(png := _render(figure, "png")) < len(svg):
+        return "data:image/png;base64," + base64.b64encode(png).decode("ascii")
+    return "data:image/svg+xml;base64," + base64.b64encode(svg).decode("ascii")
+
+
+def _render(figure: Figure, kind: str) -> bytes:
+    buffer = io.BytesIO()
+    with report_style(), warnings.catch_warnings():
+        # A class named in a script that the font lacks is drawn as boxes; the page's tables still spell it.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        figure.savefig(buffer, format=kind, dpi=160, metadata={"Date": None} if kind == "svg" else None)
+    return buffer.getvalue()

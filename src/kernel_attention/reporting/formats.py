@@ -1,0 +1,132 @@
+"""How figures, durations and mechanisms are written, the same in the terminal and in the report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+METRIC_NAMES = {"accuracy": "accuracy", "rmse": "RMSE", "r2": "R²", "loss": "loss"}
+MISSING = "–"
+
+
+def metric_name(metric: str) -> str:
+    """The name of a metric as a reader knows it; an unknown one keeps its own."""
+    return METRIC_NAMES.get(metric, metric)
+
+
+def is_number(value: object) -> bool:
+    """Whether ``value`` is a finite number (bool, None, NaN and infinities are not)."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def format_number(value: object, digits: int = 4) -> str:
+    """A number with ``digits`` significant digits, NaN and infinities by name, a dash for None."""
+    if value is None:
+        return MISSING
+    if isinstance(value, bool | str):
+        return str(value)
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, float):
+        text = f"{value:.{digits}g}"
+        return text.replace("-", "−", 1) if text.startswith("-") else text
+    return str(value)
+
+
+def format_metric(metric: str, value: object) -> str:
+    """A metric's value with its unit: accuracies in per cent, everything else as it is."""
+    if metric == "accuracy" and is_number(value):
+        return f"{100 * float(value):.2f} %"  # type: ignore[arg-type]
+    return format_number(value)
+
+
+def format_spread(metric: str, mean: object, std: object) -> str:
+    """``mean ± std`` in the unit of the metric; the mean alone where there is no deviation."""
+    if not is_number(std):
+        return format_metric(metric, mean)
+    if metric == "accuracy" and is_number(mean):
+        return f"{100 * float(mean):.2f} ± {100 * float(std):.2f} %"  # type: ignore[arg-type]
+    return f"{format_metric(metric, mean)} ± {format_number(std, digits=2)}"
+
+
+def format_duration(seconds: object) -> str:
+    """Seconds as a person says them: ``8.3 s``, ``4 min 05 s``, ``1 h 02 min``."""
+    if not is_number(seconds):
+        return MISSING
+    value = float(seconds)  # type: ignore[arg-type]
+    if value < 60 and round(value, 1) < 60:
+        return f"{value:.1f} s"
+    whole = round(value)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    minutes = round(value / 60)
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def format_seeds(seeds: Sequence[object]) -> str:
+    """``seed 0`` or ``seeds 0, 1, 2``."""
+    listed = ", ".join(str(seed) for seed in seeds)
+    return f"{'seed' if len(seeds) == 1 else 'seeds'} {listed}" if seeds else "no seed"
+
+
+def format_value(value: Any) -> str:
+    """Any JSON value on one line."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}: {format_value(item)}" for key, item in value.items()) or MISSING
+    if isinstance(value, list | tuple):
+        return ", ".join(format_value(item) for item in value) or MISSING
+    return format_number(value)
+
+
+def sentence(text: str) -> str:
+    """``text`` with a capital letter at its beginning and a full stop at its end."""
+    text = text.strip()
+    return text[:1].upper() + text[1:] + ("" if not text or text[-1] in ".!?" else ".")
+
+
+def attention_layers(spec: Any) -> list[tuple[str, dict[str, Any]]]:
+    """The (name, options) pairs behind an attention spec: one pair, or one for each layer of a list.
+
+    Accepts what recipes accept, and what becomes of it in JSON: ``"primal"``, ``{"primal": {"rank": 20}}``,
+    ``["primal", {"rank": 20}]``, or a list of such.
+    """
+    if isinstance(spec, str):
+        return [(spec, {})]
+    if isinstance(spec, Mapping):
+        return [(str(name), dict(options or {})) for name, options in spec.items()]
+    if isinstance(spec, list | tuple):
+        if (
+            len(spec) == 2
+            and isinstance(spec[0], str)
+            and isinstance(spec[1], Mapping)
+            and not _one_entry(spec[1])
+        ):
+            return [(spec[0], dict(spec[1]))]
+        return [pair for entry in spec for pair in attention_layers(entry)]
+    return []
+
+
+def _one_entry(options: Mapping[str, Any]) -> bool:
+    """Whether the mapping reads as a spec ``{"name": {options}}`` rather than as options."""
+    return len(options) == 1 and all(isinstance(value, Mapping) for value in options.values())
+
+
+def attention_title(spec: Any) -> str:
+    """The mechanism's name for a title; different layers are joined in order: ``softmax + primal``."""
+    return " + ".join(_distinct(name for name, _ in attention_layers(spec))) or "unknown"
+
+
+def attention_details(spec: Any) -> str:
+    """The mechanism with its options, for each layer where layers differ."""
+    parts = []
+    for name, options in attention_layers(spec):
+        listed = ", ".join(f"{key} {format_value(value)}" for key, value in options.items())
+        parts.append(f"{name} ({listed})" if listed else name)
+    if len(set(parts)) <= 1:
+        return parts[0] if parts else "unknown"
+    return "; ".join(f"layer {index}: {part}" for index, part in enumerate(parts))
+
+
+def _distinct(names: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(names))

@@ -1,0 +1,69 @@
+"""The Lightning module: task loss plus the layers' auxiliary loss, and the figures of an epoch."""
+
+from __future__ import annotations
+
+import lightning as L
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from kernel_attention.attention import PenalizedAttention, auxiliary_loss
+from kernel_attention.data import Batch
+from kernel_attention.training.recipe import Recipe
+
+_OPTIMIZERS = {"radam": torch.optim.RAdam, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+
+
+class SequenceTask(L.LightningModule):
+    """Classification (cross-entropy) or regression (mean squared error) of sequences.
+
+    Logs per epoch: ``train_loss`` (the task's own), ``train_accuracy`` or ``train_mse``, ``objective_layer_i`` (J), and the
+    same ``val_`` figures.
+
+    Args:
+        model: (x, key_padding_mask) -> (B, outputs).
+        recipe: optimizer, learning rate and the reduction of the auxiliary loss.
+        is_regression: outputs are values, not class logits.
+    """
+
+    def __init__(self, model: nn.Module, recipe: Recipe, is_regression: bool = False) -> None:
+        super().__init__()
+        self.model = model
+        self.recipe = recipe
+        self.is_regression = is_regression
+        self.objectives = {
+            f"objective_layer_{index}": layer.attention
+            for index, layer in enumerate(model.encoder.layers)  # type: ignore[union-attr, arg-type]
+            if isinstance(layer.attention, PenalizedAttention)
+        }
+
+    def training_step(self, batch: Batch) -> Tensor:
+        """Task loss + sum over layers of eta J^2 (Primal-Attention, eq. 10)."""
+        loss = self._log_step("train", batch)
+        for name, layer in self.objectives.items():
+            if layer.objective is not None:
+                self.log(name, layer.objective.detach(), on_step=False, on_epoch=True, batch_size=len(batch.x))
+        return loss + auxiliary_loss(self.model, self.recipe.auxiliary_reduction)
+
+    def validation_step(self, batch: Batch) -> None:
+        """Log the task's loss and metric."""
+        self._log_step("val", batch)
+
+    def _log_step(self, stage: str, batch: Batch) -> Tensor:
+        outputs = self.model(batch.x, batch.key_padding_mask)
+        loss, metric, value = self._measure(outputs.float(), batch.target)
+        figures = {f"{stage}_loss": loss.detach(), f"{stage}_{metric}": value}
+        self.log_dict(figures, on_step=False, on_epoch=True, prog_bar=True, batch_size=len(batch.x))
+        return loss
+
+    def _measure(self, outputs: Tensor, target: Tensor) -> tuple[Tensor, str, Tensor]:
+        if self.is_regression:
+            loss = F.mse_loss(outputs.squeeze(-1), target)
+            return loss, "mse", loss.detach()
+        accuracy = (outputs.argmax(dim=-1) == target).float().mean()
+        return F.cross_entropy(outputs, target), "accuracy", accuracy
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """The recipe's optimizer with a constant learning rate."""
+        optimizer = _OPTIMIZERS[self.recipe.optimizer]
+        return optimizer(self.parameters(), lr=self.recipe.learning_rate, weight_decay=self.recipe.weight_decay)

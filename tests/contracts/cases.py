@@ -1,0 +1,133 @@
+"""Which layers the contracts are checked on: every mechanism of the table, in the variants named here.
+
+A new mechanism is covered by being in ``list_attention()``. It needs an entry in VARIANTS only where its default options
+do not suit the sizes below, where several forms deserve the battery, or where a contract does not apply to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernel_attention import list_attention
+from kernel_attention.attention import AttentionLayer, Mechanism, PenalizedAttention, create_attention
+
+# Different primes, so that a swapped axis cannot pass.
+BATCH, HEADS, LENGTH, HEAD_DIM, CONTEXT = 7, 3, 11, 5, 13
+EMBED_DIM = HEADS * HEAD_DIM
+MAX_LEN = 17
+LENGTHS = (11, 7, 2, 5, 1, 10, 3)  # real tokens of each sequence of a padded batch
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Options of a mechanism, and what is special about it in the battery.
+
+    ``objective_over``: what the objective is a mean over, "tokens" or "sequences".
+    ``exempt``: {name of a contract test: why it does not apply}.
+    """
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    objective_over: str = "tokens"
+    exempt: Mapping[str, str] = field(default_factory=dict)
+
+
+_SMALL = {"rank": 2, "rank_multiplier": 2}  # samples 4 of the 11 tokens
+
+VARIANTS: dict[str, dict[str, Variant]] = {
+    "primal": {
+        "": Variant({**_SMALL, "eta": 0.3}),
+        "data_independent": Variant({"rank": 2, "eta": 0.3, "data_dependent": False}),
+        "sum": Variant({**_SMALL, "eta": 0.3, "objective_form": "sum"}, objective_over="sequences"),
+        "eta_0": Variant(_SMALL),
+        "long_rank": Variant({"rank": 19, "rank_multiplier": 2, "eta": 0.3}),  # s and M exceed N
+        "no_running_means": Variant({**_SMALL, "running_means": False, "eta": 0.3}),
+        "identity_map": Variant({**_SMALL, "feature_map": "identity", "eta": 0.3}),
+        "no_bias": Variant({**_SMALL, "eta": 0.3, "bias": False}),
+    },
+    "softmax": {"": Variant(), "no_bias": Variant({"bias": False})},
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A mechanism in one variant; ``str`` is its name in the test report."""
+
+    mechanism: Mechanism
+    variant_name: str
+    variant: Variant
+
+    def __str__(self) -> str:
+        return "-".join(filter(None, (self.mechanism.name, self.variant_name)))
+
+    @property
+    def causal(self) -> bool:
+        return self.mechanism.causal != "no"
+
+    @property
+    def any_mask(self) -> bool:
+        return self.mechanism.padding == "any mask"
+
+    def build(self, dtype: torch.dtype = torch.float64, **options: Any) -> AttentionLayer:
+        """The layer in training mode, with every parameter moved off its initial value: zeros would hide errors."""
+        options = {**self.variant.options, **options}
+        if "max_len" in self.mechanism.options:
+            options.setdefault("max_len", MAX_LEN)
+        torch.manual_seed(1)
+        layer = create_attention(self.mechanism.name, EMBED_DIM, HEADS, **options)
+        with torch.no_grad():
+            for parameter in layer.parameters():
+                parameter.add_(0.1 * torch.randn_like(parameter))
+        return layer.to(dtype)
+
+    def call_forms(self) -> list[dict[str, bool]]:
+        """The ways a layer of this kind may be called on one sequence batch."""
+        return [{"is_causal": False}, {"is_causal": True}] if self.causal else [{"is_causal": False}]
+
+
+def _cases() -> list[Case]:
+    return [
+        Case(mechanism, variant_name, variant)
+        for mechanism in list_attention()
+        for variant_name, variant in VARIANTS.get(mechanism.name, {"": Variant()}).items()
+    ]
+
+
+CASES = _cases()
+
+
+def cases_where(accept: Callable[[Case], bool] = lambda case: True, *, others_slow: bool = False) -> Any:
+    """Parametrize a test over the cases accepted; ``others_slow`` keeps the quick suite to one variant a mechanism."""
+    return pytest.mark.parametrize(
+        "case",
+        [
+            pytest.param(case, marks=pytest.mark.slow if others_slow and case.variant_name else ())
+            for case in CASES
+            if accept(case)
+        ],
+        ids=str,
+    )
+
+
+every_case = cases_where()
+causal_cases = cases_where(lambda case: case.causal)
+
+
+def inputs(dtype: torch.dtype = torch.float64, batch: int = BATCH, length: int = LENGTH) -> Tensor:
+    """(B, N, d)."""
+    return torch.randn(batch, length, EMBED_DIM, dtype=dtype)
+
+
+def right_padding(lengths: tuple[int, ...] = LENGTHS) -> Tensor:
+    """(B, N) bool, True = real token."""
+    return torch.arange(max(lengths))[None] < torch.tensor(lengths)[:, None]
+
+
+def objective(layer: AttentionLayer) -> Tensor | None:
+    """J of the last training forward; None for a layer without one."""
+    return layer.objective if isinstance(layer, PenalizedAttention) else None

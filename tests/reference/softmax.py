@@ -1,0 +1,54 @@
+"""The baselines as their formulas read: float64 loops over sequence, head and query; nothing of the library."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+
+def attention(
+    x: Tensor,
+    weights: Mapping[str, Tensor],
+    mask: Tensor | None = None,
+    *,
+    num_heads: int,
+    kernel: str = "softmax",
+    symmetric: bool = False,
+    context: Tensor | None = None,
+    is_causal: bool = False,
+) -> Tensor:
+    """y (B, N, d); ``mask`` is over the keys' tokens, ``kernel`` "softmax" or "cosine"."""
+    batch, length, width = x.shape
+    source = x if context is None else context
+    p = width // num_heads
+    y = []
+    for b in range(batch):
+        keys = [j for j in range(source.shape[1]) if mask is None or bool(mask[b, j])]
+        rows = []
+        for i in range(length):
+            heads = []
+            for h in range(num_heads):
+                own = slice(h * p, (h + 1) * p)
+                seen = [j for j in keys if j <= i or not is_causal]
+                q = _linear(weights, "q_proj", x[b, i])[own]
+                k = [_linear(weights, "q_proj" if symmetric else "k_proj", source[b, j])[own] for j in seen]
+                v = [_linear(weights, "v_proj", source[b, j])[own] for j in seen]
+                heads.append(sum((w * v_j for w, v_j in zip(_weights(q, k, kernel), v, strict=True)), q * 0))
+            rows.append(_linear(weights, "out_proj", torch.cat(heads)))
+        y.append(torch.stack(rows))
+    return torch.stack(y)
+
+
+def _weights(q: Tensor, k: list[Tensor], kernel: str) -> list[Tensor]:
+    if kernel == "cosine":
+        return [(q @ k_j) / (q.norm() * k_j.norm()) for k_j in k]
+    similarity = [torch.exp((q @ k_j) / math.sqrt(q.numel())) for k_j in k]
+    return [value / sum(similarity) for value in similarity]
+
+
+def _linear(weights: Mapping[str, Tensor], name: str, vector: Tensor) -> Tensor:
+    out = weights[f"{name}.weight"] @ vector
+    return out + weights[f"{name}.bias"] if f"{name}.bias" in weights else out
