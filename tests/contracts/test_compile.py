@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from contracts.cases import cases_where, inputs, objective, right_padding
+from contracts.cases import cases_where, every_case, inputs, objective, right_padding
 
 from kernel_attention import auxiliary_loss
 
@@ -24,10 +24,10 @@ def train_step(call, layer, x, **arguments):
     return [y, leaf.grad, *(p.grad.clone() for p in layer.parameters())]
 
 
-def assert_compiled_equals_eager(case, backend, lengths):
+def assert_compiled_equals_eager(case, backend, lengths, dynamic=None):
     for form in case.call_forms():
         eager, compiled = case.build(), case.build()
-        call = torch.compile(compiled, fullgraph=True, backend=backend, dynamic=True)
+        call = torch.compile(compiled, fullgraph=True, backend=backend, dynamic=dynamic)
         for length in lengths:
             x, mask = inputs(length=length), right_padding()[:, :length]
             torch.testing.assert_close(
@@ -40,7 +40,19 @@ def assert_compiled_equals_eager(case, backend, lengths):
 
 @cases_where(others_slow=True)
 def test_one_graph_serves_forward_and_backward(case):
-    assert_compiled_equals_eager(case, "aot_eager", lengths=(11, 7))
+    assert_compiled_equals_eager(case, "aot_eager", lengths=(11,))
+
+
+@pytest.mark.slow
+@every_case
+def test_graphs_of_dynamic_length_equal_eager(case):
+    assert_compiled_equals_eager(case, "aot_eager", lengths=(11, 7, 2), dynamic=True)
+
+
+@pytest.mark.slow
+@every_case
+def test_inductor_equals_eager(case):
+    assert_compiled_equals_eager(case, "inductor", lengths=(11,))
 
 
 @cases_where(others_slow=True)
@@ -52,27 +64,22 @@ def test_new_lengths_do_not_compile_anew(case):
         graphs.append(graph)
         return graph.forward
 
-    call = torch.compile(case.build(), fullgraph=True, backend=count, dynamic=True)
+    layer = case.build()
+    call = torch.compile(layer, fullgraph=True, backend=count, dynamic=True)
     for length in (11, 7, 13, 17, 9, 2, 3):
-        call(inputs(length=length))
+        x = inputs(length=length)
+        torch.testing.assert_close(call(x), layer(x))
     assert len(graphs) <= 2
-
-
-@pytest.mark.slow
-@cases_where()
-def test_inductor_equals_eager(case):
-    assert_compiled_equals_eager(case, "inductor", lengths=(11,))
 
 
 @cases_where(others_slow=True)
 def test_an_evaluated_layer_can_be_exported_with_any_length(case):
     layer = case.build().eval()
     x, mask = inputs(), right_padding()
-    tokens = torch.export.Dim("tokens", min=2, max=17)
+    tokens = torch.export.Dim("tokens", min=5, max=13)  # shorter than the sampled rows is another graph
     program = torch.export.export(
-        layer, (x,), {"key_padding_mask": mask}, dynamic_shapes={"x": {1: tokens}, "context": None,
-        "key_padding_mask": {1: tokens}, "is_causal": None},
-    )  # fmt: skip
+        layer, (x,), {"key_padding_mask": mask}, dynamic_shapes={"x": {1: tokens}, "key_padding_mask": {1: tokens}}
+    )
     for length in (11, 7):
         arguments = {"key_padding_mask": mask[:, :length]}
         torch.testing.assert_close(program.module()(x[:, :length], **arguments), layer(x[:, :length], **arguments))

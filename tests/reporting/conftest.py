@@ -30,7 +30,9 @@ def write_json(path: Path, content: Any) -> None:
     path.write_text(json.dumps(content), encoding="utf-8")
 
 
-def _metrics(rng: np.random.Generator, epochs: int, task: str, layers: int, every: int) -> list[dict[str, Any]]:
+def _metrics(
+    rng: np.random.Generator, epochs: int, task: str, layers: int, every: int
+) -> list[dict[str, Any]]:
     rows = []
     for epoch in range(1, epochs + 1):
         decay = float(np.exp(-epoch / (0.15 * epochs + 1)))
@@ -86,7 +88,12 @@ def build_run(
     folder.mkdir(parents=True)
     config = CONFIG.format(protocol=protocol, seeds=list(seeds), epochs=epochs)
     (folder / "config.yaml").write_text(config, encoding="utf-8")
-    versions = {"python": "3.11.7", "torch": "2.13.0+cpu", "kernel_attention": "0.1.0", "platform": "Linux x86_64"}
+    versions = {
+        "python": "3.11.7",
+        "torch": "2.13.0+cpu",
+        "kernel_attention": "0.1.0",
+        "platform": "Linux x86_64",
+    }
     write_json(folder / "versions.json", versions | {"command": "kernel-attention train uea/japanese_vowels"})
     data = {"dataset": "JapaneseVowels", "task": task, "num_features": 12, "max_len": 29, "train_cases": 270}
     names = list(class_names) if task == "classification" else []
@@ -121,7 +128,10 @@ def build_run(
         summary = {"recipe": "uea/japanese_vowels", "dataset": "JapaneseVowels", "protocol": protocol}
         summary |= {"attention": {"primal": {"rank": 20, "eta": 0.1}}, "seeds": list(seeds), "metric": metric}
         summary |= {"protocol_text": f"What the protocol {protocol} means.", "values": values}
-        summary |= {"mean": float(np.mean(values)), "std": float(np.std(values, ddof=1)) if len(values) > 1 else None}
+        summary |= {
+            "mean": float(np.mean(values)),
+            "std": float(np.std(values, ddof=1)) if len(values) > 1 else None,
+        }
         write_json(folder / "summary.json", summary | {"seconds": 71.4, "machine": "2 x Xeon, 24 GiB"})
     return folder
 

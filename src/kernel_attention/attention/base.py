@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
+from numbers import Real
 
 import torch
 from torch import Tensor, nn
@@ -102,8 +104,8 @@ class PenalizedAttention(AttentionLayer):
     """An attention layer with an objective of its own, added to the task's loss through :func:`auxiliary_loss`.
 
     Attributes:
-        objective: J of the last forward in training mode, a 0-dimensional tensor; None before that or where the
-            layer's weight of it is 0. It is not part of the state dict, of copies or of pickles.
+        objective: J of the last forward in training mode, a 0-dimensional tensor, or (B,) where a layer squares it per
+            sequence; None before that or where the layer's weight of it is 0. It is not part of the state dict, of copies or of pickles.
     """
 
     objective: Tensor | None
@@ -160,5 +162,12 @@ def require_positive(**values: int) -> None:
 def require_probability(**values: float) -> None:
     """Raise InputError for the first argument outside [0, 1)."""
     for name, value in values.items():
-        if not 0.0 <= value < 1.0:
+        if not isinstance(value, Real) or not 0.0 <= value < 1.0:
             raise InputError(f"{name}={value!r} must be a probability in [0, 1)")
+
+
+def require_weight(**values: float) -> None:
+    """Raise InputError for the first argument that is not a finite number of at least 0."""
+    for name, value in values.items():
+        if not isinstance(value, Real) or not 0.0 <= value < math.inf:
+            raise InputError(f"{name}={value!r} must be a finite number of at least 0")

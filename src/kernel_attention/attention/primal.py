@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from kernel_attention import functional
-from kernel_attention.attention.base import PenalizedAttention, require_positive
+from kernel_attention.attention.base import PenalizedAttention, require_positive, require_weight
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.functional.primal import PrimalScores, PrimalState
 from kernel_attention.kernels import (
@@ -46,6 +46,8 @@ class PrimalAttention(PenalizedAttention):
         feature_map: phi, a name or a callable of :mod:`kernel_attention.kernels`.
         objective_form: "mean" over the tokens (released code) or "sum" (paper); see
             :func:`kernel_attention.functional.ksvd_objective`.
+        square_per: "batch" squares one J over the batch's tokens; "sequence" squares every sequence's own J and averages
+            the squares (what the released code does, and the same for any split into micro-batches).
         init: "flat" (released: orthogonal on the flattened tensor, each head's Frobenius norm 1) or "per_head"
             (orthonormal columns in every head).
         bias: whether the projections have biases.
@@ -70,15 +72,17 @@ class PrimalAttention(PenalizedAttention):
         running_means: bool = True,
         feature_map: str | FeatureMap = "cosine",
         objective_form: Literal["mean", "sum"] = "mean",
+        square_per: Literal["batch", "sequence"] = "batch",
         init: Literal["flat", "per_head"] = "flat",
         bias: bool = True,
     ) -> None:
         super().__init__(embed_dim, num_heads)
         require_positive(rank=rank, rank_multiplier=rank_multiplier, **({} if max_len is None else {"max_len": max_len}))
-        if not eta >= 0:
-            raise InputError(f"eta={eta!r} must be a number of at least 0")
+        require_weight(eta=eta)
         if objective_form not in ("mean", "sum"):
             raise unknown("objective_form", objective_form, ("mean", "sum"))
+        if square_per not in ("batch", "sequence"):
+            raise unknown("square_per", square_per, ("batch", "sequence"))
         if max_len is not None and rank > max_len:
             _note_rank(rank, max_len)
         self.rank = rank
@@ -88,6 +92,7 @@ class PrimalAttention(PenalizedAttention):
         self.running_means = running_means
         self.feature_map = get_feature_map(feature_map)
         self.objective_form = objective_form
+        self.square_per = square_per
         self.num_rows = rank * rank_multiplier if max_len is None else min(rank * rank_multiplier, max_len)
 
         weight_rows = self.num_rows if data_dependent else self.head_dim
@@ -107,7 +112,8 @@ class PrimalAttention(PenalizedAttention):
         scores = self.scores(x, key_padding_mask=key_padding_mask, is_causal=is_causal)
         if self.training and self.sqrt_lambda is not None:
             self.objective = functional.ksvd_objective(
-                scores, self.w_e, self.w_r, self.sqrt_lambda, form=self.objective_form, key_padding_mask=key_padding_mask
+                scores, self.w_e, self.w_r, self.sqrt_lambda, form=self.objective_form,
+                per_sequence=self.square_per == "sequence", key_padding_mask=key_padding_mask,
             )
         return self._output(scores)
 
@@ -131,7 +137,7 @@ class PrimalAttention(PenalizedAttention):
 
     def penalty(self) -> Tensor | None:
         """eta J^2 of the last forward in training mode."""
-        return None if self.objective is None else self.eta * self.objective.square()
+        return None if self.objective is None else self.eta * self.objective.square().mean()
 
     def kernel_matrix(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """The kernel whose singular vectors the layer learns (theorem 3.2), (B, h, N, N); for analysis, O(N^2)."""
@@ -151,6 +157,8 @@ class PrimalAttention(PenalizedAttention):
 
     def step(self, x: Tensor, state: PrimalState) -> tuple[Tensor, PrimalState]:
         """Decode one token: x (B, d) and the state before it -> output (B, d) and the state after it."""
+        if x.dim() != 2 or x.size(-1) != self.embed_dim:
+            raise InputError(f"PrimalAttention.step: x has shape {tuple(x.shape)}, expected (B, {self.embed_dim})")
         x = x[:, None]
         row, grid_index = None, None
         if self.data_dependent:

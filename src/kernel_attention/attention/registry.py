@@ -74,7 +74,7 @@ def list_attention() -> tuple[Mechanism, ...]:
 
 def get_mechanism(name: str) -> Mechanism:
     """The row of that name; InputError with the nearest names otherwise."""
-    if name not in MECHANISMS:
+    if not isinstance(name, str) or name not in MECHANISMS:
         raise unknown("attention mechanism", name, MECHANISMS)
     return MECHANISMS[name]
 
@@ -104,7 +104,7 @@ def layer_specs(
         if len(attention) != num_layers:
             raise InputError(f"attention={attention!r} lists {len(attention)} mechanisms for num_layers={num_layers}")
         return [_spec(entry) for entry in attention]
-    return [_spec(attention)] * num_layers
+    return [_spec(attention) for _ in range(num_layers)]
 
 
 def _spec(entry: Any) -> tuple[str, dict[str, Any]]:

@@ -133,9 +133,10 @@ def ksvd_objective(
     sqrt_lambda: Tensor,
     *,
     form: ObjectiveForm = "mean",
+    per_sequence: bool = False,
     key_padding_mask: Tensor | None = None,
 ) -> Tensor:
-    """The KSVD objective J of a layer, a 0-dimensional tensor in float32 or better.
+    """The KSVD objective J of a layer, a 0-dimensional tensor in float32 or better; (B,) if ``per_sequence``.
 
     ``form="sum"`` is the paper's (eq. 6), per sequence and head with sums over the tokens, then averaged over batch
     and heads: J = 1/2 sum_i ||L e_i||^2 + 1/2 sum_i ||L r_i||^2 - Tr(W_e^T W_r), L = diag(sqrt_lambda).
@@ -148,6 +149,7 @@ def ksvd_objective(
         w_r: as ``w_e``.
         sqrt_lambda: square root of the diagonal of Lambda, (h, s).
         form: "mean" or "sum".
+        per_sequence: one J for every sequence, instead of one over all tokens of the batch.
         key_padding_mask: (B, N), True = real token.
     """
     if form not in ("mean", "sum"):
@@ -156,13 +158,15 @@ def ksvd_objective(
         sqrt_lambda = sqrt_lambda.to(torch.promote_types(sqrt_lambda.dtype, torch.float32))
         scale = sqrt_lambda[:, None, :]
         energy = (scores.e * scale).square().sum(-1) + (scores.r * scale).square().sum(-1)  # (B, h, N)
-        num_sequences, num_tokens = energy.size(0), energy.size(0) * energy.size(2)
+        num_tokens = energy.new_full(energy.shape[:1], energy.size(2))
         if key_padding_mask is not None:
             energy = energy.masked_fill(~key_padding_mask[:, None], 0.0)
-            num_tokens = key_padding_mask.sum().clamp_min(1)
-        count = num_tokens if form == "mean" else num_sequences
-        trace = (w_e.to(scale.dtype) * w_r.to(scale.dtype)).sum()  # over the heads too
-        return 0.5 * energy.sum() / (count * energy.size(1)) - trace / energy.size(1)
+            num_tokens = key_padding_mask.sum(dim=1).clamp_min(1).to(energy.dtype)
+        energy = energy.sum(-1).mean(-1)  # over tokens and heads: (B,)
+        trace = (w_e.to(scale.dtype) * w_r.to(scale.dtype)).sum() / w_e.size(0)
+        if per_sequence:
+            return 0.5 * (energy / num_tokens if form == "mean" else energy) - trace
+        return 0.5 * (energy.sum() / num_tokens.sum() if form == "mean" else energy.mean()) - trace
 
 
 def primal_kernel(

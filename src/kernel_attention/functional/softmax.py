@@ -62,8 +62,11 @@ def causal_product(phi_q: Tensor, phi_k: Tensor, v: Tensor, chunk_size: int = 12
     length = phi_q.size(2)
     chunk_size = min(chunk_size, length)
     padding = -length % chunk_size
+    # A pad of zero length keeps the strides of its input, one of unknown length does not: compiled with dynamic N the
+    # two would disagree, but not on contiguous input.
     phi_q, phi_k, v = (
-        torch.nn.functional.pad(x, (0, 0, 0, padding)).unflatten(2, (-1, chunk_size)) for x in (phi_q, phi_k, v)
+        torch.nn.functional.pad(x.contiguous(), (0, 0, 0, padding)).unflatten(2, (-1, chunk_size))
+        for x in (phi_q, phi_k, v)
     )
     inside = (phi_q @ phi_k.mT).tril() @ v
     # The state a chunk starts from: every chunk before it, not itself.

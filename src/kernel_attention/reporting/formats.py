@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 METRIC_NAMES = {"accuracy": "accuracy", "rmse": "RMSE", "r2": "R²", "loss": "loss"}
 MISSING = "–"
@@ -15,7 +15,7 @@ def metric_name(metric: str) -> str:
     return METRIC_NAMES.get(metric, metric)
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[int | float]:
     """Whether ``value`` is a finite number (bool, None, NaN and infinities are not)."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
@@ -37,7 +37,7 @@ def format_number(value: object, digits: int = 4) -> str:
 def format_metric(metric: str, value: object) -> str:
     """A metric's value with its unit: accuracies in per cent, everything else as it is."""
     if metric == "accuracy" and is_number(value):
-        return f"{100 * float(value):.2f} %"  # type: ignore[arg-type]
+        return f"{100 * float(value):.2f} %"
     return format_number(value)
 
 
@@ -46,7 +46,7 @@ def format_spread(metric: str, mean: object, std: object) -> str:
     if not is_number(std):
         return format_metric(metric, mean)
     if metric == "accuracy" and is_number(mean):
-        return f"{100 * float(mean):.2f} ± {100 * float(std):.2f} %"  # type: ignore[arg-type]
+        return f"{100 * float(mean):.2f} ± {100 * float(std):.2f} %"
     return f"{format_metric(metric, mean)} ± {format_number(std, digits=2)}"
 
 
@@ -54,7 +54,7 @@ def format_duration(seconds: object) -> str:
     """Seconds as a person says them: ``8.3 s``, ``4 min 05 s``, ``1 h 02 min``."""
     if not is_number(seconds):
         return MISSING
-    value = float(seconds)  # type: ignore[arg-type]
+    value = float(seconds)
     if value < 60 and round(value, 1) < 60:
         return f"{value:.1f} s"
     whole = round(value)

@@ -51,8 +51,7 @@ section { margin-top: 2.5rem; }
 .result .value { font-size: 2.6rem; font-weight: 650; line-height: 1.15;
   font-variant-numeric: tabular-nums; }
 .result .meaning { flex: 1 1 22rem; }
-.facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(11rem, 1fr)); gap: .75rem 1.5rem;
-  margin: 1.25rem 0 0; }
+.facts { display: flex; flex-wrap: wrap; gap: .75rem 2.5rem; margin: 1.25rem 0 0; }
 .facts dt { color: var(--muted); font-size: .85rem; }
 .facts dd { margin: 0; font-weight: 550; overflow-wrap: anywhere; }
 .notice { border: 1px solid #9a6700; border-left-width: 5px; background: #fff8e6; border-radius: 6px;

@@ -8,7 +8,13 @@ from kernel_attention.reporting import html, plots
 from kernel_attention.reporting.figures import data_uri
 from kernel_attention.reporting.formats import MISSING, format_metric, format_number, format_seeds, sentence
 from kernel_attention.reporting.records import RunRecord
-from kernel_attention.reporting.spectrum_plots import cumulative_share, explained_variance, singular_values
+from kernel_attention.reporting.spectrum_plots import (
+    REACHED,
+    SINGULAR_FLOOR,
+    cumulative_share,
+    explained_variance,
+    singular_values,
+)
 
 Spectra = dict[int, dict[int, list[np.ndarray]]]  # layer -> seed -> singular values of each head
 
@@ -102,15 +108,15 @@ def _spectrum_pictures(layers: Spectra, names: dict[int, str]) -> list[html.Pict
             data_uri(singular_values(layers, names)),
             f"Line chart of the singular values of the kernel, relative to the largest, on a logarithmic "
             f"axis, for {len(layers)} {'layer' if len(layers) == 1 else 'layers'}.",
-            f"Singular values relative to the largest. {lines}",
+            f"Singular values relative to the largest, cut off below {SINGULAR_FLOOR:g}. {lines}",
         ),
         html.Picture(
             data_uri(explained_variance(layers, names)),
             "Line chart of the cumulative explained variance of the same kernels. "
             f"Singular values needed for 90 %: {' '.join(needed)}",
-            "Cumulative explained variance: the share that the first i carry of the squares of all values "
-            "shown above. The dashed line is 90 %. The sooner a curve is flat, the lower the rank that the "
-            "kernel really uses.",
+            "Cumulative explained variance: the share that the first i carry of the squares of all values, "
+            f"drawn until {REACHED:.1%} is reached. The dashed line is 90 %. The sooner a curve is flat, the "
+            "lower the rank that the kernel really uses.",
         ),
     ]
 

@@ -154,7 +154,8 @@ def confusion_matrix(counts: np.ndarray, class_names: Sequence[str]) -> Figure:
 def _one_seed(panels: Sequence[tuple[str, Curves]], selected: int | None) -> tuple[Figure, list[Axes]]:
     figure = Figure(figsize=(5.2, 3.3))
     axis = figure.subplots()
-    for color, (name, curves) in zip(PALETTE, panels, strict=False):
+    for name, curves in panels:
+        color = PALETTE[0] if name == "training" else PALETTE[1]
         for curve in curves.values():
             axis.plot(*curve, color=color, label=name, **markers(curve[0]))
     if selected is not None:

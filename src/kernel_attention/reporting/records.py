@@ -23,9 +23,9 @@ from kernel_attention.reporting.formats import is_number, sentence
 Curve = tuple[np.ndarray, np.ndarray]
 
 PROTOCOL_TEXTS = {
-    "holdout": "The epoch was chosen on a held-out part of the training split; the test split was used once.",
-    "paper": "The epoch was chosen on the test split itself, as the papers' released code does; "
-    "the figure is therefore optimistic.",
+    "holdout": "The epoch is selected on a held-out part of the training split; the test split is used once.",
+    "paper": "The epoch is selected on the test split itself, as in the papers' released code, "
+    "which makes the figure optimistic.",
 }
 
 

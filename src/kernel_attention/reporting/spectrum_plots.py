@@ -25,6 +25,7 @@ from kernel_attention.reporting.figures import (
 Spectra = Mapping[int, Mapping[int, Sequence[np.ndarray]]]  # layer -> seed -> singular values of each head
 
 HEAD_LIMIT = 8  # heads up to which each stands in the legend
+REACHED = 0.999  # the explained variance beyond which its curve is of no interest
 SINGULAR_FLOOR = 1e-8  # below this, float32 singular values are rounding noise
 
 
@@ -42,7 +43,9 @@ def singular_values(layers: Spectra, names: Mapping[int, str] | None = None) -> 
     scaled = _map_spectra(layers, lambda sigma: sigma / sigma[0])
     figure, axes = _spectrum_panels(scaled, names or {})
     lowest = min(float(head[head > 0].min()) for head in _all_heads(scaled))
+    longest = max(int((head >= SINGULAR_FLOOR).sum()) for head in _all_heads(scaled))
     for axis in axes:
+        axis.set_xlim(0.5, max(longest, 5) + 0.5)
         axis.set_yscale("log")
         axis.set_ylim(max(lowest * 0.6, SINGULAR_FLOOR), 1.6)
     axes[0].set_ylabel("singular value σᵢ / σ₁")
@@ -51,10 +54,16 @@ def singular_values(layers: Spectra, names: Mapping[int, str] | None = None) -> 
 
 @report_style()
 def explained_variance(layers: Spectra, names: Mapping[int, str] | None = None) -> Figure:
-    """The cumulative share of the squared singular values; lines and arguments as in ``singular_values``."""
-    figure, axes = _spectrum_panels(_map_spectra(layers, cumulative_share), names or {})
+    """The cumulative share of the squared singular values, up to where all lines pass ``REACHED``.
+
+    Lines and arguments as in ``singular_values``.
+    """
+    shares = _map_spectra(layers, cumulative_share)
+    reached = max(5, *(int(np.searchsorted(head, REACHED)) + 1 for head in _all_heads(shares)))
+    figure, axes = _spectrum_panels(_map_spectra(shares, lambda head: head[:reached]), names or {})
     for axis in axes:
-        axis.set_ylim(top=1.02)
+        axis.set_xlim(0.5, reached + 0.5)
+        axis.set_ylim(0, 1.03)
         axis.axhline(0.9, color=MUTED, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
         axis.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     axes[0].set_ylabel("cumulative explained variance")

@@ -48,11 +48,8 @@ def opening(run: RunRecord) -> str:
 
 def _result(run: RunRecord) -> str:
     metric = run.metric
-    values = [
-        record.evaluation[metric]
-        for record in run.evaluated
-        if record.evaluation and metric in record.evaluation
-    ]
+    found = [(record.evaluation or {}).get(metric) for record in run.evaluated]
+    values = [value for value in found if is_number(value)]
     seeds: Sequence[Any] = [record.seed for record in run.evaluated]
     mean, std = (float(np.mean(values)) if values else None), None
     if run.summary:
@@ -111,9 +108,7 @@ def seeds_section(run: RunRecord) -> html.Section:
     if not run.seeds:
         return html.Section("seeds", "Seeds", html.paragraph("No seed has started."))
     rows = [_seed_row(record, metrics) for record in run.seeds]
-    text = html.table(
-        head, rows, f"Protocol {run.protocol or 'unknown'}; times in wall-clock seconds.", numbers=True
-    )
+    text = html.table(head, rows, f"Protocol {run.protocol or 'unknown'}.", numbers=True)
     return html.Section("seeds", "Seeds", text)
 
 
@@ -141,8 +136,10 @@ def data_section(run: RunRecord) -> html.Section:
         key.replace("_", " "): format_value(value) for key, value in run.data.items() if key not in listed
     }
     if run.class_names:
-        values["classes"] = f"{len(run.class_names)}: {', '.join(run.class_names)}"
+        values["classes"] = str(len(run.class_names))
     body = html.key_values(values)
+    if run.class_names:
+        body += html.folded("Names of the classes", html.paragraph(", ".join(run.class_names)))
     mean, std = run.data.get("mean"), run.data.get("std")
     if isinstance(mean, list) and isinstance(std, list):
         rows = [

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import random
+import signal
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import lightning as L
+import numpy as np
 import torch
 from lightning.pytorch.callbacks import Callback, Checkpoint, RichProgressBar
 
@@ -57,11 +60,13 @@ def fit(
     """
     if task.recipe.threads:
         torch.set_num_threads(task.recipe.threads)
-    with _quiet_lightning():
+    with _quiet_lightning(), torch.enable_grad():  # Lightning would leave gradients switched on
         trainer = make_trainer(task, callbacks or [], progress)
+        handler = signal.getsignal(signal.SIGINT)
         try:
             trainer.fit(task, train_batches, val_batches, ckpt_path=checkpoint)
         except SystemExit:  # Lightning's answer to KeyboardInterrupt
+            signal.signal(signal.SIGINT, handler)  # Lightning leaves Ctrl-C switched off: a notebook lives on
             raise Interrupted from None
 
 
@@ -77,3 +82,28 @@ def _quiet_lightning() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
+
+
+def training_device(accelerator: str) -> torch.device:
+    """Where Lightning trains under this accelerator."""
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return torch.device("cpu") if accelerator == "cpu" or found is None else found
+
+
+@contextlib.contextmanager
+def private_generators(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed the generators that training on ``device`` draws from; give the caller's states back at the end."""
+    python, numpy = random.getstate(), np.random.get_state()
+    on_cpu = device.type == "cpu"
+    devices = [] if on_cpu else list(range(torch.accelerator.device_count()))
+    # On a CPU, torch.manual_seed would seed the GPUs too, whose states are not kept.
+    seed_torch = torch.default_generator.manual_seed if on_cpu else torch.manual_seed
+    try:
+        with torch.random.fork_rng(devices, device_type="cuda" if on_cpu else device.type):
+            seed_torch(seed)
+            np.random.seed(seed)
+            random.seed(seed)
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from kernel_attention.attention import PenalizedAttention, auxiliary_loss
 from kernel_attention.data import Batch
+from kernel_attention.errors import unknown
 from kernel_attention.training.recipe import Recipe
 
 _OPTIMIZERS = {"radam": torch.optim.RAdam, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
@@ -28,6 +29,8 @@ class SequenceTask(L.LightningModule):
 
     def __init__(self, model: nn.Module, recipe: Recipe, is_regression: bool = False) -> None:
         super().__init__()
+        if recipe.optimizer not in _OPTIMIZERS:
+            raise unknown("optimizer", recipe.optimizer, _OPTIMIZERS)
         self.model = model
         self.recipe = recipe
         self.is_regression = is_regression
@@ -42,7 +45,7 @@ class SequenceTask(L.LightningModule):
         loss = self._log_step("train", batch)
         for name, layer in self.objectives.items():
             if layer.objective is not None:
-                self.log(name, layer.objective.detach(), on_step=False, on_epoch=True, batch_size=len(batch.x))
+                self.log(name, layer.objective.detach().mean(), on_step=False, on_epoch=True, batch_size=len(batch.x))
         return loss + auxiliary_loss(self.model, self.recipe.auxiliary_reduction)
 
     def validation_step(self, batch: Batch) -> None:

@@ -1,0 +1,307 @@
+"""Classifier and regressor of sequences, as scikit-learn and aeon do it. Needs the extra ``train``.
+
+Legend of shapes: n cases, c channels, n_i time steps of case i, k classes.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from numbers import Integral
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import lightning as L
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, is_regressor
+from sklearn.utils import check_array, check_consistent_length, check_random_state, column_or_1d
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
+
+from kernel_attention.attention import AttentionSpec, layer_specs
+from kernel_attention.attention.base import require_positive
+from kernel_attention.data import SequenceSplit, Standardizer, as_sequences, make_loader, stratified_split
+from kernel_attention.errors import InputError
+from kernel_attention.models import SequenceClassifier
+from kernel_attention.training import Interrupted, Recipe, RunRecorder, SequenceTask, fit, predict_outputs
+from kernel_attention.training.fit import private_generators, training_device
+
+
+class _AttentionEstimator(BaseEstimator):
+    """Parameters, training and raw outputs, which classification and regression share."""
+
+    max_len_: int
+    model_: SequenceClassifier
+
+    def __init__(
+        self,
+        attention: AttentionSpec | list[AttentionSpec] = "primal",
+        attention_options: Mapping[str, Any] | None = None,
+        *,
+        embed_dim: int = 64,
+        num_heads: int = 4,
+        num_layers: int = 2,
+        feedforward_dim: int = 128,
+        dropout: float = 0.1,
+        positions: Literal["learnt", "fixed"] = "learnt",
+        pooling: Literal["flatten", "mean"] = "flatten",
+        max_len: int | None = None,
+        epochs: int = 100,
+        batch_size: int = 16,
+        optimizer: Literal["radam", "adam", "adamw"] = "radam",
+        learning_rate: float = 1e-3,
+        gradient_clip: float = 4.0,
+        validation_fraction: float | None = None,
+        missing: Literal["error", "interpolate"] = "error",
+        random_state: int | np.random.RandomState | None = None,
+        accelerator: str = "auto",
+        verbose: bool = False,
+    ) -> None:
+        self.attention = attention
+        self.attention_options = attention_options
+        self.embed_dim = embed_dim
+        self.num_heads = num_heads
+        self.num_layers = num_layers
+        self.feedforward_dim = feedforward_dim
+        self.dropout = dropout
+        self.positions = positions
+        self.pooling = pooling
+        self.max_len = max_len
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.optimizer = optimizer
+        self.learning_rate = learning_rate
+        self.gradient_clip = gradient_clip
+        self.validation_fraction = validation_fraction
+        self.missing = missing
+        self.random_state = random_state
+        self.accelerator = accelerator
+        self.verbose = verbose
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.three_d_array = True
+        tags.input_tags.allow_nan = self.missing == "interpolate"
+        return tags
+
+    def _train(self, split: SequenceSplit, num_outputs: int) -> None:
+        """Fit ``model_`` and everything that belongs to it; nothing is set unless training succeeds."""
+        seed = _seed(self.random_state)
+        recipe = self._recipe(seed)
+        max_len = self._longest(split.sequences)
+        num_features = split.sequences[0].shape[1]
+        task = "regression" if is_regressor(self) else "classification"
+        kept, held_out = split, None
+        if self.validation_fraction is not None:
+            kept, held_out = stratified_split(split, self.validation_fraction, seed, task)
+        scale = Standardizer.fit(kept.sequences)
+        recorder = _MemoryRecorder(None if held_out is None else float(np.var(held_out.targets)))
+        with private_generators(seed, training_device(self.accelerator)):
+            model = SequenceClassifier(num_features, num_outputs, max_len, **recipe.encoder_options())
+            model.encoder.set_scale(torch.from_numpy(scale.mean), torch.from_numpy(scale.std))
+            try:
+                fit(
+                    SequenceTask(model, recipe, is_regression=task == "regression"),
+                    make_loader(kept, self.batch_size, shuffle=True, seed=seed),
+                    None if held_out is None else make_loader(held_out, self.batch_size),
+                    callbacks=[recorder],
+                    progress=bool(self.verbose),
+                )
+            except Interrupted:  # an Exception: a grid search would take Ctrl-C for one failed fit and go on
+                raise KeyboardInterrupt from None
+        if recorder.weights is not None:
+            model.load_state_dict(recorder.weights)
+        model.zero_grad(set_to_none=True)
+        self.model_ = model.cpu().eval()
+        self.max_len_ = max_len
+        self.n_features_in_ = num_features
+        self.history_ = recorder.rows
+        self.best_epoch_ = recorder.best_epoch or len(recorder.rows)
+
+    def _recipe(self, seed: int) -> Recipe:
+        """The parameters as the trainer takes them; this also checks them."""
+        shared = (
+            "embed_dim", "num_heads", "num_layers", "feedforward_dim", "dropout", "positions", "pooling",
+            "epochs", "batch_size", "optimizer", "learning_rate", "gradient_clip", "accelerator",
+        )  # fmt: skip
+        options = {name: getattr(self, name) for name in shared}
+        if self.validation_fraction is not None:
+            options["validation_fraction"] = self.validation_fraction
+        return Recipe(dataset="array", attention=self._attention(), seeds=[seed], **options)
+
+    def _attention(self) -> Any:
+        """``attention`` with ``attention_options`` merged in."""
+        if not self.attention_options:
+            return self.attention
+        if not isinstance(self.attention_options, Mapping):
+            raise InputError(f"attention_options={self.attention_options!r} must be a dict or None")
+        if isinstance(self.attention, list):
+            raise InputError(
+                f"attention_options={self.attention_options!r} cannot serve attention={self.attention!r}: "
+                "in a list, give each layer its options as {name: options}"
+            )
+        ((name, options),) = layer_specs(self.attention, 1)
+        return {name: {**options, **self.attention_options}}
+
+    def _longest(self, sequences: Sequence[np.ndarray]) -> int:
+        longest = max(len(sequence) for sequence in sequences)
+        if self.max_len is None:
+            return longest
+        require_positive(max_len=self.max_len)
+        if self.max_len < longest:
+            raise InputError(f"max_len={self.max_len} must be at least {longest}, the longest sequence of X")
+        return self.max_len
+
+    def _outputs(self, X: Any) -> Tensor:
+        """Raw outputs of the model for every case of X, (n, outputs) float32."""
+        check_is_fitted(self)
+        sequences = as_sequences(X, self.missing)
+        channels = sequences[0].shape[1]
+        if channels != self.n_features_in_:
+            raise InputError(f"X has {channels} channels, expected {self.n_features_in_} as in fit")
+        for case, sequence in enumerate(sequences):
+            if len(sequence) > self.max_len_:
+                raise InputError(
+                    f"case {case} of X has {len(sequence)} steps, more than max_len={self.max_len_}, for which "
+                    f"positions and head were made; fit with max_len={len(sequence)} or more to leave room"
+                )
+        # The model rests on the CPU, so that an estimator pickled on a GPU machine opens on any other.
+        try:
+            model = self.model_.to(training_device(self.accelerator))
+            return predict_outputs(model, sequences, self.batch_size)
+        finally:
+            self.model_.cpu()
+
+
+class AttentionClassifier(ClassifierMixin, _AttentionEstimator):
+    """Classifier of sequences: an encoder with the attention mechanism of your choice.
+
+    ``X`` is an array (n, c, time), an array (n, time) of one channel, or a list of arrays (c, n_i) of any
+    lengths. ``y`` holds n labels of any type. The model standardises channels by the training data. Fitting
+    leaves the global random generators as they were.
+
+    Sequences longer than ``max_len_`` cannot be predicted. Where lengths differ, set ``max_len``: a fold of a
+    cross-validation may hold a sequence longer than all that its model was fitted on.
+
+    Args:
+        attention: a mechanism's name, ``{name: options}``, ``(name, options)``, or a list with one per layer.
+        attention_options: merged over the options in ``attention`` (not where that is a list). A grid search
+            takes ``{"attention_options": [{"rank": 10}, {"rank": 20}]}``.
+        embed_dim: model width d.
+        num_heads: attention heads; divides ``embed_dim``.
+        num_layers: encoder layers.
+        feedforward_dim: hidden width of the feed-forward networks.
+        dropout: dropout probability.
+        positions: "learnt" or "fixed" (sinusoidal).
+        pooling: "flatten" all positions, or take their "mean".
+        max_len: longest sequence that the model accepts; None: the longest one it is fitted on.
+        epochs: passes over the training data.
+        batch_size: sequences per step, in prediction too.
+        optimizer: "radam", "adam" or "adamw".
+        learning_rate: constant.
+        gradient_clip: largest norm of the gradient; 0 switches clipping off.
+        validation_fraction: None trains on all cases and keeps the last epoch. A fraction of the cases,
+            stratified, is held out of training, and the epoch that is best on it is kept.
+        missing: "error" refuses NaN, "interpolate" fills it linearly within its case and channel.
+        random_state: a whole number gives the same model every time, bit for bit on a CPU; None never does.
+        accelerator: Lightning's accelerator: "auto", "cpu", "gpu" or "mps".
+        verbose: show a progress bar.
+
+    Attributes:
+        classes_: the labels, sorted, (k,).
+        n_features_in_: channels c.
+        max_len_: longest sequence that can be predicted.
+        model_: the trained :class:`kernel_attention.models.SequenceClassifier`, on the CPU.
+        history_: a dict for every epoch: ``train_loss``, ``train_accuracy``, ``objective_layer_i``, and
+            ``val_loss`` and ``val_accuracy`` where cases are held out.
+        best_epoch_: the epoch whose weights were kept, counted from 1.
+
+    Raises:
+        InputError: (a ValueError) for parameters or data that are not accepted.
+    """
+
+    classes_: np.ndarray
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Train on X and its labels y, (n,)."""
+        sequences = as_sequences(X, self.missing)
+        y = column_or_1d(y, warn=True)
+        check_consistent_length(sequences, y)
+        check_classification_targets(y)
+        classes, indices = np.unique(y, return_inverse=True)
+        if len(classes) < 2:
+            raise InputError(f"y holds one class, {classes[0]!r}: a classifier needs at least 2 classes")
+        self._train(SequenceSplit(sequences, indices.astype(np.int64)), len(classes))
+        self.classes_ = classes
+        return self
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Probability of every class, (n, k) float64, columns in the order of ``classes_``."""
+        return self._outputs(X).double().softmax(dim=-1).numpy()
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The most probable label of every case, (n,)."""
+        indices = self._outputs(X).argmax(dim=-1).numpy()
+        return self.classes_[indices]
+
+
+class AttentionRegressor(RegressorMixin, _AttentionEstimator):
+    """Regressor of sequences: an encoder with the attention mechanism of your choice.
+
+    Parameters, ``X`` and errors are those of :class:`AttentionClassifier`; ``y`` holds n numbers. The loss is
+    the mean squared error of standardised targets: ``model_`` and ``history_`` (``train_rmse``, ``val_rmse``,
+    ``val_r2``) speak in units of ``target_scale_``, predictions in those of y.
+
+    Attributes:
+        target_mean_: mean of the training targets.
+        target_scale_: their standard deviation; 1 where they are constant.
+        others: those of :class:`AttentionClassifier` without ``classes_``.
+    """
+
+    target_mean_: float
+    target_scale_: float
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Train on X and its targets y, (n,)."""
+        sequences = as_sequences(X, self.missing)
+        y = check_array(column_or_1d(y, warn=True), ensure_2d=False, dtype=np.float64, input_name="y")
+        check_consistent_length(sequences, y)
+        mean, scale = float(y.mean()), float(y.std()) or 1.0
+        self._train(SequenceSplit(sequences, ((y - mean) / scale).astype(np.float32)), 1)
+        self.target_mean_, self.target_scale_ = mean, scale
+        return self
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The value of every case, (n,) float64."""
+        return self._outputs(X).double().squeeze(-1).numpy() * self.target_scale_ + self.target_mean_
+
+
+class _MemoryRecorder(RunRecorder):
+    """A run's figures and its choice of the best epoch, kept in memory instead of a folder."""
+
+    def __init__(self, target_variance: float | None) -> None:
+        super().__init__(Path(), target_variance)
+        self.weights: dict[str, Tensor] | None = None
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Nothing to write."""
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Note the figures; keep the weights if they are the best so far."""
+        row = self._row(trainer)
+        self.rows.append(row)
+        if self._improves(row):
+            self.weights = copy.deepcopy(pl_module.model.state_dict())  # type: ignore[union-attr]
+
+    def on_exception(self, *_: Any) -> None:
+        """Nothing to save."""
+
+
+def _seed(random_state: int | np.random.RandomState | None) -> int:
+    """A whole number is its own seed, as in a recipe; None is fresh entropy and draws from no generator."""
+    if random_state is None:
+        return int(np.random.SeedSequence().generate_state(1)[0])
+    generator = check_random_state(random_state)
+    return int(random_state) if isinstance(random_state, Integral) else int(generator.randint(2**31))
