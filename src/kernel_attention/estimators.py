@@ -164,8 +164,8 @@ class _AttentionEstimator(BaseEstimator):
         for case, sequence in enumerate(sequences):
             if len(sequence) > self.max_len_:
                 raise InputError(
-                    f"case {case} of X has {len(sequence)} steps, more than max_len={self.max_len_}, for which "
-                    f"positions and head were made; fit with max_len={len(sequence)} or more to leave room"
+                    f"case {case} of X has {len(sequence)} steps, more than max_len={self.max_len_}, which sizes "
+                    f"positions and head; fit with max_len={len(sequence)} or more to leave room"
                 )
         # The model rests on the CPU, so that an estimator pickled on a GPU machine opens on any other.
         try:

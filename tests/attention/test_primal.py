@@ -27,6 +27,8 @@ FORMS = {
     "no_bias": {"bias": False},
     "sum": {"objective_form": "sum"},
     "sum_data_independent": {"objective_form": "sum", "data_dependent": False},
+    "square_per_sequence": {"square_per": "sequence"},
+    "sum_square_per_sequence": {"objective_form": "sum", "square_per": "sequence"},
 }
 MASKS = ["none", "right", "left", "holes"]
 
@@ -76,13 +78,14 @@ def test_outputs_objective_and_all_gradients_equal_the_loops(form, mask_kind, is
     downstream = torch.randn(3, TOKENS, EMBED_DIM, dtype=torch.float64)[real]
 
     expected = oracle(layer, x, mask, is_causal)
-    j = expected.mean_objective if layer.objective_form == "mean" else expected.sum_objective
-    expected_gradients = torch.autograd.grad((expected.y[real] * downstream).sum() + 0.3 * j**2, leaves)
+    j = expected.objective(layer.objective_form, layer.square_per)
+    penalty = 0.3 * (j**2).mean()
+    expected_gradients = torch.autograd.grad((expected.y[real] * downstream).sum() + penalty, leaves)
 
     y = layer(x, key_padding_mask=mask, is_causal=is_causal)
     torch.testing.assert_close(y[real], expected.y[real])
     torch.testing.assert_close(layer.objective, j)
-    torch.testing.assert_close(auxiliary_loss(layer), 0.3 * j**2)
+    torch.testing.assert_close(auxiliary_loss(layer), penalty)
     gradients = torch.autograd.grad((y[real] * downstream).sum() + auxiliary_loss(layer), leaves)
     torch.testing.assert_close(gradients, expected_gradients)
 
@@ -262,7 +265,8 @@ def test_an_eta_that_is_no_weight_is_refused(eta):
 
 @pytest.mark.parametrize(
     ("option", "value", "nearest"),
-    [("objective_form", "means", "mean"), ("init", "perhead", "per_head"), ("feature_map", "cos", None)],
+    [("objective_form", "means", "mean"), ("init", "perhead", "per_head"),
+     ("square_per", "sequences", "sequence"), ("feature_map", "cos", None)],
 )
 def test_unknown_choices_offer_the_nearest(option, value, nearest):
     message = f"unknown {option} '{value}'" + (f"; did you mean '{nearest}'" if nearest else "")

@@ -28,7 +28,7 @@ LENGTHS = (11, 7, 2, 5, 1, 10, 3)  # real tokens of each sequence of a padded ba
 class Variant:
     """Options of a mechanism, and what is special about it in the battery.
 
-    ``objective_over``: what the objective is a mean over, "tokens" or "sequences".
+    ``objective_over``: what an objective that is one number is a mean over, "tokens" or "sequences".
     ``exempt``: {name of a contract test: why it does not apply}.
     """
 
@@ -44,6 +44,7 @@ VARIANTS: dict[str, dict[str, Variant]] = {
         "": Variant({**_SMALL, "eta": 0.3}),
         "data_independent": Variant({"rank": 2, "eta": 0.3, "data_dependent": False}),
         "sum": Variant({**_SMALL, "eta": 0.3, "objective_form": "sum"}, objective_over="sequences"),
+        "square_per_sequence": Variant({**_SMALL, "eta": 0.3, "square_per": "sequence"}),
         "eta_0": Variant(_SMALL),
         "long_rank": Variant({"rank": 19, "rank_multiplier": 2, "eta": 0.3}),  # s and M exceed N
         "no_running_means": Variant({**_SMALL, "running_means": False, "eta": 0.3}),
@@ -129,5 +130,5 @@ def right_padding(lengths: tuple[int, ...] = LENGTHS) -> Tensor:
 
 
 def objective(layer: AttentionLayer) -> Tensor | None:
-    """J of the last training forward; None for a layer without one."""
+    """J of the last training forward, a number or (B,); None for a layer without one."""
     return layer.objective if isinstance(layer, PenalizedAttention) else None

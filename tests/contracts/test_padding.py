@@ -59,6 +59,9 @@ def test_a_padded_batch_has_the_mean_objective_of_its_sequences(case):
             for b in range(BATCH):
                 layer(x[b, mask[b]][None], **form)
                 alone.append(objective(layer))
+            if together.dim() == 1:  # every sequence has its own
+                torch.testing.assert_close(together, torch.cat(alone))
+                continue
             weight = mask.sum(1) if case.variant.objective_over == "tokens" else torch.ones(BATCH)
             torch.testing.assert_close(together, (torch.stack(alone) * weight).sum() / weight.sum())
 

@@ -14,13 +14,23 @@ from torch import Tensor
 
 
 class Result(NamedTuple):
-    """y (B, N, d) with zeros at padded tokens; e and r: {(b, h): (n_b, s)}; J in both forms, None without Lambda."""
+    """y (B, N, d) with zeros at padded tokens; e and r: {(b, h): (n_b, s)}; what J is made of.
+
+    ``energy`` (B,) is 1/2 sum_i (e_i^T Lambda e_i + r_i^T Lambda r_i) and ``trace`` Tr(W_e^T W_r), both averaged over heads.
+    """
 
     y: Tensor
     e: dict[tuple[int, int], Tensor]
     r: dict[tuple[int, int], Tensor]
-    mean_objective: Tensor | None
-    sum_objective: Tensor | None
+    energy: Tensor
+    trace: Tensor
+
+    def objective(self, form: str, square_per: str) -> Tensor:
+        """J: of every sequence, (B,), or one for the batch; "sum" over the tokens (paper) or "mean" (released code)."""
+        tokens = torch.tensor([self.e[b, 0].shape[0] for b in range(len(self.energy))])
+        if square_per == "sequence":
+            return (self.energy / tokens if form == "mean" else self.energy) - self.trace
+        return (self.energy.sum() / tokens.sum() if form == "mean" else self.energy.mean()) - self.trace
 
 
 def primal_attention(
@@ -52,7 +62,7 @@ def primal_attention(
             ]
             rows[i] = _linear(weights, "out_proj", torch.cat(heads))
         y.append(torch.stack(rows))
-    return Result(torch.stack(y), e, r, *_objectives(e, r, weights, batch, num_heads))
+    return Result(torch.stack(y), e, r, *_objective_parts(e, r, weights, batch, num_heads))
 
 
 def _head(tokens, weights, h, p, num_rows, max_len, is_causal, running_means, cosine):
@@ -79,18 +89,15 @@ def _head(tokens, weights, h, p, num_rows, max_len, is_causal, running_means, co
     return (torch.stack(e), torch.stack(r)) if tokens else (empty, empty)
 
 
-def _objectives(e, r, weights, batch, num_heads):
-    """J averaged over the tokens, and the paper's sum over them averaged over sequences; both averaged over heads."""
-    if "sqrt_lambda" not in weights:
-        return None, None
-    energy, trace, num_tokens = 0.0, 0.0, sum(e[b, 0].shape[0] for b in range(batch))
+def _objective_parts(e, r, weights, batch, num_heads):
+    energy, trace = [torch.zeros((), dtype=weights["w_e"].dtype)] * batch, 0.0
     for h in range(num_heads):
         trace = trace + torch.trace(weights["w_e"][h].T @ weights["w_r"][h]) / num_heads
         big_lambda = torch.diag(weights["sqrt_lambda"][h] ** 2)
         for b in range(batch):
             for e_i, r_i in zip(e[b, h], r[b, h], strict=True):
-                energy = energy + (e_i @ big_lambda @ e_i + r_i @ big_lambda @ r_i) / (2 * num_heads)
-    return energy / num_tokens - trace, energy / batch - trace
+                energy[b] = energy[b] + (e_i @ big_lambda @ e_i + r_i @ big_lambda @ r_i) / (2 * num_heads)
+    return torch.stack(energy), trace
 
 
 def spaced(count: int, length: int) -> list[int]:

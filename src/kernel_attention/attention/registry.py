@@ -86,10 +86,14 @@ def create_attention(name: str, embed_dim: int, num_heads: int, **options: Any) 
         InputError: for an unknown name, an option the mechanism does not have, or a value it does not accept.
     """
     mechanism = get_mechanism(name)
+    _check_options(mechanism, options)
+    return mechanism.layer(embed_dim, num_heads, **{**mechanism.preset, **options})
+
+
+def _check_options(mechanism: Mechanism, options: Mapping[str, Any]) -> None:
     for option in options:
         if option not in mechanism.options:
-            raise unknown(f"option of attention {name!r}", option, mechanism.options)
-    return mechanism.layer(embed_dim, num_heads, **{**mechanism.preset, **options})
+            raise unknown(f"option of attention {mechanism.name!r}", option, mechanism.options)
 
 
 def layer_specs(
@@ -117,5 +121,5 @@ def _spec(entry: Any) -> tuple[str, dict[str, Any]]:
     options = {} if options is None else options
     if not isinstance(name, str) or not isinstance(options, Mapping):
         raise InputError(f"attention={entry!r} must be a name, {{name: options}} or (name, options)")
-    get_mechanism(name)
+    _check_options(get_mechanism(name), options)  # here too: create_attention could not take a size twice
     return name, dict(options)

@@ -161,12 +161,12 @@ def ksvd_objective(
         num_tokens = energy.new_full(energy.shape[:1], energy.size(2))
         if key_padding_mask is not None:
             energy = energy.masked_fill(~key_padding_mask[:, None], 0.0)
-            num_tokens = key_padding_mask.sum(dim=1).clamp_min(1).to(energy.dtype)
+            num_tokens = key_padding_mask.sum(dim=1).to(energy.dtype)
         energy = energy.sum(-1).mean(-1)  # over tokens and heads: (B,)
         trace = (w_e.to(scale.dtype) * w_r.to(scale.dtype)).sum() / w_e.size(0)
         if per_sequence:
-            return 0.5 * (energy / num_tokens if form == "mean" else energy) - trace
-        return 0.5 * (energy.sum() / num_tokens.sum() if form == "mean" else energy.mean()) - trace
+            return 0.5 * (energy / num_tokens.clamp_min(1) if form == "mean" else energy) - trace
+        return 0.5 * (energy.sum() / num_tokens.sum().clamp_min(1) if form == "mean" else energy.mean()) - trace
 
 
 def primal_kernel(

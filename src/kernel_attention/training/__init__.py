@@ -1,11 +1,18 @@
 """Recipes, the run, and what it leaves behind. Needs the extras ``train`` and ``timeseries``."""
 
-from kernel_attention.training.evaluation import evaluate_split, predict_outputs
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from kernel_attention.training.fit import Interrupted, fit
-from kernel_attention.training.module import SequenceTask
 from kernel_attention.training.recipe import PROTOCOLS, Recipe, list_recipes, read_recipe
-from kernel_attention.training.recorder import RunRecorder
-from kernel_attention.training.run import train
+
+if TYPE_CHECKING:
+    from kernel_attention.training.evaluation import evaluate_split, predict_outputs
+    from kernel_attention.training.module import SequenceTask
+    from kernel_attention.training.recorder import RunRecorder
+    from kernel_attention.training.run import train
 
 __all__ = [
     "PROTOCOLS",
@@ -20,3 +27,18 @@ __all__ = [
     "read_recipe",
     "train",
 ]
+
+# Lightning and scikit-learn take seconds to import, which a command that only reads recipes should not wait for.
+_HOMES = {
+    "RunRecorder": "recorder",
+    "SequenceTask": "module",
+    "evaluate_split": "evaluation",
+    "predict_outputs": "evaluation",
+    "train": "run",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"kernel_attention.training.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -80,8 +80,10 @@ def labelled_split(path: Path, facts: dict[str, Any], missing: str) -> SequenceS
     sequences, labels = read_sequences(path, missing=missing)
     if labels is None:
         raise InputError(f"{path}: has no labels to evaluate against")
-    check_sequences(sequences, facts)
+    check_sequences(sequences, facts, str(path))
     if facts["task"] == "regression":
+        if not np.issubdtype(labels.dtype, np.number) or not np.isfinite(labels).all():
+            raise InputError(f"{path}: the model predicts values, but the labels are not finite numbers")
         return SequenceSplit(sequences, np.asarray(labels, dtype=np.float32))
     names = list(facts["class_names"])
     unseen = sorted({str(label) for label in labels} - set(names))
@@ -94,7 +96,6 @@ def predict_rows(
     model: SequenceClassifier, sequences: Sequence[np.ndarray], facts: dict[str, Any], precision: str
 ) -> list[dict[str, Any]]:
     """One record a sequence: the value, or the class and the probability of every class."""
-    check_sequences(sequences, facts)
     outputs = predict_outputs(model, sequences, precision=precision)
     if facts["task"] == "regression":
         return [{"case": case, "prediction": value} for case, value in enumerate(outputs.squeeze(-1).tolist())]
@@ -106,10 +107,15 @@ def predict_rows(
     ]
 
 
-def check_sequences(sequences: Sequence[np.ndarray], facts: dict[str, Any]) -> None:
+def check_sequences(sequences: Sequence[np.ndarray], facts: dict[str, Any], where: str) -> None:
     """InputError where sequences do not fit a model trained on data with these facts."""
     for case, sequence in enumerate(sequences):
         if sequence.shape[1] != facts["num_features"]:
-            raise InputError(f"case {case} has {sequence.shape[1]} channels, the model {facts['num_features']}")
+            raise InputError(
+                f"{where}: case {case} has {sequence.shape[1]} channels, the model takes {facts['num_features']}"
+            )
         if len(sequence) > facts["max_len"]:
-            raise InputError(f"case {case} has {len(sequence)} steps, more than the model's max_len={facts['max_len']}")
+            raise InputError(
+                f"{where}: case {case} has {len(sequence)} steps, the model takes at most {facts['max_len']} "
+                "(the longest sequence of its data set)"
+            )

@@ -6,17 +6,13 @@ import csv
 import io
 import json
 import os
-import pickle
-import tempfile
-import zipfile
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import IO, Any
 
 import safetensors.torch
-import torch
 import yaml
-from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 from torch import Tensor
 
 from kernel_attention.errors import InputError
@@ -24,16 +20,28 @@ from kernel_attention.errors import InputError
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     """Call ``write`` on a temporary file beside ``path``, flush it to disk, rename it to ``path``."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with temporary.open("wb") as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
+
+
+def is_unfinished(path: Path) -> bool:
+    """Whether this is what a write leaves that was killed."""
+    return re.fullmatch(r"\..+\.\d+\.tmp", path.name) is not None
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Delete what killed writes left in a folder and in those inside it."""
+    for path in folder.rglob(".*.tmp"):
+        if is_unfinished(path):
+            path.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -46,14 +54,19 @@ def write_yaml(path: Path, value: dict[str, Any]) -> None:
     write_atomically(path, lambda file: file.write(yaml.safe_dump(value, sort_keys=False).encode()))
 
 
-def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
+def csv_text(rows: list[dict[str, Any]]) -> str:
     """One line a row; a column for every key that occurs, in order of first appearance."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, columns, restval="")
     writer.writeheader()
     writer.writerows(rows)
-    write_atomically(path, lambda file: file.write(text.getvalue().encode()))
+    return text.getvalue()
+
+
+def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
+    """See :func:`csv_text`."""
+    write_atomically(path, lambda file: file.write(csv_text(rows).encode()))
 
 
 def write_weights(path: Path, weights: dict[str, Tensor]) -> None:
@@ -78,23 +91,28 @@ def read_json(path: Path) -> Any:
         raise InputError(f"{path}: not readable as JSON ({error})") from None
 
 
-class AtomicCheckpointIO(CheckpointIO):
-    """Trainer state by atomic rename, read back without executing anything from the file."""
+def read_yaml(path: Path) -> Any:
+    """Plain values only; InputError where the file is unreadable, no YAML, or says a key twice."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            return yaml.load(file, _Loader)  # a SafeLoader: it makes no objects
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise InputError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from None
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
-        """See :class:`CheckpointIO`."""
-        write_atomically(Path(path), lambda file: torch.save(checkpoint, file))
 
-    def load_checkpoint(
-        self, path: Any, map_location: Any | None = None, weights_only: bool | None = True
-    ) -> dict[str, Any]:
-        """Always with ``weights_only=True``; InputError where the file is truncated or is no checkpoint."""
-        try:
-            return torch.load(path, map_location=map_location or "cpu", weights_only=True)
-        except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise InputError(f"checkpoint {path}: truncated or not a checkpoint ({reason})") from None
+class _Loader(yaml.SafeLoader):
+    """Reads 1e-3 as the number it is in YAML 1.2, and refuses a key that stands twice."""
 
-    def remove_checkpoint(self, path: Any) -> None:
-        """See :class:`CheckpointIO`."""
-        Path(path).unlink(missing_ok=True)
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        twice = next((key for key in keys if keys.count(key) > 1), None)
+        if twice is not None:
+            raise yaml.constructor.ConstructorError(None, None, f"key {twice!r} stands twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+"), list("-+.0123456789")
+)

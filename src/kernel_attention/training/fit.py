@@ -9,39 +9,66 @@ import signal
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import lightning as L
 import numpy as np
 import torch
-from lightning.pytorch.callbacks import Callback, Checkpoint, RichProgressBar
 
-from kernel_attention.training.files import AtomicCheckpointIO
-from kernel_attention.training.module import SequenceTask
+from kernel_attention.errors import InputError
+
+if TYPE_CHECKING:  # Lightning takes seconds, which a command that trains nothing should not wait for
+    import lightning as L
+    from lightning.pytorch.callbacks import Callback
+
+    from kernel_attention.training.module import SequenceTask
+    from kernel_attention.training.recipe import Recipe
 
 
-class Interrupted(Exception):
-    """Ctrl-C during training."""
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C (or a polite request to end, SIGTERM) during training.
+
+    A KeyboardInterrupt, so that nobody who goes on after an Exception goes on after it.
+    """
 
 
-def make_trainer(task: SequenceTask, callbacks: list[Callback], progress: bool) -> L.Trainer:
-    """The trainer of a recipe."""
-    recipe = task.recipe
-    return L.Trainer(
-        accelerator=recipe.accelerator,
-        devices=1,
-        precision=recipe.precision,  # type: ignore[arg-type]
-        max_epochs=recipe.epochs,
-        gradient_clip_val=recipe.gradient_clip or None,
-        check_val_every_n_epoch=recipe.evaluate_every,
-        num_sanity_val_steps=0,
-        logger=False,
-        enable_checkpointing=any(isinstance(callback, Checkpoint) for callback in callbacks),
-        enable_model_summary=False,
-        enable_progress_bar=progress,
-        callbacks=[*callbacks, *([RichProgressBar()] if progress else [])],
-        plugins=[AtomicCheckpointIO()],
-    )
+def make_trainer(recipe: Recipe, callbacks: list[Callback], progress: bool) -> L.Trainer:
+    """The trainer of a recipe.
+
+    Raises:
+        InputError: for an accelerator or a precision that this machine does not have.
+    """
+    import lightning as L
+    from lightning.pytorch.callbacks import Checkpoint, RichProgressBar
+    from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+    from kernel_attention.training.checkpoint import AtomicCheckpointIO
+
+    try:
+        return L.Trainer(
+            accelerator=recipe.accelerator,
+            devices=1,
+            precision=recipe.precision,
+            max_epochs=recipe.epochs,
+            gradient_clip_val=recipe.gradient_clip or None,
+            check_val_every_n_epoch=recipe.evaluate_every,
+            num_sanity_val_steps=0,
+            logger=False,
+            enable_checkpointing=any(isinstance(callback, Checkpoint) for callback in callbacks),
+            enable_model_summary=False,
+            enable_progress_bar=progress,
+            callbacks=[*callbacks, *([RichProgressBar()] if progress else [])],
+            plugins=[AtomicCheckpointIO()],
+        )
+    except (MisconfigurationException, ValueError) as error:
+        raise InputError(
+            f"accelerator={recipe.accelerator!r} with precision={recipe.precision!r}: {error}"
+        ) from None
+
+
+def check_trainer(recipe: Recipe) -> None:
+    """InputError where this machine cannot train the recipe."""
+    with _quiet_lightning():
+        make_trainer(recipe, [], progress=False)
 
 
 def fit(
@@ -61,7 +88,7 @@ def fit(
     if task.recipe.threads:
         torch.set_num_threads(task.recipe.threads)
     with _quiet_lightning(), torch.enable_grad():  # Lightning would leave gradients switched on
-        trainer = make_trainer(task, callbacks or [], progress)
+        trainer = make_trainer(task.recipe, callbacks or [], progress)
         handler = signal.getsignal(signal.SIGINT)
         try:
             trainer.fit(task, train_batches, val_batches, ckpt_path=checkpoint)
@@ -92,7 +119,7 @@ def training_device(accelerator: str) -> torch.device:
 
 @contextlib.contextmanager
 def private_generators(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed the generators that training on ``device`` draws from; give the caller's states back at the end."""
+    """Seed the generators that training on ``device`` draws from; give the caller's states back after."""
     python, numpy = random.getstate(), np.random.get_state()
     on_cpu = device.type == "cpu"
     devices = [] if on_cpu else list(range(torch.accelerator.device_count()))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import lightning as L
 import torch
 from torch import Tensor, nn
@@ -9,10 +12,12 @@ from torch.nn import functional as F
 
 from kernel_attention.attention import PenalizedAttention, auxiliary_loss
 from kernel_attention.data import Batch
-from kernel_attention.errors import unknown
+from kernel_attention.errors import InputError, unknown
 from kernel_attention.training.recipe import Recipe
 
 _OPTIMIZERS = {"radam": torch.optim.RAdam, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+
+_CHANGEABLE = ("epochs", "seeds", "threads", "accelerator")  # keys a run may be resumed with other values of
 
 
 class SequenceTask(L.LightningModule):
@@ -70,3 +75,16 @@ class SequenceTask(L.LightningModule):
         """The recipe's optimizer with a constant learning rate."""
         optimizer = _OPTIMIZERS[self.recipe.optimizer]
         return optimizer(self.parameters(), lr=self.recipe.learning_rate, weight_decay=self.recipe.weight_decay)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["recipe"] = dataclasses.asdict(self.recipe)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Refuse the state of another recipe, which would not continue to the result of either."""
+        for key, value in checkpoint.get("recipe", {}).items():
+            current = getattr(self.recipe, key, None)
+            if key not in _CHANGEABLE and current != value:
+                raise InputError(
+                    f"the checkpoint was written with {key}={value!r}, the run's config.yaml says {current!r}: "
+                    "undo the change, or start a new run with it"
+                )

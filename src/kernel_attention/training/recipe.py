@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.resources
+import math
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, Literal
-
-import yaml
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from kernel_attention.attention import layer_specs
 from kernel_attention.errors import InputError, unknown
+from kernel_attention.training.files import read_yaml
 
 Protocol = Literal["holdout", "paper"]
 
@@ -48,9 +50,12 @@ class Recipe:
         evaluate_every: epochs between evaluations.
         seeds: one run each; the same seeds give the same figures.
         missing: what to do with missing values: auto, interpolate or error.
-        precision: Lightning's precision, 32-true or bf16-mixed for example.
-        accelerator: Lightning's accelerator.
+        precision: 32-true, or a mixed precision.
+        accelerator: Lightning's accelerator: auto, cpu, gpu or mps.
         threads: CPU threads of PyTorch; 0 leaves its choice.
+
+    Raises:
+        InputError: for a value of the wrong type or out of its range.
     """
 
     dataset: str
@@ -75,11 +80,14 @@ class Recipe:
     evaluate_every: int = 1
     seeds: list[int] = field(default_factory=lambda: [0])
     missing: Literal["auto", "interpolate", "error"] = "auto"
-    precision: str = "32-true"
+    precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
     accelerator: str = "auto"
     threads: int = 0
 
     def __post_init__(self) -> None:
+        for name in recipe_fields():
+            # YAML's 1 for 1.0 and NumPy's numbers become the types that are written to config.yaml.
+            object.__setattr__(self, name, typed(name, getattr(self, name)))
         for name in ("epochs", "batch_size", "evaluate_every", "num_layers"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name}={getattr(self, name)} must be at least 1")
@@ -88,15 +96,17 @@ class Recipe:
                 raise InputError(f"{name}={getattr(self, name)} must be at least 0")
         if not self.learning_rate > 0:
             raise InputError(f"learning_rate={self.learning_rate} must be positive")
-        if self.protocol not in PROTOCOLS:
-            raise unknown("protocol", self.protocol, PROTOCOLS)
         if not 0.0 < self.validation_fraction < 1.0:
             raise InputError(f"validation_fraction={self.validation_fraction} must lie between 0 and 1")
         if self.epochs < self.evaluate_every:
-            raise InputError(f"evaluate_every={self.evaluate_every} exceeds epochs={self.epochs}: nothing would be selected")
-        if not self.seeds or len(set(self.seeds)) < len(self.seeds) or min(self.seeds) < 0:
-            raise InputError(f"seeds={self.seeds} must be one or more different whole numbers of at least 0")
+            raise InputError(
+                f"evaluate_every={self.evaluate_every} exceeds epochs={self.epochs}: nothing would be selected"
+            )
+        in_range = all(0 <= seed <= _MAX_SEED for seed in self.seeds)
+        if not self.seeds or len(set(self.seeds)) < len(self.seeds) or not in_range:
+            raise InputError(f"seeds={self.seeds} must be one or more different whole numbers, 0 to {_MAX_SEED}")
         layer_specs(self.attention, self.num_layers)
+        object.__setattr__(self, "attention", _plain_attention(self.attention))
 
     def attention_name(self) -> str:
         """The mechanism in a few words: ``primal``, or ``softmax+primal`` where layers differ."""
@@ -135,15 +145,68 @@ def read_recipe(name: str) -> tuple[str, dict[str, Any]]:
     path = shipped.get(name, Path(name))
     if not path.is_file():
         raise unknown("recipe", name, shipped)
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"recipe {path}: not valid YAML: {' '.join(str(error).split())}") from None
+    return path.stem, read_keys(path)
+
+
+def read_keys(path: Path) -> dict[str, Any]:
+    """The keys of a recipe's file, all of them known; :class:`Recipe` checks their values."""
+    values = read_yaml(path)
     if not isinstance(values, dict):
-        raise InputError(f"recipe {path}: expected key: value lines, found {type(values).__name__}")
+        raise InputError(f"{path}: expected lines of the form key: value, found {type(values).__name__}")
     for key in values:
         if key not in recipe_fields():
-            raise unknown(f"key of recipe {path}", key, recipe_fields())
-    return path.stem, values
+            raise unknown(f"key of {path}", key, recipe_fields())
+    return values
 
 
+def typed(name: str, value: Any, label: str | None = None) -> Any:
+    """``value`` in the type of the recipe's key ``name``; InputError where it is of another type.
+
+    Args:
+        name: a key of the recipe.
+        value: what was given for it.
+        label: what the message calls the two, by default ``name=value``.
+    """
+    kind = _field_types()[name]
+    if not _is_of(kind, value):
+        accepted = f"one of {', '.join(get_args(kind))}" if get_origin(kind) is Literal else _WORDS[kind]
+        raise InputError(f"{label or f'{name}={value!r}'} must be {accepted}")
+    if kind is int or kind is float:
+        return kind(value)
+    return [int(item) for item in value] if get_origin(kind) is list else value
+
+
+def _plain_attention(spec: Any) -> Any:
+    """A pair (name, options) as ``{name: options}``: YAML has no tuples and would give back a list of layers."""
+    if isinstance(spec, list):
+        return [_plain_attention(entry) for entry in spec]
+    return {spec[0]: dict(spec[1])} if isinstance(spec, tuple) else spec
+
+
+_MAX_SEED = 2**32 - 1  # NumPy's generators take no larger one
+_WORDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a finite number",
+    str: "a name",
+    list[int]: "whole numbers, such as [0, 1, 2]",
+}
+
+
+@functools.cache
+def _field_types() -> dict[str, Any]:
+    return get_type_hints(Recipe)
+
+
+def _is_of(kind: Any, value: Any) -> bool:
+    if kind is Any:
+        return True
+    if get_origin(kind) is Literal:
+        return isinstance(value, str) and value in get_args(kind)
+    if get_origin(kind) is list:
+        return isinstance(value, list | tuple) and all(_is_of(int, item) for item in value)
+    if isinstance(value, bool):  # Python counts them among the integers
+        return kind is bool
+    if kind is float:
+        return isinstance(value, Real) and math.isfinite(value)
+    return isinstance(value, Integral if kind is int else kind)

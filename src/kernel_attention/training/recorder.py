@@ -79,7 +79,8 @@ class RunRecorder(Checkpoint):
             "rows": self.rows,
             "best_epoch": self.best_epoch,
             "best": self.best,
-            "generators": _get_generators(),
+            # Those of a loaded checkpoint stand until the epoch starts that takes them over.
+            "generators": self._generators or _get_generators(),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import math
 import os
 import platform
 import statistics
@@ -28,8 +30,15 @@ from kernel_attention.errors import InputError
 from kernel_attention.models import SequenceClassifier
 from kernel_attention.reporting import write_report
 from kernel_attention.training.evaluation import evaluate_split, kernel_spectra
-from kernel_attention.training.files import read_json, read_weights, write_json, write_yaml
-from kernel_attention.training.fit import fit
+from kernel_attention.training.files import (
+    is_unfinished,
+    read_json,
+    read_weights,
+    remove_unfinished,
+    write_json,
+    write_yaml,
+)
+from kernel_attention.training.fit import check_trainer, fit
 from kernel_attention.training.module import SequenceTask
 from kernel_attention.training.recipe import PROTOCOLS, Recipe
 from kernel_attention.training.recorder import RunRecorder
@@ -51,7 +60,7 @@ def train(
     Args:
         recipe: what to do.
         output: the run folder; must not exist or be empty, unless ``resume``.
-        name: what the summary calls the recipe.
+        name: what the summary calls the recipe; a resumed run has its own.
         data_root: where data sets are looked for first.
         resume: continue the run in ``output`` from its last checkpoint.
         progress: show a progress bar.
@@ -62,13 +71,19 @@ def train(
     Raises:
         InputError: bad recipe, data or folder.
         Interrupted: Ctrl-C.
+        FloatingPointError: the loss is no longer finite.
     """
+    if not resume:
+        _check_unused(output)
+    check_trainer(recipe)
     data = load_time_series(recipe.dataset, data_root=data_root, missing=recipe.missing)
     facts = describe_data(data)
     build_model(recipe, facts)  # bad options are refused before anything is written
     _split(data, recipe, recipe.seeds[0])
-    if not resume:
-        _open_folder(output, recipe, facts)
+    if resume:
+        name = _reopen_folder(output, facts) or name
+    else:
+        _open_folder(output, recipe, facts, name)
     results = [_train_seed(recipe, data, output / f"seed-{seed}", seed, progress) for seed in recipe.seeds]
     summary = summarise(recipe, name, results)
     write_json(output / "summary.json", summary)
@@ -93,6 +108,15 @@ def describe_data(data: TimeSeriesData) -> dict[str, Any]:
         "train_cases": len(data.train),
         "test_cases": len(data.test),
     }
+
+
+def require_same_data(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    """InputError where data that goes by the name of a run's data set is not what the run was trained on."""
+    for key, value in expected.items():
+        if found.get(key) != value:
+            raise InputError(
+                f"dataset {expected.get('dataset')}: {key} is {found.get(key)!r}, in the run's data it was {value!r}"
+            )
 
 
 def summarise(recipe: Recipe, name: str, results: list[dict[str, Any]]) -> dict[str, Any]:
@@ -121,29 +145,46 @@ def machine() -> str:
     return f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, {accelerator}"
 
 
-def _open_folder(output: Path, recipe: Recipe, facts: dict[str, Any]) -> None:
+def _check_unused(output: Path) -> None:
+    """InputError unless a run can begin in ``output``: where nothing is, or a run that was killed before it began."""
+    try:
+        found = [path for path in output.iterdir() if not is_unfinished(path)] if output.exists() else []
+    except OSError as error:
+        raise InputError(f"output {output}: cannot be a run folder ({error.strerror or error})") from None
+    if {path.name for path in found} - {"versions.json", "data.json"}:
+        raise InputError(f"output {output} is not empty: choose another folder, or continue it with --resume {output}")
+
+
+def _open_folder(output: Path, recipe: Recipe, facts: dict[str, Any], name: str) -> None:
+    """Make the run folder; on failure everything is as it was. ``config.yaml`` comes last and makes it a run."""
+    created = [folder for folder in (output, *output.parents) if not folder.exists()]
     try:
         output.mkdir(parents=True, exist_ok=True)
-        if any(output.iterdir()):
-            raise InputError(f"output {output} is not empty: choose another folder, or continue it with --resume {output}")
-        write_yaml(output / "config.yaml", dataclasses.asdict(recipe))
-        write_json(output / "versions.json", _versions())
+        remove_unfinished(output)
+        write_json(output / "versions.json", {"recipe": name, **_versions()})
         write_json(output / "data.json", facts)
+        write_yaml(output / "config.yaml", dataclasses.asdict(recipe))
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            for file in ("versions.json", "data.json", "config.yaml"):
+                (output / file).unlink(missing_ok=True)
+            for folder in created:
+                folder.rmdir()
+        if isinstance(error, OSError):
+            raise InputError(f"output {output}: cannot be written ({error.strerror or error})") from None
+        raise
+
+
+def _reopen_folder(output: Path, facts: dict[str, Any]) -> str | None:
+    """Make an unfinished run ready to go on; the name of its recipe."""
+    require_same_data(facts, read_json(output / "data.json"))
+    try:
+        remove_unfinished(output)
+        for stale in (output / "error.txt", *output.glob("seed-*/interrupted.safetensors")):
+            stale.unlink(missing_ok=True)
     except OSError as error:
-        raise InputError(f"output {output}: cannot be written ({error.strerror or error})") from None
-
-
-def _versions() -> dict[str, str]:
-    return {
-        "command": " ".join(sys.argv),
-        "kernel_attention": kernel_attention.__version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "lightning": L.__version__,
-        "numpy": np.__version__,
-        "platform": platform.platform(),
-        "machine": machine(),
-    }
+        raise InputError(f"run {output}: cannot be written ({error.strerror or error})") from None
+    return read_json(output / "versions.json").get("recipe")
 
 
 def _split(data: TimeSeriesData, recipe: Recipe, seed: int) -> tuple[SequenceSplit, SequenceSplit]:
@@ -175,6 +216,8 @@ def _train_seed(recipe: Recipe, data: TimeSeriesData, folder: Path, seed: int, p
     )
     model.load_state_dict(read_weights(folder / "best.safetensors"))
     result = evaluate_split(model, data.test, recipe, is_regression)
+    if not math.isfinite(result["loss"]):
+        raise FloatingPointError(f"the loss on the test split is {result['loss']}")
     result |= {
         "protocol": recipe.protocol,
         "split": "test",

@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
-from kernel_attention.errors import InputError, unknown
+from kernel_attention.errors import InputError
 from kernel_attention.models import SequenceClassifier
 from kernel_attention.training.files import read_json, read_weights
-from kernel_attention.training.recipe import Recipe, recipe_fields
+from kernel_attention.training.recipe import Recipe, read_keys
 from kernel_attention.training.run import build_model
 
 
@@ -48,22 +46,36 @@ def load_run(folder: str | Path) -> SavedRun:
         InputError: where it is missing, incomplete or damaged.
     """
     folder = Path(folder)
-    if not (folder / "config.yaml").is_file():
-        raise InputError(f"run {folder}: no run folder (it has no config.yaml)")
-    recipe, facts = read_config(folder), read_json(folder / "data.json")
+    recipe, facts = read_config(folder), read_facts(folder)
     seeds = [seed for seed in recipe.seeds if (folder / f"seed-{seed}" / "best.safetensors").is_file()]
     return SavedRun(folder, recipe, facts, seeds)
 
 
 def read_config(folder: Path) -> Recipe:
     """The resolved recipe of a run folder."""
+    path = folder / "config.yaml"
+    if not path.is_file():
+        raise InputError(f"run {folder}: not a run folder (it has no config.yaml)")
+    values = read_keys(path)
+    if "dataset" not in values:
+        raise InputError(f"{path}: has no key dataset")
     try:
-        values = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InputError(f"{folder / 'config.yaml'}: not readable ({' '.join(str(error).split())})") from None
-    if not isinstance(values, dict) or "dataset" not in values:
-        raise InputError(f"{folder / 'config.yaml'}: not a resolved recipe")
-    for key in values:
-        if key not in recipe_fields():
-            raise unknown(f"key of {folder / 'config.yaml'}", key, recipe_fields())
-    return Recipe(**values)
+        return Recipe(**values)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def read_facts(folder: Path) -> dict[str, Any]:
+    """What the run's models depend on of its data: the content of ``data.json``, checked."""
+    path = folder / "data.json"
+    facts = read_json(path)
+    names = facts.get("class_names") if isinstance(facts, dict) else None
+    is_right = (
+        isinstance(names, list)
+        and all(isinstance(name, str) for name in names)
+        and facts.get("task") == ("classification" if names else "regression")
+        and all(isinstance(facts.get(key), int) and facts[key] > 0 for key in ("num_features", "max_len"))
+    )
+    if not is_right:
+        raise InputError(f"{path}: does not describe a data set (num_features, max_len, task, class_names)")
+    return facts

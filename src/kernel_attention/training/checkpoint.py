@@ -1,0 +1,45 @@
+"""The trainer's state: written by atomic rename, read back without executing anything from the file."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
+
+from kernel_attention.errors import InputError
+from kernel_attention.training.files import write_atomically
+
+_PARTS = ("callbacks", "epoch", "global_step", "loops", "optimizer_states", "state_dict")
+
+
+class AtomicCheckpointIO(CheckpointIO):
+    """Trainer state by atomic rename, read back without executing anything from the file."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
+        """See :class:`CheckpointIO`."""
+        write_atomically(Path(path), lambda file: torch.save(checkpoint, file))
+
+    def load_checkpoint(
+        self, path: Any, map_location: Any | None = None, weights_only: bool | None = True
+    ) -> dict[str, Any]:
+        """Always with ``weights_only=True``; InputError where the file is damaged or is no checkpoint."""
+        try:
+            checkpoint = torch.load(path, map_location=map_location or "cpu", weights_only=True)
+        except pickle.UnpicklingError:
+            raise InputError(
+                f"checkpoint {path}: refused, because it is damaged or holds more than tensors and plain values"
+            ) from None
+        except Exception as error:  # a damaged pickle can raise anything
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise InputError(f"checkpoint {path}: truncated or not a checkpoint ({reason})") from None
+        missing = [part for part in _PARTS if not isinstance(checkpoint, dict) or part not in checkpoint]
+        if missing:
+            raise InputError(f"checkpoint {path}: not a trainer's state (it has no {', '.join(missing)})")
+        return checkpoint
+
+    def remove_checkpoint(self, path: Any) -> None:
+        """See :class:`CheckpointIO`."""
+        Path(path).unlink(missing_ok=True)

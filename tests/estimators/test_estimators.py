@@ -1,0 +1,357 @@
+"""What a fitted estimator is, which input it takes and which it refuses, and what it leaves alone."""
+
+import copy
+import logging
+import os
+import pickle
+import random
+import signal
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.modules.module import register_module_forward_hook
+
+import kernel_attention as ka
+from kernel_attention.estimators import AttentionClassifier, AttentionRegressor
+
+
+def target(estimator, labels, values):
+    return labels if isinstance(estimator, AttentionClassifier) else values
+
+
+def weights(estimator):
+    return torch.cat([value.flatten() for value in estimator.model_.state_dict().values()])
+
+
+def test_they_are_public():
+    assert ka.AttentionClassifier is AttentionClassifier
+    assert ka.AttentionRegressor is AttentionRegressor
+
+
+def test_fitted_state_of_a_classifier(arrays, small):
+    X, labels, _ = arrays
+    classifier = AttentionClassifier(**small)
+    assert classifier.fit(X, labels) is classifier
+    assert classifier.classes_.tolist() == ["down", "up"]
+    assert (classifier.n_features_in_, classifier.max_len_, classifier.best_epoch_) == (3, 7, 2)
+    assert [row["epoch"] for row in classifier.history_] == [1, 2]
+    assert {"train_loss", "train_accuracy", "objective_layer_0"} <= classifier.history_[0].keys()
+    assert not classifier.model_.training
+    assert all(parameter.grad is None for parameter in classifier.model_.parameters())
+    probabilities = classifier.predict_proba(X)
+    assert probabilities.shape == (23, 2)
+    np.testing.assert_allclose(probabilities.sum(axis=1), 1.0, rtol=1e-12)
+    assert (classifier.classes_[probabilities.argmax(axis=1)] == classifier.predict(X)).all()
+    assert classifier.score(X, labels) == np.mean(classifier.predict(X) == labels)
+
+
+def test_fitted_state_of_a_regressor(arrays, small):
+    X, _, values = arrays
+    regressor = AttentionRegressor(**small).fit(X, values)
+    assert (regressor.target_mean_, regressor.target_scale_) == (values.mean(), values.std())
+    assert {"train_loss", "train_rmse"} <= regressor.history_[0].keys()
+    assert regressor.predict(X).shape == (23,)
+    assert not hasattr(regressor, "classes_")
+
+
+def test_scale_and_origin_of_the_targets_do_not_matter(arrays, small):
+    """The loss is that of standardised targets: predictions follow an affine change of the targets."""
+    X, _, values = arrays
+    small["epochs"] = 5
+    plain = AttentionRegressor(**small).fit(X, values).predict(X)
+    moved = AttentionRegressor(**small).fit(X, values * 1e4 - 1e6).predict(X)
+    np.testing.assert_allclose(moved, plain * 1e4 - 1e6, atol=1e4 * values.std() * 1e-3)
+
+
+def test_constant_targets_are_predicted_nearly(arrays, small):
+    regressor = AttentionRegressor(**small | {"epochs": 20}).fit(arrays[0], np.full(23, 7.0))
+    np.testing.assert_allclose(regressor.predict(arrays[0]), 7.0, atol=0.5)
+
+
+@pytest.mark.parametrize("labels", [[3, 1, 4], ["b", "a", "c"], [True, False], [2.0, -1.0], [10**12, -5]])
+def test_labels_of_any_type(arrays, small, labels):
+    y = np.array([labels[case % len(labels)] for case in range(23)])
+    classifier = AttentionClassifier(**small).fit(arrays[0], y.tolist())
+    assert (classifier.classes_ == np.unique(y)).all()
+    assert classifier.predict(arrays[0]).dtype == y.dtype
+
+
+def test_the_forms_of_input_agree(estimator, arrays):
+    """3-D numpy, list and object array of (channels, time), float32 and torch tensors hold the same series."""
+    X, labels, values = arrays
+    X = X.astype(np.float32)
+    boxed = np.empty(len(X), dtype=object)
+    boxed[:] = list(X)
+    reference = estimator.fit(X, target(estimator, labels, values)).predict(X)
+    for form in (list(X), boxed, X.astype(np.float64), torch.from_numpy(X), X.tolist()):
+        assert (estimator.predict(form) == reference).all()
+
+
+def test_two_dimensional_input_is_one_channel(estimator, arrays):
+    X, labels, values = arrays
+    y = target(estimator, labels, values)
+    flat = estimator.fit(X[:, 0], y).predict(X[:, 0])
+    assert estimator.n_features_in_ == 1
+    assert (estimator.fit(X[:, :1], y).predict(X[:, :1]) == flat).all()
+
+
+def test_unequal_lengths(estimator, ragged):
+    """A case is predicted the same in whichever company it is padded."""
+    X, labels, values = ragged
+    estimator.fit(X, target(estimator, labels, values))
+    assert estimator.max_len_ == 7
+    alone = [estimator._outputs([case])[0] for case in X]
+    torch.testing.assert_close(estimator._outputs(X), torch.stack(alone), atol=1e-5, rtol=0)
+
+
+def test_gaps_are_interpolated_where_asked(arrays, small):
+    X, labels, _ = arrays
+    X[3, 1, 2] = np.nan
+    X[3, 1, [1, 3]] = 0.5, 1.5
+    classifier = AttentionClassifier(**small, missing="interpolate").fit(X, labels)
+    filled = X.copy()
+    filled[3, 1, 2] = 1.0
+    assert (classifier.predict_proba(X) == classifier.predict_proba(filled)).all()
+
+
+def test_attention_options_are_merged_over_the_specification(arrays, small):
+    X, labels, _ = arrays
+    attention = {"primal": {"rank": 5, "init": "per_head"}}
+    small["attention_options"] = {"rank": 4}
+    classifier = AttentionClassifier(attention, **small).fit(X, labels)
+    assert classifier.model_.encoder.layers[0].attention.rank == 4
+    assert attention == {"primal": {"rank": 5, "init": "per_head"}}
+    assert classifier.attention is attention
+    per_layer = ["softmax", {"primal": {"rank": 4}}]
+    classifier = AttentionClassifier(per_layer, **small | {"attention_options": None, "num_layers": 2})
+    kinds = [type(layer.attention).__name__ for layer in classifier.fit(X, labels).model_.encoder.layers]
+    assert kinds == ["SoftmaxAttention", "PrimalAttention"]
+
+
+def test_without_a_validation_fraction_all_cases_train_and_the_last_epoch_stays(estimator, arrays):
+    estimator.set_params(epochs=3).fit(arrays[0], target(estimator, *arrays[1:]))
+    mean = estimator.model_.encoder.input_mean
+    torch.testing.assert_close(mean, torch.from_numpy(arrays[0].mean(axis=(0, 2))).float())
+    assert estimator.best_epoch_ == 3
+    assert not any(key.startswith("val_") for row in estimator.history_ for key in row)
+
+
+def test_with_a_validation_fraction_the_best_epoch_stays(estimator, arrays):
+    """Training on to a later epoch must not change what the best one gave."""
+    X, y = arrays[0], target(estimator, *arrays[1:])
+    estimator.set_params(epochs=12, validation_fraction=0.3, learning_rate=0.1).fit(X, y)
+    losses = [row["val_loss"] for row in estimator.history_]
+    if isinstance(estimator, AttentionClassifier):
+        quality = [(row["val_accuracy"], -row["val_loss"]) for row in estimator.history_]
+        assert estimator.best_epoch_ == quality.index(max(quality)) + 1
+    else:
+        assert estimator.best_epoch_ == losses.index(min(losses)) + 1
+    assert estimator.best_epoch_ < 12  # or the test would show nothing
+    predicted = estimator.predict(X)
+    assert (estimator.set_params(epochs=estimator.best_epoch_).fit(X, y).predict(X) == predicted).all()
+
+
+def test_a_model_is_the_one_of_a_run_with_the_same_seed(tmp_path):
+    """The estimator adds conventions, not another way of training: same seed, same weights as ``train``."""
+    from aeon.datasets import load_japanese_vowels
+
+    from kernel_attention.training import Recipe, train
+    from kernel_attention.training.saved import load_run
+
+    shared = {"embed_dim": 8, "num_heads": 2, "num_layers": 1, "feedforward_dim": 16, "epochs": 2}
+    shared |= {"validation_fraction": 0.25, "batch_size": 32, "accelerator": "cpu"}
+    train(Recipe("JapaneseVowels", seeds=[3], **shared), tmp_path / "run", progress=False)
+    X, y = load_japanese_vowels(split="train")
+    classifier = AttentionClassifier(max_len=29, random_state=3, **shared).fit(X, y)
+    expected = load_run(tmp_path / "run").model().state_dict()
+    for name, value in classifier.model_.state_dict().items():
+        assert torch.equal(value, expected[name]), name
+
+
+def test_random_state(arrays, small):
+    """A whole number repeats bit for bit, whatever the global generators say; None differs every time."""
+    X, labels, _ = arrays
+    first = weights(AttentionClassifier(**small).fit(X, labels))
+    torch.manual_seed(99)
+    np.random.seed(99)
+    assert torch.equal(first, weights(AttentionClassifier(**small).fit(X, labels)))
+    for other in (1, None, np.random.RandomState(0)):
+        assert not torch.equal(
+            first, weights(AttentionClassifier(**small | {"random_state": other}).fit(X, labels))
+        )
+    small["random_state"] = None
+    np.random.seed(0)
+    first = weights(AttentionClassifier(**small).fit(X, labels))
+    np.random.seed(0)
+    assert not torch.equal(first, weights(AttentionClassifier(**small).fit(X, labels)))
+
+
+def surroundings():
+    """Everything global that training might touch."""
+    return {
+        "torch": torch.get_rng_state().tolist(),
+        "numpy": [np.asarray(part).tolist() for part in np.random.get_state()],
+        "python": random.getstate(),
+        "threads": torch.get_num_threads(),
+        "gradients": torch.is_grad_enabled(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "warnings": list(warnings.filters),
+        "log level": logging.getLogger("lightning.pytorch").level,
+        "signals": [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)],
+        "environment": dict(os.environ),
+        "files": os.listdir(),
+    }
+
+
+@pytest.mark.parametrize("random_state", [0, None])
+@pytest.mark.parametrize("gradients", [True, False])
+def test_fit_and_predict_leave_the_world_as_it_was(
+    arrays, small, random_state, gradients, tmp_path, monkeypatch, capfd
+):
+    monkeypatch.chdir(tmp_path)
+    small["random_state"] = random_state
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.set_grad_enabled(gradients):
+            before = surroundings()
+            classifier = AttentionClassifier(**small, validation_fraction=0.3).fit(arrays[0], arrays[1])
+            classifier.predict(arrays[0])
+            assert surroundings() == before
+    finally:
+        torch.set_num_threads(threads)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_ctrl_c_is_a_keyboard_interrupt_and_works_again_afterwards(arrays, small):
+    """Not an Exception, which a grid search would count as one failed fit."""
+    classifier = AttentionClassifier(**small)
+    handler, calls = signal.getsignal(signal.SIGINT), []
+
+    def interrupt(module, *_):
+        calls.append(module)
+        if len(calls) == 30:
+            raise KeyboardInterrupt
+
+    hook = register_module_forward_hook(interrupt)
+    try:
+        before = torch.get_rng_state()
+        with pytest.raises(KeyboardInterrupt):
+            classifier.fit(arrays[0], arrays[1])
+    finally:
+        hook.remove()
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not hasattr(classifier, "model_")
+
+
+def test_a_failed_fit_leaves_the_fitted_model(estimator, arrays):
+    X, y = arrays[0], target(estimator, *arrays[1:])
+    before = estimator.fit(X, y).predict(X)
+    with pytest.raises(ka.InputError):
+        estimator.set_params(num_heads=3).fit(X, y)
+    assert (estimator.predict(X) == before).all()
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))])
+def test_copies_and_pickles_predict_the_same(estimator, ragged, duplicate):
+    X, labels, values = ragged
+    estimator.fit(X, target(estimator, labels, values))
+    assert (duplicate(estimator).predict(X) == estimator.predict(X)).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"attention": "primle"}, "did you mean 'primal'"),
+        ({"attention_options": {"rnak": 3}}, "did you mean 'rank'"),
+        ({"attention_options": {"rank": 0}}, "rank=0 must be"),
+        ({"attention_options": 3}, "attention_options=3 must be a dict"),
+        ({"attention": ["primal"]}, "in a list, give each layer its options"),
+        ({"num_heads": 3}, "embed_dim=8 must be divisible by num_heads=3"),
+        ({"embed_dim": 0}, "embed_dim=0"),
+        ({"epochs": 0}, "epochs=0 must be at least 1"),
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"dropout": 1.5}, "dropout=1.5"),
+        ({"positions": "fxed"}, "did you mean 'fixed'"),
+        ({"pooling": "max"}, "unknown pooling 'max'"),
+        ({"optimizer": "adamm"}, "did you mean 'adam"),
+        ({"learning_rate": -1.0}, "learning_rate=-1.0 must be positive"),
+        ({"gradient_clip": -1.0}, "gradient_clip=-1.0"),
+        ({"validation_fraction": 1.0}, "validation_fraction=1.0"),
+        ({"missing": "drop"}, "unknown value of missing 'drop'"),
+        ({"max_len": 6}, "max_len=6 must be at least 7"),
+        ({"max_len": 7.5}, "max_len=7.5 must be a whole number"),
+    ],
+)
+def test_bad_parameters_are_refused_by_fit(arrays, small, changes, message):
+    classifier = AttentionClassifier(**small | changes)
+    with pytest.raises(ka.InputError, match=message):
+        classifier.fit(arrays[0], arrays[1])
+    assert not hasattr(classifier, "model_")
+
+
+def test_one_class_is_refused(arrays, small):
+    with pytest.raises(ka.InputError, match="y holds one class, 'up': a classifier needs at least 2"):
+        AttentionClassifier(**small).fit(arrays[0], ["up"] * 23)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_values_that_are_not_finite_are_refused(estimator, arrays, bad):
+    X, labels, values = arrays
+    y = target(estimator, labels, values)
+    estimator.fit(X, y)
+    X[5, 1, 2] = bad
+    for call in (lambda: estimator.fit(X, y), lambda: estimator.predict(X)):
+        with pytest.raises(ka.InputError, match="case 5, channel 1, step 2"):
+            call()
+
+
+def test_targets_that_do_not_fit_are_refused(arrays, small):
+    X, labels, values = arrays
+    for cls, y in ((AttentionClassifier, labels), (AttentionRegressor, values)):
+        with pytest.raises(ValueError, match="inconsistent numbers of samples"):
+            cls(**small).fit(X, y[:-1])
+        with pytest.raises(ValueError, match="1d array"):
+            cls(**small).fit(X, np.stack([y, y], axis=1))
+    with pytest.raises(ValueError, match="Unknown label type: continuous"):
+        AttentionClassifier(**small).fit(X, values)
+    with pytest.raises(ValueError, match="could not convert string"):
+        AttentionRegressor(**small).fit(X, labels)
+
+
+@pytest.mark.parametrize("positions", ["learnt", "fixed"])
+@pytest.mark.parametrize("pooling", ["flatten", "mean"])
+def test_longer_sequences_need_room(arrays, small, positions, pooling):
+    """Shorter ones are fine; longer ones need ``max_len``, whatever positions and pooling are."""
+    X, labels, _ = arrays
+    classifier = AttentionClassifier(**small, positions=positions, pooling=pooling).fit(X[..., :5], labels)
+    assert classifier.predict(X[..., :4]).shape == (23,)
+    with pytest.raises(ka.InputError, match=r"case 0 of X has 7 steps, more than max_len=5.*max_len=7"):
+        classifier.predict(X)
+    classifier.set_params(max_len=7).fit(X[..., :5], labels)
+    assert classifier.max_len_ == 7
+    assert classifier.predict(X).shape == (23,)
+
+
+def test_another_number_of_channels_is_refused(estimator, arrays):
+    estimator.fit(arrays[0], target(estimator, *arrays[1:]))
+    with pytest.raises(ka.InputError, match="X has 2 channels, expected 3"):
+        estimator.predict(arrays[0][:, :2])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_model_trained_on_a_gpu_rests_on_the_cpu(estimator, arrays):
+    X, y = arrays[0], target(estimator, *arrays[1:])
+    torch.cuda.manual_seed_all(5)
+    before = torch.cuda.get_rng_state()
+    estimator.set_params(accelerator="gpu").fit(X, y)
+    assert torch.equal(torch.cuda.get_rng_state(), before)
+    on_gpu = estimator._outputs(X)
+    assert {parameter.device.type for parameter in estimator.model_.parameters()} == {"cpu"}
+    torch.testing.assert_close(
+        estimator.set_params(accelerator="cpu")._outputs(X), on_gpu, atol=1e-3, rtol=1e-3
+    )

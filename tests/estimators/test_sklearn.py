@@ -1,0 +1,103 @@
+"""scikit-learn's own estimator checks, and its tools at work on the estimators."""
+
+import numpy as np
+import pytest
+from sklearn.base import clone, is_classifier, is_regressor
+from sklearn.model_selection import GridSearchCV, cross_val_predict, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils import get_tags
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from kernel_attention.estimators import AttentionClassifier, AttentionRegressor
+
+# The checks feed X of shape (cases, features), which for us is one channel of `features` time steps.
+# One more is skipped by scikit-learn itself: check_array_api_input needs SCIPY_ARRAY_API=1 before SciPy is imported.
+EXPECTED_FAILURES = {
+    "check_n_features_in": "n_features_in_ counts channels, here 1; the second axis of a 2-D X is time",
+    "check_n_features_in_after_fitting": "a shorter series is no error, it is padded; channels are checked",
+    "check_dtype_object": "a dict in X is an InputError, which is a ValueError; the check wants a TypeError",
+    "check_estimators_empty_data_messages": "refused in our words: 0 time steps, not 0 features (shape=(., 0))",
+}
+# Learns the checks' blobs and lines within a few epochs.
+QUICK = {
+    "attention_options": {"rank": 4, "rank_multiplier": 2},
+    "embed_dim": 8,
+    "num_heads": 2,
+    "num_layers": 1,
+    "feedforward_dim": 16,
+    "dropout": 0.0,
+    "epochs": 8,
+    "batch_size": 32,
+    "learning_rate": 0.02,
+    "accelerator": "cpu",
+}
+
+
+@parametrize_with_checks(
+    [AttentionClassifier(**QUICK), AttentionRegressor(**QUICK)],
+    expected_failed_checks=lambda estimator: EXPECTED_FAILURES,
+)
+def test_sklearn_check(estimator, check):
+    check(estimator)
+
+
+def test_tags():
+    classifier, regressor = AttentionClassifier(), AttentionRegressor()
+    assert is_classifier(classifier)
+    assert is_regressor(regressor)
+    for estimator in (classifier, regressor):
+        tags = get_tags(estimator)
+        assert tags.input_tags.two_d_array
+        assert tags.input_tags.three_d_array
+        assert tags.target_tags.required
+        assert not tags.input_tags.allow_nan
+    assert get_tags(AttentionClassifier(missing="interpolate")).input_tags.allow_nan
+
+
+def test_parameters_are_stored_verbatim_and_cloned():
+    attention, options = [{"primal": {"rank": 3}}, ("softmax", {})], {}
+    classifier = AttentionClassifier(attention, options, epochs=3)
+    assert classifier.attention is attention
+    assert classifier.attention_options is options
+    copied = clone(classifier)
+    assert copied.get_params() == classifier.get_params()
+    assert copied.attention is not attention
+    assert copied.set_params(epochs=7, attention="softmax").get_params()["epochs"] == 7
+
+
+def test_grid_search_over_the_mechanism_and_its_options(arrays, small):
+    X, labels, _ = arrays
+    del small["attention_options"]
+    grid = {"attention_options": [{"rank": 2}, {"rank": 3, "eta": 0.1}], "learning_rate": [0.01]}
+    search = GridSearchCV(
+        AttentionClassifier(**small), [grid, {"attention": ["softmax"]}], cv=2, error_score="raise"
+    ).fit(X, labels)
+    assert len(search.cv_results_["params"]) == 3
+    best = search.best_params_.get("attention_options", {}).get("rank")
+    assert getattr(search.best_estimator_.model_.encoder.layers[0].attention, "rank", None) == best
+    assert search.predict_proba(X).shape == (23, 2)
+
+
+def test_cross_validation_of_unequal_lengths(ragged, small):
+    """With ``max_len`` no fold meets a sequence that is too long for its model."""
+    X, labels, values = ragged
+    scores = cross_val_score(
+        AttentionClassifier(**small, max_len=7), X, labels, cv=3, scoring="roc_auc", error_score="raise"
+    )
+    assert scores.shape == (3,)
+    assert np.isfinite(scores).all()
+    assert cross_val_predict(AttentionRegressor(**small, max_len=7), X, values, cv=3).shape == (23,)
+
+
+def test_in_a_pipeline(arrays, small):
+    X, labels, _ = arrays
+    pipeline = make_pipeline(StandardScaler(), AttentionClassifier(**small)).fit(X[:, 0], labels)
+    assert pipeline.predict_proba(X[:, 0]).shape == (23, 2)
+    pipeline.set_params(attentionclassifier__attention="softmax", attentionclassifier__attention_options=None)
+    assert pipeline.fit(X[:, 0], labels).predict(X[:, 0]).shape == (23,)
+
+
+@pytest.mark.parametrize("cls", [AttentionClassifier, AttentionRegressor])
+def test_the_representation_names_what_differs_from_the_defaults(cls):
+    assert repr(cls(epochs=3, attention="softmax")) == f"{cls.__name__}(attention='softmax', epochs=3)"
