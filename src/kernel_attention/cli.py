@@ -1,128 +1,87 @@
-"""The command line: parse, call, print."""
+"""The command line's commands: call, print. Their arguments are in :mod:`kernel_attention.arguments`."""
 
 from __future__ import annotations
 
 import argparse
-import csv
-import io
-import json
+import contextlib
+import os
+import shlex
 import sys
 import time
+import traceback
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import Namespace
 from rich.console import Console
 from rich.table import Table
 
-import kernel_attention
+from kernel_attention.arguments import parse
 from kernel_attention.attention import list_attention
 from kernel_attention.errors import InputError, unknown
 
-_LISTS = ("attention", "recipes", "datasets")
+if TYPE_CHECKING:
+    from kernel_attention.training.recipe import Recipe
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run a command; the exit code: 0 done, 2 bad input, 1 a run that failed."""
-    arguments = [_with_underscores(word) for word in (sys.argv[1:] if argv is None else argv)]
     try:
-        options = _parse(arguments)
-        command = options.pop("subcommand")
-        return _COMMANDS[command](options[command])
+        command, options = parse(sys.argv[1:] if argv is None else argv)
+        code = _COMMANDS[command](options)
+        sys.stdout.flush()
     except (InputError, argparse.ArgumentError) as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # the reader of our output left
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # the reader of our output left; what is still buffered must go somewhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-
-
-def _with_underscores(word: str) -> str:
-    """``--data-root`` is ``--data_root``."""
-    if not word.startswith("--"):
-        return word
-    name, equals, value = word.partition("=")
-    return "--" + name[2:].replace("-", "_") + equals + value
-
-
-def _parse(arguments: list[str]) -> Namespace:
-    parser = ArgumentParser(
-        prog="kernel-attention", description=kernel_attention.__doc__, exit_on_error=False,
-        version=kernel_attention.__version__,
-    )  # fmt: skip
-    commands = parser.add_subcommands(required=True)
-    commands.add_subcommand("train", _train_parser(arguments), help="train a recipe and report on it")
-    commands.add_subcommand("evaluate", _evaluate_parser(), help="measure a trained run on held-out or new data")
-    commands.add_subcommand("predict", _predict_parser(), help="predict new sequences with a trained run")
-    listing = ArgumentParser(exit_on_error=False)
-    listing.add_argument("what", nargs="?", help="attention, recipes or datasets")
-    listing.add_argument("--data_root", type=str | None, help="folder with data sets")
-    commands.add_subcommand("list", listing, help="what there is: attention, recipes, datasets")
-    return parser.parse_args(arguments)
-
-
-def _train_parser(arguments: list[str]) -> ArgumentParser:
-    """Its defaults are the recipe's keys, so that options override them with their types checked."""
-    from kernel_attention.training import Recipe, read_recipe
-
-    parser = ArgumentParser(exit_on_error=False, description="Train a recipe: a shipped one by name, or a YAML file.")
-    parser.add_argument("recipe", nargs="?", help="name (see: kernel-attention list recipes) or YAML file")
-    parser.add_argument("--output", type=str | None, help="run folder (default: runs/RECIPE-ATTENTION-TIME)")
-    parser.add_argument("--data_root", type=str | None, help="folder with data sets (default: $KERNEL_ATTENTION_DATA)")
-    parser.add_argument("--resume", type=str | None, metavar="RUN", help="continue this run folder; takes no recipe")
-    parser.add_argument("--progress", type=bool, default=True, help="show a progress bar")
-    parser.add_class_arguments(Recipe)
-    is_train = arguments[:1] == ["train"]
-    if is_train and len(arguments) > 1 and not arguments[1].startswith("-"):
-        parser.set_defaults(read_recipe(arguments[1])[1])
-    elif is_train:  # --resume has its recipe in the run folder
-        parser.set_defaults(dataset="")
-    return parser
-
-
-def _evaluate_parser() -> ArgumentParser:
-    parser = ArgumentParser(exit_on_error=False, description="Measure every seed of a run on its test split or on a file.")
-    parser.add_argument("run", help="run folder")
-    parser.add_argument("file", nargs="?", help=".ts file with labels (default: the test split of the run's data set)")
-    parser.add_argument("--data_root", type=str | None, help="folder with data sets")
-    parser.add_argument("--output", type=str | None, help="write the figures to this .json or .csv file")
-    return parser
-
-
-def _predict_parser() -> ArgumentParser:
-    parser = ArgumentParser(exit_on_error=False, description="Predict the sequences of a .ts, .npy or .npz file.")
-    parser.add_argument("run", help="run folder")
-    parser.add_argument("file", help="sequences; arrays are (cases, channels, time) as in aeon")
-    parser.add_argument("--seed", type=int | None, help="which of the run's models (default: the first)")
-    parser.add_argument("--output", type=str | None, help="write to this .csv or .json file (default: CSV on the screen)")
-    return parser
+    return code
 
 
 def _train(options: Namespace) -> int:
-    from kernel_attention.reporting import summary_table
-    from kernel_attention.training import Interrupted, Recipe, train
-    from kernel_attention.training.saved import read_config
+    from kernel_attention.training.recipe import Recipe, read_recipe
 
     values = options.as_dict()
-    recipe_name, output, resume = values.pop("recipe"), values.pop("output"), values.pop("resume")
-    data_root, progress = values.pop("data_root"), values.pop("progress")
+    recipe_name, output, resume = (values.pop(name, None) for name in ("recipe", "output", "resume"))
+    data_root, progress = values.pop("data_root", None), values.pop("progress", True)
     if (recipe_name is None) == (resume is None):
-        raise InputError("train needs a recipe or --resume RUN, one of them (see: kernel-attention list recipes)")
+        raise InputError(
+            "train needs a recipe or --resume RUN, one of them (see: kernel-attention train --help)"
+        )
     if resume is not None:
-        folder = Path(resume)
-        recipe, name = read_config(folder), folder.name
-    else:
-        recipe, name = Recipe(**values), Path(recipe_name).stem
-        stamp = time.strftime("%Y%m%d-%H%M%S")
-        folder = Path(output or f"runs/{name}-{recipe.attention_name()}-{stamp}")
+        if values or output:
+            given = ", ".join(f"--{name}" for name in [*values, *(["output"] if output else [])])
+            raise InputError(f"--resume continues a run as its config.yaml says, it cannot take {given}")
+        return _run_training(None, Path(resume), None, data_root, progress)
+    name, keys = read_recipe(recipe_name)
+    if "dataset" not in keys | values:
+        raise InputError(f"recipe {recipe_name}: has no key dataset (or give it with --dataset)")
+    recipe = Recipe(**keys | values)
+    folder = Path(output or f"runs/{name}-{recipe.attention_name()}-{time.strftime('%Y%m%d-%H%M%S')}")
+    return _run_training(recipe, folder, name, data_root, progress)
+
+
+def _run_training(
+    recipe: Recipe | None, folder: Path, name: str | None, data_root: str | None, progress: bool
+) -> int:
+    from kernel_attention.reporting import summary_table
+    from kernel_attention.training import train
+    from kernel_attention.training.saved import read_config
+
+    resume = recipe is None
+    recipe = recipe or read_config(folder)
     try:
         summary = train(
-            recipe, folder, name=name, data_root=data_root, resume=resume is not None, progress=progress
+            recipe, folder, name=name or folder.name, data_root=data_root, resume=resume, progress=progress
         )
     except InputError:
         raise
-    except (Interrupted, Exception) as error:
-        reason = "interrupted" if isinstance(error, Interrupted) else f"failed: {type(error).__name__}: {error}"
-        print(f"{reason}\nsaved: {folder}\nresume: kernel-attention train --resume {folder}", file=sys.stderr)
+    except (KeyboardInterrupt, Exception) as error:
+        _tell_failure(error, folder, data_root)
         return 1
     console = Console()
     console.print(summary_table(summary))
@@ -130,23 +89,46 @@ def _train(options: Namespace) -> int:
     return 0
 
 
+def _tell_failure(error: BaseException, folder: Path, data_root: str | None) -> None:
+    """What happened, what is saved, how to go on."""
+    is_expected = isinstance(error, KeyboardInterrupt | FloatingPointError | OSError)
+    failure = " ".join(f"failed: {type(error).__name__}: {error}".split())
+    lines = ["interrupted" if isinstance(error, KeyboardInterrupt) else failure]
+    if not (folder / "config.yaml").is_file():
+        lines.append("nothing is saved: the run had not begun")
+    else:
+        lines.append(f"saved: {folder} (checkpoint of the last completed epoch, metrics)")
+        if not is_expected:
+            with contextlib.suppress(OSError):
+                (folder / "error.txt").write_text("".join(traceback.format_exception(error)))
+                lines.append(f"details: {folder / 'error.txt'}")
+        if isinstance(error, FloatingPointError):
+            lines.append(
+                "a resumed run would fail again: start a new one, with a lower --learning_rate perhaps"
+            )
+        else:
+            root = f" --data_root {shlex.quote(data_root)}" if data_root else ""
+            lines.append(f"resume: kernel-attention train --resume {shlex.quote(str(folder))}{root}")
+    print("\n".join(lines), file=sys.stderr)
+
+
 def _evaluate(options: Namespace) -> int:
-    from kernel_attention.data import load_time_series
     from kernel_attention.training.evaluation import evaluate_split, labelled_split
     from kernel_attention.training.saved import load_run
 
+    _check_output(options.output)
     run = load_run(options.run)
+    if not run.seeds:
+        raise InputError(f"run {run.folder}: no trained seed in it yet")
     if options.file:
         split = labelled_split(Path(options.file), run.facts, run.recipe.missing)
     else:
-        split = load_time_series(run.recipe.dataset, data_root=options.data_root, missing=run.recipe.missing).test
+        split = run.test_split(options.data_root)
     rows = [
         {"seed": seed, "protocol": run.recipe.protocol}
         | evaluate_split(run.model(seed), split, run.recipe, run.is_regression)
         for seed in run.seeds
     ]
-    if not rows:
-        raise InputError(f"run {run.folder}: no trained seed in it yet")
     table = Table(title=f"{run.recipe.dataset}: {options.file or 'test split'}")
     shown = [key for key in rows[0] if key != "confusion_matrix"]
     for key in shown:
@@ -154,73 +136,76 @@ def _evaluate(options: Namespace) -> int:
     for row in rows:
         table.add_row(*(f"{row[key]:.4f}" if isinstance(row[key], float) else str(row[key]) for key in shown))
     Console().print(table)
-    _write_rows(rows, options.output)
+    if options.output:
+        _write_rows(rows, Path(options.output))
     return 0
 
 
 def _predict(options: Namespace) -> int:
     from kernel_attention.data import read_sequences
-    from kernel_attention.training.evaluation import predict_rows
+    from kernel_attention.training.evaluation import check_sequences, predict_rows
+    from kernel_attention.training.files import csv_text
     from kernel_attention.training.saved import load_run
 
+    _check_output(options.output)
     run = load_run(options.run)
     sequences, _ = read_sequences(options.file, missing=run.recipe.missing)
+    check_sequences(sequences, run.facts, options.file)
     rows = predict_rows(run.model(options.seed), sequences, run.facts, run.recipe.precision)
     if options.output:
-        _write_rows(rows, options.output)
+        _write_rows(rows, Path(options.output))
     else:
-        sys.stdout.write(_csv_text(rows))
+        sys.stdout.write(csv_text(rows))
     return 0
 
 
-def _write_rows(rows: list[dict[str, Any]], output: str | None) -> None:
-    from kernel_attention.training.files import write_atomically
-
-    if output is None:
-        return
-    path = Path(output)
-    if path.suffix not in (".csv", ".json"):
+def _check_output(output: str | None) -> None:
+    if output is not None and Path(output).suffix not in (".csv", ".json"):
         raise InputError(f"output {output}: the name must end in .csv or .json")
-    text = json.dumps(rows, indent=2) if path.suffix == ".json" else _csv_text(rows)
+
+
+def _write_rows(rows: list[dict[str, Any]], path: Path) -> None:
+    from kernel_attention.training.files import write_csv, write_json
+
     try:
-        write_atomically(path, lambda file: file.write(text.encode()))
+        (write_json if path.suffix == ".json" else write_csv)(path, rows)
     except OSError as error:
-        raise InputError(f"output {output}: cannot be written ({error.strerror or error})") from None
-
-
-def _csv_text(rows: list[dict[str, Any]]) -> str:
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, list(rows[0]))
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+        raise InputError(f"output {path}: cannot be written ({error.strerror or error})") from None
 
 
 def _list(options: Namespace) -> int:
     what = options.what
-    if what is not None and what not in _LISTS:
-        raise unknown("list", what, _LISTS)
+    if what is not None and what not in _TABLES:
+        raise unknown("list", what, _TABLES)
     # A pipe has no width of its own; 80 columns would fold every word of the widest table.
     console = Console() if sys.stdout.isatty() else Console(width=160)
-    for name in _LISTS if what is None else (what,):
-        console.print({"attention": _attention_table, "recipes": _recipe_table, "datasets": _dataset_table}[name](options))
+    for name in _TABLES if what is None else (what,):
+        console.print(_TABLES[name](options))
     return 0
 
 
 def _attention_table(options: Namespace) -> Table:
     table = Table(title="attention (N tokens, p head width, s rank)")
-    for column in ("name", "paper", "equation", "time", "memory", "causal", "cross", "padding", "mixes tokens"):
+    columns = ("name", "paper", "equation", "time", "memory", "causal", "cross", "padding", "mixes tokens")
+    for column in columns:
         table.add_column(column, overflow="fold")
     for mechanism in list_attention():
         table.add_row(
-            mechanism.name, mechanism.paper, mechanism.equation, mechanism.time, mechanism.memory, mechanism.causal,
-            "yes" if mechanism.cross else "no", mechanism.padding, mechanism.mixes_tokens,
-        )  # fmt: skip
+            mechanism.name,
+            mechanism.paper,
+            mechanism.equation,
+            mechanism.time,
+            mechanism.memory,
+            mechanism.causal,
+            "yes" if mechanism.cross else "no",
+            mechanism.padding,
+            mechanism.mixes_tokens,
+        )
     return table
 
 
 def _recipe_table(options: Namespace) -> Table:
-    from kernel_attention.training import Recipe, list_recipes, read_recipe
+    from kernel_attention.training.recipe import Recipe, list_recipes, read_recipe
 
     table = Table(title="recipes")
     for column in ("name", "data set", "attention", "epochs"):
@@ -242,4 +227,5 @@ def _dataset_table(options: Namespace) -> Table:
     return table
 
 
+_TABLES = {"attention": _attention_table, "recipes": _recipe_table, "datasets": _dataset_table}
 _COMMANDS = {"train": _train, "evaluate": _evaluate, "predict": _predict, "list": _list}

@@ -5,17 +5,14 @@ Legend of shapes: n cases, c channels, n_i time steps of case i, k classes.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from numbers import Integral
-from pathlib import Path
 from typing import Any, Literal, Self
 
-import lightning as L
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, is_regressor
-from sklearn.utils import check_array, check_consistent_length, check_random_state, column_or_1d
+from sklearn.utils import assert_all_finite, check_consistent_length, check_random_state, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
@@ -25,8 +22,9 @@ from kernel_attention.attention.base import require_positive
 from kernel_attention.data import SequenceSplit, Standardizer, as_sequences, make_loader, stratified_split
 from kernel_attention.errors import InputError
 from kernel_attention.models import SequenceClassifier
-from kernel_attention.training import Interrupted, Recipe, RunRecorder, SequenceTask, fit, predict_outputs
+from kernel_attention.training import Recipe, SequenceTask, fit, predict_outputs
 from kernel_attention.training.fit import private_generators, training_device
+from kernel_attention.training.memory import MemoryRecorder
 
 
 class _AttentionEstimator(BaseEstimator):
@@ -86,6 +84,12 @@ class _AttentionEstimator(BaseEstimator):
         tags.input_tags.allow_nan = self.missing == "interpolate"
         return tags
 
+    def _checked(self, X: Any, y: Any) -> tuple[list[np.ndarray], np.ndarray]:
+        sequences, y = as_sequences(X, self.missing), column_or_1d(y, warn=True)
+        check_consistent_length(sequences, y)
+        assert_all_finite(y, input_name="y")
+        return sequences, y
+
     def _train(self, split: SequenceSplit, num_outputs: int) -> None:
         """Fit ``model_`` and everything that belongs to it; nothing is set unless training succeeds."""
         seed = _seed(self.random_state)
@@ -97,20 +101,17 @@ class _AttentionEstimator(BaseEstimator):
         if self.validation_fraction is not None:
             kept, held_out = stratified_split(split, self.validation_fraction, seed, task)
         scale = Standardizer.fit(kept.sequences)
-        recorder = _MemoryRecorder(None if held_out is None else float(np.var(held_out.targets)))
+        recorder = MemoryRecorder(None if held_out is None else float(np.var(held_out.targets)))
         with private_generators(seed, training_device(self.accelerator)):
             model = SequenceClassifier(num_features, num_outputs, max_len, **recipe.encoder_options())
             model.encoder.set_scale(torch.from_numpy(scale.mean), torch.from_numpy(scale.std))
-            try:
-                fit(
-                    SequenceTask(model, recipe, is_regression=task == "regression"),
-                    make_loader(kept, self.batch_size, shuffle=True, seed=seed),
-                    None if held_out is None else make_loader(held_out, self.batch_size),
-                    callbacks=[recorder],
-                    progress=bool(self.verbose),
-                )
-            except Interrupted:  # an Exception: a grid search would take Ctrl-C for one failed fit and go on
-                raise KeyboardInterrupt from None
+            fit(
+                SequenceTask(model, recipe, is_regression=task == "regression"),
+                make_loader(kept, recipe.batch_size, shuffle=True, seed=seed),
+                None if held_out is None else make_loader(held_out, recipe.batch_size),
+                callbacks=[recorder],
+                progress=bool(self.verbose),
+            )
         if recorder.weights is not None:
             model.load_state_dict(recorder.weights)
         model.zero_grad(set_to_none=True)
@@ -126,7 +127,7 @@ class _AttentionEstimator(BaseEstimator):
             "embed_dim", "num_heads", "num_layers", "feedforward_dim", "dropout", "positions", "pooling",
             "epochs", "batch_size", "optimizer", "learning_rate", "gradient_clip", "accelerator",
         )  # fmt: skip
-        options = {name: getattr(self, name) for name in shared}
+        options = {name: _plain(getattr(self, name)) for name in shared}
         if self.validation_fraction is not None:
             options["validation_fraction"] = self.validation_fraction
         return Recipe(dataset="array", attention=self._attention(), seeds=[seed], **options)
@@ -143,16 +144,16 @@ class _AttentionEstimator(BaseEstimator):
                 "in a list, give each layer its options as {name: options}"
             )
         ((name, options),) = layer_specs(self.attention, 1)
-        return {name: {**options, **self.attention_options}}
+        merged = {**options, **self.attention_options}
+        return {name: {key: _plain(value) for key, value in merged.items()}}
 
     def _longest(self, sequences: Sequence[np.ndarray]) -> int:
         longest = max(len(sequence) for sequence in sequences)
-        if self.max_len is None:
-            return longest
-        require_positive(max_len=self.max_len)
-        if self.max_len < longest:
-            raise InputError(f"max_len={self.max_len} must be at least {longest}, the longest sequence of X")
-        return self.max_len
+        max_len = longest if self.max_len is None else _plain(self.max_len)
+        require_positive(max_len=max_len)
+        if max_len < longest:
+            raise InputError(f"max_len={max_len} must be at least {longest}, the longest sequence of X")
+        return max_len
 
     def _outputs(self, X: Any) -> Tensor:
         """Raw outputs of the model for every case of X, (n, outputs) float32."""
@@ -164,8 +165,8 @@ class _AttentionEstimator(BaseEstimator):
         for case, sequence in enumerate(sequences):
             if len(sequence) > self.max_len_:
                 raise InputError(
-                    f"case {case} of X has {len(sequence)} steps, more than max_len={self.max_len_}, which sizes "
-                    f"positions and head; fit with max_len={len(sequence)} or more to leave room"
+                    f"case {case} of X has {len(sequence)} steps, more than max_len={self.max_len_}, where "
+                    f"positions and head end; fit with max_len={len(sequence)} or more to leave room"
                 )
         # The model rests on the CPU, so that an estimator pickled on a GPU machine opens on any other.
         try:
@@ -226,13 +227,13 @@ class AttentionClassifier(ClassifierMixin, _AttentionEstimator):
 
     def fit(self, X: Any, y: Any) -> Self:
         """Train on X and its labels y, (n,)."""
-        sequences = as_sequences(X, self.missing)
-        y = column_or_1d(y, warn=True)
-        check_consistent_length(sequences, y)
+        sequences, y = self._checked(X, y)
         check_classification_targets(y)
         classes, indices = np.unique(y, return_inverse=True)
         if len(classes) < 2:
-            raise InputError(f"y holds one class, {classes[0]!r}: a classifier needs at least 2 classes")
+            raise InputError(
+                f"y holds one class, {classes.tolist()[0]!r}: a classifier needs at least 2 classes"
+            )
         self._train(SequenceSplit(sequences, indices.astype(np.int64)), len(classes))
         self.classes_ = classes
         return self
@@ -265,9 +266,8 @@ class AttentionRegressor(RegressorMixin, _AttentionEstimator):
 
     def fit(self, X: Any, y: Any) -> Self:
         """Train on X and its targets y, (n,)."""
-        sequences = as_sequences(X, self.missing)
-        y = check_array(column_or_1d(y, warn=True), ensure_2d=False, dtype=np.float64, input_name="y")
-        check_consistent_length(sequences, y)
+        sequences, y = self._checked(X, y)
+        y = y.astype(np.float64)
         mean, scale = float(y.mean()), float(y.std()) or 1.0
         self._train(SequenceSplit(sequences, ((y - mean) / scale).astype(np.float32)), 1)
         self.target_mean_, self.target_scale_ = mean, scale
@@ -278,25 +278,9 @@ class AttentionRegressor(RegressorMixin, _AttentionEstimator):
         return self._outputs(X).double().squeeze(-1).numpy() * self.target_scale_ + self.target_mean_
 
 
-class _MemoryRecorder(RunRecorder):
-    """A run's figures and its choice of the best epoch, kept in memory instead of a folder."""
-
-    def __init__(self, target_variance: float | None) -> None:
-        super().__init__(Path(), target_variance)
-        self.weights: dict[str, Tensor] | None = None
-
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Nothing to write."""
-
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Note the figures; keep the weights if they are the best so far."""
-        row = self._row(trainer)
-        self.rows.append(row)
-        if self._improves(row):
-            self.weights = copy.deepcopy(pl_module.model.state_dict())  # type: ignore[union-attr]
-
-    def on_exception(self, *_: Any) -> None:
-        """Nothing to save."""
+def _plain(value: Any) -> Any:
+    """A NumPy number, such as a search draws, as Python's."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _seed(random_state: int | np.random.RandomState | None) -> int:

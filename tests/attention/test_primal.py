@@ -115,7 +115,7 @@ def test_parameters_have_the_shapes_and_ranges_of_the_released_code():
     assert layer.num_rows == 40
     assert layer.w_e.shape == layer.w_r.shape == (HEADS, 40, 4)
     assert layer.sqrt_lambda.shape == (HEADS, 4)
-    assert 0 <= layer.sqrt_lambda.min()
+    assert layer.sqrt_lambda.min() >= 0
     assert layer.sqrt_lambda.max() < 1
     assert layer.concat.weight.shape == (WIDTH, 8)
     assert PrimalAttention(EMBED_DIM, HEADS, rank=4, max_len=13).num_rows == 13
@@ -148,7 +148,7 @@ def test_which_forms_mix_tokens():
 
 
 def test_features_sampled_are_the_heads_own_slices():
-    # Head h reads f(X) from its own features only: with q and k fixed, the others' features do not reach its scores.
+    # Head h reads f(X) from its own features: with q and k fixed, the others' do not reach its scores.
     layer, x = build(), sequences()
     with torch.no_grad():
         layer.q_proj.weight.zero_()
@@ -164,7 +164,15 @@ def test_features_sampled_are_the_heads_own_slices():
 
 
 @pytest.mark.parametrize(
-    "form", ["data_dependent", "data_independent", "no_running_means", "no_running_means_data_independent", "rank_above_length"]
+    "form",
+    [
+        "data_dependent",
+        "data_independent",
+        "no_running_means",
+        "no_running_means_data_independent",
+        "rank_above_length",
+        "identity_map",
+    ],
 )
 def test_decoding_step_by_step_equals_the_parallel_causal_form(form):
     layer = build(**FORMS[form])
@@ -197,7 +205,10 @@ def test_the_state_of_decoding_does_not_grow(data_dependent):
         return [part.shape for part in state[1:] if part is not None]
 
     start = size(state)
-    assert sum(math.prod(shape) for shape in start) == 2 * EMBED_DIM * 2 + (2 * 2 * EMBED_DIM * 2) * data_dependent
+    assert (
+        sum(math.prod(shape) for shape in start)
+        == 2 * EMBED_DIM * 2 + (2 * 2 * EMBED_DIM * 2) * data_dependent
+    )
     for i in range(MAX_LEN):
         _, state = layer.step(torch.randn(2, EMBED_DIM, dtype=torch.float64), state)
         assert size(state) == start
@@ -265,8 +276,12 @@ def test_an_eta_that_is_no_weight_is_refused(eta):
 
 @pytest.mark.parametrize(
     ("option", "value", "nearest"),
-    [("objective_form", "means", "mean"), ("init", "perhead", "per_head"),
-     ("square_per", "sequences", "sequence"), ("feature_map", "cos", None)],
+    [
+        ("objective_form", "means", "mean"),
+        ("init", "perhead", "per_head"),
+        ("square_per", "sequences", "sequence"),
+        ("feature_map", "cos", None),
+    ],
 )
 def test_unknown_choices_offer_the_nearest(option, value, nearest):
     message = f"unknown {option} '{value}'" + (f"; did you mean '{nearest}'" if nearest else "")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import doctest
 import re
 
 import pytest
 
 import kernel_attention as ka
 from kernel_attention import InputError, create_attention, list_attention
-from kernel_attention.attention import AttentionLayer, get_mechanism, layer_specs
+from kernel_attention.attention import AttentionLayer, get_mechanism, layer_specs, registry
 
 mechanisms = pytest.mark.parametrize("mechanism", list_attention(), ids=lambda mechanism: mechanism.name)
 
@@ -58,7 +59,8 @@ def test_names_are_unique_and_tables_agree():
 
 
 @pytest.mark.parametrize(
-    ("name", "nearest"), [("primale", "primal"), ("Softmax", "softmax"), ("sofmax", "softmax"), ("symetric", "symmetric")]
+    ("name", "nearest"),
+    [("primale", "primal"), ("Softmax", "softmax"), ("sofmax", "softmax"), ("symetric", "symmetric")],
 )
 def test_an_unknown_mechanism_offers_the_nearest(name, nearest):
     with pytest.raises(InputError, match=f"unknown attention mechanism '{name}'; did you mean '{nearest}'"):
@@ -118,3 +120,9 @@ def test_the_specs_do_not_share_the_callers_options():
     specs[0][1]["rank"] = 5
     assert options == {"rank": 3}
     assert specs[1][1] == {"rank": 3}
+
+
+def test_the_examples_in_the_docstrings_run():
+    results = doctest.testmod(registry)
+    assert results.attempted
+    assert not results.failed

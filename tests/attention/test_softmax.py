@@ -33,7 +33,13 @@ def compare(layer, kind, x, mask, context=None, is_causal=False) -> None:
     for leaf in leaves:
         leaf.requires_grad_()
     expected = reference.attention(
-        x, dict(layer.named_parameters()), mask, num_heads=HEADS, context=context, is_causal=is_causal, **options
+        x,
+        dict(layer.named_parameters()),
+        mask,
+        num_heads=HEADS,
+        context=context,
+        is_causal=is_causal,
+        **options,
     )
     y = layer(x, context=context, key_padding_mask=mask, is_causal=is_causal)
     real = torch.ones(x.shape[:2], dtype=torch.bool) if mask is None or context is not None else mask
@@ -60,7 +66,9 @@ def test_outputs_and_all_gradients_equal_the_loops(kind, mask_kind, is_causal):
 @pytest.mark.parametrize("kind", ["softmax", "cosine"])
 def test_cross_attention_equals_the_loops(kind, masked):
     mask = torch.arange(CONTEXT)[None] < torch.tensor([CONTEXT, 4, 1])[:, None] if masked else None
-    compare(build(**KINDS[kind]), kind, random(3, TOKENS, EMBED_DIM), mask, context=random(3, CONTEXT, EMBED_DIM))
+    compare(
+        build(**KINDS[kind]), kind, random(3, TOKENS, EMBED_DIM), mask, context=random(3, CONTEXT, EMBED_DIM)
+    )
 
 
 def test_softmax_is_that_of_torch():
@@ -110,7 +118,7 @@ def test_a_dropout_that_is_no_probability_is_refused(dropout):
 
 
 def test_dropout_of_the_cosine_kernel_is_refused():
-    with pytest.raises(InputError, match="dropout=0.1 must be 0 with kernel='cosine'"):
+    with pytest.raises(InputError, match=r"dropout=0\.1 must be 0 with kernel='cosine'"):
         build(kernel="cosine", dropout=0.1)
 
 

@@ -1,7 +1,8 @@
 """Which layers the contracts are checked on: every mechanism of the table, in the variants named here.
 
-A new mechanism is covered by being in ``list_attention()``. It needs an entry in VARIANTS only where its default options
-do not suit the sizes below, where several forms deserve the battery, or where a contract does not apply to it.
+A new mechanism is covered by being in ``list_attention()``. It needs an entry in VARIANTS only where its
+default options do not suit the sizes below, where several forms deserve the battery, or where a contract does
+not apply.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class Case:
         return self.mechanism.padding == "any mask"
 
     def build(self, dtype: torch.dtype = torch.float64, **options: Any) -> AttentionLayer:
-        """The layer in training mode, with every parameter moved off its initial value: zeros would hide errors."""
+        """The layer in training mode, with every parameter moved off its start: zeros would hide errors."""
         options = {**self.variant.options, **options}
         if "max_len" in self.mechanism.options:
             options.setdefault("max_len", MAX_LEN)
@@ -103,7 +104,7 @@ CASES = _cases()
 
 
 def cases_where(accept: Callable[[Case], bool] = lambda case: True, *, others_slow: bool = False) -> Any:
-    """Parametrize a test over the cases accepted; ``others_slow`` keeps the quick suite to one variant a mechanism."""
+    """Parametrize over the cases accepted; ``others_slow`` keeps one variant each in the quick suite."""
     return pytest.mark.parametrize(
         "case",
         [

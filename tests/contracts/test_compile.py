@@ -78,8 +78,13 @@ def test_an_evaluated_layer_can_be_exported_with_any_length(case):
     x, mask = inputs(), right_padding()
     tokens = torch.export.Dim("tokens", min=5, max=13)  # shorter than the sampled rows is another graph
     program = torch.export.export(
-        layer, (x,), {"key_padding_mask": mask}, dynamic_shapes={"x": {1: tokens}, "key_padding_mask": {1: tokens}}
+        layer,
+        (x,),
+        {"key_padding_mask": mask},
+        dynamic_shapes={"x": {1: tokens}, "key_padding_mask": {1: tokens}},
     )
     for length in (11, 7):
         arguments = {"key_padding_mask": mask[:, :length]}
-        torch.testing.assert_close(program.module()(x[:, :length], **arguments), layer(x[:, :length], **arguments))
+        torch.testing.assert_close(
+            program.module()(x[:, :length], **arguments), layer(x[:, :length], **arguments)
+        )

@@ -67,7 +67,11 @@ def test_extreme_inputs_give_finite_outputs_and_gradients(case, tokens):
             layer, leaf = case.build(torch.float32), x.clone().requires_grad_()
             y = layer(leaf, key_padding_mask=mask, **form)
             (y.sum() + auxiliary_loss(layer)).backward()
-            for name, value in {"y": y, "x": leaf.grad, **{n: p.grad for n, p in layer.named_parameters()}}.items():
+            for name, value in {
+                "y": y,
+                "x": leaf.grad,
+                **{n: p.grad for n, p in layer.named_parameters()},
+            }.items():
                 assert value.isfinite().all(), f"{name} is not finite ({form}, mask={mask is not None})"
 
 

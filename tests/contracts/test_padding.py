@@ -1,7 +1,7 @@
 """Padded tokens influence nothing: a batch gives each sequence what it would get alone.
 
-Promised for any finite content of the padding; NaN and infinity are the caller's to keep out (0 times NaN is NaN in the
-products of attention, and in the gradients of every projection).
+Promised for any finite content of the padding; NaN and infinity are the caller's to keep out (0 times NaN is
+NaN in the products of attention, and in the gradients of every projection).
 """
 
 from __future__ import annotations

@@ -105,7 +105,9 @@ def test_a_bad_call_is_refused_with_the_argument_and_the_value(case):
     refused(layer, "x has shape (7, 11, 14)", x[..., 1:])
     refused(layer, "x has shape (7, 0, 15)", x[:, :0])
     refused(layer, "x has dtype torch.int64", x.long())
-    refused(layer, "key_padding_mask has shape (7, 11) and dtype torch.float64", x, key_padding_mask=mask.double())
+    refused(
+        layer, "key_padding_mask has shape (7, 11) and dtype torch.float64", x, key_padding_mask=mask.double()
+    )
     refused(layer, "torch.bool (True = real token)", x, key_padding_mask=mask.long())
     refused(layer, "key_padding_mask has shape (7, 10)", x, key_padding_mask=mask[:, 1:])
     refused(layer, "key_padding_mask has shape (11,)", x, key_padding_mask=mask[0])
@@ -134,9 +136,13 @@ def test_sizes_that_do_not_fit_are_refused(case):
     with pytest.raises(InputError, match="embed_dim=15 must be divisible by num_heads=4"):
         create_attention(name, 15, 4, **options)
     for bad in (0, -3, 2.5, "15", None, True):
-        with pytest.raises(InputError, match=re.escape(f"embed_dim={bad!r} must be a whole number of at least 1")):
+        with pytest.raises(
+            InputError, match=re.escape(f"embed_dim={bad!r} must be a whole number of at least 1")
+        ):
             create_attention(name, bad, 3, **options)
-        with pytest.raises(InputError, match=re.escape(f"num_heads={bad!r} must be a whole number of at least 1")):
+        with pytest.raises(
+            InputError, match=re.escape(f"num_heads={bad!r} must be a whole number of at least 1")
+        ):
             create_attention(name, 15, bad, **options)
 
 

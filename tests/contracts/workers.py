@@ -1,4 +1,4 @@
-"""What runs in the processes of the distributed test; a module of its own, because the processes import it by name."""
+"""What runs in the processes of the distributed test; a module of its own, which they import by name."""
 
 from __future__ import annotations
 
@@ -51,4 +51,6 @@ def _check(case: Case, rank: int, form: dict[str, bool]) -> None:
         loss_of(alone, alone, *shard, form).backward()
         expected.append([p.grad for p in alone.parameters()])
     for p, *gradients in zip(layer.parameters(), *expected, strict=True):
-        torch.testing.assert_close(p.grad, torch.stack(gradients).mean(0), msg=lambda text: f"{case} {form}: {text}")
+        torch.testing.assert_close(
+            p.grad, torch.stack(gradients).mean(0), msg=lambda text: f"{case} {form}: {text}"
+        )

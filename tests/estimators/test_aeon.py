@@ -1,7 +1,7 @@
-"""aeon's own estimator checks, through the thinnest adapter to its base classes, and its transformers before ours.
+"""aeon's own estimator checks, through the thinnest adapter to its base classes.
 
-Our estimators do not inherit from aeon's: aeon brings numba, and its base classes turn a list of equal lengths into
-an array and refuse NaN before we see either. An adapter is what a person writes who wants aeon's ``BaseClassifier``.
+Our estimators do not inherit from aeon's: aeon brings numba, and its base class judges lengths and NaN before
+we see them. The adapter is what a person writes who wants aeon's ``BaseClassifier``.
 """
 
 import pytest

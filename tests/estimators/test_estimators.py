@@ -7,6 +7,7 @@ import pickle
 import random
 import signal
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -79,7 +80,7 @@ def test_labels_of_any_type(arrays, small, labels):
 
 
 def test_the_forms_of_input_agree(estimator, arrays):
-    """3-D numpy, list and object array of (channels, time), float32 and torch tensors hold the same series."""
+    """3-D numpy, lists and object arrays of (channels, time), float64 and torch hold the same series."""
     X, labels, values = arrays
     X = X.astype(np.float32)
     boxed = np.empty(len(X), dtype=object)
@@ -139,18 +140,15 @@ def test_without_a_validation_fraction_all_cases_train_and_the_last_epoch_stays(
 
 
 def test_with_a_validation_fraction_the_best_epoch_stays(estimator, arrays):
-    """Training on to a later epoch must not change what the best one gave."""
-    X, y = arrays[0], target(estimator, *arrays[1:])
-    estimator.set_params(epochs=12, validation_fraction=0.3, learning_rate=0.1).fit(X, y)
-    losses = [row["val_loss"] for row in estimator.history_]
-    if isinstance(estimator, AttentionClassifier):
-        quality = [(row["val_accuracy"], -row["val_loss"]) for row in estimator.history_]
-        assert estimator.best_epoch_ == quality.index(max(quality)) + 1
-    else:
-        assert estimator.best_epoch_ == losses.index(min(losses)) + 1
-    assert estimator.best_epoch_ < 12  # or the test would show nothing
+    """Targets without a pattern are soon learnt by heart: later epochs are worse, and change nothing."""
+    X, y = arrays[0], np.random.default_rng(1).permutation(target(estimator, *arrays[1:]))
+    estimator.set_params(epochs=40, validation_fraction=0.3, learning_rate=0.05).fit(X, y)
+    quality = [(row.get("val_accuracy", -row["val_loss"]), -row["val_loss"]) for row in estimator.history_]
+    assert estimator.best_epoch_ == quality.index(max(quality)) + 1
+    assert estimator.best_epoch_ < 40  # or the test would show nothing
     predicted = estimator.predict(X)
-    assert (estimator.set_params(epochs=estimator.best_epoch_).fit(X, y).predict(X) == predicted).all()
+    estimator.set_params(epochs=estimator.best_epoch_).fit(X, y)
+    assert (estimator.predict(X) == predicted).all()
 
 
 def test_a_model_is_the_one_of_a_run_with_the_same_seed(tmp_path):
@@ -203,6 +201,18 @@ def surroundings():
         "environment": dict(os.environ),
         "files": os.listdir(),
     }
+
+
+def test_fits_in_threads_do_not_disturb_one_another(arrays, small):
+    """They share the process's generators, so they take turns."""
+    X, labels, _ = arrays
+
+    def fit(seed):
+        return weights(AttentionClassifier(**small | {"random_state": seed}).fit(X, labels))
+
+    with ThreadPoolExecutor(3) as pool:
+        together = list(pool.map(fit, [0, 1, 2]))
+    assert all(torch.equal(fit(seed), together[seed]) for seed in range(3))
 
 
 @pytest.mark.parametrize("random_state", [0, None])
@@ -275,9 +285,9 @@ def test_copies_and_pickles_predict_the_same(estimator, ragged, duplicate):
         ({"epochs": 0}, "epochs=0 must be at least 1"),
         ({"batch_size": 0}, "batch_size=0"),
         ({"dropout": 1.5}, "dropout=1.5"),
-        ({"positions": "fxed"}, "did you mean 'fixed'"),
-        ({"pooling": "max"}, "unknown pooling 'max'"),
-        ({"optimizer": "adamm"}, "did you mean 'adam"),
+        ({"positions": "fxed"}, "positions='fxed'.*learnt, fixed"),
+        ({"pooling": "max"}, "pooling='max'.*flatten, mean"),
+        ({"optimizer": "adamm"}, "optimizer='adamm'.*radam, adam, adamw"),
         ({"learning_rate": -1.0}, "learning_rate=-1.0 must be positive"),
         ({"gradient_clip": -1.0}, "gradient_clip=-1.0"),
         ({"validation_fraction": 1.0}, "validation_fraction=1.0"),

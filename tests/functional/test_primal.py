@@ -1,4 +1,4 @@
-"""The Primal-Attention functions on tensors: their agreement with one another, and with their special cases."""
+"""The Primal-Attention functions on tensors: their agreement with one another and their special cases."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ def test_fewer_rows_than_weights_use_the_first_weights(qk, weights):
     first = [w[:, :4] for w in weights]
     torch.testing.assert_close(primal_scores(*qk, *weights, rows=rows), primal_scores(*qk, *first, rows=rows))
     padded = torch.cat([rows, torch.zeros(B, H, M - 4, P, dtype=torch.float64)], dim=2)
-    torch.testing.assert_close(primal_scores(*qk, *weights, rows=rows), primal_scores(*qk, *weights, rows=padded))
+    torch.testing.assert_close(
+        primal_scores(*qk, *weights, rows=rows), primal_scores(*qk, *weights, rows=padded)
+    )
 
 
 def test_a_grid_all_in_the_past_is_the_non_causal_form(qk, weights):
@@ -125,7 +127,9 @@ def test_a_sequence_without_tokens_does_not_count_in_the_mean_over_tokens(weight
     alone = PrimalScores(*(part[:1, :, :4] for part in scores))
     together = ksvd_objective(scores, *weights, root, key_padding_mask=mask)
     torch.testing.assert_close(together, ksvd_objective(alone, *weights, root))
-    nothing = ksvd_objective(scores, *weights, root, key_padding_mask=torch.zeros_like(mask), per_sequence=True)
+    nothing = ksvd_objective(
+        scores, *weights, root, key_padding_mask=torch.zeros_like(mask), per_sequence=True
+    )
     assert nothing.isfinite().all()
 
 
@@ -150,3 +154,9 @@ def test_the_objective_of_bfloat16_scores_accumulates_in_float32():
     j = ksvd_objective(PrimalScores(ones, torch.zeros_like(ones)), zero, zero, torch.ones(1, 1), form="sum")
     assert j.dtype == torch.float32
     assert j.item() == 2**15
+
+
+def test_the_trace_of_bfloat16_weights_accumulates_in_float32():
+    ones, zero = torch.ones(1, 1001, 1, dtype=torch.bfloat16), torch.zeros(1, 1, 1, 1, dtype=torch.bfloat16)
+    j = ksvd_objective(PrimalScores(zero, zero), ones, ones, torch.ones(1, 1, dtype=torch.bfloat16))
+    assert j.item() == -1001  # bfloat16 would say -1000

@@ -18,7 +18,7 @@ def test_cosine_rows_have_norm_one_and_their_inner_products_are_cosines():
 
 
 def test_a_zero_row_maps_to_zero_and_passes_no_gradient():
-    # x / max(||x||, eps) has the slope 1 / eps there, which blows a layer's gradient up by twelve orders of magnitude.
+    # x / max(||x||, eps) has the slope 1 / eps there: a gradient twelve orders of magnitude too large.
     x = X.clone()
     x[:, :, 2] = 0.0
     x.requires_grad_()

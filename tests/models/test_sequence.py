@@ -85,6 +85,7 @@ def test_the_encoder_is_projection_positions_layers_norm_gelu(positions, norm_fi
     x = torch.randn(3, 11, CHANNELS, dtype=torch.float64)
     h = (x @ encoder.project.weight.T + encoder.project.bias) * math.sqrt(EMBED_DIM) + encoder.positions[:11]
     for layer in encoder.layers:
+
         def feedforward(h, layer=layer):
             return layer.linear2(F.gelu(layer.linear1(h)))
 
@@ -110,7 +111,9 @@ def test_the_post_norm_layer_is_that_of_torch():
         def forward(self, x, *, key_padding_mask=None, is_causal=False):
             return self.attention(x, x, x, key_padding_mask=~key_padding_mask, need_weights=False)[0]
 
-    theirs = torch.nn.TransformerEncoderLayer(EMBED_DIM, HEADS, 31, activation="gelu", batch_first=True).eval()
+    theirs = torch.nn.TransformerEncoderLayer(
+        EMBED_DIM, HEADS, 31, activation="gelu", batch_first=True
+    ).eval()
     ours = EncoderLayer(Theirs(theirs.self_attn), 31).eval()
     for name in ("linear1", "linear2", "norm1", "norm2"):
         getattr(ours, name).load_state_dict(getattr(theirs, name).state_dict())
@@ -150,7 +153,9 @@ def test_fixed_positions_are_sines_and_cosines(embed_dim):
     for n in range(MAX_LEN):
         for i in range(embed_dim):
             angle = n / 10000 ** (2 * (i // 2) / embed_dim)
-            assert table[n, i].item() == pytest.approx(math.cos(angle) if i % 2 else math.sin(angle), abs=1e-5)
+            assert table[n, i].item() == pytest.approx(
+                math.cos(angle) if i % 2 else math.sin(angle), abs=1e-5
+            )
 
 
 def test_fixed_positions_are_no_parameter():
@@ -173,7 +178,10 @@ def test_the_causal_encoder_does_not_see_the_future():
 
 def test_primalformer_and_primal_plus_are_configurations():
     everywhere, last = build("primal"), build(["softmax", "primal"])
-    assert [type(layer.attention) for layer in everywhere.encoder.layers] == [PrimalAttention, PrimalAttention]
+    assert [type(layer.attention) for layer in everywhere.encoder.layers] == [
+        PrimalAttention,
+        PrimalAttention,
+    ]
     assert [type(layer.attention) for layer in last.encoder.layers] == [SoftmaxAttention, PrimalAttention]
 
 
@@ -250,7 +258,10 @@ def test_the_whole_model_compiles_to_one_graph():
         ({"pooling": "max"}, "unknown pooling 'max'"),
         ({"attention": "primale"}, "unknown attention mechanism 'primale'; did you mean 'primal'?"),
         ({"attention": ["primal"]}, "lists 1 mechanisms for num_layers=2"),
-        ({"attention": {"primal": {"ranks": 3}}}, "unknown option of attention 'primal' 'ranks'; did you mean 'rank'"),
+        (
+            {"attention": {"primal": {"ranks": 3}}},
+            "unknown option of attention 'primal' 'ranks'; did you mean 'rank'",
+        ),
         ({"attention": {"primal": {"rank": 0}}}, "rank=0 must be a whole number of at least 1"),
         ({"attention": {"primal": {"embed_dim": 3}}}, "unknown option of attention 'primal' 'embed_dim'"),
     ],

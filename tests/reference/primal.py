@@ -1,7 +1,7 @@
-"""Primal-Attention as the paper writes it: float64 loops over sequence, head and token; nothing of the library.
+"""Primal-Attention as the paper writes it: float64 loops over sequence, head and token, without the library.
 
-Sources: paper eq. 6-11 through the supplement's eq. (1) and (5), algorithm 1 and listing 1. The gradients of the loops are
-autograd's, so one oracle serves outputs and gradients.
+Sources: paper eq. 6-11 through the supplement's eq. (1) and (5), algorithm 1 and listing 1. The gradients of
+the loops are autograd's, so one oracle serves outputs and gradients.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from torch import Tensor
 class Result(NamedTuple):
     """y (B, N, d) with zeros at padded tokens; e and r: {(b, h): (n_b, s)}; what J is made of.
 
-    ``energy`` (B,) is 1/2 sum_i (e_i^T Lambda e_i + r_i^T Lambda r_i) and ``trace`` Tr(W_e^T W_r), both averaged over heads.
+    ``energy`` (B,) is 1/2 sum_i (e_i^T Lambda e_i + r_i^T Lambda r_i) and ``trace`` Tr(W_e^T W_r), averaged
+    over the heads.
     """
 
     y: Tensor
@@ -26,7 +27,7 @@ class Result(NamedTuple):
     trace: Tensor
 
     def objective(self, form: str, square_per: str) -> Tensor:
-        """J: of every sequence, (B,), or one for the batch; "sum" over the tokens (paper) or "mean" (released code)."""
+        """J of every sequence, (B,), or of the batch; "sum" over tokens (paper) or "mean" (released code)."""
         tokens = torch.tensor([self.e[b, 0].shape[0] for b in range(len(self.energy))])
         if square_per == "sequence":
             return (self.energy / tokens if form == "mean" else self.energy) - self.trace
@@ -45,7 +46,7 @@ def primal_attention(
     running_means: bool = True,
     cosine: bool = True,
 ) -> Result:
-    """``weights`` are named as the layer's parameters; ``num_rows`` is M, None for data-independent weights."""
+    """``weights`` have the names of the layer's parameters; ``num_rows`` is M, None if data-independent."""
     batch, length, width = x.shape
     e, r, y = {}, {}, []
     for b in range(batch):

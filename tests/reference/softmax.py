@@ -1,4 +1,4 @@
-"""The baselines as their formulas read: float64 loops over sequence, head and query; nothing of the library."""
+"""The baselines as their formulas read: float64 loops over sequence, head and query, without the library."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """The theory of Primal-Attention, numerically, in float64.
 
-Sources: theorem 3.2 (the dual is the SVD of the asymmetric kernel matrix), remark 3.3 (primal scores = dual scores) and
-lemma 4.2 (J = 0 at the solution), with the proofs' equations (3), (4) and (6) in section A of the supplement; for
-f(X) = identity and for sampled rows f(X). The sizes are different primes; K is built here, from phi_q and phi_k.
+Sources: theorem 3.2 (the dual is the SVD of the asymmetric kernel matrix), remark 3.3 (primal scores = dual
+scores) and lemma 4.2 (J = 0 at the solution), with the proofs' equations (3), (4) and (6) in section A of the
+supplement; for f(X) = identity and for sampled rows f(X). The sizes are different primes; K is built here,
+from phi_q and phi_k.
 """
 
 from __future__ import annotations
@@ -171,7 +172,13 @@ def test_zero_objective_is_necessary_not_sufficient(solution, form):
 def test_a_layer_set_to_the_solution_of_its_own_kernel_has_objective_zero(form, data_dependent, padded):
     rank, length = 3, 13 if padded else TOKENS
     layer = PrimalAttention(
-        HEADS * WIDTH, HEADS, rank=rank, eta=0.5, data_dependent=data_dependent, rank_multiplier=2, objective_form=form
+        HEADS * WIDTH,
+        HEADS,
+        rank=rank,
+        eta=0.5,
+        data_dependent=data_dependent,
+        rank_multiplier=2,
+        objective_form=form,
     ).double()
     x = torch.randn(1, length, HEADS * WIDTH, dtype=torch.float64)
     mask = torch.arange(length)[None] < TOKENS if padded else None

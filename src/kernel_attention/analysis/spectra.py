@@ -15,7 +15,8 @@ from kernel_attention.attention import AttentionLayer
 
 @dataclass(frozen=True)
 class LayerSpectrum:
-    """Spectrum of one layer: ``singular_values`` (heads, K), each over the largest of its matrix, averaged over sequences."""
+    """Spectrum of one layer: ``singular_values`` (heads, K), each over the largest of its matrix, averaged
+    over sequences."""
 
     layer: int
     mechanism: str
@@ -24,7 +25,8 @@ class LayerSpectrum:
 
 @contextlib.contextmanager
 def captured_inputs(model: nn.Module) -> Iterator[dict[int, tuple[Tensor, Tensor | None]]]:
-    """Inside the block, layer index -> (x, key_padding_mask) of the last call of every attention layer of ``model``."""
+    """Inside the block, layer index -> (x, key_padding_mask) of the last call of every attention layer of
+    ``model``."""
     layers = [module for module in model.modules() if isinstance(module, AttentionLayer)]
     seen: dict[int, tuple[Tensor, Tensor | None]] = {}
 
@@ -34,7 +36,9 @@ def captured_inputs(model: nn.Module) -> Iterator[dict[int, tuple[Tensor, Tensor
 
         return hook
 
-    handles = [layer.register_forward_pre_hook(remember(i), with_kwargs=True) for i, layer in enumerate(layers)]
+    handles = [
+        layer.register_forward_pre_hook(remember(i), with_kwargs=True) for i, layer in enumerate(layers)
+    ]
     try:
         yield seen
     finally:

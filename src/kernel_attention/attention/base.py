@@ -15,8 +15,8 @@ from kernel_attention.errors import InputError
 class AttentionLayer(nn.Module, ABC):
     """An attention layer ``x -> y``, (B, N, d) -> (B, N, d).
 
-    A subclass implements :meth:`attend`; the call's checks live here, so that every mechanism refuses bad input in
-    the same words.
+    A subclass implements :meth:`attend`; the call's checks live here, so that every mechanism refuses bad
+    input in the same words.
 
     Args:
         embed_dim: model width d.
@@ -80,8 +80,8 @@ class AttentionLayer(nn.Module, ABC):
             fits = context.dim() == 3 and context.size(0) == x.size(0) and context.size(-1) == self.embed_dim
             if not fits or context.size(1) == 0:
                 raise InputError(
-                    f"{name}: context has shape {tuple(context.shape)}, expected ({x.size(0)}, S, {self.embed_dim}) "
-                    "with S at least 1"
+                    f"{name}: context has shape {tuple(context.shape)}, "
+                    f"expected ({x.size(0)}, S, {self.embed_dim}) with S at least 1"
                 )
         if key_padding_mask is not None:
             expected = (x if context is None else context).shape[:2]
@@ -101,11 +101,13 @@ class AttentionLayer(nn.Module, ABC):
 
 
 class PenalizedAttention(AttentionLayer):
-    """An attention layer with an objective of its own, added to the task's loss through :func:`auxiliary_loss`.
+    """An attention layer with an objective of its own, added to the task's loss through
+    :func:`auxiliary_loss`.
 
     Attributes:
-        objective: J of the last forward in training mode, a 0-dimensional tensor, or (B,) where a layer squares it per
-            sequence; None before that or where the layer's weight of it is 0. It is not part of the state dict, of copies or of pickles.
+        objective: J of the last forward in training mode, a 0-dimensional tensor, or (B,) where a layer
+            squares it per sequence; None before that or where the layer's weight of it is 0. It is not part
+            of the state dict, of copies or of pickles.
     """
 
     objective: Tensor | None
@@ -123,11 +125,12 @@ class PenalizedAttention(AttentionLayer):
 
 
 def auxiliary_loss(model: nn.Module, reduction: str = "sum") -> Tensor:
-    """What the layers of ``model`` add to the task's loss: sum over layers of eta J^2, a 0-dimensional tensor.
+    """What the layers of ``model`` add to the task's loss: sum over layers of eta J^2, a 0-dimensional
+    tensor.
 
-    Call it after a forward in training mode, once per backward: the square is taken per micro-batch, so gradient
-    accumulation and data parallelism average J^2 of the parts, which is not J^2 of the whole batch. It is 0 for a model
-    without such layers.
+    Call it after a forward in training mode, once per backward: the square is taken per micro-batch, so
+    gradient accumulation and data parallelism average J^2 of the parts, which is not J^2 of the whole batch.
+    It is 0 for a model without such layers.
 
     Args:
         model: any module that holds our layers.
@@ -145,8 +148,8 @@ def auxiliary_loss(model: nn.Module, reduction: str = "sum") -> Tensor:
         return torch.zeros((), device=next((p.device for p in model.parameters()), None))
     if torch.is_grad_enabled() and not all(penalty.requires_grad for penalty in penalties):
         raise RuntimeError(
-            "auxiliary_loss: an objective was computed without gradients. Call it after a forward in training mode with "
-            "gradients enabled; with activation checkpointing use use_reentrant=False"
+            "auxiliary_loss: an objective was computed without gradients. Call it after a forward in training "
+            "mode with gradients enabled; with activation checkpointing use use_reentrant=False"
         )
     total = torch.stack(penalties).sum()
     return total if reduction == "sum" else total / len(penalties)

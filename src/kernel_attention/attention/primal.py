@@ -27,11 +27,13 @@ _log = logging.getLogger(__name__)
 
 
 class PrimalAttention(PenalizedAttention):
-    """Multi-head Primal-Attention (Chen, Tao, Tonin, Suykens, NeurIPS 2023): O(N p s) time, linear in the sequence.
+    """Multi-head Primal-Attention (Chen, Tao, Tonin, Suykens, NeurIPS 2023): O(N p s) time, linear in the
+    sequence.
 
     e_i = W_{e|X}^T phi(q_i) and r_i = W_{r|X}^T phi(k_i), joined by ``concat`` into the head's output. With
-    ``data_dependent=True`` the weights are W_{e|X} = f(X)^T W_e, f(X) being rows of the layer's own input, evenly
-    spaced over its real tokens; these rows are what mixes the tokens. With ``data_dependent=False`` the non-causal layer mixes none.
+    ``data_dependent=True`` the weights are W_{e|X} = f(X)^T W_e, f(X) being rows of the layer's own input,
+    evenly spaced over its real tokens; these rows are what mixes the tokens. With ``data_dependent=False``
+    the non-causal layer mixes none.
 
     Args:
         embed_dim: model width d.
@@ -40,16 +42,17 @@ class PrimalAttention(PenalizedAttention):
         eta: weight of J^2 in :func:`auxiliary_loss`. ``sqrt_lambda`` (h, s) exists only where eta > 0.
         data_dependent: whether the projection weights depend on the sequence.
         rank_multiplier: rows sampled per direction, M = rank * rank_multiplier.
-        max_len: longest sequence. It caps M, and fixes the sampling grid of the causal data-dependent form, which
-            needs it.
+        max_len: longest sequence. It caps M, and fixes the sampling grid of the causal data-dependent form,
+            which needs it.
         running_means: whether the causal form averages q and k over the prefix first (listing 1).
         feature_map: phi, a name or a callable of :mod:`kernel_attention.kernels`.
         objective_form: "mean" over the tokens (released code) or "sum" (paper); see
             :func:`kernel_attention.functional.ksvd_objective`.
-        square_per: "batch" squares one J over the batch's tokens; "sequence" squares every sequence's own J and averages
-            the squares (what the released code does, and the same for any split into micro-batches).
-        init: "flat" (released: orthogonal on the flattened tensor, each head's Frobenius norm 1) or "per_head"
-            (orthonormal columns in every head).
+        square_per: "batch" squares one J over the batch's tokens; "sequence" squares every sequence's own J
+            and averages the squares (what the released code does, and the same for any split into
+            micro-batches).
+        init: "flat" (released: orthogonal on the flattened tensor, each head's Frobenius norm 1) or
+            "per_head" (orthonormal columns in every head).
         bias: whether the projections have biases.
 
     Attributes:
@@ -58,6 +61,8 @@ class PrimalAttention(PenalizedAttention):
         sqrt_lambda: square root of Lambda's diagonal, (h, s), uniform in (0, 1) at first.
         concat: the map from the 2 s scores to the head's p outputs, shared by the heads.
     """
+
+    sqrt_lambda: nn.Parameter | None
 
     def __init__(
         self,
@@ -77,7 +82,9 @@ class PrimalAttention(PenalizedAttention):
         bias: bool = True,
     ) -> None:
         super().__init__(embed_dim, num_heads)
-        require_positive(rank=rank, rank_multiplier=rank_multiplier, **({} if max_len is None else {"max_len": max_len}))
+        require_positive(
+            rank=rank, rank_multiplier=rank_multiplier, **({} if max_len is None else {"max_len": max_len})
+        )
         require_weight(eta=eta)
         if objective_form not in ("mean", "sum"):
             raise unknown("objective_form", objective_form, ("mean", "sum"))
@@ -112,8 +119,13 @@ class PrimalAttention(PenalizedAttention):
         scores = self.scores(x, key_padding_mask=key_padding_mask, is_causal=is_causal)
         if self.training and self.sqrt_lambda is not None:
             self.objective = functional.ksvd_objective(
-                scores, self.w_e, self.w_r, self.sqrt_lambda, form=self.objective_form,
-                per_sequence=self.square_per == "sequence", key_padding_mask=key_padding_mask,
+                scores,
+                self.w_e,
+                self.w_r,
+                self.sqrt_lambda,
+                form=self.objective_form,
+                per_sequence=self.square_per == "sequence",
+                key_padding_mask=key_padding_mask,
             )
         return self._output(scores)
 
@@ -140,7 +152,8 @@ class PrimalAttention(PenalizedAttention):
         return None if self.objective is None else self.eta * self.objective.square().mean()
 
     def kernel_matrix(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """The kernel whose singular vectors the layer learns (theorem 3.2), (B, h, N, N); for analysis, O(N^2)."""
+        """The kernel whose singular vectors the layer learns (theorem 3.2), (B, h, N, N); for analysis,
+        O(N^2)."""
         rows = self._sample(x, key_padding_mask, False)[0] if self.data_dependent else None
         q, k = self.split_heads(self.q_proj(x)), self.split_heads(self.k_proj(x))
         return functional.primal_kernel(
@@ -149,16 +162,18 @@ class PrimalAttention(PenalizedAttention):
 
     def initial_state(self, batch_size: int) -> PrimalState:
         """The state of causal decoding before the first token; its size is constant in the sequence."""
-        like = {"device": self.w_e.device, "dtype": accumulation_dtype(self.w_e.dtype)}
-        sums = torch.zeros(batch_size, self.num_heads, 1, self.head_dim, **like)
-        weights = torch.zeros(batch_size, self.num_heads, self.head_dim, self.rank, **like)
+        dtype = accumulation_dtype(self.w_e.dtype)
+        sums = self.w_e.new_zeros(batch_size, self.num_heads, 1, self.head_dim, dtype=dtype)
+        weights = self.w_e.new_zeros(batch_size, self.num_heads, self.head_dim, self.rank, dtype=dtype)
         gathered = weights if self.data_dependent else None
         return PrimalState(0, sums, sums, gathered, gathered)
 
     def step(self, x: Tensor, state: PrimalState) -> tuple[Tensor, PrimalState]:
         """Decode one token: x (B, d) and the state before it -> output (B, d) and the state after it."""
         if x.dim() != 2 or x.size(-1) != self.embed_dim:
-            raise InputError(f"PrimalAttention.step: x has shape {tuple(x.shape)}, expected (B, {self.embed_dim})")
+            raise InputError(
+                f"PrimalAttention.step: x has shape {tuple(x.shape)}, expected (B, {self.embed_dim})"
+            )
         x = x[:, None]
         row, grid_index = None, None
         if self.data_dependent:
@@ -183,19 +198,24 @@ class PrimalAttention(PenalizedAttention):
     def _sample(
         self, x: Tensor, key_padding_mask: Tensor | None, is_causal: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """f(X): rows of the layer's input in the heads' own slices, (B, h, M', p), and their grid where causal."""
+        """f(X): rows of the layer's input in the heads' own slices, (B, h, M', p), and their grid where
+        causal."""
         if not is_causal:
             return self.split_heads(sample_rows(x, self.num_rows, key_padding_mask)), None
         max_len = self._require_max_len(x.size(1))
         # Only the part of the fixed grid that this sequence reaches.
-        grid = evenly_spaced(self.num_rows, max_len, x.device)[: rows_before(x.size(1), self.num_rows, max_len)]
+        grid = evenly_spaced(self.num_rows, max_len, x.device)[
+            : rows_before(x.size(1), self.num_rows, max_len)
+        ]
         if key_padding_mask is None:
             return self.split_heads(x[:, grid]), grid
         return self.split_heads(gather_ranks(x, grid.expand(x.size(0), -1), key_padding_mask)), grid
 
     def _require_max_len(self, length: int) -> int:
         if self.max_len is None:
-            raise InputError("max_len=None: causal data-dependent Primal-Attention needs max_len, the grid's length")
+            raise InputError(
+                "max_len=None: causal data-dependent Primal-Attention needs max_len, the grid's length"
+            )
         if length > self.max_len:
             raise InputError(f"sequence length {length} exceeds max_len={self.max_len}")
         return self.max_len
@@ -228,4 +248,8 @@ def _orthogonal(num_heads: int, num_rows: int, rank: int, init: str) -> Tensor:
 
 @functools.cache
 def _note_rank(rank: int, max_len: int) -> None:
-    _log.info("rank=%d exceeds max_len=%d: the paper asks rank <= N, its released recipes do not keep to it", rank, max_len)
+    _log.info(
+        "rank=%d exceeds max_len=%d: the paper asks rank <= N, its released recipes do not keep to it",
+        rank,
+        max_len,
+    )

@@ -52,12 +52,15 @@ MECHANISMS: dict[str, Mechanism] = {
             causal="yes", cross=True, mixes_tokens="yes", preset={"kernel": "softmax", "symmetric": False},
         ),
         Mechanism(
-            "symmetric", SoftmaxAttention, "Teo & Nguyen 2024, kernel PCA", "softmax(q q^T / sqrt(p)) v", "N^2 p", "N p",
+            "symmetric", SoftmaxAttention, "Teo & Nguyen 2024, kernel PCA", "softmax(q q^T / sqrt(p)) v",
+            "N^2 p", "N p",
             causal="yes", cross=False, mixes_tokens="yes", preset={"kernel": "softmax", "symmetric": True},
         ),
         Mechanism(
-            "cosine", SoftmaxAttention, "released code of Primal-Attention", "phi(q) phi(k)^T v, phi(x) = x/||x||", "N p^2", "N p",
-            causal="yes", cross=True, mixes_tokens="yes", preset={"kernel": "cosine", "symmetric": False, "dropout": 0.0},
+            "cosine", SoftmaxAttention, "released code of Primal-Attention", "phi(q) phi(k)^T v, phi(x) = x/||x||",
+            "N p^2", "N p",
+            causal="yes", cross=True, mixes_tokens="yes",
+            preset={"kernel": "cosine", "symmetric": False, "dropout": 0.0},
         ),
         Mechanism(
             "primal", PrimalAttention, _PRIMAL, "W_c [W_e|X^T phi(q); W_r|X^T phi(k)]", "N p s", "N s",
@@ -106,7 +109,9 @@ def layer_specs(
     """
     if isinstance(attention, list):
         if len(attention) != num_layers:
-            raise InputError(f"attention={attention!r} lists {len(attention)} mechanisms for num_layers={num_layers}")
+            raise InputError(
+                f"attention={attention!r} lists {len(attention)} mechanisms for num_layers={num_layers}"
+            )
         return [_spec(entry) for entry in attention]
     return [_spec(attention) for _ in range(num_layers)]
 

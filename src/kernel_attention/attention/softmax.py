@@ -21,8 +21,8 @@ class SoftmaxAttention(AttentionLayer):
     Args:
         embed_dim: model width d.
         num_heads: number of heads; divides d.
-        kernel: "softmax" (Vaswani et al. 2017) or "cosine", phi(q) phi(k)^T without softmax (the extra baseline of
-            the released Primal-Attention code).
+        kernel: "softmax" (Vaswani et al. 2017) or "cosine", phi(q) phi(k)^T without softmax (the extra
+            baseline of the released Primal-Attention code).
         symmetric: queries serve as keys too (the SymViT and Symlm baseline of the kernel-PCA paper).
         dropout: probability of dropping an attention weight in training; softmax kernel only.
         bias: whether the four projections have biases.
@@ -43,7 +43,9 @@ class SoftmaxAttention(AttentionLayer):
             raise unknown("kernel", kernel, _KERNELS)
         require_probability(dropout=dropout)
         if dropout and kernel == "cosine":
-            raise InputError(f"dropout={dropout} must be 0 with kernel='cosine', which has no attention weights")
+            raise InputError(
+                f"dropout={dropout} must be 0 with kernel='cosine', which has no attention weights"
+            )
         self.kernel = kernel
         self.symmetric = symmetric
         self.dropout = dropout
@@ -75,7 +77,8 @@ class SoftmaxAttention(AttentionLayer):
         return self.out_proj(self.merge_heads(out))
 
     def kernel_matrix(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """The attention matrix, or phi(q) phi(k)^T with the cosine kernel, (B, h, N, N); for analysis, O(N^2)."""
+        """The attention matrix, or phi(q) phi(k)^T with the cosine kernel, (B, h, N, N); for analysis,
+        O(N^2)."""
         q = self.split_heads(self.q_proj(x))
         k = q if self.k_proj is None else self.split_heads(self.k_proj(x))
         if self.kernel == "cosine":

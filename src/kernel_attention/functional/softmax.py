@@ -47,8 +47,8 @@ def cosine_attention(
 ) -> Tensor:
     """phi(q) phi(k)^T v with phi(x) = x / ||x||, the extra baseline of the released Primal-Attention code.
 
-    Shapes as in :func:`softmax_attention`. Linear in the sequence: the product is associated to the right, and
-    the causal form carries the running p x p_v state from chunk to chunk.
+    Shapes as in :func:`softmax_attention`. Linear in the sequence: the product is associated to the right,
+    and the causal form carries the running p x p_v state from chunk to chunk.
     """
     phi_q, phi_k = cosine(q), cosine(k)
     if key_padding_mask is not None:
@@ -58,12 +58,13 @@ def cosine_attention(
 
 
 def causal_product(phi_q: Tensor, phi_k: Tensor, v: Tensor, chunk_size: int = 128) -> Tensor:
-    """sum_{j <= i} (phi_q_i . phi_k_j) v_j in O(N) time and memory: (B, h, N, p) features, (B, h, N, p_v) values."""
+    """sum_{j <= i} (phi_q_i . phi_k_j) v_j in O(N) time and memory: (B, h, N, p) features, (B, h, N, p_v)
+    values."""
     length = phi_q.size(2)
     chunk_size = min(chunk_size, length)
     padding = -length % chunk_size
-    # A pad of zero length keeps the strides of its input, one of unknown length does not: compiled with dynamic N the
-    # two would disagree, but not on contiguous input.
+    # A pad of zero length keeps the strides of its input, one of unknown length does not: compiled with
+    # dynamic N the two would disagree, but not on contiguous input.
     phi_q, phi_k, v = (
         torch.nn.functional.pad(x.contiguous(), (0, 0, 0, padding)).unflatten(2, (-1, chunk_size))
         for x in (phi_q, phi_k, v)

@@ -1,7 +1,7 @@
 """Feature maps phi: the explicit side of a kernel k(x, y) = <phi(x), phi(y)>.
 
-Every map takes ``x`` (B, h, N, p) and returns (B, h, N, p'). ``key_padding_mask`` (B, N; True = real token) and
-``is_causal`` matter to the maps that normalise over the sequence; the token-wise maps do not read them.
+Every map takes ``x`` (B, h, N, p) and returns (B, h, N, p'). ``key_padding_mask`` (B, N; True = real token)
+and ``is_causal`` matter to the maps that normalise over the sequence; the token-wise maps do not read them.
 """
 
 from __future__ import annotations

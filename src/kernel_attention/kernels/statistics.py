@@ -1,7 +1,7 @@
 """Statistics of a padded sequence that no padded position can influence.
 
-Masks are (B, N) bool with True = real token. A real token's *rank* is the number of real tokens before it, so every
-function here gives a masked sequence what it would give the same tokens moved together.
+Masks are (B, N) bool with True = real token. A real token's *rank* is the number of real tokens before it,
+so every function here gives a masked sequence what it would give the same tokens moved together.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ def valid_ranks(key_padding_mask: Tensor) -> Tensor:
 
 
 def evenly_spaced(num_rows: int, length: int, device: torch.device | None = None) -> Tensor:
-    """min(num_rows, length) distinct positions from 0 to length - 1 at even distances, rounded down; int64."""
+    """min(num_rows, length) distinct positions from 0 to length - 1 at even distances, rounded down;
+    int64."""
     count = min(num_rows, length)
     return torch.arange(count, device=device) * (length - 1) // max(count - 1, 1)
 

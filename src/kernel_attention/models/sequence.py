@@ -1,6 +1,7 @@
 """The sequence encoder of the papers' time-series experiments, with any attention mechanism in each layer.
 
-PrimalFormer is ``attention="primal"``; Primal.+ is ``attention=["softmax", "primal"]`` (Primal-Attention, section 5).
+PrimalFormer is ``attention="primal"``; Primal.+ is ``attention=["softmax", "primal"]`` (Primal-Attention,
+section 5).
 """
 
 from __future__ import annotations
@@ -13,7 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kernel_attention.attention import AttentionLayer, AttentionSpec, create_attention, get_mechanism, layer_specs
+from kernel_attention.attention import (
+    AttentionLayer,
+    AttentionSpec,
+    create_attention,
+    get_mechanism,
+    layer_specs,
+)
 from kernel_attention.attention.base import require_positive, require_probability
 from kernel_attention.errors import InputError, unknown
 
@@ -144,8 +151,8 @@ class SequenceClassifier(nn.Module):
         num_outputs: classes, or regression targets.
         max_len: longest sequence.
         attention: as in :class:`SequenceEncoder`.
-        pooling: "flatten" joins all positions into one vector (the papers' head, fixed to max_len), "mean" averages over
-            the real tokens.
+        pooling: "flatten" joins all positions into one vector (the papers' head, fixed to max_len), "mean"
+            averages over the real tokens.
         encoder_options: the other arguments of :class:`SequenceEncoder`.
     """
 

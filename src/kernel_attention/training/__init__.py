@@ -28,7 +28,7 @@ __all__ = [
     "train",
 ]
 
-# Lightning and scikit-learn take seconds to import, which a command that only reads recipes should not wait for.
+# Lightning and scikit-learn take seconds to import; a command that only reads recipes should not wait.
 _HOMES = {
     "RunRecorder": "recorder",
     "SequenceTask": "module",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ _PARTS = ("callbacks", "epoch", "global_step", "loops", "optimizer_states", "sta
 class AtomicCheckpointIO(CheckpointIO):
     """Trainer state by atomic rename, read back without executing anything from the file."""
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
+    ) -> None:
         """See :class:`CheckpointIO`."""
         write_atomically(Path(path), lambda file: torch.save(checkpoint, file))
 
@@ -27,10 +30,12 @@ class AtomicCheckpointIO(CheckpointIO):
     ) -> dict[str, Any]:
         """Always with ``weights_only=True``; InputError where the file is damaged or is no checkpoint."""
         try:
-            checkpoint = torch.load(path, map_location=map_location or "cpu", weights_only=True)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # what is wrong with the file is said below
+                checkpoint = torch.load(path, map_location=map_location or "cpu", weights_only=True)
         except pickle.UnpicklingError:
             raise InputError(
-                f"checkpoint {path}: refused, because it is damaged or holds more than tensors and plain values"
+                f"checkpoint {path}: refused, it is damaged or holds more than tensors and plain values"
             ) from None
         except Exception as error:  # a damaged pickle can raise anything
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -30,7 +30,7 @@ def predict_outputs(
     batch_size: int = 64,
     precision: str = "32-true",
 ) -> Tensor:
-    """Logits or regression values of every sequence, (cases, outputs) float32 on the CPU, in the precision of training."""
+    """Logits or values of every sequence, (cases, outputs) float32 on the CPU, in training's precision."""
     model.eval()
     device = next(model.parameters()).device
     dtype = torch.bfloat16 if precision.startswith("bf16") else torch.float16
@@ -98,7 +98,8 @@ def predict_rows(
     """One record a sequence: the value, or the class and the probability of every class."""
     outputs = predict_outputs(model, sequences, precision=precision)
     if facts["task"] == "regression":
-        return [{"case": case, "prediction": value} for case, value in enumerate(outputs.squeeze(-1).tolist())]
+        values = outputs.squeeze(-1).tolist()
+        return [{"case": case, "prediction": value} for case, value in enumerate(values)]
     names = facts["class_names"]
     return [
         {"case": case, "prediction": names[int(np.argmax(row))]}
@@ -110,9 +111,10 @@ def predict_rows(
 def check_sequences(sequences: Sequence[np.ndarray], facts: dict[str, Any], where: str) -> None:
     """InputError where sequences do not fit a model trained on data with these facts."""
     for case, sequence in enumerate(sequences):
-        if sequence.shape[1] != facts["num_features"]:
+        channels = sequence.shape[1]
+        if channels != facts["num_features"]:
             raise InputError(
-                f"{where}: case {case} has {sequence.shape[1]} channels, the model takes {facts['num_features']}"
+                f"{where}: case {case} has {channels} channels, the model takes {facts['num_features']}"
             )
         if len(sequence) > facts["max_len"]:
             raise InputError(

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import random
 import signal
+import threading
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -23,6 +24,8 @@ if TYPE_CHECKING:  # Lightning takes seconds, which a command that trains nothin
     from kernel_attention.training.module import SequenceTask
     from kernel_attention.training.recipe import Recipe
 
+_one_at_a_time = threading.Lock()
+
 
 class Interrupted(KeyboardInterrupt):
     """Ctrl-C (or a polite request to end, SIGTERM) during training.
@@ -35,11 +38,11 @@ def make_trainer(recipe: Recipe, callbacks: list[Callback], progress: bool) -> L
     """The trainer of a recipe.
 
     Raises:
-        InputError: for an accelerator or a precision that this machine does not have.
+        InputError: for an accelerator that this machine does not have.
     """
     import lightning as L
+    from lightning.fabric.utilities.exceptions import MisconfigurationException
     from lightning.pytorch.callbacks import Checkpoint, RichProgressBar
-    from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
     from kernel_attention.training.checkpoint import AtomicCheckpointIO
 
@@ -60,9 +63,7 @@ def make_trainer(recipe: Recipe, callbacks: list[Callback], progress: bool) -> L
             plugins=[AtomicCheckpointIO()],
         )
     except (MisconfigurationException, ValueError) as error:
-        raise InputError(
-            f"accelerator={recipe.accelerator!r} with precision={recipe.precision!r}: {error}"
-        ) from None
+        raise InputError(f"accelerator={recipe.accelerator!r} cannot be used here: {error}") from None
 
 
 def check_trainer(recipe: Recipe) -> None:
@@ -119,18 +120,21 @@ def training_device(accelerator: str) -> torch.device:
 
 @contextlib.contextmanager
 def private_generators(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed the generators that training on ``device`` draws from; give the caller's states back after."""
-    python, numpy = random.getstate(), np.random.get_state()
+    """Seed the generators that training on ``device`` draws from; give the caller's states back after.
+
+    One thread at a time: generators, Lightning's log level and warning filters belong to the whole process.
+    """
     on_cpu = device.type == "cpu"
     devices = [] if on_cpu else list(range(torch.accelerator.device_count()))
     # On a CPU, torch.manual_seed would seed the GPUs too, whose states are not kept.
     seed_torch = torch.default_generator.manual_seed if on_cpu else torch.manual_seed
-    try:
-        with torch.random.fork_rng(devices, device_type="cuda" if on_cpu else device.type):
+    with _one_at_a_time, torch.random.fork_rng(devices, device_type="cuda" if on_cpu else device.type):
+        python, numpy = random.getstate(), np.random.get_state()
+        try:
             seed_torch(seed)
             np.random.seed(seed)
             random.seed(seed)
             yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)

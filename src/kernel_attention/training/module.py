@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from kernel_attention.attention import PenalizedAttention, auxiliary_loss
 from kernel_attention.data import Batch
-from kernel_attention.errors import InputError, unknown
+from kernel_attention.errors import InputError
 from kernel_attention.training.recipe import Recipe
 
 _OPTIMIZERS = {"radam": torch.optim.RAdam, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
@@ -23,8 +23,8 @@ _CHANGEABLE = ("epochs", "seeds", "threads", "accelerator")  # keys a run may be
 class SequenceTask(L.LightningModule):
     """Classification (cross-entropy) or regression (mean squared error) of sequences.
 
-    Logs per epoch: ``train_loss`` (the task's own), ``train_accuracy`` or ``train_mse``, ``objective_layer_i`` (J), and the
-    same ``val_`` figures.
+    Logs per epoch: ``train_loss`` (the task's own), ``train_accuracy`` or ``train_mse``,
+    ``objective_layer_i`` (J), and the same ``val_`` figures.
 
     Args:
         model: (x, key_padding_mask) -> (B, outputs).
@@ -34,8 +34,6 @@ class SequenceTask(L.LightningModule):
 
     def __init__(self, model: nn.Module, recipe: Recipe, is_regression: bool = False) -> None:
         super().__init__()
-        if recipe.optimizer not in _OPTIMIZERS:
-            raise unknown("optimizer", recipe.optimizer, _OPTIMIZERS)
         self.model = model
         self.recipe = recipe
         self.is_regression = is_regression
@@ -50,7 +48,8 @@ class SequenceTask(L.LightningModule):
         loss = self._log_step("train", batch)
         for name, layer in self.objectives.items():
             if layer.objective is not None:
-                self.log(name, layer.objective.detach().mean(), on_step=False, on_epoch=True, batch_size=len(batch.x))
+                value = layer.objective.detach().mean()
+                self.log(name, value, on_step=False, on_epoch=True, batch_size=len(batch.x))
         return loss + auxiliary_loss(self.model, self.recipe.auxiliary_reduction)
 
     def validation_step(self, batch: Batch) -> None:
@@ -58,6 +57,7 @@ class SequenceTask(L.LightningModule):
         self._log_step("val", batch)
 
     def _log_step(self, stage: str, batch: Batch) -> Tensor:
+        assert batch.target is not None, "training and evaluation need labelled batches"
         outputs = self.model(batch.x, batch.key_padding_mask)
         loss, metric, value = self._measure(outputs.float(), batch.target)
         figures = {f"{stage}_loss": loss.detach(), f"{stage}_{metric}": value}
@@ -74,7 +74,8 @@ class SequenceTask(L.LightningModule):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """The recipe's optimizer with a constant learning rate."""
         optimizer = _OPTIMIZERS[self.recipe.optimizer]
-        return optimizer(self.parameters(), lr=self.recipe.learning_rate, weight_decay=self.recipe.weight_decay)
+        recipe = self.recipe
+        return optimizer(self.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["recipe"] = dataclasses.asdict(self.recipe)
@@ -85,6 +86,6 @@ class SequenceTask(L.LightningModule):
             current = getattr(self.recipe, key, None)
             if key not in _CHANGEABLE and current != value:
                 raise InputError(
-                    f"the checkpoint was written with {key}={value!r}, the run's config.yaml says {current!r}: "
-                    "undo the change, or start a new run with it"
+                    f"the checkpoint was written with {key}={value!r}, the run's config.yaml says "
+                    f"{current!r}: undo the change, or start a new run with it"
                 )

@@ -1,4 +1,4 @@
-"""A recipe: everything a run depends on, as one flat record that a YAML file fills and a command line overrides."""
+"""A recipe: all that a run depends on, as one flat record that a YAML file fills and options override."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ from kernel_attention.training.files import read_yaml
 Protocol = Literal["holdout", "paper"]
 
 PROTOCOLS: dict[str, str] = {
-    "holdout": "the best epoch is chosen on a stratified part of the training split; the test split is read once, at the end",
-    "paper": "the best epoch is chosen on the test split itself, as the papers' released code does: an optimistic figure",
+    "holdout": "the best epoch is chosen on a stratified part of the training split; "
+    "the test split is read once, at the end",
+    "paper": "the best epoch is chosen on the test split itself, as the papers' released code does: "
+    "an optimistic figure",
 }
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """One experiment on a time-series set; shapes and defaults are those of Primal-Attention's UEA experiments.
+    """One experiment on a time-series set; the defaults are those of Primal-Attention's UEA experiments.
 
     Args:
         dataset: name of an aeon classification or regression set.
@@ -100,11 +102,13 @@ class Recipe:
             raise InputError(f"validation_fraction={self.validation_fraction} must lie between 0 and 1")
         if self.epochs < self.evaluate_every:
             raise InputError(
-                f"evaluate_every={self.evaluate_every} exceeds epochs={self.epochs}: nothing would be selected"
+                f"evaluate_every={self.evaluate_every} exceeds epochs={self.epochs}: no epoch could be chosen"
             )
         in_range = all(0 <= seed <= _MAX_SEED for seed in self.seeds)
         if not self.seeds or len(set(self.seeds)) < len(self.seeds) or not in_range:
-            raise InputError(f"seeds={self.seeds} must be one or more different whole numbers, 0 to {_MAX_SEED}")
+            raise InputError(
+                f"seeds={self.seeds} must be one or more different whole numbers between 0 and {_MAX_SEED}"
+            )
         layer_specs(self.attention, self.num_layers)
         object.__setattr__(self, "attention", _plain_attention(self.attention))
 
@@ -116,8 +120,8 @@ class Recipe:
     def encoder_options(self) -> dict[str, Any]:
         """The fields that :class:`kernel_attention.models.SequenceClassifier` takes."""
         names = (
-            "attention", "embed_dim", "num_heads", "num_layers", "feedforward_dim", "dropout", "positions", "pooling",
-            "norm_first",
+            "attention", "embed_dim", "num_heads", "num_layers", "feedforward_dim", "dropout", "positions",
+            "pooling", "norm_first",
         )  # fmt: skip
         return {name: getattr(self, name) for name in names}
 
@@ -140,7 +144,7 @@ def list_recipes() -> dict[str, Path]:
 
 
 def read_recipe(name: str) -> tuple[str, dict[str, Any]]:
-    """A shipped recipe by name or a YAML file by path -> (its short name, its keys); unknown keys are refused."""
+    """A shipped recipe by name, or a YAML file by path -> (its short name, its keys)."""
     shipped = list_recipes()
     path = shipped.get(name, Path(name))
     if not path.is_file():
@@ -177,7 +181,7 @@ def typed(name: str, value: Any, label: str | None = None) -> Any:
 
 
 def _plain_attention(spec: Any) -> Any:
-    """A pair (name, options) as ``{name: options}``: YAML has no tuples and would give back a list of layers."""
+    """A pair (name, options) as ``{name: options}``: YAML would give it back as a list, one entry a layer."""
     if isinstance(spec, list):
         return [_plain_attention(entry) for entry in spec]
     return {spec[0]: dict(spec[1])} if isinstance(spec, tuple) else spec

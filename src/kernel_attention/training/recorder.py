@@ -22,8 +22,8 @@ _log = logging.getLogger(__name__)
 class RunRecorder(Checkpoint):
     """Metrics, best and last weights, and the trainer's state: at step 0 and at every epoch's end.
 
-    ``last.ckpt`` is written last and by rename, so it is the point of truth: whatever was written after the previous one
-    is written again, identically, by the resumed run.
+    ``last.ckpt`` is written last and by rename, so it is the point of truth: whatever was written after the
+    previous one is written again, identically, by the resumed run.
 
     Args:
         folder: the seed's folder.
@@ -60,7 +60,7 @@ class RunRecorder(Checkpoint):
         """Write everything; the checkpoint last."""
         row = self._row(trainer)
         self.rows.append(row)
-        weights = pl_module.model.state_dict()
+        weights = _weights(pl_module)
         if self._improves(row):
             write_weights(self.folder / "best.safetensors", weights)
         write_weights(self.folder / "last.safetensors", weights)
@@ -68,10 +68,12 @@ class RunRecorder(Checkpoint):
         write_csv(self.folder / "metrics.csv", self.rows)
         trainer.save_checkpoint(self.checkpoint)
 
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
         """Keep the weights of the unfinished epoch too; resuming does not need them."""
         if isinstance(exception, KeyboardInterrupt):
-            write_weights(self.folder / "interrupted.safetensors", pl_module.model.state_dict())
+            write_weights(self.folder / "interrupted.safetensors", _weights(pl_module))
 
     def state_dict(self) -> dict[str, Any]:
         """Inside the trainer's checkpoint."""
@@ -92,7 +94,7 @@ class RunRecorder(Checkpoint):
 
     def _row(self, trainer: L.Trainer) -> dict[str, Any]:
         figures = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        is_evaluated = (trainer.current_epoch + 1) % trainer.check_val_every_n_epoch == 0
+        is_evaluated = (trainer.current_epoch + 1) % (trainer.check_val_every_n_epoch or 1) == 0
         row: dict[str, Any] = {"epoch": trainer.current_epoch + 1}
         for name, value in sorted(figures.items()):
             stage, _, metric = name.partition("_")
@@ -110,7 +112,7 @@ class RunRecorder(Checkpoint):
         return row
 
     def _improves(self, row: dict[str, Any]) -> bool:
-        """Higher accuracy or lower error; the lower loss among equals. Without evaluation the last epoch is best."""
+        """Higher accuracy or lower error; the lower loss among equals. False without an evaluation."""
         if "val_loss" not in row:
             return False
         quality = (row.get("val_accuracy", -row["val_loss"]), -row["val_loss"])
@@ -120,9 +122,15 @@ class RunRecorder(Checkpoint):
         return True
 
 
+def _weights(pl_module: L.LightningModule) -> dict[str, Any]:
+    """Of the model inside the task, under the names the model itself knows."""
+    assert isinstance(pl_module.model, torch.nn.Module)
+    return pl_module.model.state_dict()
+
+
 def _get_generators() -> dict[str, Any]:
     """States of all global generators, in types that ``weights_only`` loading accepts."""
-    kind, keys, *rest = np.random.get_state(legacy=True)  # type: ignore[misc]
+    kind, keys, *rest = np.random.get_state(legacy=True)
     return {
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],

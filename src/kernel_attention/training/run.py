@@ -9,7 +9,6 @@ import os
 import platform
 import statistics
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from kernel_attention.errors import InputError
 from kernel_attention.models import SequenceClassifier
 from kernel_attention.reporting import write_report
 from kernel_attention.training.evaluation import evaluate_split, kernel_spectra
+from kernel_attention.training.facts import describe_data, read_facts, require_same_data
 from kernel_attention.training.files import (
     is_unfinished,
     read_json,
@@ -94,29 +94,8 @@ def train(
 def build_model(recipe: Recipe, facts: dict[str, Any]) -> SequenceClassifier:
     """The recipe's model for data with these facts."""
     num_outputs = len(facts["class_names"]) or 1
-    return SequenceClassifier(facts["num_features"], num_outputs, facts["max_len"], **recipe.encoder_options())
-
-
-def describe_data(data: TimeSeriesData) -> dict[str, Any]:
-    """The facts about a data set that a trained model depends on; content of ``data.json``."""
-    return {
-        "dataset": data.name,
-        "task": data.task,
-        "num_features": data.num_features,
-        "max_len": data.max_len,
-        "class_names": list(data.class_names),
-        "train_cases": len(data.train),
-        "test_cases": len(data.test),
-    }
-
-
-def require_same_data(found: dict[str, Any], expected: dict[str, Any]) -> None:
-    """InputError where data that goes by the name of a run's data set is not what the run was trained on."""
-    for key, value in expected.items():
-        if found.get(key) != value:
-            raise InputError(
-                f"dataset {expected.get('dataset')}: {key} is {found.get(key)!r}, in the run's data it was {value!r}"
-            )
+    shape = (facts["num_features"], num_outputs, facts["max_len"])
+    return SequenceClassifier(*shape, **recipe.encoder_options())
 
 
 def summarise(recipe: Recipe, name: str, results: list[dict[str, Any]]) -> dict[str, Any]:
@@ -146,17 +125,19 @@ def machine() -> str:
 
 
 def _check_unused(output: Path) -> None:
-    """InputError unless a run can begin in ``output``: where nothing is, or a run that was killed before it began."""
+    """InputError unless a run can begin in ``output``: nothing is there, or a run killed before it began."""
     try:
         found = [path for path in output.iterdir() if not is_unfinished(path)] if output.exists() else []
     except OSError as error:
         raise InputError(f"output {output}: cannot be a run folder ({error.strerror or error})") from None
     if {path.name for path in found} - {"versions.json", "data.json"}:
-        raise InputError(f"output {output} is not empty: choose another folder, or continue it with --resume {output}")
+        raise InputError(
+            f"output {output} is not empty: choose another folder, or continue it with --resume {output}"
+        )
 
 
 def _open_folder(output: Path, recipe: Recipe, facts: dict[str, Any], name: str) -> None:
-    """Make the run folder; on failure everything is as it was. ``config.yaml`` comes last and makes it a run."""
+    """Make the run folder; failing, leave all as it was. ``config.yaml`` comes last: it makes it a run."""
     created = [folder for folder in (output, *output.parents) if not folder.exists()]
     try:
         output.mkdir(parents=True, exist_ok=True)
@@ -177,14 +158,28 @@ def _open_folder(output: Path, recipe: Recipe, facts: dict[str, Any], name: str)
 
 def _reopen_folder(output: Path, facts: dict[str, Any]) -> str | None:
     """Make an unfinished run ready to go on; the name of its recipe."""
-    require_same_data(facts, read_json(output / "data.json"))
+    require_same_data(facts, read_facts(output))
     try:
         remove_unfinished(output)
         for stale in (output / "error.txt", *output.glob("seed-*/interrupted.safetensors")):
             stale.unlink(missing_ok=True)
     except OSError as error:
         raise InputError(f"run {output}: cannot be written ({error.strerror or error})") from None
-    return read_json(output / "versions.json").get("recipe")
+    versions = read_json(output / "versions.json")
+    return versions.get("recipe") if isinstance(versions, dict) else None
+
+
+def _versions() -> dict[str, str]:
+    return {
+        "command": " ".join(sys.argv),
+        "kernel_attention": kernel_attention.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "lightning": L.__version__,
+        "numpy": np.__version__,
+        "platform": platform.platform(),
+        "machine": machine(),
+    }
 
 
 def _split(data: TimeSeriesData, recipe: Recipe, seed: int) -> tuple[SequenceSplit, SequenceSplit]:
@@ -194,16 +189,17 @@ def _split(data: TimeSeriesData, recipe: Recipe, seed: int) -> tuple[SequenceSpl
     return stratified_split(data.train, recipe.validation_fraction, seed, data.task)
 
 
-def _train_seed(recipe: Recipe, data: TimeSeriesData, folder: Path, seed: int, progress: bool) -> dict[str, Any]:
+def _train_seed(
+    recipe: Recipe, data: TimeSeriesData, folder: Path, seed: int, progress: bool
+) -> dict[str, Any]:
     if (folder / "evaluation.json").exists():  # a finished seed of a resumed run
         return read_json(folder / "evaluation.json")
     folder.mkdir(exist_ok=True)
-    started = time.perf_counter()
     L.seed_everything(seed, verbose=False)
     train_split, val_split = _split(data, recipe, seed)
     scale = Standardizer.fit(train_split.sequences)
     model = build_model(recipe, describe_data(data))
-    model.encoder.set_scale(scale.mean, scale.std)
+    model.encoder.set_scale(torch.from_numpy(scale.mean), torch.from_numpy(scale.std))
     is_regression = data.task == "regression"
     recorder = RunRecorder(folder, float(np.var(val_split.targets)) if is_regression else None)
     fit(

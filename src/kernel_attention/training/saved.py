@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kernel_attention.data import SequenceSplit, load_time_series
 from kernel_attention.errors import InputError
 from kernel_attention.models import SequenceClassifier
-from kernel_attention.training.files import read_json, read_weights
+from kernel_attention.training.facts import describe_data, read_facts, require_same_data
+from kernel_attention.training.files import read_weights
 from kernel_attention.training.recipe import Recipe, read_keys
 from kernel_attention.training.run import build_model
 
@@ -25,6 +27,12 @@ class SavedRun(NamedTuple):
         """Whether the model gives values instead of classes."""
         return self.facts["task"] == "regression"
 
+    def test_split(self, data_root: str | Path | None = None) -> SequenceSplit:
+        """The test split of the run's data set; InputError where the data has changed since training."""
+        data = load_time_series(self.recipe.dataset, data_root=data_root, missing=self.recipe.missing)
+        require_same_data(describe_data(data), self.facts)
+        return data.test
+
     def model(self, seed: int | None = None) -> SequenceClassifier:
         """The best model of ``seed``, by default the first one."""
         seed = self.seeds[0] if seed is None and self.seeds else seed
@@ -35,7 +43,8 @@ class SavedRun(NamedTuple):
         try:
             model.load_state_dict(read_weights(path))
         except RuntimeError as error:
-            raise InputError(f"{path}: does not fit the run's recipe ({str(error).splitlines()[0]})") from None
+            reason = " ".join(str(error).split())[:200]
+            raise InputError(f"{path}: does not fit the run's recipe ({reason})") from None
         return model.eval()
 
 
@@ -63,19 +72,3 @@ def read_config(folder: Path) -> Recipe:
         return Recipe(**values)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
-
-
-def read_facts(folder: Path) -> dict[str, Any]:
-    """What the run's models depend on of its data: the content of ``data.json``, checked."""
-    path = folder / "data.json"
-    facts = read_json(path)
-    names = facts.get("class_names") if isinstance(facts, dict) else None
-    is_right = (
-        isinstance(names, list)
-        and all(isinstance(name, str) for name in names)
-        and facts.get("task") == ("classification" if names else "regression")
-        and all(isinstance(facts.get(key), int) and facts[key] > 0 for key in ("num_features", "max_len"))
-    )
-    if not is_right:
-        raise InputError(f"{path}: does not describe a data set (num_features, max_len, task, class_names)")
-    return facts

@@ -1,0 +1,49 @@
+"""What a trained model depends on of its data: the content of ``data.json``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from kernel_attention.data import TimeSeriesData
+from kernel_attention.errors import InputError
+from kernel_attention.training.files import read_json
+
+
+def describe_data(data: TimeSeriesData) -> dict[str, Any]:
+    """The facts about a data set."""
+    return {
+        "dataset": data.name,
+        "task": data.task,
+        "num_features": data.num_features,
+        "max_len": data.max_len,
+        "class_names": list(data.class_names),
+        "train_cases": len(data.train),
+        "test_cases": len(data.test),
+    }
+
+
+def require_same_data(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    """InputError where data that goes by the name of a run's data set is not what the run was trained on."""
+    for key, value in expected.items():
+        if found.get(key) != value:
+            raise InputError(
+                f"dataset {expected.get('dataset')}: {key} is {found.get(key)!r}, "
+                f"in the data of the run it was {value!r}"
+            )
+
+
+def read_facts(folder: Path) -> dict[str, Any]:
+    """The facts in a run folder; InputError where they are missing or damaged."""
+    path = folder / "data.json"
+    facts = read_json(path)
+    names = facts.get("class_names") if isinstance(facts, dict) else None
+    is_right = (
+        isinstance(names, list)
+        and all(isinstance(name, str) for name in names)
+        and facts.get("task") == ("classification" if names else "regression")
+        and all(isinstance(facts.get(key), int) and facts[key] > 0 for key in ("num_features", "max_len"))
+    )
+    if not is_right:
+        raise InputError(f"{path}: does not describe a data set (num_features, max_len, task, class_names)")
+    return facts

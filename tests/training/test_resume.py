@@ -1,0 +1,178 @@
+"""A run killed at any moment and resumed ends as if it had never been killed, bit for bit."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from training.runs import SRC, assert_same_outcome, launch, write_recipe
+
+from kernel_attention.cli import main
+
+TESTS = Path(__file__).parents[1]
+MOMENTS = ("torn", "written", "renamed")
+
+
+def killed(data: Path, folder: Path, plans: object) -> list[dict]:
+    """What ``killed.py`` reports of the runs it killed by these plans."""
+    process = subprocess.run(
+        [sys.executable, str(TESTS / "training" / "killed.py"), str(data), str(folder), json.dumps(plans)],
+        env=os.environ | {"PYTHONPATH": f"{SRC}{os.pathsep}{TESTS}", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert process.returncode == 0, process.stderr[-3000:]
+    return [json.loads(line) for line in process.stdout.splitlines()]
+
+
+def test_killed_in_the_middle_of_a_write(waves, tmp_path):
+    """Of the folder's first files, the first checkpoint, those of an epoch, the figures, the summary; and often."""
+    plans = [
+        [(1, "torn")],
+        [(3, "written")],
+        [(4, "torn")],
+        [(9, "torn")],
+        [(9, "written"), (5, "renamed"), (1, "torn"), (8, "written")],
+        [(15, "renamed"), (2, "torn")],
+    ]
+    assert [row["killed"] for row in killed(waves, tmp_path, plans)] == [len(plan) for plan in plans]
+
+
+@pytest.mark.slow
+def test_killed_in_every_write(waves, tmp_path):
+    rows = killed(waves, tmp_path, "everywhere")
+    assert len(rows) == 3 * rows[0]["writes"] > 60
+    assert {row["killed"] for row in rows} == {1}
+
+
+@pytest.mark.slow
+def test_killed_again_and_again(waves, tmp_path):
+    """Twelve times each, wherever chance has it."""
+    generator = random.Random(0)
+    plans = [[(generator.randint(1, 7), generator.choice(MOMENTS)) for _ in range(12)] for _ in range(10)]
+    rows = killed(waves, tmp_path, plans)
+    assert sum(row["killed"] for row in rows) >= 60
+
+
+def seeds_trained(folder: Path) -> list[Path]:
+    return sorted(folder.glob("seed-*"))
+
+
+def stop_in_checkpoint(process: subprocess.Popen, folder: Path, after: int) -> bool:
+    """SIGKILL while a checkpoint is being written, ``after`` finished ones; whether it came in time."""
+    seen: set[tuple[str, int]] = set()
+    while process.poll() is None:
+        for seed in seeds_trained(folder):
+            if len(seen) >= after and any(seed.glob(".last.ckpt.*")):
+                process.send_signal(signal.SIGSTOP)
+                is_within = any(seed.glob(".last.ckpt.*"))
+                process.kill()
+                process.wait()
+                return is_within
+            with contextlib.suppress(FileNotFoundError):
+                seen.add((seed.name, (seed / "last.ckpt").stat().st_ino))
+        time.sleep(0.0003)
+    return False
+
+
+def stop_at(process: subprocess.Popen, seconds: float) -> bool:
+    """SIGKILL so long after the start; whether the process was still running."""
+    try:
+        process.wait(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        return True
+    return False
+
+
+class Runs:
+    """Real processes that train one recipe on JapaneseVowels."""
+
+    def __init__(self, tmp_path: Path, **changes: object) -> None:
+        sizes = {"dataset": "JapaneseVowels", "embed_dim": 96, "feedforward_dim": 192, "batch_size": 32}
+        self.recipe = write_recipe(tmp_path / "run.yaml", **sizes | {"epochs": 6} | changes)
+        self.folder = tmp_path / "run"
+
+    def start(self, folder: Path | None = None) -> subprocess.Popen:
+        """A process that begins the run or resumes it, whichever is due."""
+        folder = folder or self.folder
+        if (folder / "config.yaml").exists():
+            return launch("train", "--resume", folder, "--progress", "false")
+        return launch("train", self.recipe, "--output", folder, "--progress", "false")
+
+    def finish(self, folder: Path | None = None) -> None:
+        process = self.start(folder)
+        err = process.communicate()[1]
+        assert process.returncode == 0, err
+
+
+@pytest.mark.usefixtures("brief")
+def test_killed_as_a_real_process(tmp_path):
+    """Reduced from the test below: in a checkpoint's write, and at some other moment."""
+    runs = Runs(tmp_path, epochs=4)
+    reference = tmp_path / "reference"
+    assert main(["train", str(runs.recipe), "--output", str(reference), "--progress", "false"]) == 0
+    started = time.perf_counter()
+    process = runs.start()
+    stop_in_checkpoint(process, runs.folder, after=2)
+    assert process.returncode == -signal.SIGKILL
+    assert (runs.folder / "seed-0/last.ckpt").exists()
+    stop_at(runs.start(), 0.9 * (time.perf_counter() - started))
+    runs.finish()
+    assert_same_outcome(runs.folder, reference.rename(tmp_path / "run-reference"))
+
+
+@pytest.mark.slow
+def test_killed_ten_times_as_a_real_process(tmp_path, record_property):
+    """Two seeds, ten kills or more at random moments, three or more of them inside a checkpoint's write."""
+    generator = random.Random(0)
+    runs, reference = Runs(tmp_path, seeds=[0, 1]), tmp_path / "reference"
+    started = time.perf_counter()
+    runs.finish(reference)
+    duration = time.perf_counter() - started
+    kills = within = rounds = 0
+    while kills < 10 or within < 3:
+        rounds += 1
+        assert rounds < 60, f"{kills} kills, {within} of them in a checkpoint's write"
+        if rounds % 2:
+            kills += stop_at(runs.start(), generator.uniform(0.2, 1.0) * duration)
+        else:
+            process = runs.start()
+            within += stop_in_checkpoint(process, runs.folder, after=generator.randint(0, 2))
+            kills += process.returncode == -signal.SIGKILL
+        if (runs.folder / "summary.json").exists():  # done before its time: another run takes the other kills
+            assert_same_outcome(runs.folder, reference)
+            runs.folder = tmp_path / f"run-{rounds}"
+    runs.finish()
+    assert_same_outcome(runs.folder, reference)
+    record_property("kills", kills)
+    record_property("kills inside a checkpoint's write", within)
+    print(f"{kills} kills, {within} of them inside a checkpoint's write, in {rounds} processes")
+
+
+def test_interrupted_as_a_real_process(tmp_path):
+    """Ctrl-C in a terminal: exit code 1, and the command to go on with."""
+    runs = Runs(tmp_path, epochs=40)
+    process = runs.start()
+    while not (runs.folder / "seed-0/metrics.json").exists():
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    err = process.communicate(timeout=60)[1]
+    assert process.returncode == 1
+    assert err.splitlines() == [
+        "interrupted",
+        f"saved: {runs.folder} (checkpoint of the last completed epoch, metrics)",
+        f"resume: kernel-attention train --resume {runs.folder}",
+    ]
+    assert (runs.folder / "seed-0/interrupted.safetensors").is_file()
