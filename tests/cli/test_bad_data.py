@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 
 import numpy as np
@@ -36,18 +37,23 @@ def line(number, change):
     return apply
 
 
+def first_value(value):
+    """Changes the first value of a case."""
+    return lambda case: value + case[case.index(",") :]
+
+
 @pytest.mark.parametrize(
     ("part", "change", "message"),
     [
         ("TRAIN", line(6, lambda case: case.replace("0.", "o.", 1)), "line 7: "),
         ("TRAIN", line(6, lambda case: case[: len(case) // 2]), "line 7: "),
-        ("TRAIN", line(6, lambda case: case.partition(":")[2]), "line 7: 2 channels, but the first case has 3"),
-        ("TEST", line(5, lambda case: "NaN" + case[case.index(",") :]), "missing value (NaN) in case 1, channel 0"),
-        ("TRAIN", line(5, lambda case: "inf" + case[case.index(",") :]), "line 6: infinite value in channel 0"),
+        ("TRAIN", line(6, lambda case: case.partition(":")[2]), "line 7: 2 channels, but the first"),
+        ("TEST", line(5, first_value("NaN")), "missing value (NaN) in case 1, channel 0, step 0"),
+        ("TRAIN", line(5, first_value("inf")), "line 6: infinite value in channel 0"),
         ("TRAIN", lambda text: text[: text.index("@data") + 6], "the train split of Waves is empty"),
         ("TEST", lambda text: text[: text.index("@data") + 6], "the test split of Waves is empty"),
         ("TEST", lambda text: "", "the file is empty"),
-        ("TRAIN", lambda text: "\n".join(row for row in text.split("\n") if not row.endswith(":c")), "unseen in training: c"),
+        ("TRAIN", lambda text: re.sub(r".*:c\n", "", text), "labels unseen in training: c"),
         ("TEST", line(4, lambda case: case[:-1] + "z"), "class label 'z' is not in the header"),
     ],
 )  # fmt: skip
@@ -58,7 +64,7 @@ def test_training_refuses(part, change, message, broken, refused, tmp_path):
 
 @pytest.mark.usefixtures("brief")
 def test_nan_is_interpolated_where_asked(broken, cli, tmp_path):
-    root = broken("TRAIN", line(5, lambda case: "NaN" + case[case.index(",") :]))
+    root = broken("TRAIN", line(5, first_value("NaN")))
     recipe = write_recipe(tmp_path / "recipe.yaml", epochs=1)
     options = ("--data-root", root, "--output", "run", "--progress", "false", "--missing", "interpolate")
     assert cli("train", recipe, *options)[0] == 0

@@ -12,12 +12,22 @@ import sys
 import numpy as np
 import pytest
 import yaml
-from training.runs import CHANNELS, SMALL, SRC, launch, make_waves, write_recipe
+from training.runs import (
+    CHANNELS,
+    SMALL,
+    SRC,
+    assert_same_outcome,
+    launch,
+    make_waves,
+    train_small,
+    write_recipe,
+)
 
 import kernel_attention as ka
 from kernel_attention.arguments import parse
 from kernel_attention.data import load_time_series
 from kernel_attention.training import list_recipes
+from kernel_attention.training.recipe import recipe_fields
 
 
 def figures(path):
@@ -165,7 +175,11 @@ def test_predict_takes_arrays_as_aeon_has_them(cli, trained, here):
 def test_list_names_everything(cli, waves):
     code, out, _ = cli("list", "--data-root", waves)
     assert code == 0
-    names = [mechanism.name for mechanism in ka.list_attention()] + list(list_recipes()) + ["Waves", "JapaneseVowels"]
+    names = (
+        [mechanism.name for mechanism in ka.list_attention()]
+        + list(list_recipes())
+        + ["Waves", "JapaneseVowels"]
+    )
     assert not [name for name in names if f"│ {name} " not in out]
 
 
@@ -185,8 +199,6 @@ def test_help_of_a_command(command, cli):
 
 
 def test_help_of_train_explains_every_key(cli):
-    from kernel_attention.training.recipe import recipe_fields
-
     out = cli("train", "--help")[1]
     assert not [name for name in recipe_fields() if f"--{name}" not in out]
 
@@ -211,7 +223,7 @@ def test_commands_that_train_nothing_import_no_trainer():
     """Lightning, scikit-learn, aeon and matplotlib take seconds each."""
     script = (
         "import sys; from kernel_attention.cli import main\n"
-        "codes = [main(['list', 'attention']), main(['list', 'recipes']), main(['train', 'demo', '--epochs', '0'])]\n"
+        "codes = [main(words.split()) for words in ('list attention', 'list recipes', 'train demo --epochs 0')]\n"
         "heavy = {'lightning', 'sklearn', 'aeon', 'matplotlib', 'pandas'} & set(sys.modules)\n"
         "print(codes, heavy, file=sys.stderr)"
     )
@@ -235,8 +247,6 @@ def test_a_reader_that_leaves_is_no_error(trained, tmp_path):
 
 @pytest.mark.usefixtures("brief")
 def test_resuming_a_finished_run_changes_nothing(cli, tmp_path):
-    from training.runs import assert_same_outcome, train_small
-
     root = make_waves(tmp_path / "data")
     run = train_small(tmp_path / "run", root, epochs=1)
     again = tmp_path / "again"

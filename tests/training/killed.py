@@ -1,8 +1,8 @@
 """A process that trains in children of its own and kills them at chosen writes; ``test_resume`` runs it.
 
-``python killed.py DATA FOLDER PLAN`` reads a JSON list of kill plans (each a list of [number of the write, moment], one
-for every process of the run in turn) and prints for each plan how many processes were killed. Importing takes seconds
-and forking milliseconds, and a process of one thread can be forked.
+``python killed.py DATA FOLDER PLANS`` reads a JSON list of plans, each a list of [number of the write,
+moment] with one entry for every process of a run in turn, and prints for each plan how many processes were
+killed. Importing takes seconds and forking milliseconds, and a process of one thread can be forked.
 """
 
 from __future__ import annotations
@@ -66,14 +66,12 @@ def in_child(arguments: list[str], kill: tuple[int, str] | None = None, report: 
 
 def train_through(folder: Path, begin: list[str], root: str, kills: list[tuple[int, str]]) -> int:
     """Train to the end although killed; how many processes were killed."""
-    killed = 0
-    for kill in [*kills, None]:
+    for killed, kill in enumerate([*kills, None]):
         resume = ["train", "--resume", str(folder), "--data-root", root, "--progress", "false"]
         code = in_child(resume if (folder / "config.yaml").exists() else begin, kill)
         if code == 0:
             return killed
         assert code == -signal.SIGKILL, f"exit code {code} after {killed} kills"
-        killed += 1
     raise AssertionError("the last process was not to be killed")
 
 

@@ -13,7 +13,7 @@ import pytest
 from training.runs import assert_same_outcome, train_small, write_recipe
 
 from kernel_attention.cli import main
-from kernel_attention.training import Interrupted, SequenceTask, fit, recorder, run
+from kernel_attention.training import Interrupted, SequenceTask, evaluation, recorder, run
 from kernel_attention.training.files import read_json
 
 pytestmark = pytest.mark.usefixtures("brief")
@@ -24,8 +24,8 @@ def arguments(waves, tmp_path):
     """Of a training run of two seeds in ``tmp_path / run``."""
     recipe = write_recipe(tmp_path / "run.yaml")
     return [
-        "train", str(recipe), "--output", str(tmp_path / "run"), "--data-root", str(waves), "--progress", "false",
-        "--seeds", "0", "1",
+        "train", str(recipe), "--output", str(tmp_path / "run"), "--data-root", str(waves),
+        "--progress", "false", "--seeds", "0", "1",
     ]  # fmt: skip
 
 
@@ -69,7 +69,9 @@ def failing(original, at, act):
         (run, "write_report", 1),
     ],
 )
-def test_ctrl_c_saves_and_says_how_to_go_on(owner, name, at, arguments, trained, tmp_path, monkeypatch, capsys):
+def test_ctrl_c_saves_and_says_how_to_go_on(
+    owner, name, at, arguments, trained, tmp_path, monkeypatch, capsys
+):
     handler = signal.getsignal(signal.SIGINT)
     with monkeypatch.context() as patched:
         patched.setattr(owner, name, failing(getattr(owner, name), at, interrupt))
@@ -96,8 +98,6 @@ def test_ctrl_c_before_the_run_began(arguments, tmp_path, monkeypatch, capsys):
 
 
 def test_ctrl_c_in_another_command(trained, waves, monkeypatch, capsys):
-    from kernel_attention.training import evaluation
-
     monkeypatch.setattr(evaluation, "predict_outputs", interrupt)
     assert main(["evaluate", str(trained), "--data-root", str(waves)]) == 1
     assert capsys.readouterr().err == "interrupted\n"
@@ -115,7 +115,7 @@ def test_a_polite_request_to_end_is_an_interruption(arguments, trained, tmp_path
 
 def test_interrupted_is_no_exception_that_a_search_would_swallow():
     assert issubclass(Interrupted, KeyboardInterrupt)
-    assert fit is not None
+    assert not issubclass(Interrupted, Exception)
 
 
 def test_a_loss_that_is_no_number(arguments, tmp_path, capsys):
@@ -143,7 +143,7 @@ def limited_disk(size: int):
 
 
 def test_a_full_disk_during_training(arguments, trained, tmp_path, capsys):
-    """The checkpoint does not fit: the run fails, leaves nothing half-written, and goes on when there is room."""
+    """The checkpoint does not fit: the run fails, leaves nothing half-written, and goes on given room."""
     with limited_disk(4000):
         assert main(arguments) == 1
     err = capsys.readouterr().err

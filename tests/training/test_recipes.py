@@ -1,4 +1,4 @@
-"""Every shipped recipe: its facts are the papers', its header is true, and its model takes a training step."""
+"""Every shipped recipe: its facts are the papers', its header is true, its model takes a training step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kernel_attention.data import Batch
 from kernel_attention.training import Recipe, SequenceTask, list_recipes, read_recipe
 from kernel_attention.training.run import build_model
 
-# Name, s, eta, rank multiplier, reported accuracy (Primal-Attention, supplement, table 1) and the shape of the data:
+# Name, s, eta, rank multiplier, reported accuracy (Primal-Attention, supplement, table 1), shape of the data:
 # channels, longest sequence, classes (UEA archive).
 UEA = {
     "ethanol_concentration": ("EthanolConcentration", 30, 0.1, 10, 33.1, (3, 1751, 4)),

@@ -35,7 +35,7 @@ def killed(data: Path, folder: Path, plans: object) -> list[dict]:
 
 
 def test_killed_in_the_middle_of_a_write(waves, tmp_path):
-    """Of the folder's first files, the first checkpoint, those of an epoch, the figures, the summary; and often."""
+    """Of the folder's first files, the first checkpoint, an epoch's files, a finished seed's; and often."""
     plans = [
         [(1, "torn")],
         [(3, "written")],
@@ -75,24 +75,28 @@ def stop_in_checkpoint(process: subprocess.Popen, folder: Path, after: int) -> b
             if len(seen) >= after and any(seed.glob(".last.ckpt.*")):
                 process.send_signal(signal.SIGSTOP)
                 is_within = any(seed.glob(".last.ckpt.*"))
-                process.kill()
-                process.wait()
+                end(process)
                 return is_within
             with contextlib.suppress(FileNotFoundError):
                 seen.add((seed.name, (seed / "last.ckpt").stat().st_ino))
         time.sleep(0.0003)
+    process.communicate()
     return False
 
 
 def stop_at(process: subprocess.Popen, seconds: float) -> bool:
     """SIGKILL so long after the start; whether the process was still running."""
     try:
-        process.wait(timeout=seconds)
+        process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+        end(process)
         return True
     return False
+
+
+def end(process: subprocess.Popen) -> None:
+    process.kill()
+    process.communicate()
 
 
 class Runs:

@@ -16,7 +16,8 @@ from kernel_attention.attention import AttentionLayer
 @dataclass(frozen=True)
 class LayerSpectrum:
     """Spectrum of one layer: ``singular_values`` (heads, K), each over the largest of its matrix, averaged
-    over sequences."""
+    over sequences.
+    """
 
     layer: int
     mechanism: str
@@ -26,7 +27,8 @@ class LayerSpectrum:
 @contextlib.contextmanager
 def captured_inputs(model: nn.Module) -> Iterator[dict[int, tuple[Tensor, Tensor | None]]]:
     """Inside the block, layer index -> (x, key_padding_mask) of the last call of every attention layer of
-    ``model``."""
+    ``model``.
+    """
     layers = [module for module in model.modules() if isinstance(module, AttentionLayer)]
     seen: dict[int, tuple[Tensor, Tensor | None]] = {}
 

@@ -148,8 +148,8 @@ def auxiliary_loss(model: nn.Module, reduction: str = "sum") -> Tensor:
         return torch.zeros((), device=next((p.device for p in model.parameters()), None))
     if torch.is_grad_enabled() and not all(penalty.requires_grad for penalty in penalties):
         raise RuntimeError(
-            "auxiliary_loss: an objective was computed without gradients. Call it after a forward in training "
-            "mode with gradients enabled; with activation checkpointing use use_reentrant=False"
+            "auxiliary_loss: an objective was computed without gradients. Call it after a forward in "
+            "training mode with gradients enabled; with activation checkpointing use use_reentrant=False"
         )
     total = torch.stack(penalties).sum()
     return total if reduction == "sum" else total / len(penalties)

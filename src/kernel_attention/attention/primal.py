@@ -153,7 +153,8 @@ class PrimalAttention(PenalizedAttention):
 
     def kernel_matrix(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """The kernel whose singular vectors the layer learns (theorem 3.2), (B, h, N, N); for analysis,
-        O(N^2)."""
+        O(N^2).
+        """
         rows = self._sample(x, key_padding_mask, False)[0] if self.data_dependent else None
         q, k = self.split_heads(self.q_proj(x)), self.split_heads(self.k_proj(x))
         return functional.primal_kernel(
@@ -199,7 +200,8 @@ class PrimalAttention(PenalizedAttention):
         self, x: Tensor, key_padding_mask: Tensor | None, is_causal: bool
     ) -> tuple[Tensor, Tensor | None]:
         """f(X): rows of the layer's input in the heads' own slices, (B, h, M', p), and their grid where
-        causal."""
+        causal.
+        """
         if not is_causal:
             return self.split_heads(sample_rows(x, self.num_rows, key_padding_mask)), None
         max_len = self._require_max_len(x.size(1))

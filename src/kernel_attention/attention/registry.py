@@ -57,8 +57,8 @@ MECHANISMS: dict[str, Mechanism] = {
             causal="yes", cross=False, mixes_tokens="yes", preset={"kernel": "softmax", "symmetric": True},
         ),
         Mechanism(
-            "cosine", SoftmaxAttention, "released code of Primal-Attention", "phi(q) phi(k)^T v, phi(x) = x/||x||",
-            "N p^2", "N p",
+            "cosine", SoftmaxAttention, "released code of Primal-Attention",
+            "phi(q) phi(k)^T v, phi(x) = x/||x||", "N p^2", "N p",
             causal="yes", cross=True, mixes_tokens="yes",
             preset={"kernel": "cosine", "symmetric": False, "dropout": 0.0},
         ),

@@ -78,7 +78,8 @@ class SoftmaxAttention(AttentionLayer):
 
     def kernel_matrix(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """The attention matrix, or phi(q) phi(k)^T with the cosine kernel, (B, h, N, N); for analysis,
-        O(N^2)."""
+        O(N^2).
+        """
         q = self.split_heads(self.q_proj(x))
         k = q if self.k_proj is None else self.split_heads(self.k_proj(x))
         if self.kernel == "cosine":

@@ -22,7 +22,8 @@ ObjectiveForm = Literal["mean", "sum"]
 
 class PrimalScores(NamedTuple):
     """Projection scores on the left (e, queries) and right (r, keys) singular directions, each (B, h, N,
-    s)."""
+    s).
+    """
 
     e: Tensor
     r: Tensor
@@ -140,7 +141,8 @@ def ksvd_objective(
     """The KSVD objective J of a layer, a 0-dimensional tensor in float32 or better; (B,) if ``per_sequence``.
 
     ``form="sum"`` is the paper's (eq. 6), per sequence and head with sums over the tokens, then averaged
-    over batch and heads: J = 1/2 sum_i ||L e_i||^2 + 1/2 sum_i ||L r_i||^2 - Tr(W_e^T W_r), L = diag(sqrt_lambda).
+    over batch and heads: J = 1/2 sum_i ||L e_i||^2 + 1/2 sum_i ||L r_i||^2 - Tr(W_e^T W_r) with
+    L = diag(sqrt_lambda).
     ``form="mean"`` averages over the tokens too, which is what the released code optimises. J = 0 at the KSVD
     (lemma 4.2) for Lambda = Sigma^{-1} in the sum form and N Sigma^{-1} in the mean form; the converse does
     not hold.

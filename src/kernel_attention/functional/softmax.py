@@ -59,7 +59,8 @@ def cosine_attention(
 
 def causal_product(phi_q: Tensor, phi_k: Tensor, v: Tensor, chunk_size: int = 128) -> Tensor:
     """sum_{j <= i} (phi_q_i . phi_k_j) v_j in O(N) time and memory: (B, h, N, p) features, (B, h, N, p_v)
-    values."""
+    values.
+    """
     length = phi_q.size(2)
     chunk_size = min(chunk_size, length)
     padding = -length % chunk_size

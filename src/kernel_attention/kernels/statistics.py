@@ -22,7 +22,8 @@ def valid_ranks(key_padding_mask: Tensor) -> Tensor:
 
 def evenly_spaced(num_rows: int, length: int, device: torch.device | None = None) -> Tensor:
     """min(num_rows, length) distinct positions from 0 to length - 1 at even distances, rounded down;
-    int64."""
+    int64.
+    """
     count = min(num_rows, length)
     return torch.arange(count, device=device) * (length - 1) // max(count - 1, 1)
 
