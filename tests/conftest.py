@@ -12,8 +12,8 @@ from hypothesis import settings
 settings.register_profile("reproducible", derandomize=True, deadline=None, database=None, max_examples=60)
 settings.load_profile("reproducible")
 
-# A shell starts background jobs with SIGINT ignored, and children inherit that: the tests of Ctrl-C would then
-# test nothing. A worker whose tests are not in the main thread cannot set it and has no need to.
+# A shell starts background jobs with SIGINT ignored, and children inherit that: the tests of Ctrl-C would
+# then test nothing. A worker whose tests are not in the main thread cannot set it and has no need to.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     with contextlib.suppress(ValueError):
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -223,8 +223,8 @@ def test_commands_that_train_nothing_import_no_trainer():
     """Lightning, scikit-learn, aeon and matplotlib take seconds each."""
     script = (
         "import sys; from kernel_attention.cli import main\n"
-        "lines = ('list attention', 'list recipes', 'train demo --epochs 0')\n"
-        "codes = [main(line.split()) for line in lines]\n"
+        "commands = ('list attention', 'list recipes', 'train demo --epochs 0')\n"
+        "codes = [main(words.split()) for words in commands]\n"
         "heavy = {'lightning', 'sklearn', 'aeon', 'matplotlib', 'pandas'} & set(sys.modules)\n"
         "print(codes, heavy, file=sys.stderr)"
     )
