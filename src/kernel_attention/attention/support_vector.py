@@ -15,7 +15,7 @@ from kernel_attention.attention.kernel_modules import KernelSpec, get_kernel
 from kernel_attention.attention.token_convolution import ConvWeights, token_convolution
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.functional.support_vector import EPSILON, head_groups
-from kernel_attention.kernels.padding import Compaction, compaction
+from kernel_attention.kernels.padding import Compaction, compaction, is_exporting
 from kernel_attention.kernels.pooling import Pooling, pool, pool_mask, running_pool
 
 
@@ -264,7 +264,7 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
     The exporter cannot prove of a length ceil(N / factor) that batch and tokens flatten to one dimension.
     """
-    if not getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)():
+    if not is_exporting():
         return nn.functional.linear(x, weight, bias)
     out = torch.bmm(x, weight.mT.expand(x.size(0), -1, -1))
     return out if bias is None else out + bias

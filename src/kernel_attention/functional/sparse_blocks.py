@@ -57,10 +57,10 @@ def blocked_attention(
         k, v = completed(k, factor, length), completed(v, factor, length)
     present = torch.arange(num_rows * stride, device=q.device) < k.size(2)
     if key_padding_mask is not None and not is_causal:
-        present = pad_tokens(key_padding_mask[..., None], num_rows * stride - num_keys)[..., 0]
+        present = pad_tokens(key_padding_mask[..., None], num_rows * stride)[..., 0]
     present = present.view(-1, 1, num_rows, stride)
     q = _queries(q, num_rows, stride, factor)
-    k, v = (pad_tokens(x, num_rows * stride - x.size(2)).unflatten(2, (num_rows, stride)) for x in (k, v))
+    k, v = (pad_tokens(x, num_rows * stride).unflatten(2, (num_rows, stride)) for x in (k, v))
     if summary is None:
         out = _strided(q, k, v, present, own, dropout_p)
     else:
@@ -70,7 +70,7 @@ def blocked_attention(
 
 def _queries(x: Tensor, num_rows: int, stride: int, factor: int) -> Tensor:
     """(B, h, N, p) -> (B, h, T, l, f, p)."""
-    return pad_tokens(x, num_rows * stride * factor - x.size(2)).unflatten(2, (num_rows, stride, factor))
+    return pad_tokens(x, num_rows * stride * factor).unflatten(2, (num_rows, stride, factor))
 
 
 def _strided(

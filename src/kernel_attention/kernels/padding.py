@@ -54,29 +54,30 @@ def compaction(key_padding_mask: Tensor) -> Compaction | None:
     return Compaction(order, place, positions < real[:, -1:])
 
 
-def pad_tokens(x: Tensor, count: int, value: float = 0.0) -> Tensor:
-    """Append ``count`` rows of ``value`` to the second to last dimension of x (..., N, d)."""
-    if not torch.compiler.is_compiling() and count == 0:
-        return x  # torch's own pad would copy
-    # A pad of zero length keeps the strides of its input, one of unknown length does not: compiled with
-    # dynamic N the two would disagree, but not on contiguous input.
-    return torch.nn.functional.pad(x.contiguous(), (0, 0, 0, count), value=value)
+def pad_tokens(x: Tensor, length: int, value: float = 0.0) -> Tensor:
+    """Rows of ``value`` behind x (..., N, d), up to (..., length, d)."""
+    missing = length - x.size(-2)
+    if not torch.compiler.is_compiling() and missing == 0:
+        return x
+    if (
+        is_exporting()
+    ):  # looks one row up again and again: torch.export cannot prove that ``missing`` is not negative
+        rows = torch.arange(length, device=x.device).clamp_max(x.size(-2))
+        padded = torch.nn.functional.pad(x, (0, 0, 0, 1), value=value)
+        return padded.index_select(x.dim() - 2, rows)
+    # torch's own pad makes a graph of its own of a length 0, which ties compiled code to N modulo the block.
+    return torch.cat([x, x.new_full((*x.shape[:-2], missing, x.size(-1)), value)], dim=-2)
 
 
 def in_blocks(x: Tensor, size: int, value: float = 0.0) -> Tensor:
-    """Blocks of ``size`` rows, the last filled up with ``value``: (..., N, d) -> (..., ceil(N / size), size,
-    d).
-    """
-    length = x.size(-2)
-    count = (length + size - 1) // size
-    if torch.compiler.is_compiling():
-        # Looking up one row of padding again and again: a pad of unknown length would tie the graph to N
-        # modulo size.
-        rows = torch.arange(count * size, device=x.device).clamp_max(length)
-        x = torch.nn.functional.pad(x, (0, 0, 0, 1), value=value).index_select(x.dim() - 2, rows)
-    else:
-        x = pad_tokens(x, count * size - length, value)
-    return x.unflatten(-2, (count, size))
+    """Blocks of ``size`` rows, the last filled up with ``value``: (..., N, d) -> (..., ceil(N / size), size, d)."""
+    count = (x.size(-2) + size - 1) // size
+    return pad_tokens(x, count * size, value).unflatten(-2, (count, size))
+
+
+def is_exporting() -> bool:
+    """Whether torch.export is tracing; before torch 2.7, whether anything is."""
+    return getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)()
 
 
 def _take(x: Tensor, index: Tensor) -> Tensor:

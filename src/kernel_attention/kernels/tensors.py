@@ -34,10 +34,9 @@ def mode_product(tensor: Tensor, matrix: Tensor, mode: int, order: int) -> Tenso
 
 def mode_gram(tensor: Tensor, mode: int, order: int) -> Tensor:
     """X_(n) X_(n)^T, (..., I_mode, I_mode)."""
-    if mode == order - 1:  # the unfolding is a transpose then, and needs no copy
-        matrix = tensor.flatten(tensor.dim() - order, -2)
-        return matrix.mT @ matrix
     matrix = unfold(tensor, mode, order)
+    if torch.compiler.is_compiling():
+        matrix = matrix.contiguous()  # the last unfolding is a transpose, whose strides torch.export cannot follow
     return matrix @ matrix.mT
 
 
