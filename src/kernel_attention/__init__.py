@@ -7,11 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 from kernel_attention import functional
 from kernel_attention.attention import (
+    DualMultilinearAttention,
+    LinearAttention,
+    MultilinearAttention,
     PrimalAttention,
+    RobustPrincipalAttention,
+    ScaledAttention,
     SoftmaxAttention,
+    SparseAttention,
+    SupportVectorAttention,
+    TensorAttention,
     auxiliary_loss,
     create_attention,
     list_attention,
+    replace_attention,
+    timm_attention,
 )
 from kernel_attention.errors import InputError
 
@@ -23,13 +33,23 @@ __version__ = "0.1.0"
 __all__ = [
     "AttentionClassifier",
     "AttentionRegressor",
+    "DualMultilinearAttention",
     "InputError",
+    "LinearAttention",
+    "MultilinearAttention",
     "PrimalAttention",
+    "RobustPrincipalAttention",
+    "ScaledAttention",
     "SoftmaxAttention",
+    "SparseAttention",
+    "SupportVectorAttention",
+    "TensorAttention",
     "auxiliary_loss",
     "create_attention",
     "functional",
     "list_attention",
+    "replace_attention",
+    "timm_attention",
 ]
 
 _ESTIMATORS = ("AttentionClassifier", "AttentionRegressor")

@@ -8,8 +8,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kernel_attention.attention.base import AttentionLayer
+from kernel_attention.attention.dual_multilinear import DualMultilinearAttention
+from kernel_attention.attention.kernel_pca import RobustPrincipalAttention, ScaledAttention
+from kernel_attention.attention.linear import LinearAttention
+from kernel_attention.attention.multilinear import MultilinearAttention
 from kernel_attention.attention.primal import PrimalAttention
 from kernel_attention.attention.softmax import SoftmaxAttention
+from kernel_attention.attention.sparse import SparseAttention
+from kernel_attention.attention.support_vector import SupportVectorAttention
+from kernel_attention.attention.tensor import TensorAttention
 from kernel_attention.errors import InputError, unknown
 
 AttentionSpec = str | Mapping[str, Mapping[str, Any] | None] | tuple[str, Mapping[str, Any]]
@@ -42,7 +49,15 @@ class Mechanism:
         return tuple(key for key in accepted if key not in {"embed_dim", "num_heads", *self.preset})
 
 
+_KERNEL_PCA = "Teo & Nguyen 2024, kernel PCA"
+_MULTILINEAR = "Verbeek 2025, 3D Primal Attention"
 _PRIMAL = "Chen et al. 2023, Primal-Attention"
+_PRIMAL_DUAL = "Nguyen et al. 2023, primal-dual framework"
+_NO_CENTRING = {"beta": 0.0, "learn_beta": False, "normalize": False, "eps": 1e-5}
+_NO_POOLING = {"factors": 1, "pooling": "average"}
+_NO_CONVOLUTION = {
+    "convolution": None, "kernel_size": None, "conv_weights": "shared", "grid_size": None, "class_tokens": 0,
+}  # fmt: skip
 
 MECHANISMS: dict[str, Mechanism] = {
     mechanism.name: mechanism
@@ -57,14 +72,65 @@ MECHANISMS: dict[str, Mechanism] = {
             causal="yes", cross=False, mixes_tokens="yes", preset={"kernel": "softmax", "symmetric": True},
         ),
         Mechanism(
-            "cosine", SoftmaxAttention, "released code of Primal-Attention",
-            "phi(q) phi(k)^T v, phi(x) = x/||x||", "N p^2", "N p",
+            "linear", LinearAttention, "Katharopoulos et al. 2020", "phi(q) (phi(k)^T v) / (phi(q) sum phi(k))", "N p^2", "N p",
             causal="yes", cross=True, mixes_tokens="yes",
-            preset={"kernel": "cosine", "symmetric": False, "dropout": 0.0},
+        ),
+        Mechanism(
+            "sparse", SparseAttention, "Child et al. 2019", "softmax over a pattern of positions of stride l", "N (l + N/l) p",
+            "N (l + N/l)", causal="yes", cross=True, mixes_tokens="yes",
+        ),
+        Mechanism(
+            "cosine", SoftmaxAttention, "released code of Primal-Attention", "phi(q) phi(k)^T v, phi(x) = x/||x||", "N p^2", "N p",
+            causal="yes", cross=True, mixes_tokens="yes", preset={"kernel": "cosine", "symmetric": False, "dropout": 0.0},
         ),
         Mechanism(
             "primal", PrimalAttention, _PRIMAL, "W_c [W_e|X^T phi(q); W_r|X^T phi(k)]", "N p s", "N s",
             causal="yes", cross=False, mixes_tokens="data-dependent or causal forms only",
+        ),
+        Mechanism(
+            "multilinear", MultilinearAttention, _MULTILINEAR, "E_1 = Phi_1 C_(1) (W_3 (x) W_2) S_(1)^T, E_2, .., E_D alike",
+            "D N p^2", "D N p", causal="yes", cross=False,
+            mixes_tokens="data-dependent variant; otherwise through the sequence's norm alone",
+        ),
+        Mechanism(
+            "dual_multilinear", DualMultilinearAttention, _MULTILINEAR,
+            "E_1 = K_(1) (U_3 (x) U_2) S_(1)^T, K = cubemax(sum q k f / p) = S x U_1 x U_2 x U_3", "D N^(D+1)", "N^D",
+            causal="no", cross=False, mixes_tokens="yes",
+        ),
+        Mechanism(
+            "tensor", TensorAttention, _MULTILINEAR, "E_1 = K_(1) (W_3 (x) W_2) T_(1)^T, K as in dual_multilinear",
+            "D N^D R", "N^D", causal="no", cross=False, mixes_tokens="yes",
+        ),
+        Mechanism(
+            "batch_norm", SupportVectorAttention, _PRIMAL_DUAL, "softmax((q - beta mu)(k - beta mu)^T / sqrt(p)) v", "N^2 p", "N p",
+            causal="yes, but for kernel linear", cross=True, mixes_tokens="yes", preset={**_NO_POOLING, **_NO_CONVOLUTION},
+        ),
+        Mechanism(
+            "scaled_heads", SupportVectorAttention, _PRIMAL_DUAL, "softmax(q k_f^T / sqrt(p)) v_f, k_f, v_f pooled by f",
+            "N^2 p / f", "N p", causal="yes", cross=True, mixes_tokens="yes", preset={**_NO_CENTRING, **_NO_CONVOLUTION},
+        ),
+        Mechanism(
+            "batch_norm_scaled_heads", SupportVectorAttention, _PRIMAL_DUAL,
+            "softmax((q - beta mu_f)(k_f - beta mu_f)^T / sqrt(p)) v_f", "N^2 p / f", "N p",
+            causal="yes, but for kernel linear", cross=True, mixes_tokens="yes", preset=_NO_CONVOLUTION,
+        ),
+        Mechanism(
+            "conv1d", SupportVectorAttention, _PRIMAL_DUAL, "softmax(conv(q) conv(k)^T / sqrt(p)) v", "N^2 p", "N p",
+            causal="yes", cross=False, mixes_tokens="yes",
+            preset={**_NO_CENTRING, **_NO_POOLING, "convolution": "1d", "grid_size": None, "class_tokens": 0},
+        ),
+        Mechanism(
+            "conv2d", SupportVectorAttention, _PRIMAL_DUAL, "the same over a grid of tokens", "N^2 p", "N p",
+            causal="no", cross=False, mixes_tokens="yes",
+            preset={**_NO_CENTRING, **_NO_POOLING, "convolution": "2d"},
+        ),
+        Mechanism(
+            "rpc", RobustPrincipalAttention, _KERNEL_PCA, "n times softmax(t t^T / sqrt(p)) v, t = k - S - Y/mu",
+            "n N^2 p", "n N p", causal="yes, with a step size per prefix", cross=False, mixes_tokens="yes",
+        ),
+        Mechanism(
+            "scaled", ScaledAttention, _KERNEL_PCA, "softmax(q k^T / sqrt(p)) (I - S) v", "N^2 p",
+            "N p (S a matrix: N^2)", causal="yes", cross=True, mixes_tokens="yes",
         ),
     )
 }  # fmt: skip

@@ -1,5 +1,24 @@
 """The mechanisms as pure functions on (B, h, N, p) tensors."""
 
+from kernel_attention.functional.dual_multilinear import attention_tensor, cubemax_kernel, dual_multilinear_scores
+from kernel_attention.functional.kernel_pca import (
+    PrincipalPursuit,
+    principal_attention_pursuit,
+    pursuit_threshold,
+    rpc_attention,
+    scaled_attention,
+)
+from kernel_attention.functional.kmlsvd import core_penalty, kmlsvd_objective, multilinear_kernel
+from kernel_attention.functional.linear import linear_attention
+from kernel_attention.functional.multilinear import (
+    Modes,
+    join_modes,
+    mlsvd_core,
+    multilinear_attention,
+    multilinear_factors,
+    multilinear_modes,
+    multilinear_scores,
+)
 from kernel_attention.functional.primal import (
     PrimalScores,
     PrimalState,
@@ -11,16 +30,51 @@ from kernel_attention.functional.primal import (
     primal_step,
 )
 from kernel_attention.functional.softmax import cosine_attention, softmax_attention
+from kernel_attention.functional.sparse import SparsePattern, sparse_attention, sparse_mask
+from kernel_attention.functional.support_vector import (
+    batch_norm_attention,
+    recentre,
+    scaled_heads_attention,
+    support_vector_attention,
+)
+from kernel_attention.functional.tensor import tensor_scores
+from kernel_attention.kernels.thresholds import shrink
 
 __all__ = [
+    "Modes",
     "PrimalScores",
     "PrimalState",
+    "PrincipalPursuit",
+    "attention_tensor",
     "concat_scores",
+    "core_penalty",
     "cosine_attention",
+    "cubemax_kernel",
+    "dual_multilinear_scores",
+    "join_modes",
+    "kmlsvd_objective",
     "ksvd_objective",
+    "linear_attention",
+    "mlsvd_core",
+    "multilinear_attention",
+    "multilinear_factors",
+    "multilinear_kernel",
+    "multilinear_modes",
+    "multilinear_scores",
     "primal_attention",
     "primal_kernel",
     "primal_scores",
     "primal_step",
+    "principal_attention_pursuit",
+    "pursuit_threshold",
+    "recentre",
+    "rpc_attention",
+    "scaled_attention",
+    "scaled_heads_attention",
+    "shrink",
     "softmax_attention",
+    "sparse_attention",
+    "sparse_mask",
+    "support_vector_attention",
+    "tensor_scores",
 ]

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from kernel_attention.functional.linear import causal_product
 from kernel_attention.kernels.feature_maps import cosine
 
 
@@ -55,23 +56,3 @@ def cosine_attention(
         phi_k = phi_k.masked_fill(~key_padding_mask[:, None, :, None], 0.0)
         v = v.masked_fill(~key_padding_mask[:, None, :, None], 0.0)
     return causal_product(phi_q, phi_k, v) if is_causal else phi_q @ (phi_k.mT @ v)
-
-
-def causal_product(phi_q: Tensor, phi_k: Tensor, v: Tensor, chunk_size: int = 128) -> Tensor:
-    """sum_{j <= i} (phi_q_i . phi_k_j) v_j in O(N) time and memory: (B, h, N, p) features, (B, h, N, p_v)
-    values.
-    """
-    length = phi_q.size(2)
-    chunk_size = min(chunk_size, length)
-    padding = -length % chunk_size
-    # A pad of zero length keeps the strides of its input, one of unknown length does not: compiled with
-    # dynamic N the two would disagree, but not on contiguous input.
-    phi_q, phi_k, v = (
-        torch.nn.functional.pad(x.contiguous(), (0, 0, 0, padding)).unflatten(2, (-1, chunk_size))
-        for x in (phi_q, phi_k, v)
-    )
-    inside = (phi_q @ phi_k.mT).tril() @ v
-    # The state a chunk starts from: every chunk before it, not itself.
-    states = (phi_k.mT @ v).cumsum(dim=2)
-    before = torch.nn.functional.pad(states[:, :, :-1], (0, 0, 0, 0, 1, 0))
-    return (inside + phi_q @ before).flatten(2, 3)[:, :, :length]

@@ -1,6 +1,19 @@
 """Feature maps and small linear algebra: tensors in, tensors out."""
 
-from kernel_attention.kernels.feature_maps import FEATURE_MAPS, FeatureMap, cosine, get_feature_map, identity
+from kernel_attention.kernels.feature_maps import (
+    FEATURE_MAPS,
+    FEATURE_MODULES,
+    FeatureMap,
+    FeatureMapSpec,
+    cosine,
+    elu,
+    frobenius,
+    get_feature_map,
+    identity,
+    is_positive,
+    relu,
+)
+from kernel_attention.kernels.softmax_features import SoftmaxPlusFeatures, TaylorFeatures
 from kernel_attention.kernels.statistics import (
     accumulation_dtype,
     evenly_spaced,
@@ -10,18 +23,28 @@ from kernel_attention.kernels.statistics import (
     sample_rows,
     valid_ranks,
 )
+from kernel_attention.kernels.thresholds import shrink
 
 __all__ = [
     "FEATURE_MAPS",
+    "FEATURE_MODULES",
     "FeatureMap",
+    "FeatureMapSpec",
+    "SoftmaxPlusFeatures",
+    "TaylorFeatures",
     "accumulation_dtype",
     "cosine",
+    "elu",
     "evenly_spaced",
+    "frobenius",
     "gather_ranks",
     "get_feature_map",
     "identity",
+    "is_positive",
+    "relu",
     "rows_before",
     "running_mean",
     "sample_rows",
+    "shrink",
     "valid_ranks",
 ]

@@ -1,0 +1,60 @@
+"""What the multilinear layers share: the projections their modes read, and the rows sampled from a sequence."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from kernel_attention.attention.base import AttentionLayer
+from kernel_attention.errors import InputError
+from kernel_attention.kernels import evenly_spaced, gather_ranks, rows_before, sample_rows
+
+
+class ReadsModes(AttentionLayer):
+    """An attention layer over D modes: queries, keys and D - 2 fibers.
+
+    Args:
+        embed_dim: model width d.
+        num_heads: number of heads h; divides d.
+        order: number of modes D, at least 2.
+        bias: whether the projections have biases.
+    """
+
+    def __init__(self, embed_dim: int, num_heads: int, order: int, bias: bool) -> None:
+        super().__init__(embed_dim, num_heads)
+        if not isinstance(order, int) or isinstance(order, bool) or order < 2:
+            raise InputError(f"order={order!r} must be a whole number of at least 2")
+        self.order = order
+        self.q_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
+        self.k_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
+        # One map for all fibers; queries and keys keep the names that other attention layers give them.
+        self.f_proj = nn.Linear(embed_dim, (order - 2) * embed_dim, bias=bias) if order > 2 else None
+
+    def sequences(self, x: Tensor) -> list[Tensor]:
+        """What the modes read: D tensors (B, h, N, p)."""
+        modes = [self.q_proj(x), self.k_proj(x)]
+        if self.f_proj is not None:
+            modes += self.f_proj(x).split(self.embed_dim, dim=-1)
+        return [self.split_heads(mode) for mode in modes]
+
+
+def sampled_rows(
+    x: Tensor, num_rows: int, max_len: int | None, key_padding_mask: Tensor | None, is_causal: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Rows of x (B, N, d), evenly spaced over its real tokens: (B, M', d), and their ranks (M',) where causal.
+
+    The causal form cannot know the length, so it samples a fixed grid over ``max_len`` and takes the part reached.
+
+    Raises:
+        InputError: for a causal call without ``max_len`` or with more than ``max_len`` tokens.
+    """
+    if not is_causal:
+        return sample_rows(x, num_rows, key_padding_mask), None
+    length = x.size(1)
+    if max_len is None:
+        raise InputError("max_len=None: the causal data-dependent form needs max_len, the length of its sampling grid")
+    if length > max_len:
+        raise InputError(f"sequence length {length} exceeds max_len={max_len}")
+    grid = evenly_spaced(num_rows, max_len, x.device)[: rows_before(length, num_rows, max_len)]
+    if key_padding_mask is None:
+        return x[:, grid], grid
+    return gather_ranks(x, grid.expand(x.size(0), -1), key_padding_mask), grid

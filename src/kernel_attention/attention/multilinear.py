@@ -1,0 +1,203 @@
+"""Multilinear (KMLSVD) attention as a layer, in the primal."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from kernel_attention import functional
+from kernel_attention.attention.base import PenalizedAttention, require_positive
+from kernel_attention.attention.modes import ReadsModes, sampled_rows
+from kernel_attention.errors import InputError, unknown
+from kernel_attention.functional.multilinear import Modes
+from kernel_attention.kernels import FeatureMapSpec, get_feature_map
+
+Variant = Literal["standard", "data_dependent", "learnable", "learnable_diagonal"]
+CoreTreatment = Literal["none", "cost", "mlsvd"]
+
+_VARIANTS = ("standard", "data_dependent", "learnable", "learnable_diagonal")
+_CORES = ("none", "cost", "mlsvd")
+
+
+class MultilinearAttention(ReadsModes, PenalizedAttention):
+    """Multi-head multilinear attention of order D in the primal (Verbeek, TU Delft 2025): linear in the sequence.
+
+    Queries, keys and D - 2 fibers are the modes of a kernel tensor that is never formed. Each token gets R scores per
+    mode, E_1 = Phi_1 C_(1) (W_3 (x) W_2) S_(1)^T and so on, joined by ``concat`` into the head's output. All that stands
+    to the right of Phi_n is free of the sequence and contracted once per forward. But for the norm that the
+    ``frobenius`` map takes over the sequence, tokens mix in the data-dependent variant only.
+
+    Args:
+        embed_dim: model width d.
+        num_heads: number of heads h; divides d.
+        order: number of modes D, at least 2.
+        rank: R, of every mode; None: the head width p. The thesis asks R <= p.
+        variant: what C is: "standard" (superdiagonal identity), "learnable" (the whole tensor, h p^D numbers),
+            "learnable_diagonal" (its superdiagonal), "data_dependent" (the tensorised sequence: M sampled rows).
+        core: how S is kept a multilinear SVD's core: "none", "cost" (J_S is added to the loss) or "mlsvd" (S is replaced
+            by the core of its own multilinear SVD in every forward).
+        feature_map: phi: a name, ``{name: options}`` or a callable; see :func:`kernel_attention.kernels.get_feature_map`.
+        eta: weight of J in :func:`auxiliary_loss` (eta_1 of the thesis).
+        eta_core: weight of J_S (eta_2); above 0 exactly where ``core="cost"``.
+        objective_power: 2 adds eta J^2; 1 adds eta J as the thesis prints it, which is unbounded below and runs away.
+        objective_form: "sum" over the tokens (thesis) or "mean" (features over sqrt(N)): what feature maps need that do
+            not normalise over the sequence, since ||K||^2 grows with N^D.
+        rank_multiplier: rows sampled per rank by the data-dependent variant, M = R * rank_multiplier.
+        max_len: longest sequence. It caps M, and fixes the sampling grid of the causal data-dependent form, which needs it.
+        bias: whether the projections have biases.
+
+    Attributes:
+        q_proj, k_proj, f_proj: to queries, keys and the D - 2 fibers (one map of width (D - 2) d; None at order 2).
+        w: W_1..W_D, (D, h, p or M, R), orthonormal columns at first.
+        core: S, (h, R, .., R), at first the multilinear SVD core of a normal tensor.
+        compatibility: C, (h, p) or (h, p, .., p), the identity at first; None where it is not learnt.
+        concat: the map from the D R scores to the head's p outputs, shared by the heads.
+    """
+
+    core: nn.Parameter
+    core_objective: Tensor | None
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        order: int = 3,
+        rank: int | None = None,
+        variant: Variant = "standard",
+        core: CoreTreatment = "none",
+        feature_map: FeatureMapSpec = "frobenius",
+        eta: float = 0.0,
+        eta_core: float = 0.0,
+        objective_power: Literal[1, 2] = 2,
+        objective_form: Literal["sum", "mean"] = "sum",
+        rank_multiplier: int = 1,
+        max_len: int | None = None,
+        bias: bool = True,
+    ) -> None:
+        super().__init__(embed_dim, num_heads, order, bias)
+        rank = self.head_dim if rank is None else rank
+        require_positive(rank=rank, rank_multiplier=rank_multiplier, **({} if max_len is None else {"max_len": max_len}))
+        _check_options(variant, core, eta, eta_core, objective_power, objective_form)
+        self.rank = rank
+        self.variant = variant
+        self.core_treatment = core
+        self.feature_map = get_feature_map(feature_map, self.head_dim)
+        self.eta = eta
+        self.eta_core = eta_core
+        self.objective_power = objective_power
+        self.objective_form = objective_form
+        self.max_len = max_len
+        self.num_rows = rank * rank_multiplier if max_len is None else min(rank * rank_multiplier, max_len)
+        self.core_objective = None
+
+        width = getattr(self.feature_map, "num_features", self.head_dim)
+        if variant == "data_dependent" and width != self.head_dim:
+            raise InputError(f"feature_map={feature_map!r}: variant='data_dependent' needs {self.head_dim} features, it gives {width}")
+        weight_rows = self.num_rows if variant == "data_dependent" else width
+        self.w = nn.Parameter(torch.stack([_orthonormal(num_heads, weight_rows, rank) for _ in range(order)]))
+        self.core = nn.Parameter(functional.mlsvd_core(torch.randn(num_heads, *[rank] * order)))
+        self.register_parameter("compatibility", _compatibility(variant, num_heads, width, order))
+        self.concat = nn.Linear(order * rank, self.head_dim, bias=bias)
+        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
+
+    def attend(
+        self, x: Tensor, context: Tensor | None, key_padding_mask: Tensor | None, is_causal: bool
+    ) -> Tensor:
+        """See :class:`AttentionLayer`."""
+        wants_objective = self.training and (self.eta > 0 or self.eta_core > 0)
+        core, factors, modes = self._modes(x, key_padding_mask, is_causal, wants_objective)
+        if wants_objective:
+            self._keep_objectives(core, factors, modes, x, key_padding_mask)
+        joined = functional.join_modes(modes, self.concat.weight, self.concat.bias)
+        return self.out_proj(self.merge_heads(joined))
+
+    def scores(
+        self, x: Tensor, *, key_padding_mask: Tensor | None = None, is_causal: bool = False
+    ) -> tuple[Tensor, ...]:
+        """E_1..E_D of every token, each (B, h, N, R); arguments as in the layer's call."""
+        return self._modes(x, key_padding_mask, is_causal, False)[2].scores()
+
+    def penalty(self) -> Tensor | None:
+        """eta J^2 + eta_core J_S of the last forward in training mode."""
+        if self.objective is None or self.core_objective is None:
+            return None
+        penalty = self.eta_core * self.core_objective
+        return penalty + self.eta * self.objective**self.objective_power if self.eta > 0 else penalty
+
+    def _modes(
+        self, x: Tensor, mask: Tensor | None, is_causal: bool, with_grams: bool
+    ) -> tuple[Tensor, list[Tensor], Modes]:
+        """The core in use, the factors right of Phi_n, and the modes of this sequence."""
+        core = functional.mlsvd_core(self.core) if self.core_treatment == "mlsvd" else self.core
+        factors = functional.multilinear_factors(self.w.unbind(), core, self.compatibility)
+        rows, grid = None, None
+        if self.variant == "data_dependent":
+            rows, grid = sampled_rows(x, self.num_rows, self.max_len, mask, is_causal)
+            rows = self.split_heads(rows)
+        modes = functional.multilinear_modes(
+            self.sequences(x), factors, rows=rows, grid=grid, feature_map=self.feature_map, key_padding_mask=mask,
+            is_causal=is_causal, with_grams=with_grams,
+        )  # fmt: skip
+        return core, factors, modes
+
+    def _keep_objectives(
+        self, core: Tensor, factors: list[Tensor], modes: Modes, x: Tensor, mask: Tensor | None
+    ) -> None:
+        num_tokens = None
+        if self.objective_form == "mean":
+            num_tokens = x.size(1) if mask is None else mask.sum(dim=1)
+        self.objective = functional.kmlsvd_objective(
+            modes.grams or [], self.w.unbind(), core, compatibility=self.compatibility, factors=factors, num_tokens=num_tokens
+        )
+        self.core_objective = functional.core_penalty(core) if self.eta_core > 0 else torch.zeros_like(self.objective)
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**super().__getstate__(), "core_objective": None}
+
+    def extra_repr(self) -> str:
+        """The options, for print(model)."""
+        return (
+            f"{self.embed_dim}, {self.num_heads}, order={self.order}, rank={self.rank}, variant={self.variant!r}, "
+            f"core={self.core_treatment!r}, eta={self.eta}, eta_core={self.eta_core}"
+        )
+
+
+def _check_options(
+    variant: str, core: str, eta: float, eta_core: float, objective_power: int, objective_form: str
+) -> None:
+    if variant not in _VARIANTS:
+        raise unknown("variant", variant, _VARIANTS)
+    if core not in _CORES:
+        raise unknown("core", core, _CORES)
+    for name, value in {"eta": eta, "eta_core": eta_core}.items():
+        if not value >= 0:
+            raise InputError(f"{name}={value!r} must be a number of at least 0")
+    if (core == "cost") != (eta_core > 0):
+        raise InputError(f"eta_core={eta_core!r} with core={core!r}: core='cost' needs eta_core above 0, the others have no J_S")
+    if objective_power not in (1, 2):
+        raise InputError(f"objective_power={objective_power!r} must be 1 or 2")
+    if objective_form not in ("sum", "mean"):
+        raise unknown("objective_form", objective_form, ("mean", "sum"))
+
+
+def _orthonormal(num_heads: int, num_rows: int, rank: int) -> Tensor:
+    """(h, num_rows, rank): orthonormal columns in every head, or rows where there are fewer of them."""
+    weight = torch.empty(num_heads, num_rows, rank)
+    for head in weight:
+        nn.init.orthogonal_(head)
+    return weight
+
+
+def _compatibility(variant: str, num_heads: int, width: int, order: int) -> nn.Parameter | None:
+    """C as learnt, starting from the identity."""
+    if variant == "learnable_diagonal":
+        return nn.Parameter(torch.ones(num_heads, width))
+    if variant != "learnable":
+        return None
+    tensor = torch.zeros(num_heads, *[width] * order)
+    diagonal = torch.arange(width)
+    tensor[(slice(None), *[diagonal] * order)] = 1.0
+    return nn.Parameter(tensor)

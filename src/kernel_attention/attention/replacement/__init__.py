@@ -1,0 +1,19 @@
+"""Our layers in other people's models."""
+
+from kernel_attention.attention.replacement.hosts import HostedAttention
+from kernel_attention.attention.replacement.replace import (
+    PATTERNS,
+    Replacement,
+    ReplacementReport,
+    replace_attention,
+)
+from kernel_attention.attention.replacement.timm_class import timm_attention
+
+__all__ = [
+    "PATTERNS",
+    "HostedAttention",
+    "Replacement",
+    "ReplacementReport",
+    "replace_attention",
+    "timm_attention",
+]

@@ -1,0 +1,96 @@
+"""Other libraries' masks, read as what our layers accept: real tokens and causality.
+
+One polarity inside: True = may be attended. What is neither padding nor the causal triangle is refused, since
+most mechanisms have no matrix to add a mask to.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernel_attention.errors import InputError
+
+# Hosts write -inf, finfo.min, -1e9 or -10000 (rounded in bfloat16) for "ignored".
+_IGNORED_BELOW = -1e3
+
+
+def kept(mask: Tensor, *, true_is_kept: bool) -> Tensor:
+    """A boolean or additive mask of any shape as booleans, True = may be attended.
+
+    Args:
+        mask: bool, or numbers added to the logits: 0 keeps, large negative ones ignore.
+        true_is_kept: the host's reading of a boolean mask (scaled_dot_product_attention: True keeps;
+            nn.MultiheadAttention: True ignores).
+
+    Raises:
+        InputError: for another dtype, or values in between (a bias).
+    """
+    if mask.dtype == torch.bool:
+        return mask if true_is_kept else ~mask
+    if not mask.is_floating_point():
+        raise InputError(f"the mask has dtype {mask.dtype}, expected torch.bool or floating-point numbers")
+    keep = mask == 0
+    verify(
+        (keep | (mask < _IGNORED_BELOW)).all(),
+        "the mask adds a bias to the logits, which this attention cannot honour; accepted: 0 and -inf",
+    )
+    return keep
+
+
+def read_attention_mask(keep: Tensor, batch: int, length: int, is_causal: bool) -> tuple[Tensor | None, bool]:
+    """Key padding and causality of a mask over pairs of tokens.
+
+    Rows of padded queries are free: hosts fill them as they like.
+
+    Args:
+        keep: True = may be attended, (B or 1, heads or 1, N or 1, S).
+        batch: B.
+        length: N, the number of queries.
+        is_causal: the host says that the mask is causal. Without it an eager call finds out; under
+            torch.compile an unannounced triangle is an error.
+
+    Returns:
+        (padding, causal): (B, S) bool, True = real token, None where all are real; and whether the mask is
+        causal.
+
+    Raises:
+        InputError: for any other pattern (RuntimeError under torch.compile).
+    """
+    num_keys = keep.size(-1)
+    real = keep.any(dim=2).any(dim=1)
+    padding = real[:, None, None, :]
+    rows_given = keep.size(2) == length
+    square = num_keys == length
+    triangle = torch.ones(length, num_keys, dtype=torch.bool, device=keep.device).tril()
+    free = ~real[:, None, :, None] if rows_given and square else torch.zeros_like(padding[..., :1])
+
+    def matches(causal: bool) -> Tensor:
+        expected = padding & triangle if causal and rows_given else padding
+        return ((keep == expected) | free).all()
+
+    message = (
+        f"a mask of shape {tuple(keep.shape)} is neither padding nor causal: this attention takes no other"
+    )
+    if torch.compiler.is_compiling():
+        verify(matches(is_causal), f"{message}; under torch.compile a causal mask needs is_causal=True")
+        return real.expand(batch, -1), is_causal
+    if not is_causal and not bool(matches(False)):
+        is_causal = square
+    verify(matches(is_causal), message)
+    return (None if bool(real.all()) else real.expand(batch, -1)), is_causal
+
+
+def join_padding(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+    """Tokens real in both masks; None is all real."""
+    if first is None or second is None:
+        return second if first is None else first
+    return first & second
+
+
+def verify(condition: Tensor, message: str) -> None:
+    """InputError unless the 0-dimensional bool holds; a compiled graph asserts it and raises RuntimeError."""
+    if torch.compiler.is_compiling():
+        torch._assert_async(condition, message)
+    elif not bool(condition):
+        raise InputError(message)

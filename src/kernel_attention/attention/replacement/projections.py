@@ -1,0 +1,92 @@
+"""The projections of a host's attention module, under our names, and how a new layer takes them over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+_INPUTS = ("q_proj", "k_proj", "v_proj")
+_SEPARATE = (("query", "key", "value"), _INPUTS, ("q_lin", "k_lin", "v_lin"))
+_OUTPUTS = ("out_proj", "o_proj", "out_lin", "proj")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A weight or bias of a host's projection: ``tensor`` is ``parameter`` or, of a fused one, its part."""
+
+    label: str
+    tensor: Tensor
+    parameter: Tensor
+
+
+def projections(module: nn.Module, parent: nn.Module) -> Iterator[tuple[str, Source]]:
+    """The module's projections as (``q_proj.weight``, ``q_proj.bias``, ... of ours, source)."""
+    if isinstance(module, nn.MultiheadAttention) and module.in_proj_weight is not None:
+        yield from _fused("in_proj_weight", module.in_proj_weight, "weight")
+        if module.in_proj_bias is not None:
+            yield from _fused("in_proj_bias", module.in_proj_bias, "bias")
+    elif isinstance(fused := getattr(module, "qkv", None), nn.Linear):
+        yield from _fused("qkv.weight", fused.weight, "weight")
+        if fused.bias is not None:
+            yield from _fused("qkv.bias", fused.bias, "bias")
+        for name in ("q", "k", "v"):  # BEiT and EVA keep the biases apart
+            if isinstance(bias := getattr(module, f"{name}_bias", None), nn.Parameter):
+                yield f"{name}_proj.bias", Source(f"{name}_bias", bias, bias)
+    else:
+        for ours, name in zip(_INPUTS, separate_names(module) or _INPUTS, strict=True):
+            yield from _linear(ours, name, getattr(module, name, None))
+    if (owner := output_owner(module, parent)) is not None:
+        yield from _linear("out_proj", owner[2], getattr(owner[0], owner[1]))
+
+
+def carry(layer: nn.Module, sources: Mapping[str, Source]) -> tuple[str, ...]:
+    """Fill the layer's parameters from the host's where name and shape agree; the names of those filled.
+
+    A carried parameter is trainable as its source was. The new bias of a carried projection that had none is
+    zero.
+    """
+    carried = []
+    with torch.no_grad():
+        for name, parameter in layer.named_parameters():
+            source = sources.get(name)
+            if source is not None and source.tensor.shape == parameter.shape:
+                parameter.copy_(source.tensor).requires_grad_(source.parameter.requires_grad)
+                carried.append(name)
+            elif (
+                source is None and name.endswith(".bias") and f"{name.removesuffix('bias')}weight" in sources
+            ):
+                parameter.zero_()
+    return tuple(carried)
+
+
+def separate_names(module: nn.Module) -> tuple[str, str, str] | None:
+    """Names of a module's query, key and value projections, where it has three."""
+    for names in _SEPARATE:
+        if all(isinstance(getattr(module, name, None), nn.Linear) for name in names):
+            return names
+    return None
+
+
+def output_owner(module: nn.Module, parent: nn.Module) -> tuple[nn.Module, str, str] | None:
+    """Owner, name and label of the output projection: BERT keeps it in a module beside the attention."""
+    for name in _OUTPUTS:
+        if isinstance(getattr(module, name, None), nn.Linear):
+            return module, name, name
+    beside = getattr(parent, "output", None)
+    if isinstance(beside, nn.Module) and isinstance(getattr(beside, "dense", None), nn.Linear):
+        return beside, "dense", "output.dense"
+    return None
+
+
+def _fused(label: str, parameter: Tensor, kind: str) -> Iterator[tuple[str, Source]]:
+    for ours, part in zip(_INPUTS, parameter.detach().chunk(3), strict=True):
+        yield f"{ours}.{kind}", Source(f"{label}[{ours[0]}]", part, parameter)
+
+
+def _linear(ours: str, label: str, linear: object) -> Iterator[tuple[str, Source]]:
+    if isinstance(linear, nn.Linear):
+        for kind, parameter in linear.named_parameters():
+            yield f"{ours}.{kind}", Source(f"{label}.{kind}", parameter, parameter)

@@ -1,0 +1,84 @@
+"""Moving the real tokens of a sequence together, for what depends on positions; and padding to whole
+blocks.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Compaction(NamedTuple):
+    """A permutation of the tokens that puts the real ones first, in their order.
+
+    ``order`` (B, N) int64: which token comes to position n. ``place`` (B, N): where token n went.
+    ``key_padding_mask`` (B, N): the mask after the move, right padding.
+    """
+
+    order: Tensor
+    place: Tensor
+    key_padding_mask: Tensor
+
+    def apply(self, x: Tensor) -> Tensor:
+        """Move the tokens of x (B, N, d)."""
+        return _take(x, self.order)
+
+    def undo(self, x: Tensor) -> Tensor:
+        """Move them back."""
+        return _take(x, self.place)
+
+    def undo_matrix(self, matrix: Tensor) -> Tensor:
+        """Move the rows and columns of a matrix over the tokens back, (B, h, N, N)."""
+        rows = matrix.gather(2, self.place[:, None, :, None].expand_as(matrix))
+        return rows.gather(3, self.place[:, None, None, :].expand_as(matrix))
+
+
+def compaction(key_padding_mask: Tensor) -> Compaction | None:
+    """How to compact sequences with this mask (B, N; True = real token); None where they are known to be
+    compact.
+
+    They are known to be where looking costs nothing: on the CPU, outside compiled code. Elsewhere the answer
+    would stop the stream or break the graph, so that the tokens are moved anyway, possibly to where they are.
+    """
+    if not torch.compiler.is_compiling() and key_padding_mask.device.type == "cpu":
+        late = key_padding_mask[:, 1:] & ~key_padding_mask[:, :-1]
+        if not late.any():
+            return None
+    real = key_padding_mask.cumsum(dim=1)
+    padded = (~key_padding_mask).cumsum(dim=1)
+    place = torch.where(key_padding_mask, real, real[:, -1:] + padded) - 1
+    positions = torch.arange(place.size(1), device=place.device).expand_as(place)
+    order = torch.empty_like(place).scatter_(1, place, positions)
+    return Compaction(order, place, positions < real[:, -1:])
+
+
+def pad_tokens(x: Tensor, length: int, value: float = 0.0) -> Tensor:
+    """Rows of ``value`` behind x (..., N, d), up to (..., length, d)."""
+    missing = length - x.size(-2)
+    if not torch.compiler.is_compiling() and missing == 0:
+        return x
+    if (
+        is_exporting()
+    ):  # looks one row up again and again: torch.export cannot prove that ``missing`` is not negative
+        rows = torch.arange(length, device=x.device).clamp_max(x.size(-2))
+        padded = torch.nn.functional.pad(x, (0, 0, 0, 1), value=value)
+        return padded.index_select(x.dim() - 2, rows)
+    # torch's own pad makes a graph of its own of a length 0, which ties compiled code to N modulo the block.
+    return torch.cat([x, x.new_full((*x.shape[:-2], missing, x.size(-1)), value)], dim=-2)
+
+
+def in_blocks(x: Tensor, size: int, value: float = 0.0) -> Tensor:
+    """Blocks of ``size`` rows, the last filled up with ``value``: (..., N, d) -> (..., ceil(N / size), size, d)."""
+    count = (x.size(-2) + size - 1) // size
+    return pad_tokens(x, count * size, value).unflatten(-2, (count, size))
+
+
+def is_exporting() -> bool:
+    """Whether torch.export is tracing; before torch 2.7, whether anything is."""
+    return getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)()
+
+
+def _take(x: Tensor, index: Tensor) -> Tensor:
+    return x.gather(1, index[..., None].expand(-1, -1, x.size(-1)))

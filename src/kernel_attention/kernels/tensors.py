@@ -1,0 +1,87 @@
+"""Tensor algebra of the multilinear SVD: unfoldings, mode products, eigenvectors with gradients that stay finite.
+
+A tensor has leading batch dimensions and, last, ``order`` modes of sizes I_1..I_D; ``mode`` counts from 0.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def unfold(tensor: Tensor, mode: int, order: int) -> Tensor:
+    """Mode-n unfolding X_(n): (..., I_1..I_D) -> (..., I_mode, product of the others in their own order)."""
+    first = tensor.dim() - order
+    return tensor.movedim(first + mode, first).flatten(first + 1)
+
+
+def fold(matrix: Tensor, mode: int, sizes: tuple[int, ...]) -> Tensor:
+    """The tensor with modes of these ``sizes`` whose mode-n unfolding is ``matrix`` (..., sizes[mode], -1)."""
+    others = sizes[:mode] + sizes[mode + 1 :]
+    first = matrix.dim() - 2
+    return matrix.unflatten(-1, others).movedim(first, first + mode)
+
+
+def mode_product(tensor: Tensor, matrix: Tensor, mode: int, order: int) -> Tensor:
+    """X x_n A: mode ``mode`` of size I becomes J, with ``matrix`` (..., J, I)."""
+    sizes = list(tensor.shape[tensor.dim() - order :])
+    sizes[mode] = matrix.size(-2)
+    return fold(matrix @ unfold(tensor, mode, order), mode, tuple(sizes))
+
+
+def mode_gram(tensor: Tensor, mode: int, order: int) -> Tensor:
+    """X_(n) X_(n)^T, (..., I_mode, I_mode)."""
+    matrix = unfold(tensor, mode, order)
+    if torch.compiler.is_compiling():
+        matrix = matrix.contiguous()  # the last unfolding is a transpose, whose strides torch.export cannot follow
+    return matrix @ matrix.mT
+
+
+def project_modes(tensor: Tensor, bases: Sequence[Tensor], keep: int) -> Tensor:
+    """X_(n) (.. (x) U_m (x) ..) over all modes m but ``keep``: (..., I_keep, product of R_m), bases (..., I_m, R_m).
+
+    The modes leave from the far end first, where a contraction reads the tensor in place.
+    """
+    order = len(bases)
+    names = string.ascii_letters[:order]
+    for mode in range(order) if keep == order - 1 else reversed(range(order)):
+        if mode != keep:
+            result = names.replace(names[mode], "z")
+            tensor = torch.einsum(f"...{names},...{names[mode]}z->...{result}", tensor, bases[mode])
+    return unfold(tensor, keep, order)
+
+
+def deterministic_signs(vectors: Tensor) -> Tensor:
+    """The columns of (..., n, k), each with the sign that makes its entry of largest size positive."""
+    largest = vectors.gather(-2, vectors.abs().argmax(dim=-2, keepdim=True))
+    return torch.where(largest < 0, -vectors, vectors)
+
+
+def leading_eigenvectors(gram: Tensor, rank: int) -> Tensor:
+    """Orthonormal eigenvectors of the ``rank`` largest eigenvalues: (..., n, n) symmetric -> (..., n, rank).
+
+    Signs are deterministic; columns past n are zero. The gradient is that of perturbation theory,
+    dU = U (F * (U^T dG U)) with F_ij = 1 / (lambda_j - lambda_i), which has a pole where eigenvalues meet. There it is
+    broadened to a Lorentzian, gap / (gap^2 + width^2), whose width is the error of the eigenvalues themselves: exact for
+    eigenvalues that floating point tells apart, finite and 0 for those it does not. First derivatives only.
+    """
+    with torch.no_grad():
+        values, vectors = torch.linalg.eigh(gram)
+        values, vectors = values.flip(-1), deterministic_signs(vectors.flip(-1))
+        # Zero columns, so that `rank` of them exist for any n without asking which is larger.
+        leading = torch.nn.functional.pad(vectors, (0, rank))[..., :rank]
+    if not (gram.requires_grad and torch.is_grad_enabled()):
+        return leading
+    with torch.no_grad():
+        precision = torch.finfo(gram.dtype)
+        largest = values.abs().amax(dim=-1, keepdim=True).clamp_min(precision.tiny**0.5)
+        values = values / largest
+        leading_values = torch.nn.functional.pad(values, (0, rank))[..., :rank]
+        gap = leading_values[..., None, :] - values[..., :, None]
+        width = 8 * gram.size(-1) * precision.eps
+        rates = gap / (gap.square() + width**2) / largest[..., None]
+    change = vectors.mT @ (gram - gram.detach()) @ leading  # zero, with the gradient of the Gram matrix
+    return leading + vectors @ (rates * change)

@@ -1,0 +1,108 @@
+"""Tensor algebra: what folds unfolds, products are sums over an index, eigenvectors have the gradients they should."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernel_attention.kernels.tensors import (
+    deterministic_signs,
+    fold,
+    leading_eigenvectors,
+    mode_gram,
+    mode_product,
+    project_modes,
+    unfold,
+)
+
+F64 = torch.float64
+modes = pytest.mark.parametrize("mode", [0, 1, 2])
+
+
+@modes
+def test_folding_undoes_unfolding(mode):
+    tensor = torch.randn(7, 2, 3, 5, 4)
+    matrix = unfold(tensor, mode, 3)
+    assert matrix.shape == (7, 2, tensor.size(2 + mode), 60 // tensor.size(2 + mode))
+    assert torch.equal(fold(matrix, mode, (3, 5, 4)), tensor)
+
+
+@modes
+def test_a_mode_product_sums_over_that_mode(mode):
+    tensor, matrix = torch.randn(2, 3, 5, 4, dtype=F64), torch.randn(2, 6, (3, 5, 4)[mode], dtype=F64)
+    result = mode_product(tensor, matrix, mode, 3)
+    for j in range(6):
+        by_hand = sum(matrix[0, j, i] * tensor[0].select(mode, i) for i in range(matrix.size(2)))
+        torch.testing.assert_close(result[0].select(mode, j), by_hand)
+
+
+@modes
+def test_a_mode_gram_holds_the_products_of_slices(mode):
+    tensor = torch.randn(2, 3, 5, 4, dtype=F64)
+    gram = mode_gram(tensor, mode, 3)
+    for i in range(gram.size(1)):
+        for j in range(gram.size(1)):
+            torch.testing.assert_close(gram[1, i, j], (tensor[1].select(mode, i) * tensor[1].select(mode, j)).sum())
+
+
+@modes
+def test_projecting_leaves_the_kept_mode_and_the_others_in_their_order(mode):
+    tensor, bases = torch.randn(2, 3, 5, 4, dtype=F64), [torch.randn(2, n, r, dtype=F64) for n, r in ((3, 2), (5, 3), (4, 2))]
+    by_hand = tensor
+    for m, basis in enumerate(bases):
+        if m != mode:
+            by_hand = mode_product(by_hand, basis.mT, m, 3)
+    torch.testing.assert_close(project_modes(tensor, bases, mode), unfold(by_hand, mode, 3))
+
+
+def test_signs_make_the_largest_entry_positive():
+    vectors = torch.tensor([[1.0, -3.0, 0.0], [-2.0, 1.0, 0.0]])
+    assert deterministic_signs(vectors).tolist() == [[-1.0, 3.0, 0.0], [2.0, -1.0, 0.0]]
+
+
+def test_eigenvectors_are_orthonormal_and_ordered_and_zero_past_the_size():
+    x = torch.randn(3, 5, 5, dtype=F64)
+    gram = x @ x.mT
+    u = leading_eigenvectors(gram, 7)
+    assert u.shape == (3, 5, 7)
+    torch.testing.assert_close(u[..., :5].mT @ u[..., :5], torch.eye(5, dtype=F64).expand(3, 5, 5))
+    assert not u[..., 5:].any()
+    values = (u.mT @ gram @ u).diagonal(dim1=-2, dim2=-1)
+    assert (values.diff(dim=-1) <= 1e-12).all()
+    torch.testing.assert_close(leading_eigenvectors(gram, 2), u[..., :2])
+
+
+@pytest.mark.parametrize("rank", [1, 2, 4, 6])
+def test_gradients_equal_finite_differences(rank):
+    x = torch.randn(2, 4, 6, dtype=F64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: leading_eigenvectors(x @ x.mT, rank), (x,))
+
+
+def test_gradients_are_those_of_torchs_own_decomposition_where_it_has_them():
+    x = torch.randn(4, 6, dtype=F64, requires_grad=True)
+    probe = torch.randn(4, 2, dtype=F64)
+    (found,) = torch.autograd.grad((leading_eigenvectors(x @ x.mT, 2) * probe).sum(), x)
+    (wanted,) = torch.autograd.grad((deterministic_signs(torch.linalg.svd(x)[0])[:, :2] * probe).sum(), x)
+    torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize("size", [0.0, 1e-30, 1e-6, 1.0, 1e12])
+@pytest.mark.parametrize("kind", ["identity", "ones", "twins", "noise"])
+def test_gradients_are_finite_where_eigenvalues_meet(kind, size, dtype):
+    x = {
+        "identity": torch.eye(5), "ones": torch.ones(5, 5), "twins": torch.randn(3, 5)[[0, 0, 1, 1, 2]],
+        "noise": torch.eye(5) + 1e-8 * torch.randn(5, 5),
+    }[kind]  # fmt: skip
+    gram = (size * (x @ x.mT)).to(dtype).requires_grad_()
+    u = leading_eigenvectors(gram, 4)
+    (u * torch.randn_like(u)).sum().backward()
+    assert u.isfinite().all()
+    assert gram.grad.isfinite().all()
+
+
+def test_no_gradient_is_made_where_none_is_wanted():
+    gram = torch.eye(3, requires_grad=True)
+    with torch.no_grad():
+        assert not leading_eigenvectors(gram, 2).requires_grad
+    assert not leading_eigenvectors(torch.eye(3), 2).requires_grad

@@ -1,0 +1,106 @@
+"""Theorem 1 of the primal-dual paper, numerically: attention is the support vector expansion of a regression.
+
+The regression is scikit-learn's SVR with the kernel k(x, y) = <Phi(x), Phi(y)> / (h(x) h(y)) given as a
+matrix; its dual coefficients are alpha_j - alpha~_j.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from kernel_attention.functional import linear_attention, recentre, softmax_attention, sparse_mask
+from kernel_attention.functional.sparse import SparsePattern
+from kernel_attention.kernels import elu
+from kernel_attention.kernels.pooling import pool
+
+svm = pytest.importorskip("sklearn.svm")
+
+KEYS, QUERIES, WIDTH, TARGETS = 23, 7, 5, 3
+
+
+def fit(similar_keys: np.ndarray, of_queries: np.ndarray, targets: np.ndarray):
+    """SVR on k / (h h): (predictions without b (Q, T), dual coefficients (N, T)).
+
+    ``similar_keys`` (N, N) and ``of_queries`` (Q, N) are <Phi, Phi>; h(x) is the sum over the keys, eq. 11.
+    """
+    h_keys, h_queries = similar_keys.sum(1), of_queries.sum(1)
+    train = similar_keys / h_keys[:, None] / h_keys
+    test = of_queries / h_queries[:, None] / h_keys
+    predictions, duals = [], []
+    for column in targets.T:
+        model = svm.SVR(kernel="precomputed", C=50.0 * KEYS**2, epsilon=0.01).fit(train, column)
+        dual = np.zeros(len(column))
+        dual[model.support_] = model.dual_coef_[0]
+        predictions.append(model.predict(test) - model.intercept_)
+        duals.append(dual)
+    return np.stack(predictions, 1), np.stack(duals, 1)
+
+
+def problem(num_keys: int = KEYS):
+    q, k = torch.randn(1, 1, QUERIES, WIDTH).double(), torch.randn(1, 1, num_keys, WIDTH).double()
+    return q, k, np.random.default_rng(0).normal(size=(num_keys, TARGETS))
+
+
+def exponential(q, k):
+    return (q @ k.mT / math.sqrt(WIDTH)).exp()[0, 0].numpy()
+
+
+def values(duals: np.ndarray, similar_keys: np.ndarray) -> torch.Tensor:
+    """v_j = (alpha_j - alpha~_j) / h(k_j)."""
+    return torch.from_numpy(duals / similar_keys.sum(1)[:, None])[None, None]
+
+
+def test_theorem_1_softmax_attention_is_the_support_vector_expansion():
+    q, k, targets = problem()
+    predictions, duals = fit(exponential(k, k), exponential(q, k), targets)
+    assert 0 < (duals != 0).sum() < duals.size  # some keys are no support vectors
+    attended = softmax_attention(q, k, values(duals, exponential(k, k)))[0, 0]
+    np.testing.assert_allclose(attended.numpy(), predictions, rtol=1e-8, atol=1e-12)
+
+
+def test_section_2_2_1_linear_attention_is_the_expansion_with_another_phi():
+    q, k, targets = problem()
+    similar = (elu(k) @ elu(k).mT)[0, 0].numpy()
+    predictions, duals = fit(similar, (elu(q) @ elu(k).mT)[0, 0].numpy(), targets)
+    attended = linear_attention(q, k, values(duals, similar))[0, 0]
+    np.testing.assert_allclose(attended.numpy(), predictions, rtol=1e-8, atol=1e-12)
+
+
+def test_attention_bn_is_the_expansion_of_a_batch_normalised_regression():
+    q, k, targets = problem()
+    mean, scale = k.mean(2, keepdim=True), (k.var(2, keepdim=True, unbiased=False) + 1e-5).rsqrt()
+    q_n, k_n = (q - mean) * scale, (k - mean) * scale
+    predictions, duals = fit(exponential(k_n, k_n), exponential(q_n, k_n), targets)
+    q_r, k_r = recentre(q, k, normalize=True)
+    attended = softmax_attention(q_r, k_r, values(duals, exponential(k_n, k_n)))[0, 0]
+    np.testing.assert_allclose(attended.numpy(), predictions, rtol=1e-8, atol=1e-12)
+
+
+def test_attention_sh_is_the_expansion_of_a_regression_on_fewer_data():
+    q, k, targets = problem()
+    pooled, fewer = pool(k, 3), pool(torch.from_numpy(targets), 3).numpy()
+    predictions, duals = fit(exponential(pooled, pooled), exponential(q, pooled), fewer)
+    attended = softmax_attention(q, pooled, values(duals, exponential(pooled, pooled)))[0, 0]
+    np.testing.assert_allclose(attended.numpy(), predictions, rtol=1e-8, atol=1e-12)
+
+
+def test_equation_16_sparse_attention_keeps_the_expansions_terms_of_a_subset():
+    q, k, targets = problem()
+    _, duals = fit(exponential(k, k), exponential(q, k), targets)
+    v = values(duals, exponential(k, k))
+    mask = sparse_mask(SparsePattern("strided", 4), QUERIES, KEYS).numpy()
+    similar = exponential(q, k) * mask
+    expected = similar @ v[0, 0].numpy() / similar.sum(1, keepdims=True)
+    from kernel_attention.functional import sparse_attention
+
+    np.testing.assert_allclose(sparse_attention(q, k, v, SparsePattern("strided", 4))[0, 0].numpy(), expected)
+
+
+def test_remark_1_the_values_are_bounded_by_the_penalty():
+    q, k, targets = problem()
+    _, duals = fit(exponential(k, k), exponential(q, k), targets)
+    assert np.abs(duals).max() <= 50.0 * KEYS**2
