@@ -1,6 +1,10 @@
 """The mechanisms as pure functions on (B, h, N, p) tensors."""
 
-from kernel_attention.functional.dual_multilinear import attention_tensor, cubemax_kernel, dual_multilinear_scores
+from kernel_attention.functional.dual_multilinear import (
+    attention_tensor,
+    cubemax_kernel,
+    dual_multilinear_scores,
+)
 from kernel_attention.functional.kernel_pca import (
     PrincipalPursuit,
     principal_attention_pursuit,
@@ -45,7 +49,9 @@ __all__ = [
     "PrimalScores",
     "PrimalState",
     "PrincipalPursuit",
+    "SparsePattern",
     "attention_tensor",
+    "batch_norm_attention",
     "concat_scores",
     "core_penalty",
     "cosine_attention",
