@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -41,4 +42,7 @@ def _declare_torchvision_operators() -> None:
         importlib.import_module("torchvision")
 
 
+# Where the Makefile puts timm and torchvision; an environment that has them itself needs no such folder.
+if (_hosts := Path(sys.prefix) / "hosts").is_dir():
+    sys.path.append(str(_hosts))
 _declare_torchvision_operators()

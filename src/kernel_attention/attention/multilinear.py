@@ -98,7 +98,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
             raise InputError(f"feature_map={feature_map!r}: variant='data_dependent' needs {self.head_dim} features, it gives {width}")
         weight_rows = self.num_rows if variant == "data_dependent" else width
         self.w = nn.Parameter(torch.stack([_orthonormal(num_heads, weight_rows, rank) for _ in range(order)]))
-        self.core = nn.Parameter(functional.mlsvd_core(torch.randn(num_heads, *[rank] * order)))
+        self.core = nn.Parameter(functional.mlsvd_core(torch.randn(num_heads, *[rank] * order)).contiguous())
         self.register_parameter("compatibility", _compatibility(variant, num_heads, width, order))
         self.concat = nn.Linear(order * rank, self.head_dim, bias=bias)
         self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
