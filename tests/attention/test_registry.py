@@ -27,7 +27,8 @@ def test_every_row_says_what_there_is_to_know(mechanism):
 
 @mechanisms
 def test_the_table_makes_the_layer_with_its_preset(mechanism):
-    options = {"grid_size": (2, 3)} if "grid_size" in mechanism.options else {}
+    sizes = {"grid_size": (2, 3), "max_len": 7}  # what some mechanisms cannot do without
+    options = {name: size for name, size in sizes.items() if name in mechanism.options}
     layer = create_attention(mechanism.name, embed_dim=12, num_heads=3, **options)
     assert type(layer) is mechanism.layer
     assert isinstance(layer, AttentionLayer)
