@@ -1,8 +1,8 @@
 """A process that trains in children of its own and kills them at chosen writes; ``test_resume`` runs it.
 
 ``python killed.py DATA FOLDER PLANS`` reads a JSON list of plans and prints for each how many processes were
-killed. A plan has one entry for every process of a run in turn: [number of the write, moment]. Importing takes
-seconds and forking milliseconds, and a process of one thread can be forked.
+killed. A plan has one entry for each process of a run in turn: [number of the write, moment]. Importing
+takes seconds and forking milliseconds, and a process of one thread can be forked.
 """
 
 from __future__ import annotations
