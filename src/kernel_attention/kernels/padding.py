@@ -70,7 +70,7 @@ def pad_tokens(x: Tensor, length: int, value: float = 0.0) -> Tensor:
 
 
 def in_blocks(x: Tensor, size: int, value: float = 0.0) -> Tensor:
-    """Blocks of ``size`` rows, the last filled up with ``value``: (..., N, d) -> (..., ceil(N / size), size, d)."""
+    """Blocks of ``size`` rows, the last filled up: (..., N, d) -> (..., ceil(N / size), size, d)."""
     count = (x.size(-2) + size - 1) // size
     return pad_tokens(x, count * size, value).unflatten(-2, (count, size))
 
