@@ -2,9 +2,9 @@
 
     OMP_NUM_THREADS=1 python benchmarks/multilinear.py --out benchmarks/results/multilinear.json
 
-Forward, objective and backward of one layer (d 20, 4 heads, batch 16; the rank as in the thesis's tables). Contenders take
-turns within a round, so that a slow minute of the machine falls on all of them; a ratio is the median over
-the rounds of softmax's time over the contender's in the same round.
+Forward, objective and backward of one layer (d 20, 4 heads, batch 16; the rank as in the thesis's tables).
+Contenders take turns within a round, so that a slow minute of the machine falls on all of them; a ratio is
+the median over the rounds of softmax's time over the contender's in the same round.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ def measure(length: int, options: argparse.Namespace) -> dict:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--lengths", type=int, nargs="+", default=[29, 144, 300, 405, 1152])
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--embed-dim", type=int, default=20)
@@ -72,9 +74,15 @@ def main() -> None:
         print(f"N {length:5}  softmax {rows[-1]['milliseconds']['softmax']:.1f} ms  {shown}", flush=True)
     if options.out is not None:
         options.out.parent.mkdir(parents=True, exist_ok=True)
-        machine = {"platform": platform.platform(), "torch": torch.__version__, "threads": torch.get_num_threads()}
+        machine = {
+            "platform": platform.platform(),
+            "torch": torch.__version__,
+            "threads": torch.get_num_threads(),
+        }
         settings = {key: value for key, value in vars(options).items() if key != "out"}
-        options.out.write_text(json.dumps({"machine": machine, "settings": settings, "rows": rows}, indent=2) + "\n")
+        options.out.write_text(
+            json.dumps({"machine": machine, "settings": settings, "rows": rows}, indent=2) + "\n"
+        )
 
 
 if __name__ == "__main__":

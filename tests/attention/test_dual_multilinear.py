@@ -1,4 +1,6 @@
-"""Multilinear attention in the dual: equal to the thesis's formulas in float64 loops, and the contract on every form."""
+"""Multilinear attention in the dual: equal to the thesis's formulas in float64 loops, and the contract on
+every form.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,14 @@ MASKS = {
 }
 every_mask = pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
 FORMS = {
-    "": {}, "order_2": {"order": 2}, "order_4": {"order": 4, "rank": 1}, "sampled": {"num_samples": 3},
-    "chunked": {"chunk_size": 2}, "chunked_sampled": {"chunk_size": 2, "num_samples": 4}, "chunked_order_2": {"chunk_size": 3, "order": 2},
-}  # fmt: skip
+    "": {},
+    "order_2": {"order": 2},
+    "order_4": {"order": 4, "rank": 1},
+    "sampled": {"num_samples": 3},
+    "chunked": {"chunk_size": 2},
+    "chunked_sampled": {"chunk_size": 2, "num_samples": 4},
+    "chunked_order_2": {"chunk_size": 3, "order": 2},
+}
 every_form = pytest.mark.parametrize("form", FORMS)
 
 
@@ -74,7 +81,9 @@ def test_gradients_equal_finite_differences(form):
 
     def outputs(x, *parameters):
         replaced = dict(zip(names, parameters, strict=True))
-        return torch.func.functional_call(layer, replaced, x, {"key_padding_mask": MASKS["right"]})[MASKS["right"]]
+        return torch.func.functional_call(layer, replaced, x, {"key_padding_mask": MASKS["right"]})[
+            MASKS["right"]
+        ]
 
     leaves = [leaf.detach().clone().requires_grad_() for leaf in (inputs(), *layer.parameters())]
     assert torch.autograd.gradcheck(outputs, leaves, fast_mode=True)
@@ -161,9 +170,14 @@ def extreme_tokens() -> dict[str, Tensor]:
     half = x.clone()
     half[:, ::2] = 0.0
     return {
-        "zeros": torch.zeros_like(x), "zero_rows": half, "constant": torch.full_like(x, 3.0), "large": 1e4 * x,
-        "repeated": x[:, :1].expand(-1, 7, -1).clone(), "twins": x[:, [0, 0, 1, 1, 2, 2, 3]], "one_token": x[:, :1],
-    }  # fmt: skip
+        "zeros": torch.zeros_like(x),
+        "zero_rows": half,
+        "constant": torch.full_like(x, 3.0),
+        "large": 1e4 * x,
+        "repeated": x[:, :1].expand(-1, 7, -1).clone(),
+        "twins": x[:, [0, 0, 1, 1, 2, 2, 3]],
+        "one_token": x[:, :1],
+    }
 
 
 @pytest.mark.parametrize("tokens", list(extreme_tokens()))

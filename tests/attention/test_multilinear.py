@@ -1,4 +1,6 @@
-"""Multilinear attention in the primal: equal to the thesis's formulas in float64 loops, and the contract on every form."""
+"""Multilinear attention in the primal: equal to the thesis's formulas in float64 loops, and the contract on
+every form.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +33,24 @@ causal = pytest.mark.parametrize("is_causal", [False, True], ids=["", "causal"])
 
 
 def build(
-    order: int = 3, variant: str = "standard", core: str = "none", dtype: torch.dtype = F64, width: int | None = None, **changes
-) -> MultilinearAttention:  # fmt: skip
+    order: int = 3,
+    variant: str = "standard",
+    core: str = "none",
+    dtype: torch.dtype = F64,
+    width: int | None = None,
+    **changes,
+) -> MultilinearAttention:
     """A layer with every parameter off its initial value: zeros and identities would hide errors."""
     width = WIDTHS[order] if width is None else width
     eta_core = 0.3 if core == "cost" else 0.0
-    options = {"rank": 2, "eta": 0.2, "eta_core": eta_core, "rank_multiplier": 2, "max_len": MAX_LEN, **changes}
+    options = {
+        "rank": 2,
+        "eta": 0.2,
+        "eta_core": eta_core,
+        "rank_multiplier": 2,
+        "max_len": MAX_LEN,
+        **changes,
+    }
     torch.manual_seed(1)
     layer = MultilinearAttention(HEADS * width, HEADS, order=order, variant=variant, core=core, **options)
     with torch.no_grad():
@@ -52,9 +66,18 @@ def inputs(layer: MultilinearAttention, batch: int = 2, length: int = LENGTH) ->
 def oracle(layer: MultilinearAttention, x: Tensor, mask: Tensor | None, is_causal: bool, feature_map: str):
     num_rows = layer.num_rows if layer.variant == "data_dependent" else None
     return reference.multilinear_attention(
-        x, dict(layer.named_parameters()), mask, num_heads=HEADS, variant=layer.variant, core=layer.core_treatment,
-        feature_map=feature_map, objective_form=layer.objective_form, num_rows=num_rows, max_len=MAX_LEN, is_causal=is_causal,
-    )  # fmt: skip
+        x,
+        dict(layer.named_parameters()),
+        mask,
+        num_heads=HEADS,
+        variant=layer.variant,
+        core=layer.core_treatment,
+        feature_map=feature_map,
+        objective_form=layer.objective_form,
+        num_rows=num_rows,
+        max_len=MAX_LEN,
+        is_causal=is_causal,
+    )
 
 
 def assert_equals_the_loops(layer, x, mask=None, is_causal=False, feature_map="frobenius"):
@@ -75,7 +98,9 @@ def assert_equals_the_loops(layer, x, mask=None, is_causal=False, feature_map="f
     found = torch.autograd.grad((y * probe)[real].sum() + layer.penalty(), leaves)
     wanted = torch.autograd.grad((expected.y * probe)[real].sum() + penalty, leaves)
     for name, one, other in zip(["x", *(n for n, _ in layer.named_parameters())], found, wanted, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9, msg=lambda text, name=name: f"gradient of {name}: {text}")
+        torch.testing.assert_close(
+            one, other, rtol=1e-6, atol=1e-9, msg=lambda text, name=name: f"gradient of {name}: {text}"
+        )
 
 
 @every_order
@@ -101,7 +126,9 @@ def test_the_cosine_map_and_the_mean_objective_are_those_of_the_loops(variant, i
     assert_equals_the_loops(layer, inputs(layer), MASKS["holes"], is_causal, "cosine")
 
 
-@pytest.mark.parametrize("change", [{"rank": 1}, {"rank": 4}, {"rank": None}, {"objective_power": 1}, {"eta": 0.0}], ids=str)
+@pytest.mark.parametrize(
+    "change", [{"rank": 1}, {"rank": 4}, {"rank": None}, {"objective_power": 1}, {"eta": 0.0}], ids=str
+)
 def test_other_options_are_those_of_the_loops(change):
     layer = build(3, "learnable_diagonal", "cost", **change)
     assert_equals_the_loops(layer, inputs(layer))
@@ -157,7 +184,10 @@ def test_gradients_equal_finite_differences(order, variant, core):
 @causal
 def test_padding_and_batch_change_neither_outputs_nor_the_objective(variant, is_causal):
     layer = build(3, variant, "cost")
-    x, mask = inputs(layer, batch=3, length=6), torch.tensor([[1] * 6, [1, 1, 0, 1, 0, 0], [0, 0, 0, 0, 1, 1]]).bool()
+    x, mask = (
+        inputs(layer, batch=3, length=6),
+        torch.tensor([[1] * 6, [1, 1, 0, 1, 0, 0], [0, 0, 0, 0, 1, 1]]).bool(),
+    )
     garbage = torch.where(mask[..., None], x, 1e4 * torch.randn_like(x))
     y = layer(garbage, key_padding_mask=mask, is_causal=is_causal)
     together, alone = layer.objective, []
@@ -202,14 +232,20 @@ def extreme_tokens() -> dict[str, Tensor]:
     half = x.clone()
     half[:, ::2] = 0.0
     return {
-        "zeros": torch.zeros_like(x), "zero_rows": half, "constant": torch.full_like(x, 3.0), "large": 1e4 * x,
-        "large_constant": torch.full_like(x, -1e4), "one_token": x[:, :1], "one_zero_token": 0 * x[:, :1],
-    }  # fmt: skip
+        "zeros": torch.zeros_like(x),
+        "zero_rows": half,
+        "constant": torch.full_like(x, 3.0),
+        "large": 1e4 * x,
+        "large_constant": torch.full_like(x, -1e4),
+        "one_token": x[:, :1],
+        "one_zero_token": 0 * x[:, :1],
+    }
 
 
 @pytest.mark.parametrize("tokens", list(extreme_tokens()))
 @pytest.mark.parametrize(
-    ("feature_map", "core"), [("frobenius", "cost"), ("frobenius", "mlsvd"), ("cosine", "none"), ("softmax_plus", "none")]
+    ("feature_map", "core"),
+    [("frobenius", "cost"), ("frobenius", "mlsvd"), ("cosine", "none"), ("softmax_plus", "none")],
 )
 @every_variant
 def test_extreme_inputs_give_finite_outputs_and_gradients(variant, core, feature_map, tokens):
@@ -229,7 +265,12 @@ def repeated(kind: str, order: int, rank: int = 3) -> Tensor:
     """Cores (h, R, .., R) whose unfoldings have repeated singular values."""
     diagonal = torch.zeros(HEADS, *[rank] * order)
     diagonal[(slice(None), *[torch.arange(rank)] * order)] = 1.0
-    return {"identity": diagonal, "zero": 0 * diagonal, "ones": torch.ones_like(diagonal), "large": 1e4 * diagonal}[kind]
+    return {
+        "identity": diagonal,
+        "zero": 0 * diagonal,
+        "ones": torch.ones_like(diagonal),
+        "large": 1e4 * diagonal,
+    }[kind]
 
 
 @pytest.mark.parametrize("kind", ["identity", "zero", "ones", "large"])
@@ -292,7 +333,9 @@ def test_a_fresh_layer_starts_at_the_standard_form_and_at_a_core_of_an_mlsvd():
         layer.load_state_dict(standard.state_dict(), strict=False)
         torch.testing.assert_close(layer(x), standard(x))
     assert ka.functional.core_penalty(standard.core) < 1e-6
-    torch.testing.assert_close(standard.w.mT @ standard.w, torch.eye(4, dtype=F64).expand(3, 3, 4, 4), atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        standard.w.mT @ standard.w, torch.eye(4, dtype=F64).expand(3, 3, 4, 4), atol=1e-5, rtol=0
+    )
 
 
 def test_the_thesis_counts_of_parameters():
@@ -301,7 +344,14 @@ def test_the_thesis_counts_of_parameters():
     for variant, budget in budgets.items():
         rank = 3 if variant == "learnable" else 5
         layer = MultilinearAttention(20, 4, variant=variant, rank=rank, max_len=100)
-        parts = [layer.w, layer.core, layer.q_proj.weight, layer.k_proj.weight, layer.f_proj.weight, layer.compatibility]
+        parts = [
+            layer.w,
+            layer.core,
+            layer.q_proj.weight,
+            layer.k_proj.weight,
+            layer.f_proj.weight,
+            layer.compatibility,
+        ]
         assert sum(part.numel() for part in parts if part is not None) == budget
 
 
@@ -330,8 +380,8 @@ def test_what_has_no_sound_reading_is_refused():
     layer = build(3, "data_dependent", max_len=None)
     with pytest.raises(InputError, match="max_len=None"):
         layer(inputs(layer), is_causal=True)
+    layer = build(3, "data_dependent")
     with pytest.raises(InputError, match="sequence length 9 exceeds max_len=7"):
-        layer = build(3, "data_dependent")
         layer(inputs(layer, length=9), is_causal=True)
     with pytest.raises(InputError, match="no cross-attention"):
         layer(inputs(layer), context=inputs(layer))

@@ -1,4 +1,6 @@
-"""Tensor attention without KMLSVD: equal to eq. 4-10 in float64 loops, and the contract on its three options."""
+"""Tensor attention without KMLSVD: equal to eq. 4-10 in float64 loops, and the contract on its three
+options.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,9 @@ def test_gradients_equal_finite_differences(option):
 
     def outputs(x, *parameters):
         replaced = dict(zip(names, parameters, strict=True))
-        return torch.func.functional_call(layer, replaced, x, {"key_padding_mask": MASKS["right"]})[MASKS["right"]]
+        return torch.func.functional_call(layer, replaced, x, {"key_padding_mask": MASKS["right"]})[
+            MASKS["right"]
+        ]
 
     leaves = [leaf.detach().clone().requires_grad_() for leaf in leaves_of(layer, inputs())]
     assert torch.autograd.gradcheck(outputs, leaves, fast_mode=True)
@@ -76,7 +80,9 @@ def test_option_1_is_option_2_with_a_kronecker_product_and_option_2_is_option_3_
     one, two, three = build(1), build(2), build(3)
     x = inputs()
     for layer in (two, three):
-        layer.load_state_dict({k: v for k, v in one.state_dict().items() if k not in ("w", "core")}, strict=False)
+        layer.load_state_dict(
+            {k: v for k, v in one.state_dict().items() if k not in ("w", "core")}, strict=False
+        )
     with torch.no_grad():
         for n in range(3):
             first, second = (one.w[m] for m in range(3) if m != n)
@@ -104,7 +110,10 @@ def test_padding_and_batch_change_nothing(option):
 @pytest.mark.parametrize("scale", [0.0, 1.0, 1e4])
 def test_extreme_inputs_give_finite_outputs_and_gradients(option, scale):
     for length in (1, LENGTH):
-        layer, x = build(option, dtype=torch.float32), (scale * inputs(length=length, dtype=torch.float32)).requires_grad_()
+        layer, x = (
+            build(option, dtype=torch.float32),
+            (scale * inputs(length=length, dtype=torch.float32)).requires_grad_(),
+        )
         one = torch.arange(length)[None].expand(2, -1) == 0
         for mask in (None, one):
             y = layer(x, key_padding_mask=mask)
@@ -134,7 +143,10 @@ def test_what_does_not_fit_is_refused():
         ka.create_attention("tensor", EMBED_DIM, HEADS)
     with pytest.raises(InputError, match="sequence length 6 exceeds max_len=5"):
         build()(inputs(length=6))
-    with pytest.raises(InputError, match=re.escape("32 x 405 x 405^2 numbers takes 15.84 GiB, more than memory_limit=1.0 GiB")):
+    with pytest.raises(
+        InputError,
+        match=re.escape("32 x 405 x 405^2 numbers takes 15.84 GiB, more than memory_limit=1.0 GiB"),
+    ):
         build(max_len=405)(torch.empty(16, 405, EMBED_DIM, dtype=F64))
     with pytest.raises(InputError, match="is_causal=True"):
         build()(inputs(), is_causal=True)

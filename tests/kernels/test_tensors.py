@@ -1,4 +1,6 @@
-"""Tensor algebra: what folds unfolds, products are sums over an index, eigenvectors have the gradients they should."""
+"""Tensor algebra: what folds unfolds, products are sums over an index, eigenvectors have the gradients they
+should.
+"""
 
 from __future__ import annotations
 
@@ -42,12 +44,17 @@ def test_a_mode_gram_holds_the_products_of_slices(mode):
     gram = mode_gram(tensor, mode, 3)
     for i in range(gram.size(1)):
         for j in range(gram.size(1)):
-            torch.testing.assert_close(gram[1, i, j], (tensor[1].select(mode, i) * tensor[1].select(mode, j)).sum())
+            torch.testing.assert_close(
+                gram[1, i, j], (tensor[1].select(mode, i) * tensor[1].select(mode, j)).sum()
+            )
 
 
 @modes
 def test_projecting_leaves_the_kept_mode_and_the_others_in_their_order(mode):
-    tensor, bases = torch.randn(2, 3, 5, 4, dtype=F64), [torch.randn(2, n, r, dtype=F64) for n, r in ((3, 2), (5, 3), (4, 2))]
+    tensor, bases = (
+        torch.randn(2, 3, 5, 4, dtype=F64),
+        [torch.randn(2, n, r, dtype=F64) for n, r in ((3, 2), (5, 3), (4, 2))],
+    )
     by_hand = tensor
     for m, basis in enumerate(bases):
         if m != mode:

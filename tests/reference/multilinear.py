@@ -1,6 +1,7 @@
 """Multilinear (KMLSVD) attention as the thesis writes it: float64 loops over indices; nothing of the library.
 
-Sources: Verbeek, "3D Primal Attention", eq. 2-19, 2-21, 2-23, 3-5 to 3-8, 3-11, 3-14, 3-15, 4-10, written out for any order. The
+Sources: Verbeek, "3D Primal Attention", eq. 2-19, 2-21, 2-23, 3-5 to 3-8, 3-11, 3-14, 3-15, 4-10, written out
+    for any order. The
 gradients of the loops are autograd's, so one oracle serves outputs and gradients.
 """
 
@@ -16,8 +17,8 @@ from torch import Tensor
 
 
 class Result(NamedTuple):
-    """y (B, N, d) with zeros at padded tokens; scores {(b, h): [E_1..E_D], each (n_b, R)}; J averaged over sequences and heads;
-    J_S averaged over heads."""
+    """y (B, N, d) with zeros at padded tokens; scores {(b, h): [E_1..E_D], each (n_b, R)}; J averaged over
+    sequences and heads; J_S averaged over heads."""
 
     y: Tensor
     scores: dict[tuple[int, int], list[Tensor]]
@@ -26,11 +27,22 @@ class Result(NamedTuple):
 
 
 def multilinear_attention(
-    x: Tensor, weights: Mapping[str, Tensor], mask: Tensor | None = None, *, num_heads: int, variant: str = "standard",
-    core: str = "none", feature_map: str = "frobenius", objective_form: str = "sum", num_rows: int | None = None,
-    max_len: int | None = None, is_causal: bool = False,
-) -> Result:  # fmt: skip
-    """``weights`` are named as the layer's parameters. ``objective_form`` "mean": J of the features over sqrt(n_b)."""
+    x: Tensor,
+    weights: Mapping[str, Tensor],
+    mask: Tensor | None = None,
+    *,
+    num_heads: int,
+    variant: str = "standard",
+    core: str = "none",
+    feature_map: str = "frobenius",
+    objective_form: str = "sum",
+    num_rows: int | None = None,
+    max_len: int | None = None,
+    is_causal: bool = False,
+) -> Result:
+    """``weights`` are named as the layer's parameters. ``objective_form`` "mean": J of the features over
+    sqrt(n_b).
+    """
     batch, _, width = x.shape
     p = width // num_heads
     scores, objectives, penalties = {}, [], []
@@ -45,7 +57,9 @@ def multilinear_attention(
             phi = [feature_rows(mode, feature_map, is_causal) for mode in modes_of(tokens, weights, h, p)]
             if variant == "data_dependent":
                 sampled, seen = sample(tokens, h * p, p, num_rows, max_len, is_causal)
-                phi = [[against(row, i, sampled, seen, len(w[0])) for i, row in enumerate(rows)] for rows in phi]
+                phi = [
+                    [against(row, i, sampled, seen, len(w[0])) for i, row in enumerate(rows)] for rows in phi
+                ]
                 scale = 1 / torch.sqrt(sum((row * row).sum() for row in sampled))  # in J, f(X) has norm 1
             scores[b, h] = kmlsvd_scores(phi, factors)
             if objective_form == "mean":
@@ -56,7 +70,9 @@ def multilinear_attention(
 
 
 def kmlsvd_factors(w: Sequence[Tensor], s: Tensor, c: Mapping) -> list[Tensor]:
-    """What multiplies Phi_n in eq. 2-23, index by index: sum C[a, b, ..] W_2[b, j] .. S[r, j, ..], (M, R) per mode."""
+    """What multiplies Phi_n in eq. 2-23, index by index: sum C[a, b, ..] W_2[b, j] .. S[r, j, ..], (M, R) per
+    mode.
+    """
     factors = []
     for n in range(len(w)):
         table = [[torch.zeros((), dtype=s.dtype) for _ in range(s.shape[n])] for _ in range(w[n].shape[0])]
@@ -80,14 +96,18 @@ def kmlsvd_scores(phi: Sequence[Sequence[Tensor]], factors: Sequence[Tensor]) ->
 def objective(
     phi: Sequence[Sequence[Tensor]], w: Sequence[Tensor], s: Tensor, c: Mapping, factors: Sequence[Tensor]
 ) -> Tensor:
-    """J of eq. 2-19 for order D: the kernel's norm entry by entry, the inverse of S_(n) S_(n)^T taken as an inverse."""
+    """J of eq. 2-19 for order D: the kernel's norm entry by entry, the inverse of S_(n) S_(n)^T taken as an
+    inverse.
+    """
     order, value = len(w), torch.zeros((), dtype=s.dtype)
     for n, e in enumerate(kmlsvd_scores(phi, factors)):
         unfolded = s.movedim(n, 0).flatten(1)
         value = value + 0.5 * torch.trace(e @ torch.linalg.inv(unfolded @ unfolded.T) @ e.T)
     for at, entry in c.items():
         for ranks in itertools.product(*map(range, s.shape)):
-            value = value - (order - 1) * entry * s[ranks] * math.prod(w[m][at[m], ranks[m]] for m in range(order))
+            value = value - (order - 1) * entry * s[ranks] * math.prod(
+                w[m][at[m], ranks[m]] for m in range(order)
+            )
     if order > 2:
         for entry in kernel_entries(phi, c).values():
             value = value + 0.5 * (order - 2) * entry**2
@@ -103,7 +123,9 @@ def kernel_entries(phi: Sequence[Sequence[Tensor]], c: Mapping) -> dict[tuple[in
     return entries
 
 
-def compatibility(weights: Mapping[str, Tensor], variant: str, h: int, width: int, order: int) -> dict[tuple[int, ...], Tensor]:
+def compatibility(
+    weights: Mapping[str, Tensor], variant: str, h: int, width: int, order: int
+) -> dict[tuple[int, ...], Tensor]:
     """The entries of C that are not zero by construction: {(a, b, ..): value}."""
     if variant == "learnable":
         return {at: weights["compatibility"][h][at] for at in itertools.product(range(width), repeat=order)}
@@ -123,7 +145,9 @@ def core_penalty(s: Tensor) -> Tensor:
 
 
 def mlsvd(tensor: Tensor, ranks: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
-    """Truncated multilinear SVD from the SVD of every unfolding; the largest entry of a singular vector is positive."""
+    """Truncated multilinear SVD from the SVD of every unfolding; the largest entry of a singular vector is
+    positive.
+    """
     bases = []
     for n, rank in enumerate(ranks):
         u = torch.linalg.svd(tensor.movedim(n, 0).flatten(1), full_matrices=False)[0][:, :rank]
@@ -141,9 +165,14 @@ def mlsvd_core(s: Tensor) -> Tensor:
 
 
 def dual_attention(
-    x: Tensor, weights: Mapping[str, Tensor], mask: Tensor | None = None, *, num_heads: int, rank: int,
+    x: Tensor,
+    weights: Mapping[str, Tensor],
+    mask: Tensor | None = None,
+    *,
+    num_heads: int,
+    rank: int,
     num_samples: int | None = None,
-) -> tuple[Tensor, dict[tuple[int, int], list[Tensor]]]:  # fmt: skip
+) -> tuple[Tensor, dict[tuple[int, int], list[Tensor]]]:
     """y and the dual scores K_(n) (U (x) U) S_(n)^T, K the cubemax tensor of the sampled tokens."""
     p, scores = x.shape[2] // num_heads, {}
     for b, h in itertools.product(range(x.shape[0]), range(num_heads)):
@@ -166,15 +195,20 @@ def dual_attention(
     return joined(x, weights, mask, scores, num_heads), scores
 
 
-def cubemax(modes: Sequence[Sequence[Tensor]], normalizers: Sequence[Tensor] | None = None) -> tuple[Tensor, list[Tensor]]:
-    """Eq. 3-3 to 3-6: A entry by entry, then a softmax over every i-slice; and the logarithms of the slices' sums."""
+def cubemax(
+    modes: Sequence[Sequence[Tensor]], normalizers: Sequence[Tensor] | None = None
+) -> tuple[Tensor, list[Tensor]]:
+    """Eq. 3-3 to 3-6: A entry by entry, then a softmax over every i-slice; and the logarithms of the slices'
+    sums.
+    """
     p, order = modes[0][0].shape[0], len(modes)
     slices, sums = [], []
     for i, q in enumerate(modes[0]):
         logits = [
-            sum(q[m] * math.prod(mode[t][m] for mode, t in zip(modes[1:], at, strict=True)) for m in range(p)) / p ** ((order - 1) / 2)
+            sum(q[m] * math.prod(mode[t][m] for mode, t in zip(modes[1:], at, strict=True)) for m in range(p))
+            / p ** ((order - 1) / 2)
             for at in itertools.product(*(range(len(mode)) for mode in modes[1:]))
-        ]  # fmt: skip
+        ]
         logits = torch.stack(logits)
         sums.append(torch.log(torch.exp(logits).sum()))
         entries = torch.exp(logits - (sums[-1] if normalizers is None else normalizers[i]))
@@ -226,7 +260,9 @@ def modes_of(tokens: Sequence[Tensor], weights: Mapping[str, Tensor], h: int, p:
             whole = [linear(weights, name, token) for token in tokens]
             width = weights["q_proj.weight"].shape[0]
             parts = weights[f"{name}.weight"].shape[0] // width
-            modes += [[vector[part * width : (part + 1) * width][own] for vector in whole] for part in range(parts)]
+            modes += [
+                [vector[part * width : (part + 1) * width][own] for vector in whole] for part in range(parts)
+            ]
     return modes
 
 
@@ -250,7 +286,10 @@ def sample(tokens, start, p, num_rows, max_len, is_causal):
 
 def against(phi, i, sampled, seen, width):
     """f(X) phi(x_i): one feature a sampled row, zero past the rows there are."""
-    values = [phi @ row if first <= i else torch.zeros((), dtype=phi.dtype) for row, first in zip(sampled, seen, strict=True)]
+    values = [
+        phi @ row if first <= i else torch.zeros((), dtype=phi.dtype)
+        for row, first in zip(sampled, seen, strict=True)
+    ]
     return torch.stack(values + [torch.zeros((), dtype=phi.dtype)] * (width - len(values)))
 
 
@@ -267,7 +306,9 @@ def joined(x: Tensor, weights: Mapping[str, Tensor], mask: Tensor | None, scores
         rows = [torch.zeros(x.shape[2], dtype=x.dtype)] * x.shape[1]
         real = [i for i in range(x.shape[1]) if mask is None or bool(mask[b, i])]
         for n, i in enumerate(real):
-            heads = [linear(weights, "concat", torch.cat([e[n] for e in scores[b, h]])) for h in range(num_heads)]
+            heads = [
+                linear(weights, "concat", torch.cat([e[n] for e in scores[b, h]])) for h in range(num_heads)
+            ]
             rows[i] = linear(weights, "out_proj", torch.cat(heads))
         y.append(torch.stack(rows))
     return torch.stack(y)

@@ -1,8 +1,9 @@
 """The theory of multilinear attention, numerically, in float64.
 
-Sources: Verbeek, "3D Primal Attention", theorem 2.2 (the multilinear SVD by the generalised Lanczos equations), eq. 2-19 to 2-23
-(primal and dual), and what our own derivations say of J where the thesis is silent: truncated SVDs, HOOI fixed points,
-order 2. K is built here, entry by entry, and decomposed here.
+Sources: Verbeek, "3D Primal Attention", theorem 2.2 (the multilinear SVD by the generalised Lanczos
+    equations), eq. 2-19 to 2-23
+(primal and dual), and what our own derivations say of J where the thesis is silent: truncated SVDs, HOOI
+fixed points, order 2. K is built here, entry by entry, and decomposed here.
 """
 
 from __future__ import annotations
@@ -43,11 +44,17 @@ class Problem:
         self.order = order
         self.phi = [torch.randn(n, m, dtype=F64) for n, m in zip(TOKENS, widths, strict=False)]
         dense = torch.zeros(widths, dtype=F64)
-        diagonal = torch.ones(widths[0], dtype=F64) if kind == "identity" else torch.randn(widths[0], dtype=F64)
-        dense[tuple([torch.arange(widths[0])] * order if kind != "full" else [])] = diagonal if kind != "full" else 0.0
+        diagonal = (
+            torch.ones(widths[0], dtype=F64) if kind == "identity" else torch.randn(widths[0], dtype=F64)
+        )
+        dense[tuple([torch.arange(widths[0])] * order if kind != "full" else [])] = (
+            diagonal if kind != "full" else 0.0
+        )
         self.dense = torch.randn(widths, dtype=F64) if kind == "full" else dense
         self.compatibility = {"identity": None, "diagonal": diagonal[None], "full": self.dense[None]}[kind]
-        entries = reference.kernel_entries(self.phi, {at: self.dense[at] for at in itertools.product(*map(range, widths))})
+        entries = reference.kernel_entries(
+            self.phi, {at: self.dense[at] for at in itertools.product(*map(range, widths))}
+        )
         self.kernel = torch.stack(list(entries.values())).reshape([len(p) for p in self.phi])
 
     def weights(self, bases: list[Tensor]) -> list[Tensor]:
@@ -70,7 +77,9 @@ class Problem:
 
 
 def unfolded(tensor: Tensor, mode: int) -> Tensor:
-    """Kolda's mode-n unfolding: the first of the other modes runs fastest, as eq. 2-18's Kronecker products need."""
+    """Kolda's mode-n unfolding: the first of the other modes runs fastest, as eq. 2-18's Kronecker products
+    need.
+    """
     moved = tensor.movedim(mode, 0)
     return moved.permute(0, *range(moved.dim() - 1, 0, -1)).reshape(tensor.shape[mode], -1)
 
@@ -162,7 +171,9 @@ def test_at_a_hooi_fixed_point_the_objective_is_half_of_what_is_lost(order, kind
     problem = Problem(order, kind)
     ranks = [max(1, rank - 1) for rank in problem.full_ranks()]
     core, u = reference.mlsvd(problem.kernel, ranks)
-    for _ in range(3000):  # higher-order orthogonal iteration: each factor from the SVD of K projected on the others
+    for _ in range(
+        3000
+    ):  # higher-order orthogonal iteration: each factor from the SVD of K projected on the others
         before = [basis.clone() for basis in u]
         for n in range(order):
             projected = unfolded(problem.kernel, n) @ kronecker(without(u, n))
@@ -180,13 +191,15 @@ def test_at_a_hooi_fixed_point_the_objective_is_half_of_what_is_lost(order, kind
 
 
 def test_j_alone_is_unbounded_below():
-    # Its first term does not notice the size of S, its second is linear in it, its third has no S: the thesis's eta_1 J
-    # falls without end along S, while J^2 has a floor.
+    # Its first term does not notice the size of S, its second is linear in it, its third has no S: the
+    # thesis's eta_1 J falls without end along S, while J^2 has a floor.
     problem = Problem(3, "identity")
     core, u = reference.mlsvd(problem.kernel, problem.full_ranks())
     values = [problem.objective(problem.weights(u), size * core) for size in (1.0, 10.0, 100.0)]
     norm = core.square().sum()
-    torch.testing.assert_close(torch.stack(values), torch.stack([0 * norm, -18 * norm, -198 * norm]), atol=1e-9, rtol=1e-9)
+    torch.testing.assert_close(
+        torch.stack(values), torch.stack([0 * norm, -18 * norm, -198 * norm]), atol=1e-9, rtol=1e-9
+    )
 
 
 def test_zero_objective_is_necessary_not_sufficient():
@@ -197,10 +210,13 @@ def test_zero_objective_is_necessary_not_sufficient():
 
 
 def test_order_2_with_a_diagonal_core_is_primal_attention_times_the_core():
-    # E_1 = e S and E_2 = r S for equal weights; J is the KSVD's objective under W_KSVD = W S^(1/2), Lambda = S^(-1).
+    # E_1 = e S and E_2 = r S for equal weights; J is the KSVD's objective under W_KSVD = W S^(1/2), Lambda =
+    # S^(-1).
     heads, tokens, width, rank = 2, 7, 5, 3
     q, k = torch.randn(2, 1, heads, tokens, width, dtype=F64)
-    w_r, w_e = torch.randn(2, heads, width, rank, dtype=F64)  # W_1 belongs to the keys' scores, W_2 to the queries'
+    w_r, w_e = torch.randn(
+        2, heads, width, rank, dtype=F64
+    )  # W_1 belongs to the keys' scores, W_2 to the queries'
     s = torch.rand(heads, rank, dtype=F64) + 0.5
     e_1, e_2 = multilinear_scores([q, k], [w_r, w_e], s.diag_embed(), feature_map=identity)
     e, r = primal_scores(q, k, w_e, w_r, feature_map=identity)

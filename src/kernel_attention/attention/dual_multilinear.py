@@ -15,21 +15,24 @@ _GIB = 2**30
 
 
 class DualMultilinearAttention(ReadsModes):
-    """Multi-head multilinear attention of order D in the dual (Verbeek, TU Delft 2025): O(N^D), for short sequences.
+    """Multi-head multilinear attention of order D in the dual (Verbeek, TU Delft 2025): O(N^D), for short
+    sequences.
 
     The kernel tensor K = cubemax(sum of q k f / p) of every sequence and head is formed and decomposed, E_n =
-    K_(n) (U (x) U) S_(n)^T, and ``concat`` joins the D R scores of a token into the head's output. The decomposition is
-    recomputed in every forward and gradients flow through it; nothing of it is learnt. There is no causal form: the
-    singular vectors of the whole sequence enter every token.
+    K_(n) (U (x) U) S_(n)^T, and ``concat`` joins the D R scores of a token into the head's output. The
+    decomposition is recomputed in every forward and gradients flow through it; nothing of it is learnt. There
+    is no causal
+    form: the singular vectors of the whole sequence enter every token.
 
     Args:
         embed_dim: model width d.
         num_heads: number of heads h; divides d.
         order: number of modes D, at least 2. Order 2 is attention's matrix with its SVD.
         rank: R, of every mode; None: the head width p. Scores past the number of tokens are zero.
-        num_samples: decompose the kernel tensor of this many tokens, evenly spaced over the real ones, and score all tokens
-            against it: N M^(D - 1) numbers in place of N^D. None: all tokens.
-        chunk_size: tokens of a slice of K held at once; slices are computed again in the backward pass. None: all of K.
+        num_samples: decompose the kernel tensor of this many tokens, evenly spaced over the real ones, and
+            score all tokens against it: N M^(D - 1) numbers in place of N^D. None: all tokens.
+        chunk_size: tokens of a slice of K held at once; slices are computed again in the backward pass. None:
+            all of K.
         memory_limit: GiB that K, or a slice of it, may take; training takes about six times as much.
         bias: whether the projections have biases.
     """
@@ -64,8 +67,8 @@ class DualMultilinearAttention(ReadsModes):
         """See :class:`AttentionLayer`."""
         if is_causal:
             raise InputError(
-                f"{type(self).__name__}: is_causal=True, but singular vectors of the whole sequence enter every token; "
-                "use 'multilinear', the primal form"
+                f"{type(self).__name__}: is_causal=True, but singular vectors of the whole sequence enter "
+                "every token; use 'multilinear', the primal form"
             )
         scores = torch.cat(self.scores(x, key_padding_mask=key_padding_mask), dim=-1)
         return self.out_proj(self.merge_heads(self.concat(scores)))
@@ -85,9 +88,13 @@ class DualMultilinearAttention(ReadsModes):
                 position = torch.arange(rows.size(1), device=x.device)[None]
                 sample_mask = position < key_padding_mask.sum(dim=1, keepdim=True)
         return functional.dual_multilinear_scores(
-            self.sequences(x), self.rank, samples=samples, key_padding_mask=key_padding_mask, sample_mask=sample_mask,
+            self.sequences(x),
+            self.rank,
+            samples=samples,
+            key_padding_mask=key_padding_mask,
+            sample_mask=sample_mask,
             chunk_size=self.chunk_size,
-        )  # fmt: skip
+        )
 
     def kernel_tensor(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """K of all tokens, (B, h, N, .., N), zero at padded ones; for analysis."""
@@ -99,9 +106,16 @@ class DualMultilinearAttention(ReadsModes):
         others = length if self.num_samples is None else min(self.num_samples, length)
         bytes_each = accumulation_dtype(x.dtype).itemsize
         check_kernel_size(
-            type(self).__name__, batch * self.num_heads, rows, others, self.order, bytes_each, self.memory_limit,
-            "set num_samples (sub-sampling: the kernel tensor of evenly spaced tokens), chunk_size (slices), or raise memory_limit",
-        )  # fmt: skip
+            type(self).__name__,
+            batch * self.num_heads,
+            rows,
+            others,
+            self.order,
+            bytes_each,
+            self.memory_limit,
+            "set num_samples (sub-sampling: the kernel tensor of evenly spaced tokens), chunk_size (slices), "
+            "or raise memory_limit",
+        )
 
     def extra_repr(self) -> str:
         """The options, for print(model)."""
@@ -112,12 +126,21 @@ class DualMultilinearAttention(ReadsModes):
 
 
 def check_kernel_size(
-    layer: str, matrices: int, rows: int, others: int, order: int, bytes_each: int, memory_limit: float, advice: str
+    layer: str,
+    matrices: int,
+    rows: int,
+    others: int,
+    order: int,
+    bytes_each: int,
+    memory_limit: float,
+    advice: str,
 ) -> None:
-    """InputError where a kernel tensor of ``matrices`` x rows x others^(order - 1) numbers exceeds the limit in GiB."""
+    """InputError where a kernel tensor of ``matrices`` x rows x others^(order - 1) numbers exceeds the limit
+    in GiB.
+    """
     size = matrices * rows * others ** (order - 1) * bytes_each
     if size > memory_limit * _GIB:
         raise InputError(
-            f"{layer}: the kernel tensor of {matrices} x {rows} x {others}^{order - 1} numbers takes {size / _GIB:.2f} GiB, "
-            f"more than memory_limit={memory_limit} GiB; {advice}"
+            f"{layer}: the kernel tensor of {matrices} x {rows} x {others}^{order - 1} numbers takes "
+            f"{size / _GIB:.2f} GiB, more than memory_limit={memory_limit} GiB; {advice}"
         )

@@ -1,4 +1,6 @@
-"""What the multilinear layers share: the projections their modes read, and the rows sampled from a sequence."""
+"""What the multilinear layers share: the projections their modes read, and the rows sampled from a
+sequence.
+"""
 
 from __future__ import annotations
 
@@ -40,9 +42,11 @@ class ReadsModes(AttentionLayer):
 def sampled_rows(
     x: Tensor, num_rows: int, max_len: int | None, key_padding_mask: Tensor | None, is_causal: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Rows of x (B, N, d), evenly spaced over its real tokens: (B, M', d), and their ranks (M',) where causal.
+    """Rows of x (B, N, d), evenly spaced over its real tokens: (B, M', d), and their ranks (M',) where
+    causal.
 
-    The causal form cannot know the length, so it samples a fixed grid over ``max_len`` and takes the part reached.
+    The causal form cannot know the length, so it samples a fixed grid over ``max_len`` and takes the part
+    reached.
 
     Raises:
         InputError: for a causal call without ``max_len`` or with more than ``max_len`` tokens.
@@ -51,7 +55,9 @@ def sampled_rows(
         return sample_rows(x, num_rows, key_padding_mask), None
     length = x.size(1)
     if max_len is None:
-        raise InputError("max_len=None: the causal data-dependent form needs max_len, the length of its sampling grid")
+        raise InputError(
+            "max_len=None: the causal data-dependent form needs max_len, the length of its sampling grid"
+        )
     if length > max_len:
         raise InputError(f"sequence length {length} exceeds max_len={max_len}")
     grid = evenly_spaced(num_rows, max_len, x.device)[: rows_before(length, num_rows, max_len)]

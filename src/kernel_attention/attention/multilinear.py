@@ -22,34 +22,41 @@ _CORES = ("none", "cost", "mlsvd")
 
 
 class MultilinearAttention(ReadsModes, PenalizedAttention):
-    """Multi-head multilinear attention of order D in the primal (Verbeek, TU Delft 2025): linear in the sequence.
+    """Multi-head multilinear attention of order D in the primal (Verbeek, TU Delft 2025): linear in the
+    sequence.
 
-    Queries, keys and D - 2 fibers are the modes of a kernel tensor that is never formed. Each token gets R scores per
-    mode, E_1 = Phi_1 C_(1) (W_3 (x) W_2) S_(1)^T and so on, joined by ``concat`` into the head's output. All that stands
-    to the right of Phi_n is free of the sequence and contracted once per forward. But for the norm that the
-    ``frobenius`` map takes over the sequence, tokens mix in the data-dependent variant only.
+    Queries, keys and D - 2 fibers are the modes of a kernel tensor that is never formed. Each token gets R
+    scores per mode, E_1 = Phi_1 C_(1) (W_3 (x) W_2) S_(1)^T and so on, joined by ``concat`` into the head's
+    output. All that stands to the right of Phi_n is free of the sequence and contracted once per forward. But
+    for the norm that the ``frobenius`` map takes over the sequence, tokens mix in the data-dependent variant
+    only.
 
     Args:
         embed_dim: model width d.
         num_heads: number of heads h; divides d.
         order: number of modes D, at least 2.
         rank: R, of every mode; None: the head width p. The thesis asks R <= p.
-        variant: what C is: "standard" (superdiagonal identity), "learnable" (the whole tensor, h p^D numbers),
-            "learnable_diagonal" (its superdiagonal), "data_dependent" (the tensorised sequence: M sampled rows).
-        core: how S is kept a multilinear SVD's core: "none", "cost" (J_S is added to the loss) or "mlsvd" (S is replaced
-            by the core of its own multilinear SVD in every forward).
-        feature_map: phi: a name, ``{name: options}`` or a callable; see :func:`kernel_attention.kernels.get_feature_map`.
+        variant: what C is: "standard" (superdiagonal identity), "learnable" (the whole tensor, h p^D
+            numbers), "learnable_diagonal" (its superdiagonal), "data_dependent" (the tensorised sequence: M
+            sampled rows).
+        core: how S is kept a multilinear SVD's core: "none", "cost" (J_S is added to the loss) or "mlsvd" (S
+            is replaced by the core of its own multilinear SVD in every forward).
+        feature_map: phi: a name, ``{name: options}`` or a callable; see
+            :func:`kernel_attention.kernels.get_feature_map`.
         eta: weight of J in :func:`auxiliary_loss` (eta_1 of the thesis).
         eta_core: weight of J_S (eta_2); above 0 exactly where ``core="cost"``.
-        objective_power: 2 adds eta J^2; 1 adds eta J as the thesis prints it, which is unbounded below and runs away.
-        objective_form: "sum" over the tokens (thesis) or "mean" (features over sqrt(N)): what feature maps need that do
-            not normalise over the sequence, since ||K||^2 grows with N^D.
+        objective_power: 2 adds eta J^2; 1 adds eta J as the thesis prints it, which is unbounded below and
+            runs away.
+        objective_form: "sum" over the tokens (thesis) or "mean" (features over sqrt(N)): what feature maps
+            need that do not normalise over the sequence, since ||K||^2 grows with N^D.
         rank_multiplier: rows sampled per rank by the data-dependent variant, M = R * rank_multiplier.
-        max_len: longest sequence. It caps M, and fixes the sampling grid of the causal data-dependent form, which needs it.
+        max_len: longest sequence. It caps M, and fixes the sampling grid of the causal data-dependent form,
+            which needs it.
         bias: whether the projections have biases.
 
     Attributes:
-        q_proj, k_proj, f_proj: to queries, keys and the D - 2 fibers (one map of width (D - 2) d; None at order 2).
+        q_proj, k_proj, f_proj: to queries, keys and the D - 2 fibers (one map of width (D - 2) d; None at
+        order 2).
         w: W_1..W_D, (D, h, p or M, R), orthonormal columns at first.
         core: S, (h, R, .., R), at first the multilinear SVD core of a normal tensor.
         compatibility: C, (h, p) or (h, p, .., p), the identity at first; None where it is not learnt.
@@ -57,6 +64,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
     """
 
     core: nn.Parameter
+    compatibility: nn.Parameter | None
     core_objective: Tensor | None
 
     def __init__(
@@ -79,7 +87,9 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
     ) -> None:
         super().__init__(embed_dim, num_heads, order, bias)
         rank = self.head_dim if rank is None else rank
-        require_positive(rank=rank, rank_multiplier=rank_multiplier, **({} if max_len is None else {"max_len": max_len}))
+        require_positive(
+            rank=rank, rank_multiplier=rank_multiplier, **({} if max_len is None else {"max_len": max_len})
+        )
         _check_options(variant, core, eta, eta_core, objective_power, objective_form)
         self.rank = rank
         self.variant = variant
@@ -95,7 +105,10 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
 
         width = getattr(self.feature_map, "num_features", self.head_dim)
         if variant == "data_dependent" and width != self.head_dim:
-            raise InputError(f"feature_map={feature_map!r}: variant='data_dependent' needs {self.head_dim} features, it gives {width}")
+            raise InputError(
+                f"feature_map={feature_map!r}: variant='data_dependent' needs {self.head_dim} features, "
+                f"it gives {width}"
+            )
         weight_rows = self.num_rows if variant == "data_dependent" else width
         self.w = nn.Parameter(torch.stack([_orthonormal(num_heads, weight_rows, rank) for _ in range(order)]))
         self.core = nn.Parameter(functional.mlsvd_core(torch.randn(num_heads, *[rank] * order)).contiguous())
@@ -138,9 +151,15 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
             rows, grid = sampled_rows(x, self.num_rows, self.max_len, mask, is_causal)
             rows = self.split_heads(rows)
         modes = functional.multilinear_modes(
-            self.sequences(x), factors, rows=rows, grid=grid, feature_map=self.feature_map, key_padding_mask=mask,
-            is_causal=is_causal, with_grams=with_grams,
-        )  # fmt: skip
+            self.sequences(x),
+            factors,
+            rows=rows,
+            grid=grid,
+            feature_map=self.feature_map,
+            key_padding_mask=mask,
+            is_causal=is_causal,
+            with_grams=with_grams,
+        )
         return core, factors, modes
 
     def _keep_objectives(
@@ -150,9 +169,16 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
         if self.objective_form == "mean":
             num_tokens = x.size(1) if mask is None else mask.sum(dim=1)
         self.objective = functional.kmlsvd_objective(
-            modes.grams or [], self.w.unbind(), core, compatibility=self.compatibility, factors=factors, num_tokens=num_tokens
+            modes.grams or [],
+            self.w.unbind(),
+            core,
+            compatibility=self.compatibility,
+            factors=factors,
+            num_tokens=num_tokens,
         )
-        self.core_objective = functional.core_penalty(core) if self.eta_core > 0 else torch.zeros_like(self.objective)
+        self.core_objective = (
+            functional.core_penalty(core) if self.eta_core > 0 else torch.zeros_like(self.objective)
+        )
 
     def __getstate__(self) -> dict[str, object]:
         return {**super().__getstate__(), "core_objective": None}
@@ -160,7 +186,8 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
     def extra_repr(self) -> str:
         """The options, for print(model)."""
         return (
-            f"{self.embed_dim}, {self.num_heads}, order={self.order}, rank={self.rank}, variant={self.variant!r}, "
+            f"{self.embed_dim}, {self.num_heads}, order={self.order}, rank={self.rank}, "
+            f"variant={self.variant!r}, "
             f"core={self.core_treatment!r}, eta={self.eta}, eta_core={self.eta_core}"
         )
 
@@ -176,7 +203,10 @@ def _check_options(
         if not value >= 0:
             raise InputError(f"{name}={value!r} must be a number of at least 0")
     if (core == "cost") != (eta_core > 0):
-        raise InputError(f"eta_core={eta_core!r} with core={core!r}: core='cost' needs eta_core above 0, the others have no J_S")
+        raise InputError(
+            f"eta_core={eta_core!r} with core={core!r}: core='cost' needs eta_core above 0, "
+            "the others have no J_S"
+        )
     if objective_power not in (1, 2):
         raise InputError(f"objective_power={objective_power!r} must be 1 or 2")
     if objective_form not in ("sum", "mean"):
@@ -199,5 +229,5 @@ def _compatibility(variant: str, num_heads: int, width: int, order: int) -> nn.P
         return None
     tensor = torch.zeros(num_heads, *[width] * order)
     diagonal = torch.arange(width)
-    tensor[(slice(None), *[diagonal] * order)] = 1.0
+    tensor[:, *[diagonal] * order] = 1.0
     return nn.Parameter(tensor)

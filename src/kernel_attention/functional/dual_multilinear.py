@@ -1,8 +1,10 @@
-"""Multilinear (KMLSVD) attention in the dual: the kernel tensor, its multilinear SVD, the scores. For short sequences.
+"""Multilinear (KMLSVD) attention in the dual: the kernel tensor, its multilinear SVD, the scores. For short
+sequences.
 
 Source: Verbeek, "3D Primal Attention", TU Delft 2025 (eq. 2-20, 2-23, 3-3 to 3-7), here for any order D >= 2.
 
-Legend: B batch, h heads, N tokens, p head width, M sampled tokens (N without sampling), R rank. Everything runs in float32
+Legend: B batch, h heads, N tokens, p head width, M sampled tokens (N without sampling), R rank. Everything
+    runs in float32
 or better, autocast or not.
 """
 
@@ -40,7 +42,8 @@ def cubemax_kernel(
     Args:
         sequences: queries, keys, fibers, (B, h, N_n, p).
         masks: (B, N_n) or None per mode, True = real token; padded entries of K are zero.
-        log_normalizer: (B, h, N_1); replaces the slices' own. Entries are then capped at 1, as those of a slice are.
+        log_normalizer: (B, h, N_1); replaces the slices' own. Entries are then capped at 1, as those of a
+            slice are.
     """
     logits = _masked_logits(sequences, masks)
     if log_normalizer is None:
@@ -56,7 +59,9 @@ def _masked_logits(sequences: Sequence[Tensor], masks: Sequence[Tensor | None] |
     logits = attention_tensor(sequences)
     for n, mask in enumerate(masks or ()):
         if n > 0 and mask is not None:
-            logits = logits.masked_fill(~_along(mask[:, None], n, len(sequences)), torch.finfo(logits.dtype).min)
+            logits = logits.masked_fill(
+                ~_along(mask[:, None], n, len(sequences)), torch.finfo(logits.dtype).min
+            )
     return logits
 
 
@@ -66,7 +71,9 @@ def _along(x: Tensor, mode: int, order: int) -> Tensor:
 
 
 class _Kernel:
-    """The kernel tensor of the sampled tokens, whole or in slices that are computed again whenever they are read."""
+    """The kernel tensor of the sampled tokens, whole or in slices that are computed again whenever they are
+    read.
+    """
 
     def __init__(
         self, sequences: Sequence[Tensor], mask: Tensor | None, chunk_size: int | None, is_sample: bool
@@ -76,7 +83,9 @@ class _Kernel:
         # Of every i-slice, (B, h, M); for slices that run across, and for tokens outside the sample.
         self.log_normalizer = None
         if is_sample or chunk_size is not None:
-            self.log_normalizer = torch.cat(self._in_slices(self._slice_normalizer, sequences[0], mask), dim=2)
+            self.log_normalizer = torch.cat(
+                self._in_slices(self._slice_normalizer, sequences[0], mask), dim=2
+            )
 
     def _slice_normalizer(self, queries: Tensor, mask: Tensor | None) -> Tensor:
         logits = _masked_logits([queries, *self.sequences[1:]], [mask] + [self.mask] * (self.order - 1))
@@ -92,7 +101,8 @@ class _Kernel:
         """K_(n) K_(n)^T of every mode, (B, h, M, M)."""
         if self.whole is not None:
             return [mode_gram(self.whole, n, self.order) for n in range(self.order)]
-        # Slices along the second mode hold whole rows of every unfolding but the second's, which slices of the first hold.
+        # Slices along the second mode hold whole rows of every unfolding but the second's, which slices of
+        # the first hold.
         grams = {1: self._summed_gram(1, along=0)}
         for n in range(self.order):
             if n != 1:
@@ -106,8 +116,12 @@ class _Kernel:
         slices = self._in_slices(read, self.sequences[along], self.mask)
         return torch.stack(slices).sum(dim=0)
 
-    def contract(self, mode: int, bases: Sequence[Tensor], tokens: Tensor | None, mask: Tensor | None) -> Tensor:
-        """K_(n) (.. (x) U (x) ..), (B, h, n, R^(D - 1)), at the given tokens of this mode; None: the sampled ones."""
+    def contract(
+        self, mode: int, bases: Sequence[Tensor], tokens: Tensor | None, mask: Tensor | None
+    ) -> Tensor:
+        """K_(n) (.. (x) U (x) ..), (B, h, n, R^(D - 1)), at the given tokens of this mode; None: the sampled
+        ones.
+        """
         if tokens is None:
             if self.whole is not None:
                 return project_modes(self.whole, bases, mode)
@@ -143,9 +157,10 @@ def dual_multilinear_scores(
 ) -> tuple[Tensor, ...]:
     """E_n = K_(n) (U_D (x) .. without U_n .. (x) U_1) S_(n)^T (eq. 2-23) from K's truncated multilinear SVD.
 
-    U_n are the leading left singular vectors of K_(n), from its Gram matrix, with deterministic signs; S is K projected on
-    them. Columns past N are zero. With ``samples`` the SVD is that of the sampled tokens' kernel tensor, and every token
-    is scored against it (the mode in question reads all tokens, the others the sample): the full form where M = N.
+    U_n are the leading left singular vectors of K_(n), from its Gram matrix, with deterministic signs; S is K
+    projected on them. Columns past N are zero. With ``samples`` the SVD is that of the sampled tokens' kernel
+    tensor, and every token is scored against it (the mode in question reads all tokens, the others the
+    sample): the full form where M = N.
 
     Args:
         sequences: queries, keys, fibers of all tokens, (B, h, N, p) each.
@@ -165,7 +180,9 @@ def dual_multilinear_scores(
         if samples is None:
             kernel = _Kernel(tokens, key_padding_mask, chunk_size, is_sample=False)
         else:
-            kernel = _Kernel([sample.to(dtype) for sample in samples], sample_mask, chunk_size, is_sample=True)
+            kernel = _Kernel(
+                [sample.to(dtype) for sample in samples], sample_mask, chunk_size, is_sample=True
+            )
         bases = [leading_eigenvectors(gram, rank) for gram in kernel.grams()]
         contracted = [kernel.contract(n, bases, None, None) for n in range(order if samples is None else 1)]
         core = fold(bases[0].mT @ contracted[0], 0, (rank,) * order)

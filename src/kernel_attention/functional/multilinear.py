@@ -2,9 +2,11 @@
 
 Source: Verbeek, "3D Primal Attention", TU Delft 2025 (eq. 2-19, 2-23, 3-9 to 3-15; order 3 there).
 
-Legend: B batch, h heads, N_n tokens read by mode n, p head width, M_n features of mode n (p, or the sampled rows of
+Legend: B batch, h heads, N_n tokens read by mode n, p head width, M_n features of mode n (p, or the sampled
+    rows of
 the data-dependent form), R_n rank of mode n. The weights W_n are (h, M_n, R_n), the core S (h, R_1..R_D), the
-compatibility tensor C is None (superdiagonal identity), its superdiagonal (h, M) or the whole tensor (h, M_1..M_D).
+compatibility tensor C is None (superdiagonal identity), its superdiagonal (h, M) or the whole tensor (h,
+M_1..M_D).
 """
 
 from __future__ import annotations
@@ -28,10 +30,10 @@ Masks = Tensor | Sequence[Tensor | None] | None
 class Modes(NamedTuple):
     """All modes, ready to multiply: E_n = features[n] @ projections[n].
 
-    ``features`` (B, h, N_n, M), zero at padded tokens; ``projections`` (B or 1, h, M, R_n). ``joined`` holds the features
-    side by side where all modes read the same tokens. ``grams``, where asked for, are Phi_n^T Phi_n, (B, h, M_n, M_n) in float32
-    or better; the data-dependent form's have f(X) phi(x) for features, with f(X) brought to norm 1: ||K||^2 would grow
-    with the 2D-th power of the input.
+    ``features`` (B, h, N_n, M), zero at padded tokens; ``projections`` (B or 1, h, M, R_n). ``joined`` holds
+    the features side by side where all modes read the same tokens. ``grams``, where asked for, are Phi_n^T
+    Phi_n, (B, h, M_n, M_n) in float32 or better; the data-dependent form's have f(X) phi(x) for features,
+    with f(X) brought to norm 1: ||K||^2 would grow with the 2D-th power of the input.
     """
 
     features: list[Tensor]
@@ -48,13 +50,16 @@ class Modes(NamedTuple):
 def multilinear_factors(
     weights: Sequence[Tensor], core: Tensor, compatibility: Tensor | None = None
 ) -> list[Tensor]:
-    """What stands to the right of Phi_n in eq. 2-23, C_(n) (W_D (x) .. without W_n .. (x) W_1) S_(n)^T: (h, M_n, R_n) each.
+    """What stands to the right of Phi_n in eq. 2-23, C_(n) (W_D (x) .. without W_n .. (x) W_1) S_(n)^T: (h,
+    M_n, R_n) each.
 
     No sequence enters, so this is done once per forward, whatever the number of tokens. In float32 or better.
     """
     with torch.autocast(core.device.type, enabled=False):
         exact = [exactly(weight) for weight in weights]
-        contract = _dense_factor if compatibility is not None and compatibility.dim() > 2 else _superdiagonal_factor
+        contract = (
+            _dense_factor if compatibility is not None and compatibility.dim() > 2 else _superdiagonal_factor
+        )
         compatibility = None if compatibility is None else exactly(compatibility)
         return [contract(exact, exactly(core), compatibility, n) for n in range(len(exact))]
 
@@ -77,7 +82,9 @@ def letters(order: int) -> tuple[str, str]:
 def _superdiagonal_factor(
     weights: Sequence[Tensor], core: Tensor, diagonal: Tensor | None, keep: int
 ) -> Tensor:
-    """sum over j, k, .. of c_a W_2[a, j] W_3[a, k] .. S[i, j, k, ..]: the modes leave one by one, sharing the index a."""
+    """sum over j, k, .. of c_a W_2[a, j] W_3[a, k] .. S[i, j, k, ..]: the modes leave one by one, sharing the
+    index a.
+    """
     ranks, _ = letters(len(weights))
     state, left = core, "h" + ranks
     for n, weight in enumerate(weights):
@@ -88,7 +95,9 @@ def _superdiagonal_factor(
 
 
 def _dense_factor(weights: Sequence[Tensor], core: Tensor, tensor: Tensor | None, keep: int) -> Tensor:
-    """The same for a full compatibility tensor: S x_m W_m for every other mode m, then C over their features."""
+    """The same for a full compatibility tensor: S x_m W_m for every other mode m, then C over their
+    features.
+    """
     assert tensor is not None
     ranks, features = letters(len(weights))
     state = core
@@ -115,8 +124,8 @@ def multilinear_modes(
     Args:
         sequences: what each mode reads (queries, keys, fibers), (B, h, N_n, p_n); lengths may differ.
         factors: from :func:`multilinear_factors`, (h, M_n, R_n).
-        rows: sampled rows f(X) of the layer input, (B, h, M', p) with M' <= M: the data-dependent form, whose features are
-            f(X) phi(x) (eq. 3-11 in index form: the sequence takes the place of C, linearly).
+        rows: sampled rows f(X) of the layer input, (B, h, M', p) with M' <= M: the data-dependent form, whose
+            features are f(X) phi(x) (eq. 3-11 in index form: the sequence takes the place of C, linearly).
         grid: positions of ``rows`` in the sequence, (M',) int64; needed with ``rows`` when ``is_causal``.
         feature_map: phi, from ``kernel_attention.kernels``.
         key_padding_mask: (B, N), True = real token; or one per mode, (B, N_n) or None.
@@ -124,18 +133,24 @@ def multilinear_modes(
         with_grams: whether the objective will need Phi_n^T Phi_n.
 
     Raises:
-        InputError: for ``rows`` with ``is_causal`` without ``grid``, or another number of sequences or masks than of modes.
+        InputError: for ``rows`` with ``is_causal`` without ``grid``, or another number of sequences or masks
+            than of modes.
     """
     order = len(factors)
-    masks = [key_padding_mask] * order if isinstance(key_padding_mask, Tensor | None) else list(key_padding_mask)
+    masks = (
+        [key_padding_mask] * order if isinstance(key_padding_mask, Tensor | None) else list(key_padding_mask)
+    )
     if not len(sequences) == order == len(masks):
         raise InputError(
-            f"sequences: {len(sequences)} of them and {len(masks)} key_padding_mask for {order} modes, expected one each"
+            f"sequences: {len(sequences)} of them and {len(masks)} key_padding_mask for {order} modes, "
+            "expected one each"
         )
     if rows is not None:
         if is_causal and grid is None:
             raise InputError("grid=None: rows with is_causal=True need grid, the positions of the rows")
-        rows = torch.nn.functional.pad(rows, (0, 0, 0, factors[0].size(1) - rows.size(2)))  # a short sequence's are zero
+        rows = torch.nn.functional.pad(
+            rows, (0, 0, 0, factors[0].size(1) - rows.size(2))
+        )  # a short sequence's are zero
     read = functools.partial(
         _modes, rows=rows, grid=grid, feature_map=feature_map, is_causal=is_causal, with_grams=with_grams
     )
@@ -144,15 +159,25 @@ def multilinear_modes(
         return read(sequences, torch.stack(list(factors)), masks[0])
     parts = [read([s], f[None], mask) for s, f, mask in zip(sequences, factors, masks, strict=True)]
     grams = [gram for part in parts for gram in part.grams or ()]
-    return Modes([p.features[0] for p in parts], [p.projections[0] for p in parts], None, grams if with_grams else None)
+    return Modes(
+        [p.features[0] for p in parts], [p.projections[0] for p in parts], None, grams if with_grams else None
+    )
 
 
 def _modes(
-    sequences: Sequence[Tensor], factors: Tensor, mask: Tensor | None, *, rows: Tensor | None, grid: Tensor | None,
-    feature_map: FeatureMap, is_causal: bool, with_grams: bool,
-) -> Modes:  # fmt: skip
+    sequences: Sequence[Tensor],
+    factors: Tensor,
+    mask: Tensor | None,
+    *,
+    rows: Tensor | None,
+    grid: Tensor | None,
+    feature_map: FeatureMap,
+    is_causal: bool,
+    with_grams: bool,
+) -> Modes:
     """Modes that read the same tokens, with ``factors`` (D, h, M, R)."""
-    # One number per sequence and head, ||X||_F, is cheaper to divide the small projection by than all of the features.
+    # One number per sequence and head, ||X||_F, is cheaper to divide the small projection by than all of the
+    # features.
     norm_later = feature_map is frobenius and not is_causal
     features = [sequence if norm_later else feature_map(sequence, mask, is_causal) for sequence in sequences]
     if rows is not None and is_causal:
@@ -161,7 +186,9 @@ def _modes(
     unread = None if mask is None else ~mask[:, None, :, None]
     if rows is not None and is_causal and grid is not None:
         rank = torch.arange(joined.size(2), device=joined.device)[None] if mask is None else valid_ranks(mask)
-        ahead = torch.nn.functional.pad(grid > rank[:, None, :, None], (0, rows.size(2) - grid.size(0)), value=True)
+        ahead = torch.nn.functional.pad(
+            grid > rank[:, None, :, None], (0, rows.size(2) - grid.size(0)), value=True
+        )
         ahead = ahead.repeat(1, 1, 1, len(features))
         unread = ahead if unread is None else unread | ahead
     if unread is not None:
@@ -202,18 +229,25 @@ def multilinear_scores(
 ) -> tuple[Tensor, ...]:
     """E_1..E_D of eq. 2-23, one per mode and each of its own length: (B, h, N_n, R_n).
 
-    E_1[i, r] = sum over a, b, c, j, k of Phi_1[i, a] C[a, b, c] W_2[b, j] W_3[c, k] S[r, j, k], and so on round the modes.
-    ``weights`` are (h, M_n, R_n), ``core`` (h, R_1..R_D), ``compatibility`` as in the module's legend; the other arguments
-    are those of :func:`multilinear_modes`.
+    E_1[i, r] = sum over a, b, c, j, k of Phi_1[i, a] C[a, b, c] W_2[b, j] W_3[c, k] S[r, j, k], and so on
+    round the modes. ``weights`` are (h, M_n, R_n), ``core`` (h, R_1..R_D), ``compatibility`` as in the
+    module's legend; the other arguments are those of :func:`multilinear_modes`.
     """
     factors = multilinear_factors(weights, core, compatibility)
     return multilinear_modes(
-        sequences, factors, rows=rows, grid=grid, feature_map=feature_map, key_padding_mask=key_padding_mask, is_causal=is_causal
+        sequences,
+        factors,
+        rows=rows,
+        grid=grid,
+        feature_map=feature_map,
+        key_padding_mask=key_padding_mask,
+        is_causal=is_causal,
     ).scores()
 
 
 def join_modes(modes: Modes, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """o_i = W_c [E_1 ; .. ; E_D] + b_c (eq. 3-7): weight (p, R_1 + .. + R_D) shared by the heads -> (B, h, N, p).
+    """o_i = W_c [E_1 ; .. ; E_D] + b_c (eq. 3-7): weight (p, R_1 + .. + R_D) shared by the heads -> (B, h, N,
+    p).
 
     W_c is multiplied into the projections first, so the scores are never formed.
 
@@ -221,7 +255,9 @@ def join_modes(modes: Modes, weight: Tensor, bias: Tensor | None = None) -> Tens
         InputError: where the modes read different tokens, whose scores have nothing to be joined by.
     """
     if modes.joined is None:
-        raise InputError("sequences: modes that read different tokens have scores of their own, but no joint output")
+        raise InputError(
+            "sequences: modes that read different tokens have scores of their own, but no joint output"
+        )
     with torch.autocast(weight.device.type, enabled=False):
         parts = exactly(weight).split([projection.size(-1) for projection in modes.projections], dim=-1)
         folded = [projection @ part.mT for projection, part in zip(modes.projections, parts, strict=True)]
@@ -250,17 +286,23 @@ def multilinear_attention(
     :func:`multilinear_scores`. Costs O(N D p^2) time, plus the factors, which no token enters.
     """
     modes = multilinear_modes(
-        sequences, multilinear_factors(weights, core, compatibility), rows=rows, grid=grid, feature_map=feature_map,
-        key_padding_mask=key_padding_mask, is_causal=is_causal,
-    )  # fmt: skip
+        sequences,
+        multilinear_factors(weights, core, compatibility),
+        rows=rows,
+        grid=grid,
+        feature_map=feature_map,
+        key_padding_mask=key_padding_mask,
+        is_causal=is_causal,
+    )
     return join_modes(modes, w_out, b_out)
 
 
 def mlsvd_core(core: Tensor) -> Tensor:
     """The core of the multilinear SVD of S itself (eq. 3-15): (h, R_1..R_D), all-orthogonal and ordered.
 
-    Every S_(n) S_(n)^T of the result is diagonal and falls along the diagonal. Signs are deterministic and gradients finite
-    where singular values repeat; see :func:`kernel_attention.kernels.tensors.leading_eigenvectors`.
+    Every S_(n) S_(n)^T of the result is diagonal and falls along the diagonal. Signs are deterministic and
+    gradients finite where singular values repeat; see
+    :func:`kernel_attention.kernels.tensors.leading_eigenvectors`.
     """
     order = core.dim() - 1
     with torch.autocast(core.device.type, enabled=False):

@@ -1,4 +1,5 @@
-"""Tensor algebra of the multilinear SVD: unfoldings, mode products, eigenvectors with gradients that stay finite.
+"""Tensor algebra of the multilinear SVD: unfoldings, mode products, eigenvectors with gradients that stay
+finite.
 
 A tensor has leading batch dimensions and, last, ``order`` modes of sizes I_1..I_D; ``mode`` counts from 0.
 """
@@ -19,7 +20,9 @@ def unfold(tensor: Tensor, mode: int, order: int) -> Tensor:
 
 
 def fold(matrix: Tensor, mode: int, sizes: tuple[int, ...]) -> Tensor:
-    """The tensor with modes of these ``sizes`` whose mode-n unfolding is ``matrix`` (..., sizes[mode], -1)."""
+    """The tensor with modes of these ``sizes`` whose mode-n unfolding is ``matrix`` (..., sizes[mode],
+    -1).
+    """
     others = sizes[:mode] + sizes[mode + 1 :]
     first = matrix.dim() - 2
     return matrix.unflatten(-1, others).movedim(first, first + mode)
@@ -36,12 +39,15 @@ def mode_gram(tensor: Tensor, mode: int, order: int) -> Tensor:
     """X_(n) X_(n)^T, (..., I_mode, I_mode)."""
     matrix = unfold(tensor, mode, order)
     if torch.compiler.is_compiling():
-        matrix = matrix.contiguous()  # the last unfolding is a transpose, whose strides torch.export cannot follow
+        matrix = (
+            matrix.contiguous()
+        )  # the last unfolding is a transpose, whose strides torch.export cannot follow
     return matrix @ matrix.mT
 
 
 def project_modes(tensor: Tensor, bases: Sequence[Tensor], keep: int) -> Tensor:
-    """X_(n) (.. (x) U_m (x) ..) over all modes m but ``keep``: (..., I_keep, product of R_m), bases (..., I_m, R_m).
+    """X_(n) (.. (x) U_m (x) ..) over all modes m but ``keep``: (..., I_keep, product of R_m), bases (...,
+    I_m, R_m).
 
     The modes leave from the far end first, where a contraction reads the tensor in place.
     """
@@ -64,9 +70,11 @@ def leading_eigenvectors(gram: Tensor, rank: int) -> Tensor:
     """Orthonormal eigenvectors of the ``rank`` largest eigenvalues: (..., n, n) symmetric -> (..., n, rank).
 
     Signs are deterministic; columns past n are zero. The gradient is that of perturbation theory,
-    dU = U (F * (U^T dG U)) with F_ij = 1 / (lambda_j - lambda_i), which has a pole where eigenvalues meet. There it is
-    broadened to a Lorentzian, gap / (gap^2 + width^2), whose width is the error of the eigenvalues themselves: exact for
-    eigenvalues that floating point tells apart, finite and 0 for those it does not. First derivatives only.
+    dU = U (F * (U^T dG U)) with F_ij = 1 / (lambda_j - lambda_i), which has a pole where eigenvalues meet.
+    There it is broadened to a Lorentzian, gap / (gap^2 + width^2), whose width is the error of the
+    eigenvalues
+    themselves: exact for eigenvalues that floating point tells apart, finite and 0 for those it does not.
+        First derivatives only.
     """
     with torch.no_grad():
         values, vectors = torch.linalg.eigh(gram)
