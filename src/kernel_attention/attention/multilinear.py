@@ -229,5 +229,6 @@ def _compatibility(variant: str, num_heads: int, width: int, order: int) -> nn.P
         return None
     tensor = torch.zeros(num_heads, *[width] * order)
     diagonal = torch.arange(width)
-    tensor[:, *[diagonal] * order] = 1.0
+    index: tuple[slice | Tensor, ...] = (slice(None), *[diagonal] * order)
+    tensor[index] = 1.0
     return nn.Parameter(tensor)

@@ -58,7 +58,7 @@ def kmlsvd_objective(
         core_grams = [mode_gram(core, n, order) for n in range(order)]
         operands = list(zip(grams, factors, core_grams, strict=True))
         if alike(grams) and alike(factors) and alike(core_grams):  # modes of one size share their steps
-            operands = [(torch.stack(grams), torch.stack(factors), torch.stack(core_grams))]
+            operands = [(torch.stack(grams), torch.stack(list(factors)), torch.stack(core_grams))]
         energy = torch.stack([_energy(*each) for each in operands]).sum()
         # vec(C)^T (W_D (x) .. (x) W_1) vec(S) = Tr(W_1^T C_(1) (W_D (x) .. (x) W_2) S_(1)^T): the first
         # factor has it all but W_1.
