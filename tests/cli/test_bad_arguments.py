@@ -49,7 +49,7 @@ from training.runs import write_recipe
         ("train demo --dataset JapanesVowels", "'JapanesVowels'; did you mean 'JapaneseVowels'?"),
         ("train demo --dataset ../x", "dataset '../x' is not the name of a data set"),
         ("train demo --data-root missing", "data_root 'missing' does not exist"),
-        ("train demo --attention primel", "unknown attention mechanism 'primel'; did you mean 'primal'?"),
+        ("train demo --attention primall", "unknown attention mechanism 'primall'; did you mean 'primal'"),
         ("train demo --attention '{primal: {rnk: 3}}'", "did you mean 'rank'?"),
         ("train demo --attention '{primal: {rank: 0}}'", "rank=0 must be a whole number of at least 1"),
         ("train demo --attention '{primal: {rank: many}}'", "rank='many' must be a whole number"),

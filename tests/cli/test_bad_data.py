@@ -168,7 +168,10 @@ def run(trained, tmp_path):
         (("epochs: 3", "epoch: 3"), "config.yaml 'epoch'; did you mean 'epochs'?"),
         (("dataset: Waves", "dataset:"), "config.yaml: dataset=None must be a name"),
         (("dataset: Waves\n", ""), "config.yaml: has no key dataset"),
-        (("primal:", "primel:"), "config.yaml: unknown attention mechanism 'primel'; did you mean 'primal'?"),
+        (
+            ("primal:", "primall:"),
+            "config.yaml: unknown attention mechanism 'primall'; did you mean 'primal'",
+        ),
         (("num_heads: 2", "num_heads: 3"), "embed_dim=8 must be divisible by num_heads=3"),
         (("embed_dim: 8", "embed_dim: ["), "config.yaml: not valid YAML"),
         (("embed_dim: 8", "embed_dim: 16"), "does not fit the run's recipe"),
