@@ -211,6 +211,14 @@ def test_the_kernel_matrix_is_what_multiplies_the_values(case):
             assert not matrix.permute(0, 3, 1, 2)[~mask].any()
 
 
+@pytest.mark.parametrize("pooling", ["max", "conv"])
+def test_the_kernel_matrix_of_other_poolings_shares_a_blocks_weight_out(pooling):
+    layer = build("scaled_heads", {"factors": 3, "pooling": pooling})
+    matrix = layer.kernel_matrix(torch.randn(BATCH, LENGTH, WIDTH, dtype=torch.float64))
+    torch.testing.assert_close(matrix.sum(-1), torch.ones(BATCH, HEADS, LENGTH, dtype=torch.float64))
+    torch.testing.assert_close(matrix[..., 0], matrix[..., 2])
+
+
 @pytest.mark.parametrize(
     ("heads", "factors"),
     [
@@ -316,8 +324,6 @@ def test_unsound_calls_are_refused():
         create_attention("conv2d", WIDTH, HEADS, grid_size=(2, 3))(x)
     with pytest.raises(InputError, match="impl='blocked' needs self-attention"):
         create_attention("sparse", WIDTH, HEADS, impl="blocked")(x, context=torch.randn(BATCH, 3, WIDTH))
-    with pytest.raises(InputError, match="pooling='max' has no kernel matrix"):
-        create_attention("scaled_heads", WIDTH, HEADS, factors=2, pooling="max").kernel_matrix(x)
 
 
 def test_the_sparse_stride_follows_the_longest_sequence():

@@ -141,18 +141,11 @@ class SupportVectorAttention(AttentionLayer):
         return out if moved is None or context is not None else moved.undo(out)
 
     def kernel_matrix(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """What multiplies the tokens' values, (B, h, N, N), with zeros in padded rows and columns; for
-        analysis, O(N^2).
+        """The attention over the tokens, (B, h, N, N), zero in padded rows and columns; for analysis, O(N^2).
 
-        A pooled head's weight of a block is shared out equally among the block's tokens.
-
-        Raises:
-            InputError: with a pooling other than average, which has no such matrix.
+        A pooled head's weight of a block is shared out equally among the block's tokens. With average pooling
+        and without separable convolutions this is what multiplies the tokens' values.
         """
-        if max(self.factors) > 1 and self.pooling != "average":
-            raise InputError(
-                f"pooling={self.pooling!r} has no kernel matrix over the tokens; average pooling has"
-            )
         self._check_form(x.size(1), False)
         moved = self._compaction(key_padding_mask, False)
         if moved is not None:
@@ -209,8 +202,8 @@ class SupportVectorAttention(AttentionLayer):
         )
 
     def _pool(self, x: Tensor, factor: int, mask: Tensor | None, is_causal: bool) -> Tensor:
-        """Tokens to blocks, (B, N, d) -> (B, M, d); in the causal form the open block at every token, (B, N,
-        d).
+        """Tokens to blocks, (B, N, d) -> (B, M, d), or to the open block at every token, (B, N, d), if
+        causal.
         """
         kernel = None if self.pool_kernels is None or factor == 1 else self.pool_kernels[str(factor)]
         if is_causal:
