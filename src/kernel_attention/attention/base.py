@@ -91,6 +91,10 @@ class AttentionLayer(nn.Module, ABC):
                     f"{key_padding_mask.dtype}, expected {tuple(expected)} and torch.bool (True = real token)"
                 )
 
+    def extra_repr(self) -> str:
+        """The sizes, for print(model)."""
+        return f"{self.embed_dim}, {self.num_heads}"
+
     def split_heads(self, x: Tensor) -> Tensor:
         """(B, N, h p) -> (B, h, N, p)."""
         return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
