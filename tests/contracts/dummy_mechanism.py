@@ -1,4 +1,4 @@
-"""A pytest plugin that adds a mechanism as CONTRIBUTING says: a function, a thin layer, a line of the table."""
+"""A pytest plugin that adds a mechanism as CONTRIBUTING says: a function, a thin layer, a table row."""
 
 from __future__ import annotations
 
