@@ -91,7 +91,7 @@ def test_gradients_equal_finite_differences(form):
 
 @every_mask
 @pytest.mark.parametrize("order", [2, 3, 4])
-@pytest.mark.parametrize("chunk_size", [1, 2, 5, 9])
+@pytest.mark.parametrize("chunk_size", [2, 9])
 def test_slices_give_what_the_whole_tensor_gives(chunk_size, order, mask):
     x = inputs()
     results = []
