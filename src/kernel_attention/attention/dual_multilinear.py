@@ -83,6 +83,9 @@ class DualMultilinearAttention(ReadsModes):
         samples, sample_mask = None, None
         if self.num_samples is not None:
             rows = sample_rows(x, self.num_samples, key_padding_mask)
+            if key_padding_mask is not None and torch.compiler.is_compiling():
+                # Their number must not depend on the length there; the mask hides the rows added.
+                rows = torch.nn.functional.pad(rows, (0, 0, 0, self.num_samples - rows.size(1)))
             samples = self.sequences(rows)
             if key_padding_mask is not None:
                 position = torch.arange(rows.size(1), device=x.device)[None]
