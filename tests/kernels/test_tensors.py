@@ -108,6 +108,33 @@ def test_gradients_are_finite_where_eigenvalues_meet(kind, size, dtype):
     assert gram.grad.isfinite().all()
 
 
+# Lower triangle of a Gram matrix met in training (JapaneseVowels): LAPACK answers its denormal entries with NaN.
+_DENORMAL = """
+2.80e-3 7.40e-4 2.35 2.33e-2 1.54e-1 7.50 3.04e-2 3.13e-2 8.04e-1 9.18e-1 5.07e-16 1.31e-13 4.07e-11
+2.71e-12 1.81e-21 9.15e-8 1.34e-2 9.60e-2 4.05e-2 7.09e-16 3.94e-2 1.10e-8 2.87e-3 4.14e-5 2.42e-5
+5.04e-19 8.84e-6 5.69e-6 2.31e-26 2.18e-24 3.87e-25 2.18e-25 2.22e-38 1.04e-27 7.12e-27 1.65e-43 1.44e-26
+4.67e-25 6.71e-25 2e-26 1.11e-37 1.76e-31 1.76e-30 4.20e-45 1.40e-45 2.20e-26 3.89e-24 6.28e-25 1.77e-25
+1.66e-37 6.79e-28 8.25e-27 2.66e-44 0 4.20e-45 2.78e-20 3.33e-18 1.77e-18 7.17e-20 7.32e-31 1.33e-26
+2.69e-24 4.95e-43 3.37e-42 3.35e-42 2.03e-35 3.23e-25 5.21e-23 2.12e-23 1.01e-24 1.14e-35 3.83e-29
+4.98e-28 0 0 0 3.08e-40 4.20e-45 1.38e-26 4.51e-24 1.23e-24 7.58e-26 9.91e-37 1.48e-31 5.49e-30 0 0 0
+2.60e-41 0 0
+"""
+
+
+def test_denormal_entries_do_not_break_the_decomposition():
+    entries = torch.tensor([float(entry) for entry in _DENORMAL.split()])
+    gram = torch.zeros(13, 13)
+    gram[*torch.tril_indices(13, 13)] = entries
+    gram = gram.tril() + gram.tril(-1).mT
+    values, exact = torch.linalg.eigh(gram.double())
+    found = leading_eigenvectors(gram.requires_grad_(), 5)
+    for column in range(4):  # the eigenvalues that float32 sees; the next is 1e-15 of the largest
+        assert abs(found[:, column].double() @ exact[:, -1 - column]) > 1 - 1e-4, values
+    found.square().sum().backward()
+    assert found.isfinite().all()
+    assert gram.grad.isfinite().all()
+
+
 def test_no_gradient_is_made_where_none_is_wanted():
     gram = torch.eye(3, requires_grad=True)
     with torch.no_grad():

@@ -20,9 +20,7 @@ def unfold(tensor: Tensor, mode: int, order: int) -> Tensor:
 
 
 def fold(matrix: Tensor, mode: int, sizes: tuple[int, ...]) -> Tensor:
-    """The tensor with modes of these ``sizes`` whose mode-n unfolding is ``matrix`` (..., sizes[mode],
-    -1).
-    """
+    """The tensor with modes of these ``sizes`` with this mode-n unfolding, (..., sizes[mode], -1)."""
     others = sizes[:mode] + sizes[mode + 1 :]
     first = matrix.dim() - 2
     return matrix.unflatten(-1, others).movedim(first, first + mode)
@@ -39,17 +37,16 @@ def mode_gram(tensor: Tensor, mode: int, order: int) -> Tensor:
     """X_(n) X_(n)^T, (..., I_mode, I_mode)."""
     matrix = unfold(tensor, mode, order)
     if torch.compiler.is_compiling():
-        matrix = (
-            matrix.contiguous()
-        )  # the last unfolding is a transpose, whose strides torch.export cannot follow
+        # The last unfolding is a transpose, whose strides torch.export cannot follow.
+        matrix = matrix.contiguous()
     return matrix @ matrix.mT
 
 
 def project_modes(tensor: Tensor, bases: Sequence[Tensor], keep: int) -> Tensor:
-    """X_(n) (.. (x) U_m (x) ..) over all modes m but ``keep``: (..., I_keep, product of R_m), bases (...,
-    I_m, R_m).
+    """X_(n) (.. (x) U_m (x) ..) over all modes m but ``keep``: (..., I_keep, product of R_m).
 
-    The modes leave from the far end first, where a contraction reads the tensor in place.
+    The bases are (..., I_m, R_m). The modes leave from the far end first, where a contraction reads the
+    tensor in place.
     """
     order = len(bases)
     names = string.ascii_letters[:order]
@@ -72,24 +69,24 @@ def leading_eigenvectors(gram: Tensor, rank: int) -> Tensor:
     Signs are deterministic; columns past n are zero. The gradient is that of perturbation theory,
     dU = U (F * (U^T dG U)) with F_ij = 1 / (lambda_j - lambda_i), which has a pole where eigenvalues meet.
     There it is broadened to a Lorentzian, gap / (gap^2 + width^2), whose width is the error of the
-    eigenvalues
-    themselves: exact for eigenvalues that floating point tells apart, finite and 0 for those it does not.
-        First derivatives only.
+    eigenvalues themselves: exact for eigenvalues that floating point tells apart, finite and 0 for those it
+    does not. First derivatives only.
     """
     with torch.no_grad():
-        values, vectors = torch.linalg.eigh(gram)
+        precision = torch.finfo(gram.dtype)
+        largest = gram.abs().amax(dim=(-2, -1), keepdim=True).clamp_min(precision.tiny**0.5)
+        scaled = gram / largest
+        # Denormal entries make LAPACK return NaN; those below eps^2 change no eigenvalue that floats tell apart.
+        values, vectors = torch.linalg.eigh(scaled.masked_fill(scaled.abs() < precision.eps**2, 0.0))
         values, vectors = values.flip(-1), deterministic_signs(vectors.flip(-1))
         # Zero columns, so that `rank` of them exist for any n without asking which is larger.
         leading = torch.nn.functional.pad(vectors, (0, rank))[..., :rank]
     if not (gram.requires_grad and torch.is_grad_enabled()):
         return leading
     with torch.no_grad():
-        precision = torch.finfo(gram.dtype)
-        largest = values.abs().amax(dim=-1, keepdim=True).clamp_min(precision.tiny**0.5)
-        values = values / largest
         leading_values = torch.nn.functional.pad(values, (0, rank))[..., :rank]
         gap = leading_values[..., None, :] - values[..., :, None]
         width = 8 * gram.size(-1) * precision.eps
-        rates = gap / (gap.square() + width**2) / largest[..., None]
+        rates = gap / (gap.square() + width**2) / largest
     change = vectors.mT @ (gram - gram.detach()) @ leading  # zero, with the gradient of the Gram matrix
     return leading + vectors @ (rates * change)
