@@ -108,7 +108,7 @@ def test_gradients_are_finite_where_eigenvalues_meet(kind, size, dtype):
     assert gram.grad.isfinite().all()
 
 
-# Lower triangle of a Gram matrix met in training (JapaneseVowels): LAPACK answers its denormal entries with NaN.
+# Lower triangle of a Gram matrix met in training: LAPACK answers its denormal entries with NaN.
 _DENORMAL = """
 2.80e-3 7.40e-4 2.35 2.33e-2 1.54e-1 7.50 3.04e-2 3.13e-2 8.04e-1 9.18e-1 5.07e-16 1.31e-13 4.07e-11
 2.71e-12 1.81e-21 9.15e-8 1.34e-2 9.60e-2 4.05e-2 7.09e-16 3.94e-2 1.10e-8 2.87e-3 4.14e-5 2.42e-5

@@ -76,7 +76,7 @@ def leading_eigenvectors(gram: Tensor, rank: int) -> Tensor:
         precision = torch.finfo(gram.dtype)
         largest = gram.abs().amax(dim=(-2, -1), keepdim=True).clamp_min(precision.tiny**0.5)
         scaled = gram / largest
-        # Denormal entries make LAPACK return NaN; those below eps^2 change no eigenvalue that floats tell apart.
+        # Denormal entries make LAPACK return NaN; those below eps^2 change no eigenvalue.
         values, vectors = torch.linalg.eigh(scaled.masked_fill(scaled.abs() < precision.eps**2, 0.0))
         values, vectors = values.flip(-1), deterministic_signs(vectors.flip(-1))
         # Zero columns, so that `rank` of them exist for any n without asking which is larger.
