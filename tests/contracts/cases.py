@@ -54,6 +54,16 @@ _GRID = dict.fromkeys(
     ),
     "the token grid fixes the length; see tests/attention/test_support_vector.py",
 )
+_EAGER = dict.fromkeys(
+    (
+        "test_an_evaluated_layer_can_be_exported_with_any_length",
+        "test_graphs_of_dynamic_length_equal_eager",
+        "test_inductor_equals_eager",
+        "test_new_lengths_do_not_compile_anew",
+        "test_one_graph_serves_forward_and_backward",
+    ),
+    "a backward pass written by hand is not compiled; impl='auto' takes the plain form there",
+)
 _SMALL = {"rank": 2, "rank_multiplier": 2}  # samples 4 of the 11 tokens
 
 VARIANTS: dict[str, dict[str, Variant]] = {
@@ -67,6 +77,10 @@ VARIANTS: dict[str, dict[str, Variant]] = {
         "no_running_means": Variant({**_SMALL, "running_means": False, "eta": 0.3}),
         "identity_map": Variant({**_SMALL, "feature_map": "identity", "eta": 0.3}),
         "no_bias": Variant({**_SMALL, "eta": 0.3, "bias": False}),
+        "fused": Variant({**_SMALL, "eta": 0.3, "impl": "fused"}, causal=False, exempt=_EAGER),
+        "fused_data_independent": Variant(
+            {"rank": 2, "eta": 0.3, "data_dependent": False, "impl": "fused"}, exempt=_EAGER
+        ),
     },
     "softmax": {"": Variant(), "no_bias": Variant({"bias": False})},
     "linear": {

@@ -13,17 +13,24 @@ from kernel_attention import functional
 from kernel_attention.attention.base import PenalizedAttention, require_positive, require_weight
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.functional.primal import PrimalScores, PrimalState
+from kernel_attention.functional.primal_layer import PrimalWeights
 from kernel_attention.kernels import (
     FeatureMap,
     accumulation_dtype,
+    cosine,
     evenly_spaced,
     gather_ranks,
     get_feature_map,
+    identity,
     rows_before,
+    sample_positions,
     sample_rows,
 )
+from kernel_attention.ops.primal import Samples
 
 _log = logging.getLogger(__name__)
+
+_FUSED_FROM = 256  # tokens; below, multiplying the weights out costs more than it saves
 
 
 class PrimalAttention(PenalizedAttention):
@@ -54,6 +61,9 @@ class PrimalAttention(PenalizedAttention):
         init: "flat" (released: orthogonal on the flattened tensor, each head's Frobenius norm 1) or
             "per_head" (orthonormal columns in every head).
         bias: whether the projections have biases.
+        impl: "plain", the formulas; "fused", one pass over the tokens without stored scores, see
+            :func:`kernel_attention.functional.primal_layer`; "auto", fused on CPU where it is possible, wins
+            and nothing traces the layer.
 
     Attributes:
         w_e: (h, M, s), or (h, p, s) where data-independent.
@@ -80,6 +90,7 @@ class PrimalAttention(PenalizedAttention):
         square_per: Literal["batch", "sequence"] = "batch",
         init: Literal["flat", "per_head"] = "flat",
         bias: bool = True,
+        impl: Literal["auto", "plain", "fused"] = "auto",
     ) -> None:
         super().__init__(embed_dim, num_heads)
         require_positive(
@@ -90,6 +101,8 @@ class PrimalAttention(PenalizedAttention):
             raise unknown("objective_form", objective_form, ("mean", "sum"))
         if square_per not in ("batch", "sequence"):
             raise unknown("square_per", square_per, ("batch", "sequence"))
+        if impl not in ("auto", "plain", "fused"):
+            raise unknown("impl", impl, ("auto", "plain", "fused"))
         if max_len is not None and rank > max_len:
             _note_rank(rank, max_len)
         self.rank = rank
@@ -100,6 +113,7 @@ class PrimalAttention(PenalizedAttention):
         self.feature_map = get_feature_map(feature_map)
         self.objective_form = objective_form
         self.square_per = square_per
+        self.impl = impl
         self.num_rows = rank * rank_multiplier if max_len is None else min(rank * rank_multiplier, max_len)
 
         weight_rows = self.num_rows if data_dependent else self.head_dim
@@ -116,18 +130,60 @@ class PrimalAttention(PenalizedAttention):
         self, x: Tensor, context: Tensor | None, key_padding_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
         """See :class:`AttentionLayer`."""
-        scores = self.scores(x, key_padding_mask=key_padding_mask, is_causal=is_causal)
-        if self.training and self.sqrt_lambda is not None:
-            self.objective = functional.ksvd_objective(
-                scores,
+        attend = self._one_pass if self._is_fused(x, is_causal) else self._plain
+        y, energy = attend(x, key_padding_mask, is_causal)
+        if energy is not None:
+            self.objective = functional.objective_from_energy(
+                energy,
                 self.w_e,
                 self.w_r,
-                self.sqrt_lambda,
+                x.size(1),
                 form=self.objective_form,
                 per_sequence=self.square_per == "sequence",
                 key_padding_mask=key_padding_mask,
             )
-        return self._output(scores)
+        return y
+
+    def _plain(
+        self, x: Tensor, key_padding_mask: Tensor | None, is_causal: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        scores = self.scores(x, key_padding_mask=key_padding_mask, is_causal=is_causal)
+        lam = self.sqrt_lambda if self.training else None
+        energy = None if lam is None else functional.scores_energy(scores, lam, key_padding_mask)
+        return self._output(scores), energy
+
+    def _one_pass(
+        self, x: Tensor, key_padding_mask: Tensor | None, is_causal: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        samples = None
+        if self.data_dependent:
+            samples = Samples(*sample_positions(x, self.num_rows, key_padding_mask))
+        parts = (self.q_proj, self.k_proj, self.concat, self.out_proj)
+        return functional.primal_layer(
+            x,
+            PrimalWeights(
+                self.w_e, self.w_r, self.sqrt_lambda, *((part.weight, part.bias) for part in parts)
+            ),
+            samples=samples,
+            normalize=self.feature_map is cosine,
+            with_energy=self.training and self.sqrt_lambda is not None,
+            key_padding_mask=key_padding_mask,
+            is_causal=is_causal,
+            running_means=self.running_means,
+        )
+
+    def _is_fused(self, x: Tensor, is_causal: bool) -> bool:
+        # The compiler fuses the plain form itself, and function transforms differentiate it.
+        traced = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+        exists = self.feature_map in (cosine, identity) and not (is_causal and self.data_dependent)
+        if self.impl == "fused" and (traced or not exists):
+            raise InputError(
+                "impl='fused' needs the feature map cosine or identity, has no data-dependent form with "
+                "is_causal=True, and cannot be compiled, exported or transformed: use impl='auto' or 'plain'"
+            )
+        if self.impl != "auto":
+            return self.impl == "fused"
+        return exists and not traced and x.device.type == "cpu" and x.size(1) >= _FUSED_FROM
 
     def scores(
         self, x: Tensor, *, key_padding_mask: Tensor | None = None, is_causal: bool = False

@@ -28,11 +28,14 @@ from kernel_attention.functional.primal import (
     PrimalState,
     concat_scores,
     ksvd_objective,
+    objective_from_energy,
     primal_attention,
     primal_kernel,
     primal_scores,
     primal_step,
+    scores_energy,
 )
+from kernel_attention.functional.primal_layer import PrimalWeights, primal_layer
 from kernel_attention.functional.softmax import cosine_attention, softmax_attention
 from kernel_attention.functional.sparse import SparsePattern, sparse_attention, sparse_mask
 from kernel_attention.functional.support_vector import (
@@ -48,6 +51,7 @@ __all__ = [
     "Modes",
     "PrimalScores",
     "PrimalState",
+    "PrimalWeights",
     "PrincipalPursuit",
     "SparsePattern",
     "attention_tensor",
@@ -67,8 +71,10 @@ __all__ = [
     "multilinear_kernel",
     "multilinear_modes",
     "multilinear_scores",
+    "objective_from_energy",
     "primal_attention",
     "primal_kernel",
+    "primal_layer",
     "primal_scores",
     "primal_step",
     "principal_attention_pursuit",
@@ -77,6 +83,7 @@ __all__ = [
     "rpc_attention",
     "scaled_attention",
     "scaled_heads_attention",
+    "scores_energy",
     "shrink",
     "softmax_attention",
     "sparse_attention",

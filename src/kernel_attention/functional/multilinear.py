@@ -21,7 +21,7 @@ from torch import Tensor
 
 from kernel_attention.errors import InputError
 from kernel_attention.kernels.feature_maps import FeatureMap, frobenius, inverse_norm
-from kernel_attention.kernels.statistics import accumulation_dtype, valid_ranks
+from kernel_attention.kernels.statistics import exactly, valid_ranks
 from kernel_attention.kernels.tensors import leading_eigenvectors, mode_gram, mode_product
 
 Masks = Tensor | Sequence[Tensor | None] | None
@@ -62,11 +62,6 @@ def multilinear_factors(
         )
         compatibility = None if compatibility is None else exactly(compatibility)
         return [contract(exact, exactly(core), compatibility, n) for n in range(len(exact))]
-
-
-def exactly(x: Tensor) -> Tensor:
-    """x in the precision things accumulate in."""
-    return x.to(accumulation_dtype(x.dtype))
 
 
 def alike(tensors: Sequence[Tensor]) -> bool:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kernel_attention.errors import unknown
 from kernel_attention.kernels.feature_maps import FeatureMap, cosine
-from kernel_attention.kernels.statistics import running_mean, valid_ranks
+from kernel_attention.kernels.statistics import exactly, running_mean, valid_ranks
 
 ObjectiveForm = Literal["mean", "sum"]
 
@@ -158,21 +158,46 @@ def ksvd_objective(
     """
     if form not in ("mean", "sum"):
         raise unknown("objective form", form, ("mean", "sum"))
+    return objective_from_energy(
+        scores_energy(scores, sqrt_lambda, key_padding_mask), w_e, w_r, scores.e.size(2), form=form,
+        per_sequence=per_sequence, key_padding_mask=key_padding_mask,
+    )  # fmt: skip
+
+
+def scores_energy(scores: PrimalScores, sqrt_lambda: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+    """sum_i ||L e_i||^2 + ||L r_i||^2 over the real tokens, averaged over the heads: (B,)."""
     with torch.autocast(scores.e.device.type, enabled=False):  # the accumulation is float32 even there
-        sqrt_lambda = sqrt_lambda.to(torch.promote_types(sqrt_lambda.dtype, torch.float32))
-        scale = sqrt_lambda[:, None, :]
+        scale = exactly(sqrt_lambda)[:, None, :]
         energy = (scores.e * scale).square().sum(-1) + (scores.r * scale).square().sum(-1)  # (B, h, N)
-        num_tokens = energy.new_full(energy.shape[:1], energy.size(2))
         if key_padding_mask is not None:
             energy = energy.masked_fill(~key_padding_mask[:, None], 0.0)
+        return energy.sum(-1).mean(-1)
+
+
+def objective_from_energy(
+    energy: Tensor,
+    w_e: Tensor,
+    w_r: Tensor,
+    length: int,
+    *,
+    form: ObjectiveForm = "mean",
+    per_sequence: bool = False,
+    key_padding_mask: Tensor | None = None,
+) -> Tensor:
+    """J as in :func:`ksvd_objective`, from :func:`scores_energy`, (B,), and the length N."""
+    if form not in ("mean", "sum"):
+        raise unknown("objective form", form, ("mean", "sum"))
+    with torch.autocast(energy.device.type, enabled=False):
+        trace = (exactly(w_e) * exactly(w_r)).sum() / w_e.size(0)
+        if form == "sum":
+            return 0.5 * (energy if per_sequence else energy.mean()) - trace
+        if key_padding_mask is None:
+            num_tokens = energy.new_full(energy.shape, length)
+        else:
             num_tokens = key_padding_mask.sum(dim=1).to(energy.dtype)
-        energy = energy.sum(-1).mean(-1)  # over tokens and heads: (B,)
-        trace = (w_e.to(scale.dtype) * w_r.to(scale.dtype)).sum() / w_e.size(0)
         if per_sequence:
-            return 0.5 * (energy / num_tokens.clamp_min(1) if form == "mean" else energy) - trace
-        return (
-            0.5 * (energy.sum() / num_tokens.sum().clamp_min(1) if form == "mean" else energy.mean()) - trace
-        )
+            return 0.5 * energy / num_tokens.clamp_min(1) - trace
+        return 0.5 * energy.sum() / num_tokens.sum().clamp_min(1) - trace
 
 
 def primal_kernel(

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kernel_attention.errors import InputError
 from kernel_attention.functional.dual_multilinear import cubemax_kernel
-from kernel_attention.functional.multilinear import exactly
+from kernel_attention.kernels.statistics import exactly
 from kernel_attention.kernels.tensors import project_modes, unfold
 
 Option = Literal[1, 2, 3]

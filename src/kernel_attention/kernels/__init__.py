@@ -20,6 +20,7 @@ from kernel_attention.kernels.statistics import (
     gather_ranks,
     rows_before,
     running_mean,
+    sample_positions,
     sample_rows,
     valid_ranks,
 )
@@ -44,6 +45,7 @@ __all__ = [
     "relu",
     "rows_before",
     "running_mean",
+    "sample_positions",
     "sample_rows",
     "shrink",
     "valid_ranks",

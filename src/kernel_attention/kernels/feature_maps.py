@@ -20,7 +20,7 @@ from kernel_attention.kernels.statistics import accumulation_dtype
 
 FeatureMap = Callable[[Tensor, Tensor | None, bool], Tensor]
 
-_SMALLEST_NORM = 1e-12  # shorter rows count as zero rows
+SMALLEST_NORM = 1e-12  # shorter rows count as zero rows
 
 
 def cosine(x: Tensor, key_padding_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
@@ -30,7 +30,7 @@ def cosine(x: Tensor, key_padding_mask: Tensor | None = None, is_causal: bool = 
     """
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=accumulation_dtype(x.dtype))
     # Dividing by a clamped norm would give a zero row the slope 1e12, which no gradient clipping survives.
-    return (x / norm.masked_fill(norm < _SMALLEST_NORM, torch.inf)).to(x.dtype)
+    return (x / norm.masked_fill(norm < SMALLEST_NORM, torch.inf)).to(x.dtype)
 
 
 def frobenius(x: Tensor, key_padding_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
@@ -48,7 +48,7 @@ def frobenius(x: Tensor, key_padding_mask: Tensor | None = None, is_causal: bool
 
 def inverse_norm(energy: Tensor) -> Tensor:
     """1 / ||x|| from ||x||^2; 0 with no gradient where ||x|| counts as zero."""
-    return energy.masked_fill(energy < _SMALLEST_NORM**2, torch.inf).rsqrt()
+    return energy.masked_fill(energy < SMALLEST_NORM**2, torch.inf).rsqrt()
 
 
 def identity(x: Tensor, key_padding_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:

@@ -15,6 +15,11 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
+def exactly(x: Tensor) -> Tensor:
+    """x in the precision things accumulate in."""
+    return x.to(accumulation_dtype(x.dtype))
+
+
 def valid_ranks(key_padding_mask: Tensor) -> Tensor:
     """Rank of every position among the real tokens, (B, N) int64; a padded position has its predecessor's."""
     return key_padding_mask.cumsum(dim=1) - 1
@@ -57,16 +62,37 @@ def sample_rows(x: Tensor, num_rows: int, key_padding_mask: Tensor | None = None
     """
     if key_padding_mask is None:
         return x if x.size(1) <= num_rows else x[:, evenly_spaced(num_rows, x.size(1), x.device)]
+    rank, present = _spaced_ranks(key_padding_mask, num_rows)
+    return gather_ranks(x, rank, key_padding_mask) * present[..., None]
+
+
+def sample_positions(
+    x: Tensor, num_rows: int, key_padding_mask: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """Where :func:`sample_rows` reads: positions (B, M) int64, and which of them hold a row (None: all)."""
+    if key_padding_mask is None:
+        return evenly_spaced(num_rows, x.size(1), x.device).expand(x.size(0), -1), None
+    rank, present = _spaced_ranks(key_padding_mask, num_rows)
+    return _real_first(key_padding_mask).gather(1, rank), present
+
+
+def _spaced_ranks(key_padding_mask: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
+    """Evenly spaced ranks (B, M) int64, 0 where a sequence has no more, and where it has one."""
     length = key_padding_mask.sum(dim=1, keepdim=True)
     count = length.clamp_max(num_rows)
-    row = torch.arange(min(num_rows, x.size(1)), device=x.device)[None]
+    row = torch.arange(min(num_rows, key_padding_mask.size(1)), device=key_padding_mask.device)[None]
     rank = row * (length - 1) // (count - 1).clamp_min(1)
-    return gather_ranks(x, rank.where(row < count, 0), key_padding_mask) * (row < count)[..., None]
+    return rank.where(row < count, 0), row < count
+
+
+def _real_first(key_padding_mask: Tensor) -> Tensor:
+    """Positions of the real tokens in their order, then the padded ones, (B, N) int64."""
+    return torch.argsort(~key_padding_mask, dim=1, stable=True)
 
 
 def gather_ranks(x: Tensor, rank: Tensor, key_padding_mask: Tensor) -> Tensor:
     """The real tokens of the given ranks: x (B, N, d), rank (B, M) int64 -> (B, M, d)."""
-    order = torch.argsort(~key_padding_mask, dim=1, stable=True)  # real tokens first, in their order
+    order = _real_first(key_padding_mask)
     # Padding may hold anything, NaN included; a rank past the last real token must still read a finite row.
     clean = x.masked_fill(~key_padding_mask[..., None], 0.0)
     return clean.gather(1, order.gather(1, rank)[..., None].expand(-1, -1, x.size(-1)))

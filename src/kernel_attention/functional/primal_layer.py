@@ -1,0 +1,132 @@
+"""A whole Primal-Attention layer in one pass over its input; see :mod:`kernel_attention.ops.primal`.
+
+Source and legend as in :mod:`kernel_attention.functional.primal`; C = [C_e C_r] the concat map, O the output
+projection.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kernel_attention.kernels.statistics import exactly, running_mean
+from kernel_attention.ops.primal import Folded, Samples, primal_pass
+
+Affine = tuple[Tensor, Tensor | None]
+"""Weight and bias of a linear map."""
+
+
+class PrimalWeights(NamedTuple):
+    """The parameters of a layer; ``sqrt_lambda`` is None where it has no objective."""
+
+    w_e: Tensor
+    w_r: Tensor
+    sqrt_lambda: Tensor | None
+    q_proj: Affine
+    k_proj: Affine
+    concat: Affine
+    out_proj: Affine
+
+
+def primal_layer(
+    x: Tensor,
+    weights: PrimalWeights,
+    *,
+    samples: Samples | None = None,
+    normalize: bool = True,
+    with_energy: bool = False,
+    key_padding_mask: Tensor | None = None,
+    is_causal: bool = False,
+    running_means: bool = True,
+) -> tuple[Tensor, Tensor | None]:
+    """The layer's output and its objective's energy, sum_i ||L e_i||^2 + ||L r_i||^2 averaged over heads.
+
+    What a token costs does not depend on the rank: O(N d^2) time, and no memory but that of the output. The
+    weights are multiplied out first, O(d p s) per sequence, so very short sequences gain nothing. First
+    derivatives only; the same numbers as :func:`primal_attention` between its projections up to rounding.
+
+    Args:
+        x: (B, N, d).
+        weights: the layer's parameters.
+        samples: where f(X) is read in x; None: data-independent weights.
+        normalize: cosine feature map; False: identity.
+        with_energy: whether the energy is wanted; needs ``sqrt_lambda``.
+        key_padding_mask: (B, N), True = real token.
+        is_causal: token i sees tokens 0..i; data-independent weights only.
+        running_means: with ``is_causal``, average queries and keys over the prefix (listing 1).
+
+    Returns:
+        y (B, N, d), and the energy (B,) or None.
+    """
+    if is_causal and samples is not None:
+        raise ValueError(
+            "primal_layer: samples are those of the whole sequence, which is_causal=True forbids"
+        )
+    if is_causal and running_means:  # the mean of affine maps is the map of the mean
+        x = running_mean(x[:, None], key_padding_mask)[:, 0]
+    if torch.is_autocast_enabled(x.device.type):
+        x = x.to(torch.get_autocast_dtype(x.device.type))
+    num_heads = weights.w_e.size(0)
+    weight, bias = _side_by_side(weights.q_proj, weights.k_proj, num_heads)
+    # One map for all heads saves a pass, but costs h (2p, d) products in the place of h (2p, p) ones and O.
+    fold_output = num_heads <= 2
+    given = {"w_e": weights.w_e, "w_r": weights.w_r, "concat": weights.concat[0]}
+    optional = {"concat_bias": weights.concat[1]}
+    if with_energy:
+        optional["sqrt_lambda"] = weights.sqrt_lambda
+    if fold_output:
+        optional["out"], optional["out_bias"] = weights.out_proj
+    given |= {name: tensor for name, tensor in optional.items() if tensor is not None}
+    y, energy = primal_pass(
+        x,
+        weight.to(x.dtype),
+        None if bias is None else bias.to(x.dtype),
+        num_heads,
+        functools.partial(_fold, tuple(given)),
+        tuple(given.values()),
+        samples=samples,
+        normalize=normalize,
+        key_padding_mask=key_padding_mask,
+    )
+    return (y if fold_output else _affine(y, weights.out_proj)), energy
+
+
+def _side_by_side(q: Affine, k: Affine, num_heads: int) -> Affine:
+    """Projections to queries and to keys, (d, d) -> to every head's query and key, (h * 2 * p, d)."""
+
+    def join(first: Tensor, second: Tensor) -> Tensor:
+        both = [part.unflatten(0, (num_heads, -1)) for part in (first, second)]
+        return torch.stack(both, dim=1).flatten(0, 2)
+
+    return join(q[0], k[0]), None if q[1] is None or k[1] is None else join(q[1], k[1])
+
+
+def _affine(x: Tensor, parameters: Affine) -> Tensor:
+    weight, bias = parameters
+    return torch.nn.functional.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
+
+
+def _fold(names: tuple[str, ...], rows: Tensor | None, *tensors: Tensor) -> Folded:
+    """G = [W_{e|X} C_e^T ; W_{r|X} C_r^T] (times O^T where it is folded) and S = W Lambda W^T / h."""
+    given = {name: exactly(tensor) for name, tensor in zip(names, tensors, strict=True)}
+    w_e, w_r = given["w_e"], given["w_r"]
+    num_heads, rank = w_e.size(0), w_e.size(-1)
+    w = torch.stack([w_e, w_r], dim=1)[None]  # (1, h, 2, M or p, s)
+    if rows is not None:
+        rows = exactly(rows).unflatten(-1, (num_heads, -1)).transpose(1, 2)  # (B, h, M', p)
+        w = rows.mT[:, :, None] @ w[..., : rows.size(2), :]
+    concat = given["concat"].unflatten(1, (2, rank)).permute(1, 2, 0)  # (2, s, p)
+    maps = (w @ concat).flatten(2, 3)  # (B, h, 2p, p)
+    constant = given.get("concat_bias", concat.new_zeros(concat.size(-1))).expand(num_heads, -1).flatten()
+    if "out" in given:
+        out = given["out"]
+        maps = (maps @ out.mT.unflatten(0, (num_heads, -1))).flatten(1, 2)[:, None]  # (B, 1, 2d, d)
+        constant = out @ constant + given.get("out_bias", 0.0)
+    energy = None
+    if "sqrt_lambda" in given:
+        scaled = w * given["sqrt_lambda"][:, None, None, :]
+        energy = scaled @ scaled.mT / num_heads
+    return Folded(maps, constant, energy)
