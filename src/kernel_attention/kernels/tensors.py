@@ -75,7 +75,7 @@ def leading_eigenvectors(gram: Tensor, rank: int) -> Tensor:
     with torch.no_grad():
         precision = torch.finfo(gram.dtype)
         largest = gram.abs().amax(dim=(-2, -1), keepdim=True).clamp_min(precision.tiny**0.5)
-        # MKL returns NaN for Gram matrices whose entries span many powers of ten, denormal numbers among them.
+        # MKL returns NaN for some Gram matrices whose entries span many powers of ten, down to denormals.
         # A shift by the rounding error leaves the eigenvectors and keeps its iteration away from those.
         shift = precision.eps * torch.eye(gram.size(-1), dtype=gram.dtype, device=gram.device)
         values, vectors = torch.linalg.eigh(gram / largest + shift)
