@@ -75,10 +75,11 @@ def leading_eigenvectors(gram: Tensor, rank: int) -> Tensor:
     with torch.no_grad():
         precision = torch.finfo(gram.dtype)
         largest = gram.abs().amax(dim=(-2, -1), keepdim=True).clamp_min(precision.tiny**0.5)
-        scaled = gram / largest
-        # Denormal entries make LAPACK return NaN; those below eps^2 change no eigenvalue.
-        values, vectors = torch.linalg.eigh(scaled.masked_fill(scaled.abs() < precision.eps**2, 0.0))
-        values, vectors = values.flip(-1), deterministic_signs(vectors.flip(-1))
+        # MKL returns NaN for some Gram matrices whose entries span many powers of ten, down to denormals.
+        # A shift by the rounding error leaves the eigenvectors and keeps its iteration away from those.
+        shift = precision.eps * torch.eye(gram.size(-1), dtype=gram.dtype, device=gram.device)
+        values, vectors = torch.linalg.eigh(gram / largest + shift)
+        values, vectors = values.flip(-1) - precision.eps, deterministic_signs(vectors.flip(-1))
         # Zero columns, so that `rank` of them exist for any n without asking which is larger.
         leading = torch.nn.functional.pad(vectors, (0, rank))[..., :rank]
     if not (gram.requires_grad and torch.is_grad_enabled()):
