@@ -38,6 +38,15 @@ class ReadsModes(AttentionLayer):
             modes += self.f_proj(x).split(self.embed_dim, dim=-1)
         return [self.split_heads(mode) for mode in modes]
 
+    def projections(self) -> list[tuple[Tensor, Tensor | None]]:
+        """Weight (d, d) and bias of every mode's map."""
+        maps: list[tuple[Tensor, Tensor | None]] = [(p.weight, p.bias) for p in (self.q_proj, self.k_proj)]
+        if self.f_proj is None:
+            return maps
+        weights = self.f_proj.weight.split(self.embed_dim)
+        biases = [None] * len(weights) if self.f_proj.bias is None else self.f_proj.bias.split(self.embed_dim)
+        return [*maps, *zip(weights, biases, strict=True)]
+
 
 def sampled_rows(
     x: Tensor, num_rows: int, max_len: int | None, key_padding_mask: Tensor | None, is_causal: bool

@@ -12,7 +12,7 @@ from kernel_attention.attention.base import PenalizedAttention, require_positive
 from kernel_attention.attention.modes import ReadsModes, sampled_rows
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.functional.multilinear import Modes
-from kernel_attention.kernels import FeatureMapSpec, get_feature_map
+from kernel_attention.kernels import FeatureMapSpec, frobenius, get_feature_map, identity, sample_rows
 
 Variant = Literal["standard", "data_dependent", "learnable", "learnable_diagonal"]
 CoreTreatment = Literal["none", "cost", "mlsvd"]
@@ -53,6 +53,8 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
         max_len: longest sequence. It caps M, and fixes the sampling grid of the causal data-dependent form,
             which needs it.
         bias: whether the projections have biases.
+        impl: "plain", the formulas; "fused", everything a token meets in one product, see
+            :func:`kernel_attention.functional.multilinear_layer`; "auto", fused where it exists and wins.
 
     Attributes:
         q_proj, k_proj, f_proj: to queries, keys and the D - 2 fibers (one map of width (D - 2) d; None at
@@ -84,6 +86,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
         rank_multiplier: int = 1,
         max_len: int | None = None,
         bias: bool = True,
+        impl: Literal["auto", "plain", "fused"] = "auto",
     ) -> None:
         super().__init__(embed_dim, num_heads, order, bias)
         rank = self.head_dim if rank is None else rank
@@ -91,6 +94,9 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
             rank=rank, rank_multiplier=rank_multiplier, **({} if max_len is None else {"max_len": max_len})
         )
         _check_options(variant, core, eta, eta_core, objective_power, objective_form)
+        if impl not in ("auto", "plain", "fused"):
+            raise unknown("impl", impl, ("auto", "plain", "fused"))
+        self.impl = impl
         self.rank = rank
         self.variant = variant
         self.core_treatment = core
@@ -121,17 +127,52 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
     ) -> Tensor:
         """See :class:`AttentionLayer`."""
         wants_objective = self.training and (self.eta > 0 or self.eta_core > 0)
-        core, factors, modes = self._modes(x, key_padding_mask, is_causal, wants_objective)
+        core, factors = self._factors()
+        if self._is_fused(x, is_causal):
+            y, grams = self._one_product(x, factors, key_padding_mask, wants_objective)
+        else:
+            modes = self._modes(x, factors, key_padding_mask, is_causal, wants_objective)
+            joined = functional.join_modes(modes, self.concat.weight, self.concat.bias)
+            y, grams = self.out_proj(self.merge_heads(joined)), modes.grams
         if wants_objective:
-            self._keep_objectives(core, factors, modes, x, key_padding_mask)
-        joined = functional.join_modes(modes, self.concat.weight, self.concat.bias)
-        return self.out_proj(self.merge_heads(joined))
+            self._keep_objectives(core, factors, grams or [], x, key_padding_mask)
+        return y
+
+    def _is_fused(self, x: Tensor, is_causal: bool) -> bool:
+        exists = self.feature_map in (frobenius, identity) and not is_causal
+        if self.impl == "fused" and not exists:
+            raise InputError(
+                "impl='fused' needs the feature map frobenius or identity, and has no form for "
+                "is_causal=True: use impl='auto' or 'plain'"
+            )
+        if self.impl != "auto":
+            return self.impl == "fused"
+        # Below, multiplying the weights out costs more than it saves.
+        return exists and x.size(1) >= 2 * self.embed_dim
+
+    def _one_product(
+        self, x: Tensor, factors: list[Tensor], mask: Tensor | None, with_grams: bool
+    ) -> tuple[Tensor, list[Tensor] | None]:
+        rows = None
+        if self.variant == "data_dependent":
+            rows = self.split_heads(sample_rows(x, self.num_rows, mask))
+        return functional.multilinear_layer(
+            x,
+            self.projections(),
+            factors,
+            (self.concat.weight, self.concat.bias),
+            (self.out_proj.weight, self.out_proj.bias),
+            rows=rows,
+            normalize=self.feature_map is frobenius,
+            key_padding_mask=mask,
+            with_grams=with_grams,
+        )
 
     def scores(
         self, x: Tensor, *, key_padding_mask: Tensor | None = None, is_causal: bool = False
     ) -> tuple[Tensor, ...]:
         """E_1..E_D of every token, each (B, h, N, R); arguments as in the layer's call."""
-        return self._modes(x, key_padding_mask, is_causal, False)[2].scores()
+        return self._modes(x, self._factors()[1], key_padding_mask, is_causal, False).scores()
 
     def penalty(self) -> Tensor | None:
         """eta J^2 + eta_core J_S of the last forward in training mode."""
@@ -140,17 +181,19 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
         penalty = self.eta_core * self.core_objective
         return penalty + self.eta * self.objective**self.objective_power if self.eta > 0 else penalty
 
-    def _modes(
-        self, x: Tensor, mask: Tensor | None, is_causal: bool, with_grams: bool
-    ) -> tuple[Tensor, list[Tensor], Modes]:
-        """The core in use, the factors right of Phi_n, and the modes of this sequence."""
+    def _factors(self) -> tuple[Tensor, list[Tensor]]:
+        """The core in use and the factors right of Phi_n."""
         core = functional.mlsvd_core(self.core) if self.core_treatment == "mlsvd" else self.core
-        factors = functional.multilinear_factors(self.w.unbind(), core, self.compatibility)
+        return core, functional.multilinear_factors(self.w.unbind(), core, self.compatibility)
+
+    def _modes(
+        self, x: Tensor, factors: list[Tensor], mask: Tensor | None, is_causal: bool, with_grams: bool
+    ) -> Modes:
         rows, grid = None, None
         if self.variant == "data_dependent":
             rows, grid = sampled_rows(x, self.num_rows, self.max_len, mask, is_causal)
             rows = self.split_heads(rows)
-        modes = functional.multilinear_modes(
+        return functional.multilinear_modes(
             self.sequences(x),
             factors,
             rows=rows,
@@ -160,16 +203,15 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
             is_causal=is_causal,
             with_grams=with_grams,
         )
-        return core, factors, modes
 
     def _keep_objectives(
-        self, core: Tensor, factors: list[Tensor], modes: Modes, x: Tensor, mask: Tensor | None
+        self, core: Tensor, factors: list[Tensor], grams: list[Tensor], x: Tensor, mask: Tensor | None
     ) -> None:
         num_tokens = None
         if self.objective_form == "mean":
             num_tokens = x.size(1) if mask is None else mask.sum(dim=1)
         self.objective = functional.kmlsvd_objective(
-            modes.grams or [],
+            grams,
             self.w.unbind(),
             core,
             compatibility=self.compatibility,

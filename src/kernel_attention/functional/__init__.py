@@ -17,12 +17,12 @@ from kernel_attention.functional.linear import linear_attention
 from kernel_attention.functional.multilinear import (
     Modes,
     join_modes,
-    mlsvd_core,
     multilinear_attention,
-    multilinear_factors,
     multilinear_modes,
     multilinear_scores,
 )
+from kernel_attention.functional.multilinear_factors import mlsvd_core, multilinear_factors
+from kernel_attention.functional.multilinear_layer import multilinear_layer
 from kernel_attention.functional.primal import (
     PrimalScores,
     PrimalState,
@@ -69,6 +69,7 @@ __all__ = [
     "multilinear_attention",
     "multilinear_factors",
     "multilinear_kernel",
+    "multilinear_layer",
     "multilinear_modes",
     "multilinear_scores",
     "objective_from_energy",

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernel_attention.functional.multilinear import alike, letters, multilinear_factors
+from kernel_attention.functional.multilinear_factors import alike, letters, multilinear_factors
 from kernel_attention.kernels.statistics import exactly
 from kernel_attention.kernels.tensors import mode_gram, mode_product
 

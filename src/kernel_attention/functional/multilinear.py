@@ -12,7 +12,6 @@ M_1..M_D).
 from __future__ import annotations
 
 import functools
-import string
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -20,9 +19,9 @@ import torch
 from torch import Tensor
 
 from kernel_attention.errors import InputError
+from kernel_attention.functional.multilinear_factors import alike, multilinear_factors
 from kernel_attention.kernels.feature_maps import FeatureMap, frobenius, inverse_norm
 from kernel_attention.kernels.statistics import exactly, valid_ranks
-from kernel_attention.kernels.tensors import leading_eigenvectors, mode_gram, mode_product
 
 Masks = Tensor | Sequence[Tensor | None] | None
 
@@ -45,62 +44,6 @@ class Modes(NamedTuple):
         """E_1..E_D, (B, h, N_n, R_n) each."""
         pairs = zip(self.features, self.projections, strict=True)
         return tuple(features @ projection.to(features.dtype) for features, projection in pairs)
-
-
-def multilinear_factors(
-    weights: Sequence[Tensor], core: Tensor, compatibility: Tensor | None = None
-) -> list[Tensor]:
-    """What stands to the right of Phi_n in eq. 2-23, C_(n) (W_D (x) .. without W_n .. (x) W_1) S_(n)^T: (h,
-    M_n, R_n) each.
-
-    No sequence enters, so this is done once per forward, whatever the number of tokens. In float32 or better.
-    """
-    with torch.autocast(core.device.type, enabled=False):
-        exact = [exactly(weight) for weight in weights]
-        contract = (
-            _dense_factor if compatibility is not None and compatibility.dim() > 2 else _superdiagonal_factor
-        )
-        compatibility = None if compatibility is None else exactly(compatibility)
-        return [contract(exact, exactly(core), compatibility, n) for n in range(len(exact))]
-
-
-def alike(tensors: Sequence[Tensor]) -> bool:
-    """Whether they have one shape."""
-    return all(tensor.shape == tensors[0].shape for tensor in tensors)
-
-
-def letters(order: int) -> tuple[str, str]:
-    """Names for the rank and the feature index of every mode in an einsum; h is taken by the heads."""
-    return string.ascii_lowercase[8 : 8 + order], string.ascii_uppercase[:order]
-
-
-def _superdiagonal_factor(
-    weights: Sequence[Tensor], core: Tensor, diagonal: Tensor | None, keep: int
-) -> Tensor:
-    """sum over j, k, .. of c_a W_2[a, j] W_3[a, k] .. S[i, j, k, ..]: the modes leave one by one, sharing the
-    index a.
-    """
-    ranks, _ = letters(len(weights))
-    state, left = core, "h" + ranks
-    for n, weight in enumerate(weights):
-        if n != keep:
-            rest = "hA" + left.strip("hA").replace(ranks[n], "")
-            state, left = torch.einsum(f"{left},hA{ranks[n]}->{rest}", state, weight), rest
-    return state if diagonal is None else state * diagonal[..., None]
-
-
-def _dense_factor(weights: Sequence[Tensor], core: Tensor, tensor: Tensor | None, keep: int) -> Tensor:
-    """The same for a full compatibility tensor: S x_m W_m for every other mode m, then C over their
-    features.
-    """
-    assert tensor is not None
-    ranks, features = letters(len(weights))
-    state = core
-    for m, weight in enumerate(weights):
-        if m != keep:
-            state = mode_product(state, weight, m, len(weights))
-    met = features.replace(features[keep], ranks[keep])
-    return torch.einsum(f"h{features},h{met}->h{features[keep]}{ranks[keep]}", tensor, state)
 
 
 def multilinear_modes(
@@ -143,9 +86,7 @@ def multilinear_modes(
     if rows is not None:
         if is_causal and grid is None:
             raise InputError("grid=None: rows with is_causal=True need grid, the positions of the rows")
-        rows = torch.nn.functional.pad(
-            rows, (0, 0, 0, factors[0].size(1) - rows.size(2))
-        )  # a short sequence's are zero
+        rows = padded_rows(rows, factors[0])
     read = functools.partial(
         _modes, rows=rows, grid=grid, feature_map=feature_map, is_causal=is_causal, with_grams=with_grams
     )
@@ -190,24 +131,57 @@ def _modes(
         joined = joined.masked_fill(unread, 0.0)
     parts = list(joined.split(features[0].size(-1), dim=-1))
     with torch.autocast(joined.device.type, enabled=False):
-        projections, grams = factors[:, None], None
-        if with_grams:
-            grams = torch.stack([part.mT @ part for part in map(exactly, parts)])
-        if norm_later:
-            if grams is None:
-                energy = torch.stack([part.square().sum((-2, -1)) for part in map(exactly, parts)])
-            else:
-                energy = grams.diagonal(dim1=-2, dim2=-1).sum(-1)
-            scale = inverse_norm(energy)[..., None, None]
-            projections = projections * scale
-            grams = None if grams is None else grams * scale.square()
-        if rows is not None:
-            rows = exactly(rows)
-            projections = projections if is_causal else rows.mT @ projections
-            if grams is not None:
-                grams = grams if is_causal else rows @ grams @ rows.mT
-                grams = grams * inverse_norm(rows.square().sum((-2, -1)))[..., None, None].square()
+        exact = [exactly(part) for part in parts]
+        grams = torch.stack([part.mT @ part for part in exact]) if with_grams else None
+        energy = None
+        if norm_later and grams is not None:
+            energy = grams.diagonal(dim1=-2, dim2=-1).sum(-1)
+        elif norm_later:
+            energy = torch.stack([part.square().sum((-2, -1)) for part in exact])
+        projections, grams = sequence_projections(
+            factors, grams, energy=energy, rows=rows, rows_in_features=is_causal
+        )
     return Modes(parts, list(projections.unbind()), joined, None if grams is None else list(grams.unbind()))
+
+
+def padded_rows(rows: Tensor, factor: Tensor) -> Tensor:
+    """Rows f(X) for every row of the weights: a short sequence's last ones are zero."""
+    return torch.nn.functional.pad(rows, (0, 0, 0, factor.size(1) - rows.size(2)))
+
+
+def sequence_projections(
+    factors: Tensor,
+    grams: Tensor | None,
+    *,
+    energy: Tensor | None,
+    rows: Tensor | None,
+    rows_in_features: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """What the sequence itself adds to ``factors`` (D, h, M, R): its norm and, data-dependent, its rows f(X).
+
+    Args:
+        factors: of modes alike in size, stacked.
+        grams: of the modes' features before their normalisation, (D, B, h, p, p), or None.
+        energy: ||X||_F^2 of the Frobenius feature map, (D, B, h); None: nothing to divide by.
+        rows: (B, h, M, p), or None.
+        rows_in_features: whether the features are f(X) phi(x) already (causal).
+
+    Returns:
+        projections (D, B or 1, h, p, R) and the Gram matrices of :class:`Modes`.
+    """
+    projections = factors[:, None]
+    if energy is not None:
+        scale = inverse_norm(energy)[..., None, None]
+        projections = projections * scale
+        grams = None if grams is None else grams * scale.square()
+    if rows is not None:
+        rows = exactly(rows)
+        if not rows_in_features:
+            projections = rows.mT @ projections
+            grams = None if grams is None else rows @ grams @ rows.mT
+        if grams is not None:
+            grams = grams * inverse_norm(rows.square().sum((-2, -1)))[..., None, None].square()
+    return projections, grams
 
 
 def multilinear_scores(
@@ -290,19 +264,3 @@ def multilinear_attention(
         is_causal=is_causal,
     )
     return join_modes(modes, w_out, b_out)
-
-
-def mlsvd_core(core: Tensor) -> Tensor:
-    """The core of the multilinear SVD of S itself (eq. 3-15): (h, R_1..R_D), all-orthogonal and ordered.
-
-    Every S_(n) S_(n)^T of the result is diagonal and falls along the diagonal. Signs are deterministic and
-    gradients finite where singular values repeat; see
-    :func:`kernel_attention.kernels.tensors.leading_eigenvectors`.
-    """
-    order = core.dim() - 1
-    with torch.autocast(core.device.type, enabled=False):
-        exact = exactly(core)
-        bases = [leading_eigenvectors(mode_gram(exact, n, order), exact.size(1 + n)) for n in range(order)]
-        for n, basis in enumerate(bases):
-            exact = mode_product(exact, basis.mT, n, order)
-        return exact

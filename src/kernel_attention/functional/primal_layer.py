@@ -12,11 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kernel_attention.functional.affine import Affine, apply_affine, autocast
 from kernel_attention.kernels.statistics import exactly, running_mean
 from kernel_attention.ops.primal import Folded, Samples, primal_pass
-
-Affine = tuple[Tensor, Tensor | None]
-"""Weight and bias of a linear map."""
 
 
 class PrimalWeights(NamedTuple):
@@ -67,8 +65,7 @@ def primal_layer(
         )
     if is_causal and running_means:  # the mean of affine maps is the map of the mean
         x = running_mean(x[:, None], key_padding_mask)[:, 0]
-    if torch.is_autocast_enabled(x.device.type):
-        x = x.to(torch.get_autocast_dtype(x.device.type))
+    x = autocast(x)
     num_heads = weights.w_e.size(0)
     weight, bias = _side_by_side(weights.q_proj, weights.k_proj, num_heads)
     # One map for all heads saves a pass, but costs h (2p, d) products in the place of h (2p, p) ones and O.
@@ -91,7 +88,7 @@ def primal_layer(
         normalize=normalize,
         key_padding_mask=key_padding_mask,
     )
-    return (y if fold_output else _affine(y, weights.out_proj)), energy
+    return (y if fold_output else apply_affine(y, weights.out_proj)), energy
 
 
 def _side_by_side(q: Affine, k: Affine, num_heads: int) -> Affine:
@@ -102,11 +99,6 @@ def _side_by_side(q: Affine, k: Affine, num_heads: int) -> Affine:
         return torch.stack(both, dim=1).flatten(0, 2)
 
     return join(q[0], k[0]), None if q[1] is None or k[1] is None else join(q[1], k[1])
-
-
-def _affine(x: Tensor, parameters: Affine) -> Tensor:
-    weight, bias = parameters
-    return torch.nn.functional.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
 
 
 def _fold(names: tuple[str, ...], rows: Tensor | None, *tensors: Tensor) -> Folded:

@@ -1,0 +1,21 @@
+"""Affine maps as layers hold them, handed to functions that multiply them together."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+Affine = tuple[Tensor, Tensor | None]
+"""Weight (out, in) and bias (out,) or None."""
+
+
+def apply_affine(x: Tensor, parameters: Affine) -> Tensor:
+    """x W^T + b in the precision of x."""
+    weight, bias = parameters
+    return torch.nn.functional.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
+
+
+def autocast(x: Tensor) -> Tensor:
+    """x in the precision that autocast gives to products, where it is on."""
+    device = x.device.type
+    return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
