@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import kernel_attention as ka
-from kernel_attention.ops import primal as ops
+from kernel_attention.ops import primal_slices as ops
 from reference.primal import primal_attention as reference
 
 F64 = torch.float64

@@ -1,0 +1,134 @@
+"""The engine of :mod:`kernel_attention.ops.primal` in PyTorch: slices of tokens that stay in the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kernel_attention.kernels.feature_maps import SMALLEST_NORM
+from kernel_attention.kernels.statistics import accumulation_dtype
+
+_SLICE = 1024  # tokens; z and its gradient stay in a core's second-level cache at common widths
+
+
+class Tokens(NamedTuple):
+    """How z is made of the tokens."""
+
+    num_heads: int
+    normalize: bool
+    mask: Tensor | None
+
+    def features(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, where: tuple[slice, slice]
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The tokens themselves (b, n, d), their z (b, n, 2h, p), and 1 / norm (b, n, 2h, 1)."""
+        part = x[where]
+        mask = None if self.mask is None else self.mask[where]
+        if mask is not None:
+            part = part.masked_fill(~mask[..., None], 0.0)  # padding may hold anything, NaN included
+        z = torch.nn.functional.linear(part, weight, bias).unflatten(-1, (2 * self.num_heads, -1))
+        scale = None
+        if self.normalize:
+            norm = torch.linalg.vector_norm(z, dim=-1, keepdim=True, dtype=accumulation_dtype(z.dtype))
+            scale = norm.masked_fill_(norm < SMALLEST_NORM, torch.inf).reciprocal_()
+            if mask is not None:
+                scale.masked_fill_(~mask[..., None, None], 0.0)
+            z.mul_(scale)
+        elif mask is not None:
+            z.masked_fill_(~mask[..., None, None], 0.0)
+        return part, z, scale
+
+    def back(self, grad_z: Tensor, z: Tensor, scale: Tensor | None, where: tuple[slice, slice]) -> Tensor:
+        """The gradient before the normalisation, in the place of ``grad_z`` (b, n, 2h, p)."""
+        if scale is not None:  # d(v / |v|) = (dv - u <u, dv>) / |v|, u = v / |v|
+            along = (z * grad_z).sum(dim=-1, keepdim=True)
+            return grad_z.addcmul_(z, along, value=-1).mul_(scale)
+        return grad_z if self.mask is None else grad_z.masked_fill_(~self.mask[where][..., None, None], 0.0)
+
+
+class Sums(NamedTuple):
+    """Gradients: of the tokens (B, N, d), and of what is shared by them, as sums in float32 or better."""
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor
+    maps: Tensor
+    constant: Tensor
+
+
+def map_tokens(
+    tokens: Tokens, x: Tensor, weight: Tensor, bias: Tensor | None, maps: Tensor, constant: Tensor,
+    with_gram: bool,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """y (B, N, k o) = z maps + constant, and Z^T Z of every head's two halves, (B, h, 2, p, p), or None."""
+    groups, width = maps.size(1), maps.size(3)
+    constant = constant.to(x.dtype)
+    y = x.new_empty(x.size(0), x.size(1), groups * width)
+    gram = None
+    if with_gram:
+        size = weight.size(0) // (2 * tokens.num_heads)
+        exact = accumulation_dtype(x.dtype)
+        gram = x.new_zeros(x.size(0), tokens.num_heads, 2, size, size, dtype=exact)
+    for where in _slices(x):
+        _, z, _ = tokens.features(x, weight, bias, where)
+        mapped = _by_group(z, groups) @ _of(maps, where)
+        torch.add(mapped.transpose(1, 2).flatten(2), constant, out=y[where])
+        if gram is not None:
+            half = z.transpose(1, 2)
+            gram[where[0]] += (half.mT @ half).view_as(gram[where[0]])
+    return y, gram
+
+
+def pull_back(
+    tokens: Tokens, x: Tensor, weight: Tensor, bias: Tensor | None, maps: Tensor, pull: Tensor | None,
+    grad_y: Tensor,
+) -> Sums:  # fmt: skip
+    """The gradients of :func:`map_tokens`; ``pull`` (B, h, 2, p, p) is twice the gradient of Z^T Z."""
+    exact = accumulation_dtype(x.dtype)
+    shared = maps.size(0) == 1
+    grad_x, grad_weight = torch.empty_like(x), torch.zeros_like(weight, dtype=exact)
+    grad_bias = x.new_zeros(weight.size(0), dtype=exact)
+    grad_maps = torch.zeros_like(maps, dtype=exact)
+    grad_constant = x.new_zeros(maps.size(1) * maps.size(3), dtype=exact)
+    pull = None if pull is None else pull.flatten(1, 2)
+    for where in _slices(x):
+        part, z, scale = tokens.features(x, weight, bias, where)
+        grad = grad_y[where]
+        grad_constant += grad.sum(dim=(0, 1), dtype=exact)
+        grad = grad.unflatten(-1, (maps.size(1), -1)).transpose(1, 2)  # (b, k, n, o)
+        own = _by_group(z, maps.size(1)).mT @ grad
+        if shared:
+            grad_maps += own.sum(dim=0, keepdim=True)
+        else:
+            grad_maps[where[0]] += own
+        grad_z = (grad @ _of(maps, where).mT).transpose(1, 2).reshape(z.shape)
+        if pull is not None:
+            grad_z += (z.transpose(1, 2) @ _of(pull, where)).transpose(1, 2)
+        grad_z = tokens.back(grad_z, z, scale, where).flatten(2)
+        torch.matmul(grad_z, weight, out=grad_x[where])
+        flat = grad_z.flatten(0, 1)
+        grad_weight += flat.mT @ part.flatten(0, 1)
+        grad_bias += flat.sum(dim=0, dtype=exact)
+    return Sums(grad_x, grad_weight, grad_bias, grad_maps, grad_constant)
+
+
+def _slices(x: Tensor) -> Iterator[tuple[slice, slice]]:
+    """Samples and tokens of every slice: part of one sequence, or several whole short ones."""
+    batch, length = x.size(0), x.size(1)
+    together = max(_SLICE // length, 1)
+    for first in range(0, batch, together):
+        for start in range(0, length, _SLICE):
+            yield slice(first, first + together), slice(start, start + _SLICE)
+
+
+def _by_group(z: Tensor, groups: int) -> Tensor:
+    """(b, n, 2h, p) -> (b, k, n, 2d / k)."""
+    return z.flatten(2).unflatten(-1, (groups, -1)).transpose(1, 2)
+
+
+def _of(batched: Tensor, where: tuple[slice, slice]) -> Tensor:
+    """The slice's samples of what may be shared by all."""
+    return batched[where[0]] if batched.size(0) > 1 else batched
