@@ -14,6 +14,7 @@ from kernel_attention.kernels.tensors import (
     mode_gram,
     mode_product,
     project_modes,
+    pseudo_inverse,
     unfold,
 )
 
@@ -146,3 +147,21 @@ def test_no_gradient_is_made_where_none_is_wanted():
     with torch.no_grad():
         assert not leading_eigenvectors(gram, 2).requires_grad
     assert not leading_eigenvectors(torch.eye(3), 2).requires_grad
+
+
+@pytest.mark.parametrize("rank", [1, 3, 5])
+def test_the_pseudo_inverse_is_that_of_moore_and_penrose(rank):
+    x = torch.randn(7, 5, rank, dtype=F64)
+    expected = torch.linalg.pinv(x @ x.mT, hermitian=True, rtol=1e-12)
+    torch.testing.assert_close(pseudo_inverse(x @ x.mT), expected, rtol=1e-8, atol=1e-8)
+    assert pseudo_inverse(torch.zeros(3, 3)).abs().max() == 0
+
+
+def test_the_gradient_of_the_pseudo_inverse_is_that_of_a_change_of_constant_rank():
+    range_, probe = torch.randn(5, 3, dtype=F64), torch.randn(3, 4, dtype=F64)
+
+    def seen(core):  # only the range of the singular Gram matrix is looked at, as the objective does
+        x = range_ @ core
+        return (x @ probe).mT @ pseudo_inverse(x @ x.mT) @ (x @ probe)
+
+    assert torch.autograd.gradcheck(seen, torch.randn(3, 3, dtype=F64, requires_grad=True))

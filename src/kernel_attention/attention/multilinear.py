@@ -57,8 +57,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
             :func:`kernel_attention.functional.multilinear_layer`; "auto", fused where it exists and wins.
 
     Attributes:
-        q_proj, k_proj, f_proj: to queries, keys and the D - 2 fibers (one map of width (D - 2) d; None at
-        order 2).
+        q_proj, k_proj, f_proj: to queries, keys and the D - 2 fibers, one map of width (D - 2) d or None.
         w: W_1..W_D, (D, h, p or M, R), orthonormal columns at first.
         core: S, (h, R, .., R), at first the multilinear SVD core of a normal tensor.
         compatibility: C, (h, p) or (h, p, .., p), the identity at first; None where it is not learnt.

@@ -30,6 +30,7 @@ from kernel_attention.ops.primal import Samples
 
 _log = logging.getLogger(__name__)
 
+_IMPLS = ("auto", "plain", "fused", "triton")
 _FUSED_FROM = 256  # tokens; below, multiplying the weights out costs more than it saves
 
 
@@ -62,8 +63,8 @@ class PrimalAttention(PenalizedAttention):
             "per_head" (orthonormal columns in every head).
         bias: whether the projections have biases.
         impl: "plain", the formulas; "fused", one pass over the tokens without stored scores, see
-            :func:`kernel_attention.functional.primal_layer`; "auto", fused on CPU where it is possible, wins
-            and nothing traces the layer.
+            :func:`kernel_attention.functional.primal_layer`; "triton", the same in kernels for GPUs; "auto",
+            fused on CPU where it exists and wins and nothing traces the layer, plain elsewhere.
 
     Attributes:
         w_e: (h, M, s), or (h, p, s) where data-independent.
@@ -90,7 +91,7 @@ class PrimalAttention(PenalizedAttention):
         square_per: Literal["batch", "sequence"] = "batch",
         init: Literal["flat", "per_head"] = "flat",
         bias: bool = True,
-        impl: Literal["auto", "plain", "fused"] = "auto",
+        impl: Literal["auto", "plain", "fused", "triton"] = "auto",
     ) -> None:
         super().__init__(embed_dim, num_heads)
         require_positive(
@@ -101,8 +102,8 @@ class PrimalAttention(PenalizedAttention):
             raise unknown("objective_form", objective_form, ("mean", "sum"))
         if square_per not in ("batch", "sequence"):
             raise unknown("square_per", square_per, ("batch", "sequence"))
-        if impl not in ("auto", "plain", "fused"):
-            raise unknown("impl", impl, ("auto", "plain", "fused"))
+        if impl not in _IMPLS:
+            raise unknown("impl", impl, _IMPLS)
         if max_len is not None and rank > max_len:
             _note_rank(rank, max_len)
         self.rank = rank
@@ -170,19 +171,21 @@ class PrimalAttention(PenalizedAttention):
             key_padding_mask=key_padding_mask,
             is_causal=is_causal,
             running_means=self.running_means,
+            engine="triton" if self.impl == "triton" else "slices",
         )
 
     def _is_fused(self, x: Tensor, is_causal: bool) -> bool:
         # The compiler fuses the plain form itself, and function transforms differentiate it.
         traced = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
         exists = self.feature_map in (cosine, identity) and not (is_causal and self.data_dependent)
-        if self.impl == "fused" and (traced or not exists):
+        if self.impl in ("fused", "triton") and (traced or not exists):
             raise InputError(
-                "impl='fused' needs the feature map cosine or identity, has no data-dependent form with "
-                "is_causal=True, and cannot be compiled, exported or transformed: use impl='auto' or 'plain'"
+                f"impl={self.impl!r} needs the feature map cosine or identity, has no data-dependent form "
+                "with is_causal=True, and cannot be compiled, exported or transformed: use impl='auto' "
+                "or 'plain'"
             )
         if self.impl != "auto":
-            return self.impl == "fused"
+            return self.impl != "plain"
         return exists and not traced and x.device.type == "cpu" and x.size(1) >= _FUSED_FROM
 
     def scores(

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kernel_attention.functional.multilinear_factors import alike, letters, multilinear_factors
 from kernel_attention.kernels.statistics import exactly
-from kernel_attention.kernels.tensors import mode_gram, mode_product
+from kernel_attention.kernels.tensors import mode_gram, mode_product, pseudo_inverse
 
 
 def kmlsvd_objective(
@@ -78,13 +78,8 @@ def _energy(gram: Tensor, factor: Tensor, core_gram: Tensor) -> Tensor:
     ``gram`` Phi_n^T Phi_n (.., B, h, M, M), ``factor`` (.., h, M, R) with E_n = Phi_n factor, ``core_gram``
     (.., h, R, R).
     """
-    precision = torch.finfo(core_gram.dtype)
-    # S_(n) S_(n)^T may be singular. E_n has no part where it is, so a ridge of rounding size changes nothing
-    # but the NaN.
-    size = core_gram.diagonal(dim1=-2, dim2=-1).sum(-1, keepdim=True) + precision.tiny**0.5
-    ridge = (precision.eps * core_gram.size(-1) * size).expand(core_gram.shape[:-1]).diag_embed()
-    inside = torch.linalg.solve_ex(core_gram + ridge, factor.mT @ gram.mean(dim=-4) @ factor)[0]
-    return inside.diagonal(dim1=-2, dim2=-1).sum()
+    # S_(n) S_(n)^T may be singular; E_n has no part where it is.
+    return (pseudo_inverse(core_gram).mT * (factor.mT @ gram.mean(dim=-4) @ factor)).sum()
 
 
 def _kernel_energy(grams: Sequence[Tensor], compatibility: Tensor | None) -> Tensor:

@@ -7,7 +7,8 @@ projection.
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+import importlib
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,6 +40,7 @@ def primal_layer(
     key_padding_mask: Tensor | None = None,
     is_causal: bool = False,
     running_means: bool = True,
+    engine: Literal["slices", "triton"] = "slices",
 ) -> tuple[Tensor, Tensor | None]:
     """The layer's output and its objective's energy, sum_i ||L e_i||^2 + ||L r_i||^2 averaged over heads.
 
@@ -55,6 +57,7 @@ def primal_layer(
         key_padding_mask: (B, N), True = real token.
         is_causal: token i sees tokens 0..i; data-independent weights only.
         running_means: with ``is_causal``, average queries and keys over the prefix (listing 1).
+        engine: "slices", PyTorch on any device; "triton", kernels for GPUs.
 
     Returns:
         y (B, N, d), and the energy (B,) or None.
@@ -69,7 +72,7 @@ def primal_layer(
     num_heads = weights.w_e.size(0)
     weight, bias = _side_by_side(weights.q_proj, weights.k_proj, num_heads)
     # One map for all heads saves a pass, but costs h (2p, d) products in the place of h (2p, p) ones and O.
-    fold_output = num_heads <= 2
+    fold_output = num_heads <= 2 and engine == "slices"
     given = {"w_e": weights.w_e, "w_r": weights.w_r, "concat": weights.concat[0]}
     optional = {"concat_bias": weights.concat[1]}
     if with_energy:
@@ -87,6 +90,7 @@ def primal_layer(
         samples=samples,
         normalize=normalize,
         key_padding_mask=key_padding_mask,
+        engine=importlib.import_module(f"kernel_attention.ops.primal_{engine}"),
     )
     return (y if fold_output else apply_affine(y, weights.out_proj)), energy
 

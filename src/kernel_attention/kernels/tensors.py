@@ -63,6 +63,33 @@ def deterministic_signs(vectors: Tensor) -> Tensor:
     return torch.where(largest < 0, -vectors, vectors)
 
 
+def _scaled_eigh(gram: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Falling eigenvalues of gram / largest, their eigenvectors, and ``largest``, its largest entry's size.
+
+    MKL returns NaN for some Gram matrices whose entries span many powers of ten, down to denormals. A shift
+    by the rounding error leaves the eigenvectors and keeps its iteration away from those.
+    """
+    precision = torch.finfo(gram.dtype)
+    largest = gram.abs().amax(dim=(-2, -1), keepdim=True).clamp_min(precision.tiny**0.5)
+    shift = precision.eps * torch.eye(gram.size(-1), dtype=gram.dtype, device=gram.device)
+    values, vectors = torch.linalg.eigh(gram / largest + shift)
+    return values.flip(-1) - precision.eps, vectors.flip(-1), largest
+
+
+def pseudo_inverse(gram: Tensor) -> Tensor:
+    """Moore-Penrose inverse of positive semi-definite (..., n, n); eigenvalues below n eps count as zero.
+
+    The gradient is that of the inverse on the matrix's range, -P dG P: finite whatever the eigenvalues.
+    """
+    with torch.no_grad():
+        values, vectors, largest = _scaled_eigh(gram)
+        limit = gram.size(-1) * torch.finfo(gram.dtype).eps * values[..., :1].clamp_min(0.0)
+        kept = values > limit
+        scale = torch.where(kept, 1.0 / values.where(kept, 1.0), 0.0)
+        inverse = (vectors * scale[..., None, :]) @ vectors.mT / largest
+    return 2 * inverse - inverse @ gram @ inverse
+
+
 def leading_eigenvectors(gram: Tensor, rank: int) -> Tensor:
     """Orthonormal eigenvectors of the ``rank`` largest eigenvalues: (..., n, n) symmetric -> (..., n, rank).
 
@@ -74,12 +101,8 @@ def leading_eigenvectors(gram: Tensor, rank: int) -> Tensor:
     """
     with torch.no_grad():
         precision = torch.finfo(gram.dtype)
-        largest = gram.abs().amax(dim=(-2, -1), keepdim=True).clamp_min(precision.tiny**0.5)
-        # MKL returns NaN for some Gram matrices whose entries span many powers of ten, down to denormals.
-        # A shift by the rounding error leaves the eigenvectors and keeps its iteration away from those.
-        shift = precision.eps * torch.eye(gram.size(-1), dtype=gram.dtype, device=gram.device)
-        values, vectors = torch.linalg.eigh(gram / largest + shift)
-        values, vectors = values.flip(-1) - precision.eps, deterministic_signs(vectors.flip(-1))
+        values, vectors, largest = _scaled_eigh(gram)
+        vectors = deterministic_signs(vectors)
         # Zero columns, so that `rank` of them exist for any n without asking which is larger.
         leading = torch.nn.functional.pad(vectors, (0, rank))[..., :rank]
     if not (gram.requires_grad and torch.is_grad_enabled()):
