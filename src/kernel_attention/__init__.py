@@ -53,7 +53,7 @@ __all__ = [
 ]
 
 _ESTIMATORS = ("AttentionClassifier", "AttentionRegressor")
-_ROOMS = ("analysis", "models")
+_ROOMS = ("analysis", "models", "reporting", "solvers")
 
 
 def __getattr__(name: str) -> Any:

@@ -26,6 +26,7 @@ def parse(arguments: list[str]) -> tuple[str, Namespace]:
         "train": (_train_parser(), "train a recipe and report on it"),
         "evaluate": (_evaluate_parser(), "measure a trained run on held-out or new data"),
         "predict": (_predict_parser(), "predict new sequences with a trained run"),
+        "analyze": (_analyze_parser(), "diagnose the attention of a trained run"),
         "list": (_list_parser(), "what there is: attention, recipes, datasets"),
     }
     parser = ArgumentParser(
@@ -155,6 +156,24 @@ def _predict_parser() -> ArgumentParser:
     parser.add_argument(
         "--output", type=str, help="write to this .csv or .json file (default: CSV, to the screen)"
     )
+    return parser
+
+
+def _analyze_parser() -> ArgumentParser:
+    parser = _subparser(
+        "analyze RUN [options]",
+        "Measure what the attention of every seed does with test sequences: spectra, head distances, "
+        "kernel-PCA figures, J, maps. Written beside the seed's weights and into the run's report.",
+    )
+    parser.add_argument("run", help="run folder")
+    parser.add_argument(
+        "--layers", type=str, default="all", help="all, first, last-2, indices, names; several as 0,-1"
+    )
+    parser.add_argument("--cases", type=int, default=16, help="how many test sequences")
+    parser.add_argument(
+        "--output", type=str, help="write to this folder, pictures too, and leave the run alone"
+    )
+    parser.add_argument("--data_root", type=str, help=_DATA_ROOT)
     return parser
 
 

@@ -159,6 +159,21 @@ def _predict(options: Namespace) -> int:
     return 0
 
 
+def _analyze(options: Namespace) -> int:
+    from kernel_attention.reporting import diagnostics_table
+    from kernel_attention.training.analyze import analyze_run
+    from kernel_attention.training.saved import load_run
+
+    run = load_run(options.run)
+    output = None if options.output is None else Path(options.output)
+    split = run.test_split(options.data_root)
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    for seed, report in analyze_run(run, split, options.layers, options.cases, output).items():
+        console.print(diagnostics_table(report, f"{run.recipe.dataset}, seed {seed}"))
+    console.print(f"report: {run.folder / 'report.html'}" if output is None else f"written: {output}")
+    return 0
+
+
 def _check_output(output: str | None) -> None:
     if output is not None and Path(output).suffix not in (".csv", ".json"):
         raise InputError(f"output {output}: the name must end in .csv or .json")
@@ -228,4 +243,10 @@ def _dataset_table(options: Namespace) -> Table:
 
 
 _TABLES = {"attention": _attention_table, "recipes": _recipe_table, "datasets": _dataset_table}
-_COMMANDS = {"train": _train, "evaluate": _evaluate, "predict": _predict, "list": _list}
+_COMMANDS = {
+    "train": _train,
+    "evaluate": _evaluate,
+    "predict": _predict,
+    "analyze": _analyze,
+    "list": _list,
+}

@@ -190,7 +190,7 @@ def test_list_of_one_kind(what, cli):
     assert out.strip().startswith(what[:4])
 
 
-@pytest.mark.parametrize("command", ["train", "evaluate", "predict", "list"])
+@pytest.mark.parametrize("command", ["train", "evaluate", "predict", "analyze", "list"])
 def test_help_of_a_command(command, cli):
     code, out, err = cli(command, "--help")
     assert (code, err) == (0, "")
@@ -206,7 +206,7 @@ def test_help_of_train_explains_every_key(cli):
 def test_help_and_version(cli):
     code, out, _ = cli("--help")
     assert code == 0
-    assert all(command in out for command in ("train", "evaluate", "predict", "list"))
+    assert all(command in out for command in ("train", "evaluate", "predict", "analyze", "list"))
     assert cli("--version")[:2] == (0, f"kernel-attention {ka.__version__}\n")
 
 

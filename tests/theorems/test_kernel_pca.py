@@ -72,9 +72,19 @@ def test_the_principal_axes_have_length_one(keys):
     )
 
 
-def test_theorem_1_attention_with_these_values_projects_the_queries_on_the_principal_axes(queries, keys):
+@pytest.mark.parametrize("source", ["here", "solver"])
+def test_theorem_1_attention_with_these_values_projects_the_queries_on_the_principal_axes(
+    queries, keys, source
+):
     a = dual_coefficients(keys)
     values = (a - a.mean(dim=0)) / normaliser(keys, keys)
+    if source == "solver":
+        pytest.importorskip("sklearn")
+        from kernel_attention.solvers import kernel_pca_values
+
+        values = kernel_pca_values(keys, COMPONENTS).values
+        a = a.flip(1)  # the largest first there, and signs of its own
+        a = a * torch.sign((values * a).sum(0))
     attended = softmax_attention(heads(queries), heads(keys), heads(values))[0, 0]
     torch.testing.assert_close(attended, projections(queries, keys, a))
 

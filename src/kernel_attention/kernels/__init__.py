@@ -13,6 +13,7 @@ from kernel_attention.kernels.feature_maps import (
     is_positive,
     relu,
 )
+from kernel_attention.kernels.functions import KERNELS, KernelFunction, get_kernel
 from kernel_attention.kernels.softmax_features import SoftmaxPlusFeatures, TaylorFeatures
 from kernel_attention.kernels.statistics import (
     accumulation_dtype,
@@ -29,8 +30,10 @@ from kernel_attention.kernels.thresholds import shrink
 __all__ = [
     "FEATURE_MAPS",
     "FEATURE_MODULES",
+    "KERNELS",
     "FeatureMap",
     "FeatureMapSpec",
+    "KernelFunction",
     "SoftmaxPlusFeatures",
     "TaylorFeatures",
     "accumulation_dtype",
@@ -40,6 +43,7 @@ __all__ = [
     "frobenius",
     "gather_ranks",
     "get_feature_map",
+    "get_kernel",
     "identity",
     "is_positive",
     "relu",

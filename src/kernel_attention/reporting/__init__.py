@@ -1,6 +1,17 @@
 """Reports and tables of finished (and interrupted) runs."""
 
-from kernel_attention.reporting.report import write_report
-from kernel_attention.reporting.tables import headline, summary_table
+from typing import Any
 
-__all__ = ["headline", "summary_table", "write_report"]
+from kernel_attention.reporting.report import write_report
+from kernel_attention.reporting.tables import diagnostics_table, headline, summary_table
+
+__all__ = ["diagnostics_table", "headline", "plot_diagnostics", "summary_table", "write_report"]
+
+
+def __getattr__(name: str) -> Any:
+    """matplotlib takes half a second, which commands that draw nothing should not wait for."""
+    if name == "plot_diagnostics":
+        from kernel_attention.reporting.diagnostic_plots import plot_diagnostics
+
+        return plot_diagnostics
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

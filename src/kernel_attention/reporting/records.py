@@ -37,6 +37,7 @@ class SeedRecord:
     metrics: tuple[Mapping[str, Any], ...] = ()
     evaluation: Mapping[str, Any] | None = None
     spectra: Mapping[str, Any] | None = None
+    diagnostics: Mapping[str, Any] | None = None
 
     def curve(self, key: str) -> Curve | None:
         """(epochs, values) of a column of the metrics, each of shape (rows that have it,); None without rows.
@@ -189,6 +190,7 @@ def read_run(run_dir: Path) -> RunRecord:
             metrics=tuple(_read(folder / "metrics.json", run_dir, problems, _check_rows) or ()),
             evaluation=_read_object(folder / "evaluation.json", run_dir, problems) or None,
             spectra=_read(folder / "spectra.json", run_dir, problems, _check_spectra),
+            diagnostics=_read(folder / "diagnostics.json", run_dir, problems, _check_diagnostics),
         )
         for number, folder in _seed_folders(run_dir)
     )
@@ -260,6 +262,17 @@ def _check_spectra(content: Any) -> None:
         int(entry["layer"])
         if not all(isinstance(head, list) for head in entry["singular_values"]):
             raise ValueError("singular_values must be one list a head")
+
+
+def _check_diagnostics(content: Any) -> None:
+    _check_object(content)
+    for entry in content["layers"]:
+        str(entry["name"]), str(entry["mechanism"])
+        curves = [entry.get("explained_variance", []), *entry.get("mode_explained_variance", [])]
+        numbers = [*entry["summary"].values(), *(value for curve in curves for value in curve)]
+        numbers += [value for values in entry["by_head"].values() for value in values if value is not None]
+        if not isinstance(entry["notes"], list) or not all(is_number(value) for value in numbers):
+            raise ValueError(f"the figures of layer {entry['name']} are not numbers")
 
 
 def _one_line(error: Exception) -> str:

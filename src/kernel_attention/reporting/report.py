@@ -41,6 +41,7 @@ def render(run: RunRecord) -> str:
     """The page of a run as text."""
     # Imported here: matplotlib takes half a second, which commands that draw nothing should not wait for.
     from kernel_attention.reporting.curve_sections import curves_section, objective_section
+    from kernel_attention.reporting.diagnostic_sections import diagnostics_section
     from kernel_attention.reporting.model_sections import confusion_section, spectrum_section
     from kernel_attention.reporting.text_sections import (
         configuration_section,
@@ -59,6 +60,7 @@ def render(run: RunRecord) -> str:
         objective_section(run),
         confusion_section(run),
         spectrum_section(run),
+        diagnostics_section(run),
         data_section(run),
         configuration_section(run),
         reproduce_section(run),
@@ -67,6 +69,6 @@ def render(run: RunRecord) -> str:
         title=f"{attention_title(run.fact('attention'))} attention on {dataset}",
         lead=f"{origin} · {run.task}",
         opening=opening(run),
-        sections=sections,
+        sections=[section for section in sections if section is not None],
         footer="Written by kernel-attention from the files of the run folder; needs no network.",
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from sklearn.metrics import confusion_matrix, r2_score
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernel_attention.analysis import attention_spectra
+from kernel_attention.analysis import diagnose
 from kernel_attention.data import SequenceSplit, make_loader, read_sequences
 from kernel_attention.errors import InputError
 from kernel_attention.models import SequenceClassifier
@@ -66,10 +65,16 @@ def kernel_spectra(model: SequenceClassifier, split: SequenceSplit) -> dict[str,
     sequences = [sequence for sequence in split.sequences if len(sequence) <= _SPECTRUM_LENGTH]
     if not sequences:
         return {"layers": [], "note": f"no test sequence of at most {_SPECTRUM_LENGTH} steps"}
-    batches = [(batch.x, batch.key_padding_mask) for batch in make_loader(sequences[:_SPECTRUM_SEQUENCES], 4)]
+    batches = make_loader(sequences[:_SPECTRUM_SEQUENCES], 4)
+    report = diagnose(model, batches, cases=_SPECTRUM_SEQUENCES, quantities=("spectrum",))
     layers = [
-        {**dataclasses.asdict(spectrum), "singular_values": spectrum.singular_values.tolist()}
-        for spectrum in attention_spectra(model, batches)
+        {
+            "layer": layer.index,
+            "mechanism": layer.mechanism,
+            "singular_values": layer.values["singular_values"].tolist(),
+        }
+        for layer in report.layers
+        if "singular_values" in layer.values
     ]
     count = min(len(sequences), _SPECTRUM_SEQUENCES)
     return {"layers": layers, "note": f"mean over {count} test sequences of sigma / sigma_1"}

@@ -22,7 +22,7 @@ from kernel_attention.errors import InputError, unknown
 HostClass = type[TorchAttention] | type[TimmAttention] | type[TransformersAttention]
 
 _PATTERN = re.compile(r"all|(first|last)(?:-([1-9]\d*))?")
-_CROSS = re.compile(r"cross|multihead_attn|encoder_attn")
+CROSS = re.compile(r"cross|multihead_attn|encoder_attn")
 
 
 @dataclass
@@ -111,7 +111,7 @@ def _walk(module: nn.Module, owners: tuple[nn.Module, ...], prefix: str) -> Iter
         if child is None:
             continue
         path = f"{prefix}{name}"
-        cross = _CROSS.search(path) is not None
+        cross = CROSS.search(path) is not None
         host_class = next((host for host in HOSTS if host.matches(child, module)), None)
         if host_class is TransformersAttention and cross:
             continue  # called with key-value caches of its own

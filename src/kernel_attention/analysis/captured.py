@@ -1,0 +1,119 @@
+"""The tensors of one attention layer on one batch."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernel_attention.attention import AttentionLayer
+
+# Hosts write -inf, finfo.min, -1e9 or -10000 for "ignored".
+IGNORED_BELOW = -1e3
+
+
+@dataclass(frozen=True)
+class CapturedAttention:
+    """What a layer attends with: B sequences, h heads, N queries and S keys of width p.
+
+    Attributes:
+        name: dotted name of the module.
+        mechanism: class of the module.
+        queries: (B, h, N, p), scaled so that the logits are q.k / sqrt(p); None where the layer has none.
+        keys: (B, h, S, p); grouped keys are repeated for each of their queries.
+        values: (B, h, S, width); None for mechanisms without values.
+        real_queries: (B, N) bool, True = a real token.
+        real_keys: (B, S) bool.
+        is_causal: query i sees keys 0..i only.
+        is_softmax: the weights are a softmax of q.k / sqrt(p) over the keys it sees, and nothing else.
+        bias: what was added to the logits besides, masks included, broadcastable to (B, h, N, S); None for 0.
+        layer: the module where it is one of ours.
+        x: (B, N, d), the input of a layer of ours.
+        context: (B, S, d), what a layer of ours makes its keys of; None: x.
+    """
+
+    name: str
+    mechanism: str
+    queries: Tensor | None
+    keys: Tensor | None
+    values: Tensor | None
+    real_queries: Tensor
+    real_keys: Tensor
+    is_causal: bool = False
+    is_softmax: bool = True
+    bias: Tensor | None = None
+    layer: AttentionLayer | None = None
+    x: Tensor | None = None
+    context: Tensor | None = None
+
+    @property
+    def num_sequences(self) -> int:
+        """B."""
+        return self.real_queries.size(0)
+
+    @property
+    def is_cross(self) -> bool:
+        """Whether queries and keys belong to different sequences, as far as their numbers tell."""
+        return self.context is not None or self.real_queries.shape != self.real_keys.shape
+
+    def with_padding(self, real: Tensor) -> CapturedAttention:
+        """The same with these (B, S) bool real tokens, where they fit the layer's."""
+        if self.layer is not None or real.shape != self.real_keys.shape:
+            return self
+        real = real.to(self.real_keys.device)
+        return dataclasses.replace(
+            self, real_keys=real, real_queries=self.real_queries if self.is_cross else real
+        )
+
+    def parts(self, case: int) -> tuple[Tensor, Tensor, Tensor | None] | None:
+        """Queries, keys and values of one sequence's real tokens, (h, n, p) each, float32 on the CPU."""
+        if self.queries is None or self.keys is None:
+            return None
+        q = _plain(self.queries[case][:, self.real_queries[case]])
+        k = _plain(self.keys[case][:, self.real_keys[case]])
+        v = None if self.values is None else _plain(self.values[case][:, self.real_keys[case]])
+        return q, k, v
+
+    def matrix(self, case: int, rows: Tensor | None = None) -> Tensor | None:
+        """The matrix of one sequence's real tokens, (h, n, n) or (h, rows, n), float32 on the CPU.
+
+        Attention weights, or the kernel of a mechanism that has one instead; None where it has neither.
+
+        Args:
+            case: which of the B sequences.
+            rows: indices among the real queries; None: all of them.
+        """
+        if self.layer is not None and not self.is_softmax:
+            return self._own_matrix(case, rows)
+        if self.queries is None or self.keys is None:
+            return None
+        queries = torch.arange(self.queries.size(2), device=self.queries.device)[self.real_queries[case]]
+        queries = queries if rows is None else queries[rows.to(queries.device)]
+        real = self.real_keys[case]
+        q, k = self.queries[case][:, queries].float(), self.keys[case].float()
+        logits = q @ k.mT / math.sqrt(q.size(-1))
+        if self.bias is not None:
+            bias = self.bias.expand(-1, -1, self.queries.size(2), -1)
+            logits = logits + bias[case if bias.size(0) > 1 else 0][:, queries].float()
+        ignored = ~real.expand_as(logits)
+        if self.is_causal:
+            ignored = ignored | (torch.arange(k.size(1), device=k.device) > queries[:, None])
+        logits = logits.masked_fill(ignored, -math.inf)
+        # A row that sees nothing has no weights: hosts let padded queries look where they like.
+        return _plain(logits.softmax(dim=-1).nan_to_num(0.0)[..., real])
+
+    def _own_matrix(self, case: int, rows: Tensor | None) -> Tensor | None:
+        kernel_matrix = getattr(self.layer, "kernel_matrix", None)
+        if kernel_matrix is None or self.x is None or self.is_causal or self.is_cross:
+            return None
+        one = slice(case, case + 1)
+        matrix: Tensor = kernel_matrix(self.x[one], key_padding_mask=self.real_keys[one])[0]
+        matrix = matrix[:, self.real_queries[case]][..., self.real_keys[case]]
+        return _plain(matrix if rows is None else matrix[:, rows.to(matrix.device)])
+
+
+def _plain(x: Tensor) -> Tensor:
+    return x.detach().float().cpu()

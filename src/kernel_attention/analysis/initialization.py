@@ -1,0 +1,256 @@
+"""A primal layer from a trained softmax layer: weights from the dual side, output map by least squares.
+
+Source: Primal-Attention (Chen et al., NeurIPS 2023), theorem 3.2 and remark 3.3: e(x) = sum_j h_r,j
+kappa(x, x_j) = W_e^T f(X) phi(x). Softmax attention is the left-hand side with its values for h_r,j.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from kernel_attention.analysis.output_map import fit_output_map, ridge_solution
+from kernel_attention.attention import PrimalAttention, SoftmaxAttention, create_attention
+from kernel_attention.attention.base import require_positive
+from kernel_attention.attention.replacement.hosts import HostedAttention
+from kernel_attention.attention.replacement.projections import carry
+from kernel_attention.attention.replacement.reading import describe
+from kernel_attention.errors import InputError, unknown
+from kernel_attention.kernels import evenly_spaced, sample_rows
+from kernel_attention.kernels.tensors import deterministic_signs
+
+InitializationMethod = Literal["svd", "values", "random"]
+_METHODS = ("svd", "values", "random")
+
+
+class PrimalInitialization(NamedTuple):
+    """A layer made by :func:`primal_from_softmax` and how near it comes.
+
+    ``error`` is ||Y' - Y|| / ||Y|| (Frobenius, over the samples' real tokens) of its output Y' against the
+    softmax layer's Y; ``constant_error`` is what the best constant output would leave, the mark to beat;
+    ``held_out_error`` is ``error`` on the held-out samples, None without any.
+    """
+
+    layer: PrimalAttention
+    error: float
+    constant_error: float
+    held_out_error: float | None
+
+
+@torch.no_grad()
+def primal_from_softmax(
+    layer: nn.Module,
+    samples: Tensor,
+    *,
+    method: InitializationMethod = "svd",
+    rank: int | None = None,
+    key_padding_mask: Tensor | None = None,
+    held_out: Tensor | None = None,
+    held_out_mask: Tensor | None = None,
+    ridge: float = 1e-3,
+    max_tokens: int = 1024,
+    seed: int = 0,
+    **options: Any,
+) -> PrimalInitialization:
+    """Make a :class:`PrimalAttention` layer that starts where a trained softmax layer has come to.
+
+    The query and key projections are taken over. The projection weights are the least-squares expression, in
+    the layer's features f(X) phi(x), of scores known on the dual side:
+
+    * "svd": E = H_e Sigma and R = H_r Sigma of the SVD of the softmax layer's own kernel, the attention of
+      all sample queries to all sample keys, pooled over the sequences (theorem 3.2);
+    * "values": the values are the dual variables, H_r = V, so E = A V is what the heads put out, and
+      R = A^T E, the other of the two singular value equations; A is the attention of every sequence. A rank
+      below the head width p keeps the values' leading directions;
+    * "random": the weights of a new layer; tells what the other two contribute.
+
+    Every direction's pair of weights is scaled to the size it has in a new layer, a head's Frobenius norm of
+    about 1. ``concat``, which the heads share, and ``out_proj`` are then fitted to the softmax layer's output
+    by alternating ridge regression, in float64. With ``eta`` > 0, Lambda makes every direction's part of J
+    vanish where it can. The forms are the bidirectional ones; there is no causal fit.
+
+    Args:
+        layer: a SoftmaxAttention (softmax, symmetric or cosine kernel), a module that holds one in a foreign
+            model, or an ``nn.MultiheadAttention``. Bring others to that with
+            ``replace_attention(model, {which: "softmax"})``.
+        samples: inputs of the layer, (B, N, d).
+        method: "svd", "values" or "random".
+        rank: directions s per head; by default the head width p.
+        key_padding_mask: (B, N), True = real token.
+        held_out: other inputs, (B', N', d), on which the error is measured too.
+        held_out_mask: their padding mask.
+        ridge: penalty of the least squares, relative to the mean squared feature; 0 takes the pseudo-inverse.
+        max_tokens: tokens, evenly spaced over the samples', whose kernel matrix "svd" decomposes: O(n^3).
+        seed: of what a new layer draws; the global generator is not moved.
+        options: options of PrimalAttention (``data_dependent``, ``max_len``, ``eta``...).
+
+    Returns:
+        The layer, in the dtype, device and mode of ``layer``, and its errors; see
+        :class:`PrimalInitialization`.
+
+    Raises:
+        InputError: for a layer without softmax attention, samples that do not fit it, a rank or method that
+            does not exist, or options that PrimalAttention does not have.
+    """
+    if method not in _METHODS:
+        raise unknown("method", method, _METHODS)
+    if not (isinstance(ridge, (int, float)) and 0.0 <= ridge < math.inf):
+        raise InputError(f"ridge={ridge!r} must be a finite number of at least 0")
+    require_positive(max_tokens=max_tokens)
+    with torch.random.fork_rng([]):  # new layers draw weights
+        torch.default_generator.manual_seed(seed)
+        teacher = _softmax_layer(layer)
+        student = _new_layer(teacher, teacher.head_dim if rank is None else rank, options)
+    x, mask = samples.double(), key_padding_mask
+    target = teacher(x, key_padding_mask=mask)  # checks the samples too
+    real = torch.ones_like(x[..., 0], dtype=torch.bool) if mask is None else mask
+    if not real.any() or not x[real].isfinite().all():
+        raise InputError("samples must hold real tokens, all of them finite")
+
+    if method != "random":
+        features = _features(student, x, mask)
+        if method == "svd":
+            kept = evenly_spaced(max_tokens, int(real.sum()), x.device)
+            scores = _svd_scores(teacher, x, real, kept, student.rank)
+            features = (features[0][:, kept], features[1][:, kept])
+        else:
+            scores = _value_scores(teacher, x, mask, student.rank)
+        w_e, w_r = (
+            ridge_solution(psi.mT @ psi, psi.mT @ wanted, ridge)
+            for psi, wanted in zip(features, scores, strict=True)
+        )
+        # One factor for both weights of a direction: it is what the singular value equations leave open.
+        size = (w_e.square() + w_r.square()).sum(dim=1, keepdim=True) * (student.rank / 2)
+        student.w_e.copy_(w_e * size.clamp_min(1e-300).rsqrt())
+        student.w_r.copy_(w_r * size.clamp_min(1e-300).rsqrt())
+
+    found = _pooled(torch.cat(student.scores(x, key_padding_mask=mask), dim=-1), real)
+    fit_output_map(student, found, target[real], ridge)
+    _set_lambda(student, found, len(x))
+    spread = target[real] - target[real].mean(dim=0)
+    constant_error = float(spread.norm() / target[real].norm())
+    error = _error(student, teacher, x, mask)
+    held_out_error = None if held_out is None else _error(student, teacher, held_out.double(), held_out_mask)
+    like = next(layer.parameters())
+    return PrimalInitialization(
+        student.to(like.dtype).train(layer.training), error, constant_error, held_out_error
+    )
+
+
+def _softmax_layer(layer: nn.Module) -> SoftmaxAttention:
+    """A float64 copy of the layer as a SoftmaxAttention, in evaluation mode."""
+    inner = layer.attention if isinstance(layer, HostedAttention) else layer
+    if isinstance(inner, nn.MultiheadAttention):
+        host = describe(inner, inner)
+        if inner.bias_k is not None:
+            raise InputError("MultiheadAttention with add_bias_kv=True cannot be read as softmax attention")
+        inner = SoftmaxAttention(host.embed_dim, host.num_heads, bias=host.bias).to(host.like.device)
+        carry(inner, host.sources)
+    if not isinstance(inner, SoftmaxAttention):
+        raise InputError(
+            f"layer is a {type(layer).__name__}, expected a SoftmaxAttention or nn.MultiheadAttention "
+            "(replace_attention(model, {which: 'softmax'}) makes one of a layer of another library)"
+        )
+    # A new module, not a deep copy: a layer may carry hooks and parametrisations that are not ours.
+    teacher = SoftmaxAttention(
+        inner.embed_dim,
+        inner.num_heads,
+        kernel=inner.kernel,
+        symmetric=inner.symmetric,
+        bias=inner.q_proj.bias is not None,
+    )
+    teacher.load_state_dict(inner.state_dict())
+    return teacher.to(inner.q_proj.weight.device, torch.float64).eval()
+
+
+def _new_layer(teacher: SoftmaxAttention, rank: int, options: dict[str, Any]) -> PrimalAttention:
+    """A primal layer in float64 with the softmax layer's sizes, query and key projections."""
+    if "bias" in options:
+        raise InputError(f"bias={options['bias']!r}: the softmax layer decides whether there are biases")
+    student = create_attention(
+        "primal", teacher.embed_dim, teacher.num_heads, rank=rank, **options,
+        bias=teacher.q_proj.bias is not None,
+    )  # fmt: skip
+    assert isinstance(student, PrimalAttention)
+    student.to(teacher.q_proj.weight.device, torch.float64).eval()
+    student.q_proj.load_state_dict(teacher.q_proj.state_dict())
+    student.k_proj.load_state_dict((teacher.k_proj or teacher.q_proj).state_dict())
+    return student
+
+
+def _pooled(per_head: Tensor, real: Tensor) -> Tensor:
+    """(B, h, N, m) -> (h, T, m), the T real tokens of all sequences."""
+    return per_head.transpose(0, 1)[:, real]
+
+
+def _features(student: PrimalAttention, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """f(X) phi(q_i) and f(X) phi(k_i) of the real tokens, (h, T, M) or (h, T, p) each."""
+    real = torch.ones_like(x[..., 0], dtype=torch.bool) if mask is None else mask
+    rows = student.split_heads(sample_rows(x, student.num_rows, mask)) if student.data_dependent else None
+    found = []
+    for projection in (student.q_proj, student.k_proj):
+        phi = student.feature_map(student.split_heads(projection(x)), mask, False)
+        if rows is not None:
+            phi = nn.functional.pad(phi @ rows.mT, (0, student.num_rows - rows.size(2)))
+        found.append(_pooled(phi, real))
+    return found[0], found[1]
+
+
+def _svd_scores(
+    teacher: SoftmaxAttention, x: Tensor, real: Tensor, kept: Tensor, rank: int
+) -> tuple[Tensor, Tensor]:
+    """H_e Sigma and H_r Sigma of the pooled tokens' kernel, (h, n, s) each."""
+    if rank > len(kept):
+        raise InputError(f"rank={rank} exceeds the {len(kept)} sample tokens whose kernel is decomposed")
+    tokens = x[real][kept][None]
+    left, values, right = torch.linalg.svd(teacher.kernel_matrix(tokens)[0])
+    left, right = left[..., :rank], right.mT[..., :rank]
+    signs = (deterministic_signs(left) * left).sum(dim=-2, keepdim=True).sign()
+    scale = signs * values[:, None, :rank]
+    return left * scale, right * scale
+
+
+def _value_scores(
+    teacher: SoftmaxAttention, x: Tensor, mask: Tensor | None, rank: int
+) -> tuple[Tensor, Tensor]:
+    """E = A V and R = A^T E, (h, T, s) each; the columns of R get the size of those of E."""
+    if rank > teacher.head_dim:
+        raise InputError(
+            f"rank={rank} exceeds the head width {teacher.head_dim}: there are no more values to read"
+        )
+    real = torch.ones_like(x[..., 0], dtype=torch.bool) if mask is None else mask
+    kernel = teacher.kernel_matrix(x, key_padding_mask=mask)
+    values = teacher.split_heads(teacher.v_proj(x))
+    if rank < teacher.head_dim:
+        directions = torch.linalg.svd(_pooled(values, real), full_matrices=False)[2].mT[..., :rank]
+        values = values @ deterministic_signs(directions)
+    e = kernel @ values
+    r = _pooled(kernel.mT @ e, real)
+    e = _pooled(e, real)
+    sizes = [torch.linalg.vector_norm(part, dim=1, keepdim=True) for part in (e, r)]
+    return e, r * (sizes[0] / sizes[1].clamp_min(1e-300))
+
+
+def _set_lambda(student: PrimalAttention, joined: Tensor, num_sequences: int) -> None:
+    """Lambda_l with 1/2 Lambda_l (e_l^2 + r_l^2) = w_e,l . w_r,l, squares summed in the layer's form of J.
+
+    At the kernel SVD it is Sigma^{-1} in the sum form. A direction with a negative trace has no such Lambda
+    and gets 0.
+    """
+    if student.sqrt_lambda is None:
+        return
+    count = joined.size(1) if student.objective_form == "mean" else num_sequences
+    energy = joined.square().sum(dim=1).unflatten(-1, (2, -1)).sum(dim=1) / (2 * count)
+    trace = (student.w_e * student.w_r).sum(dim=1)
+    student.sqrt_lambda.copy_((trace / energy.clamp_min(1e-300)).clamp_min(0.0).sqrt())
+
+
+def _error(student: PrimalAttention, teacher: SoftmaxAttention, x: Tensor, mask: Tensor | None) -> float:
+    """||Y' - Y|| / ||Y|| over the real tokens."""
+    wanted, found = teacher(x, key_padding_mask=mask), student(x, key_padding_mask=mask)
+    if mask is not None:
+        wanted, found = wanted[mask], found[mask]
+    return float((found - wanted).norm() / wanted.norm())

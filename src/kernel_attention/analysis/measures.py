@@ -1,0 +1,70 @@
+"""What is measured of one sequence's attention: functions of its matrix, nothing else."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernel_attention.kernels.tensors import mode_gram
+
+
+def singular_values(matrix: Tensor) -> Tensor:
+    """Of every head's matrix (h, n, m), descending, (h, min(n, m))."""
+    return torch.linalg.svdvals(matrix)
+
+
+def mode_singular_values(tensor: Tensor) -> list[Tensor]:
+    """Of the unfoldings of every head's kernel tensor (h, n_1, .., n_D): mode n's are (h, n_n), descending.
+
+    They are the norms of the slices of the multilinear SVD's core along mode n, whose squares the KMLSVD
+    thesis (section 4-2-4) reads from the diagonal of S_(n) S_(n)^T.
+    """
+    order = tensor.dim() - 1
+    exact = tensor.double()
+    grams = (mode_gram(exact, mode, order) for mode in range(order))
+    values = (torch.linalg.eigvalsh(gram).flip(-1).clamp_min(0.0).sqrt() for gram in grams)
+    return [value.to(tensor.dtype) for value in values]
+
+
+def explained_variance(values: Tensor) -> Tensor:
+    """sum_{j <= i} sigma_j^2 / sum_j sigma_j^2 of singular values (..., k); all 1 for a zero matrix."""
+    energy = values.double().square().cumsum(-1)
+    total = energy[..., -1:]
+    return torch.where(total > 0, energy / total, 1.0).to(values.dtype)
+
+
+def effective_rank(values: Tensor) -> Tensor:
+    """exp of the entropy of sigma_i / sum_j sigma_j, (..., k) -> (...); Roy and Vetterli, EUSIPCO 2007.
+
+    k for k equal singular values, 1 for a matrix of rank 1, 0 for a zero matrix.
+    """
+    total = values.sum(-1, keepdim=True)
+    share = values / torch.where(total > 0, total, 1.0)
+    entropy = -torch.xlogy(share, share).sum(-1)
+    return torch.where(total[..., 0] > 0, entropy.exp(), 0.0)
+
+
+def numerical_rank(values: Tensor) -> Tensor:
+    """Number of singular values (..., k) above the rounding error of the largest."""
+    size = values.size(-1) * torch.finfo(values.dtype).eps
+    return (values > size * values[..., :1]).sum(-1)
+
+
+def head_distances(heads: Tensor) -> Tensor:
+    """L2 distance between the heads' rows, averaged over the rows: (h, n, m) -> (h, h), the diagonal zero."""
+    differences = heads[:, None] - heads[None]
+    return torch.linalg.vector_norm(differences, dim=-1).mean(-1)
+
+
+def mean_of_pairs(matrix: Tensor) -> Tensor:
+    """Mean over the pairs of different heads, (h, h) -> (); NaN for a single head."""
+    heads = matrix.size(-1)
+    if heads < 2:
+        return matrix.new_tensor(torch.nan)
+    return (matrix.sum() - matrix.diagonal().sum()) / (heads * (heads - 1))
+
+
+def resized(values: Tensor, count: int, fill: float = 0.0) -> Tensor:
+    """The first ``count`` of (..., k), ``fill`` where there are fewer."""
+    missing = max(count - values.size(-1), 0)
+    return torch.nn.functional.pad(values[..., :count], (0, missing), value=fill)

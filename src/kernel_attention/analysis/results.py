@@ -1,0 +1,191 @@
+"""What a diagnosis found, by layer: named tensors, and their means for a table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernel_attention.errors import InputError, unknown
+
+_EXPLAINED = 0.9
+
+
+@dataclass(frozen=True)
+class LayerDiagnostics:
+    """What was measured of one layer on C sequences with h heads; every array is also an attribute.
+
+    Arrays, where the layer has them and they were asked for:
+
+    * ``singular_values`` (h, K): over the largest of their matrix, mean over the sequences, zero past N;
+    * ``explained_variance`` (h, K): cumulative share of the squared singular values, mean over the sequences;
+    * ``effective_rank`` (C, h): exp of the spectrum's entropy;
+    * ``mode_singular_values``, ``mode_explained_variance`` (D, h, K) and ``mode_rank`` (C, D, h): the same of
+      each unfolding of a kernel tensor of order D;
+    * ``head_distances`` (h, h): L2 distance between rows of the heads' matrices, mean over rows and
+      sequences; ``head_distance`` (C,) its mean over pairs, ``output_distance`` (C,) the same of the heads'
+      outputs A V;
+    * ``projection_error`` (C, h): J_proj; ``gamma_spread``, ``gamma_eigenvalue``, ``gamma_cosine`` (C, h, p):
+      see :class:`kernel_attention.solvers.EigenvalueRatios`;
+    * ``objective`` (C,): J;
+    * ``attention_map`` (h, n, n) of the first sequence, and its scores ``scores_e``, ``scores_r`` (primal) or
+      ``scores_1`` .. (multilinear), (h, n, rank).
+
+    Attributes:
+        name: dotted name of the module.
+        index: place among the layers measured.
+        mechanism: class of the module.
+        lengths: real tokens of every sequence.
+        values: the arrays by name, float32 on the CPU.
+        notes: what was sampled or left out, and why.
+    """
+
+    MEANS: ClassVar[frozenset[str]] = frozenset(
+        (
+            *("singular_values", "explained_variance", "head_distances"),
+            *("mode_singular_values", "mode_explained_variance"),
+        )
+    )
+    PER_CASE: ClassVar[frozenset[str]] = frozenset(
+        (
+            *("effective_rank", "mode_rank", "head_distance", "output_distance", "projection_error"),
+            *("gamma_spread", "gamma_eigenvalue", "gamma_cosine", "objective"),
+        )
+    )
+
+    name: str
+    index: int
+    mechanism: str
+    lengths: tuple[int, ...]
+    values: Mapping[str, Tensor] = field(repr=False)
+    notes: tuple[str, ...] = ()
+
+    def __getattr__(self, name: str) -> Tensor:
+        values: Mapping[str, Tensor] = self.__dict__.get("values", {})
+        if name in values:
+            return values[name]
+        raise AttributeError(f"layer {self.__dict__.get('name')} has no {name} (it has: {', '.join(values)})")
+
+    def summary(self) -> dict[str, float]:
+        """One number a quantity: means over sequences and heads; of gamma medians, over its columns too."""
+        values = self.values
+        found: dict[str, float] = {}
+        if "explained_variance" in values:
+            reached = (values["explained_variance"] < _EXPLAINED).sum(-1) + 1
+            found["values_for_90_percent"] = float(reached.float().mean())
+        for key in ("effective_rank", "head_distance", "output_distance", "projection_error", "objective"):
+            if key in values:
+                found[key] = float(values[key].nanmean())
+        if "projection_error" in values:  # an exponential: one query far from all keys outweighs the rest
+            found["projection_error_median"] = float(values["projection_error"].median())
+        for key in ("gamma_spread", "gamma_eigenvalue", "gamma_cosine"):
+            if key in values:
+                found[key] = float(values[key].abs().nanmedian())
+        return {key: value for key, value in found.items() if math.isfinite(value)}
+
+    def record(self) -> dict[str, Any]:
+        """What tables and pictures need, in JSON's types; a number that is not finite is None.
+
+        ``by_head`` has the mean (J_proj and gamma: median) over the sequences for every head, or pair of
+        heads; ``explained_variance`` (K,) and ``mode_explained_variance`` (D, K) are means over the heads.
+        """
+        values = self.values
+        by_head: dict[str, list[float | None]] = {}
+        if "effective_rank" in values:
+            by_head["effective_rank"] = _plain(values["effective_rank"].mean(0))
+        if "head_distances" in values and values["head_distances"].size(0) > 1:
+            above = torch.ones_like(values["head_distances"], dtype=torch.bool).triu(1)
+            by_head["head_distance"] = _plain(values["head_distances"][above])
+        if "projection_error" in values:
+            by_head["projection_error"] = _plain(values["projection_error"].median(0).values)
+        if "gamma_spread" in values:
+            ratio = values["gamma_spread"] / values["gamma_eigenvalue"].abs()
+            by_head["gamma_relative_spread"] = _plain(ratio.transpose(0, 1).flatten(1).nanmedian(-1).values)
+        if "objective" in values:
+            by_head["objective"] = _plain(values["objective"].mean(0, keepdim=True))
+        curves = {
+            key: values[key].mean(-2).tolist()
+            for key in ("explained_variance", "mode_explained_variance")
+            if key in values
+        }
+        return {
+            **{"name": self.name, "layer": self.index, "mechanism": self.mechanism},
+            **{
+                "sequences": len(self.lengths),
+                "tokens": sorted({min(self.lengths, default=0), max(self.lengths, default=0)}),
+            },
+            **{"summary": self.summary(), "by_head": by_head, "notes": list(self.notes)},
+            **curves,
+        }
+
+
+def _plain(values: Tensor) -> list[float | None]:
+    return [value if math.isfinite(value) else None for value in values.tolist()]
+
+
+class DiagnosticsReport(Mapping[str, LayerDiagnostics]):
+    """The layers measured, first to last, by dotted name, by the one module around them, or by place."""
+
+    def __init__(self, layers: tuple[LayerDiagnostics, ...]) -> None:
+        self.layers = layers
+
+    def __getitem__(self, key: str | int) -> LayerDiagnostics:
+        if isinstance(key, int):
+            if not -len(self.layers) <= key < len(self.layers):
+                raise InputError(f"layer {key} is out of range; the report has {len(self.layers)} layers")
+            return self.layers[key]
+        exact = [layer for layer in self.layers if layer.name == key]
+        inside = exact or [layer for layer in self.layers if layer.name.startswith(f"{key}.")]
+        if len(inside) > 1:
+            raise InputError(f"layer {key!r} means {', '.join(layer.name for layer in inside)}")
+        if not inside:
+            raise unknown("layer", key, [layer.name for layer in self.layers])
+        return inside[0]
+
+    def __iter__(self) -> Iterator[str]:
+        return (layer.name for layer in self.layers)
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Everything measured, as ``layer/quantity``."""
+        return {
+            f"{layer.name}/{key}": value.numpy()
+            for layer in self.layers
+            for key, value in layer.values.items()
+        }
+
+    def save(self, path: str | Path) -> None:
+        """Write the arrays to an ``.npz`` file, which ``numpy.load`` reads without pickles."""
+        if Path(path).suffix != ".npz":
+            raise InputError(f"path {str(path)!r} must end in .npz")
+        with Path(path).open("wb") as file:
+            self.write(file)
+
+    def write(self, file: IO[bytes]) -> None:
+        """As :meth:`save`, to an open binary file."""
+        np.savez_compressed(file, **self.arrays())  # type: ignore[arg-type]
+
+    def records(self) -> list[dict[str, Any]]:
+        """See :meth:`LayerDiagnostics.record`."""
+        return [layer.record() for layer in self.layers]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A record a layer: name, mechanism, and the numbers of its summary."""
+        return [
+            {"layer": layer.name, "mechanism": layer.mechanism, **layer.summary()} for layer in self.layers
+        ]
+
+    def __str__(self) -> str:
+        lines = []
+        for row in self.rows():
+            figures = ", ".join(f"{key} {value:.4g}" for key, value in list(row.items())[2:])
+            lines.append(f"{row['layer']} ({row['mechanism']}): {figures}")
+        return "\n".join(lines)

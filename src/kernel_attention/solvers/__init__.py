@@ -1,0 +1,64 @@
+"""The mathematics on its own: decompositions behind the attention mechanisms. Needs the extra ``solvers``.
+
+One function each, on torch tensors, and a thin scikit-learn estimator that remembers what it found.
+"""
+
+from kernel_attention.solvers.kernel_multilinear_svd import (
+    KernelMultilinear,
+    kernel_multilinear_svd,
+    kmlsvd_dual_objective,
+    kmlsvd_dual_scores,
+    kmlsvd_primal_scores,
+)
+from kernel_attention.solvers.kernel_pca_diagnostics import (
+    EigenvalueRatios,
+    eigenvalue_ratios,
+    projection_error,
+    recovered_coefficients,
+)
+from kernel_attention.solvers.kernel_pca_values import KernelPCA, KernelPCAValues, kernel_pca_values
+from kernel_attention.solvers.kernel_svd import kernel_svd
+from kernel_attention.solvers.kernel_svd_estimator import KernelSVD
+from kernel_attention.solvers.multilinear_svd import Multilinear, multilinear_svd
+from kernel_attention.solvers.multilinear_svd_estimator import MultilinearSVD
+from kernel_attention.solvers.primal_kernel_svd import primal_kernel_svd, stochastic_kernel_svd
+from kernel_attention.solvers.principal_component_pursuit import (
+    PrincipalComponentPursuit,
+    Pursuit,
+    principal_component_pursuit,
+)
+from kernel_attention.solvers.singular_directions import SingularDirections
+from kernel_attention.solvers.support_vector_expansion import (
+    SupportVectorExpansion,
+    SupportVectors,
+    support_vector_expansion,
+)
+
+__all__ = [
+    "EigenvalueRatios",
+    "KernelMultilinear",
+    "KernelPCA",
+    "KernelPCAValues",
+    "KernelSVD",
+    "Multilinear",
+    "MultilinearSVD",
+    "PrincipalComponentPursuit",
+    "Pursuit",
+    "SingularDirections",
+    "SupportVectorExpansion",
+    "SupportVectors",
+    "eigenvalue_ratios",
+    "kernel_multilinear_svd",
+    "kernel_pca_values",
+    "kernel_svd",
+    "kmlsvd_dual_objective",
+    "kmlsvd_dual_scores",
+    "kmlsvd_primal_scores",
+    "multilinear_svd",
+    "primal_kernel_svd",
+    "principal_component_pursuit",
+    "projection_error",
+    "recovered_coefficients",
+    "stochastic_kernel_svd",
+    "support_vector_expansion",
+]

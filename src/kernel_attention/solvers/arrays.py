@@ -1,0 +1,58 @@
+"""What the estimators share: numpy or torch in, the same out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.utils.validation import validate_data
+from torch import Tensor
+
+from kernel_attention.errors import InputError
+
+
+def read_matrix(
+    estimator: Any, X: Any, *, reset: bool, min_samples: int = 1, allow_nan: bool = False
+) -> Tensor:
+    """X (n, features) as a floating tensor, checked as scikit-learn checks it.
+
+    A tensor keeps its device and precision; everything else passes through numpy. ``reset`` stores
+    ``n_features_in_``, otherwise X must have that many. ``allow_nan`` lets NaN through, infinity never.
+
+    Raises:
+        InputError: for a tensor that is not a finite matrix of the expected width.
+        ValueError: scikit-learn's, for anything else.
+    """
+    if not isinstance(X, Tensor):
+        types = [np.float64, np.float32]
+        checked = validate_data(
+            estimator, X, reset=reset, dtype=types, ensure_min_samples=min_samples,
+            ensure_all_finite="allow-nan" if allow_nan else True,
+        )  # fmt: skip
+        return torch.from_numpy(np.array(checked, order="C"))
+    if X.dim() != 2 or X.size(0) < min_samples or X.size(1) < 1:
+        raise InputError(
+            f"X has shape {tuple(X.shape)}, expected (n, features) with n at least {min_samples}"
+        )
+    X = X.detach()
+    X = X if X.is_floating_point() else X.to(torch.get_default_dtype())
+    if X.isinf().any() or (not allow_nan and X.isnan().any()):
+        raise InputError("X holds NaN or infinity")
+    if reset:
+        estimator.n_features_in_ = X.size(1)
+        if hasattr(estimator, "feature_names_in_"):
+            del estimator.feature_names_in_
+    elif X.size(1) != estimator.n_features_in_:
+        raise InputError(f"X has {X.size(1)} features, expected {estimator.n_features_in_} as in fit")
+    return X
+
+
+def give_back(result: Tensor, X: Any) -> Any:
+    """The result as X came: a tensor for a tensor, otherwise an array."""
+    return result if isinstance(X, Tensor) else result.cpu().numpy()
+
+
+def fitted(attribute: Any, like: Tensor) -> Tensor:
+    """A fitted attribute, array or tensor, on the device and in the precision of ``like``."""
+    return torch.as_tensor(attribute, device=like.device, dtype=like.dtype)

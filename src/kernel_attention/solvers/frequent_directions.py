@@ -1,0 +1,54 @@
+"""A matrix that comes in batches of rows, in the memory of a few of its rows.
+
+Sources: Liberty, "Simple and deterministic matrix sketching", KDD 2013; Desai, Ghashami, Phillips, "Improved
+practical matrix sketching with guarantees", IEEE TKDE 2016 (section 3.1: shrink the last directions only).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_SHRUNK = 0.2  # share of the directions that give up energy; the choice of Desai et al.
+
+
+class FrequentDirections:
+    """A sketch S (at most l, p) of all rows Phi (N, p) seen, with S^T S near to Phi^T Phi.
+
+    After any number of batches 0 <= Phi^T Phi - S^T S <= ||Phi - Phi_k||_F^2 / (l / 5 - k) for every k below
+    l / 5, Phi_k the best approximation of rank k; nothing is lost where the rank of Phi is below l.
+
+    Args:
+        size: l.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.rows: Tensor | None = None
+        self.num_rows = 0
+
+    def update(self, batch: Tensor) -> None:
+        """Take in rows (n, p)."""
+        self.num_rows += batch.size(0)
+        # More rows at a time than the sketch has would cost memory, fewer a decomposition per row.
+        for part in batch.split(self.size):
+            stacked = part if self.rows is None else torch.cat([self.rows, part])
+            if stacked.size(0) > 2 * self.size:
+                stacked = self._shrunk(stacked)
+            self.rows = stacked
+
+    def matrix(self) -> Tensor:
+        """S, (at most l, p)."""
+        if self.rows is None:
+            raise RuntimeError("a sketch of no rows")
+        return self._shrunk(self.rows) if self.rows.size(0) > self.size else self.rows
+
+    def _shrunk(self, rows: Tensor) -> Tensor:
+        """The l - 1 leading directions; the last of them give up the energy of the l-th."""
+        _, values, vectors = torch.linalg.svd(rows, full_matrices=False)
+        if values.numel() < self.size:
+            return values[:, None] * vectors
+        energy = values.square()
+        last = slice(-max(1, int(_SHRUNK * self.size)), None)
+        energy[: self.size][last] -= energy[self.size - 1].clone()
+        return energy[: self.size - 1].clamp_min(0.0).sqrt()[:, None] * vectors[: self.size - 1]

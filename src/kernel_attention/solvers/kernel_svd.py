@@ -1,0 +1,146 @@
+"""Asymmetric kernel SVD of two samples, in the dual: the singular value decomposition of k(x_i, z_j).
+
+Source: Chen, Tao, Tonin, Suykens, "Primal-Attention: Self-attention through Asymmetric Kernel SVD in Primal
+Representation", NeurIPS 2023 (theorem 3.2, remark 3.3, lemma 4.2). There both samples are the tokens of one
+sequence; here X and Z are any two, of n and m points.
+
+Legend: X (n, p), Z (m, q), K (n, m), s components.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from numbers import Integral
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from kernel_attention.errors import InputError, unknown
+from kernel_attention.kernels.functions import KernelFunction, get_kernel
+from kernel_attention.solvers.krylov import dense_triplets, leading_triplets
+from kernel_attention.solvers.operators import (
+    CenteredOperator,
+    DenseOperator,
+    ForeignOperator,
+    KernelOperator,
+    MatrixOperator,
+    is_operator,
+)
+from kernel_attention.solvers.singular_directions import (
+    SingularDirections,
+    check_components,
+    check_iteration,
+    column_signs,
+    ksvd_objective,
+)
+
+SvdMethod = Literal["auto", "dense", "truncated", "matrix_free"]
+METHODS = ("auto", "dense", "truncated", "matrix_free")
+
+_DENSE_UP_TO = 1_000  # rows or columns, where a full decomposition takes a second or two
+_IN_MEMORY_UP_TO = 2**25  # entries of a kernel matrix
+
+
+def kernel_svd(
+    X: Any,
+    Z: Tensor | None = None,
+    n_components: int = 2,
+    *,
+    kernel: str | KernelFunction = "rbf",
+    kernel_params: Mapping[str, Any] | None = None,
+    method: SvdMethod = "auto",
+    center: bool = False,
+    n_oversamples: int = 10,
+    tol: float | None = None,
+    max_iter: int = 50,
+    block_size: int | None = None,
+    generator: torch.Generator | None = None,
+) -> SingularDirections:
+    """The leading singular directions of a kernel matrix (theorem 3.2).
+
+    Args:
+        X: (n, p); for ``kernel="precomputed"`` K itself (n, m), or an object with ``shape``, and ``matmul``
+            and ``rmatmul`` on tensors (K B and K^T C), or a SciPy LinearOperator.
+        Z: (m, q); None: X.
+        n_components: s, at most min(n, m).
+        kernel: a name in ``kernel_attention.kernels.KERNELS``, "precomputed", or a callable (n, p), (m, q) ->
+            (n, m), which is given X in blocks of rows.
+        kernel_params: of the kernel.
+        method: "dense" decomposes the whole matrix; "truncated" keeps the matrix in memory and looks for the
+            leading directions only; "matrix_free" does so without the matrix, whose blocks are evaluated anew
+            at every visit, in the memory of a block and of O(n + m) numbers per direction. "auto" chooses by
+            size.
+        center: decompose the kernel of centred features, (I - 11^T/n) K (I - 11^T/m). The papers do not.
+        n_oversamples: directions that the iteration carries beyond s.
+        tol: largest ||K^T u - sigma v|| over the first singular value; None: the square root of the
+            precision.
+        max_iter: most visits to the matrix; a RuntimeWarning where they do not suffice.
+        block_size: rows of K evaluated at a time; None: as many as fit the cache.
+        generator: of the iteration's random start.
+
+    Raises:
+        InputError: for arguments that are not accepted, or shapes that do not fit.
+    """
+    operator = _operator(X, Z, kernel, kernel_params, block_size)
+    check_components(n_components, operator.shape)
+    check_iteration(n_oversamples, tol, max_iter)
+    if method not in METHODS:
+        raise unknown("method", method, METHODS)
+    if method == "auto":
+        method = _method(operator, n_components)
+    if method != "matrix_free":
+        operator = DenseOperator(operator.dense())
+    whole = CenteredOperator(operator) if center else operator
+    if method == "dense":
+        found = dense_triplets(whole, n_components)
+    else:
+        found = leading_triplets(
+            whole, n_components, n_oversamples=n_oversamples, tol=tol, max_iter=max_iter, generator=generator
+        )
+    signs = column_signs(found.left)
+    parts = (found.left, found.right, found.left_scores, found.right_scores)
+    left, right, e, r = (part * signs for part in parts)
+    # Tr(W_e^T W_r) = Tr(H_r^T K^T H_e), without features.
+    objective = ksvd_objective(e, r, found.values, trace=(right * r).sum(dim=0))
+    zeros = torch.zeros_like(found.values)
+    means = (zeros, zeros)
+    if center:  # the columns of H_e and H_r sum to 0, so only these means tell scores of K from centred ones
+        means = (operator.matmul(right).mean(dim=0), operator.rmatmul(left).mean(dim=0))
+    return SingularDirections(
+        left, found.values, right, e, r, objective, found.num_visits, None, None, *means
+    )
+
+
+def _operator(
+    X: Any,
+    Z: Tensor | None,
+    kernel: str | KernelFunction,
+    parameters: Mapping[str, Any] | None,
+    block_size: int | None,
+) -> MatrixOperator:
+    if block_size is not None and (not isinstance(block_size, Integral) or block_size < 1):
+        raise InputError(f"block_size={block_size!r} must be a whole number from 1, or None")
+    if is_operator(X) or kernel == "precomputed":
+        if kernel != "precomputed":
+            raise InputError(f"X is an operator: kernel must be 'precomputed', not {kernel!r}")
+        if Z is not None:
+            raise InputError("kernel='precomputed' takes the matrix as X and no Z")
+        return ForeignOperator(X) if is_operator(X) else DenseOperator(X)
+    if isinstance(kernel, str) and Z is not None and Z.size(1) != X.size(1):
+        raise InputError(
+            f"Z has {Z.size(1)} features and X {X.size(1)}, which kernel={kernel!r} cannot compare: use a "
+            "callable kernel, or a primal solver with a compatibility matrix"
+        )
+    return KernelOperator(get_kernel(kernel, **(parameters or {})), X, X if Z is None else Z, block_size)
+
+
+def _method(operator: MatrixOperator, rank: int) -> SvdMethod:
+    n, m = operator.shape
+    if min(n, m) <= _DENSE_UP_TO and n * m <= _IN_MEMORY_UP_TO:
+        return "matrix_free" if isinstance(operator, ForeignOperator) else "dense"
+    if isinstance(operator, DenseOperator) or 8 * rank > min(n, m):
+        return "truncated"
+    if isinstance(operator, ForeignOperator):
+        return "matrix_free"
+    return "truncated" if n * m <= _IN_MEMORY_UP_TO else "matrix_free"

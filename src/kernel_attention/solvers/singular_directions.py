@@ -1,0 +1,78 @@
+"""What an asymmetric kernel SVD is, however it was computed: directions, scores, weights, J.
+
+Source: Chen, Tao, Tonin, Suykens, "Primal-Attention: Self-attention through Asymmetric Kernel SVD in Primal
+Representation", NeurIPS 2023.
+"""
+
+from __future__ import annotations
+
+from numbers import Integral
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kernel_attention.errors import InputError
+from kernel_attention.kernels.tensors import deterministic_signs
+
+
+class SingularDirections(NamedTuple):
+    """K H_r = H_e Sigma and K^T H_e = H_r Sigma, the s leading directions.
+
+    ``left`` is H_e (n, s), ``right`` H_r (m, s), ``values`` the diagonal of Sigma (s,), from the largest. The
+    entry of largest size in each column of H_e is positive.
+
+    ``e`` (n, s) and ``r`` (m, s) are the scores: K H_r and K^T H_e in the dual, Phi_x W_e and Phi_z W_r in
+    the primal; with ``center`` their means, ``e_mean`` and ``r_mean`` (s,), are taken off, which are zeros
+    otherwise. ``w_e`` and ``w_r`` (p, s) are None in the dual.
+
+    ``objective`` is J with Lambda = Sigma^{-1}, 0 at a solution (lemma 4.2); directions whose singular value
+    is rounding error do not enter. ``num_iter`` counts visits to the matrix, or epochs.
+    """
+
+    left: Tensor
+    values: Tensor
+    right: Tensor
+    e: Tensor
+    r: Tensor
+    objective: Tensor
+    num_iter: int
+    w_e: Tensor | None
+    w_r: Tensor | None
+    e_mean: Tensor
+    r_mean: Tensor
+
+
+def column_signs(left: Tensor) -> Tensor:
+    """The signs (s,) that make the entry of largest size in every column of (n, s) positive."""
+    return torch.where((deterministic_signs(left) * left).sum(dim=0) < 0, -1.0, 1.0).to(left)
+
+
+def ksvd_objective(e: Tensor, r: Tensor, values: Tensor, trace: Tensor) -> Tensor:
+    """J = 1/2 sum_i e_i^T Lambda e_i + 1/2 sum_j r_j^T Lambda r_j - Tr(W_e^T W_r), Lambda = Sigma^{-1}.
+
+    ``trace`` (s,) is the diagonal of W_e^T W_r. Directions whose singular value is rounding error are left
+    out.
+    """
+    floor = values[0] * max(e.size(0), r.size(0)) * torch.finfo(values.dtype).eps
+    weights = torch.where(values > floor, 1 / values, 0.0)
+    energy = e.square().sum(dim=0) + r.square().sum(dim=0)
+    return (0.5 * weights * energy - torch.where(values > floor, trace, 0.0)).sum()
+
+
+def check_components(n_components: int, shape: tuple[int, ...]) -> None:
+    """InputError unless there can be so many directions."""
+    if isinstance(n_components, bool) or not isinstance(n_components, Integral) or n_components < 1:
+        raise InputError(f"n_components={n_components!r} must be a whole number from 1")
+    if n_components > min(shape):
+        raise InputError(f"n_components={n_components} must be at most {min(shape)}, the smaller side of K")
+
+
+def check_iteration(n_oversamples: int, tol: float | None, most: int, name: str = "max_iter") -> None:
+    """InputError for settings of an iteration that are not accepted."""
+    if isinstance(n_oversamples, bool) or not isinstance(n_oversamples, Integral) or n_oversamples < 0:
+        raise InputError(f"n_oversamples={n_oversamples!r} must be a whole number from 0")
+    if tol is not None and not tol >= 0:
+        raise InputError(f"tol={tol!r} must be a number from 0, or None")
+    if isinstance(most, bool) or not isinstance(most, Integral) or most < 1:
+        raise InputError(f"{name}={most!r} must be a whole number from 1")

@@ -1,0 +1,158 @@
+"""Primal weights of an asymmetric kernel SVD from mini-batches of explicit features.
+
+With K = Phi_x Phi_z^T the weights W_e = Phi_z^T H_r and W_r = Phi_x^T H_e satisfy, in the feature space,
+
+    (Phi_x^T Phi_x) W_e = W_r Sigma        (Phi_z^T Phi_z) W_r = W_e Sigma
+
+which is all that a pass over the data has to sum up.
+
+Legend: n and m points, p features, s directions, b = s + oversampling columns.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from kernel_attention.solvers.closed_form import PrimalWeights, sketched_weights
+from kernel_attention.solvers.frequent_directions import FrequentDirections
+
+Batches = Callable[[], Iterable[Tensor]]
+"""Called for every pass over a sample: its features in mini-batches (n_b, p)."""
+
+_BLOCKS_BEFORE_RESTART = 4
+_SMALLEST = 1e-13  # relative energy of a combination of the basis that counts as none
+ROUNDING = (
+    1e-6  # relative singular value below which its square, and what is divided by it, is mostly rounding
+)
+
+
+def stochastic_weights(
+    x_batches: Batches,
+    z_batches: Batches,
+    rank: int,
+    *,
+    n_oversamples: int = 10,
+    tol: float = 1e-4,
+    max_epochs: int = 20,
+    generator: torch.Generator | None = None,
+) -> PrimalWeights:
+    """The weights from mini-batches of features, in the memory of O(p b) numbers and one batch.
+
+    The first epoch sketches both samples (:class:`FrequentDirections`). Each later one takes the sums
+    Phi^T (Phi W) over the mini-batches, which makes it a step of block Krylov iteration for
+    (Phi_x^T Phi_x) (Phi_z^T Phi_z), with Rayleigh-Ritz extraction: the error of a direction falls at least by
+    (sigma_{b+1} / sigma_s)^2 an epoch, that of plain block power iteration, and nothing of it is noise, so no
+    step size has to decrease. Sums are kept in float64.
+
+    Args:
+        x_batches: features of X.
+        z_batches: features of Z, of the same width p.
+        rank: s.
+        n_oversamples: columns beyond s.
+        tol: stop where ||K^T h_e - sigma h_r|| is this times sigma for every direction. Its sine against the
+            true one is then about tol over the relative gap. Directions below 1e-6 of the first singular
+            value are beyond what sums of squares hold, and do not count.
+        max_epochs: passes over the data; a RuntimeWarning where they do not suffice. 1 is the sketch alone.
+        generator: of the random columns beyond the sketch's directions.
+    """
+    size = 2 * (rank + n_oversamples)
+    sketched = sketched_weights(_sketch(x_batches, size), _sketch(z_batches, size), rank)
+    if max_epochs == 1:
+        return sketched
+    return _refined(x_batches, z_batches, sketched.w_r, rank, n_oversamples, tol, max_epochs, generator)
+
+
+def _sketch(batches: Batches, size: int) -> Tensor:
+    sketch = FrequentDirections(size)
+    for batch in batches():
+        sketch.update(_summable(batch))
+    return sketch.matrix()
+
+
+def _refined(
+    x_batches: Batches,
+    z_batches: Batches,
+    start: Tensor,
+    rank: int,
+    n_oversamples: int,
+    tol: float,
+    max_epochs: int,
+    generator: torch.Generator | None,
+) -> PrimalWeights:
+    """Block Krylov iteration: right vectors are Phi_z B c, for a basis B of the feature space."""
+    p, width = start.size(0), rank + n_oversamples
+    # Random columns reach what the sketches missed: leading directions of both need not be those of K.
+    noise = torch.randn(p, max(n_oversamples, 1), generator=generator, dtype=torch.float64).to(start)
+    block = torch.cat([start, noise / torch.linalg.vector_norm(noise, dim=0)], dim=1)
+    basis, z_sums, x_sums = (start.new_empty(p, 0) for _ in range(3))
+    values, residual, epoch = start.new_zeros(rank), float("inf"), 1
+    w_e = w_r = start.new_zeros(p, rank)
+    while True:
+        z_sum = gram_product(z_batches, block)
+        energy = (block * z_sum).sum(dim=0).clamp_min(0.0).sqrt()  # the norms of Phi_z block
+        if basis.size(1) > 0:
+            held = values[:rank] > ROUNDING * values[0]
+            residual = float((energy[: held.numel()] / values[:rank])[held].max()) if held.any() else 0.0
+        if residual <= tol or epoch >= max_epochs:
+            break
+        kept = energy > _SMALLEST * energy.max()
+        if not kept.any():  # Z is zero
+            residual = 0.0
+            break
+        block, z_sum = block[:, kept] / energy[kept], z_sum[:, kept] / energy[kept]
+        basis, z_sums = torch.cat([basis, block], dim=1), torch.cat([z_sums, z_sum], dim=1)
+        x_sums = torch.cat([x_sums, gram_product(x_batches, z_sum)], dim=1)
+        epoch += 1
+        values, c = _ritz(basis, z_sums, x_sums, width)
+        right, w_e, normal = basis @ c, z_sums @ c, x_sums @ c
+        w_r = normal * torch.where(values > ROUNDING * values[0], 1 / values, 0.0)
+        block = w_r - right * values
+        if basis.size(1) > (_BLOCKS_BEFORE_RESTART - 1) * width:
+            basis, z_sums, x_sums = right, w_e, normal
+    if residual > tol:
+        warnings.warn(
+            f"{epoch} epochs left a relative residual of {residual:.1e}, more than tol={tol:.1e}; raise "
+            "max_epochs, n_oversamples or tol",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    missing = (0, max(rank - values.numel(), 0))  # K may have fewer directions than were asked for
+    values, w_e, w_r = (pad(part, missing)[..., :rank] for part in (values, w_e, w_r))
+    return PrimalWeights(values, w_e, w_r, epoch, residual)
+
+
+def _ritz(basis: Tensor, z_sums: Tensor, x_sums: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Ritz values sigma (k,) and coefficients c with ||Phi_z B c|| = 1 of K on the span of Phi_z B.
+
+    ||Phi_z B c||^2 = c^T (B^T D) c and ||K Phi_z B c||^2 = c^T (D^T F) c, for D = Phi_z^T Phi_z B and
+    F = Phi_x^T Phi_x D.
+    """
+    norms, vectors = torch.linalg.eigh(_symmetric(basis.mT @ z_sums))
+    kept = norms > _SMALLEST * norms[-1]
+    whitening = vectors[:, kept] / norms[kept].sqrt()
+    squares, rotation = torch.linalg.eigh(_symmetric(whitening.mT @ (z_sums.mT @ x_sums) @ whitening))
+    leading = slice(None, count)
+    return squares.flip(0)[leading].clamp_min(0.0).sqrt(), (whitening @ rotation.flip(1))[:, leading]
+
+
+def _symmetric(matrix: Tensor) -> Tensor:
+    return (matrix + matrix.mT) / 2
+
+
+def gram_product(batches: Batches, weights: Tensor) -> Tensor:
+    """Phi^T Phi W summed over mini-batches, (p, k)."""
+    total = torch.zeros_like(weights)
+    for batch in batches():
+        phi = _summable(batch)
+        total.addmm_(phi.mT, phi @ weights)
+    return total
+
+
+def _summable(batch: Tensor) -> Tensor:
+    """In float64, where the device has it: the sums are squares of what is looked for."""
+    return batch if batch.device.type == "mps" else batch.double()

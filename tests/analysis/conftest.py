@@ -1,0 +1,5 @@
+"""The libraries whose models are diagnosed."""
+
+from __future__ import annotations
+
+from replacement.conftest import timm, transformers  # noqa: F401

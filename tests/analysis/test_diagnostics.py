@@ -1,0 +1,223 @@
+"""Diagnoses: what they are the means of, what padding and sampling do to them, and what they refuse."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from replacement.hosts import (
+    BATCH,
+    EMBED_DIM,
+    LENGTH,
+    LENGTHS,
+    own_encoder,
+    real_tokens,
+    scatter,
+    torch_encoder,
+)
+
+import kernel_attention as ka
+from kernel_attention.analysis import capture, diagnose
+from kernel_attention.data import SequenceSplit, make_loader
+from kernel_attention.models import SequenceEncoder
+from kernel_attention.solvers import eigenvalue_ratios, projection_error
+
+
+def encoder(*attention, seed=0, **sizes):
+    torch.manual_seed(seed)
+    sizes = {"embed_dim": 14, "num_heads": 2, "feedforward_dim": 17, **sizes}
+    return scatter(
+        SequenceEncoder(3, LENGTH, list(attention), num_layers=len(attention), **sizes), seed
+    ).eval()
+
+
+def batch():
+    torch.manual_seed(1)
+    return torch.randn(BATCH, LENGTH, 3), real_tokens()
+
+
+def test_spectra_are_those_of_the_attention_matrices():
+    model, (x, real) = own_encoder(), batch()
+    report = diagnose(model, (x, real))
+    for layer, attention in zip(report.layers, capture(model, (x, real)).values(), strict=True):
+        shares, ranks = np.zeros((2, 64)), []
+        for case in range(BATCH):
+            values = np.linalg.svd(attention.matrix(case).numpy(), compute_uv=False)
+            share = np.ones((2, 64))
+            share[:, : values.shape[1]] = np.cumsum(values**2, 1) / np.sum(values**2, 1, keepdims=True)
+            shares += share / BATCH
+            p = values / values.sum(1, keepdims=True)
+            ranks.append(np.exp(-np.sum(p * np.log(np.maximum(p, 1e-30)), 1)))
+        np.testing.assert_allclose(layer.explained_variance, shares, rtol=1e-4)
+        np.testing.assert_allclose(layer.effective_rank, np.stack(ranks), rtol=1e-4)
+        assert layer.lengths == LENGTHS
+
+
+@pytest.mark.parametrize(
+    "name", ["softmax", "primal", "batch_norm", "rpc", "multilinear", "dual_multilinear"]
+)
+def test_padding_changes_nothing(name):
+    """A padded batch is its sequences one by one."""
+    options = {"primal": {"rank": 3, "eta": 0.1}, "multilinear": {"rank": 3}, "dual_multilinear": {"rank": 3}}
+    model, (x, real) = encoder((name, options.get(name, {}))), batch()
+    together = diagnose(model, (x, real))[0].values
+    alone = [diagnose(model, x[case : case + 1, :length])[0].values for case, length in enumerate(LENGTHS)]
+    assert {key for values in alone for key in values} == set(together)
+    compared = 0
+    for key, value in together.items():
+        if key in ("effective_rank", "head_distance", "output_distance", "projection_error", "objective"):
+            expected = torch.cat([values[key] for values in alone])
+        elif key in ("singular_values", "explained_variance", "mode_explained_variance", "head_distances"):
+            expected = torch.stack([values[key] for values in alone]).mean(0)
+        else:
+            continue
+        compared += 1
+        torch.testing.assert_close(value, expected, rtol=1e-3, atol=1e-4, equal_nan=True)
+    assert compared >= 1
+
+
+def test_kernel_pca_figures_are_the_solvers():
+    model, (x, real) = own_encoder(), batch()
+    layer = diagnose(model, (x, real), -1)[0]
+    (attention,) = capture(model, (x, real), -1).values()
+    ratios = []
+    for case, length in enumerate(LENGTHS):
+        q, k, v = attention.parts(case)
+        torch.testing.assert_close(layer.projection_error[case], projection_error(q, k, v))
+        if length > 2:
+            ratios.append(eigenvalue_ratios(k, v).spread)
+    torch.testing.assert_close(layer.gamma_spread, torch.stack(ratios))
+
+
+def test_causal_layers_have_no_gamma(transformers):
+    sizes = {"n_embd": 14, "n_head": 2, "n_layer": 2, "vocab_size": 50, "n_positions": 40}
+    model = scatter(transformers.GPT2Model(transformers.GPT2Config(**sizes, bos_token_id=1, eos_token_id=2)))
+    tokens = {"input_ids": torch.randint(3, 50, (BATCH, LENGTH))}
+    report = diagnose(model, tokens)
+    assert list(report) == ["h.0.attn", "h.1.attn"]
+    for layer in report.layers:
+        assert "gamma_spread" not in layer.values
+        assert layer.notes == ("gamma is left out: a causal layer has another kernel for every query",)
+        assert layer.projection_error.shape == (BATCH, 2)
+    shorter = diagnose(model, tokens, 0, max_tokens=5)[0]
+    prefix = diagnose(model, {"input_ids": tokens["input_ids"][:, :5]}, 0)[0]
+    torch.testing.assert_close(shorter.projection_error, prefix.projection_error, rtol=1e-4, atol=1e-5)
+    assert "J_proj is that of the first 5 tokens" in shorter.notes
+
+
+def test_objective_is_that_of_the_training_forward():
+    model, (x, real) = encoder(("primal", {"rank": 3, "eta": 0.1})), batch()
+    found = diagnose(model, (x, real), quantities=["objective"])[0].objective
+    layer = model.layers[0].attention
+    assert layer.objective is None, "the layer's own objective is that of its own last training forward"
+    (attention,) = capture(model, (x, real)).values()
+    layer.train()
+    for case in range(BATCH):
+        layer(attention.x[case : case + 1], key_padding_mask=real[case : case + 1])
+        torch.testing.assert_close(found[case], layer.objective.detach())
+    assert "objective" not in diagnose(encoder(("primal", {"rank": 3})), (x, real))[0].values
+
+
+def test_order_two_is_the_attention_matrix():
+    """The kernel tensor of order 2 is a matrix: both modes have its singular values."""
+    model, (x, real) = encoder(("dual_multilinear", {"order": 2, "rank": 3})), batch()
+    modes = diagnose(model, (x, real))[0].mode_singular_values
+    (attention,) = capture(model, (x, real)).values()
+    expected = torch.zeros(2, 64)
+    for case in range(BATCH):
+        q, k = (part[case][:, real[case]] for part in (attention.queries, attention.keys))
+        values = torch.linalg.svdvals((q @ k.mT / math.sqrt(q.size(-1))).softmax(-1))
+        expected[:, : values.size(-1)] += values / values[:, :1] / BATCH
+    torch.testing.assert_close(modes, expected.expand(2, -1, -1), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["softmax", "batch_norm"])
+def test_long_sequences_are_sampled_and_say_so(name):
+    model, x = encoder(name), batch()[0]
+    layer = diagnose(model, x, max_tokens=4, quantities=["spectrum"])[0]
+    assert layer.notes == ("of 11 queries 4 evenly spaced ones were measured",)
+    (attention,) = capture(model, x).values()
+    rows = [attention.matrix(case)[:, [0, 3, 6, 10]] for case in range(BATCH)]
+    expected = torch.stack([torch.linalg.svdvals(matrix) for matrix in rows])
+    torch.testing.assert_close(
+        layer.singular_values[:, :4], (expected / expected[..., :1]).mean(0), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_a_matrix_past_the_memory_limit():
+    with pytest.raises(
+        ka.InputError, match=r"self_attn: a matrix of 2 x 11 x 11 numbers takes 0.00 GiB, more"
+    ):
+        diagnose(torch_encoder(), torch.randn(BATCH, LENGTH, EMBED_DIM), memory_limit=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["batches", "generator", "mapping", "tuple"])
+def test_cases_are_counted_over_batches(kind):
+    model, x = torch_encoder(), torch.randn(BATCH, LENGTH, EMBED_DIM)
+    batches = {
+        "batches": [x[:2], x[2:4], x[4:]],
+        "generator": (part for part in (x[:2], x[2:4], x[4:])),
+        "mapping": {"src": x},
+        "tuple": (x, None),
+    }
+    layer = diagnose(model, batches[kind], 0, cases=3, quantities=["distance"])[0]
+    assert layer.head_distance.shape == (3,)
+    expected = diagnose(model, x[:3], 0, quantities=["distance"])[0]
+    torch.testing.assert_close(layer.head_distance, expected.head_distance)
+
+
+def test_report(tmp_path):
+    model, x = torch_encoder().train(), torch.randn(BATCH, LENGTH, EMBED_DIM)
+    report = diagnose(model, x, [0, -1])
+    assert model.training
+    assert report["layers.2"] is report[-1] is report["layers.2.self_attn"]
+    assert len(report) == 2
+    assert report[0].attention_map.shape == (2, LENGTH, LENGTH)
+    assert str(report).startswith("layers.0.self_attn (MultiheadAttention): values_for_90_percent")
+    report.save(tmp_path / "report.npz")
+    with np.load(tmp_path / "report.npz", allow_pickle=False) as saved:
+        assert set(saved.files) == set(report.arrays())
+        np.testing.assert_array_equal(
+            saved["layers.0.self_attn/effective_rank"], report["layers.0"].effective_rank
+        )
+
+
+def test_what_a_report_does_not_have(tmp_path):
+    report = diagnose(torch_encoder(), torch.randn(BATCH, LENGTH, EMBED_DIM), quantities=["distance"])
+    with pytest.raises(AttributeError, match=r"has no effective_rank \(it has: head_distances"):
+        _ = report[0].effective_rank
+    with pytest.raises(ka.InputError, match="layer 3 is out of range; the report has 3 layers"):
+        _ = report[3]
+    with pytest.raises(ka.InputError, match=r"unknown layer 'layers.3'.* did you mean"):
+        _ = report["layers.3"]
+    with pytest.raises(ka.InputError, match=r"layer 'layers' means layers.0.self_attn, layers.1"):
+        _ = report["layers"]
+    with pytest.raises(ka.InputError, match=r"must end in .npz"):
+        report.save(tmp_path / "report.txt")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"quantities": ["spectra"]}, "unknown quantity 'spectra'; did you mean 'spectrum'"),
+        ({"cases": 0}, "cases=0 must be a whole number of at least 1"),
+        ({"layers": 3}, "index 3 is out of range; the model has 3 attention layers"),
+        ({"layers": []}, r"layers=\[\] names no layer"),
+        ({"batches": []}, "batches: there is none"),
+        ({"batches": 3}, "batches is a int"),
+    ],
+)
+def test_bad_arguments(options, message):
+    arguments = {"batches": torch.randn(BATCH, LENGTH, EMBED_DIM), **options}
+    with pytest.raises(ka.InputError, match=message):
+        diagnose(torch_encoder(), **arguments)
+
+
+def test_batches_of_a_loader():
+    """With their targets, which the model does not take."""
+    split = SequenceSplit([np.ones((length, 3), np.float32) * length for length in LENGTHS], np.arange(BATCH))
+    model = own_encoder()
+    found = diagnose(model, make_loader(split, 2), quantities=["spectrum"])
+    x = torch.tensor(LENGTHS)[:, None, None] * torch.ones(BATCH, LENGTH, 3) * real_tokens()[..., None]
+    expected = diagnose(model, (x, real_tokens()), quantities=["spectrum"])
+    torch.testing.assert_close(found[0].effective_rank, expected[0].effective_rank, rtol=1e-4, atol=1e-5)
