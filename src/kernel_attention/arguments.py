@@ -5,11 +5,16 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jsonargparse import ArgumentParser, Namespace
 
 import kernel_attention
 from kernel_attention.errors import InputError, unknown
+
+if TYPE_CHECKING:
+    from kernel_attention.training.recipe import BaseRecipe
 
 _SEEDS = re.compile(r"-?\d+(,-?\d+)*,?")
 _WORDS = {"bool": "true or false", "int": "a whole number"}
@@ -22,10 +27,12 @@ def parse(arguments: list[str]) -> tuple[str, Namespace]:
     Raises:
         InputError: for an unknown command or option, and a value that is not of the option's type.
     """
+    recipe = _recipe_class(arguments)
     parsers = {
-        "train": (_train_parser(), "train a recipe and report on it"),
+        "train": (_train_parser(recipe), "train a recipe and report on it"),
         "evaluate": (_evaluate_parser(), "measure a trained run on held-out or new data"),
         "predict": (_predict_parser(), "predict new sequences with a trained run"),
+        "generate": (_generate_parser(), "continue a text with a trained language model"),
         "analyze": (_analyze_parser(), "diagnose the attention of a trained run"),
         "list": (_list_parser(), "what there is: attention, recipes, datasets"),
     }
@@ -50,7 +57,7 @@ def parse(arguments: list[str]) -> tuple[str, Namespace]:
     try:
         options = parser.parse_args(words, defaults=command != "train")
     except argparse.ArgumentError as error:
-        raise _explained(error, command, words) from None
+        raise _explained(error, command, words, recipe) from None
     return command, options[command]
 
 
@@ -94,9 +101,11 @@ def _check_names(command: str, parser: ArgumentParser, arguments: list[str]) -> 
             )
 
 
-def _explained(error: argparse.ArgumentError, command: str, words: list[str]) -> InputError:
+def _explained(
+    error: argparse.ArgumentError, command: str, words: list[str], recipe: type[BaseRecipe]
+) -> InputError:
     """The parser's complaint in our words."""
-    from kernel_attention.training.recipe import recipe_fields, typed
+    from kernel_attention.training.recipe_values import field_names, typed_value
 
     message = str(error)
     found = re.search(r'Parser key "(?:\w+\.)?(\w+)"', message)
@@ -108,8 +117,8 @@ def _explained(error: argparse.ArgumentError, command: str, words: list[str]) ->
             value = word.partition("=")[2] or following
     given = f"--{name} {value!r}"
     try:
-        if name in recipe_fields():
-            typed(name, value, given)
+        if name in field_names(recipe):
+            typed_value(recipe, name, value, given)
     except InputError as explained:
         return explained
     kind = re.search(r"Expected an? <class '(\w+)'>", message)
@@ -118,9 +127,22 @@ def _explained(error: argparse.ArgumentError, command: str, words: list[str]) ->
     return InputError(f"{given} is not accepted: {message.partition(': ')[2]}")
 
 
-def _train_parser() -> ArgumentParser:
-    from kernel_attention.training.recipe import Recipe
+def _recipe_class(arguments: list[str]) -> type[BaseRecipe]:
+    """The class of the recipe that ``train`` is given, whose keys are its options."""
+    from kernel_attention.training.recipe import Recipe, list_recipes, read_keys
+    from kernel_attention.training.tasks import DEFAULT_TASK, recipe_class
 
+    if next(iter(arguments), "") != "train":
+        return Recipe
+    shipped = list_recipes()
+    for word in arguments[1:]:
+        path = shipped.get(word, Path(word))
+        if word in shipped or (path.suffix in (".yaml", ".yml") and path.is_file()):
+            return recipe_class(read_keys(path).get("task", DEFAULT_TASK))
+    return Recipe
+
+
+def _train_parser(recipe: type[BaseRecipe]) -> ArgumentParser:
     parser = _subparser(
         "train RECIPE [options] | train --resume RUN",
         "Train a recipe: a shipped one by name, or a YAML file. Options replace the recipe's values; the "
@@ -131,20 +153,25 @@ def _train_parser() -> ArgumentParser:
     parser.add_argument("--data_root", type=str, help=_DATA_ROOT)
     parser.add_argument("--resume", type=str, metavar="RUN", help="continue this run folder; takes no recipe")
     parser.add_argument("--progress", type=bool, default=True, help="show a progress bar")
-    parser.add_argument("--dataset", type=str, help="name of an aeon classification or regression set")
-    parser.add_class_arguments(Recipe, skip={"dataset"})
+    parser.add_argument("--dataset", type=str, help="name of a data set of the recipe's task")
+    parser.add_class_arguments(recipe, skip={"dataset"})
     return parser
 
 
 def _evaluate_parser() -> ArgumentParser:
     parser = _subparser(
         "evaluate RUN [FILE] [options]",
-        "Measure every seed of a run on the test split of its data set, or on a file.",
+        "Measure every seed of a run on the test split of its data set, or on a file. The last four options "
+        "are for language models; by default they are as in the run's recipe.",
     )
     parser.add_argument("run", help="run folder")
-    parser.add_argument("file", nargs="?", help=".ts or .npz file with labels")
+    parser.add_argument("file", nargs="?", help="file of the task's kind, with labels")
     parser.add_argument("--data_root", type=str, help=_DATA_ROOT)
     parser.add_argument("--output", type=str, help="write the figures to this .json or .csv file")
+    parser.add_argument("--split", type=str, help="train, validation or test alone")
+    parser.add_argument("--stride", type=int, help="how far the window moves; 1 predicts from a full past")
+    parser.add_argument("--evaluation_tokens", type=int, help="the first so many tokens only; 0 is all")
+    parser.add_argument("--swap_rate", type=float, help="part of the words that the word swap replaces")
     return parser
 
 
@@ -156,6 +183,20 @@ def _predict_parser() -> ArgumentParser:
     parser.add_argument(
         "--output", type=str, help="write to this .csv or .json file (default: CSV, to the screen)"
     )
+    return parser
+
+
+def _generate_parser() -> ArgumentParser:
+    parser = _subparser(
+        "generate RUN --prompt TEXT [options]", "Continue a text with a language model, one token at a time."
+    )
+    parser.add_argument("run", help="run folder of a recipe of task language")
+    parser.add_argument("--prompt", type=str, help="what the text begins with")
+    parser.add_argument("--tokens", type=int, default=50, help="how many tokens to generate")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 takes the most likely token")
+    parser.add_argument("--top_k", type=int, help="draw among so many most likely tokens")
+    parser.add_argument("--seed", type=int, default=0, help="of the draws")
+    parser.add_argument("--model_seed", type=int, help="which of the run's models (default: the first)")
     return parser
 
 

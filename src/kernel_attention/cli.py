@@ -21,7 +21,7 @@ from kernel_attention.attention import list_attention
 from kernel_attention.errors import InputError, unknown
 
 if TYPE_CHECKING:
-    from kernel_attention.training.recipe import Recipe
+    from kernel_attention.training.recipe import BaseRecipe
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _train(options: Namespace) -> int:
-    from kernel_attention.training.recipe import Recipe, read_recipe
+    from kernel_attention.training.recipe import make_recipe, read_recipe
 
     values = options.as_dict()
     recipe_name, output, resume = (values.pop(name, None) for name in ("recipe", "output", "resume"))
@@ -60,13 +60,13 @@ def _train(options: Namespace) -> int:
     name, keys = read_recipe(recipe_name)
     if "dataset" not in keys | values:
         raise InputError(f"recipe {recipe_name}: has no key dataset (or give it with --dataset)")
-    recipe = Recipe(**keys | values)
+    recipe = make_recipe(keys | values)
     folder = Path(output or f"runs/{name}-{recipe.attention_name()}-{time.strftime('%Y%m%d-%H%M%S')}")
     return _run_training(recipe, folder, name, data_root, progress)
 
 
 def _run_training(
-    recipe: Recipe | None, folder: Path, name: str | None, data_root: str | None, progress: bool
+    recipe: BaseRecipe | None, folder: Path, name: str | None, data_root: str | None, progress: bool
 ) -> int:
     from kernel_attention.reporting import summary_table
     from kernel_attention.training import train
@@ -113,23 +113,18 @@ def _tell_failure(error: BaseException, folder: Path, data_root: str | None) -> 
 
 
 def _evaluate(options: Namespace) -> int:
-    from kernel_attention.training.evaluation import evaluate_split, labelled_split
     from kernel_attention.training.saved import load_run
 
     _check_output(options.output)
-    run = load_run(options.run)
+    keys = {name: options[name] for name in ("stride", "evaluation_tokens", "swap_rate")}
+    run = load_run(options.run).with_keys({name: value for name, value in keys.items() if value is not None})
     if not run.seeds:
         raise InputError(f"run {run.folder}: no trained seed in it yet")
-    if options.file:
-        split = labelled_split(Path(options.file), run.facts, run.recipe.missing)
-    else:
-        split = run.test_split(options.data_root)
     rows = [
-        {"seed": seed, "protocol": run.recipe.protocol}
-        | evaluate_split(run.model(seed), split, run.recipe, run.is_regression)
-        for seed in run.seeds
+        {"seed": seed, "protocol": run.recipe.protocol} | figures
+        for seed, figures in run.evaluate(options.file, options.data_root, options.split)
     ]
-    table = Table(title=f"{run.recipe.dataset}: {options.file or 'test split'}")
+    table = Table(title=f"{run.recipe.dataset}: {options.file or (options.split or 'test') + ' split'}")
     shown = [key for key in rows[0] if key != "confusion_matrix"]
     for key in shown:
         table.add_column(key)
@@ -142,20 +137,26 @@ def _evaluate(options: Namespace) -> int:
 
 
 def _predict(options: Namespace) -> int:
-    from kernel_attention.data import read_sequences
-    from kernel_attention.training.evaluation import check_sequences, predict_rows
     from kernel_attention.training.files import csv_text
     from kernel_attention.training.saved import load_run
 
     _check_output(options.output)
-    run = load_run(options.run)
-    sequences, _ = read_sequences(options.file, missing=run.recipe.missing)
-    check_sequences(sequences, run.facts, options.file)
-    rows = predict_rows(run.model(options.seed), sequences, run.facts, run.recipe.precision)
+    rows = load_run(options.run).predict(options.file, options.seed)
     if options.output:
         _write_rows(rows, Path(options.output))
     else:
         sys.stdout.write(csv_text(rows))
+    return 0
+
+
+def _generate(options: Namespace) -> int:
+    from kernel_attention.training.generation import generate_text
+    from kernel_attention.training.saved import load_run
+
+    if options.prompt is None:
+        raise InputError("generate needs --prompt TEXT (see: kernel-attention generate --help)")
+    choices = ("tokens", "temperature", "top_k", "seed", "model_seed")
+    print(generate_text(load_run(options.run), options.prompt, **{key: options[key] for key in choices}))
     return 0
 
 
@@ -166,9 +167,9 @@ def _analyze(options: Namespace) -> int:
 
     run = load_run(options.run)
     output = None if options.output is None else Path(options.output)
-    split = run.test_split(options.data_root)
+    experiment = run.experiment(options.data_root)
     console = Console(width=None if sys.stdout.isatty() else 160)
-    for seed, report in analyze_run(run, split, options.layers, options.cases, output).items():
+    for seed, report in analyze_run(run, experiment, options.layers, options.cases, output).items():
         console.print(diagnostics_table(report, f"{run.recipe.dataset}, seed {seed}"))
     console.print(f"report: {run.folder / 'report.html'}" if output is None else f"written: {output}")
     return 0
@@ -220,14 +221,14 @@ def _attention_table(options: Namespace) -> Table:
 
 
 def _recipe_table(options: Namespace) -> Table:
-    from kernel_attention.training.recipe import Recipe, list_recipes, read_recipe
+    from kernel_attention.training.recipe import list_recipes, make_recipe, read_recipe
 
     table = Table(title="recipes")
-    for column in ("name", "data set", "attention", "epochs"):
+    for column in ("name", "task", "data set", "attention", "length"):
         table.add_column(column, overflow="fold")
     for name in list_recipes():
-        recipe = Recipe(**read_recipe(name)[1])
-        table.add_row(name, recipe.dataset, recipe.attention_name(), str(recipe.epochs))
+        recipe = make_recipe(read_recipe(name)[1])
+        table.add_row(name, recipe.task_name, recipe.dataset, recipe.attention_name(), recipe.duration)
     return table
 
 
@@ -247,6 +248,7 @@ _COMMANDS = {
     "train": _train,
     "evaluate": _evaluate,
     "predict": _predict,
+    "generate": _generate,
     "analyze": _analyze,
     "list": _list,
 }

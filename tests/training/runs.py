@@ -17,6 +17,7 @@ from kernel_attention.cli import main
 from kernel_attention.training import run
 
 SRC = Path(__file__).parents[2] / "src"
+MEASURED = ("seconds", "tokens_per_second", "peak_rss_mb", "peak_gpu_mb")
 CHANNELS, LENGTHS = 3, (5, 11)
 SMALL: dict[str, Any] = {
     "dataset": "Waves",
@@ -107,8 +108,8 @@ def outcome(run: Path) -> dict[str, Any]:
             found[name] = path.read_bytes()
         elif path.name == "metrics.csv":
             rows = [line.split(",") for line in path.read_text().splitlines()]
-            column = rows[0].index("seconds")
-            found[name] = [row[:column] + row[column + 1 :] for row in rows]
+            kept = [column for column, key in enumerate(rows[0]) if key not in MEASURED]
+            found[name] = [[row[column] for column in kept] for row in rows]
         elif path.suffix == ".json" and path.name != "versions.json":
             found[name] = _timeless(json.loads(path.read_text()))
         else:  # the same files at least: reports and trainer states hold times, versions hold the command
@@ -118,7 +119,7 @@ def outcome(run: Path) -> dict[str, Any]:
 
 def _timeless(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _timeless(entry) for key, entry in value.items() if key != "seconds"}
+        return {key: _timeless(entry) for key, entry in value.items() if key not in MEASURED}
     return [_timeless(entry) for entry in value] if isinstance(value, list) else value
 
 

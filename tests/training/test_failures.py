@@ -13,7 +13,14 @@ import pytest
 from training.runs import assert_same_outcome, train_small, write_recipe
 
 from kernel_attention.cli import main
-from kernel_attention.training import Interrupted, SequenceTask, evaluation, recorder, run
+from kernel_attention.training import (
+    Interrupted,
+    SequenceTask,
+    evaluation,
+    recorder,
+    run,
+    time_series_experiment,
+)
 from kernel_attention.training.files import read_json
 
 pytestmark = pytest.mark.usefixtures("brief")
@@ -64,8 +71,8 @@ def failing(original, at, act):
         (SequenceTask, "training_step", 6),
         (SequenceTask, "validation_step", 2),
         (recorder, "write_csv", 2),
-        (run, "evaluate_split", 1),
-        (run, "kernel_spectra", 2),
+        (time_series_experiment, "evaluate_split", 1),
+        (time_series_experiment, "kernel_spectra", 2),
         (run, "write_report", 1),
     ],
 )
@@ -91,7 +98,7 @@ def test_ctrl_c_keeps_the_weights_of_the_unfinished_epoch(arguments, tmp_path, m
 
 
 def test_ctrl_c_before_the_run_began(arguments, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(run, "load_time_series", interrupt)
+    monkeypatch.setattr(time_series_experiment, "load_time_series", interrupt)
     assert main(arguments) == 1
     assert capsys.readouterr().err == "interrupted\nnothing is saved: the run had not begun\n"
     assert not (tmp_path / "run").exists()
@@ -198,12 +205,12 @@ def test_a_resumed_run_keeps_its_name(arguments, tmp_path, monkeypatch):
 
 
 def test_a_failed_test_figure_is_a_failure(waves, tmp_path, monkeypatch, capsys):
-    evaluate = run.evaluate_split
+    evaluate = time_series_experiment.evaluate_split
 
     def overflow(*arguments):
         return evaluate(*arguments) | {"loss": float("inf")}
 
-    monkeypatch.setattr(run, "evaluate_split", overflow)
+    monkeypatch.setattr(time_series_experiment, "evaluate_split", overflow)
     with pytest.raises(AssertionError):
         train_small(tmp_path / "run", waves, epochs=1)
     assert "FloatingPointError: the loss on the test split is inf" in capsys.readouterr().err

@@ -15,7 +15,7 @@ from training.runs import SMALL, assert_same_outcome, train_small
 from kernel_attention.data import load_time_series
 from kernel_attention.errors import InputError
 from kernel_attention.models import SequenceClassifier
-from kernel_attention.training import Recipe, run, train
+from kernel_attention.training import Metric, Recipe, run, time_series_experiment, train
 from kernel_attention.training.saved import load_run
 
 pytestmark = pytest.mark.usefixtures("brief")
@@ -53,10 +53,10 @@ def test_summary_is_mean_and_sample_deviation_of_the_seeds(trained):
 def test_summarise_takes_any_number_of_seeds():
     recipe = Recipe(**SMALL, seeds=[4, 2, 7])
     results = [{"accuracy": value, "seconds": 1.0} for value in (0.5, 0.75, 0.9)]
-    summary = run.summarise(recipe, "name", results)
+    summary = run.summarise(recipe, "name", results, Metric("accuracy", True))
     assert summary["mean"] == pytest.approx(statistics.fmean([0.5, 0.75, 0.9]))
     assert summary["std"] == pytest.approx(statistics.stdev([0.5, 0.75, 0.9]))
-    assert run.summarise(recipe, "name", results[:1])["std"] is None
+    assert run.summarise(recipe, "name", results[:1], Metric("accuracy", True))["std"] is None
 
 
 def test_a_seed_gives_the_same_run_alone_or_after_another(trained, waves, tmp_path):
@@ -74,7 +74,7 @@ def test_seeds_differ_in_weights_and_in_the_cases_held_out(trained, waves):
     first, second = (load_file(trained / f"seed-{seed}" / "last.safetensors") for seed in (0, 1))
     assert not torch.equal(first["head.weight"], second["head.weight"])
     data, recipe = load_time_series("Waves", data_root=waves), Recipe(**SMALL)
-    held_out = [run._split(data, recipe, seed)[1].sequences for seed in (0, 1)]
+    held_out = [time_series_experiment.split_data(data, recipe, seed)[1].sequences for seed in (0, 1)]
     assert {id(case) for case in held_out[0]} != {id(case) for case in held_out[1]}
 
 
@@ -88,16 +88,16 @@ def watched(monkeypatch):
         return seen["loads"][-1]
 
     def watch(name, what):
-        original = getattr(run, name)
+        original = getattr(time_series_experiment, name)
 
         def wrapper(*arguments, **options):
             split = next(argument for argument in arguments if hasattr(argument, "sequences"))
             seen[what].append(split)
             return original(*arguments, **options)
 
-        monkeypatch.setattr(run, name, wrapper)
+        monkeypatch.setattr(time_series_experiment, name, wrapper)
 
-    monkeypatch.setattr(run, "load_time_series", load)
+    monkeypatch.setattr(time_series_experiment, "load_time_series", load)
     watch("make_loader", "trained on")
     watch("evaluate_split", "evaluated")
     watch("kernel_spectra", "spectra")

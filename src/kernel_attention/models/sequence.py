@@ -7,7 +7,7 @@ section 5).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -51,10 +51,14 @@ class EncoderLayer(nn.Module):
     def forward(self, x: Tensor, key_padding_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         """(B, N, d) -> (B, N, d)."""
         options = {"key_padding_mask": key_padding_mask, "is_causal": is_causal}
+        return self.around(lambda inputs: self.attention(inputs, **options), x)
+
+    def around(self, attend: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """The layer with ``attend`` in the place of its attention, (..., d) -> (..., d)."""
         if self.norm_first:
-            x = x + self.dropout(self.attention(self.norm1(x), **options))
+            x = x + self.dropout(attend(self.norm1(x)))
             return x + self._feedforward(self.norm2(x))
-        x = self.norm1(x + self.dropout(self.attention(x, **options)))
+        x = self.norm1(x + self.dropout(attend(x)))
         return self.norm2(x + self._feedforward(x))
 
     def _feedforward(self, x: Tensor) -> Tensor:
@@ -102,10 +106,7 @@ class SequenceEncoder(nn.Module):
         require_probability(dropout=dropout)
         self.embed_dim = embed_dim
         self.max_len = max_len
-        # The training data's scale is part of the model: whoever loads the weights cannot forget it.
-        self.register_buffer("input_mean", torch.zeros(in_features))
-        self.register_buffer("input_std", torch.ones(in_features))
-        self.project = nn.Linear(in_features, embed_dim)
+        self._set_input(in_features)
         self._set_positions(positions)
         shared = {"max_len": max_len, "dropout": dropout}
         self.layers = nn.ModuleList()
@@ -118,11 +119,10 @@ class SequenceEncoder(nn.Module):
 
     def forward(self, x: Tensor, key_padding_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         """(B, N, c) -> (B, N, d); padded positions (key_padding_mask False) are zero."""
-        if x.dim() != 3 or x.size(-1) != self.project.in_features:
-            raise InputError(f"x has shape {tuple(x.shape)}, expected (B, N, {self.project.in_features})")
+        self._check_input(x)
         if x.size(1) > self.max_len:
             raise InputError(f"sequence length {x.size(1)} exceeds max_len={self.max_len}")
-        x = self.project((x - self.input_mean) / self.input_std) * math.sqrt(self.embed_dim)
+        x = self._embed(x) * math.sqrt(self.embed_dim)
         x = self.dropout(x + self.positions[: x.size(1)])
         for layer in self.layers:
             x = layer(x, key_padding_mask, is_causal)
@@ -133,6 +133,19 @@ class SequenceEncoder(nn.Module):
         """Standardise every input by these statistics of the training data, (c,) each."""
         self.input_mean.copy_(torch.as_tensor(mean))
         self.input_std.copy_(torch.as_tensor(std))
+
+    def _set_input(self, in_features: int) -> None:
+        # The training data's scale is part of the model: whoever loads the weights cannot forget it.
+        self.register_buffer("input_mean", torch.zeros(in_features))
+        self.register_buffer("input_std", torch.ones(in_features))
+        self.project = nn.Linear(in_features, self.embed_dim)
+
+    def _check_input(self, x: Tensor) -> None:
+        if x.dim() != 3 or x.size(-1) != self.project.in_features:
+            raise InputError(f"x has shape {tuple(x.shape)}, expected (B, N, {self.project.in_features})")
+
+    def _embed(self, x: Tensor) -> Tensor:
+        return self.project((x - self.input_mean) / self.input_std)
 
     def _set_positions(self, kind: str) -> None:
         if kind == "learnt":

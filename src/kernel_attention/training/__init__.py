@@ -6,23 +6,38 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from kernel_attention.training.fit import Interrupted, fit
-from kernel_attention.training.recipe import PROTOCOLS, Recipe, list_recipes, read_recipe
+from kernel_attention.training.recipe import (
+    PROTOCOLS,
+    BaseRecipe,
+    Recipe,
+    StepRecipe,
+    list_recipes,
+    make_recipe,
+    read_recipe,
+)
 
 if TYPE_CHECKING:
     from kernel_attention.training.evaluation import evaluate_split, predict_outputs
-    from kernel_attention.training.module import SequenceTask
+    from kernel_attention.training.experiment import Experiment, Metric
+    from kernel_attention.training.module import RecipeTask, SequenceTask
     from kernel_attention.training.recorder import RunRecorder
     from kernel_attention.training.run import train
 
 __all__ = [
     "PROTOCOLS",
+    "BaseRecipe",
+    "Experiment",
     "Interrupted",
+    "Metric",
     "Recipe",
+    "RecipeTask",
     "RunRecorder",
     "SequenceTask",
+    "StepRecipe",
     "evaluate_split",
     "fit",
     "list_recipes",
+    "make_recipe",
     "predict_outputs",
     "read_recipe",
     "train",
@@ -30,6 +45,9 @@ __all__ = [
 
 # Lightning and scikit-learn take seconds to import; a command that only reads recipes should not wait.
 _HOMES = {
+    "Experiment": "experiment",
+    "Metric": "experiment",
+    "RecipeTask": "module",
     "RunRecorder": "recorder",
     "SequenceTask": "module",
     "evaluate_split": "evaluation",

@@ -5,20 +5,16 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import numpy as np
-
 from kernel_attention.analysis import DiagnosticsReport, diagnose
-from kernel_attention.data import SequenceSplit, make_loader
 from kernel_attention.errors import InputError
 from kernel_attention.reporting import plot_diagnostics, write_report
+from kernel_attention.training.experiment import Experiment
 from kernel_attention.training.files import write_atomically, write_json
 from kernel_attention.training.saved import SavedRun
 
-_BATCH = 8
-
 
 def analyze_run(
-    run: SavedRun, split: SequenceSplit, layers: str = "all", cases: int = 16, output: Path | None = None
+    run: SavedRun, experiment: Experiment, layers: str = "all", cases: int = 16, output: Path | None = None
 ) -> dict[int, DiagnosticsReport]:
     """Diagnose every trained seed on evenly spaced sequences of a split.
 
@@ -28,7 +24,7 @@ def analyze_run(
 
     Args:
         run: a run folder with at least one trained seed.
-        split: sequences; the run's test split by default of the command.
+        experiment: the run's, whose test split is looked at.
         layers: choices of :func:`kernel_attention.analysis.capture`, separated by commas.
         cases: how many sequences.
         output: a folder, made where it does not exist.
@@ -45,11 +41,9 @@ def analyze_run(
     if cases < 1:
         raise InputError(f"cases={cases} must be at least 1")
     chosen = read_layers(layers)
-    places = np.linspace(0, len(split) - 1, min(cases, len(split))).round().astype(int)
-    sequences = [split.sequences[place] for place in places]
-    batches = make_loader(sequences, _BATCH)
+    batches = experiment.batches(cases)
     reports = {seed: diagnose(run.model(seed), batches, chosen, cases=cases) for seed in run.seeds}
-    note = f"{len(sequences)} evenly spaced test sequences"
+    note = f"{sum(len(batch[0]) for batch in batches)} evenly spaced test sequences"
     try:
         for seed, report in reports.items():
             folder = (output or run.folder) / f"seed-{seed}"

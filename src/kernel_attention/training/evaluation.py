@@ -16,7 +16,7 @@ from kernel_attention.analysis import diagnose
 from kernel_attention.data import SequenceSplit, make_loader, read_sequences
 from kernel_attention.errors import InputError
 from kernel_attention.models import SequenceClassifier
-from kernel_attention.training.recipe import Recipe
+from kernel_attention.training.recipe import BaseRecipe
 
 _SPECTRUM_SEQUENCES = 16  # each costs an N x N decomposition per head and layer
 _SPECTRUM_LENGTH = 1024
@@ -42,7 +42,7 @@ def predict_outputs(
 
 
 def evaluate_split(
-    model: SequenceClassifier, split: SequenceSplit, recipe: Recipe, is_regression: bool
+    model: SequenceClassifier, split: SequenceSplit, recipe: BaseRecipe, is_regression: bool
 ) -> dict[str, Any]:
     """Loss and metric of a split; the confusion matrix (rows: true classes) in classification."""
     outputs = predict_outputs(model, split, recipe.batch_size, recipe.precision)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import reprlib
 from pathlib import Path
 from typing import Any
 
 from kernel_attention.data import TimeSeriesData
 from kernel_attention.errors import InputError
 from kernel_attention.training.files import read_json
+from kernel_attention.training.tasks import experiment_class
 
 
 def describe_data(data: TimeSeriesData) -> dict[str, Any]:
@@ -26,17 +28,25 @@ def describe_data(data: TimeSeriesData) -> dict[str, Any]:
 def require_same_data(found: dict[str, Any], expected: dict[str, Any]) -> None:
     """InputError where data that goes by the name of a run's data set is not what the run was trained on."""
     for key, value in expected.items():
-        if found.get(key) != value:
+        if found.get(key) != value and key.startswith("vocabulary"):
             raise InputError(
-                f"dataset {expected.get('dataset')}: {key} is {found.get(key)!r}, "
-                f"in the data of the run it was {value!r}"
+                f"dataset {expected.get('dataset')}: tokenizer mismatch, its training text does not give the "
+                f"vocabulary of the run ({key} is {_short(found.get(key))}, was {_short(value)})"
+            )
+        if found.get(key) != value:
+            now, then = (reprlib.repr(one) for one in (found.get(key), value))  # a vocabulary can be long
+            raise InputError(
+                f"dataset {expected.get('dataset')}: {key} is {now}, in the data of the run it was {then}"
             )
 
 
-def read_facts(folder: Path) -> dict[str, Any]:
-    """The facts in a run folder; InputError where they are missing or damaged."""
-    path = folder / "data.json"
-    facts = read_json(path)
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:100]}..."
+
+
+def check_facts(facts: Any, path: Path) -> None:
+    """InputError where the content of a ``data.json`` does not describe time series."""
     names = facts.get("class_names") if isinstance(facts, dict) else None
     is_right = (
         isinstance(names, list)
@@ -46,4 +56,11 @@ def read_facts(folder: Path) -> dict[str, Any]:
     )
     if not is_right:
         raise InputError(f"{path}: does not describe a data set (num_features, max_len, task, class_names)")
+
+
+def read_facts(folder: Path, task: str) -> dict[str, Any]:
+    """The facts in a run folder; InputError where they are missing, damaged or of another task."""
+    path = folder / "data.json"
+    facts = read_json(path)
+    experiment_class(task).check_facts(facts, path)
     return facts

@@ -21,8 +21,8 @@ if TYPE_CHECKING:  # Lightning takes seconds, which a command that trains nothin
     import lightning as L
     from lightning.pytorch.callbacks import Callback
 
-    from kernel_attention.training.module import SequenceTask
-    from kernel_attention.training.recipe import Recipe
+    from kernel_attention.training.module import RecipeTask
+    from kernel_attention.training.recipe import BaseRecipe
 
 _one_at_a_time = threading.Lock()
 
@@ -34,7 +34,7 @@ class Interrupted(KeyboardInterrupt):
     """
 
 
-def make_trainer(recipe: Recipe, callbacks: list[Callback], progress: bool) -> L.Trainer:
+def make_trainer(recipe: BaseRecipe, callbacks: list[Callback], progress: bool) -> L.Trainer:
     """The trainer of a recipe.
 
     Raises:
@@ -51,9 +51,9 @@ def make_trainer(recipe: Recipe, callbacks: list[Callback], progress: bool) -> L
             accelerator=recipe.accelerator,
             devices=1,
             precision=recipe.precision,
-            max_epochs=recipe.epochs,
+            max_epochs=recipe.rounds,
             gradient_clip_val=recipe.gradient_clip or None,
-            check_val_every_n_epoch=recipe.evaluate_every,
+            check_val_every_n_epoch=recipe.rounds_per_evaluation,
             num_sanity_val_steps=0,
             logger=False,
             enable_checkpointing=any(isinstance(callback, Checkpoint) for callback in callbacks),
@@ -66,14 +66,14 @@ def make_trainer(recipe: Recipe, callbacks: list[Callback], progress: bool) -> L
         raise InputError(f"accelerator={recipe.accelerator!r} cannot be used here: {error}") from None
 
 
-def check_trainer(recipe: Recipe) -> None:
+def check_trainer(recipe: BaseRecipe) -> None:
     """InputError where this machine cannot train the recipe."""
     with _quiet_lightning():
         make_trainer(recipe, [], progress=False)
 
 
 def fit(
-    task: SequenceTask,
+    task: RecipeTask,
     train_batches: Iterable[Any],
     val_batches: Iterable[Any] | None,
     *,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import lightning as L
@@ -13,14 +12,65 @@ from torch.nn import functional as F
 from kernel_attention.attention import PenalizedAttention, auxiliary_loss
 from kernel_attention.data import Batch
 from kernel_attention.errors import InputError
-from kernel_attention.training.recipe import Recipe
+from kernel_attention.training.recipe import BaseRecipe, StepRecipe
 
 _OPTIMIZERS = {"radam": torch.optim.RAdam, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 
 _CHANGEABLE = ("epochs", "seeds", "threads", "accelerator")  # keys a run may be resumed with other values of
 
 
-class SequenceTask(L.LightningModule):
+class RecipeTask(L.LightningModule):
+    """What the tasks share: the recipe's optimizer and schedule, J of the layers, the recipe in checkpoints.
+
+    Args:
+        model: it, or its ``encoder``, has ``layers``, each with an ``attention``.
+        recipe: optimizer, learning rate and the reduction of the auxiliary loss.
+    """
+
+    def __init__(self, model: nn.Module, recipe: BaseRecipe) -> None:
+        super().__init__()
+        self.model = model
+        self.recipe = recipe
+        self.objectives = {
+            f"objective_layer_{index}": layer.attention
+            for index, layer in enumerate(getattr(model, "encoder", model).layers)  # type: ignore[arg-type]
+            if isinstance(layer.attention, PenalizedAttention)
+        }
+
+    def penalty(self, batch_size: int) -> Tensor:
+        """Sum over layers of eta J^2 (Primal-Attention, eq. 10) after a forward in training; logs each J."""
+        for name, layer in self.objectives.items():
+            if layer.objective is not None:
+                value = layer.objective.detach().mean()
+                self.log(name, value, on_step=False, on_epoch=True, batch_size=batch_size)
+        return auxiliary_loss(self.model, self.recipe.auxiliary_reduction)
+
+    def configure_optimizers(self) -> Any:
+        """The recipe's optimizer, with its schedule where training is counted in steps."""
+        recipe = self.recipe
+        optimizer = _OPTIMIZERS[recipe.optimizer](
+            self.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay
+        )
+        if not isinstance(recipe, StepRecipe):
+            return optimizer
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, recipe.learning_rate_factor)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["recipe"] = self.recipe.keys()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Refuse the state of another recipe, which would not continue to the result of either."""
+        current = self.recipe.keys()
+        for key, value in checkpoint.get("recipe", {}).items():
+            if key not in _CHANGEABLE and current.get(key) != value:
+                raise InputError(
+                    f"the checkpoint was written with {key}={value!r}, the run's config.yaml says "
+                    f"{current.get(key)!r}: undo the change, or start a new run with it"
+                )
+
+
+class SequenceTask(RecipeTask):
     """Classification (cross-entropy) or regression (mean squared error) of sequences.
 
     Logs per epoch: ``train_loss`` (the task's own), ``train_accuracy`` or ``train_mse``,
@@ -32,25 +82,14 @@ class SequenceTask(L.LightningModule):
         is_regression: outputs are values, not class logits.
     """
 
-    def __init__(self, model: nn.Module, recipe: Recipe, is_regression: bool = False) -> None:
-        super().__init__()
-        self.model = model
-        self.recipe = recipe
+    def __init__(self, model: nn.Module, recipe: BaseRecipe, is_regression: bool = False) -> None:
+        super().__init__(model, recipe)
         self.is_regression = is_regression
-        self.objectives = {
-            f"objective_layer_{index}": layer.attention
-            for index, layer in enumerate(model.encoder.layers)  # type: ignore[union-attr, arg-type]
-            if isinstance(layer.attention, PenalizedAttention)
-        }
 
     def training_step(self, batch: Batch) -> Tensor:
         """Task loss + sum over layers of eta J^2 (Primal-Attention, eq. 10)."""
         loss = self._log_step("train", batch)
-        for name, layer in self.objectives.items():
-            if layer.objective is not None:
-                value = layer.objective.detach().mean()
-                self.log(name, value, on_step=False, on_epoch=True, batch_size=len(batch.x))
-        return loss + auxiliary_loss(self.model, self.recipe.auxiliary_reduction)
+        return loss + self.penalty(len(batch.x))
 
     def validation_step(self, batch: Batch) -> None:
         """Log the task's loss and metric."""
@@ -70,22 +109,3 @@ class SequenceTask(L.LightningModule):
             return loss, "mse", loss.detach()
         accuracy = (outputs.argmax(dim=-1) == target).float().mean()
         return F.cross_entropy(outputs, target), "accuracy", accuracy
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """The recipe's optimizer with a constant learning rate."""
-        optimizer = _OPTIMIZERS[self.recipe.optimizer]
-        recipe = self.recipe
-        return optimizer(self.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["recipe"] = dataclasses.asdict(self.recipe)
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse the state of another recipe, which would not continue to the result of either."""
-        for key, value in checkpoint.get("recipe", {}).items():
-            current = getattr(self.recipe, key, None)
-            if key not in _CHANGEABLE and current != value:
-                raise InputError(
-                    f"the checkpoint was written with {key}={value!r}, the run's config.yaml says "
-                    f"{current!r}: undo the change, or start a new run with it"
-                )

@@ -92,6 +92,10 @@ class RunRecorder(Checkpoint):
         self.best = state_dict["best"]
         self._generators = state_dict["generators"]
 
+    def choice(self) -> dict[str, Any]:
+        """What ``evaluation.json`` says of the round whose weights were chosen."""
+        return {"best_epoch": self.best_epoch}
+
     def _row(self, trainer: L.Trainer) -> dict[str, Any]:
         figures = {name: float(value) for name, value in trainer.callback_metrics.items()}
         is_evaluated = (trainer.current_epoch + 1) % (trainer.check_val_every_n_epoch or 1) == 0

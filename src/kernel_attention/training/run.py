@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import os
 import platform
@@ -17,19 +16,10 @@ import numpy as np
 import torch
 
 import kernel_attention
-from kernel_attention.data import (
-    SequenceSplit,
-    Standardizer,
-    TimeSeriesData,
-    load_time_series,
-    make_loader,
-    stratified_split,
-)
 from kernel_attention.errors import InputError
-from kernel_attention.models import SequenceClassifier
 from kernel_attention.reporting import write_report
-from kernel_attention.training.evaluation import evaluate_split, kernel_spectra
-from kernel_attention.training.facts import describe_data, read_facts, require_same_data
+from kernel_attention.training.experiment import Experiment, Metric
+from kernel_attention.training.facts import read_facts, require_same_data
 from kernel_attention.training.files import (
     is_unfinished,
     read_json,
@@ -39,13 +29,12 @@ from kernel_attention.training.files import (
     write_yaml,
 )
 from kernel_attention.training.fit import check_trainer, fit
-from kernel_attention.training.module import SequenceTask
-from kernel_attention.training.recipe import PROTOCOLS, Recipe
-from kernel_attention.training.recorder import RunRecorder
+from kernel_attention.training.recipe import BaseRecipe
+from kernel_attention.training.tasks import experiment_class
 
 
 def train(
-    recipe: Recipe,
+    recipe: BaseRecipe,
     output: Path,
     *,
     name: str = "run",
@@ -76,40 +65,36 @@ def train(
     if not resume:
         _check_unused(output)
     check_trainer(recipe)
-    data = load_time_series(recipe.dataset, data_root=data_root, missing=recipe.missing)
-    facts = describe_data(data)
-    build_model(recipe, facts)  # bad options are refused before anything is written
-    _split(data, recipe, recipe.seeds[0])
+    experiment = experiment_class(recipe.task_name)(recipe, data_root)
+    experiment.check()
+    facts = experiment.facts()
     if resume:
-        name = _reopen_folder(output, facts) or name
+        name = _reopen_folder(output, recipe, facts) or name
     else:
         _open_folder(output, recipe, facts, name)
-    results = [_train_seed(recipe, data, output / f"seed-{seed}", seed, progress) for seed in recipe.seeds]
-    summary = summarise(recipe, name, results)
+    results = [_train_seed(experiment, output / f"seed-{seed}", seed, progress) for seed in recipe.seeds]
+    summary = summarise(recipe, name, results, experiment.metric)
     write_json(output / "summary.json", summary)
     write_report(output)
     return summary
 
 
-def build_model(recipe: Recipe, facts: dict[str, Any]) -> SequenceClassifier:
+def build_model(recipe: BaseRecipe, facts: dict[str, Any]) -> Any:
     """The recipe's model for data with these facts."""
-    num_outputs = len(facts["class_names"]) or 1
-    shape = (facts["num_features"], num_outputs, facts["max_len"])
-    return SequenceClassifier(*shape, **recipe.encoder_options())
+    return experiment_class(recipe.task_name).build_model(recipe, facts)
 
 
-def summarise(recipe: Recipe, name: str, results: list[dict[str, Any]]) -> dict[str, Any]:
+def summarise(recipe: BaseRecipe, name: str, results: list[dict[str, Any]], metric: Metric) -> dict[str, Any]:
     """Mean and sample deviation over the seeds."""
-    metric = "accuracy" if "accuracy" in results[0] else "rmse"
-    values = [result[metric] for result in results]
+    values = [result[metric.name] for result in results]
     return {
         "recipe": name,
         "dataset": recipe.dataset,
         "attention": recipe.attention_name(),
         "protocol": recipe.protocol,
-        "protocol_text": PROTOCOLS[recipe.protocol],
+        "protocol_text": recipe.protocol_text,
         "seeds": recipe.seeds,
-        "metric": metric,
+        "metric": metric.name,
         "values": values,
         "mean": statistics.fmean(values),
         "std": statistics.stdev(values) if len(values) > 1 else None,
@@ -136,7 +121,7 @@ def _check_unused(output: Path) -> None:
         )
 
 
-def _open_folder(output: Path, recipe: Recipe, facts: dict[str, Any], name: str) -> None:
+def _open_folder(output: Path, recipe: BaseRecipe, facts: dict[str, Any], name: str) -> None:
     """Make the run folder; failing, leave all as it was. ``config.yaml`` comes last: it makes it a run."""
     created = [folder for folder in (output, *output.parents) if not folder.exists()]
     try:
@@ -144,7 +129,7 @@ def _open_folder(output: Path, recipe: Recipe, facts: dict[str, Any], name: str)
         remove_unfinished(output)
         write_json(output / "versions.json", {"recipe": name, **_versions()})
         write_json(output / "data.json", facts)
-        write_yaml(output / "config.yaml", dataclasses.asdict(recipe))
+        write_yaml(output / "config.yaml", recipe.keys())
     except BaseException as error:
         with contextlib.suppress(OSError):
             for file in ("versions.json", "data.json", "config.yaml"):
@@ -156,9 +141,9 @@ def _open_folder(output: Path, recipe: Recipe, facts: dict[str, Any], name: str)
         raise
 
 
-def _reopen_folder(output: Path, facts: dict[str, Any]) -> str | None:
+def _reopen_folder(output: Path, recipe: BaseRecipe, facts: dict[str, Any]) -> str | None:
     """Make an unfinished run ready to go on; the name of its recipe."""
-    require_same_data(facts, read_facts(output))
+    require_same_data(facts, read_facts(output, recipe.task_name))
     try:
         remove_unfinished(output)
         for stale in (output / "error.txt", *output.glob("seed-*/interrupted.safetensors")):
@@ -182,44 +167,35 @@ def _versions() -> dict[str, str]:
     }
 
 
-def _split(data: TimeSeriesData, recipe: Recipe, seed: int) -> tuple[SequenceSplit, SequenceSplit]:
-    """(training cases, cases that choose the epoch) under the recipe's protocol."""
-    if recipe.protocol == "paper":
-        return data.train, data.test
-    return stratified_split(data.train, recipe.validation_fraction, seed, data.task)
-
-
-def _train_seed(
-    recipe: Recipe, data: TimeSeriesData, folder: Path, seed: int, progress: bool
-) -> dict[str, Any]:
+def _train_seed(experiment: Experiment, folder: Path, seed: int, progress: bool) -> dict[str, Any]:
     if (folder / "evaluation.json").exists():  # a finished seed of a resumed run
         return read_json(folder / "evaluation.json")
+    recipe = experiment.recipe
     folder.mkdir(exist_ok=True)
     L.seed_everything(seed, verbose=False)
-    train_split, val_split = _split(data, recipe, seed)
-    scale = Standardizer.fit(train_split.sequences)
-    model = build_model(recipe, describe_data(data))
-    model.encoder.set_scale(torch.from_numpy(scale.mean), torch.from_numpy(scale.std))
-    is_regression = data.task == "regression"
-    recorder = RunRecorder(folder, float(np.var(val_split.targets)) if is_regression else None)
+    model = experiment.build_model(recipe, experiment.facts())
+    experiment.prepare(model, seed)
+    recorder = experiment.recorder(folder, seed)
+    train_batches, val_batches = experiment.loaders(seed)
     fit(
-        SequenceTask(model, recipe, is_regression),
-        make_loader(train_split, recipe.batch_size, shuffle=True, seed=seed),
-        make_loader(val_split, recipe.batch_size),
+        experiment.task(model),
+        train_batches,
+        val_batches,
         callbacks=[recorder],
         checkpoint=recorder.checkpoint if recorder.checkpoint.exists() else None,
         progress=progress,
     )
     model.load_state_dict(read_weights(folder / "best.safetensors"))
-    result = evaluate_split(model, data.test, recipe, is_regression)
+    result = experiment.evaluate(model)
     if not math.isfinite(result["loss"]):
         raise FloatingPointError(f"the loss on the test split is {result['loss']}")
     result |= {
         "protocol": recipe.protocol,
         "split": "test",
-        "best_epoch": recorder.best_epoch,
+        **recorder.choice(),
         "seconds": round(sum(row["seconds"] for row in recorder.rows), 1),
     }
-    write_json(folder / "spectra.json", kernel_spectra(model, data.test))
+    for name, content in experiment.appendices(model).items():
+        write_json(folder / name, content)
     write_json(folder / "evaluation.json", result)
     return result

@@ -1,0 +1,43 @@
+"""Generated data sets on disk: a file is whole or not there."""
+
+from __future__ import annotations
+
+import logging
+import os
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from kernel_attention.errors import InputError
+
+logger = logging.getLogger(__name__)
+
+
+def cached_arrays(path: Path, make: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """The arrays in an ``.npz`` file, made and written by atomic rename where it is missing or damaged.
+
+    Raises:
+        InputError: where the file cannot be written.
+    """
+    try:
+        # Opened here, because NumPy leaves a damaged file open.
+        with path.open("rb") as content, np.load(content, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, KeyError):
+        logger.info("generating %s", path)
+    arrays = make()
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            np.savez(file, allow_pickle=False, **arrays)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise InputError(f"cache {path}: cannot be written ({error.strerror or error})") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+    return arrays

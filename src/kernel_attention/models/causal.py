@@ -1,0 +1,184 @@
+"""The causal language model: a decoder with any causal-capable mechanism in each layer.
+
+Primal-Attention's WikiText-103 model is ``attention=["softmax"] * 5 + ["primal"]`` (supplement, table 5), the
+kernel-PCA paper's ``[("rpc", {"iterations": 4, "lam": 4.0})] * 4 + ["symmetric"] * 12`` (appendix A).
+
+Legend: B texts, N tokens, d model width, V tokens of the vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from kernel_attention.attention import (
+    AttentionLayer,
+    AttentionSpec,
+    create_attention,
+    get_mechanism,
+    layer_specs,
+)
+from kernel_attention.attention.base import require_positive, require_probability
+from kernel_attention.errors import InputError, unknown
+from kernel_attention.models.cross_entropy import linear_cross_entropy
+from kernel_attention.models.decoding import DecodingState, decode_step, initial_state, prefill
+from kernel_attention.models.sequence import EncoderLayer, sinusoidal_positions
+
+
+class CausalLanguageModel(nn.Module):
+    """Token embedding and positions, causal layers, final norm (pre-norm layers), logits.
+
+    Args:
+        vocabulary_size: V.
+        max_len: longest context.
+        attention: one mechanism for all layers or a list with one per layer; see :func:`layer_specs`.
+        embed_dim: model width d.
+        num_heads: heads of every layer.
+        num_layers: number of layers.
+        feedforward_dim: hidden width of the feed-forward networks.
+        dropout: of embeddings and layers, and of the attention weights where a mechanism has them.
+        positions: "learnt" (normal, deviation 0.02, at first) or "fixed" (sinusoidal).
+        norm_first: pre-norm layers with a norm after the last, else post-norm layers.
+        tied: whether the logits are made with the embedding's weights (Press & Wolf 2017).
+
+    Raises:
+        InputError: for a mechanism or options without a causal form, and sizes that cannot be.
+    """
+
+    output_weight: nn.Parameter | None
+
+    def __init__(
+        self,
+        vocabulary_size: int,
+        max_len: int,
+        attention: AttentionSpec | Sequence[AttentionSpec] = "softmax",
+        *,
+        embed_dim: int = 512,
+        num_heads: int = 8,
+        num_layers: int = 6,
+        feedforward_dim: int = 2048,
+        dropout: float = 0.1,
+        positions: Literal["learnt", "fixed"] = "learnt",
+        norm_first: bool = True,
+        tied: bool = True,
+    ) -> None:
+        super().__init__()
+        require_positive(
+            vocabulary_size=vocabulary_size, max_len=max_len, embed_dim=embed_dim, num_layers=num_layers,
+            feedforward_dim=feedforward_dim,
+        )  # fmt: skip
+        require_probability(dropout=dropout)
+        self.vocabulary_size = vocabulary_size
+        self.max_len = max_len
+        self.embedding = nn.Embedding(vocabulary_size, embed_dim)
+        nn.init.normal_(self.embedding.weight, std=0.02)
+        self._set_positions(positions, embed_dim)
+        shared = {"max_len": max_len, "dropout": dropout}
+        self.layers = nn.ModuleList()
+        for name, options in layer_specs(attention, num_layers):
+            known = {key: value for key, value in shared.items() if key in get_mechanism(name).options}
+            layer = create_attention(name, embed_dim, num_heads, **{**known, **options})
+            _require_causal(layer, name)
+            self.layers.append(EncoderLayer(layer, feedforward_dim, dropout, norm_first))
+        self.norm = nn.LayerNorm(embed_dim) if norm_first else nn.Identity()
+        self.dropout = nn.Dropout(dropout)
+        self.output_bias = nn.Parameter(torch.zeros(vocabulary_size))
+        own = None if tied else nn.Parameter(0.02 * torch.randn(vocabulary_size, embed_dim))
+        self.register_parameter("output_weight", own)
+
+    def forward(self, tokens: Tensor, *, last: int | None = None) -> Tensor:
+        """Logits of the token after each of the last ``last`` positions (default: of all).
+
+        Args:
+            tokens: (B, N) whole numbers below V.
+            last: how many positions.
+
+        Returns:
+            (B, last, V); those of a position depend on the tokens up to it.
+
+        Raises:
+            InputError: for another shape or type, or more than max_len tokens.
+        """
+        x = self._hidden(tokens)
+        return self.logits(x if last is None else x[:, -last:])
+
+    def loss(self, tokens: Tensor, targets: Tensor, ignore_index: int = -100) -> Tensor:
+        """Mean cross-entropy of the targets (B, N), in nats, without all logits at once.
+
+        See :func:`kernel_attention.models.cross_entropy.linear_cross_entropy`.
+        """
+        x = self.dropout(self.norm(self._hidden(tokens))).flatten(0, 1)
+        return linear_cross_entropy(x, self._weight(), self.output_bias, targets.flatten(), ignore_index)
+
+    def _hidden(self, tokens: Tensor) -> Tensor:
+        """(B, N) -> (B, N, d), after the last layer."""
+        if tokens.dim() != 2 or tokens.size(1) == 0 or tokens.is_floating_point():
+            raise InputError(
+                f"tokens has shape {tuple(tokens.shape)} and dtype {tokens.dtype}, expected whole numbers "
+                "of shape (B, N) with N at least 1"
+            )
+        x = self.embed(tokens, 0)
+        for layer in self.layers:
+            x = layer(x, None, True)
+        return x
+
+    def embed(self, tokens: Tensor, start: int) -> Tensor:
+        """(B, N) tokens at the positions from ``start`` on -> (B, N, d)."""
+        self.check_length(start + tokens.size(1))
+        return self.dropout(self.embedding(tokens) + self.positions[start : start + tokens.size(1)])
+
+    def logits(self, x: Tensor) -> Tensor:
+        """(..., d) after the last layer -> (..., V)."""
+        return F.linear(self.dropout(self.norm(x)), self._weight(), self.output_bias)
+
+    def _weight(self) -> Tensor:
+        """Of the logits, (V, d)."""
+        return self.embedding.weight if self.output_weight is None else self.output_weight
+
+    def check_length(self, length: int) -> None:
+        """InputError where a text of this length is beyond the model."""
+        if length > self.max_len:
+            raise InputError(f"sequence length {length} exceeds max_len={self.max_len}")
+
+    def initial_state(self, batch_size: int = 1) -> DecodingState:
+        """The state of decoding before the first token."""
+        return initial_state(self, batch_size)
+
+    def prefill(self, tokens: Tensor, state: DecodingState | None = None) -> tuple[Tensor, DecodingState]:
+        """Read (B, N) tokens -> logits after the last one (B, V), and the state after it."""
+        return prefill(self, tokens, self.initial_state(tokens.size(0)) if state is None else state)
+
+    def step(self, tokens: Tensor, state: DecodingState) -> tuple[Tensor, DecodingState]:
+        """Read one token (B,) -> logits of the next one (B, V), and the state after it.
+
+        The time and memory of a step are constant where every mechanism has a recurrent form; a layer
+        without one keeps its inputs and attends to all of them again.
+        """
+        return decode_step(self, tokens, state)
+
+    def _set_positions(self, kind: str, embed_dim: int) -> None:
+        if kind == "learnt":
+            self.positions = nn.Parameter(torch.empty(self.max_len, embed_dim).normal_(std=0.02))
+        elif kind == "fixed":
+            # Of the embedding's size, whose deviation is 0.02 at first.
+            table = 0.02 * sinusoidal_positions(self.max_len, embed_dim)
+            self.register_buffer("positions", table, persistent=False)
+        else:
+            raise unknown("positions", kind, ("learnt", "fixed"))
+
+
+@torch.no_grad()
+def _require_causal(layer: AttentionLayer, name: str) -> None:
+    """InputError unless the layer has a causal form: a table's word is not enough, options decide too."""
+    layer.eval()
+    parameter = next(layer.parameters())
+    try:
+        layer(parameter.new_zeros(1, 1, layer.embed_dim), is_causal=True)
+    except InputError as error:
+        raise InputError(f"attention {name!r} cannot be a layer of a causal model: {error}") from None
+    finally:
+        layer.train()

@@ -1,0 +1,186 @@
+"""Decoding a causal model token by token, and the text it generates.
+
+A layer with a recurrent form (``initial_state`` and ``step``) is decoded by it. Any other keeps the inputs it
+has seen and attends to all of them again: the same output, in time and memory that grow with the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from kernel_attention.errors import InputError
+
+if TYPE_CHECKING:
+    from kernel_attention.models.causal import CausalLanguageModel
+    from kernel_attention.models.sequence import EncoderLayer
+
+
+@dataclass(frozen=True)
+class DecodingState:
+    """What a model knows of the text it has read.
+
+    Args:
+        position: tokens read.
+        layers: the state of every layer: its mechanism's own, or :class:`Prefix`.
+    """
+
+    position: int
+    layers: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """The inputs of an attention layer without a recurrent form, (B, n, d); None before the first."""
+
+    x: Tensor | None = None
+
+
+def is_recurrent(attention: Any) -> bool:
+    """Whether a layer decodes with a state of its own."""
+    return bool(getattr(attention, "supports_decoding", hasattr(attention, "step")))
+
+
+def initial_state(model: CausalLanguageModel, batch_size: int) -> DecodingState:
+    """Before the first token."""
+    mechanisms: list[Any] = [layer.attention for layer in model.layers]
+    states = [one.initial_state(batch_size) if is_recurrent(one) else Prefix() for one in mechanisms]
+    return DecodingState(0, tuple(states))
+
+
+def decode_step(
+    model: CausalLanguageModel, tokens: Tensor, state: DecodingState
+) -> tuple[Tensor, DecodingState]:
+    """One token (B,) -> logits (B, V) and the next state."""
+    x = model.embed(tokens[:, None], state.position)[:, 0]
+    states = []
+    for layer, before in zip(model.layers, state.layers, strict=True):
+        x, after = _through(layer, x, before, _attend_one)  # type: ignore[arg-type]
+        states.append(after)
+    return model.logits(x), DecodingState(state.position + 1, tuple(states))
+
+
+def prefill(model: CausalLanguageModel, tokens: Tensor, state: DecodingState) -> tuple[Tensor, DecodingState]:
+    """Tokens (B, N) -> logits after the last (B, V) and the state after it."""
+    if tokens.dim() != 2 or tokens.size(1) == 0:
+        raise InputError(f"tokens has shape {tuple(tokens.shape)}, expected (B, N) with N at least 1")
+    x = model.embed(tokens, state.position)
+    states = []
+    for layer, before in zip(model.layers, state.layers, strict=True):
+        # A mechanism's own reading of a whole prompt begins where the text does.
+        is_first = (
+            state.position == 0 and is_recurrent(layer.attention) and hasattr(layer.attention, "prefill")
+        )
+        x, after = _through(layer, x, None if is_first else before, _attend_many)  # type: ignore[arg-type]
+        states.append(after)
+    return model.logits(x[:, -1]), DecodingState(state.position + tokens.size(1), tuple(states))
+
+
+def _through(
+    layer: EncoderLayer, x: Tensor, state: Any, attend: Callable[[Any, Tensor, Any], tuple[Tensor, Any]]
+) -> tuple[Tensor, Any]:
+    """An encoder layer's forward with the attention's state carried along."""
+    after = None
+
+    def attention(inputs: Tensor) -> Tensor:
+        nonlocal after
+        y, after = attend(layer.attention, inputs, state)
+        return y
+
+    return layer.around(attention, x), after
+
+
+def _attend_one(attention: Any, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+    """x (B, d) -> (B, d)."""
+    if not isinstance(state, Prefix):
+        return attention.step(x, state)
+    y, state = _attend_many(attention, x[:, None], state)
+    return y[:, 0], state
+
+
+def _attend_many(attention: Any, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+    """x (B, N, d) -> (B, N, d)."""
+    if isinstance(state, Prefix):
+        seen = x if state.x is None else torch.cat([state.x, x], dim=1)
+        return attention(seen, is_causal=True)[:, -x.size(1) :], Prefix(seen)
+    if state is None:
+        return attention.prefill(x)
+    outputs = []
+    for token in x.unbind(1):
+        y, state = attention.step(token, state)
+        outputs.append(y)
+    return torch.stack(outputs, dim=1), state
+
+
+def generate(
+    model: CausalLanguageModel,
+    prompt: Tensor,
+    count: int,
+    *,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    generator: torch.Generator | None = None,
+) -> Iterator[Tensor]:
+    """The tokens that follow a prompt, one after the other.
+
+    Args:
+        model: in evaluation mode it gives the text that its weights say; dropout is left as it is.
+        prompt: (B, N) tokens, N at least 1.
+        count: how many tokens to generate.
+        temperature: 0 takes the most likely token; otherwise draws from softmax(logits / temperature).
+        top_k: draw among the most likely tokens only.
+        generator: of the draws; None: PyTorch's global one.
+
+    Yields:
+        (B,) tokens. Nothing of them is kept here: memory is that of the state.
+
+    Raises:
+        InputError: before the first token, for arguments out of range and a text beyond max_len.
+    """
+    if count < 0:
+        raise InputError(f"count={count} must be at least 0")
+    if not temperature >= 0.0 or temperature == float("inf"):
+        raise InputError(f"temperature={temperature} must be a finite number of at least 0")
+    if top_k is not None and top_k < 1:
+        raise InputError(f"top_k={top_k} must be at least 1")
+    if prompt.dim() != 2 or prompt.size(1) == 0:
+        raise InputError(f"prompt has shape {tuple(prompt.shape)}, expected (B, N) with N at least 1")
+    model.check_length(prompt.size(1) + max(count - 1, 0))
+    return _generate(model, prompt, count, temperature, top_k, generator)
+
+
+def _generate(
+    model: CausalLanguageModel,
+    prompt: Tensor,
+    count: int,
+    temperature: float,
+    top_k: int | None,
+    generator: torch.Generator | None,
+) -> Iterator[Tensor]:
+    state: DecodingState | None = None
+    tokens = prompt
+    for _ in range(count):
+        with torch.inference_mode():  # around the step only: a generator's caller has modes of its own
+            if state is None:
+                logits, state = model.prefill(prompt)
+            else:
+                logits, state = model.step(tokens, state)
+            tokens = choose(logits, temperature, top_k, generator)
+        yield tokens
+
+
+def choose(
+    logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator | None
+) -> Tensor:
+    """Next tokens (B,) by logits (B, V); see :func:`generate`."""
+    if temperature == 0.0:
+        return logits.argmax(dim=-1)
+    logits = logits.float() / temperature
+    if top_k is not None and top_k < logits.size(-1):
+        least = logits.topk(top_k, dim=-1).values[:, -1:]
+        logits = logits.masked_fill(logits < least, float("-inf"))
+    return torch.multinomial(logits.softmax(dim=-1), 1, generator=generator)[:, 0]

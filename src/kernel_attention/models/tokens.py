@@ -1,0 +1,121 @@
+"""Classifiers of token sequences, and of pairs of them, with the encoder of :mod:`.sequence`.
+
+The models of Long Range Arena (Tay et al. 2021) as Primal-Attention's experiments use them: embedded
+tokens, learnt positions, pre-norm layers, the mean over the real tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kernel_attention.attention import AttentionSpec
+from kernel_attention.attention.base import require_positive
+from kernel_attention.errors import InputError
+from kernel_attention.models.sequence import SequenceEncoder
+
+
+class TokenEncoder(SequenceEncoder):
+    """:class:`SequenceEncoder` whose input projection is a table of learnt embeddings.
+
+    Args:
+        vocabulary_size: number of different tokens V.
+        max_len: longest sequence.
+        attention: as in :class:`SequenceEncoder`.
+        options: the other arguments of :class:`SequenceEncoder`.
+    """
+
+    def __init__(
+        self,
+        vocabulary_size: int,
+        max_len: int,
+        attention: AttentionSpec | Sequence[AttentionSpec] = "primal",
+        **options: Any,
+    ) -> None:
+        require_positive(vocabulary_size=vocabulary_size)
+        super().__init__(vocabulary_size, max_len, attention, **options)
+
+    def _set_input(self, in_features: int) -> None:
+        self.embed = nn.Embedding(in_features, self.embed_dim)
+        # Times sqrt(d), as every encoder's input is, the entries have deviation 1.
+        nn.init.normal_(self.embed.weight, std=self.embed_dim**-0.5)
+
+    def _check_input(self, x: Tensor) -> None:
+        if x.dim() != 2 or x.is_floating_point():
+            raise InputError(
+                f"x has shape {tuple(x.shape)} and dtype {x.dtype}, expected (B, N) whole numbers"
+            )
+
+    def _embed(self, x: Tensor) -> Tensor:
+        return self.embed(x)
+
+
+class TokenClassifier(nn.Module):
+    """Class logits of token sequences: encoder, mean over the real tokens, linear head.
+
+    Args:
+        vocabulary_size: number of different tokens.
+        num_outputs: classes.
+        max_len: longest sequence.
+        attention: as in :class:`TokenEncoder`.
+        encoder_options: the other arguments of :class:`TokenEncoder`.
+    """
+
+    def __init__(
+        self,
+        vocabulary_size: int,
+        num_outputs: int,
+        max_len: int,
+        attention: AttentionSpec | Sequence[AttentionSpec] = "primal",
+        **encoder_options: Any,
+    ) -> None:
+        super().__init__()
+        require_positive(num_outputs=num_outputs)
+        self.encoder = TokenEncoder(vocabulary_size, max_len, attention, **encoder_options)
+        self.head: nn.Module = nn.Linear(self.encoder.embed_dim, num_outputs)
+
+    def forward(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
+        """x (B, N) token numbers, key_padding_mask (B, N; True = real token) -> (B, num_outputs)."""
+        return self.head(self.pooled(x, key_padding_mask))
+
+    def pooled(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
+        """The mean of the encoded real tokens, (B, d)."""
+        encoded = self.encoder(x, key_padding_mask)
+        if key_padding_mask is None:
+            return encoded.mean(dim=1)
+        return encoded.sum(dim=1) / key_padding_mask.sum(dim=1, keepdim=True).clamp_min(1)
+
+
+class TokenPairClassifier(TokenClassifier):
+    """Class logits of pairs of sequences: one encoder for both, a GELU network on [a, b, a * b, a - b].
+
+    Args:
+        vocabulary_size: number of different tokens.
+        num_outputs: classes.
+        max_len: longest sequence.
+        attention: as in :class:`TokenEncoder`.
+        encoder_options: the other arguments of :class:`TokenEncoder`.
+    """
+
+    def __init__(
+        self,
+        vocabulary_size: int,
+        num_outputs: int,
+        max_len: int,
+        attention: AttentionSpec | Sequence[AttentionSpec] = "primal",
+        **encoder_options: Any,
+    ) -> None:
+        super().__init__(vocabulary_size, num_outputs, max_len, attention, **encoder_options)
+        width = self.encoder.embed_dim
+        self.head = nn.Sequential(nn.Linear(4 * width, width), nn.GELU(), nn.Linear(width, num_outputs))
+
+    def forward(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
+        """x (B, 2, N) token numbers, key_padding_mask (B, 2, N) -> (B, num_outputs)."""
+        if x.dim() != 3 or x.size(1) != 2:
+            raise InputError(f"x has shape {tuple(x.shape)}, expected (B, 2, N)")
+        mask = None if key_padding_mask is None else key_padding_mask.flatten(0, 1)
+        a, b = self.pooled(x.flatten(0, 1), mask).unflatten(0, (-1, 2)).unbind(1)
+        return self.head(torch.cat([a, b, a * b, a - b], dim=-1))

@@ -1,0 +1,134 @@
+"""Decoding token by token is the parallel form, in every mechanism; generation is its arg max or draws."""
+
+from __future__ import annotations
+
+import resource
+
+import pytest
+import torch
+from models.test_causal import CAUSAL, LENGTH, VOCABULARY, small
+
+from kernel_attention.errors import InputError
+from kernel_attention.models.decoding import DecodingState, choose, generate, is_recurrent
+
+
+@pytest.fixture
+def tokens():
+    return torch.randint(VOCABULARY, (3, LENGTH), generator=torch.Generator().manual_seed(2))
+
+
+def tensors_of(value):
+    """All tensors in a state."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, DecodingState):
+        return tensors_of(value.layers)
+    if hasattr(value, "__dict__"):
+        value = list(vars(value).values())
+    return (
+        [tensor for item in value for tensor in tensors_of(item)] if isinstance(value, list | tuple) else []
+    )
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_steps_give_the_logits_of_the_parallel_form(name, tokens):
+    """From the first token, and after a prompt read at once."""
+    model = small([name, "softmax"])
+    with torch.no_grad():
+        expected = model(tokens)
+        state = model.initial_state(len(tokens))
+        for position in range(LENGTH):
+            logits, state = model.step(tokens[:, position], state)
+            torch.testing.assert_close(logits, expected[:, position], rtol=0, atol=1e-12)
+        logits, state = model.prefill(tokens[:, :4])
+        torch.testing.assert_close(logits, expected[:, 3], rtol=0, atol=1e-12)
+        logits, state = model.prefill(tokens[:, 4:7], state)
+        torch.testing.assert_close(logits, expected[:, 6], rtol=0, atol=1e-12)
+        logits, state = model.step(tokens[:, 7], state)
+        torch.testing.assert_close(logits, expected[:, 7], rtol=0, atol=1e-12)
+        assert state.position == 8
+
+
+@pytest.mark.parametrize(
+    "attention", ["primal", ["softmax", {"primal": {"data_dependent": False}}], "linear"]
+)
+def test_greedy_text_is_that_of_the_parallel_form(attention, tokens):
+    """Each token is the arg max of the logits that one parallel pass over the whole text gives."""
+    model = small(attention)
+    prompt = tokens[:, :2]
+    text = torch.cat([prompt, torch.stack(list(generate(model, prompt, LENGTH - 2)), dim=1)], dim=1)
+    with torch.no_grad():
+        assert torch.equal(model(text)[:, 1:-1].argmax(dim=-1), text[:, 2:])
+
+
+def test_draws_are_seeded_and_follow_the_distribution():
+    """Relative frequencies over many draws are softmax(logits / temperature) among the top k."""
+    logits = torch.tensor([[2.0, 1.0, 0.0, -1.0]]).repeat(20000, 1)
+    drawn = choose(logits, 0.5, 3, torch.Generator().manual_seed(0))
+    frequencies = drawn.bincount(minlength=4) / len(drawn)
+    expected = torch.tensor([4.0, 2.0, 0.0, -torch.inf]).softmax(dim=0)
+    torch.testing.assert_close(frequencies, expected, rtol=0, atol=0.012)  # 3.5 standard deviations
+    assert torch.equal(drawn, choose(logits, 0.5, 3, torch.Generator().manual_seed(0)))
+    assert choose(logits[:5], 0.0, None, None).tolist() == [0] * 5
+    assert torch.equal(choose(logits, 2.0, 1, None), torch.zeros(20000, dtype=torch.long))
+
+
+def test_a_state_of_primal_attention_does_not_grow(tokens):
+    model = small("primal")
+    sizes = []
+    state = model.initial_state(3)
+    with torch.no_grad():
+        for position in range(LENGTH):
+            _, state = model.step(tokens[:, position], state)
+            sizes.append(sum(tensor.nbytes for tensor in tensors_of(state)))
+    assert all(is_recurrent(layer.attention) for layer in model.layers)
+    assert sizes[0] > 0
+    assert len(set(sizes)) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("data_dependent", [True, False])
+def test_20000_tokens_in_constant_memory(data_dependent):
+    """The text of the parallel form, and no more memory after 20,000 tokens than after 2,000."""
+    from kernel_attention.models.causal import CausalLanguageModel
+
+    torch.manual_seed(0)
+    count = 20000
+    spec = {"primal": {"rank": 8, "data_dependent": data_dependent}}
+    model = CausalLanguageModel(
+        50, count + 1, spec, embed_dim=16, num_heads=2, num_layers=2, feedforward_dim=32, dropout=0.0
+    )
+    with torch.no_grad():  # far from a fixed point: a text that repeats one token would prove little
+        for parameter in model.parameters():
+            parameter.normal_(std=0.3)
+        model.positions.normal_(std=2.0)
+    model.double().eval()
+    prompt = torch.tensor([[1, 2, 3]])
+    text, early = prompt[0].tolist(), 0
+    for number, token in enumerate(generate(model, prompt, count - 3)):
+        text.append(int(token))
+        if number == 2000:
+            early = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - early
+    assert grown < 4096, f"{grown} KiB"
+    assert len(set(text[-1000:])) > 5
+    with torch.no_grad():
+        expected = model(torch.tensor([text]))[0].argmax(dim=-1)
+    assert expected[2:-1].tolist() == text[3:]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"count": -1}, "count=-1"),
+        ({"temperature": -0.5}, "temperature=-0.5"),
+        ({"temperature": float("nan")}, "temperature=nan"),
+        ({"top_k": 0}, "top_k=0"),
+        ({"prompt": torch.zeros(1, 0, dtype=torch.long)}, r"prompt has shape \(1, 0\)"),
+        ({"count": LENGTH}, "sequence length 12 exceeds max_len=11"),
+    ],
+)
+def test_bad_arguments_are_refused_before_the_first_token(options, message):
+    arguments = {"prompt": torch.zeros(1, 2, dtype=torch.long), "count": 3} | options
+    with pytest.raises(InputError, match=message):
+        generate(small(), **arguments)
