@@ -15,6 +15,7 @@ from torch import Tensor
 from kernel_attention.functional.affine import Affine, autocast
 from kernel_attention.functional.multilinear import padded_rows, sequence_projections
 from kernel_attention.kernels.statistics import exactly
+from kernel_attention.ops.sequence_group import SequenceGroup
 
 
 def multilinear_layer(
@@ -28,6 +29,7 @@ def multilinear_layer(
     normalize: bool = True,
     key_padding_mask: Tensor | None = None,
     with_grams: bool = False,
+    group: SequenceGroup | None = None,
 ) -> tuple[Tensor, list[Tensor] | None]:
     """The layer's output and, where wanted, the modes' Gram matrices; not causal.
 
@@ -44,6 +46,7 @@ def multilinear_layer(
         normalize: Frobenius feature map; False: identity.
         key_padding_mask: (B, N), True = real token.
         with_grams: whether the objective will need them.
+        group: processes that hold the parts of every sequence; ``rows`` are those of the whole.
 
     Returns:
         y (B, N, d), and D tensors (B, h, M_n, M_n) as in :class:`Modes`, or None.
@@ -61,6 +64,7 @@ def multilinear_layer(
         grams, energy = None, None
         if with_grams or normalize:
             grams = _mode_grams(x, weight, bias, key_padding_mask)
+            grams = grams if group is None else group.total(grams)
             energy = grams.diagonal(dim1=-2, dim2=-1).sum(-1) if normalize else None
         projections, grams = sequence_projections(
             stacked,

@@ -183,18 +183,23 @@ def objective_from_energy(
     form: ObjectiveForm = "mean",
     per_sequence: bool = False,
     key_padding_mask: Tensor | None = None,
+    num_tokens: Tensor | None = None,
 ) -> Tensor:
-    """J as in :func:`ksvd_objective`, from :func:`scores_energy`, (B,), and the length N."""
+    """J as in :func:`ksvd_objective`, from :func:`scores_energy`, (B,), and the length N.
+
+    ``num_tokens`` (B,) takes the place of length and mask where the tokens lie elsewhere too.
+    """
     if form not in ("mean", "sum"):
         raise unknown("objective form", form, ("mean", "sum"))
     with torch.autocast(energy.device.type, enabled=False):
         trace = (exactly(w_e) * exactly(w_r)).sum() / w_e.size(0)
         if form == "sum":
             return 0.5 * (energy if per_sequence else energy.mean()) - trace
-        if key_padding_mask is None:
+        if num_tokens is None and key_padding_mask is None:
             num_tokens = energy.new_full(energy.shape, length)
-        else:
-            num_tokens = key_padding_mask.sum(dim=1).to(energy.dtype)
+        elif num_tokens is None:
+            num_tokens = key_padding_mask.sum(dim=1)
+        num_tokens = num_tokens.to(energy.dtype)
         if per_sequence:
             return 0.5 * energy / num_tokens.clamp_min(1) - trace
         return 0.5 * energy.sum() / num_tokens.sum().clamp_min(1) - trace

@@ -11,7 +11,7 @@ from torch import Tensor
 from kernel_attention.kernels.feature_maps import SMALLEST_NORM
 from kernel_attention.kernels.statistics import accumulation_dtype
 
-_SLICE = 1024  # tokens; z and its gradient stay in a core's second-level cache at common widths
+_SLICE = 2048  # tokens; their z and its gradient stay in the second-level caches at common widths
 
 
 class Tokens(NamedTuple):
@@ -22,14 +22,20 @@ class Tokens(NamedTuple):
     mask: Tensor | None
 
     def features(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, where: tuple[slice, slice]
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, where: tuple[slice, slice], room: Tensor
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The tokens themselves (b, n, d), their z (b, n, 2h, p), and 1 / norm (b, n, 2h, 1)."""
+        """The tokens themselves (b, n, d), their z (b, n, 2h, p) in ``room``, and 1 / norm (b, n, 2h, 1)."""
         part = x[where]
         mask = None if self.mask is None else self.mask[where]
         if mask is not None:
             part = part.masked_fill(~mask[..., None], 0.0)  # padding may hold anything, NaN included
-        z = torch.nn.functional.linear(part, weight, bias).unflatten(-1, (2 * self.num_heads, -1))
+        flat = part.flatten(0, 1)
+        z = room[: flat.size(0)]
+        if bias is None:
+            torch.mm(flat, weight.mT, out=z)
+        else:
+            torch.addmm(bias, flat, weight.mT, out=z)
+        z = z.view(*part.shape[:2], 2 * self.num_heads, -1)
         scale = None
         if self.normalize:
             norm = torch.linalg.vector_norm(z, dim=-1, keepdim=True, dtype=accumulation_dtype(z.dtype))
@@ -41,11 +47,13 @@ class Tokens(NamedTuple):
             z.masked_fill_(~mask[..., None, None], 0.0)
         return part, z, scale
 
-    def back(self, grad_z: Tensor, z: Tensor, scale: Tensor | None, where: tuple[slice, slice]) -> Tensor:
+    def back(
+        self, grad_z: Tensor, z: Tensor, scale: Tensor | None, where: tuple[slice, slice], room: Tensor
+    ) -> Tensor:
         """The gradient before the normalisation, in the place of ``grad_z`` (b, n, 2h, p)."""
         if scale is not None:  # d(v / |v|) = (dv - u <u, dv>) / |v|, u = v / |v|
-            along = (z * grad_z).sum(dim=-1, keepdim=True)
-            return grad_z.addcmul_(z, along, value=-1).mul_(scale)
+            product = torch.mul(z, grad_z, out=room[: z.size(0) * z.size(1)].view_as(z))
+            return grad_z.addcmul_(z, product.sum(dim=-1, keepdim=True), value=-1).mul_(scale)
         return grad_z if self.mask is None else grad_z.masked_fill_(~self.mask[where][..., None, None], 0.0)
 
 
@@ -72,13 +80,13 @@ def map_tokens(
         size = weight.size(0) // (2 * tokens.num_heads)
         exact = accumulation_dtype(x.dtype)
         gram = x.new_zeros(x.size(0), tokens.num_heads, 2, size, size, dtype=exact)
+    room = _room(x, weight)
     for where in _slices(x):
-        _, z, _ = tokens.features(x, weight, bias, where)
+        _, z, _ = tokens.features(x, weight, bias, where, room)
         mapped = _by_group(z, groups) @ _of(maps, where)
         torch.add(mapped.transpose(1, 2).flatten(2), constant, out=y[where])
         if gram is not None:
-            half = z.transpose(1, 2)
-            gram[where[0]] += (half.mT @ half).view_as(gram[where[0]])
+            _add_product(gram[where[0]].flatten(1, 2), z.permute(0, 2, 3, 1), z.transpose(1, 2))
     return y, gram
 
 
@@ -94,8 +102,9 @@ def pull_back(
     grad_maps = torch.zeros_like(maps, dtype=exact)
     grad_constant = x.new_zeros(maps.size(1) * maps.size(3), dtype=exact)
     pull = None if pull is None else pull.flatten(1, 2)
+    rooms = [_room(x, weight) for _ in range(3)]
     for where in _slices(x):
-        part, z, scale = tokens.features(x, weight, bias, where)
+        part, z, scale = tokens.features(x, weight, bias, where, rooms[0])
         grad = grad_y[where]
         grad_constant += grad.sum(dim=(0, 1), dtype=exact)
         grad = grad.unflatten(-1, (maps.size(1), -1)).transpose(1, 2)  # (b, k, n, o)
@@ -104,12 +113,12 @@ def pull_back(
             grad_maps += own.sum(dim=0, keepdim=True)
         else:
             grad_maps[where[0]] += own
-        grad_z = (grad @ _of(maps, where).mT).transpose(1, 2).reshape(z.shape)
+        grad_z = rooms[1][: z.size(0) * z.size(1)].view_as(z)
+        _by_group(grad_z, maps.size(1)).copy_(grad @ _of(maps, where).mT)
         if pull is not None:
-            grad_z += (z.transpose(1, 2) @ _of(pull, where)).transpose(1, 2)
-        grad_z = tokens.back(grad_z, z, scale, where).flatten(2)
-        torch.matmul(grad_z, weight, out=grad_x[where])
-        flat = grad_z.flatten(0, 1)
+            _add_product(grad_z.transpose(1, 2), z.transpose(1, 2), _of(pull, where))
+        flat = tokens.back(grad_z, z, scale, where, rooms[2]).flatten(2).flatten(0, 1)
+        torch.mm(flat, weight, out=grad_x[where].flatten(0, 1))
         grad_weight += flat.mT @ part.flatten(0, 1)
         grad_bias += flat.sum(dim=0, dtype=exact)
     return Sums(grad_x, grad_weight, grad_bias, grad_maps, grad_constant)
@@ -122,6 +131,20 @@ def _slices(x: Tensor) -> Iterator[tuple[slice, slice]]:
     for first in range(0, batch, together):
         for start in range(0, length, _SLICE):
             yield slice(first, first + together), slice(start, start + _SLICE)
+
+
+def _room(x: Tensor, weight: Tensor) -> Tensor:
+    """Memory for the z of a slice, used again for every one: new memory would have to be mapped in first."""
+    tokens = x.size(1) * max(_SLICE // x.size(1), 1)
+    return x.new_empty(min(tokens, max(_SLICE, x.size(1)), x.size(0) * x.size(1)), weight.size(0))
+
+
+def _add_product(into: Tensor, left: Tensor, right: Tensor) -> None:
+    """into += left @ right, (b, heads, ..); in one call where it is one sequence's."""
+    if into.size(0) == 1 and into.dtype == left.dtype:
+        into[0].baddbmm_(left[0], right[0])
+    else:
+        into += left @ right
 
 
 def _by_group(z: Tensor, groups: int) -> Tensor:
