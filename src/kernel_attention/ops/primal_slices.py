@@ -39,7 +39,7 @@ class Tokens(NamedTuple):
         scale = None
         if self.normalize:
             norm = torch.linalg.vector_norm(z, dim=-1, keepdim=True, dtype=accumulation_dtype(z.dtype))
-            scale = norm.masked_fill_(norm < SMALLEST_NORM, torch.inf).reciprocal_()
+            scale = torch.nn.functional.threshold_(norm, SMALLEST_NORM, torch.inf).reciprocal_()
             if mask is not None:
                 scale.masked_fill_(~mask[..., None, None], 0.0)
             z.mul_(scale)
@@ -83,8 +83,8 @@ def map_tokens(
     room = _room(x, weight)
     for where in _slices(x):
         _, z, _ = tokens.features(x, weight, bias, where, room)
-        mapped = _by_group(z, groups) @ _of(maps, where)
-        torch.add(mapped.transpose(1, 2).flatten(2), constant, out=y[where])
+        y[where] = constant
+        _add_product(_by_group(y[where], groups), _by_group(z, groups), _of(maps, where))
         if gram is not None:
             _add_product(gram[where[0]].flatten(1, 2), z.permute(0, 2, 3, 1), z.transpose(1, 2))
     return y, gram
@@ -96,31 +96,27 @@ def pull_back(
 ) -> Sums:  # fmt: skip
     """The gradients of :func:`map_tokens`; ``pull`` (B, h, 2, p, p) is twice the gradient of Z^T Z."""
     exact = accumulation_dtype(x.dtype)
-    shared = maps.size(0) == 1
+    groups = maps.size(1)
     grad_x, grad_weight = torch.empty_like(x), torch.zeros_like(weight, dtype=exact)
     grad_bias = x.new_zeros(weight.size(0), dtype=exact)
     grad_maps = torch.zeros_like(maps, dtype=exact)
-    grad_constant = x.new_zeros(maps.size(1) * maps.size(3), dtype=exact)
+    grad_constant = x.new_zeros(groups * maps.size(3), dtype=exact)
     pull = None if pull is None else pull.flatten(1, 2)
     rooms = [_room(x, weight) for _ in range(3)]
     for where in _slices(x):
         part, z, scale = tokens.features(x, weight, bias, where, rooms[0])
         grad = grad_y[where]
-        grad_constant += grad.sum(dim=(0, 1), dtype=exact)
-        grad = grad.unflatten(-1, (maps.size(1), -1)).transpose(1, 2)  # (b, k, n, o)
-        own = _by_group(z, maps.size(1)).mT @ grad
-        if shared:
-            grad_maps += own.sum(dim=0, keepdim=True)
-        else:
-            grad_maps[where[0]] += own
+        _add_rows(grad_constant, grad.flatten(0, 1))
+        grad, mapped = _by_group(grad, groups), _by_group(z, groups)
+        _add_product(_of(grad_maps, where), mapped.mT, grad)
         grad_z = rooms[1][: z.size(0) * z.size(1)].view_as(z)
-        _by_group(grad_z, maps.size(1)).copy_(grad @ _of(maps, where).mT)
+        _add_product(_by_group(grad_z, groups), grad, _of(maps, where).mT, beta=0)
         if pull is not None:
             _add_product(grad_z.transpose(1, 2), z.transpose(1, 2), _of(pull, where))
         flat = tokens.back(grad_z, z, scale, where, rooms[2]).flatten(2).flatten(0, 1)
         torch.mm(flat, weight, out=grad_x[where].flatten(0, 1))
-        grad_weight += flat.mT @ part.flatten(0, 1)
-        grad_bias += flat.sum(dim=0, dtype=exact)
+        _add_product(grad_weight[None, None], flat.mT[None, None], part.flatten(0, 1)[None, None])
+        _add_rows(grad_bias, flat)
     return Sums(grad_x, grad_weight, grad_bias, grad_maps, grad_constant)
 
 
@@ -139,17 +135,30 @@ def _room(x: Tensor, weight: Tensor) -> Tensor:
     return x.new_empty(min(tokens, max(_SLICE, x.size(1)), x.size(0) * x.size(1)), weight.size(0))
 
 
-def _add_product(into: Tensor, left: Tensor, right: Tensor) -> None:
-    """into += left @ right, (b, heads, ..); in one call where it is one sequence's."""
-    if into.size(0) == 1 and into.dtype == left.dtype:
-        into[0].baddbmm_(left[0], right[0])
+def _add_product(into: Tensor, left: Tensor, right: Tensor, beta: int = 1) -> None:
+    """into = beta into + left @ right for (b, groups, ..), sample by sample; ``into`` or ``right`` may be shared.
+
+    One product over two strided axes would copy all of its operands.
+    """
+    shape = (left.size(0), -1, -1, -1)
+    for own, one, other in zip(into.expand(shape), left, right.expand(shape), strict=True):
+        if own.dtype == one.dtype:
+            own.baddbmm_(one, other, beta=beta)
+        else:  # 16-bit products, summed in float32
+            own += one @ other
+
+
+def _add_rows(into: Tensor, rows: Tensor) -> None:
+    """into (m,) += the sum of rows (n, m)."""
+    if into.dtype == rows.dtype:
+        into.addmv_(rows.mT, rows.new_ones(rows.size(0)))
     else:
-        into += left @ right
+        into += rows.sum(dim=0, dtype=into.dtype)
 
 
-def _by_group(z: Tensor, groups: int) -> Tensor:
-    """(b, n, 2h, p) -> (b, k, n, 2d / k)."""
-    return z.flatten(2).unflatten(-1, (groups, -1)).transpose(1, 2)
+def _by_group(x: Tensor, groups: int) -> Tensor:
+    """(b, n, ..) with heads in order -> (b, k, n, what one group of heads has)."""
+    return x.flatten(2).unflatten(-1, (groups, -1)).transpose(1, 2)
 
 
 def _of(batched: Tensor, where: tuple[slice, slice]) -> Tensor:
