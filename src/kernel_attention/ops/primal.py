@@ -41,8 +41,8 @@ class Folded(NamedTuple):
 class Samples(NamedTuple):
     """Where the sampled rows lie.
 
-    ``positions`` int64, (M,) for all sequences or (B, M); ``present`` (B, M) bool, which of them hold a row, or
-    None for all.
+    ``positions`` int64, (M,) for all sequences or (B, M); ``present`` (B, M) bool, which of them hold a row,
+    or None for all.
     """
 
     positions: Tensor

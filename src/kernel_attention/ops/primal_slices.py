@@ -39,7 +39,7 @@ class Tokens(NamedTuple):
         scale = None
         if self.normalize:
             norm = torch.linalg.vector_norm(z, dim=-1, keepdim=True, dtype=accumulation_dtype(z.dtype))
-            scale = torch.nn.functional.threshold_(norm, SMALLEST_NORM, torch.inf).reciprocal_()
+            scale = torch.threshold_(norm, SMALLEST_NORM, torch.inf).reciprocal_()
             if mask is not None:
                 scale.masked_fill_(~mask[..., None, None], 0.0)
             z.mul_(scale)
@@ -136,7 +136,7 @@ def _room(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _add_product(into: Tensor, left: Tensor, right: Tensor, beta: int = 1) -> None:
-    """into = beta into + left @ right for (b, groups, ..), sample by sample; ``into`` or ``right`` may be shared.
+    """into = beta into + left @ right for (b, groups, ..); ``into`` or ``right`` may be shared by the samples.
 
     One product over two strided axes would copy all of its operands.
     """
