@@ -136,7 +136,7 @@ def _room(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _add_product(into: Tensor, left: Tensor, right: Tensor, beta: int = 1) -> None:
-    """into = beta into + left @ right for (b, groups, ..); ``into`` or ``right`` may be shared by the samples.
+    """into = beta into + left @ right, (b, groups, ..); ``into`` or ``right`` may be shared by the samples.
 
     One product over two strided axes would copy all of its operands.
     """
