@@ -70,11 +70,11 @@ def linear_attention(
         if not normalize:
             return out
         weights = phi_k.sum(dim=2, keepdim=True, dtype=accumulation_dtype(phi_k.dtype))
-        return _divide(out, (phi_q * weights).sum(dim=-1, keepdim=True))
+        return divide(out, (phi_q * weights).sum(dim=-1, keepdim=True))
     if normalize:  # numerator and denominator from the same, equally rounded weights
         v = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
     out = causal_product(phi_q, phi_k, v) if factor == 1 else _over_blocks(phi_q, phi_k, v, factor)
-    return _divide(out[..., :-1], out[..., -1:]) if normalize else out
+    return divide(out[..., :-1], out[..., -1:]) if normalize else out
 
 
 def causal_product(phi_q: Tensor, phi_k: Tensor, v: Tensor, chunk_size: int | None = None) -> Tensor:
@@ -109,7 +109,7 @@ def _over_ranks(
     out = phi_q @ state
     if is_causal:
         out = out + causal_product(phi_q, phi_k, v)
-    return _divide(out[..., :-1], out[..., -1:]) if normalize else out
+    return divide(out[..., :-1], out[..., -1:]) if normalize else out
 
 
 def _over_blocks(phi_q: Tensor, phi_k: Tensor, v: Tensor, factor: int) -> Tensor:
@@ -124,6 +124,7 @@ def _over_blocks(phi_q: Tensor, phi_k: Tensor, v: Tensor, factor: int) -> Tensor
     return out + (phi_q * phi_k).sum(dim=-1, keepdim=True) * v
 
 
-def _divide(out: Tensor, weights: Tensor) -> Tensor:
+def divide(out: Tensor, weights: Tensor) -> Tensor:
+    """The weighted sums over the weights' sums; 0 where nothing was seen."""
     # Neither the quotient nor its gradient exists where nothing was seen.
     return (out / weights.masked_fill(weights < _SMALLEST_SUM, torch.inf)).to(out.dtype)
