@@ -180,11 +180,19 @@ def _bench(options: Namespace) -> int:
 
     values = options.as_dict()
     plan = plan_from_options(options.suite, options.attention or (), values, options.causal)
-    default = f"runs/bench-{options.suite or 'layers'}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder = Path(
+        options.output or f"runs/bench-{options.suite or 'layers'}-{time.strftime('%Y%m%d-%H%M%S')}"
+    )
     console = Console(width=None if sys.stdout.isatty() else 200)
     with Console(stderr=True).status("") as status:
-        record = run_benchmark(plan, seed=options.seed, warmup=options.warmup, told=status.update)
-    files = write_benchmark(record, Path(options.output or default))
+        record = run_benchmark(
+            plan,
+            seed=options.seed,
+            warmup=options.warmup,
+            told=status.update,
+            kept=lambda record: write_benchmark(record, folder),
+        )
+    files = write_benchmark(record, folder)
     for table in benchmark_tables(record):
         console.print(table)
     for entry in record["absent"]:

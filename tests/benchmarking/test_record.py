@@ -58,6 +58,14 @@ def test_the_record_is_json_and_says_what_it_measured(record):
         assert [line["pass"] for line in cell["roofline"]] == ["forward", "step"]
 
 
+def test_the_record_is_kept_after_every_setting(tiny_plan):
+    kept = []
+    plan = dataclasses.replace(tiny_plan, grid={**tiny_plan.grid, "length": (8, 16)})
+    record = run_benchmark(plan, kept=lambda record: kept.append(json.dumps(record)))
+    assert [len(json.loads(text)["cells"]) for text in kept] == [1, 2]
+    assert json.loads(kept[-1]) == record
+
+
 def test_tables_show_every_row(record):
     console = Console(width=300, record=True, file=None, quiet=False)
     with console.capture() as captured:

@@ -66,7 +66,12 @@ def measure_ceilings(setting: Setting) -> dict[str, float]:
 
 
 def primal_roofline(
-    setting: Setting, ceilings: dict[str, float], seconds: dict[str, float], objective: bool
+    setting: Setting,
+    ceilings: dict[str, float],
+    seconds: dict[str, float],
+    *,
+    objective: bool,
+    kernels: bool = False,
 ) -> list[dict[str, object]]:
     """What the fused primal layer must do per token, how fast the ceilings let it, and how fast it is.
 
@@ -75,12 +80,13 @@ def primal_roofline(
         ceilings: of :func:`measure_ceilings`.
         seconds: measured, by pass.
         objective: whether the layer has one.
+        kernels: whether it is the Triton form.
     """
     rows: list[dict[str, object]] = []
     for kind, measured in seconds.items():
         training = kind == "step"
         operations = setting.tokens * primal_operations(
-            setting.embed_dim, setting.num_heads, objective=objective, training=training
+            setting.embed_dim, setting.num_heads, objective=objective, training=training, kernels=kernels
         )
         moved = setting.tokens * primal_bytes(
             setting.embed_dim, training=training, itemsize=setting.torch_dtype.itemsize
@@ -102,7 +108,7 @@ def primal_roofline(
 
 
 def _fastest(work: Callable[[], object], setting: Setting) -> float:
-    """Seconds of a call, the median of the faster half: a ceiling is what is possible."""
+    """Seconds of a call, the lower quartile of a dozen: a ceiling is what is possible."""
     wait = torch.cuda.synchronize if setting.device == "cuda" else (lambda: None)
     taken = []
     for _ in range(12):

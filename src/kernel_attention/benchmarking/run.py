@@ -17,7 +17,12 @@ FORMAT = 1  # of the record; readers refuse another
 
 
 def run_benchmark(
-    plan: Plan, *, seed: int = 0, warmup: int = 1, told: Callable[[str], None] = lambda line: None
+    plan: Plan,
+    *,
+    seed: int = 0,
+    warmup: int = 1,
+    told: Callable[[str], None] = lambda line: None,
+    kept: Callable[[dict[str, Any]], object] = lambda record: None,
 ) -> dict[str, Any]:
     """Measure a plan.
 
@@ -26,6 +31,7 @@ def run_benchmark(
         seed: of the orders in which contenders take turns.
         warmup: passes before the first that counts.
         told: called with a line about what is being measured.
+        kept: called with the record so far after every setting; what an interrupted run leaves.
 
     Returns:
         A record that JSON can hold: ``machine``, ``plan``, ``absent`` and ``cells``, one a setting with one
@@ -38,15 +44,11 @@ def run_benchmark(
     if warmup < 0:
         raise InputError(f"warmup={warmup} must be 0 or more")
     contenders = {find_contender(spec).name: spec for spec in plan.contenders}
-    before = machine.load()
-    absent: dict[str, str] = {}
-    cells = [_cell(plan, contenders, setting, absent, seed, warmup, told) for setting in plan.settings()]
-    return {
+    record: dict[str, Any] = {
         "format": FORMAT,
         "machine": {
             **machine.describe_machine({setting.device for setting in plan.settings()}),
-            "load_before": before,
-            "load_after": machine.load(),
+            "load_before": machine.load(),
         },
         "plan": {
             "title": plan.title,
@@ -58,9 +60,15 @@ def run_benchmark(
             "warmup": warmup,
             "command": ["kernel-attention", *sys.argv[1:]],
         },
-        "absent": [{"contender": name, "reason": why} for name, why in absent.items()],
-        "cells": cells,
+        "cells": [],
     }
+    absent: dict[str, str] = {}
+    for setting in plan.settings():
+        record["cells"].append(_cell(plan, contenders, setting, absent, seed, warmup, told))
+        record["absent"] = [{"contender": name, "reason": why} for name, why in absent.items()]
+        record["machine"]["load_after"] = machine.load()
+        kept(record)
+    return record
 
 
 def _cell(
@@ -117,8 +125,17 @@ def _roofline(contenders: dict[str, Spec], rows: list[dict[str, Any]], setting: 
         options = contenders[row["contender"]]
         if isinstance(options, str) or "primal" not in options or "failed" in row:
             continue
-        seconds = {kind: figures["median"] for kind, figures in row["time"].items()}
-        objective = (options["primal"] or {}).get("eta", 0.0) > 0
-        counted = machine.primal_roofline(setting, ceilings, seconds, objective)
+        # The ceilings are what the machine can do undisturbed, so are these.
+        seconds = {kind: figures["lower"] for kind, figures in row["time"].items()}
+        chosen = options["primal"] or {}
+        if chosen.get("impl") == "plain" or setting.is_causal:
+            continue
+        counted = machine.primal_roofline(
+            setting,
+            ceilings,
+            seconds,
+            objective=chosen.get("eta", 0.0) > 0,
+            kernels=chosen.get("impl") == "triton",
+        )
         rooflines += [{"contender": row["contender"], **line} for line in counted]
     return {"ceilings": ceilings, "roofline": rooflines}

@@ -15,11 +15,12 @@ from kernel_attention.reporting.figures import DASHES, PALETTE, report_style
 Line = tuple[list[int], list[float]]  # lengths and values
 
 # Over what each figure of the primal-dual paper divides: (its number, numerator, denominator).
+_SPARSE = "kernel {'sparse': {'stride': 64}}, factors [1, 2]"
 _PAPER = (
     ("figure 1: BN+SH over softmax", "eager batch_norm_scaled_heads", "eager"),
     ("figure 2: SH over softmax", "eager scaled_heads", "eager"),
-    ("figure 3: BN+SH over sparse", "batch_norm_scaled_heads (kernel sparse, factors [1, 2])", "sparse"),
-    ("figure 4: SH over sparse", "scaled_heads (kernel sparse, factors [1, 2])", "sparse"),
+    ("figure 3: BN+SH over sparse", f"batch_norm_scaled_heads ({_SPARSE})", "sparse (stride 64)"),
+    ("figure 4: SH over sparse", f"scaled_heads ({_SPARSE})", "sparse (stride 64)"),
 )
 
 
