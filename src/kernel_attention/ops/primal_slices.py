@@ -21,41 +21,6 @@ class Tokens(NamedTuple):
     normalize: bool
     mask: Tensor | None
 
-    def features(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, where: tuple[slice, slice], room: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The tokens themselves (b, n, d), their z (b, n, 2h, p) in ``room``, and 1 / norm (b, n, 2h, 1)."""
-        part = x[where]
-        mask = None if self.mask is None else self.mask[where]
-        if mask is not None:
-            part = part.masked_fill(~mask[..., None], 0.0)  # padding may hold anything, NaN included
-        flat = part.flatten(0, 1)
-        z = room[: flat.size(0)]
-        if bias is None:
-            torch.mm(flat, weight.mT, out=z)
-        else:
-            torch.addmm(bias, flat, weight.mT, out=z)
-        z = z.view(*part.shape[:2], 2 * self.num_heads, -1)
-        scale = None
-        if self.normalize:
-            norm = torch.linalg.vector_norm(z, dim=-1, keepdim=True, dtype=accumulation_dtype(z.dtype))
-            scale = torch.threshold_(norm, SMALLEST_NORM, torch.inf).reciprocal_()
-            if mask is not None:
-                scale.masked_fill_(~mask[..., None, None], 0.0)
-            z.mul_(scale)
-        elif mask is not None:
-            z.masked_fill_(~mask[..., None, None], 0.0)
-        return part, z, scale
-
-    def back(
-        self, grad_z: Tensor, z: Tensor, scale: Tensor | None, where: tuple[slice, slice], room: Tensor
-    ) -> Tensor:
-        """The gradient before the normalisation, in the place of ``grad_z`` (b, n, 2h, p)."""
-        if scale is not None:  # d(v / |v|) = (dv - u <u, dv>) / |v|, u = v / |v|
-            product = torch.mul(z, grad_z, out=room[: z.size(0) * z.size(1)].view_as(z))
-            return grad_z.addcmul_(z, product.sum(dim=-1, keepdim=True), value=-1).mul_(scale)
-        return grad_z if self.mask is None else grad_z.masked_fill_(~self.mask[where][..., None, None], 0.0)
-
 
 class Sums(NamedTuple):
     """Gradients: of the tokens (B, N, d), and of what is shared by them, as sums in float32 or better."""
@@ -67,27 +32,39 @@ class Sums(NamedTuple):
     constant: Tensor
 
 
+class _Room(NamedTuple):
+    """Memory for the z of n tokens, under its four shapes.
+
+    It is used again for every slice: new memory would have to be mapped in first.
+    """
+
+    flat: Tensor  # (n, 2d)
+    halves: Tensor  # (n, 2h, p)
+    by_half: Tensor  # (2h, n, p)
+    by_group: Tensor  # (k, n, 2d / k)
+
+
 def map_tokens(
     tokens: Tokens, x: Tensor, weight: Tensor, bias: Tensor | None, maps: Tensor, constant: Tensor,
     with_gram: bool,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """y (B, N, k o) = z maps + constant, and Z^T Z of every head's two halves, (B, h, 2, p, p), or None."""
-    groups, width = maps.size(1), maps.size(3)
+    groups = maps.size(1)
     constant = constant.to(x.dtype)
-    y = x.new_empty(x.size(0), x.size(1), groups * width)
-    gram = None
-    if with_gram:
-        size = weight.size(0) // (2 * tokens.num_heads)
-        exact = accumulation_dtype(x.dtype)
-        gram = x.new_zeros(x.size(0), tokens.num_heads, 2, size, size, dtype=exact)
-    room = _room(x, weight)
-    for where in _slices(x):
-        _, z, _ = tokens.features(x, weight, bias, where, room)
-        y[where] = constant
-        _add_product(_by_group(y[where], groups), _by_group(z, groups), _of(maps, where))
-        if gram is not None:
-            _add_product(gram[where[0]].flatten(1, 2), z.permute(0, 2, 3, 1), z.transpose(1, 2))
-    return y, gram
+    y = x.new_empty(x.size(0), x.size(1), groups * maps.size(3))
+    rooms = _Rooms(x, weight, tokens, groups)
+    exact, halves = accumulation_dtype(x.dtype), 2 * tokens.num_heads
+    size = weight.size(0) // halves
+    gram = x.new_zeros(x.size(0), halves, size, size, dtype=exact) if with_gram else None
+    for i, own_map in enumerate(maps.expand(x.size(0), -1, -1, -1)):
+        for part, mask, out in _slices(i, x, tokens.mask, y):
+            z = rooms.get(0, part.size(0))
+            _features(part, mask, weight, bias, tokens, z)
+            out.copy_(constant)
+            _by_group(out, groups).baddbmm_(z.by_group, own_map)
+            if gram is not None:
+                _add_product(gram[i], z.by_half.mT, z.by_half)
+    return y, None if gram is None else gram.unflatten(1, (-1, 2))
 
 
 def pull_back(
@@ -95,57 +72,95 @@ def pull_back(
     grad_y: Tensor,
 ) -> Sums:  # fmt: skip
     """The gradients of :func:`map_tokens`; ``pull`` (B, h, 2, p, p) is twice the gradient of Z^T Z."""
-    exact = accumulation_dtype(x.dtype)
-    groups = maps.size(1)
-    grad_x, grad_weight = torch.empty_like(x), torch.zeros_like(weight, dtype=exact)
-    grad_bias = x.new_zeros(weight.size(0), dtype=exact)
-    grad_maps = torch.zeros_like(maps, dtype=exact)
-    grad_constant = x.new_zeros(groups * maps.size(3), dtype=exact)
+    exact, groups = accumulation_dtype(x.dtype), maps.size(1)
+    sums = Sums(
+        torch.empty_like(x),
+        torch.zeros_like(weight, dtype=exact),
+        x.new_zeros(weight.size(0), dtype=exact),
+        torch.zeros_like(maps, dtype=exact),
+        x.new_zeros(groups * maps.size(3), dtype=exact),
+    )
+    rooms = _Rooms(x, weight, tokens, groups)
+    shape = (x.size(0), -1, -1, -1)
     pull = None if pull is None else pull.flatten(1, 2)
-    rooms = [_room(x, weight) for _ in range(3)]
-    for where in _slices(x):
-        part, z, scale = tokens.features(x, weight, bias, where, rooms[0])
-        grad = grad_y[where]
-        _add_rows(grad_constant, grad.flatten(0, 1))
-        grad, mapped = _by_group(grad, groups), _by_group(z, groups)
-        _add_product(_of(grad_maps, where), mapped.mT, grad)
-        grad_z = rooms[1][: z.size(0) * z.size(1)].view_as(z)
-        _add_product(_by_group(grad_z, groups), grad, _of(maps, where).mT, beta=0)
-        if pull is not None:
-            _add_product(grad_z.transpose(1, 2), z.transpose(1, 2), _of(pull, where))
-        flat = tokens.back(grad_z, z, scale, where, rooms[2]).flatten(2).flatten(0, 1)
-        torch.mm(flat, weight, out=grad_x[where].flatten(0, 1))
-        _add_product(grad_weight[None, None], flat.mT[None, None], part.flatten(0, 1)[None, None])
-        _add_rows(grad_bias, flat)
-    return Sums(grad_x, grad_weight, grad_bias, grad_maps, grad_constant)
+    for i, (own_map, own_sum) in enumerate(zip(maps.mT.expand(shape), sums.maps.expand(shape), strict=True)):
+        for part, mask, grad, grad_x in _slices(i, x, tokens.mask, grad_y, sums.x):
+            z, grad_z = rooms.get(0, part.size(0)), rooms.get(1, part.size(0))
+            part, scale = _features(part, mask, weight, bias, tokens, z)
+            _add_rows(sums.constant, grad)
+            by_group = _by_group(grad, groups)
+            _add_product(own_sum, z.by_group.mT, by_group)
+            grad_z.by_group.baddbmm_(by_group, own_map, beta=0)
+            if pull is not None:
+                grad_z.by_half.baddbmm_(z.by_half, pull[i])
+            if scale is not None:  # d(v / |v|) = (dv - u <u, dv>) / |v|, u = v / |v|
+                product = torch.mul(z.flat, grad_z.flat, out=rooms.get(2, part.size(0)).flat)
+                along = product.view_as(z.halves).sum(dim=-1, keepdim=True)
+                grad_z.halves.addcmul_(z.halves, along, value=-1).mul_(scale)
+            elif mask is not None:
+                grad_z.flat.masked_fill_(~mask[:, None], 0.0)
+            torch.mm(grad_z.flat, weight, out=grad_x)
+            _add_product(sums.weight, grad_z.flat.mT, part)
+            _add_rows(sums.bias, grad_z.flat)
+    return sums
 
 
-def _slices(x: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Samples and tokens of every slice: part of one sequence, or several whole short ones."""
-    batch, length = x.size(0), x.size(1)
-    together = max(_SLICE // length, 1)
-    for first in range(0, batch, together):
-        for start in range(0, length, _SLICE):
-            yield slice(first, first + together), slice(start, start + _SLICE)
+def _slices(i: int, x: Tensor, mask: Tensor | None, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Parts of sequence i: its tokens (n, d), their mask or None, and the rows of the others."""
+    parts = [tensor[i].split(_SLICE) for tensor in (x, *others)]
+    masks = [None] * len(parts[0]) if mask is None else mask[i].split(_SLICE)
+    return zip(parts[0], masks, *parts[1:], strict=True)
 
 
-def _room(x: Tensor, weight: Tensor) -> Tensor:
-    """Memory for the z of a slice, used again for every one: new memory would have to be mapped in first."""
-    tokens = x.size(1) * max(_SLICE // x.size(1), 1)
-    return x.new_empty(min(tokens, max(_SLICE, x.size(1)), x.size(0) * x.size(1)), weight.size(0))
+class _Rooms:
+    """Three rooms of a slice each, and their views by the number of tokens."""
+
+    def __init__(self, x: Tensor, weight: Tensor, tokens: Tokens, groups: int) -> None:
+        self.memory = [x.new_empty(min(_SLICE, x.size(1)), weight.size(0)) for _ in range(3)]
+        self.halves, self.groups = 2 * tokens.num_heads, groups
+        self.rooms: dict[tuple[int, int], _Room] = {}
+
+    def get(self, which: int, count: int) -> _Room:
+        """The first ``count`` rows of room ``which``."""
+        if (which, count) not in self.rooms:
+            flat = self.memory[which][:count]
+            halves = flat.view(count, self.halves, -1)
+            self.rooms[which, count] = _Room(
+                flat, halves, halves.transpose(0, 1), _by_group(flat, self.groups)
+            )
+        return self.rooms[which, count]
 
 
-def _add_product(into: Tensor, left: Tensor, right: Tensor, beta: int = 1) -> None:
-    """into = beta into + left @ right, (b, groups, ..); ``into`` or ``right`` may be shared by the samples.
+def _features(
+    part: Tensor, mask: Tensor | None, weight: Tensor, bias: Tensor | None, tokens: Tokens, z: _Room
+) -> tuple[Tensor, Tensor | None]:
+    """Fill z; the tokens themselves, zero where they are padding, and 1 / norm (n, 2h, 1) or None."""
+    if mask is not None:
+        part = part.masked_fill(~mask[:, None], 0.0)  # padding may hold anything, NaN included
+    if bias is None:
+        torch.mm(part, weight.mT, out=z.flat)
+    else:
+        torch.addmm(bias, part, weight.mT, out=z.flat)
+    if not tokens.normalize:
+        if mask is not None:
+            z.flat.masked_fill_(~mask[:, None], 0.0)
+        return part, None
+    norm = torch.linalg.vector_norm(z.halves, dim=-1, keepdim=True, dtype=accumulation_dtype(part.dtype))
+    scale = torch.threshold_(norm, SMALLEST_NORM, torch.inf).reciprocal_()
+    if mask is not None:
+        scale.masked_fill_(~mask[:, None, None], 0.0)
+    z.halves.mul_(scale)
+    return part, scale
 
-    One product over two strided axes would copy all of its operands.
-    """
-    shape = (left.size(0), -1, -1, -1)
-    for own, one, other in zip(into.expand(shape), left, right.expand(shape), strict=True):
-        if own.dtype == one.dtype:
-            own.baddbmm_(one, other, beta=beta)
-        else:  # 16-bit products, summed in float32
-            own += one @ other
+
+def _add_product(into: Tensor, left: Tensor, right: Tensor) -> None:
+    """into += left @ right, of matrices or of batches of them."""
+    if into.dtype != left.dtype:  # 16-bit products, summed in float32
+        into += left @ right
+    elif into.dim() == 2:
+        into.addmm_(left, right)
+    else:
+        into.baddbmm_(left, right)
 
 
 def _add_rows(into: Tensor, rows: Tensor) -> None:
@@ -157,10 +172,5 @@ def _add_rows(into: Tensor, rows: Tensor) -> None:
 
 
 def _by_group(x: Tensor, groups: int) -> Tensor:
-    """(b, n, ..) with heads in order -> (b, k, n, what one group of heads has)."""
-    return x.flatten(2).unflatten(-1, (groups, -1)).transpose(1, 2)
-
-
-def _of(batched: Tensor, where: tuple[slice, slice]) -> Tensor:
-    """The slice's samples of what may be shared by all."""
-    return batched[where[0]] if batched.size(0) > 1 else batched
+    """(n, ..) with the heads in order -> (k, n, what one group of heads has)."""
+    return x.view(x.size(0), groups, -1).transpose(0, 1)
