@@ -45,7 +45,7 @@ def letters(order: int) -> tuple[str, str]:
 def _superdiagonal_factor(
     weights: Sequence[Tensor], core: Tensor, diagonal: Tensor | None, keep: int
 ) -> Tensor:
-    """sum over j, k, .. of c_a W_2[a, j] W_3[a, k] .. S[i, j, k, ..], the rows of the other W multiplied out."""
+    """sum over j, k, .. of c_a W_2[a, j] W_3[a, k] .. S[i, j, k, ..]: rows of the other W, multiplied out."""
     others = [weight for n, weight in enumerate(weights) if n != keep]
     rows = others[0] if diagonal is None else others[0] * diagonal[..., None]
     for weight in others[1:]:
