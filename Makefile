@@ -54,8 +54,8 @@ format: env  ## let ruff lay out the code
 docs: env  ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-bench: env  ## time and memory of the mechanisms over sequence length
-	$(BIN)/python benchmarks/run.py
+bench: env  ## time and memory of the mechanisms beside what else there is
+	$(BIN)/kernel-attention bench
 
 clean:  ## remove what the targets made, the environment included
 	rm -rf $(VENV) site dist build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

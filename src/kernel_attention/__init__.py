@@ -21,6 +21,7 @@ from kernel_attention.attention import (
     create_attention,
     list_attention,
     replace_attention,
+    shard_sequence,
     timm_attention,
 )
 from kernel_attention.errors import InputError
@@ -49,6 +50,7 @@ __all__ = [
     "functional",
     "list_attention",
     "replace_attention",
+    "shard_sequence",
     "timm_attention",
 ]
 

@@ -34,6 +34,7 @@ def parse(arguments: list[str]) -> tuple[str, Namespace]:
         "predict": (_predict_parser(), "predict new sequences with a trained run"),
         "generate": (_generate_parser(), "continue a text with a trained language model"),
         "analyze": (_analyze_parser(), "diagnose the attention of a trained run"),
+        "bench": (_bench_parser(), "time and memory of attention layers, beside what else there is"),
         "list": (_list_parser(), "what there is: attention, recipes, datasets"),
     }
     parser = ArgumentParser(
@@ -215,6 +216,29 @@ def _analyze_parser() -> ArgumentParser:
         "--output", type=str, help="write to this folder, pictures too, and leave the run alone"
     )
     parser.add_argument("--data_root", type=str, help=_DATA_ROOT)
+    return parser
+
+
+def _bench_parser() -> ArgumentParser:
+    parser = _subparser(
+        "bench [attention ...] [--suite NAME] [options]",
+        "Measure attention layers in interleaved rounds. Sizes take several values; every combination is "
+        "measured. Suites: docs/performance.md.",
+    )
+    parser.add_argument("attention", nargs="*", help="contenders: names, or '{primal: {rank: 30}}'")
+    parser.add_argument("--suite", type=str, help="a plan by name; what is given else replaces its own")
+    for name in ("length", "embed_dim", "num_heads", "batch_size", "threads"):
+        parser.add_argument(f"--{name}", type=int, nargs="+")
+    parser.add_argument("--dtype", type=str, nargs="+", help="float32, bfloat16, float16")
+    parser.add_argument("--device", type=str, nargs="+", help="cpu, cuda")
+    parser.add_argument("--causal", type=bool, help="whether the layers are causal")
+    parser.add_argument("--passes", type=str, nargs="+", help="forward (inference), step (training)")
+    parser.add_argument("--rounds", type=int, help="how often every contender is timed")
+    parser.add_argument("--warmup", type=int, default=1, help="passes before the first that counts")
+    parser.add_argument("--seed", type=int, default=0, help="of the order in which they take turns")
+    parser.add_argument("--memory", type=bool, help="measure peaks, a process for every contender")
+    parser.add_argument("--flops", type=bool, help="count operations")
+    parser.add_argument("--output", type=str, help="folder (default: runs/bench-SUITE-TIME)")
     return parser
 
 

@@ -175,6 +175,33 @@ def _analyze(options: Namespace) -> int:
     return 0
 
 
+def _bench(options: Namespace) -> int:
+    from kernel_attention.benchmarking import plan_from_options, run_benchmark
+    from kernel_attention.reporting import benchmark_tables, write_benchmark
+
+    values = options.as_dict()
+    plan = plan_from_options(options.suite, options.attention or (), values, options.causal)
+    folder = Path(
+        options.output or f"runs/bench-{options.suite or 'layers'}-{time.strftime('%Y%m%d-%H%M%S')}"
+    )
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    with Console(stderr=True).status("") as status:
+        record = run_benchmark(
+            plan,
+            seed=options.seed,
+            warmup=options.warmup,
+            told=status.update,
+            kept=lambda record: write_benchmark(record, folder),
+        )
+    files = write_benchmark(record, folder)
+    for table in benchmark_tables(record):
+        console.print(table)
+    for entry in record["absent"]:
+        console.print(f"{entry['contender']}: absent ({entry['reason']})")
+    console.print(f"written: {', '.join(map(str, files))}", soft_wrap=True)
+    return 0
+
+
 def _check_output(output: str | None) -> None:
     if output is not None and Path(output).suffix not in (".csv", ".json"):
         raise InputError(f"output {output}: the name must end in .csv or .json")
@@ -202,7 +229,18 @@ def _list(options: Namespace) -> int:
 
 def _attention_table(options: Namespace) -> Table:
     table = Table(title="attention (N tokens, p head width, s rank)")
-    columns = ("name", "paper", "equation", "time", "memory", "causal", "cross", "padding", "mixes tokens")
+    columns = (
+        "name",
+        "paper",
+        "equation",
+        "time",
+        "memory",
+        "causal",
+        "cross",
+        "decoding",
+        "padding",
+        "mixes tokens",
+    )
     for column in columns:
         table.add_column(column, overflow="fold")
     for mechanism in list_attention():
@@ -214,6 +252,7 @@ def _attention_table(options: Namespace) -> Table:
             mechanism.memory,
             mechanism.causal,
             "yes" if mechanism.cross else "no",
+            mechanism.decoding,
             mechanism.padding,
             mechanism.mixes_tokens,
         )
@@ -250,5 +289,6 @@ _COMMANDS = {
     "predict": _predict,
     "generate": _generate,
     "analyze": _analyze,
+    "bench": _bench,
     "list": _list,
 }

@@ -233,7 +233,6 @@ def test_no_trace_is_left(fails):
     assert model.training
     assert model.attention.training
     assert not model.idle.training
-    assert torch.backends.mha.get_fastpath_enabled()
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert not torch.overrides._get_current_function_mode_stack()
@@ -248,13 +247,19 @@ def test_padding_that_torch_would_pack_away():
     assert all(torch.equal(attention.real_keys, real) for attention in captured.values())
 
 
+@pytest.mark.parametrize("as_module", [False, True])
 @pytest.mark.parametrize("scale", [1.0, 0.3])
-def test_attention_written_by_hand(scale):
-    """A product, any scale, a softmax, a product; a softmax elsewhere is none."""
+def test_attention_written_by_hand(scale, as_module):
+    """A product, any scale, a softmax or a module that is one, a product; a softmax elsewhere is none."""
 
     class ByHand(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.softmax = nn.Softmax(dim=-1)
+
         def forward(self, x):
-            weights = F.softmax(scale * torch.bmm(x, x.transpose(1, 2)), dim=-1)
+            logits = scale * torch.bmm(x, x.transpose(1, 2))
+            weights = self.softmax(logits) if as_module else F.softmax(logits, dim=-1)
             return F.softmax(torch.bmm(weights, x), dim=-1)
 
     model = nn.Sequential(ByHand())

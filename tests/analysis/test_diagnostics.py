@@ -144,6 +144,37 @@ def test_long_sequences_are_sampled_and_say_so(name):
     )
 
 
+def test_projection_of_sampled_queries():
+    """All keys, some queries; gamma, which needs the Gram matrix of all keys, is left out."""
+    model, x = own_encoder(), batch()[0]
+    layer = diagnose(model, x, -1, max_tokens=4, quantities=["projection"])[0]
+    (attention,) = capture(model, x, -1).values()
+    for case in range(BATCH):
+        q, k, v = attention.parts(case)
+        torch.testing.assert_close(layer.projection_error[case], projection_error(q[:, [0, 3, 6, 10]], k, v))
+    assert set(layer.values) == {"projection_error"}
+    assert "gamma is left out: more than 4 tokens" in layer.notes
+
+
+def test_a_record_has_the_figures_of_the_arrays():
+    layer = diagnose(own_encoder(), batch())[1]
+    record = layer.record()
+    by_head = record["by_head"]
+    np.testing.assert_allclose(by_head["effective_rank"], layer.effective_rank.numpy().mean(0), rtol=1e-6)
+    np.testing.assert_allclose(by_head["projection_error"], np.median(layer.projection_error, 0), rtol=1e-6)
+    np.testing.assert_allclose(by_head["head_distance"], [layer.head_distances[0, 1]], rtol=1e-6)
+    np.testing.assert_allclose(
+        record["explained_variance"], layer.explained_variance.numpy().mean(0), rtol=1e-6
+    )
+    summary = record["summary"]
+    assert summary["gamma_cosine"] == pytest.approx(np.median(layer.gamma_cosine.abs()), rel=1e-2)
+    assert summary["effective_rank"] == pytest.approx(layer.effective_rank.mean().item())
+    reached = [np.argmax(curve >= 0.9) + 1 for curve in layer.explained_variance.numpy()]
+    assert summary["values_for_90_percent"] == np.mean(reached)
+    assert record["tokens"] == [1, 11]
+    assert record["sequences"] == BATCH
+
+
 def test_a_matrix_past_the_memory_limit():
     with pytest.raises(
         ka.InputError, match=r"self_attn: a matrix of 2 x 11 x 11 numbers takes 0.00 GiB, more"

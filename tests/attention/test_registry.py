@@ -17,11 +17,22 @@ mechanisms = pytest.mark.parametrize("mechanism", list_attention(), ids=lambda m
 
 @mechanisms
 def test_every_row_says_what_there_is_to_know(mechanism):
-    for column in ("name", "paper", "equation", "time", "memory", "causal", "padding", "mixes_tokens"):
+    for column in (
+        "name",
+        "paper",
+        "equation",
+        "time",
+        "memory",
+        "causal",
+        "padding",
+        "mixes_tokens",
+        "decoding",
+    ):
         assert getattr(mechanism, column), column
     assert re.fullmatch("[a-z0-9_]+", mechanism.name)
     assert isinstance(mechanism.cross, bool)
     assert mechanism.padding in ("any mask", "right padding")
+    assert mechanism.decoding in ("no", "constant", "N", "N / f")
     assert get_mechanism(mechanism.name) is mechanism
 
 
@@ -33,6 +44,7 @@ def test_the_table_makes_the_layer_with_its_preset(mechanism):
     assert type(layer) is mechanism.layer
     assert isinstance(layer, AttentionLayer)
     assert layer.supports_context == mechanism.cross
+    assert layer.supports_decoding == (mechanism.decoding != "no")
     for option, value in mechanism.preset.items():
         kept = getattr(layer, option, value)  # as it is, one for every head, or a module made from it
         assert kept in (value, (value,) * 3) or isinstance(kept, torch.nn.Module)

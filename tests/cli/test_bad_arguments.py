@@ -11,11 +11,7 @@ from training.runs import write_recipe
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        (
-            "",
-            "no command given (accepted: train, evaluate, predict, generate, analyze, list; "
-            "see: kernel-attention --help)",
-        ),
+        ("", "no command given (accepted: train, evaluate, predict, generate, analyze, bench, list; see: "),
         ("trian demo", "unknown command 'trian'; did you mean 'train'?"),
         ("train", "train needs a recipe or --resume RUN"),
         ("train demo --resume run", "train needs a recipe or --resume RUN, one of them"),

@@ -107,7 +107,7 @@ def test_low_precision_is_as_near_to_float64_as_the_formulas_in_that_precision(d
 def test_slices_of_any_size_give_the_same(monkeypatch):
     layer, x = make_layer(), torch.randn(5, 11, 15, dtype=F64)
     results = []
-    for size in (1, 3, 11, 22, 1000):  # part of a sequence, a whole one, two, all
+    for size in (1, 3, 11, 1000):  # parts of a sequence, or all of it
         monkeypatch.setattr(ops, "_SLICE", size)
         results.append(run(layer, x, None))
     for one, other in itertools.pairwise(results):

@@ -163,19 +163,17 @@ def _watching(
 
     handles: list[Any] = []
     modes = [(module, module.training) for module in model.modules()]
-    fast_path = torch.backends.mha.get_fastpath_enabled()
     try:
         for module in watched.modules():
             handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
             handles.append(module.register_forward_hook(leave, always_call=True))
         model.eval()
-        torch.backends.mha.set_fastpath_enabled(False)  # torch's fused encoder layers call no attention
+        # Under a function mode torch leaves its fused encoder layers alone, which call no attention.
         with Interception(lambda: _attending(running), tell), _eagerly(model, watched):
             yield
     finally:
         for handle in handles:
             handle.remove()
-        torch.backends.mha.set_fastpath_enabled(fast_path)
         for module, was_training in modes:
             module.training = was_training
 

@@ -16,6 +16,7 @@ from kernel_attention.attention.registry import (
     list_attention,
 )
 from kernel_attention.attention.replacement import PATTERNS, replace_attention, timm_attention
+from kernel_attention.attention.sharding import shard_sequence
 from kernel_attention.attention.softmax import SoftmaxAttention
 from kernel_attention.attention.sparse import SparseAttention
 from kernel_attention.attention.support_vector import SupportVectorAttention
@@ -44,5 +45,6 @@ __all__ = [
     "layer_specs",
     "list_attention",
     "replace_attention",
+    "shard_sequence",
     "timm_attention",
 ]

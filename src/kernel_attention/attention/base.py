@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from kernel_attention.attention.decoding import AnyDecoder
 from kernel_attention.errors import InputError
+from kernel_attention.kernels.padding import compaction
+from kernel_attention.ops.sequence_group import SequenceGroup
 
 
 class AttentionLayer(nn.Module, ABC):
@@ -21,9 +25,14 @@ class AttentionLayer(nn.Module, ABC):
     Args:
         embed_dim: model width d.
         num_heads: number of heads h; divides d.
+
+    Attributes:
+        sequence_group: the processes that share every sequence, see :func:`shard_sequence`; None: this one
+            has it whole.
     """
 
     supports_context = False
+    sequence_group: SequenceGroup | None = None
 
     def __init__(self, embed_dim: int, num_heads: int) -> None:
         super().__init__()
@@ -62,6 +71,79 @@ class AttentionLayer(nn.Module, ABC):
     ) -> Tensor:
         """The mechanism itself, on checked arguments."""
 
+    def decoder(self) -> AnyDecoder:
+        """The layer's causal form step by step; InputError where it has none."""
+        raise InputError(
+            f"{type(self).__name__} does not decode step by step: call it with is_causal=True on the whole "
+            "prefix, where it has a causal form"
+        )
+
+    @property
+    def supports_decoding(self) -> bool:
+        """Whether ``initial_state``, ``step`` and ``prefill`` are defined with this layer's options."""
+        try:
+            self.decoder()
+        except InputError:
+            return False
+        return self.sequence_group is None
+
+    @torch.no_grad()
+    def initial_state(self, batch_size: int) -> Any:
+        """The state of causal decoding before the first token, in the weights' precision and on their device.
+
+        Raises:
+            InputError: for a mechanism, or options, without a step-by-step form.
+        """
+        require_positive(batch_size=batch_size)
+        return self._decoder().initial_state(batch_size)
+
+    @torch.no_grad()
+    def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """Decode one token, without gradients or dropout: what ``forward`` with ``is_causal=True`` gives it.
+
+        Args:
+            x: the token, (B, d).
+            state: what the tokens before left behind. A growing one is written into: it may be gone back to,
+                but two ways on from it at once need :func:`kernel_attention.functional.reorder`, which
+                copies.
+
+        Returns:
+            The output (B, d), and the state with the token.
+
+        Raises:
+            InputError: for a wrong shape, or a mechanism without a step-by-step form.
+        """
+        if x.dim() != 2 or x.size(-1) != self.embed_dim:
+            raise InputError(
+                f"{type(self).__name__}.step: x has shape {tuple(x.shape)}, expected (B, {self.embed_dim})"
+            )
+        y, state = self._decoder().step(x[:, None], state)
+        return y[:, 0], state
+
+    @torch.no_grad()
+    def prefill(self, x: Tensor, key_padding_mask: Tensor | None = None) -> tuple[Tensor, Any]:
+        """A prompt in parallel: the causal form's output, and the state after each sequence's real tokens.
+
+        Args:
+            x: (B, N, d).
+            key_padding_mask: (B, N), True = real token; prompts may differ in length.
+
+        Returns:
+            y (B, N, d), and the state to go on from.
+        """
+        decoder = self._decoder()
+        y = self(x, key_padding_mask=key_padding_mask, is_causal=True)
+        if key_padding_mask is None:
+            return y, decoder.read(x, None)
+        x = x.masked_fill(~key_padding_mask[..., None], 0.0)
+        moved = compaction(key_padding_mask)
+        return y, decoder.read(x if moved is None else moved.apply(x), key_padding_mask.sum(dim=1))
+
+    def _decoder(self) -> AnyDecoder:
+        if self.sequence_group is not None:
+            raise InputError(f"{type(self).__name__} over a sharded sequence does not decode")
+        return self.decoder()
+
     def _check(
         self, x: Tensor, context: Tensor | None, key_padding_mask: Tensor | None, is_causal: bool
     ) -> None:
@@ -90,6 +172,23 @@ class AttentionLayer(nn.Module, ABC):
                     f"{name}: key_padding_mask has shape {tuple(key_padding_mask.shape)} and dtype "
                     f"{key_padding_mask.dtype}, expected {tuple(expected)} and torch.bool (True = real token)"
                 )
+        if self.sequence_group is not None:
+            reason = self.why_not_sharded(is_causal)
+            if context is not None:
+                reason = "context was given, and only self-attention is sharded"
+            elif torch.compiler.is_compiling():
+                reason = "it is being compiled or exported"
+            if reason is not None:
+                raise InputError(f"{name} over a sharded sequence: {reason}")
+
+    def why_not_sharded(self, is_causal: bool) -> str | None:
+        """Why this layer cannot read sequences cut over processes in that form; None where it can."""
+        return "its attention needs every token of the sequence on one rank"
+
+    @property
+    def supports_sharding(self) -> bool:
+        """Whether :func:`shard_sequence` takes this layer."""
+        return self.why_not_sharded(False) is None
 
     def extra_repr(self) -> str:
         """The sizes, for print(model)."""

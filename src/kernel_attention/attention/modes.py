@@ -1,9 +1,10 @@
-"""What the multilinear layers share: the projections their modes read, and the rows sampled from a
-sequence.
+"""What the data-dependent and the multilinear layers share: the rows sampled from a sequence, the projections
+their modes read, and the weights they start with.
 """
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from kernel_attention.attention.base import AttentionLayer
@@ -63,13 +64,42 @@ def sampled_rows(
     if not is_causal:
         return sample_rows(x, num_rows, key_padding_mask), None
     length = x.size(1)
-    if max_len is None:
-        raise InputError(
-            "max_len=None: the causal data-dependent form needs max_len, the length of its sampling grid"
-        )
-    if length > max_len:
-        raise InputError(f"sequence length {length} exceeds max_len={max_len}")
+    max_len = required_max_len(max_len, length)
     grid = evenly_spaced(num_rows, max_len, x.device)[: rows_before(length, num_rows, max_len)]
     if key_padding_mask is None:
         return x[:, grid], grid
     return gather_ranks(x, grid.expand(x.size(0), -1), key_padding_mask), grid
+
+
+def required_max_len(max_len: int | None, length: int) -> int:
+    """The length of the causal data-dependent form's sampling grid; InputError where there is none, or it is
+    shorter than the sequence.
+    """
+    if max_len is None:
+        raise InputError(
+            "max_len=None: causal data-dependent attention needs max_len, the length of its sampling grid"
+        )
+    if length > max_len:
+        raise InputError(f"sequence length {length} exceeds max_len={max_len}")
+    return max_len
+
+
+def orthonormal(num_heads: int, num_rows: int, rank: int) -> Tensor:
+    """(h, num_rows, rank): orthonormal columns in every head, or rows where there are fewer of them."""
+    weight = torch.empty(num_heads, num_rows, rank)
+    for head in weight:
+        nn.init.orthogonal_(head)
+    return weight
+
+
+def compatibility_tensor(variant: str, num_heads: int, width: int, order: int) -> nn.Parameter | None:
+    """C as learnt, starting from the identity."""
+    if variant == "learnable_diagonal":
+        return nn.Parameter(torch.ones(num_heads, width))
+    if variant != "learnable":
+        return None
+    tensor = torch.zeros(num_heads, *[width] * order)
+    diagonal = torch.arange(width)
+    index: tuple[slice | Tensor, ...] = (slice(None), *[diagonal] * order)
+    tensor[index] = 1.0
+    return nn.Parameter(tensor)

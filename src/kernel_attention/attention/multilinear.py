@@ -9,10 +9,21 @@ from torch import Tensor, nn
 
 from kernel_attention import functional
 from kernel_attention.attention.base import PenalizedAttention, require_positive
-from kernel_attention.attention.modes import ReadsModes, sampled_rows
+from kernel_attention.attention.modes import ReadsModes, compatibility_tensor, orthonormal, sampled_rows
+from kernel_attention.attention.primal_decoding import MultilinearDecoder
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.functional.multilinear import Modes
-from kernel_attention.kernels import FeatureMapSpec, frobenius, get_feature_map, identity, sample_rows
+from kernel_attention.kernels import (
+    FeatureMapSpec,
+    frobenius,
+    get_feature_map,
+    identity,
+    num_real,
+    part_positions,
+    sample_rows,
+)
+from kernel_attention.kernels.statistics import exactly
+from kernel_attention.ops.primal import Samples
 
 Variant = Literal["standard", "data_dependent", "learnable", "learnable_diagonal"]
 CoreTreatment = Literal["none", "cost", "mlsvd"]
@@ -115,9 +126,9 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
                 f"it gives {width}"
             )
         weight_rows = self.num_rows if variant == "data_dependent" else width
-        self.w = nn.Parameter(torch.stack([_orthonormal(num_heads, weight_rows, rank) for _ in range(order)]))
+        self.w = nn.Parameter(torch.stack([orthonormal(num_heads, weight_rows, rank) for _ in range(order)]))
         self.core = nn.Parameter(functional.mlsvd_core(torch.randn(num_heads, *[rank] * order)).contiguous())
-        self.register_parameter("compatibility", _compatibility(variant, num_heads, width, order))
+        self.register_parameter("compatibility", compatibility_tensor(variant, num_heads, width, order))
         self.concat = nn.Linear(order * rank, self.head_dim, bias=bias)
         self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
 
@@ -126,7 +137,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
     ) -> Tensor:
         """See :class:`AttentionLayer`."""
         wants_objective = self.training and (self.eta > 0 or self.eta_core > 0)
-        core, factors = self._factors()
+        core, factors = self.factors()
         if self._is_fused(x, is_causal):
             y, grams = self._one_product(x, factors, key_padding_mask, wants_objective)
         else:
@@ -144,8 +155,8 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
                 "impl='fused' needs the feature map frobenius or identity, and has no form for "
                 "is_causal=True: use impl='auto' or 'plain'"
             )
-        if self.impl != "auto":
-            return self.impl == "fused"
+        if self.impl != "auto" or self.sequence_group is not None:
+            return self.impl != "plain"
         # Below, multiplying the weights out costs more than it saves.
         return exists and x.size(1) >= 2 * self.embed_dim
 
@@ -154,7 +165,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
     ) -> tuple[Tensor, list[Tensor] | None]:
         rows = None
         if self.variant == "data_dependent":
-            rows = self.split_heads(sample_rows(x, self.num_rows, mask))
+            rows = self.split_heads(self._rows(x, mask))
         return functional.multilinear_layer(
             x,
             self.projections(),
@@ -165,13 +176,34 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
             normalize=self.feature_map is frobenius,
             key_padding_mask=mask,
             with_grams=with_grams,
+            group=self.sequence_group,
         )
+
+    def _rows(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """f(X) before the heads are split, (B, M', d): the whole sequence's, wherever its parts are."""
+        if self.sequence_group is None:
+            return sample_rows(x, self.num_rows, mask)
+        before, total = self.sequence_group.places(num_real(x, mask))
+        rows = Samples(*part_positions(x, self.num_rows, mask, before, total)).read(x)
+        return self.sequence_group.total(exactly(rows))
+
+    def why_not_sharded(self, is_causal: bool) -> str | None:
+        """See :class:`AttentionLayer`."""
+        if self.impl == "plain" or self.feature_map not in (frobenius, identity):
+            return "only the linear form is sharded: impl 'auto', feature map frobenius or identity"
+        return "its causal form needs every token on one rank" if is_causal else None
 
     def scores(
         self, x: Tensor, *, key_padding_mask: Tensor | None = None, is_causal: bool = False
     ) -> tuple[Tensor, ...]:
         """E_1..E_D of every token, each (B, h, N, R); arguments as in the layer's call."""
-        return self._modes(x, self._factors()[1], key_padding_mask, is_causal, False).scores()
+        return self._modes(x, self.factors()[1], key_padding_mask, is_causal, False).scores()
+
+    def decoder(self) -> MultilinearDecoder:
+        """See :class:`AttentionLayer`."""
+        if self.impl == "fused":
+            raise InputError("impl='fused' has no causal form: use impl='auto' or 'plain'")
+        return MultilinearDecoder(self)
 
     def penalty(self) -> Tensor | None:
         """eta J^2 + eta_core J_S of the last forward in training mode."""
@@ -180,8 +212,8 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
         penalty = self.eta_core * self.core_objective
         return penalty + self.eta * self.objective**self.objective_power if self.eta > 0 else penalty
 
-    def _factors(self) -> tuple[Tensor, list[Tensor]]:
-        """The core in use and the factors right of Phi_n."""
+    def factors(self) -> tuple[Tensor, list[Tensor]]:
+        """The core in use, (h, R, .., R), and the factors right of Phi_n, D times (h, M, R)."""
         core = functional.mlsvd_core(self.core) if self.core_treatment == "mlsvd" else self.core
         return core, functional.multilinear_factors(self.w.unbind(), core, self.compatibility)
 
@@ -209,6 +241,8 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
         num_tokens = None
         if self.objective_form == "mean":
             num_tokens = x.size(1) if mask is None else mask.sum(dim=1)
+            if self.sequence_group is not None:
+                num_tokens = self.sequence_group.places(num_real(x, mask))[1]
         self.objective = functional.kmlsvd_objective(
             grams,
             self.w.unbind(),
@@ -252,24 +286,3 @@ def _check_options(
         raise InputError(f"objective_power={objective_power!r} must be 1 or 2")
     if objective_form not in ("sum", "mean"):
         raise unknown("objective_form", objective_form, ("mean", "sum"))
-
-
-def _orthonormal(num_heads: int, num_rows: int, rank: int) -> Tensor:
-    """(h, num_rows, rank): orthonormal columns in every head, or rows where there are fewer of them."""
-    weight = torch.empty(num_heads, num_rows, rank)
-    for head in weight:
-        nn.init.orthogonal_(head)
-    return weight
-
-
-def _compatibility(variant: str, num_heads: int, width: int, order: int) -> nn.Parameter | None:
-    """C as learnt, starting from the identity."""
-    if variant == "learnable_diagonal":
-        return nn.Parameter(torch.ones(num_heads, width))
-    if variant != "learnable":
-        return None
-    tensor = torch.zeros(num_heads, *[width] * order)
-    diagonal = torch.arange(width)
-    index: tuple[slice | Tensor, ...] = (slice(None), *[diagonal] * order)
-    tensor[index] = 1.0
-    return nn.Parameter(tensor)

@@ -11,20 +11,19 @@ from torch import Tensor, nn
 
 from kernel_attention import functional
 from kernel_attention.attention.base import PenalizedAttention, require_positive, require_weight
+from kernel_attention.attention.modes import sampled_rows
+from kernel_attention.attention.primal_decoding import PrimalDecoder
 from kernel_attention.errors import InputError, unknown
-from kernel_attention.functional.primal import PrimalScores, PrimalState
+from kernel_attention.functional.primal import PrimalScores
 from kernel_attention.functional.primal_layer import PrimalWeights
 from kernel_attention.kernels import (
     FeatureMap,
-    accumulation_dtype,
     cosine,
-    evenly_spaced,
-    gather_ranks,
     get_feature_map,
     identity,
-    rows_before,
+    num_real,
+    part_positions,
     sample_positions,
-    sample_rows,
 )
 from kernel_attention.ops.primal import Samples
 
@@ -134,6 +133,9 @@ class PrimalAttention(PenalizedAttention):
         attend = self._one_pass if self._is_fused(x, is_causal) else self._plain
         y, energy = attend(x, key_padding_mask, is_causal)
         if energy is not None:
+            num_tokens = None
+            if self.sequence_group is not None:
+                num_tokens = self.sequence_group.places(num_real(x, key_padding_mask))[1]
             self.objective = functional.objective_from_energy(
                 energy,
                 self.w_e,
@@ -142,8 +144,17 @@ class PrimalAttention(PenalizedAttention):
                 form=self.objective_form,
                 per_sequence=self.square_per == "sequence",
                 key_padding_mask=key_padding_mask,
+                num_tokens=num_tokens,
             )
         return y
+
+    def why_not_sharded(self, is_causal: bool) -> str | None:
+        """See :class:`AttentionLayer`."""
+        if self.impl == "plain" or self.feature_map not in (cosine, identity):
+            return "only the one-pass form is sharded: impl 'auto', feature map cosine or identity"
+        if is_causal and self.data_dependent:
+            return "the causal data-dependent form reads every row of the grid on one rank"
+        return None
 
     def _plain(
         self, x: Tensor, key_padding_mask: Tensor | None, is_causal: bool
@@ -151,14 +162,14 @@ class PrimalAttention(PenalizedAttention):
         scores = self.scores(x, key_padding_mask=key_padding_mask, is_causal=is_causal)
         lam = self.sqrt_lambda if self.training else None
         energy = None if lam is None else functional.scores_energy(scores, lam, key_padding_mask)
-        return self._output(scores), energy
+        return self.output(scores), energy
 
     def _one_pass(
         self, x: Tensor, key_padding_mask: Tensor | None, is_causal: bool
     ) -> tuple[Tensor, Tensor | None]:
         samples = None
         if self.data_dependent:
-            samples = Samples(*sample_positions(x, self.num_rows, key_padding_mask))
+            samples = Samples(*self._positions(x, key_padding_mask))
         parts = (self.q_proj, self.k_proj, self.concat, self.out_proj)
         return functional.primal_layer(
             x,
@@ -172,7 +183,15 @@ class PrimalAttention(PenalizedAttention):
             is_causal=is_causal,
             running_means=self.running_means,
             engine="triton" if self.impl == "triton" else "slices",
+            group=self.sequence_group,
         )
+
+    def _positions(self, x: Tensor, key_padding_mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Where the rows lie in x, and which of them do."""
+        if self.sequence_group is None:
+            return sample_positions(x, self.num_rows, key_padding_mask)
+        before, total = self.sequence_group.places(num_real(x, key_padding_mask))
+        return part_positions(x, self.num_rows, key_padding_mask, before, total)
 
     def _is_fused(self, x: Tensor, is_causal: bool) -> bool:
         # The compiler fuses the plain form itself, and function transforms differentiate it.
@@ -184,7 +203,7 @@ class PrimalAttention(PenalizedAttention):
                 "with is_causal=True, and cannot be compiled, exported or transformed: use impl='auto' "
                 "or 'plain'"
             )
-        if self.impl != "auto":
+        if self.impl != "auto" or self.sequence_group is not None:
             return self.impl != "plain"
         return exists and not traced and x.device.type == "cpu" and x.size(1) >= _FUSED_FROM
 
@@ -220,38 +239,16 @@ class PrimalAttention(PenalizedAttention):
             q, k, rows=rows, feature_map=self.feature_map, key_padding_mask=key_padding_mask
         )
 
-    def initial_state(self, batch_size: int) -> PrimalState:
-        """The state of causal decoding before the first token; its size is constant in the sequence."""
-        dtype = accumulation_dtype(self.w_e.dtype)
-        sums = self.w_e.new_zeros(batch_size, self.num_heads, 1, self.head_dim, dtype=dtype)
-        weights = self.w_e.new_zeros(batch_size, self.num_heads, self.head_dim, self.rank, dtype=dtype)
-        gathered = weights if self.data_dependent else None
-        return PrimalState(0, sums, sums, gathered, gathered)
-
-    def step(self, x: Tensor, state: PrimalState) -> tuple[Tensor, PrimalState]:
-        """Decode one token: x (B, d) and the state before it -> output (B, d) and the state after it."""
-        if x.dim() != 2 or x.size(-1) != self.embed_dim:
+    def decoder(self) -> PrimalDecoder:
+        """See :class:`AttentionLayer`."""
+        if self.impl in ("fused", "triton") and self.data_dependent:
             raise InputError(
-                f"PrimalAttention.step: x has shape {tuple(x.shape)}, expected (B, {self.embed_dim})"
+                f"impl={self.impl!r} has no data-dependent causal form: use impl='auto' or 'plain'"
             )
-        x = x[:, None]
-        row, grid_index = None, None
-        if self.data_dependent:
-            row, grid_index = self.split_heads(x), self._grid_index(state.position)
-        scores, state = functional.primal_step(
-            self.split_heads(self.q_proj(x)),
-            self.split_heads(self.k_proj(x)),
-            self.w_e,
-            self.w_r,
-            state,
-            row=row,
-            grid_index=grid_index,
-            running_means=self.running_means,
-            feature_map=self.feature_map,
-        )
-        return self._output(scores)[:, 0], state
+        return PrimalDecoder(self)
 
-    def _output(self, scores: PrimalScores) -> Tensor:
+    def output(self, scores: PrimalScores) -> Tensor:
+        """The scores of the heads joined: (B, h, N, s) each -> (B, N, d)."""
         joined = functional.concat_scores(scores, self.concat.weight, self.concat.bias)
         return self.out_proj(self.merge_heads(joined))
 
@@ -261,31 +258,8 @@ class PrimalAttention(PenalizedAttention):
         """f(X): rows of the layer's input in the heads' own slices, (B, h, M', p), and their grid where
         causal.
         """
-        if not is_causal:
-            return self.split_heads(sample_rows(x, self.num_rows, key_padding_mask)), None
-        max_len = self._require_max_len(x.size(1))
-        # Only the part of the fixed grid that this sequence reaches.
-        grid = evenly_spaced(self.num_rows, max_len, x.device)[
-            : rows_before(x.size(1), self.num_rows, max_len)
-        ]
-        if key_padding_mask is None:
-            return self.split_heads(x[:, grid]), grid
-        return self.split_heads(gather_ranks(x, grid.expand(x.size(0), -1), key_padding_mask)), grid
-
-    def _require_max_len(self, length: int) -> int:
-        if self.max_len is None:
-            raise InputError(
-                "max_len=None: causal data-dependent Primal-Attention needs max_len, the grid's length"
-            )
-        if length > self.max_len:
-            raise InputError(f"sequence length {length} exceeds max_len={self.max_len}")
-        return self.max_len
-
-    def _grid_index(self, position: int) -> int | None:
-        """m with t_m = position, or None."""
-        max_len = self._require_max_len(position + 1)
-        index = rows_before(position, self.num_rows, max_len)
-        return index if rows_before(position + 1, self.num_rows, max_len) > index else None
+        rows, grid = sampled_rows(x, self.num_rows, self.max_len, key_padding_mask, is_causal)
+        return self.split_heads(rows), grid
 
     def extra_repr(self) -> str:
         """The options, for print(model)."""

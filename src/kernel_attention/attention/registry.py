@@ -27,7 +27,8 @@ AttentionSpec = str | Mapping[str, Mapping[str, Any] | None] | tuple[str, Mappin
 class Mechanism:
     """A row of the table: a layer class with a preset, and what there is to know before choosing it.
 
-    Costs are per head; N tokens, p head width, s rank.
+    Costs are per head; N tokens, p head width, s rank, f the head's factor. ``decoding`` says how the state
+    of step-by-step decoding grows: "constant", "N", "N / f", or "no" where there is none.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Mechanism:
     mixes_tokens: str
     padding: str = "any mask"
     preset: Mapping[str, Any] = field(default_factory=dict)
+    decoding: str = "no"
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -65,37 +67,41 @@ MECHANISMS: dict[str, Mechanism] = {
         Mechanism(
             "softmax", SoftmaxAttention, "Vaswani et al. 2017", "softmax(q k^T / sqrt(p)) v", "N^2 p", "N p",
             causal="yes", cross=True, mixes_tokens="yes", preset={"kernel": "softmax", "symmetric": False},
+            decoding="N",
         ),
         Mechanism(
             "symmetric", SoftmaxAttention, "Teo & Nguyen 2024, kernel PCA", "softmax(q q^T / sqrt(p)) v",
             "N^2 p", "N p",
             causal="yes", cross=False, mixes_tokens="yes", preset={"kernel": "softmax", "symmetric": True},
+            decoding="N",
         ),
         Mechanism(
             "linear", LinearAttention, "Katharopoulos et al. 2020",
             "phi(q) (phi(k)^T v) / (phi(q) sum phi(k))", "N p^2", "N p",
-            causal="yes", cross=True, mixes_tokens="yes",
+            causal="yes", cross=True, mixes_tokens="yes", decoding="constant",
         ),
         Mechanism(
             "sparse", SparseAttention, "Child et al. 2019", "softmax over a pattern of positions of stride l",
             "N (l + N/l) p",
-            "N (l + N/l)", causal="yes", cross=True, mixes_tokens="yes",
+            "N (l + N/l)", causal="yes", cross=True, mixes_tokens="yes", decoding="N",
         ),
         Mechanism(
             "cosine", SoftmaxAttention, "released code of Primal-Attention",
             "phi(q) phi(k)^T v, phi(x) = x/||x||", "N p^2", "N p",
             causal="yes", cross=True, mixes_tokens="yes",
-            preset={"kernel": "cosine", "symmetric": False, "dropout": 0.0},
+            preset={"kernel": "cosine", "symmetric": False, "dropout": 0.0}, decoding="constant",
         ),
         Mechanism(
             "primal", PrimalAttention, _PRIMAL, "W_c [W_e|X^T phi(q); W_r|X^T phi(k)]", "N p s", "N s",
             causal="yes", cross=False, mixes_tokens="data-dependent or causal forms only",
+            decoding="constant",
         ),
         Mechanism(
             "multilinear", MultilinearAttention, _MULTILINEAR,
             "E_1 = Phi_1 C_(1) (W_3 (x) W_2) S_(1)^T, E_2, .., E_D alike",
             "D N p^2", "D N p", causal="yes", cross=False,
             mixes_tokens="data-dependent variant; otherwise through the sequence's norm alone",
+            decoding="constant",
         ),
         Mechanism(
             "dual_multilinear", DualMultilinearAttention, _MULTILINEAR,
@@ -112,24 +118,26 @@ MECHANISMS: dict[str, Mechanism] = {
             "batch_norm", SupportVectorAttention, _PRIMAL_DUAL,
             "softmax((q - beta mu)(k - beta mu)^T / sqrt(p)) v", "N^2 p", "N p",
             causal="yes, but for kernel linear", cross=True, mixes_tokens="yes",
-            preset={**_NO_POOLING, **_NO_CONVOLUTION},
+            preset={**_NO_POOLING, **_NO_CONVOLUTION}, decoding="N",
         ),
         Mechanism(
             "scaled_heads", SupportVectorAttention, _PRIMAL_DUAL,
             "softmax(q k_f^T / sqrt(p)) v_f, k_f, v_f pooled by f",
             "N^2 p / f", "N p", causal="yes", cross=True, mixes_tokens="yes",
-            preset={**_NO_CENTRING, **_NO_CONVOLUTION},
+            preset={**_NO_CENTRING, **_NO_CONVOLUTION}, decoding="N / f",
         ),
         Mechanism(
             "batch_norm_scaled_heads", SupportVectorAttention, _PRIMAL_DUAL,
             "softmax((q - beta mu_f)(k_f - beta mu_f)^T / sqrt(p)) v_f", "N^2 p / f", "N p",
             causal="yes, but for kernel linear", cross=True, mixes_tokens="yes", preset=_NO_CONVOLUTION,
+            decoding="N / f",
         ),
         Mechanism(
             "conv1d", SupportVectorAttention, _PRIMAL_DUAL, "softmax(conv(q) conv(k)^T / sqrt(p)) v", "N^2 p",
             "N p",
             causal="yes", cross=False, mixes_tokens="yes",
             preset={**_NO_CENTRING, **_NO_POOLING, "convolution": "1d", "grid_size": None, "class_tokens": 0},
+            decoding="N",
         ),
         Mechanism(
             "conv2d", SupportVectorAttention, _PRIMAL_DUAL, "the same over a grid of tokens", "N^2 p", "N p",

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from kernel_attention import functional
 from kernel_attention.attention.base import AttentionLayer, require_probability
+from kernel_attention.attention.decoding import SoftmaxDecoder
 from kernel_attention.errors import InputError, unknown
 
 _KERNELS = ("softmax", "cosine")
@@ -75,6 +76,10 @@ class SoftmaxAttention(AttentionLayer):
                 q, k, v, key_padding_mask=key_padding_mask, is_causal=is_causal, dropout_p=dropout_p
             )
         return self.out_proj(self.merge_heads(out))
+
+    def decoder(self) -> SoftmaxDecoder:
+        """See :class:`AttentionLayer`."""
+        return SoftmaxDecoder(self)
 
     def kernel_matrix(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """The attention matrix, or phi(q) phi(k)^T with the cosine kernel, (B, h, N, N); for analysis,

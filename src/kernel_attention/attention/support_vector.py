@@ -11,10 +11,12 @@ from torch import Tensor, nn
 from kernel_attention import functional
 from kernel_attention.attention.base import AttentionLayer, require_probability
 from kernel_attention.attention.factors import checked_factors
-from kernel_attention.attention.kernel_modules import KernelSpec, get_kernel
+from kernel_attention.attention.kernel_modules import KernelSpec, LinearKernel, get_kernel
+from kernel_attention.attention.support_vector_decoding import SupportVectorDecoder
 from kernel_attention.attention.token_convolution import ConvWeights, token_convolution
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.functional.support_vector import EPSILON, head_groups
+from kernel_attention.kernels import is_tokenwise
 from kernel_attention.kernels.padding import Compaction, compaction, is_exporting
 from kernel_attention.kernels.pooling import Pooling, pool, pool_mask, running_pool
 
@@ -103,7 +105,7 @@ class SupportVectorAttention(AttentionLayer):
             str(factor): nn.Parameter(torch.full((embed_dim, factor), 1 / factor)) for factor in pooled
         }
         self.pool_kernels = nn.ParameterDict(kernels) if kernels else None
-        if convolution is not None and (self._centred or max(self.factors) > 1):
+        if convolution is not None and (self.is_centred or max(self.factors) > 1):
             raise InputError(
                 f"convolution={convolution!r} goes with beta=0, normalize=False and factors=1 only, "
                 f"got beta={beta}, normalize={normalize}, factors={self.factors}"
@@ -118,7 +120,8 @@ class SupportVectorAttention(AttentionLayer):
         return self.convolution is None
 
     @property
-    def _centred(self) -> bool:
+    def is_centred(self) -> bool:
+        """Whether the keys' mean or deviation is used."""
         return self.normalize or isinstance(self.beta, Tensor) or self.beta != 0
 
     def attend(
@@ -131,7 +134,7 @@ class SupportVectorAttention(AttentionLayer):
         if moved is not None:
             source, key_padding_mask = moved.apply(source), moved.key_padding_mask
             x = source if context is None else x
-        if is_causal:
+        if is_causal and self.sequence_group is None:
             key_padding_mask = None  # the padding is on the right now, where no real token looks
         heads = [
             out.transpose(1, 2)
@@ -139,6 +142,15 @@ class SupportVectorAttention(AttentionLayer):
         ]
         out = self.out_proj((heads[0] if len(heads) == 1 else torch.cat(heads, dim=2)).flatten(2))
         return out if moved is None or context is not None else moved.undo(out)
+
+    def decoder(self) -> SupportVectorDecoder:
+        """See :class:`AttentionLayer`."""
+        if self.convolution is not None and self.convolution.grid_size is not None:
+            raise InputError(
+                "a convolution over a grid has no causal form, so nothing to decode; conv1d has one"
+            )
+        self._check_form(1, True)
+        return SupportVectorDecoder(self)
 
     def kernel_matrix(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """The attention over the tokens, (B, h, N, N), zero in padded rows and columns; for analysis, O(N^2).
@@ -178,20 +190,31 @@ class SupportVectorAttention(AttentionLayer):
             return
         q = self.split_heads(self.q_proj(x))
         for heads, factor in head_groups(self.factors):
-            pooled = self._pool(source, factor, mask, is_causal)
-            k = self._project(self.k_proj, pooled, heads)
+            pooled = self.pool_tokens(source, factor, mask, is_causal)
+            k = self.project_heads(self.k_proj, pooled, heads)
             if as_matrix:
                 v = pool(_identity(q[:, heads]), factor, mask=None if mask is None else mask[:, None])
             else:
-                v = self._project(self.v_proj, pooled, heads)
+                v = self.project_heads(self.v_proj, pooled, heads)
             mask_of_keys = None if mask is None else pool_mask(mask, factor)
             yield self._expand(q[:, heads], k, v, factor=factor, key_padding_mask=mask_of_keys, **options)
+
+    def why_not_sharded(self, is_causal: bool) -> str | None:
+        """See :class:`AttentionLayer`."""
+        if not isinstance(self.kernel, LinearKernel):
+            return "a softmax needs every key on one rank; the kernel 'linear' does not"
+        if not is_tokenwise(self.kernel.feature_map):
+            return "its feature map is not known to work token by token, as cosine, elu, identity and relu do"
+        if self.convolution is not None or max(self.factors) > 1:
+            return "pooling and convolutions reach over a part's ends; factors=1 and convolution=None do not"
+        return None
 
     def _expand(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         return functional.support_vector_attention(
             q,
             k,
             v,
+            group=self.sequence_group,
             attention=self.kernel,
             shift_invariant=self.kernel.shift_invariant,
             beta=self.beta,
@@ -201,7 +224,7 @@ class SupportVectorAttention(AttentionLayer):
             **options,
         )
 
-    def _pool(self, x: Tensor, factor: int, mask: Tensor | None, is_causal: bool) -> Tensor:
+    def pool_tokens(self, x: Tensor, factor: int, mask: Tensor | None, is_causal: bool) -> Tensor:
         """Tokens to blocks, (B, N, d) -> (B, M, d), or to the open block at every token, (B, N, d), if
         causal.
         """
@@ -210,7 +233,7 @@ class SupportVectorAttention(AttentionLayer):
             return running_pool(x, factor, self.pooling, weight=kernel)
         return pool(x, factor, self.pooling, mask=mask, weight=kernel)
 
-    def _project(self, projection: nn.Linear, x: Tensor, heads: slice) -> Tensor:
+    def project_heads(self, projection: nn.Linear, x: Tensor, heads: slice) -> Tensor:
         """Keys or values of these heads only, from pooled tokens: (B, M, d) -> (B, heads, M, p).
 
         Pooling commutes with the projection, so it comes first and leaves M rows to project.
@@ -235,7 +258,7 @@ class SupportVectorAttention(AttentionLayer):
     def _check_form(self, length: int, is_causal: bool) -> None:
         if self.convolution is not None:
             self.convolution.check(length, is_causal)
-        if is_causal and self._centred and not self.kernel.shift_invariant:
+        if is_causal and self.is_centred and not self.kernel.shift_invariant:
             raise InputError(
                 f"is_causal=True with kernel='linear' and beta={self._beta_text()}: each query would need "
                 "keys centred for it, which has no linear form; kernels softmax and sparse have a causal form"

@@ -1,5 +1,6 @@
 """The mechanisms as pure functions on (B, h, N, p) tensors."""
 
+from kernel_attention.functional.decoding_state import KeyValueCache, Position, move, reorder, state_bytes
 from kernel_attention.functional.dual_multilinear import (
     attention_tensor,
     cubemax_kernel,
@@ -48,7 +49,9 @@ from kernel_attention.functional.tensor import tensor_scores
 from kernel_attention.kernels.thresholds import shrink
 
 __all__ = [
+    "KeyValueCache",
     "Modes",
+    "Position",
     "PrimalScores",
     "PrimalState",
     "PrimalWeights",
@@ -66,6 +69,7 @@ __all__ = [
     "ksvd_objective",
     "linear_attention",
     "mlsvd_core",
+    "move",
     "multilinear_attention",
     "multilinear_factors",
     "multilinear_kernel",
@@ -81,6 +85,7 @@ __all__ = [
     "principal_attention_pursuit",
     "pursuit_threshold",
     "recentre",
+    "reorder",
     "rpc_attention",
     "scaled_attention",
     "scaled_heads_attention",
@@ -89,6 +94,7 @@ __all__ = [
     "softmax_attention",
     "sparse_attention",
     "sparse_mask",
+    "state_bytes",
     "support_vector_attention",
     "tensor_scores",
 ]

@@ -16,7 +16,8 @@ from kernel_attention.functional.blocks import by_offset, completed, for_each_of
 from kernel_attention.kernels.feature_maps import FeatureMap, elu
 from kernel_attention.kernels.padding import in_blocks
 from kernel_attention.kernels.softmax_features import SoftmaxPlusFeatures
-from kernel_attention.kernels.statistics import accumulation_dtype
+from kernel_attention.kernels.statistics import accumulation_dtype, exactly
+from kernel_attention.ops.sequence_group import SequenceGroup
 
 _SMALLEST_SUM = 1e-20  # a query whose weights sum to less sees no key; its gradients would leave float32
 
@@ -32,6 +33,7 @@ def linear_attention(
     query_padding_mask: Tensor | None = None,
     is_causal: bool = False,
     factor: int = 1,
+    group: SequenceGroup | None = None,
 ) -> Tensor:
     """sum_j (phi(q_i) . phi(k_j)) v_j, divided by sum_j phi(q_i) . phi(k_j) where ``normalize``.
 
@@ -48,6 +50,8 @@ def linear_attention(
         is_causal: query i sees keys 0..i only.
         factor: with ``is_causal``, row i of k and v is the open block of ``factor`` tokens pooled up to token
             i; query i sees the completed blocks and row i (see :mod:`kernel_attention.functional.blocks`).
+        group: processes that hold the parts of every sequence, with ``factor`` 1 and a feature map that works
+            token by token; the arguments are this part's.
 
     Returns:
         (B, h, N, p_v).
@@ -59,16 +63,18 @@ def linear_attention(
         phi_k = feature_map(k, key_padding_mask, is_causal)
     if key_padding_mask is not None:
         phi_k = phi_k.masked_fill(~key_padding_mask[:, None, :, None], 0.0)
+    if group is not None:
+        return _over_ranks(phi_q, phi_k, v, group, normalize, is_causal)
     if not is_causal:
         out = phi_q @ (phi_k.mT @ v)
         if not normalize:
             return out
         weights = phi_k.sum(dim=2, keepdim=True, dtype=accumulation_dtype(phi_k.dtype))
-        return _divide(out, (phi_q * weights).sum(dim=-1, keepdim=True))
+        return divide(out, (phi_q * weights).sum(dim=-1, keepdim=True))
     if normalize:  # numerator and denominator from the same, equally rounded weights
         v = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
     out = causal_product(phi_q, phi_k, v) if factor == 1 else _over_blocks(phi_q, phi_k, v, factor)
-    return _divide(out[..., :-1], out[..., -1:]) if normalize else out
+    return divide(out[..., :-1], out[..., -1:]) if normalize else out
 
 
 def causal_product(phi_q: Tensor, phi_k: Tensor, v: Tensor, chunk_size: int | None = None) -> Tensor:
@@ -92,6 +98,20 @@ def causal_product(phi_q: Tensor, phi_k: Tensor, v: Tensor, chunk_size: int | No
     return (inside + phi_q @ earlier).flatten(2, 3)[:, :, :length]
 
 
+def _over_ranks(
+    phi_q: Tensor, phi_k: Tensor, v: Tensor, group: SequenceGroup, normalize: bool, is_causal: bool
+) -> Tensor:
+    """The same where the sums over the keys, (B, h, m, p_v + 1), have parts on other ranks."""
+    if normalize:
+        v = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
+    state = exactly(phi_k).mT @ exactly(v)
+    state = (group.before(state) if is_causal else group.total(state)).to(phi_q.dtype)
+    out = phi_q @ state
+    if is_causal:
+        out = out + causal_product(phi_q, phi_k, v)
+    return divide(out[..., :-1], out[..., -1:]) if normalize else out
+
+
 def _over_blocks(phi_q: Tensor, phi_k: Tensor, v: Tensor, factor: int) -> Tensor:
     """The causal sum over the completed blocks, and the open one."""
     length = phi_q.size(2)
@@ -104,6 +124,7 @@ def _over_blocks(phi_q: Tensor, phi_k: Tensor, v: Tensor, factor: int) -> Tensor
     return out + (phi_q * phi_k).sum(dim=-1, keepdim=True) * v
 
 
-def _divide(out: Tensor, weights: Tensor) -> Tensor:
+def divide(out: Tensor, weights: Tensor) -> Tensor:
+    """The weighted sums over the weights' sums; 0 where nothing was seen."""
     # Neither the quotient nor its gradient exists where nothing was seen.
     return (out / weights.masked_fill(weights < _SMALLEST_SUM, torch.inf)).to(out.dtype)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kernel_attention.kernels.statistics import exactly
-from kernel_attention.kernels.tensors import leading_eigenvectors, mode_gram, mode_product
+from kernel_attention.kernels.tensors import leading_eigenvectors, mode_gram, mode_product, unfold
 
 
 def multilinear_factors(
@@ -45,16 +45,12 @@ def letters(order: int) -> tuple[str, str]:
 def _superdiagonal_factor(
     weights: Sequence[Tensor], core: Tensor, diagonal: Tensor | None, keep: int
 ) -> Tensor:
-    """sum over j, k, .. of c_a W_2[a, j] W_3[a, k] .. S[i, j, k, ..]: the modes leave one by one, sharing the
-    index a.
-    """
-    ranks, _ = letters(len(weights))
-    state, left = core, "h" + ranks
-    for n, weight in enumerate(weights):
-        if n != keep:
-            rest = "hA" + left.strip("hA").replace(ranks[n], "")
-            state, left = torch.einsum(f"{left},hA{ranks[n]}->{rest}", state, weight), rest
-    return state if diagonal is None else state * diagonal[..., None]
+    """sum over j, k, .. of c_a W_2[a, j] W_3[a, k] .. S[i, j, k, ..]: rows of the other W, multiplied out."""
+    others = [weight for n, weight in enumerate(weights) if n != keep]
+    rows = others[0] if diagonal is None else others[0] * diagonal[..., None]
+    for weight in others[1:]:
+        rows = (rows[..., :, None] * weight[..., None, :]).flatten(-2)  # (h, p, R_j R_k ..)
+    return rows @ unfold(core, keep, len(weights)).mT
 
 
 def _dense_factor(weights: Sequence[Tensor], core: Tensor, tensor: Tensor | None, keep: int) -> Tensor:

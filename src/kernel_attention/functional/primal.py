@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from kernel_attention.errors import unknown
+from kernel_attention.functional.decoding import features_of
+from kernel_attention.functional.decoding_state import move, scale_by
 from kernel_attention.kernels.feature_maps import FeatureMap, cosine
 from kernel_attention.kernels.statistics import exactly, running_mean, valid_ranks
 
@@ -32,15 +34,23 @@ class PrimalScores(NamedTuple):
 class PrimalState(NamedTuple):
     """What causal decoding remembers; its size does not depend on how many tokens were read.
 
-    ``position`` counts the tokens read; ``q_sum`` and ``k_sum`` are (B, h, 1, p); ``w_e`` and ``w_r`` are the
-    projection weights gathered so far, (B, h, p, s), or None with data-independent weights.
+    ``position`` counts the tokens read, one number for all sequences or (B,) int64; ``q_sum`` and ``k_sum``
+    are (B, h, 1, p); ``w_e`` and ``w_r`` are the projection weights gathered so far, (B, h, p, s), or None
+    with data-independent weights; ``q_energy`` and ``k_energy`` (B, h, 1, 1) are what the Frobenius feature
+    map divides by, None with another.
     """
 
-    position: int
+    position: int | Tensor
     q_sum: Tensor
     k_sum: Tensor
     w_e: Tensor | None
     w_r: Tensor | None
+    q_energy: Tensor | None = None
+    k_energy: Tensor | None = None
+
+    def to(self, device: torch.device | str) -> PrimalState:
+        """The state on that device."""
+        return move(self, device)
 
 
 def primal_scores(
@@ -183,18 +193,21 @@ def objective_from_energy(
     form: ObjectiveForm = "mean",
     per_sequence: bool = False,
     key_padding_mask: Tensor | None = None,
+    num_tokens: Tensor | None = None,
 ) -> Tensor:
-    """J as in :func:`ksvd_objective`, from :func:`scores_energy`, (B,), and the length N."""
+    """J as in :func:`ksvd_objective`, from :func:`scores_energy`, (B,), and the length N.
+
+    ``num_tokens`` (B,) takes the place of length and mask where the tokens lie elsewhere too.
+    """
     if form not in ("mean", "sum"):
         raise unknown("objective form", form, ("mean", "sum"))
     with torch.autocast(energy.device.type, enabled=False):
         trace = (exactly(w_e) * exactly(w_r)).sum() / w_e.size(0)
         if form == "sum":
             return 0.5 * (energy if per_sequence else energy.mean()) - trace
-        if key_padding_mask is None:
-            num_tokens = energy.new_full(energy.shape, length)
-        else:
-            num_tokens = key_padding_mask.sum(dim=1).to(energy.dtype)
+        if num_tokens is None and key_padding_mask is not None:
+            num_tokens = key_padding_mask.sum(dim=1)
+        num_tokens = energy.new_full(energy.shape, length) if num_tokens is None else num_tokens.to(energy)
         if per_sequence:
             return 0.5 * energy / num_tokens.clamp_min(1) - trace
         return 0.5 * energy.sum() / num_tokens.sum().clamp_min(1) - trace
@@ -225,7 +238,7 @@ def primal_step(
     state: PrimalState,
     *,
     row: Tensor | None = None,
-    grid_index: int | None = None,
+    grid_index: int | Tensor | None = None,
     running_means: bool = True,
     feature_map: FeatureMap = cosine,
 ) -> tuple[PrimalScores, PrimalState]:
@@ -238,19 +251,31 @@ def primal_step(
         w_r: as in :func:`primal_scores`.
         state: what the tokens before left behind.
         row: the new token's slice of the layer input, (B, h, 1, p), where weights are data-dependent.
-        grid_index: m if the new token is the m-th sampled row (t_m = position), None otherwise.
+        grid_index: m if the new token is the m-th sampled row (t_m = position), None otherwise; or (B, M), 1
+            at that row of every sequence and 0 elsewhere.
         running_means: as in :func:`primal_scores`.
-        feature_map: token-wise phi.
+        feature_map: phi, token-wise or the Frobenius map.
     """
-    count = state.position + 1
+    count = scale_by(state.position + 1, state.q_sum)
     q_sum, k_sum = state.q_sum + q, state.k_sum + k
-    phi_q = feature_map((q_sum / count).to(q.dtype) if running_means else q, None, True)
-    phi_k = feature_map((k_sum / count).to(k.dtype) if running_means else k, None, True)
+    if running_means:
+        q, k = (q_sum / count).to(q.dtype), (k_sum / count).to(k.dtype)
+    phi_q, q_energy = features_of(feature_map, q, state.q_energy)
+    phi_k, k_energy = features_of(feature_map, k, state.k_energy)
     gathered_e, gathered_r = state.w_e, state.w_r
     if row is not None and gathered_e is not None and gathered_r is not None:
         if grid_index is not None:
-            gathered_e = gathered_e + row.mT * w_e[:, grid_index, None]
-            gathered_r = gathered_r + row.mT * w_r[:, grid_index, None]
+            gathered_e = gathered_e + row.mT * weight_row(w_e, grid_index)
+            gathered_r = gathered_r + row.mT * weight_row(w_r, grid_index)
         w_e, w_r = gathered_e.to(q.dtype), gathered_r.to(q.dtype)
     scores = PrimalScores(phi_q @ w_e, phi_k @ w_r)
-    return scores, PrimalState(count, q_sum, k_sum, gathered_e, gathered_r)
+    return scores, PrimalState(state.position + 1, q_sum, k_sum, gathered_e, gathered_r, q_energy, k_energy)
+
+
+def weight_row(weight: Tensor, index: int | Tensor) -> Tensor:
+    """Row m of weight (h, M, s): (h, 1, s); or the row of each sequence, (B, h, 1, s), from ``index`` (B, M),
+    1 at that row and 0 elsewhere.
+    """
+    if isinstance(index, int):
+        return weight[:, index, None]
+    return torch.einsum("bm,hms->bhs", index.to(weight.dtype), weight)[:, :, None]

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from kernel_attention.functional.affine import Affine, apply_affine, autocast
-from kernel_attention.kernels.statistics import exactly, running_mean
+from kernel_attention.kernels.statistics import exactly, num_real, running_mean
 from kernel_attention.ops.primal import Folded, Samples, primal_pass
+from kernel_attention.ops.sequence_group import SequenceGroup
 
 
 class PrimalWeights(NamedTuple):
@@ -41,6 +42,7 @@ def primal_layer(
     is_causal: bool = False,
     running_means: bool = True,
     engine: Literal["slices", "triton"] = "slices",
+    group: SequenceGroup | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """The layer's output and its objective's energy, sum_i ||L e_i||^2 + ||L r_i||^2 averaged over heads.
 
@@ -58,6 +60,8 @@ def primal_layer(
         is_causal: token i sees tokens 0..i; data-independent weights only.
         running_means: with ``is_causal``, average queries and keys over the prefix (listing 1).
         engine: "slices", PyTorch on any device; "triton", kernels for GPUs.
+        group: processes that hold the parts of every sequence; x, samples and masks are this part's, the
+            energy is that of all.
 
     Returns:
         y (B, N, d), and the energy (B,) or None.
@@ -67,7 +71,8 @@ def primal_layer(
             "primal_layer: samples are those of the whole sequence, which is_causal=True forbids"
         )
     if is_causal and running_means:  # the mean of affine maps is the map of the mean
-        x = running_mean(x[:, None], key_padding_mask)[:, 0]
+        before = None if group is None else _before(x, key_padding_mask, group)
+        x = running_mean(x[:, None], key_padding_mask, before)[:, 0]
     x = autocast(x)
     num_heads = weights.w_e.size(0)
     weight, bias = _side_by_side(weights.q_proj, weights.k_proj, num_heads)
@@ -85,13 +90,15 @@ def primal_layer(
         weight.to(x.dtype),
         None if bias is None else bias.to(x.dtype),
         num_heads,
-        functools.partial(_fold, tuple(given)),
+        functools.partial(_fold, tuple(given), group),
         tuple(given.values()),
         samples=samples,
         normalize=normalize,
         key_padding_mask=key_padding_mask,
         engine=importlib.import_module(f"kernel_attention.ops.primal_{engine}"),
     )
+    if energy is not None and group is not None:
+        energy = group.total(energy)
     return (y if fold_output else apply_affine(y, weights.out_proj)), energy
 
 
@@ -105,24 +112,42 @@ def _side_by_side(q: Affine, k: Affine, num_heads: int) -> Affine:
     return join(q[0], k[0]), None if q[1] is None or k[1] is None else join(q[1], k[1])
 
 
-def _fold(names: tuple[str, ...], rows: Tensor | None, *tensors: Tensor) -> Folded:
-    """G = [W_{e|X} C_e^T ; W_{r|X} C_r^T] (times O^T where it is folded) and S = W Lambda W^T / h."""
+def _before(x: Tensor, mask: Tensor | None, group: SequenceGroup) -> tuple[Tensor, Tensor]:
+    """Sum (B, 1, 1, d) and number (B,) of the real tokens on the ranks before this one."""
+    total = exactly(x if mask is None else x.masked_fill(~mask[..., None], 0.0)).sum(dim=1)
+    return group.before(total)[:, None, None], group.places(num_real(x, mask))[0]
+
+
+def _fold(
+    names: tuple[str, ...], group: SequenceGroup | None, rows: Tensor | None, *tensors: Tensor
+) -> Folded:
+    """G = [W_{e|X} C_e^T ; W_{r|X} C_r^T] (times O^T where it is folded) and S = W Lambda W^T / h.
+
+    Heads come first, so that all sequences of a head share one product.
+    """
     given = {name: exactly(tensor) for name, tensor in zip(names, tensors, strict=True)}
-    w_e, w_r = given["w_e"], given["w_r"]
-    num_heads, rank = w_e.size(0), w_e.size(-1)
-    w = torch.stack([w_e, w_r], dim=1)[None]  # (1, h, 2, M or p, s)
+    num_heads, rank = given["w_e"].size(0), given["w_e"].size(-1)
+    w = torch.cat([given["w_e"], given["w_r"]], dim=-1)  # (h, M or p, 2s)
     if rows is not None:
-        rows = exactly(rows).unflatten(-1, (num_heads, -1)).transpose(1, 2)  # (B, h, M', p)
-        w = rows.mT[:, :, None] @ w[..., : rows.size(2), :]
+        by_head = exactly(rows).unflatten(-1, (num_heads, -1)).permute(2, 0, 3, 1)  # (h, B, p, M')
+        w = (by_head.flatten(1, 2) @ w[:, : rows.size(1)]).unflatten(1, by_head.shape[1:3])
+        w = w if group is None else group.total(w)  # every rank read its own rows
+    else:
+        w = w[:, None]
+    w = w.unflatten(-1, (2, rank)).movedim(-2, 0)  # (2, h, B, p, s)
     concat = given["concat"].unflatten(1, (2, rank)).permute(1, 2, 0)  # (2, s, p)
-    maps = (w @ concat).flatten(2, 3)  # (B, h, 2p, p)
+    maps = (w.flatten(1, 3) @ concat).view(w.shape[:-1] + concat.shape[-1:])
+    maps = maps.permute(1, 2, 0, 3, 4)  # (h, B, 2, p, p)
     constant = given.get("concat_bias", concat.new_zeros(concat.size(-1))).expand(num_heads, -1).flatten()
     if "out" in given:
         out = given["out"]
-        maps = (maps @ out.mT.unflatten(0, (num_heads, -1))).flatten(1, 2)[:, None]  # (B, 1, 2d, d)
+        folded = maps.flatten(1, 3) @ out.mT.unflatten(0, (num_heads, -1))  # (h, B 2p, d)
+        maps = folded.unflatten(1, (maps.size(1), -1)).transpose(0, 1).flatten(1, 2)[:, None]  # (B, 1, 2d, d)
         constant = out @ constant + given.get("out_bias", 0.0)
+    else:
+        maps = maps.transpose(0, 1).flatten(2, 3)  # (B, h, 2p, p)
     energy = None
     if "sqrt_lambda" in given:
-        scaled = w * given["sqrt_lambda"][:, None, None, :]
+        scaled = (w * given["sqrt_lambda"][:, None, None, :]).permute(2, 1, 0, 3, 4)  # (B, h, 2, p, s)
         energy = scaled @ scaled.mT / num_heads
     return Folded(maps, constant, energy)

@@ -65,9 +65,14 @@ def sparse_mask(
     is. A block counts as whole even where the sequence ends in it: what a query sees does not depend on the
     sequence's length.
     """
+    return positions_seen(pattern, torch.arange(num_queries, device=device), num_keys, factor=factor)
+
+
+def positions_seen(pattern: SparsePattern, queries: Tensor, num_keys: int, *, factor: int = 1) -> Tensor:
+    """The rows of :func:`sparse_mask` for queries at these positions, (n,) int64 -> (n, num_keys) bool."""
     _, stride, summary = pattern
-    i = torch.arange(num_queries, device=device)[:, None]
-    first = torch.arange(num_keys, device=device) * factor
+    i = queries[:, None]
+    first = torch.arange(num_keys, device=queries.device) * factor
     last = first + factor - 1
     if pattern.name == "strided":
         near = (first < i + stride) & (last > i - stride)

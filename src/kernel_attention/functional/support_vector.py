@@ -21,7 +21,8 @@ from torch import Tensor
 
 from kernel_attention.functional.blocks import completed, softmax_over_blocks
 from kernel_attention.kernels.pooling import Pooling, pool, pool_mask, running_pool
-from kernel_attention.kernels.statistics import accumulation_dtype, running_mean
+from kernel_attention.kernels.statistics import accumulation_dtype, num_real, running_mean
+from kernel_attention.ops.sequence_group import SequenceGroup
 
 EPSILON = 1e-5
 
@@ -37,6 +38,7 @@ def recentre(
     key_padding_mask: Tensor | None = None,
     is_causal: bool = False,
     factor: int = 1,
+    group: SequenceGroup | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Queries and keys of Attention-BN: (q - beta mu) / s and (k - beta mu) / s, or what has the same
     attention.
@@ -58,6 +60,7 @@ def recentre(
         factor: with ``is_causal``, row i of k is the open block at token i
             (:mod:`kernel_attention.functional.blocks`), and the prefix's keys are the completed blocks and
             that one.
+        group: processes that hold the parts of every sequence; not causal.
 
     Returns:
         queries (B, h, N, p) and keys (B, h, S, p).
@@ -66,20 +69,25 @@ def recentre(
         if not shift_invariant:
             raise ValueError("recentre: is_causal=True needs a shift-invariant kernel")
         return _recentre_causal(q, k, beta, normalize, eps, factor)
-    mean = _mean(k, key_padding_mask)
+    mean = _mean(k, key_padding_mask, group)
     if not normalize:
         shifted = (k - beta * mean).to(k.dtype) if not shift_invariant else k
         return (q - beta * mean).to(q.dtype), shifted
     centred = k - mean
-    inverse = (_mean(centred.square(), key_padding_mask) + eps).rsqrt()
+    inverse = (_mean(centred.square(), key_padding_mask, group) + eps).rsqrt()
     if not shift_invariant:
         centred = k - beta * mean
     return ((q - beta * mean) * inverse).to(q.dtype), (centred * inverse).to(k.dtype)
 
 
-def _mean(x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+def _mean(x: Tensor, key_padding_mask: Tensor | None, group: SequenceGroup | None = None) -> Tensor:
     """Over the real keys: (B, h, S, p) -> (B, h, 1, p), in float32 for 16-bit inputs."""
     dtype = accumulation_dtype(x.dtype)
+    if group is not None:
+        if key_padding_mask is not None:
+            x = x.masked_fill(~key_padding_mask[:, None, :, None], 0.0)
+        count = group.places(num_real(x[:, 0], key_padding_mask))[1].clamp_min(1)
+        return group.total(x.sum(dim=2, keepdim=True, dtype=dtype)) / count[:, None, None, None]
     if key_padding_mask is None:
         return x.mean(dim=2, keepdim=True, dtype=dtype)
     mask = key_padding_mask[:, None, :, None]
@@ -140,6 +148,7 @@ def support_vector_attention(
     factor: int = 1,
     key_padding_mask: Tensor | None = None,
     is_causal: bool = False,
+    group: SequenceGroup | None = None,
     **options: Any,
 ) -> Tensor:
     """One choice of each: a kernel, a centring, a training set. With the defaults it is softmax attention.
@@ -158,6 +167,7 @@ def support_vector_attention(
         key_padding_mask: (B, S), True = real key; right padding with ``is_causal`` and for kernels that read
             positions.
         is_causal: token i sees the completed blocks before its own, and its own up to itself.
+        group: processes that hold the parts of every sequence; for the linear kernel.
         options: what else the kernel takes.
 
     Returns:
@@ -166,8 +176,10 @@ def support_vector_attention(
     if normalize or isinstance(beta, Tensor) or beta != 0:
         q, k = recentre(
             q, k, beta=beta, normalize=normalize, eps=eps, shift_invariant=shift_invariant,
-            key_padding_mask=key_padding_mask, is_causal=is_causal, factor=factor,
+            key_padding_mask=key_padding_mask, is_causal=is_causal, factor=factor, group=group,
         )  # fmt: skip
+    if group is not None:
+        options["group"] = group
     return attention(
         q, k, v, factor=factor, key_padding_mask=key_padding_mask, is_causal=is_causal, **options
     )

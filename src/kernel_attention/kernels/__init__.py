@@ -11,6 +11,7 @@ from kernel_attention.kernels.feature_maps import (
     get_feature_map,
     identity,
     is_positive,
+    is_tokenwise,
     relu,
 )
 from kernel_attention.kernels.functions import KERNELS, KernelFunction, get_kernel
@@ -19,6 +20,8 @@ from kernel_attention.kernels.statistics import (
     accumulation_dtype,
     evenly_spaced,
     gather_ranks,
+    num_real,
+    part_positions,
     rows_before,
     running_mean,
     sample_positions,
@@ -46,6 +49,9 @@ __all__ = [
     "get_kernel",
     "identity",
     "is_positive",
+    "is_tokenwise",
+    "num_real",
+    "part_positions",
     "relu",
     "rows_before",
     "running_mean",

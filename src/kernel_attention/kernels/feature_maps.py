@@ -124,3 +124,8 @@ def is_positive(feature_map: FeatureMap) -> bool:
     if isinstance(feature_map, TaylorFeatures):
         return feature_map.order % 2 == 0
     return feature_map not in (cosine, frobenius, identity)
+
+
+def is_tokenwise(feature_map: FeatureMap) -> bool:
+    """Whether phi of a token is known to depend on that token alone."""
+    return feature_map in (cosine, elu, identity, relu) or isinstance(feature_map, TaylorFeatures)

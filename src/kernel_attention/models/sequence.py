@@ -81,6 +81,8 @@ class SequenceEncoder(nn.Module):
         norm_first: pre-norm layers.
     """
 
+    supports_sharding = False  # a part of a sequence would be given the positions of the first
+
     input_mean: Tensor
     input_std: Tensor
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from kernel_attention.kernels.feature_maps import SMALLEST_NORM
 from kernel_attention.kernels.statistics import accumulation_dtype
 
-_SLICE = 1024  # tokens; z and its gradient stay in a core's second-level cache at common widths
+_SLICE = 2048  # tokens; their z and its gradient stay in the second-level caches at common widths
 
 
 class Tokens(NamedTuple):
@@ -20,33 +20,6 @@ class Tokens(NamedTuple):
     num_heads: int
     normalize: bool
     mask: Tensor | None
-
-    def features(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, where: tuple[slice, slice]
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The tokens themselves (b, n, d), their z (b, n, 2h, p), and 1 / norm (b, n, 2h, 1)."""
-        part = x[where]
-        mask = None if self.mask is None else self.mask[where]
-        if mask is not None:
-            part = part.masked_fill(~mask[..., None], 0.0)  # padding may hold anything, NaN included
-        z = torch.nn.functional.linear(part, weight, bias).unflatten(-1, (2 * self.num_heads, -1))
-        scale = None
-        if self.normalize:
-            norm = torch.linalg.vector_norm(z, dim=-1, keepdim=True, dtype=accumulation_dtype(z.dtype))
-            scale = norm.masked_fill_(norm < SMALLEST_NORM, torch.inf).reciprocal_()
-            if mask is not None:
-                scale.masked_fill_(~mask[..., None, None], 0.0)
-            z.mul_(scale)
-        elif mask is not None:
-            z.masked_fill_(~mask[..., None, None], 0.0)
-        return part, z, scale
-
-    def back(self, grad_z: Tensor, z: Tensor, scale: Tensor | None, where: tuple[slice, slice]) -> Tensor:
-        """The gradient before the normalisation, in the place of ``grad_z`` (b, n, 2h, p)."""
-        if scale is not None:  # d(v / |v|) = (dv - u <u, dv>) / |v|, u = v / |v|
-            along = (z * grad_z).sum(dim=-1, keepdim=True)
-            return grad_z.addcmul_(z, along, value=-1).mul_(scale)
-        return grad_z if self.mask is None else grad_z.masked_fill_(~self.mask[where][..., None, None], 0.0)
 
 
 class Sums(NamedTuple):
@@ -59,27 +32,39 @@ class Sums(NamedTuple):
     constant: Tensor
 
 
+class _Room(NamedTuple):
+    """Memory for the z of n tokens, under its four shapes.
+
+    It is used again for every slice: new memory would have to be mapped in first.
+    """
+
+    flat: Tensor  # (n, 2d)
+    halves: Tensor  # (n, 2h, p)
+    by_half: Tensor  # (2h, n, p)
+    by_group: Tensor  # (k, n, 2d / k)
+
+
 def map_tokens(
     tokens: Tokens, x: Tensor, weight: Tensor, bias: Tensor | None, maps: Tensor, constant: Tensor,
     with_gram: bool,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """y (B, N, k o) = z maps + constant, and Z^T Z of every head's two halves, (B, h, 2, p, p), or None."""
-    groups, width = maps.size(1), maps.size(3)
+    groups = maps.size(1)
     constant = constant.to(x.dtype)
-    y = x.new_empty(x.size(0), x.size(1), groups * width)
-    gram = None
-    if with_gram:
-        size = weight.size(0) // (2 * tokens.num_heads)
-        exact = accumulation_dtype(x.dtype)
-        gram = x.new_zeros(x.size(0), tokens.num_heads, 2, size, size, dtype=exact)
-    for where in _slices(x):
-        _, z, _ = tokens.features(x, weight, bias, where)
-        mapped = _by_group(z, groups) @ _of(maps, where)
-        torch.add(mapped.transpose(1, 2).flatten(2), constant, out=y[where])
-        if gram is not None:
-            half = z.transpose(1, 2)
-            gram[where[0]] += (half.mT @ half).view_as(gram[where[0]])
-    return y, gram
+    y = x.new_empty(x.size(0), x.size(1), groups * maps.size(3))
+    rooms = _Rooms(x, weight, tokens, groups)
+    exact, halves = accumulation_dtype(x.dtype), 2 * tokens.num_heads
+    size = weight.size(0) // halves
+    gram = x.new_zeros(x.size(0), halves, size, size, dtype=exact) if with_gram else None
+    for i, own_map in enumerate(maps.expand(x.size(0), -1, -1, -1)):
+        for part, mask, out in _slices(i, x, tokens.mask, y):
+            z = rooms.get(0, part.size(0))
+            _features(part, mask, weight, bias, tokens, z)
+            out.copy_(constant)
+            _by_group(out, groups).baddbmm_(z.by_group, own_map)
+            if gram is not None:
+                _add_product(gram[i], z.by_half.mT, z.by_half)
+    return y, None if gram is None else gram.unflatten(1, (-1, 2))
 
 
 def pull_back(
@@ -87,48 +72,105 @@ def pull_back(
     grad_y: Tensor,
 ) -> Sums:  # fmt: skip
     """The gradients of :func:`map_tokens`; ``pull`` (B, h, 2, p, p) is twice the gradient of Z^T Z."""
-    exact = accumulation_dtype(x.dtype)
-    shared = maps.size(0) == 1
-    grad_x, grad_weight = torch.empty_like(x), torch.zeros_like(weight, dtype=exact)
-    grad_bias = x.new_zeros(weight.size(0), dtype=exact)
-    grad_maps = torch.zeros_like(maps, dtype=exact)
-    grad_constant = x.new_zeros(maps.size(1) * maps.size(3), dtype=exact)
+    exact, groups = accumulation_dtype(x.dtype), maps.size(1)
+    sums = Sums(
+        torch.empty_like(x),
+        torch.zeros_like(weight, dtype=exact),
+        x.new_zeros(weight.size(0), dtype=exact),
+        torch.zeros_like(maps, dtype=exact),
+        x.new_zeros(groups * maps.size(3), dtype=exact),
+    )
+    rooms = _Rooms(x, weight, tokens, groups)
+    shape = (x.size(0), -1, -1, -1)
     pull = None if pull is None else pull.flatten(1, 2)
-    for where in _slices(x):
-        part, z, scale = tokens.features(x, weight, bias, where)
-        grad = grad_y[where]
-        grad_constant += grad.sum(dim=(0, 1), dtype=exact)
-        grad = grad.unflatten(-1, (maps.size(1), -1)).transpose(1, 2)  # (b, k, n, o)
-        own = _by_group(z, maps.size(1)).mT @ grad
-        if shared:
-            grad_maps += own.sum(dim=0, keepdim=True)
-        else:
-            grad_maps[where[0]] += own
-        grad_z = (grad @ _of(maps, where).mT).transpose(1, 2).reshape(z.shape)
-        if pull is not None:
-            grad_z += (z.transpose(1, 2) @ _of(pull, where)).transpose(1, 2)
-        grad_z = tokens.back(grad_z, z, scale, where).flatten(2)
-        torch.matmul(grad_z, weight, out=grad_x[where])
-        flat = grad_z.flatten(0, 1)
-        grad_weight += flat.mT @ part.flatten(0, 1)
-        grad_bias += flat.sum(dim=0, dtype=exact)
-    return Sums(grad_x, grad_weight, grad_bias, grad_maps, grad_constant)
+    for i, (own_map, own_sum) in enumerate(zip(maps.mT.expand(shape), sums.maps.expand(shape), strict=True)):
+        for part, mask, grad, grad_x in _slices(i, x, tokens.mask, grad_y, sums.x):
+            z, grad_z = rooms.get(0, part.size(0)), rooms.get(1, part.size(0))
+            part, scale = _features(part, mask, weight, bias, tokens, z)
+            _add_rows(sums.constant, grad)
+            by_group = _by_group(grad, groups)
+            _add_product(own_sum, z.by_group.mT, by_group)
+            grad_z.by_group.baddbmm_(by_group, own_map, beta=0)
+            if pull is not None:
+                grad_z.by_half.baddbmm_(z.by_half, pull[i])
+            if scale is not None:  # d(v / |v|) = (dv - u <u, dv>) / |v|, u = v / |v|
+                product = torch.mul(z.flat, grad_z.flat, out=rooms.get(2, part.size(0)).flat)
+                along = product.view_as(z.halves).sum(dim=-1, keepdim=True)
+                grad_z.halves.addcmul_(z.halves, along, value=-1).mul_(scale)
+            elif mask is not None:
+                grad_z.flat.masked_fill_(~mask[:, None], 0.0)
+            torch.mm(grad_z.flat, weight, out=grad_x)
+            _add_product(sums.weight, grad_z.flat.mT, part)
+            _add_rows(sums.bias, grad_z.flat)
+    return sums
 
 
-def _slices(x: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Samples and tokens of every slice: part of one sequence, or several whole short ones."""
-    batch, length = x.size(0), x.size(1)
-    together = max(_SLICE // length, 1)
-    for first in range(0, batch, together):
-        for start in range(0, length, _SLICE):
-            yield slice(first, first + together), slice(start, start + _SLICE)
+def _slices(i: int, x: Tensor, mask: Tensor | None, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Parts of sequence i: its tokens (n, d), their mask or None, and the rows of the others."""
+    parts = [tensor[i].split(_SLICE) for tensor in (x, *others)]
+    masks = [None] * len(parts[0]) if mask is None else mask[i].split(_SLICE)
+    return zip(parts[0], masks, *parts[1:], strict=True)
 
 
-def _by_group(z: Tensor, groups: int) -> Tensor:
-    """(b, n, 2h, p) -> (b, k, n, 2d / k)."""
-    return z.flatten(2).unflatten(-1, (groups, -1)).transpose(1, 2)
+class _Rooms:
+    """Three rooms of a slice each, and their views by the number of tokens."""
+
+    def __init__(self, x: Tensor, weight: Tensor, tokens: Tokens, groups: int) -> None:
+        self.memory = [x.new_empty(min(_SLICE, x.size(1)), weight.size(0)) for _ in range(3)]
+        self.halves, self.groups = 2 * tokens.num_heads, groups
+        self.rooms: dict[tuple[int, int], _Room] = {}
+
+    def get(self, which: int, count: int) -> _Room:
+        """The first ``count`` rows of room ``which``."""
+        if (which, count) not in self.rooms:
+            flat = self.memory[which][:count]
+            halves = flat.view(count, self.halves, -1)
+            self.rooms[which, count] = _Room(
+                flat, halves, halves.transpose(0, 1), _by_group(flat, self.groups)
+            )
+        return self.rooms[which, count]
 
 
-def _of(batched: Tensor, where: tuple[slice, slice]) -> Tensor:
-    """The slice's samples of what may be shared by all."""
-    return batched[where[0]] if batched.size(0) > 1 else batched
+def _features(
+    part: Tensor, mask: Tensor | None, weight: Tensor, bias: Tensor | None, tokens: Tokens, z: _Room
+) -> tuple[Tensor, Tensor | None]:
+    """Fill z; the tokens themselves, zero where they are padding, and 1 / norm (n, 2h, 1) or None."""
+    if mask is not None:
+        part = part.masked_fill(~mask[:, None], 0.0)  # padding may hold anything, NaN included
+    if bias is None:
+        torch.mm(part, weight.mT, out=z.flat)
+    else:
+        torch.addmm(bias, part, weight.mT, out=z.flat)
+    if not tokens.normalize:
+        if mask is not None:
+            z.flat.masked_fill_(~mask[:, None], 0.0)
+        return part, None
+    norm = torch.linalg.vector_norm(z.halves, dim=-1, keepdim=True, dtype=accumulation_dtype(part.dtype))
+    scale = torch.threshold_(norm, SMALLEST_NORM, torch.inf).reciprocal_()
+    if mask is not None:
+        scale.masked_fill_(~mask[:, None, None], 0.0)
+    z.halves.mul_(scale)
+    return part, scale
+
+
+def _add_product(into: Tensor, left: Tensor, right: Tensor) -> None:
+    """into += left @ right, of matrices or of batches of them."""
+    if into.dtype != left.dtype:  # 16-bit products, summed in float32
+        into += left @ right
+    elif into.dim() == 2:
+        into.addmm_(left, right)
+    else:
+        into.baddbmm_(left, right)
+
+
+def _add_rows(into: Tensor, rows: Tensor) -> None:
+    """into (m,) += the sum of rows (n, m)."""
+    if into.dtype == rows.dtype:
+        into.addmv_(rows.mT, rows.new_ones(rows.size(0)))
+    else:
+        into += rows.sum(dim=0, dtype=into.dtype)
+
+
+def _by_group(x: Tensor, groups: int) -> Tensor:
+    """(n, ..) with the heads in order -> (k, n, what one group of heads has)."""
+    return x.view(x.size(0), groups, -1).transpose(0, 1)

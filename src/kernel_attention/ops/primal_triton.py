@@ -91,7 +91,7 @@ def _map_kernel(
     constant = tl.load(c + h * P + p, mask=p < P, other=0.0).to(tl.float32)
     gram_q = tl.zeros((PP, PP), dtype=tl.float32)
     gram_k = tl.zeros((PP, PP), dtype=tl.float32)
-    for start in range(split * TOKENS, min(split * TOKENS + TOKENS, N), BN):
+    for start in range(split * TOKENS, tl.minimum(split * TOKENS + TOKENS, N), BN):
         n = start + tl.arange(0, BN)
         real = n < N
         if HAS_MASK:
@@ -147,7 +147,7 @@ def _pull_kernel(
         s_k = tl.load(s + P * P + corner, mask=square, other=0.0)
     own_q = tl.zeros((PP, PP), dtype=tl.float32)
     own_k = tl.zeros((PP, PP), dtype=tl.float32)
-    for start in range(split * TOKENS, min(split * TOKENS + TOKENS, N), BN):
+    for start in range(split * TOKENS, tl.minimum(split * TOKENS + TOKENS, N), BN):
         n = start + tl.arange(0, BN)
         real = n < N
         if HAS_MASK:

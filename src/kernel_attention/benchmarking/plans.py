@@ -1,0 +1,116 @@
+"""What is measured: contenders by name, and the settings they meet in."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+import torch
+
+from kernel_attention.errors import InputError, unknown
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DEVICES = ("cpu", "cuda")
+PASSES = ("forward", "step")
+
+Spec = str | Mapping[str, Mapping[str, Any]]
+"""A contender: a name of the table, or ``{mechanism: options}``."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The sizes a layer is measured at: x is (batch_size, length, embed_dim)."""
+
+    length: int = 4096
+    embed_dim: int = 64
+    num_heads: int = 2
+    batch_size: int = 4
+    dtype: str = "float32"
+    threads: int = 1
+    device: str = "cpu"
+    is_causal: bool = False
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The dtype of weights and input."""
+        return DTYPES[self.dtype]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all sequences."""
+        return self.batch_size * self.length
+
+    def record(self) -> dict[str, Any]:
+        """The sizes, as JSON has them."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Contenders and a grid of settings: every combination of the values is one.
+
+    Attributes:
+        title: what is compared.
+        shows: what is to be read off.
+        contenders: names of the table or ``{mechanism: options}``; several rows may be one mechanism.
+        baseline: the contender whose time the others are divided by.
+        grid: values by the name of a :class:`Setting`'s field.
+        passes: "forward" (inference), "step" (forward and backward in training).
+        rounds: how often every contender is timed in every setting.
+        rounds_at: the same for a length, where a round takes long.
+        memory: whether the peaks are measured, each contender in a process of its own.
+        flops: whether operations are counted.
+        roofline: whether the machine's ceilings are measured beside.
+    """
+
+    title: str
+    contenders: tuple[Spec, ...]
+    shows: str = ""
+    baseline: str = "sdpa"
+    grid: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    passes: tuple[str, ...] = PASSES
+    rounds: int = 15
+    rounds_at: Mapping[int, int] = field(default_factory=dict)
+    memory: bool = True
+    flops: bool = True
+    roofline: bool = False
+
+    def settings(self) -> Iterator[Setting]:
+        """Every combination, the length changing fastest."""
+        names = [name for name in self.grid if name != "length"] + ["length"]
+        values = [self.grid.get(name, (getattr(Setting(), name),)) for name in names]
+        for chosen in itertools.product(*values):
+            yield Setting(**dict(zip(names, chosen, strict=True)))
+
+    def rounds_of(self, setting: Setting) -> int:
+        """Rounds at a setting: what is said of the longest length that it reaches."""
+        reached = [length for length in self.rounds_at if length <= setting.length]
+        return min(self.rounds_at[max(reached)], self.rounds) if reached else self.rounds
+
+
+def check_plan(plan: Plan) -> None:
+    """InputError for sizes, names and devices that cannot be."""
+    for name, values in plan.grid.items():
+        if name not in {entry.name for entry in fields(Setting)}:
+            raise unknown("size", name, (entry.name for entry in fields(Setting)))
+        for value in values:
+            if isinstance(getattr(Setting(), name), int) and value < (0 if name == "is_causal" else 1):
+                raise InputError(f"{name}={value} must be at least 1")
+    for setting in plan.settings():
+        if setting.dtype not in DTYPES:
+            raise unknown("dtype", setting.dtype, DTYPES)
+        if setting.device not in DEVICES:
+            raise unknown("device", setting.device, DEVICES)
+        if setting.device == "cuda" and not torch.cuda.is_available():
+            raise InputError("device='cuda': PyTorch finds no CUDA device here (accepted: cpu)")
+        if setting.embed_dim % setting.num_heads:
+            raise InputError(
+                f"embed_dim={setting.embed_dim} must be divisible by num_heads={setting.num_heads}"
+            )
+    for name in plan.passes:
+        if name not in PASSES:
+            raise unknown("pass", name, PASSES)
+    if plan.rounds < 1 or not plan.passes or not plan.contenders:
+        raise InputError(f"rounds={plan.rounds}: at least one round, one pass and one contender are needed")

@@ -1,0 +1,157 @@
+"""What decoding remembers between tokens: states of tensors that can be moved, reordered and measured.
+
+A state is a NamedTuple or a dataclass of tensors whose first dimension is the batch, of numbers, and of
+states. A dataclass's field with the metadata ``{"shared": True}`` is the same for all sequences.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+StateType = TypeVar("StateType")
+
+_SMALLEST_BUFFER = 16  # rows
+
+SHARED = {"shared": True}
+"""Metadata of a state's field that all sequences share."""
+
+
+class State:
+    """What the dataclasses of this module have in common: ``to`` and ``reorder``."""
+
+    def to(self: StateType, device: torch.device | str) -> StateType:
+        """The state on that device."""
+        return move(self, device)
+
+    def reorder(self: StateType, index: Tensor) -> StateType:
+        """See :func:`reorder`."""
+        return reorder(self, index)
+
+
+def reorder(state: StateType, index: Tensor) -> StateType:
+    """The sequences ``index`` (B',) int64 of a state, copied: what beam search needs after every step.
+
+    An index may come several times. The result shares no memory with ``state``.
+    """
+    return _map(state, lambda tensor: tensor.index_select(0, index.to(tensor.device)))
+
+
+def move(state: StateType, device: torch.device | str) -> StateType:
+    """The state on that device."""
+    return _map(state, lambda tensor: tensor.to(device), shared=True)
+
+
+def state_bytes(state: Any) -> int:
+    """Bytes of a state's tensors, buffers in full; what all sequences share is not counted."""
+    total = 0
+
+    def count(tensor: Tensor) -> Tensor:
+        nonlocal total
+        total += tensor.numel() * tensor.element_size()
+        return tensor
+
+    _map(state, count)
+    return total
+
+
+def _map(state: Any, function: Callable[[Tensor], Tensor], shared: bool = False) -> Any:
+    if isinstance(state, Tensor):
+        return function(state)
+    if isinstance(state, tuple):
+        parts = [_map(part, function, shared) for part in state]
+        return type(state)(*parts) if hasattr(state, "_fields") else tuple(parts)
+    if not dataclasses.is_dataclass(state) or isinstance(state, type):
+        return state
+    changes = {
+        field.name: _map(getattr(state, field.name), function, shared)
+        for field in dataclasses.fields(state)
+        if shared or not field.metadata.get("shared")
+    }
+    return dataclasses.replace(state, **changes)
+
+
+def per_sequence(number: Tensor) -> Tensor:
+    """(B,) -> (B, 1, 1, 1)."""
+    return number[:, None, None, None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Position(State):
+    """How many tokens were read.
+
+    Attributes:
+        tokens: one number where all sequences have as many, or (B,) int64.
+        longest: no sequence has more; it bounds the buffers without a look at the device.
+    """
+
+    tokens: int | Tensor = 0
+    longest: int = 0
+
+    def next(self) -> Position:
+        """One token later."""
+        return Position(self.tokens + 1, self.longest + 1)
+
+    def block(self, factor: int) -> int | Tensor:
+        """The block of ``factor`` tokens that the next token lies in."""
+        return self.tokens // factor
+
+    def offset(self, factor: int) -> int | Tensor:
+        """The next token's place in its block."""
+        return self.tokens % factor
+
+    def completes(self, factor: int) -> bool | Tensor:
+        """Whether the next token is its block's last."""
+        return (self.tokens + 1) % factor == 0
+
+
+def choose(condition: bool | Tensor, new: Tensor, old: Tensor) -> Tensor:
+    """``new`` where the condition holds, a bool for all sequences or (B,); tensors have the batch first."""
+    if isinstance(condition, bool):
+        return new if condition else old
+    return torch.where(condition.view(-1, *[1] * (new.dim() - 1)), new, old)
+
+
+def scale_by(number: int | Tensor, x: Tensor) -> int | Tensor:
+    """A number per sequence, (B,) or one for all, so that it broadcasts to x."""
+    return number if isinstance(number, int) else number.to(x.dtype).view(-1, *[1] * (x.dim() - 1))
+
+
+@dataclasses.dataclass(frozen=True)
+class KeyValueCache(State):
+    """Keys (B, h, C, p) and values (B, h, C, p_v) in buffers of C rows that double when they are full.
+
+    Writing row n costs O(1) on average, and goes into the buffers of the cache it is called on: its rows
+    before n stay as they are. One can go back to an older cache, which drops what was written since; to go on
+    from one cache in two ways, copy it with :func:`reorder`.
+    """
+
+    keys: Tensor
+    values: Tensor
+
+    def append(self, row: int | Tensor, end: int, k: Tensor, v: Tensor) -> KeyValueCache:
+        """Write k (B, h, 1, p) and v (B, h, 1, p_v) into a row, one for all or (B,), smaller than ``end``."""
+        cache = self if end <= self.keys.size(2) else self._grown(end)
+        if isinstance(row, int):
+            cache.keys[:, :, row] = k[:, :, 0]
+            cache.values[:, :, row] = v[:, :, 0]
+        else:
+            sequence = torch.arange(row.size(0), device=row.device)
+            cache.keys[sequence, :, row] = k[:, :, 0]
+            cache.values[sequence, :, row] = v[:, :, 0]
+        return cache
+
+    def _grown(self, end: int) -> KeyValueCache:
+        size = max(end, 2 * self.keys.size(2), _SMALLEST_BUFFER)
+        return KeyValueCache(*(_with_room(x, size) for x in (self.keys, self.values)))
+
+
+def _with_room(x: Tensor, size: int) -> Tensor:
+    # Zeros: a row that a mask leaves out is still multiplied by its weight 0, which NaN would survive.
+    larger = x.new_zeros(*x.shape[:2], size, x.size(3))
+    larger[:, :, : x.size(2)] = x
+    return larger

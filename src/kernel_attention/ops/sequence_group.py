@@ -1,0 +1,86 @@
+"""Sequences cut into parts, one for each process of a group: the sums that their parts have to share.
+
+Every sum here is differentiable, and its gradient is that of the *sum of all ranks' losses* by what this rank
+put in. So the mean over the ranks of a parameter's gradients, which is what DistributedDataParallel leaves,
+is the gradient of the mean of the ranks' losses, however much of the computation they share.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+
+class SequenceGroup:
+    """The processes that hold the parts of every sequence, in the order of their ranks.
+
+    A copy of a layer shares it; a pickle leaves it out, for another process has groups of its own.
+
+    Args:
+        group: the process group; None: the default one.
+    """
+
+    def __init__(self, group: ProcessGroup | None = None) -> None:
+        self.group = group
+        self.rank = dist.get_rank(group)
+        self.size = dist.get_world_size(group)
+
+    def total(self, x: Tensor) -> Tensor:
+        """Sum over the ranks of x, any shape, the same on all; one all-reduce, and one backward."""
+        return _Total.apply(x, self)
+
+    def before(self, x: Tensor) -> Tensor:
+        """Sum of x over the ranks before this one, zero on the first; one all-gather, and one backward."""
+        return _Before.apply(x, self)
+
+    def places(self, num_tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Of counts (B,) int64: how many the ranks before this one have, and how many all have."""
+        counts = self._gather(num_tokens)
+        return counts[: self.rank].sum(dim=0), counts.sum(dim=0)
+
+    def _reduce(self, x: Tensor) -> Tensor:
+        x = x.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(x, group=self.group)
+        return x
+
+    def _gather(self, x: Tensor) -> Tensor:
+        parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(self.size)]
+        dist.all_gather(parts, x.contiguous(), group=self.group)
+        return torch.stack(parts)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SequenceGroup:
+        return self
+
+    def __reduce__(self) -> tuple[Any, tuple[()]]:
+        return type(None), ()
+
+
+class _Total(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: SequenceGroup) -> Tensor:
+        ctx.group = group
+        return group._reduce(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return ctx.group._reduce(grad), None
+
+
+class _Before(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: SequenceGroup) -> Tensor:
+        ctx.group = group
+        return group._gather(x)[: group.rank].sum(dim=0)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return ctx.group._gather(grad)[ctx.group.rank + 1 :].sum(dim=0), None

@@ -1,0 +1,74 @@
+"""`kernel-attention bench`."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+TINY = (
+    "--length",
+    8,
+    16,
+    "--embed-dim",
+    8,
+    "--batch-size",
+    2,
+    "--threads",
+    1,
+    "--rounds",
+    1,
+    "--memory",
+    "false",
+)
+
+
+@pytest.fixture(autouse=True)
+def _threads():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def test_contenders_and_sizes_of_ones_own(cli, here):
+    code, out, err = cli("bench", "linear", "{primal: {rank: 2}}", *TINY, "--output", "out")
+    assert (code, err) == (0, "")
+    assert "primal (rank 2)" in out
+    assert "written: out/benchmark.json" in out
+    record = json.loads((here / "out/benchmark.json").read_text())
+    assert record["plan"]["contenders"] == ["sdpa", "linear", "primal (rank 2)"]
+    assert [cell["setting"]["length"] for cell in record["cells"]] == [8, 16]
+    assert sorted(path.name for path in here.iterdir()) == ["out"]
+
+
+def test_a_suite_with_peaks(cli, here):
+    sizes = ("--length", 32, "--rounds", 1, "--threads", 1)
+    code, out, _ = cli("bench", "--suite", "rpc", "{rpc: {iterations: 2}}", *sizes)
+    assert code == 0
+    assert "time / symmetric" in out
+    (folder,) = (here / "runs").iterdir()
+    assert folder.name.startswith("bench-rpc-")
+    cell = json.loads((folder / "benchmark.json").read_text())["cells"][0]
+    assert [row["contender"] for row in cell["rows"]] == ["symmetric", "rpc (iterations 2)"]
+    assert all(row["memory"]["step"] > 0 for row in cell["rows"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["sdpaa"], "unknown contender 'sdpaa'; did you mean 'sdpa'"),
+        (["{primal: {ranks: 3}}"], "unknown option of attention 'primal' 'ranks'"),
+        (["--suite", "primal-duel"], "unknown suite 'primal-duel'; did you mean 'primal-dual'"),
+        (["sdpa", "--length", "0"], "length=0 must be at least 1"),
+        (["sdpa", "--length", "many"], "--length 'many'"),
+        (["sdpa", "--lengths", "8"], "bench has no option --lengths; did you mean --length"),
+        (["sdpa", "--rounds", "0"], "rounds=0"),
+        (["sdpa", "--warmup", "-1"], "warmup=-1 must be 0 or more"),
+        (["sdpa", "--dtype", "float31"], "unknown dtype 'float31'"),
+        (["sdpa", "--passes", "back"], "unknown pass 'back'"),
+    ],
+    ids=str,
+)
+def test_bad_arguments(refused, arguments, said):
+    assert said in refused("bench", *arguments)

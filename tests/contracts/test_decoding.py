@@ -1,0 +1,256 @@
+"""Token by token, a mechanism that decodes gives what its parallel causal form gives; the others say so."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from contracts.cases import (
+    BATCH,
+    EMBED_DIM,
+    HEAD_DIM,
+    HEADS,
+    LENGTH,
+    cases_where,
+    every_case,
+    inputs,
+    right_padding,
+)
+
+from kernel_attention import InputError, create_attention
+from kernel_attention.functional import KeyValueCache, move, reorder, state_bytes
+
+PROMPTS = (6, 1, 4, 3, 2, 0, 5)  # real tokens of each sequence's prompt
+NEW = 6
+
+
+def decodes(case) -> bool:
+    return case.mechanism.decoding != "no" and case.causal
+
+
+decoding_cases = cases_where(decodes)
+one_variant_each = cases_where(decodes, others_slow=True)
+other_cases = cases_where(lambda case: not decodes(case))
+defaults = cases_where(lambda case: decodes(case) and not case.variant_name)
+
+
+def decoded(layer, x, state):
+    """The outputs for x (B, N, d) one by one, and the last state."""
+    y = []
+    for token in x.unbind(dim=1):
+        out, state = layer.step(token, state)
+        y.append(out)
+    return torch.stack(y, dim=1), state
+
+
+def close(actual, expected):
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
+
+
+def caches(state):
+    """The key-value caches inside a state."""
+    if isinstance(state, KeyValueCache):
+        return [state]
+    parts = state if isinstance(state, tuple) else vars(state).values() if hasattr(state, "__dict__") else ()
+    return [cache for part in parts for cache in caches(part)]
+
+
+def tensors(state):
+    """Every tensor of a state."""
+    if isinstance(state, torch.Tensor):
+        return [state]
+    parts = state if isinstance(state, tuple) else vars(state).values() if hasattr(state, "__dict__") else ()
+    return [tensor for part in parts for tensor in tensors(part)]
+
+
+@every_case
+def test_a_layer_says_whether_it_decodes(case):
+    assert case.build().supports_decoding == decodes(case)
+
+
+@decoding_cases
+def test_step_by_step_equals_the_parallel_causal_form(case):
+    layer, x = case.build(), inputs()
+    y, _ = decoded(layer, x, layer.initial_state(BATCH))
+    close(y, layer(x, is_causal=True).detach())
+
+
+@decoding_cases
+def test_a_prompt_and_steps_equal_the_parallel_form(case):
+    layer, x = case.build(), inputs()
+    expected = layer(x, is_causal=True).detach()
+    for now in (1, 4, 6, LENGTH - 1):
+        y, state = layer.prefill(x[:, :now])
+        close(y, expected[:, :now])
+        close(decoded(layer, x[:, now:], state)[0], expected[:, now:])
+
+
+@decoding_cases
+@pytest.mark.parametrize(
+    "side", [*(pytest.param(side, marks=pytest.mark.slow) for side in ("right", "left")), "holes"]
+)
+def test_prompts_of_different_lengths_go_on_as_if_each_were_alone(case, side):
+    layer, x, new = case.build(), inputs(), inputs(length=NEW)
+    mask = right_padding((*PROMPTS, LENGTH))[:BATCH]
+    if side == "left":
+        mask = mask.flip(1)
+    elif side == "holes":
+        mask = mask[:, torch.randperm(LENGTH)]
+    x[~mask] = torch.nan
+    _, state = layer.prefill(x, mask)
+    y, _ = decoded(layer, new, state)
+    for b in range(BATCH):
+        alone = torch.cat([x[b, mask[b]], new[b]])[None]
+        close(y[b], layer(alone, is_causal=True)[0, -NEW:].detach())
+
+
+@one_variant_each
+def test_a_reordered_state_goes_on_from_the_sequences_asked_for(case):
+    layer, x = case.build(), inputs()
+    kept = torch.tensor([2, 2, 0, 5])
+    _, state = layer.prefill(x[:, :5])
+    beams = reorder(state, kept)
+    assert type(beams) is type(state)
+    new = torch.randn(4, 3, EMBED_DIM, dtype=x.dtype)
+    y, _ = decoded(layer, new, beams)
+    close(y, layer(torch.cat([x[kept, :5], new], dim=1), is_causal=True)[:, 5:].detach())
+    # The copy was written into, not the state it was made from.
+    close(decoded(layer, x[:, 5:], state)[0], layer(x, is_causal=True)[:, 5:].detach())
+
+
+@one_variant_each
+def test_an_older_state_can_be_gone_back_to(case):
+    layer, x = case.build(), inputs()
+    _, state = layer.prefill(x[:, :5])
+    decoded(layer, inputs(length=4), state)
+    close(decoded(layer, x[:, 5:], state)[0], layer(x, is_causal=True)[:, 5:].detach())
+
+
+@one_variant_each
+def test_a_state_moves_between_devices(case):
+    layer = case.build()
+    _, state = layer.prefill(inputs())
+    for moved in (state.to("meta"), move(state, "meta")):
+        assert type(moved) is type(state)
+        assert tensors(moved)
+        assert all(tensor.device.type == "meta" for tensor in tensors(moved))
+
+
+@one_variant_each
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_outputs_and_caches_have_the_layers_precision(case, dtype):
+    layer = case.build(dtype)
+    y, state = decoded(layer, inputs(dtype, length=3), layer.initial_state(BATCH))
+    assert y.dtype == dtype
+    assert not y.requires_grad
+    assert all(cache.keys.dtype == cache.values.dtype == dtype for cache in caches(state))
+
+
+@defaults
+def test_the_state_grows_as_the_table_says(case):
+    longest = 256
+    options = {"max_len": longest} if "max_len" in case.mechanism.options else {}
+    layer = case.build(torch.float32, **options)
+    state, sizes = layer.initial_state(2), []
+    for _ in range(longest):
+        _, state = layer.step(torch.randn(2, EMBED_DIM), state)
+        sizes.append(state_bytes(state))
+    if case.mechanism.decoding == "constant":
+        assert len(set(sizes)) == 1
+        return
+    factors = getattr(layer, "factors", (1,) * HEADS)
+    assert (max(factors) > 1) == (case.mechanism.decoding == "N / f")
+    rows = sum(math.ceil(longest / factor) for factor in factors)
+    # 256 is a power of two times 16, so that the buffers are exactly full; 1 KB for the rest.
+    assert sizes[-1] - 2 * 2 * 4 * HEAD_DIM * rows in range(1025)
+    assert sizes[-1] <= 2.2 * sizes[longest // 2 - 1]
+
+
+@defaults
+def test_a_growing_buffer_is_copied_a_logarithmic_number_of_times(case):
+    options = {"max_len": 300} if "max_len" in case.mechanism.options else {}
+    layer = case.build(torch.float32, **options)
+    state, held = layer.initial_state(1), []
+    for _ in range(300):
+        _, state = layer.step(torch.randn(1, EMBED_DIM), state)
+        held += [tensor for cache in caches(state) for tensor in (cache.keys,)]
+    buffers = {tensor.data_ptr() for tensor in held}  # all alive: no address is used twice
+    assert len(buffers) <= len(caches(state)) * 6  # 16, 32, .., 512 rows
+
+
+@defaults
+@pytest.mark.parametrize("shape", [(2, 1, EMBED_DIM), (2, EMBED_DIM + 1), (EMBED_DIM,)])
+def test_a_token_of_another_shape_is_refused(case, shape):
+    layer = case.build()
+    with pytest.raises(InputError, match=r"step: x has shape \(.*\), expected \(B, 15\)"):
+        layer.step(torch.zeros(shape, dtype=torch.float64), layer.initial_state(2))
+
+
+@other_cases
+def test_a_layer_that_cannot_decode_says_so(case):
+    layer, x = case.build(), inputs()
+    for call in (
+        lambda: layer.initial_state(BATCH),
+        lambda: layer.step(x[:, 0], None),
+        lambda: layer.prefill(x),
+    ):
+        with pytest.raises(
+            InputError, match=r"does not decode|no causal form|no data-dependent causal|no linear"
+        ):
+            call()
+
+
+# Forms that the battery's variants leave out.
+FURTHER = [
+    ("primal", {"rank": 2, "rank_multiplier": 2, "max_len": 17, "feature_map": "frobenius"}),
+    ("primal", {"rank": 2, "data_dependent": False, "feature_map": "frobenius", "running_means": False}),
+    ("primal", {"rank": 2, "data_dependent": False, "feature_map": "frobenius"}),
+    ("multilinear", {"variant": "data_dependent", "max_len": 17, "feature_map": "cosine", "rank": 2}),
+    ("scaled_heads", {"factors": [1, 2, 3], "kernel": {"linear": {"feature_map": "frobenius"}}}),
+    (
+        "scaled_heads",
+        {"factors": 3, "pooling": "conv", "kernel": {"linear": {"feature_map": "softmax_plus"}}},
+    ),
+    ("scaled_heads", {"factors": [4, 1, 4], "pooling": "max", "kernel": {"sparse": {"pattern": "fixed"}}}),
+    ("batch_norm_scaled_heads", {"factors": 2, "beta": 0.3, "pooling": "conv", "normalize": True}),
+    ("batch_norm", {"normalize": True, "kernel": {"sparse": {"stride": 3}}}),
+    ("conv1d", {"kernel_size": 1}),
+    ("conv1d", {"kernel": {"sparse": {"stride": 3}}, "conv_weights": "separable"}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), FURTHER, ids=str)
+def test_further_forms_equal_the_parallel_form(name, options):
+    layer, x = create_attention(name, EMBED_DIM, HEADS, **options).double(), inputs()
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    expected = layer(x, is_causal=True).detach()
+    close(decoded(layer, x, layer.initial_state(BATCH))[0], expected)
+    mask = right_padding((5,) * BATCH)  # the lengths are equal, but the layer cannot know
+    _, state = layer.prefill(x[:, :5], mask)
+    close(decoded(layer, x[:, 5:], state)[0], expected[:, 5:])
+
+
+def test_options_without_a_causal_form_are_named():
+    for name, options, message in [
+        ("conv2d", {"grid_size": (2, 3)}, "a convolution over a grid has no causal form"),
+        ("batch_norm", {"kernel": "linear"}, "has no linear form"),
+        ("rpc", {}, "RobustPrincipalAttention does not decode step by step"),
+        ("primal", {"impl": "fused"}, "impl='fused' has no data-dependent causal form"),
+        ("multilinear", {"impl": "fused"}, "impl='fused' has no causal form"),
+        ("primal", {}, "max_len=None"),
+        ("multilinear", {"variant": "data_dependent"}, "max_len=None"),
+    ]:
+        layer = create_attention(name, EMBED_DIM, HEADS, **options)
+        assert not layer.supports_decoding
+        with pytest.raises(InputError, match=message):
+            layer.initial_state(1)
+
+
+@pytest.mark.parametrize("size", [0, -1, 1.5, None])
+def test_a_batch_size_is_a_whole_number(size):
+    layer = create_attention("softmax", EMBED_DIM, HEADS)
+    with pytest.raises(InputError, match="batch_size="):
+        layer.initial_state(size)

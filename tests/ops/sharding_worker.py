@@ -1,0 +1,210 @@
+"""What runs in the processes of the sharding tests; a module of its own, which they import by name."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import kernel_attention as ka
+
+BATCH, HEADS, HEAD_DIM = 3, 2, 5
+EMBED_DIM = HEADS * HEAD_DIM
+LENGTH = 23
+# Where the parts end, by the number of ranks; one rank has a single token.
+CUTS = {1: [LENGTH], 2: [8, LENGTH], 4: [8, 9, 14, LENGTH]}
+PRIMAL = {"rank": 4, "rank_multiplier": 2, "eta": 0.3}
+MULTILINEAR = {"rank": 3, "eta": 0.3}
+LAYERS = {
+    "primal": (ka.PrimalAttention, PRIMAL),
+    "primal, sum": (ka.PrimalAttention, PRIMAL | {"objective_form": "sum"}),
+    "primal, per sequence": (ka.PrimalAttention, PRIMAL | {"square_per": "sequence"}),
+    "primal, per sequence, sum": (
+        ka.PrimalAttention, PRIMAL | {"square_per": "sequence", "objective_form": "sum"}
+    ),
+    "primal, no objective": (ka.PrimalAttention, PRIMAL | {"eta": 0.0, "bias": False}),
+    "primal, identity": (ka.PrimalAttention, PRIMAL | {"feature_map": "identity"}),
+    "primal, rows for a longer sequence": (ka.PrimalAttention, PRIMAL | {"rank": 19}),
+    "primal, one row": (ka.PrimalAttention, PRIMAL | {"rank": 1, "rank_multiplier": 1}),
+    "primal, data-independent": (ka.PrimalAttention, PRIMAL | {"data_dependent": False}),
+    "primal, no running means": (
+        ka.PrimalAttention, PRIMAL | {"data_dependent": False, "running_means": False}
+    ),
+    "multilinear": (ka.MultilinearAttention, MULTILINEAR),
+    "multilinear, mean": (ka.MultilinearAttention, MULTILINEAR | {"objective_form": "mean"}),
+    "multilinear, diagonal": (ka.MultilinearAttention, MULTILINEAR | {"variant": "learnable_diagonal"}),
+    "multilinear, learnable": (ka.MultilinearAttention, MULTILINEAR | {"variant": "learnable"}),
+    "multilinear, data-dependent": (
+        ka.MultilinearAttention, MULTILINEAR | {"variant": "data_dependent", "rank_multiplier": 2}
+    ),
+    "multilinear, identity": (
+        ka.MultilinearAttention, MULTILINEAR | {"feature_map": "identity", "objective_form": "mean"}
+    ),
+    "multilinear, core": (ka.MultilinearAttention, MULTILINEAR | {"core": "cost", "eta_core": 0.2}),
+    "multilinear, no objective": (ka.MultilinearAttention, MULTILINEAR | {"eta": 0.0, "bias": False}),
+    "linear": (ka.LinearAttention, {}),
+    "linear, identity": (ka.LinearAttention, {"feature_map": "identity"}),
+    "linear, taylor": (ka.LinearAttention, {"feature_map": "taylor"}),
+    "batch norm": (
+        ka.SupportVectorAttention, {"kernel": "linear", "beta": 0.7, "learn_beta": True, "factors": 1}
+    ),
+    "batch norm, scaled": (
+        ka.SupportVectorAttention,
+        {"kernel": "linear", "beta": 0.7, "learn_beta": True, "normalize": True, "factors": 1},
+    ),
+}  # fmt: skip
+CAUSAL = ("primal, data-independent", "primal, no running means", "linear", "linear, identity")
+
+
+def masks() -> dict[str, Tensor | None]:
+    """None; holes; and one where the first sequence has no real token on the first rank, nor the second
+    any on the last.
+    """
+    holes = torch.rand(BATCH, LENGTH, generator=torch.Generator().manual_seed(3)) < 0.7
+    empty = holes.clone()
+    empty[0, : CUTS[4][0]] = False
+    empty[:, CUTS[4][0] : CUTS[4][2]] = False  # with four ranks, the second and third see padding alone
+    empty[1, CUTS[4][2] :] = False
+    empty[1, 0] = True
+    return {"none": None, "holes": holes, "empty": empty}
+
+
+def build(name: str, dtype: torch.dtype) -> nn.Module:
+    torch.manual_seed(0)
+    kind, options = LAYERS[name]
+    return kind(EMBED_DIM, HEADS, **options).to(dtype).train()
+
+
+@contextmanager
+def traffic() -> Iterator[list[tuple[str, int]]]:
+    """Every collective called inside, with the bytes that this rank puts in."""
+    sent: list[tuple[str, int]] = []
+    original = {name: getattr(dist, name) for name in ("all_reduce", "all_gather")}
+
+    def all_reduce(x: Tensor, **options) -> None:
+        sent.append(("all_reduce", x.nbytes))
+        original["all_reduce"](x, **options)
+
+    def all_gather(parts: list[Tensor], x: Tensor, **options) -> None:
+        sent.append(("all_gather", x.nbytes))
+        original["all_gather"](parts, x, **options)
+
+    dist.all_reduce, dist.all_gather = all_reduce, all_gather
+    try:
+        yield sent
+    finally:
+        dist.all_reduce, dist.all_gather = original["all_reduce"], original["all_gather"]
+
+
+def train(
+    model: nn.Module, layer: nn.Module, x: Tensor, mask: Tensor | None, target: Tensor, weight: float,
+    *, is_causal: bool,
+) -> dict[str, Tensor]:  # fmt: skip
+    """One step of the loss ``weight`` * sum of squares over the real tokens + the objective."""
+    x = x.detach().requires_grad_()
+    real = torch.ones(x.shape[:2], dtype=torch.bool) if mask is None else mask
+    y = model(x, key_padding_mask=mask, is_causal=is_causal)
+    objective = ka.auxiliary_loss(layer)
+    (weight * (y - target)[real].square().sum() + objective).backward()
+    return {
+        "y": y.detach().masked_fill(~real[..., None], 0.0),
+        "x": x.grad,
+        "objective": objective.detach(),
+    }
+
+
+def check(name: str, mask: Tensor | None, dtype: torch.dtype, is_causal: bool, parallel: bool) -> None:
+    """One step over the ranks gives one device's outputs, objective and gradients."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    generator = torch.Generator().manual_seed(1)
+    x, target = torch.randn(2, BATCH, LENGTH, EMBED_DIM, generator=generator, dtype=dtype)
+    num_real = BATCH * LENGTH if mask is None else int(mask.sum())
+    alone = build(name, dtype)
+    expected = train(alone, alone, x, mask, target, 1 / num_real, is_causal=is_causal)
+
+    layer = ka.shard_sequence(build(name, dtype))
+    model = DistributedDataParallel(layer) if parallel else layer
+    part = slice(([0] + CUTS[world])[rank], CUTS[world][rank])
+    found = train(
+        model, layer, x[:, part], None if mask is None else mask[:, part], target[:, part], world / num_real,
+        is_causal=is_causal,
+    )  # fmt: skip
+    expected = {key: value if value.dim() == 0 else value[:, part] for key, value in expected.items()}
+    found["x"] /= world
+    for key, parameter in layer.named_parameters():
+        if not parallel:
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= world
+        found[key], expected[key] = parameter.grad, alone.get_parameter(key).grad
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-10
+    for key, value in expected.items():
+        torch.testing.assert_close(
+            found[key], value, rtol=tolerance, atol=tolerance,
+            msg=lambda text, key=key: f"{name}, {dtype}, causal {is_causal}: {key}: {text}",
+        )  # fmt: skip
+
+
+def check_traffic(name: str, is_causal: bool) -> None:
+    """As many bytes for four times the tokens, all of them in float32 sums and counts."""
+    counted = []
+    for length in (16, 64):
+        layer = ka.shard_sequence(build(name, torch.float32))
+        x = torch.randn(BATCH, length, EMBED_DIM, requires_grad=True)
+        with traffic() as sent:
+            (layer(x, is_causal=is_causal).square().mean() + ka.auxiliary_loss(layer)).backward()
+        counted.append(sent)
+    assert counted[0] == counted[1], (name, counted)
+    assert counted[0], name
+    if (
+        name == "primal"
+    ):  # forward and backward: sums (B, h, 2, p, s) and of the energy (B,), counts (B,) int64 twice
+        small, count = 4 * BATCH * HEADS * 2 * HEAD_DIM * 4, 8 * BATCH
+        assert sorted(size for _, size in counted[0]) == sorted(
+            [*[small] * 2, *[4 * BATCH] * 2, *[count] * 2]
+        )
+
+
+def check_layer_without_coupling() -> None:
+    """A data-independent layer without an objective mixes no tokens, so its ranks say nothing."""
+    layer = ka.shard_sequence(ka.PrimalAttention(EMBED_DIM, HEADS, data_dependent=False, eta=0.0))
+    with traffic() as sent:
+        layer(torch.randn(BATCH, 7, EMBED_DIM)).sum().backward()
+    assert not sent
+
+
+def check_copies() -> None:
+    """A copy stays sharded; a pickle is whole, and so is a state dict."""
+    layer = ka.shard_sequence(build("primal", torch.float32))
+    assert copy.deepcopy(layer).sequence_group is layer.sequence_group
+    buffer = io.BytesIO()
+    torch.save(layer, buffer)
+    buffer.seek(0)
+    assert torch.load(buffer, weights_only=False).sequence_group is None
+    assert pickle.loads(pickle.dumps(layer)).sequence_group is None
+    assert layer.state_dict().keys() == build("primal", torch.float32).state_dict().keys()
+
+
+def run_all(rank: int, world: int, meeting_point: str) -> None:
+    torch.set_num_threads(1)
+    warnings.simplefilter("error")
+    dist.init_process_group("gloo", init_method=f"file://{meeting_point}", rank=rank, world_size=world)
+    try:
+        for name in LAYERS:
+            for is_causal in [False, True] if name in CAUSAL else [False]:
+                for mask in masks() if world == 2 else ["empty"]:
+                    check(name, masks()[mask], torch.float64, is_causal, parallel=False)
+                check(name, masks()["holes"], torch.float32, is_causal, parallel=True)
+                if world == 2 or name == "primal":
+                    check_traffic(name, is_causal)
+        check_layer_without_coupling()
+        check_copies()
+    finally:
+        dist.destroy_process_group()
