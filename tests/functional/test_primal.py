@@ -10,6 +10,7 @@ from kernel_attention.functional import (
     PrimalScores,
     concat_scores,
     ksvd_objective,
+    primal,
     primal_attention,
     primal_kernel,
     primal_scores,
@@ -160,3 +161,18 @@ def test_the_trace_of_bfloat16_weights_accumulates_in_float32():
     ones, zero = torch.ones(1, 1001, 1, dtype=torch.bfloat16), torch.zeros(1, 1, 1, 1, dtype=torch.bfloat16)
     j = ksvd_objective(PrimalScores(zero, zero), ones, ones, torch.ones(1, 1, dtype=torch.bfloat16))
     assert j.item() == -1001  # bfloat16 would say -1000
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_causal_rows_slice_by_slice_give_the_same_scores_and_gradients(qk, weights, masked, monkeypatch):
+    rows, grid = random(B, H, M, P), torch.arange(M) * N // M
+    mask = torch.rand(B, N) > 0.3 if masked else None
+    probe = random(2, B, H, N, S)
+    results = []
+    for size in (N, 4, 1):  # in one piece, two slices and a rest, token by token
+        monkeypatch.setattr(primal, "_SLICE", size)
+        leaves = [leaf.clone().requires_grad_() for leaf in (*qk, *weights, rows)]
+        scores = primal_scores(*leaves[:4], rows=leaves[4], grid=grid, is_causal=True, key_padding_mask=mask)
+        results.append([*scores, *torch.autograd.grad((torch.stack(scores) * probe).sum(), leaves)])
+    for other in results[1:]:
+        torch.testing.assert_close(other, results[0], rtol=1e-10, atol=1e-12)

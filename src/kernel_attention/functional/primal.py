@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from kernel_attention.errors import unknown
 from kernel_attention.functional.decoding import features_of
@@ -20,6 +21,8 @@ from kernel_attention.kernels.feature_maps import FeatureMap, cosine
 from kernel_attention.kernels.statistics import exactly, running_mean, valid_ranks
 
 ObjectiveForm = Literal["mean", "sum"]
+
+_SLICE = 8192  # tokens whose products with the sampled rows are held at a time (causal, data-dependent)
 
 
 class PrimalScores(NamedTuple):
@@ -92,10 +95,23 @@ def primal_scores(
     if grid is None:
         raise ValueError("primal_scores: rows with is_causal=True need grid, the positions of the rows")
     rank = _ranks(q, key_padding_mask)
-    unseen = grid > rank[..., None]  # (B or 1, 1, N, M')
-    return PrimalScores(
-        (phi_q @ rows.mT).masked_fill(unseen, 0.0) @ w_e,
-        (phi_k @ rows.mT).masked_fill(unseen, 0.0) @ w_r,
+    return PrimalScores(*(_seen_rows(phi, rank, rows, grid, w) for phi, w in ((phi_q, w_e), (phi_k, w_r))))
+
+
+def _seen_rows(phi: Tensor, rank: Tensor, rows: Tensor, grid: Tensor, weight: Tensor) -> Tensor:
+    """sum over the rows at or before token i of <phi_i, x_m> W[m], (B, h, N, s), ``rank`` (B or 1, 1, N).
+
+    Long sequences go slice by slice: of the N x M products no more exists at a time, in either pass.
+    """
+
+    def read(phi: Tensor, rank: Tensor) -> Tensor:
+        return (phi @ rows.mT).masked_fill(grid > rank[..., None], 0.0) @ weight
+
+    if phi.size(2) <= _SLICE or torch.compiler.is_compiling():
+        return read(phi, rank)
+    parts = zip(phi.split(_SLICE, dim=2), rank.split(_SLICE, dim=2), strict=True)
+    return torch.cat(
+        [checkpoint(read, *part, use_reentrant=False, preserve_rng_state=False) for part in parts], dim=2
     )
 
 
