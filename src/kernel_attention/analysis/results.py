@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernel_attention.atomic import write_atomically
 from kernel_attention.errors import InputError, unknown
 
 _EXPLAINED = 0.9
@@ -166,8 +167,7 @@ class DiagnosticsReport(Mapping[str, LayerDiagnostics]):
         """Write the arrays to an ``.npz`` file, which ``numpy.load`` reads without pickles."""
         if Path(path).suffix != ".npz":
             raise InputError(f"path {str(path)!r} must end in .npz")
-        with Path(path).open("wb") as file:
-            self.write(file)
+        write_atomically(Path(path), self.write)
 
     def write(self, file: IO[bytes]) -> None:
         """As :meth:`save`, to an open binary file."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import os
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
+from kernel_attention.atomic import write_atomically
 from kernel_attention.errors import InputError
 
 logger = logging.getLogger(__name__)
@@ -28,16 +28,9 @@ def cached_arrays(path: Path, make: Callable[[], dict[str, np.ndarray]]) -> dict
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, KeyError):
         logger.info("generating %s", path)
     arrays = make()
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            np.savez(file, allow_pickle=False, **arrays)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        write_atomically(path, lambda file: np.savez(file, allow_pickle=False, **arrays))
     except OSError as error:
         raise InputError(f"cache {path}: cannot be written ({error.strerror or error})") from None
-    finally:
-        temporary.unlink(missing_ok=True)
     return arrays

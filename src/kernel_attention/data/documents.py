@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kernel_attention.data.hugging_face import load_splits
 from kernel_attention.errors import InputError, unknown
 
 SPLITS = ("train", "validation", "test")
@@ -100,14 +101,7 @@ def read_label_folders(folder: Path, names: tuple[str, ...]) -> Documents:
 
 def read_hugging_face(folder: Path, split: str, classes: int = 2) -> Documents:
     """A split of a data set that Hugging Face ``datasets`` saved with ``save_to_disk``: text and label."""
-    try:
-        import datasets
-    except ImportError:
-        raise InputError(f"dataset {folder}: needs Hugging Face's datasets: pip install datasets") from None
-    try:
-        splits = datasets.load_from_disk(str(folder))
-    except Exception as error:  # the library lets through what Arrow raises
-        raise InputError(f"dataset {folder}: not readable by Hugging Face's datasets ({error})") from None
+    splits = load_splits(folder)
     name = next((alias for alias in split_names(split) if alias in splits), None)
     if name is None:
         raise unknown(f"split of {folder}", split, list(splits))

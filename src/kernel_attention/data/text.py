@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from kernel_attention.data.archive import resolve_root
+from kernel_attention.data.hugging_face import load_splits
 from kernel_attention.errors import InputError, unknown
 
 IGNORED = -100
@@ -155,14 +156,7 @@ def _split_lines(text: str, path: Path) -> dict[str, str]:
 
 
 def _read_hugging_face(folder: Path) -> dict[str, str]:
-    try:
-        import datasets
-    except ImportError:
-        raise InputError(f"dataset {folder}: needs Hugging Face's datasets: pip install datasets") from None
-    try:
-        splits = datasets.load_from_disk(str(folder))
-    except Exception as error:  # the library lets through what Arrow raises
-        raise InputError(f"dataset {folder}: not readable by Hugging Face's datasets ({error})") from None
+    splits = load_splits(folder)
     return {split: _column(splits, split, folder) for split in SPLITS}
 
 

@@ -197,10 +197,14 @@ class SequenceClassifier(nn.Module):
             # The positions a short batch lacks are zero, as padded ones are.
             missing = self.encoder.max_len - encoded.size(1)
             return self.head(F.pad(encoded, (0, 0, 0, missing)).flatten(1))
-        if key_padding_mask is None:
-            return self.head(encoded.mean(dim=1))
-        count = key_padding_mask.sum(dim=1, keepdim=True).clamp_min(1)
-        return self.head(encoded.sum(dim=1) / count)
+        return self.head(mean_token(encoded, key_padding_mask))
+
+
+def mean_token(encoded: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+    """The mean over the real tokens of encoded (B, N, d), zero at padded ones: (B, d)."""
+    if key_padding_mask is None:
+        return encoded.mean(dim=1)
+    return encoded.sum(dim=1) / key_padding_mask.sum(dim=1, keepdim=True).clamp_min(1)
 
 
 def sinusoidal_positions(max_len: int, embed_dim: int) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from kernel_attention.attention import AttentionSpec
 from kernel_attention.attention.base import require_positive
 from kernel_attention.errors import InputError
-from kernel_attention.models.sequence import SequenceEncoder
+from kernel_attention.models.sequence import SequenceEncoder, mean_token
 
 
 class TokenEncoder(SequenceEncoder):
@@ -75,7 +75,7 @@ class TokenClassifier(nn.Module):
         super().__init__()
         require_positive(num_outputs=num_outputs)
         self.encoder = TokenEncoder(vocabulary_size, max_len, attention, **encoder_options)
-        self.head: nn.Module = nn.Linear(self.encoder.embed_dim, num_outputs)
+        self.head = self._make_head(self.encoder.embed_dim, num_outputs)
 
     def forward(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
         """x (B, N) token numbers, key_padding_mask (B, N; True = real token) -> (B, num_outputs)."""
@@ -83,34 +83,20 @@ class TokenClassifier(nn.Module):
 
     def pooled(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
         """The mean of the encoded real tokens, (B, d)."""
-        encoded = self.encoder(x, key_padding_mask)
-        if key_padding_mask is None:
-            return encoded.mean(dim=1)
-        return encoded.sum(dim=1) / key_padding_mask.sum(dim=1, keepdim=True).clamp_min(1)
+        return mean_token(self.encoder(x, key_padding_mask), key_padding_mask)
+
+    def _make_head(self, width: int, num_outputs: int) -> nn.Module:
+        return nn.Linear(width, num_outputs)
 
 
 class TokenPairClassifier(TokenClassifier):
     """Class logits of pairs of sequences: one encoder for both, a GELU network on [a, b, a * b, a - b].
 
-    Args:
-        vocabulary_size: number of different tokens.
-        num_outputs: classes.
-        max_len: longest sequence.
-        attention: as in :class:`TokenEncoder`.
-        encoder_options: the other arguments of :class:`TokenEncoder`.
+    The arguments are those of :class:`TokenClassifier`.
     """
 
-    def __init__(
-        self,
-        vocabulary_size: int,
-        num_outputs: int,
-        max_len: int,
-        attention: AttentionSpec | Sequence[AttentionSpec] = "primal",
-        **encoder_options: Any,
-    ) -> None:
-        super().__init__(vocabulary_size, num_outputs, max_len, attention, **encoder_options)
-        width = self.encoder.embed_dim
-        self.head = nn.Sequential(nn.Linear(4 * width, width), nn.GELU(), nn.Linear(width, num_outputs))
+    def _make_head(self, width: int, num_outputs: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(4 * width, width), nn.GELU(), nn.Linear(width, num_outputs))
 
     def forward(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
         """x (B, 2, N) token numbers, key_padding_mask (B, 2, N) -> (B, num_outputs)."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from kernel_attention.atomic import write_atomically
 from kernel_attention.errors import InputError
 from kernel_attention.reporting.benchmark_tables import benchmark_markdown
 
@@ -22,8 +23,10 @@ def write_benchmark(record: Mapping[str, Any], folder: Path) -> list[Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         files = [folder / "benchmark.json", folder / "tables.md"]
-        files[0].write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        files[1].write_text(benchmark_markdown(record), encoding="utf-8")
+        # A run writes these again after every setting: a kill must not take what the settings before gave.
+        texts = (json.dumps(record, indent=1, allow_nan=False) + "\n", benchmark_markdown(record))
+        for path, text in zip(files, texts, strict=True):
+            _write_text(path, text)
         plots = {"benchmark.svg": benchmark_plot}
         if is_paper_record(record):
             plots["primal-dual-figures.svg"] = paper_ratio_plot
@@ -33,3 +36,7 @@ def write_benchmark(record: Mapping[str, Any], folder: Path) -> list[Path]:
     except OSError as error:
         raise InputError(f"output {folder}: cannot be written ({error.strerror or error})") from None
     return files
+
+
+def _write_text(path: Path, text: str) -> None:
+    write_atomically(path, lambda file: file.write(text.encode()))

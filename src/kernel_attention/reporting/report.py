@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
+from kernel_attention.atomic import write_atomically
 from kernel_attention.errors import InputError
 from kernel_attention.reporting import html
 from kernel_attention.reporting.formats import attention_title, format_value
@@ -26,14 +26,10 @@ def write_report(run_dir: Path) -> Path:
     run = read_run(Path(run_dir))
     text = render(run)
     target = run.path / REPORT_NAME
-    temporary = run.path / f".{REPORT_NAME}.{os.getpid()}.tmp"
     try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, target)
+        write_atomically(target, lambda file: file.write(text.encode()))
     except OSError as error:
         raise InputError(f"report {str(target)!r} cannot be written: {error.strerror or error}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
     return target
 
 

@@ -6,10 +6,11 @@ import re
 from pathlib import Path
 
 from kernel_attention.analysis import DiagnosticsReport, diagnose
+from kernel_attention.atomic import write_atomically
 from kernel_attention.errors import InputError
 from kernel_attention.reporting import plot_diagnostics, write_report
 from kernel_attention.training.experiment import Experiment
-from kernel_attention.training.files import write_atomically, write_json
+from kernel_attention.training.files import write_json
 from kernel_attention.training.saved import SavedRun
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 
+from kernel_attention.atomic import write_atomically
 from kernel_attention.errors import InputError
-from kernel_attention.training.files import write_atomically
 
 _PARTS = ("callbacks", "epoch", "global_step", "loops", "optimizer_states", "state_dict")
 

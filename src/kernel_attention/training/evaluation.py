@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from sklearn.metrics import confusion_matrix, r2_score
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kernel_attention.analysis import diagnose
@@ -23,22 +23,37 @@ _SPECTRUM_LENGTH = 1024
 
 
 @torch.inference_mode()
+def collect_outputs(model: nn.Module, batches: Iterable[Any], precision: str = "32-true") -> Tensor:
+    """Outputs of every case in the order of the batches, float32 on the CPU, in training's precision."""
+    model.eval()
+    device = next(model.parameters()).device
+    dtype = torch.bfloat16 if precision.startswith("bf16") else torch.float16
+    with torch.autocast(device.type, dtype=dtype, enabled=precision.endswith("-mixed")):
+        outputs = [
+            model(batch.x.to(device), batch.key_padding_mask.to(device)).float().cpu() for batch in batches
+        ]
+    return torch.cat(outputs)
+
+
 def predict_outputs(
     model: SequenceClassifier,
     sequences: SequenceSplit | Sequence[np.ndarray],
     batch_size: int = 64,
     precision: str = "32-true",
 ) -> Tensor:
-    """Logits or values of every sequence, (cases, outputs) float32 on the CPU, in training's precision."""
-    model.eval()
-    device = next(model.parameters()).device
-    dtype = torch.bfloat16 if precision.startswith("bf16") else torch.float16
-    with torch.autocast(device.type, dtype=dtype, enabled=precision.endswith("-mixed")):
-        outputs = [
-            model(batch.x.to(device), batch.key_padding_mask.to(device)).float().cpu()
-            for batch in make_loader(sequences, batch_size)
-        ]
-    return torch.cat(outputs)
+    """Logits or values of every sequence, (cases, outputs); see :func:`collect_outputs`."""
+    return collect_outputs(model, make_loader(sequences, batch_size), precision)
+
+
+def classification_figures(logits: Tensor, targets: np.ndarray) -> dict[str, Any]:
+    """Accuracy, loss and the confusion matrix (rows: true classes)."""
+    target, predicted = torch.as_tensor(targets), logits.argmax(dim=-1)
+    return {
+        "accuracy": (predicted == target).double().mean().item(),
+        "loss": F.cross_entropy(logits, target).item(),
+        "confusion_matrix": confusion_matrix(target, predicted, labels=range(logits.size(-1))).tolist(),
+        "cases": len(target),
+    }
 
 
 def evaluate_split(
@@ -46,18 +61,11 @@ def evaluate_split(
 ) -> dict[str, Any]:
     """Loss and metric of a split; the confusion matrix (rows: true classes) in classification."""
     outputs = predict_outputs(model, split, recipe.batch_size, recipe.precision)
-    target = torch.as_tensor(split.targets)
     if is_regression:
-        error = F.mse_loss(outputs.squeeze(-1), target.float()).item()
+        error = F.mse_loss(outputs.squeeze(-1), torch.as_tensor(split.targets).float()).item()
         r2 = float(r2_score(split.targets, outputs.squeeze(-1).numpy())) if len(split) > 1 else None
         return {"rmse": error**0.5, "r2": r2, "loss": error, "cases": len(split)}
-    predicted = outputs.argmax(dim=-1)
-    return {
-        "accuracy": (predicted == target).double().mean().item(),
-        "loss": F.cross_entropy(outputs, target).item(),
-        "confusion_matrix": confusion_matrix(target, predicted, labels=range(outputs.size(-1))).tolist(),
-        "cases": len(split),
-    }
+    return classification_figures(outputs, split.targets)
 
 
 def kernel_spectra(model: SequenceClassifier, split: SequenceSplit) -> dict[str, Any]:

@@ -5,31 +5,17 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import re
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import safetensors.torch
 import yaml
 from torch import Tensor
 
+from kernel_attention.atomic import write_atomically
 from kernel_attention.errors import InputError
-
-
-def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Call ``write`` on a temporary file beside ``path``, flush it to disk, rename it to ``path``."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def is_unfinished(path: Path) -> bool:

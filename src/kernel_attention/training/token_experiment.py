@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from sklearn.metrics import confusion_matrix
 from torch import Tensor
-from torch.nn import functional as F
 
 from kernel_attention.data.documents import read_lines
 from kernel_attention.data.token_batches import length_order, make_length_loader, make_step_loader
@@ -20,6 +18,7 @@ from kernel_attention.data.vocabulary import vocabulary_from_state
 from kernel_attention.errors import InputError
 from kernel_attention.models.tokens import TokenClassifier, TokenPairClassifier
 from kernel_attention.robustness import swap_words
+from kernel_attention.training.evaluation import classification_figures, collect_outputs
 from kernel_attention.training.experiment import Experiment, Loaders, Metric
 from kernel_attention.training.module import SequenceTask
 from kernel_attention.training.step_recorder import StepRecorder
@@ -155,18 +154,9 @@ class TokenExperiment(Experiment):
         return measure_split(model, split, recipe.batch_size, recipe.precision)
 
 
-@torch.inference_mode()
 def predict_logits(model: TokenClassifier, split: TokenSplit, batch_size: int, precision: str) -> Tensor:
-    """Logits of every case in its order, (n, classes) float32 on the CPU, in training's precision."""
-    model.eval()
-    device = next(model.parameters()).device
-    dtype = torch.bfloat16 if precision.startswith("bf16") else torch.float16
-    with torch.autocast(device.type, dtype=dtype, enabled=precision.endswith("-mixed")):
-        outputs = [
-            model(batch.x.to(device), batch.key_padding_mask.to(device)).float().cpu()
-            for batch in make_length_loader(split, batch_size)
-        ]
-    by_length = torch.cat(outputs)
+    """Logits of every case in its order, (n, classes); see :func:`collect_outputs`."""
+    by_length = collect_outputs(model, make_length_loader(split, batch_size), precision)
     logits = torch.empty_like(by_length)
     logits[torch.from_numpy(length_order(split))] = by_length
     return logits
@@ -176,12 +166,4 @@ def measure_split(
     model: TokenClassifier, split: TokenSplit, batch_size: int, precision: str
 ) -> dict[str, Any]:
     """Accuracy, loss and the confusion matrix (rows: true classes) of a split."""
-    logits = predict_logits(model, split, batch_size, precision)
-    target, predicted = torch.from_numpy(split.targets), logits.argmax(dim=-1)
-    classes: Sequence[int] = range(logits.size(-1))
-    return {
-        "accuracy": (predicted == target).double().mean().item(),
-        "loss": F.cross_entropy(logits, target).item(),
-        "confusion_matrix": confusion_matrix(target, predicted, labels=classes).tolist(),
-        "cases": len(split),
-    }
+    return classification_figures(predict_logits(model, split, batch_size, precision), split.targets)
