@@ -87,6 +87,16 @@ def test_auto_takes_it_for_long_sequences_only():
     assert not layer._is_fused(torch.randn(1, 16, 8), True)
 
 
+def test_torch_func_gets_the_formulas():
+    layer = ka.MultilinearAttention(8, 2).to(F64)
+    x = torch.randn(3, 1, 17, 8, dtype=F64)
+    mapped = torch.func.vmap(layer)(x)
+    torch.testing.assert_close(mapped, torch.stack([layer(one) for one in x]), rtol=1e-10, atol=1e-12)
+    layer.impl = "fused"
+    with pytest.raises(ka.InputError, match=r"torch\.func"):
+        torch.func.vmap(layer)(x)
+
+
 @pytest.mark.parametrize(("options", "call"), [({"feature_map": "cosine"}, {}), ({}, {"is_causal": True})])
 def test_what_it_cannot_do_is_refused(options, call):
     layer = ka.MultilinearAttention(8, 2, impl="fused", **options)

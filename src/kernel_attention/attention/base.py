@@ -258,6 +258,11 @@ def auxiliary_loss(model: nn.Module, reduction: str = "sum") -> Tensor:
     return total if reduction == "sum" else total / len(penalties)
 
 
+def is_transformed() -> bool:
+    """Whether torch.func maps or differentiates what runs, which takes no backward pass written by hand."""
+    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+
+
 def require_positive(**values: int) -> None:
     """Raise InputError for the first argument that is not a whole number of at least 1."""
     for name, value in values.items():

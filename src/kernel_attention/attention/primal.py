@@ -10,7 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from kernel_attention import functional
-from kernel_attention.attention.base import PenalizedAttention, require_positive, require_weight
+from kernel_attention.attention.base import (
+    PenalizedAttention,
+    is_transformed,
+    require_positive,
+    require_weight,
+)
 from kernel_attention.attention.modes import sampled_rows
 from kernel_attention.attention.primal_decoding import PrimalDecoder
 from kernel_attention.errors import InputError, unknown
@@ -194,8 +199,8 @@ class PrimalAttention(PenalizedAttention):
         return part_positions(x, self.num_rows, key_padding_mask, before, total)
 
     def _is_fused(self, x: Tensor, is_causal: bool) -> bool:
-        # The compiler fuses the plain form itself, and function transforms differentiate it.
-        traced = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+        # The compiler fuses the plain form itself.
+        traced = torch.compiler.is_compiling() or is_transformed()
         exists = self.feature_map in (cosine, identity) and not (is_causal and self.data_dependent)
         if self.impl in ("fused", "triton") and (traced or not exists):
             raise InputError(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kernel_attention.kernels.statistics import exactly
-from kernel_attention.kernels.tensors import leading_eigenvectors, mode_gram, mode_product, unfold
+from kernel_attention.kernels.tensors import leading_eigenvectors, mode_gram, mode_product
 
 
 def multilinear_factors(
@@ -25,11 +25,12 @@ def multilinear_factors(
     """
     with torch.autocast(core.device.type, enabled=False):
         exact = [exactly(weight) for weight in weights]
-        contract = (
-            _dense_factor if compatibility is not None and compatibility.dim() > 2 else _superdiagonal_factor
-        )
-        compatibility = None if compatibility is None else exactly(compatibility)
-        return [contract(exact, exactly(core), compatibility, n) for n in range(len(exact))]
+        if compatibility is not None and compatibility.dim() > 2:
+            return _dense_factors(exact, exactly(core), exactly(compatibility))
+        factors = _superdiagonal_factors(exact, exactly(core))
+        if compatibility is None:
+            return factors
+        return [exactly(compatibility)[..., None] * factor for factor in factors]
 
 
 def alike(tensors: Sequence[Tensor]) -> bool:
@@ -42,29 +43,42 @@ def letters(order: int) -> tuple[str, str]:
     return string.ascii_lowercase[8 : 8 + order], string.ascii_uppercase[:order]
 
 
-def _superdiagonal_factor(
-    weights: Sequence[Tensor], core: Tensor, diagonal: Tensor | None, keep: int
-) -> Tensor:
-    """sum over j, k, .. of c_a W_2[a, j] W_3[a, k] .. S[i, j, k, ..]: rows of the other W, multiplied out."""
-    others = [weight for n, weight in enumerate(weights) if n != keep]
-    rows = others[0] if diagonal is None else others[0] * diagonal[..., None]
-    for weight in others[1:]:
-        rows = (rows[..., :, None] * weight[..., None, :]).flatten(-2)  # (h, p, R_j R_k ..)
-    return rows @ unfold(core, keep, len(weights)).mT
+def _superdiagonal_factors(weights: Sequence[Tensor], core: Tensor) -> list[Tensor]:
+    """Row a of the n-th: the core met by row a of every other W_m, a vector, along that vector's mode.
+
+    The modes after n are met first, for all n at once, by one product each; so are the modes before it.
+    """
+    matrix = core.flatten(1, -2)  # (h, R_1 .. R_(D-1), R_D)
+    after = [weights[-1] @ matrix.mT]  # (h, p, R_1 .. R_n): modes n + 1 .. D are met
+    for weight in reversed(weights[1:-1]):
+        after.insert(0, (_last_apart(after[0], weight) @ weight[..., None])[..., 0])
+    before = weights[0]  # (h, p, R_1 .. R_(n-1)): the outer product of the rows
+    factors = [after[0]]
+    for weight, rest in zip(weights[1:-1], after[1:], strict=True):
+        factors.append((before[..., None, :] @ _last_apart(rest, weight))[..., 0, :])
+        before = (before[..., None] @ weight[..., None, :]).flatten(-2)
+    return [*factors, before @ matrix]
 
 
-def _dense_factor(weights: Sequence[Tensor], core: Tensor, tensor: Tensor | None, keep: int) -> Tensor:
+def _last_apart(flat: Tensor, weight: Tensor) -> Tensor:
+    """(h, p, .. R) -> (h, p, .., R), R being the last mode's."""
+    return flat.unflatten(-1, (-1, weight.size(-1)))
+
+
+def _dense_factors(weights: Sequence[Tensor], core: Tensor, tensor: Tensor) -> list[Tensor]:
     """The same for a full compatibility tensor: S x_m W_m for every other mode m, then C over their
     features.
     """
-    assert tensor is not None
     ranks, features = letters(len(weights))
-    state = core
-    for m, weight in enumerate(weights):
-        if m != keep:
-            state = mode_product(state, weight, m, len(weights))
-    met = features.replace(features[keep], ranks[keep])
-    return torch.einsum(f"h{features},h{met}->h{features[keep]}{ranks[keep]}", tensor, state)
+    factors = []
+    for n in range(len(weights)):
+        state = core
+        for m, weight in enumerate(weights):
+            if m != n:
+                state = mode_product(state, weight, m, len(weights))
+        met = features.replace(features[n], ranks[n])
+        factors.append(torch.einsum(f"h{features},h{met}->h{features[n]}{ranks[n]}", tensor, state))
+    return factors
 
 
 def mlsvd_core(core: Tensor) -> Tensor:

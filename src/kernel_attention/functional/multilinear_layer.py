@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from kernel_attention.functional.affine import Affine, autocast
-from kernel_attention.functional.multilinear import padded_rows, sequence_projections
-from kernel_attention.kernels.feature_maps import inverse_norm
+from kernel_attention.functional.multilinear import padded_rows
+from kernel_attention.kernels.feature_maps import frobenius
 from kernel_attention.kernels.statistics import exactly, num_real
+from kernel_attention.ops.multilinear import multilinear_pass
 from kernel_attention.ops.sequence_group import SequenceGroup
 
 
@@ -56,32 +57,23 @@ def multilinear_layer(
     if key_padding_mask is not None:
         x = x.masked_fill(~key_padding_mask[..., None], 0.0)  # padding may hold anything, NaN included
     with torch.autocast(x.device.type, enabled=False):
-        stacked = torch.stack([exactly(factor) for factor in factors])
-        weight = _side_by_side(modes, stacked.size(1))
-        grams, energy = None, None
-        if with_grams or normalize:
-            right = _times_gram(x, weight, key_padding_mask)
-            grams = _reduced(_mode_grams(weight, right, len(modes)), group) if with_grams else None
-            if normalize:
-                energy = (
-                    _reduced(_mode_energies(weight, right, len(modes)), group)
-                    if grams is None
-                    else grams.diagonal(dim1=-2, dim2=-1).sum(-1)
-                )
+        projections = torch.stack([exactly(factor) for factor in factors])[:, None]  # (D, 1, h, M, R)
+        weight = _side_by_side(modes, projections.size(2))
         if rows is not None:
-            rows = padded_rows(rows, stacked[0])
-        scale = None
-        if (
-            rows is None and energy is not None
-        ):  # one number per mode and head: it can wait for the last product
-            scale = inverse_norm(energy)
-            grams = None if grams is None else grams * scale[..., None, None].square()
-            projections = stacked[:, None]
-        else:
-            projections, grams = sequence_projections(stacked, grams, energy=energy, rows=rows)
-        matrix, constant = _fold(projections, scale, weight, concat, out_proj)
-        y = torch.baddbmm(constant.to(x.dtype), x, matrix.to(x.dtype).expand(x.size(0), -1, -1))
-    return y, None if grams is None else list(grams.unbind())
+            rows = exactly(padded_rows(rows, projections[0, 0]))
+            projections = rows.mT @ projections
+        maps, constant = _after_features(projections, concat, out_proj)
+        count = num_real(x, key_padding_mask) if weight.size(-1) > x.size(-1) else None
+        y, grams = multilinear_pass(
+            x, weight, maps, constant, count, normalize=normalize, with_grams=with_grams, group=group
+        )
+        if grams is None:
+            return y, None
+        grams = grams.unflatten(0, (len(modes), -1)).transpose(1, 2)  # (D, B, h, p, p)
+        if rows is not None:
+            normed = frobenius(rows)
+            grams = normed @ grams @ normed.mT
+        return y, list(grams.unbind())
 
 
 def _side_by_side(modes: Sequence[Affine], num_heads: int) -> Tensor:
@@ -93,54 +85,15 @@ def _side_by_side(modes: Sequence[Affine], num_heads: int) -> Tensor:
     return weight.unflatten(0, (len(modes) * num_heads, -1))
 
 
-def _times_gram(x: Tensor, weight: Tensor, mask: Tensor | None) -> Tensor:
-    """X^T X times all projections, (B, d, D h, p); with biases, X has a column of ones."""
-    exact = exactly(x)
-    gram = exact.mT @ exact
-    if weight.size(-1) > x.size(-1):
-        total = exact.sum(dim=1)
-        count = num_real(x, mask).to(exact.dtype)[:, None]
-        gram = torch.cat([gram, total[:, None]], dim=1)
-        gram = torch.cat([gram, torch.cat([total, count], dim=1)[..., None]], dim=2)
-    flat = gram.flatten(0, 1) @ weight.flatten(0, 1).mT
-    return flat.unflatten(0, gram.shape[:2]).unflatten(-1, weight.shape[:2])
-
-
-def _mode_grams(weight: Tensor, right: Tensor, order: int) -> Tensor:
-    """Gram matrices of the modes, (D, B, h, p, p)."""
-    grams = weight @ right.permute(2, 1, 0, 3).flatten(2)  # (D h, p, B p)
-    grams = grams.unflatten(-1, (right.size(0), -1)).unflatten(0, (order, -1))
-    return grams.permute(0, 3, 1, 2, 4)
-
-
-def _mode_energies(weight: Tensor, right: Tensor, order: int) -> Tensor:
-    """Their traces, (D, B, h)."""
-    energies = (right * weight.permute(2, 0, 1)).sum(dim=(1, 3))
-    return energies.unflatten(-1, (order, -1)).transpose(0, 1)
-
-
-def _reduced(x: Tensor, group: SequenceGroup | None) -> Tensor:
-    return x if group is None else group.total(x)
-
-
-def _fold(
-    projections: Tensor, scale: Tensor | None, weight: Tensor, concat: Affine, out_proj: Affine
-) -> tuple[Tensor, Tensor]:
-    """Everything that a token meets, multiplied together: (B or 1, d, d) and the constant (B or 1, 1, d)."""
-    num_modes, _, num_heads = projections.shape[:3]
-    join = exactly(concat[0]).unflatten(1, (num_modes, -1)).permute(1, 2, 0)  # (D, R, p)
-    out = exactly(out_proj[0]).mT.unflatten(0, (num_heads, -1))  # (h, p, d)
-    joined = (projections.flatten(1, 3) @ join).unflatten(1, projections.shape[1:4])  # (D, B or 1, h, p, p)
-    if scale is None:
-        maps = (joined @ out).transpose(0, 1).flatten(1, 3)  # (B or 1, D h p, d)
-        matrix = weight.flatten(0, 1).mT @ maps
-    else:
-        own = weight.mT @ (joined[:, 0] @ out).flatten(0, 1)  # (D h, d, d)
-        matrix = (scale.transpose(0, 1).flatten(1) @ own.flatten(1)).unflatten(-1, own.shape[1:])
-    width = out.size(-1)
-    constant = matrix[:, matrix.size(1) - 1 :] if weight.size(-1) > width else matrix.new_zeros(1, 1, width)
+def _after_features(projections: Tensor, concat: Affine, out_proj: Affine) -> tuple[Tensor, Tensor]:
+    """All that follows a mode's features: maps (B or 1, D h, p, d) and the constant (d,)."""
+    join = exactly(concat[0]).unflatten(1, (projections.size(0), -1)).permute(1, 2, 0)  # (D, R, p)
+    out = exactly(out_proj[0]).mT.unflatten(0, (projections.size(2), -1))  # (h, p, d)
+    joined = (projections.flatten(1, 3) @ join).unflatten(1, projections.shape[1:4])
+    joined = joined.permute(2, 1, 0, 3, 4)  # (h, B or 1, D, p, p)
+    maps = (joined.flatten(1, 3) @ out).unflatten(1, joined.shape[1:4])
+    maps = maps.permute(1, 2, 0, 3, 4).flatten(1, 2)
+    constant = out.new_zeros(out.size(-1)) if out_proj[1] is None else exactly(out_proj[1])
     if concat[1] is not None:
-        constant = constant + (exactly(concat[1]).expand(num_heads, -1).flatten() @ out.flatten(0, 1))
-    if out_proj[1] is not None:
-        constant = constant + exactly(out_proj[1])
-    return matrix[:, :width], constant
+        constant = constant + exactly(concat[1]).expand(out.size(0), -1).flatten() @ out.flatten(0, 1)
+    return maps, constant
