@@ -225,7 +225,11 @@ def _bench_parser() -> ArgumentParser:
         "Measure attention layers in interleaved rounds. Sizes take several values; every combination is "
         "measured. Suites: docs/performance.md.",
     )
-    parser.add_argument("attention", nargs="*", help="contenders: names, or '{primal: {rank: 30}}'")
+    parser.add_argument(
+        "attention",
+        nargs="*",
+        help="contenders: names, '{primal: {rank: 30}}', or '[sdpa, primal]' for an encoder",
+    )
     parser.add_argument("--suite", type=str, help="a plan by name; what is given else replaces its own")
     for name in ("length", "embed_dim", "num_heads", "batch_size", "threads"):
         parser.add_argument(f"--{name}", type=int, nargs="+")

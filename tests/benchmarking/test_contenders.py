@@ -15,7 +15,8 @@ from kernel_attention.benchmarking.baselines import (
     SoftmaxLayer,
     TorchMultihead,
 )
-from kernel_attention.benchmarking.contenders import PEERS, penalty
+from kernel_attention.benchmarking.contenders import PEERS
+from kernel_attention.benchmarking.layers import penalty
 from kernel_attention.benchmarking.plans import check_plan
 from kernel_attention.errors import InputError
 
@@ -113,6 +114,24 @@ def test_options_reach_the_layer_and_its_name(tiny):
         assert contender.plain(tiny).impl == "plain"
 
 
+def test_a_list_is_an_encoder_of_its_layers(tiny):
+    spec = ["sdpa", {"primal": {"rank": 3, "eta": 0.5}}]
+    contender = find_contender(spec)
+    assert contender.name == "sdpa + primal (rank 3, eta 0.5)"
+    assert find_contender("[linear, linear]").name == "2 x linear"
+    encoder = contender.make(tiny).eval()
+    x = torch.randn(2, 8, 8)
+    y = x
+    for layer in encoder.layers:
+        y = layer(y)
+    torch.testing.assert_close(encoder(x), y)
+    encoder.train()(x)
+    torch.testing.assert_close(penalty(encoder), encoder.layers[1].attention.penalty())
+    assert [layer.attention.impl for layer in contender.plain(tiny).layers[1:]] == ["plain"]
+    causal = find_contender(["linear", "linformer"])
+    assert causal.absence(Setting(is_causal=True)) in ("linformer is not installed", "has no causal form")
+
+
 def test_an_absent_contender_is_reported(tiny_plan, enter):
     enter("nobody's", lambda setting: None, package="no_such_package_anywhere")
     enter("elsewhere", lambda setting: None, device="cuda")
@@ -137,6 +156,8 @@ def test_an_absent_contender_is_reported(tiny_plan, enter):
         ({"primal": {"rank": 0}}, r"rank=0"),
         ({"sdpa": {"rank": 3}}, r"contender 'sdpa' takes no options"),
         ({"primal": 3}, r"options 3 must be a mapping"),
+        ([], r"contender \[\]: an encoder has one layer or more"),
+        (["sdpa", "sdpaa"], r"unknown contender 'sdpaa'"),
         ("{primal: [", r"is not YAML"),
         ({"primal": {}, "linear": {}}, r"one mechanism"),
     ],

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from kernel_attention.benchmarking import find_contender
-from kernel_attention.benchmarking.contenders import Contender, penalty
+from kernel_attention.benchmarking.contenders import Contender
+from kernel_attention.benchmarking.layers import penalty
 from kernel_attention.benchmarking.timing import layer_and_data, seconds, step, summarize, time_rounds
 
 

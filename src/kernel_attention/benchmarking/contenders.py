@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import yaml
-from torch import Tensor, nn
+from torch import nn
 
 from kernel_attention.attention import create_attention, list_attention
 from kernel_attention.attention.registry import get_mechanism, layer_specs
@@ -20,6 +20,7 @@ from kernel_attention.benchmarking.baselines import (
     SoftmaxLayer,
     TorchMultihead,
 )
+from kernel_attention.benchmarking.layers import CausalCall, Encoder
 from kernel_attention.benchmarking.plans import Setting, Spec
 from kernel_attention.errors import InputError, unknown
 
@@ -37,6 +38,7 @@ class Contender:
         device: where alone it runs, "" for everywhere.
         causal: whether it has a causal form; and whether it has another.
         plain: the same layer in its plain form, whose operations are counted; None: ``make``.
+        layers: of an encoder, its layers; what they take, it takes.
     """
 
     name: str
@@ -46,9 +48,13 @@ class Contender:
     causal: bool = True
     bidirectional: bool = True
     plain: Make | None = None
+    layers: tuple[Contender, ...] = ()
 
     def absence(self, setting: Setting) -> str:
         """Why it cannot take part, "" where it can."""
+        for layer in self.layers:
+            if why := layer.absence(setting):
+                return why
         if self.package and importlib.util.find_spec(self.package) is None:
             return f"{self.package} is not installed"
         if self.device not in ("", setting.device):
@@ -105,12 +111,12 @@ def contender_names() -> list[str]:
 
 
 def find_contender(spec: Spec) -> Contender:
-    """The contender of a name, of ``{mechanism: options}``, or of that as YAML.
+    """The contender of a name, of ``{mechanism: options}``, of a list of these, or of that as YAML.
 
     Raises:
         InputError: for a name or an option that there is not.
     """
-    if isinstance(spec, str) and spec.strip().startswith("{"):
+    if isinstance(spec, str) and spec.strip().startswith(("{", "[")):
         try:
             spec = yaml.safe_load(spec)
         except yaml.YAMLError:
@@ -119,6 +125,8 @@ def find_contender(spec: Spec) -> Contender:
         if spec in CONTENDERS:
             return CONTENDERS[spec]
         spec = {spec: {}}
+    if not isinstance(spec, Mapping):
+        return _encoder([find_contender(layer) for layer in spec])
     if len(spec) != 1:
         raise InputError(f"contender {dict(spec)!r} must be one mechanism with its options")
     ((name, options),) = spec.items()
@@ -128,6 +136,24 @@ def find_contender(spec: Spec) -> Contender:
     if name in CONTENDERS:
         raise InputError(f"contender {name!r} takes no options, got {options!r}")
     return _mechanism(name, {} if options is None else options)
+
+
+def _encoder(layers: Sequence[Contender]) -> Contender:
+    """An encoder of the layers, first to last."""
+    if not layers:
+        raise InputError("contender []: an encoder has one layer or more")
+    names = [layer.name for layer in layers]
+    alike = len(set(names)) == 1
+
+    def maker(of: Callable[[Contender], Make]) -> Make:
+        return lambda setting: Encoder([of(layer)(setting) for layer in layers], setting.embed_dim)
+
+    return Contender(
+        f"{len(names)} x {names[0]}" if alike else " + ".join(names),
+        maker(lambda layer: layer.make),
+        plain=maker(lambda layer: layer.plain or layer.make),
+        layers=tuple(layers),
+    )
 
 
 def _mechanism(name: str, options: Mapping[str, Any]) -> Contender:
@@ -162,25 +188,3 @@ def _check_options(make: Callable[..., nn.Module], options: Mapping[str, Any]) -
     if "factors" not in options:  # they must fit the number of heads, which is not known yet
         with torch.random.fork_rng(devices=[]):
             make(Setting(length=16))
-
-
-class CausalCall(nn.Module):
-    """One of our layers, called with ``is_causal=True``."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, N, d) -> (B, N, d)."""
-        return self.layer(x, is_causal=True)
-
-    def penalty(self) -> Tensor | None:
-        """What the layer adds to the loss."""
-        return penalty(self.layer)
-
-
-def penalty(layer: nn.Module) -> Tensor | None:
-    """The layer's own share of the loss, None where it has none."""
-    own = getattr(layer, "penalty", None)
-    return own() if callable(own) else None

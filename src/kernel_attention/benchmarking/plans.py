@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -15,8 +15,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 DEVICES = ("cpu", "cuda")
 PASSES = ("forward", "step")
 
-Spec = str | Mapping[str, Mapping[str, Any]]
-"""A contender: a name of the table, or ``{mechanism: options}``."""
+Spec = str | Mapping[str, Mapping[str, Any]] | Sequence["Spec"]
+"""A contender: a name of the table, ``{mechanism: options}``, or a list of these, an encoder."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Plan:
     Attributes:
         title: what is compared.
         shows: what is to be read off.
-        contenders: names of the table or ``{mechanism: options}``; several rows may be one mechanism.
+        contenders: see :data:`Spec`; several rows may be one mechanism.
         baseline: the contender whose time the others are divided by.
         grid: values by the name of a :class:`Setting`'s field.
         passes: "forward" (inference), "step" (forward and backward in training).

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from kernel_attention.benchmarking import machine, timing
@@ -123,7 +123,7 @@ def _roofline(contenders: dict[str, Spec], rows: list[dict[str, Any]], setting: 
     rooflines = []
     for row in rows:
         options = contenders[row["contender"]]
-        if isinstance(options, str) or "primal" not in options or "failed" in row:
+        if not isinstance(options, Mapping) or "primal" not in options or "failed" in row:
             continue
         # The ceilings are what the machine can do undisturbed, so are these.
         seconds = {kind: figures["lower"] for kind, figures in row["time"].items()}

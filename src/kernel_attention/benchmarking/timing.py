@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from kernel_attention.benchmarking.contenders import Contender, penalty
+from kernel_attention.benchmarking.contenders import Contender
+from kernel_attention.benchmarking.layers import penalty
 from kernel_attention.benchmarking.plans import Setting
 
 Times = dict[str, dict[str, list[float]]]  # contender -> pass -> seconds, one a round
