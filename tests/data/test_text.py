@@ -106,7 +106,7 @@ def test_a_hugging_face_folder(folder, monkeypatch):
     with pytest.raises(InputError, match=r"has no validation split \(it has train\)"):
         load_text(str(folder))
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(InputError, match="pip install datasets"):
+    with pytest.raises(InputError, match=r"pip install 'kernel-attention\[language\]'"):
         load_text(str(folder))
 
 

@@ -80,6 +80,7 @@ def test_imdb_as_it_is_distributed(root):
     assert found.data.train.targets.tolist() == [0] * 11 + [1] * 11
 
 
+@pytest.mark.filterwarnings("ignore")  # its own: dill on pyarrow
 def test_imdb_as_hugging_face_saves_it(root):
     datasets = pytest.importorskip("datasets", reason="Hugging Face's datasets is not installed")
     reference = load_tokens("imdb", root)

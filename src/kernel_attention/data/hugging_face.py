@@ -17,7 +17,9 @@ def load_splits(folder: Path) -> Any:
     try:
         import datasets
     except ImportError:
-        raise InputError(f"dataset {folder}: needs Hugging Face's datasets: pip install datasets") from None
+        raise InputError(
+            f"dataset {folder}: needs Hugging Face's datasets: pip install 'kernel-attention[language]'"
+        ) from None
     try:
         return datasets.load_from_disk(str(folder))
     except Exception as error:  # the library lets through what Arrow raises
