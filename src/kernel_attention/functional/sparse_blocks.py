@@ -79,7 +79,9 @@ def _strided(
     """Rows next to the query's own in the band |i - j| < l, and its column."""
     num_rows, stride, factor = q.shape[2:5]
     is_causal = own is not None
-    near_keys, near_present = _neighbours(k, is_causal), _neighbours(present[..., None], is_causal)[..., 0]
+    near_keys = _neighbours(k, is_causal)
+    # As numbers: inductor (torch 2.13) writes C++ that does not compile for a padded bool.
+    near_present = _neighbours(present[..., None].to(k.dtype), is_causal)[..., 0] > 0
     near = (q.flatten(3, 4) @ near_keys.mT).unflatten(3, (stride, factor))
     by_column, columns = q.transpose(2, 3).flatten(3, 4), k.transpose(2, 3)
     far = (by_column @ columns.mT).unflatten(3, (num_rows, factor)).transpose(2, 3)
