@@ -146,11 +146,14 @@ VARIANTS: dict[str, dict[str, Variant]] = {
         ),
         "order_2": Variant({"rank": 3, "eta": 0.3, "order": 2, "core": "mlsvd"}, objective_over="sequences"),
         "order_4": Variant({"rank": 2, "eta": 0.3, "order": 4}, objective_over="sequences"),
-        "fused": Variant({"rank": 3, "eta": 0.3, "impl": "fused"}, objective_over="sequences", causal=False),
+        "fused": Variant(
+            {"rank": 3, "eta": 0.3, "impl": "fused"}, objective_over="sequences", causal=False, exempt=_EAGER
+        ),
         "fused_data_dependent": Variant(
             {"rank": 2, "eta": 0.3, "variant": "data_dependent", "rank_multiplier": 2, "impl": "fused"},
             objective_over="sequences",
             causal=False,
+            exempt=_EAGER,
         ),
         "cosine": Variant(
             {"rank": 3, "eta": 0.3, "feature_map": "cosine", "objective_form": "mean"},

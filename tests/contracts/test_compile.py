@@ -51,7 +51,6 @@ def test_graphs_of_dynamic_length_equal_eager(case):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch._prims_common.check` is deprecated")  # inductor on aten.diagonal
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # dynamo
 @every_case
 def test_inductor_equals_eager(case):
     assert_compiled_equals_eager(case, "inductor", lengths=(11,))

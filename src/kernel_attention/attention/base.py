@@ -258,9 +258,12 @@ def auxiliary_loss(model: nn.Module, reduction: str = "sum") -> Tensor:
     return total if reduction == "sum" else total / len(penalties)
 
 
-def is_transformed() -> bool:
-    """Whether torch.func maps or differentiates what runs, which takes no backward pass written by hand."""
-    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+def is_traced() -> bool:
+    """Whether torch.compile, torch.export or torch.func traces what runs.
+
+    Forms with a backward pass written by hand are for eager calls; the compiler fuses the formulas itself.
+    """
+    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
 
 
 def require_positive(**values: int) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from kernel_attention import functional
-from kernel_attention.attention.base import PenalizedAttention, is_transformed, require_positive
+from kernel_attention.attention.base import PenalizedAttention, is_traced, require_positive
 from kernel_attention.attention.modes import ReadsModes, compatibility_tensor, orthonormal, sampled_rows
 from kernel_attention.attention.primal_decoding import MultilinearDecoder
 from kernel_attention.errors import InputError, unknown
@@ -149,11 +149,11 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
         return y
 
     def _is_fused(self, x: Tensor, is_causal: bool) -> bool:
-        exists = self.feature_map in (frobenius, identity) and not (is_causal or is_transformed())
+        exists = self.feature_map in (frobenius, identity) and not (is_causal or is_traced())
         if self.impl == "fused" and not exists:
             raise InputError(
                 "impl='fused' needs the feature map frobenius or identity, has no form for is_causal=True, "
-                "and cannot be transformed by torch.func: use impl='auto' or 'plain'"
+                "and cannot be compiled, exported or transformed: use impl='auto' or 'plain'"
             )
         if self.impl != "auto" or self.sequence_group is not None:
             return self.impl != "plain"

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from kernel_attention import functional
 from kernel_attention.attention.base import (
     PenalizedAttention,
-    is_transformed,
+    is_traced,
     require_positive,
     require_weight,
 )
@@ -199,8 +199,7 @@ class PrimalAttention(PenalizedAttention):
         return part_positions(x, self.num_rows, key_padding_mask, before, total)
 
     def _is_fused(self, x: Tensor, is_causal: bool) -> bool:
-        # The compiler fuses the plain form itself.
-        traced = torch.compiler.is_compiling() or is_transformed()
+        traced = is_traced()
         exists = self.feature_map in (cosine, identity) and not (is_causal and self.data_dependent)
         if self.impl in ("fused", "triton") and (traced or not exists):
             raise InputError(
