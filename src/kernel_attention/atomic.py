@@ -20,3 +20,8 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def write_text_atomically(path: Path, text: str) -> None:
+    """The same for a text, in UTF-8."""
+    write_atomically(path, lambda file: file.write(text.encode()))

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernel_attention.data.contexts import StepSampler, ordered_contexts, training_contexts
+from kernel_attention.data.contexts import ContextSampler, ordered_contexts, training_contexts
 from kernel_attention.data.text import IGNORED, SPLITS, TextData, load_text, pack_contexts, read_text
 from kernel_attention.data.vocabulary import WordVocabulary
 from kernel_attention.errors import InputError
@@ -44,7 +44,7 @@ def test_packing_loses_no_token(count, length):
 @given(st.integers(1, 13), st.integers(1, 5), st.integers(1, 7), st.integers(0, 3))
 def test_rounds_are_one_endless_row_of_epochs(length, size, steps, seed):
     """Whatever the rounds' length, the batches in a row are whole epochs, each case once."""
-    sampler = StepSampler(length, size, steps, seed)
+    sampler = ContextSampler(length, size, steps, seed)
     row = []
     for number in range(12):
         sampler.set_epoch(number)
@@ -54,7 +54,7 @@ def test_rounds_are_one_endless_row_of_epochs(length, size, steps, seed):
     for start in range(0, len(row) - per_epoch + 1, per_epoch):
         epoch = [case for batch in row[start : start + per_epoch] for case in batch]
         assert sorted(epoch) == list(range(length))
-    longer = StepSampler(length, size, 12 * steps, seed)
+    longer = ContextSampler(length, size, 12 * steps, seed)
     assert list(longer) == row
 
 

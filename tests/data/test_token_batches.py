@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kernel_attention.data.token_batches import (
-    StepSampler,
+    LengthSampler,
     batch_order,
     length_order,
     make_length_loader,
@@ -44,7 +44,7 @@ def test_batches_hold_cases_of_like_length():
 
 def test_rounds_go_on_where_the_last_one_ended():
     """13 steps a round through epochs of 10 batches: round by round is step by step."""
-    rounds = StepSampler(LENGTHS[:40], 4, 13, seed=3)
+    rounds = LengthSampler(LENGTHS[:40], 4, 13, seed=3)
     whole = [batch.tolist() for epoch in range(4) for batch in batch_order(LENGTHS[:40], 4, 3, epoch)]
     for number in (0, 2, 1):
         rounds.set_epoch(number)

@@ -5,15 +5,13 @@ Legend: B cases of a batch, P sequences of a case (2 for pairs), N tokens of the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset
 
 from kernel_attention.data.batches import Batch
+from kernel_attention.data.step_sampler import StepSampler
 from kernel_attention.data.token_sets import TokenSplit
-from kernel_attention.errors import InputError
 
 _POOL = 50
 """Batches that are sorted by length together: enough for little padding, few enough to mix the lengths."""
@@ -41,35 +39,17 @@ def batch_order(lengths: np.ndarray, batch_size: int, seed: int, epoch: int) -> 
     return [batches[place] for place in generator.permutation(len(batches))]
 
 
-class StepSampler(Sampler[list[int]]):
-    """The batches of ``steps`` steps at a time: of step 0 to steps - 1, then from where those ended.
-
-    Steps run through epoch after epoch of :func:`batch_order`. Lightning calls ``set_epoch`` with the number
-    of the round, so a resumed run goes on in the middle of an epoch with the batches it would have seen.
-    """
+class LengthSampler(StepSampler):
+    """Rounds of cases of like length, each epoch in the order of :func:`batch_order`."""
 
     def __init__(self, lengths: np.ndarray, batch_size: int, steps: int, seed: int = 0) -> None:
-        if batch_size < 1 or steps < 1:
-            raise InputError(f"batch_size={batch_size} and steps={steps} must be at least 1")
-        self.lengths, self.batch_size, self.steps, self.seed = lengths, batch_size, steps, seed
-        self.round = 0
+        super().__init__(batch_size, steps)
+        self.lengths, self.seed = lengths, seed
+        self.per_epoch = max(len(lengths) // batch_size, 1)
 
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the round of the next pass."""
-        self.round = int(epoch)
-
-    def __len__(self) -> int:
-        return self.steps
-
-    def __iter__(self) -> Iterator[list[int]]:
-        per_epoch = max(len(self.lengths) // self.batch_size, 1)
-        position, end = self.round * self.steps, (self.round + 1) * self.steps
-        while position < end:
-            epoch, place = divmod(position, per_epoch)
-            batches = batch_order(self.lengths, self.batch_size, self.seed, epoch)
-            for batch in batches[place : place + end - position]:
-                yield batch.tolist()
-                position += 1
+    def batches(self, epoch: int) -> list[list[int]]:
+        """See :class:`StepSampler`."""
+        return [batch.tolist() for batch in batch_order(self.lengths, self.batch_size, self.seed, epoch)]
 
 
 class _Batches(Dataset[Batch]):
@@ -95,8 +75,8 @@ def pad_tokens(split: TokenSplit, cases: list[int]) -> Batch:
 
 
 def make_step_loader(split: TokenSplit, batch_size: int, steps: int, seed: int) -> DataLoader:
-    """Training batches of ``steps`` steps a pass; see :class:`StepSampler`."""
-    sampler = StepSampler(split.lengths, batch_size, steps, seed)
+    """Training batches of ``steps`` steps a pass; see :class:`LengthSampler`."""
+    sampler = LengthSampler(split.lengths, batch_size, steps, seed)
     # Without a generator of its own, every pass would draw a worker seed from the global one.
     generator = torch.Generator().manual_seed(seed)
     return DataLoader(_Batches(split), batch_size=None, sampler=sampler, generator=generator)

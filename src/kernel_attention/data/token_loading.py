@@ -130,10 +130,7 @@ def _retrieval(root: Path | None, limits: Limits) -> LoadedTokens:
     folder = _find(root, ("lra_release/lra_release/tsv_data", "tsv_data", "aan", "retrieval"), "Retrieval")
     splits = {}
     for split in SPLITS:
-        names = [f"new_aan_pairs.{alias}.tsv" for alias in split_names(split)]
-        path = next((folder / name for name in names if (folder / name).is_file()), None)
-        if path is None:
-            raise InputError(f"dataset lra/retrieval: {folder} has no {split} file ({' or '.join(names)})")
+        path = _split_file(folder, "lra/retrieval", split, "new_aan_pairs.{}.tsv")
         pairs = read_pairs(path)
         sequences = [np.frombuffer(text.encode(), np.uint8) for pair in pairs.texts for text in pair]
         splits[split] = TokenSplit.of(sequences, pairs.labels)
@@ -145,14 +142,20 @@ def _retrieval(root: Path | None, limits: Limits) -> LoadedTokens:
     )  # fmt: skip
 
 
+def _split_file(folder: Path, dataset: str, split: str, pattern: str) -> Path:
+    """A split's file, whichever name of the split stands in the pattern's braces."""
+    names = [pattern.format(alias) for alias in split_names(split)]
+    path = next((folder / name for name in names if (folder / name).is_file()), None)
+    if path is None:
+        raise InputError(f"dataset {dataset}: {folder} has no {split} file ({' or '.join(names)})")
+    return path
+
+
 def _sst(root: Path | None, limits: Limits, kind: str, class_names: tuple[str, ...]) -> LoadedTokens:
     folder = _find(root, ("sst",), kind)
     parts = {}
     for split in SPLITS:
-        names = [f"stsa.{kind}.{alias}" for alias in split_names(split)]
-        path = next((folder / name for name in names if (folder / name).is_file()), None)
-        if path is None:
-            raise InputError(f"dataset {kind}: {folder} has no {split} file ({' or '.join(names)})")
+        path = _split_file(folder, kind, split, f"stsa.{kind}.{{}}")
         parts[split] = read_labelled_lines(path, len(class_names))
     name = "sst2" if kind == "binary" else "sst5"
     return _words(name, parts["train"], parts["validation"], parts["test"], class_names, limits)

@@ -138,7 +138,7 @@ def _modes(
             energy = grams.diagonal(dim1=-2, dim2=-1).sum(-1)
         elif norm_later:
             energy = torch.stack([part.square().sum((-2, -1)) for part in exact])
-        projections, grams = sequence_projections(
+        projections, grams = _sequence_projections(
             factors, grams, energy=energy, rows=rows, rows_in_features=is_causal
         )
     return Modes(parts, list(projections.unbind()), joined, None if grams is None else list(grams.unbind()))
@@ -149,13 +149,13 @@ def padded_rows(rows: Tensor, factor: Tensor) -> Tensor:
     return torch.nn.functional.pad(rows, (0, 0, 0, factor.size(1) - rows.size(2)))
 
 
-def sequence_projections(
+def _sequence_projections(
     factors: Tensor,
     grams: Tensor | None,
     *,
     energy: Tensor | None,
     rows: Tensor | None,
-    rows_in_features: bool = False,
+    rows_in_features: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """What the sequence itself adds to ``factors`` (D, h, M, R): its norm and, data-dependent, its rows f(X).
 

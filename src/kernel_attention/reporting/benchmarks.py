@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kernel_attention.atomic import write_atomically
+from kernel_attention.atomic import write_text_atomically
 from kernel_attention.errors import InputError
 from kernel_attention.reporting.benchmark_tables import benchmark_markdown
 
@@ -26,7 +26,7 @@ def write_benchmark(record: Mapping[str, Any], folder: Path) -> list[Path]:
         # A run writes these again after every setting: a kill must not take what the settings before gave.
         texts = (json.dumps(record, indent=1, allow_nan=False) + "\n", benchmark_markdown(record))
         for path, text in zip(files, texts, strict=True):
-            _write_text(path, text)
+            write_text_atomically(path, text)
         plots = {"benchmark.svg": benchmark_plot}
         if is_paper_record(record):
             plots["primal-dual-figures.svg"] = paper_ratio_plot
@@ -36,7 +36,3 @@ def write_benchmark(record: Mapping[str, Any], folder: Path) -> list[Path]:
     except OSError as error:
         raise InputError(f"output {folder}: cannot be written ({error.strerror or error})") from None
     return files
-
-
-def _write_text(path: Path, text: str) -> None:
-    write_atomically(path, lambda file: file.write(text.encode()))

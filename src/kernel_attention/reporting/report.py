@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kernel_attention.atomic import write_atomically
+from kernel_attention.atomic import write_text_atomically
 from kernel_attention.errors import InputError
 from kernel_attention.reporting import html
 from kernel_attention.reporting.formats import attention_title, format_value
@@ -27,7 +27,7 @@ def write_report(run_dir: Path) -> Path:
     text = render(run)
     target = run.path / REPORT_NAME
     try:
-        write_atomically(target, lambda file: file.write(text.encode()))
+        write_text_atomically(target, text)
     except OSError as error:
         raise InputError(f"report {str(target)!r} cannot be written: {error.strerror or error}") from error
     return target

@@ -14,7 +14,7 @@ import safetensors.torch
 import yaml
 from torch import Tensor
 
-from kernel_attention.atomic import write_atomically
+from kernel_attention.atomic import write_atomically, write_text_atomically
 from kernel_attention.errors import InputError
 
 
@@ -32,12 +32,12 @@ def remove_unfinished(folder: Path) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """JSON with two spaces of indentation; NaN is refused, as other readers refuse it."""
-    write_atomically(path, lambda file: file.write(json.dumps(value, indent=2, allow_nan=False).encode()))
+    write_text_atomically(path, json.dumps(value, indent=2, allow_nan=False))
 
 
 def write_yaml(path: Path, value: dict[str, Any]) -> None:
     """YAML in the order of the keys."""
-    write_atomically(path, lambda file: file.write(yaml.safe_dump(value, sort_keys=False).encode()))
+    write_text_atomically(path, yaml.safe_dump(value, sort_keys=False))
 
 
 def csv_text(rows: list[dict[str, Any]]) -> str:
@@ -52,7 +52,7 @@ def csv_text(rows: list[dict[str, Any]]) -> str:
 
 def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
     """See :func:`csv_text`."""
-    write_atomically(path, lambda file: file.write(csv_text(rows).encode()))
+    write_text_atomically(path, csv_text(rows))
 
 
 def write_weights(path: Path, weights: dict[str, Tensor]) -> None:

@@ -57,8 +57,7 @@ class LanguageRecipe(StepRecipe):
             )
         if self.evaluation_tokens == 1:
             raise InputError("evaluation_tokens=1 must be at least 2 (0: all)")
-        if not 0.0 <= self.swap_rate <= 1.0:
-            raise InputError(f"swap_rate={self.swap_rate} must lie between 0 and 1")
+        self.require_fraction("swap_rate", with_ends=True)
         if self.protocol != "holdout":
             raise InputError(f"protocol={self.protocol!r}: a text has a validation split, use holdout")
 

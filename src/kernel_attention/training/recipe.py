@@ -122,6 +122,12 @@ class BaseRecipe(ABC):
             if getattr(self, name) < lowest:
                 raise InputError(f"{name}={getattr(self, name)} must be at least {lowest}")
 
+    def require_fraction(self, name: str, *, with_ends: bool = False) -> None:
+        """InputError unless the key's value lies between 0 and 1, these included or not."""
+        value = getattr(self, name)
+        if not (0.0 <= value <= 1.0 if with_ends else 0.0 < value < 1.0):
+            raise InputError(f"{name}={value} must lie between 0 and 1")
+
     def attention_name(self) -> str:
         """The mechanism in a few words: ``primal``, or ``softmax+primal`` where layers differ."""
         names = [name for name, _ in layer_specs(self.attention, self.num_layers)]
@@ -167,8 +173,7 @@ class Recipe(BaseRecipe):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require_at_least(1, "epochs", "evaluate_every")
-        if not 0.0 < self.validation_fraction < 1.0:
-            raise InputError(f"validation_fraction={self.validation_fraction} must lie between 0 and 1")
+        self.require_fraction("validation_fraction")
         if self.epochs < self.evaluate_every:
             raise InputError(
                 f"evaluate_every={self.evaluate_every} exceeds epochs={self.epochs}: no epoch could be chosen"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from kernel_attention.errors import InputError
 from kernel_attention.training.recipe import StepRecipe
 
 
@@ -49,7 +48,5 @@ class TokenRecipe(StepRecipe):
         self.require_at_least(1, "min_count")
         sizes = ("max_len", "max_vocabulary", "train_cases", "evaluation_cases", "swap_seed")
         self.require_at_least(0, *sizes)
-        if not 0.0 < self.validation_fraction < 1.0:
-            raise InputError(f"validation_fraction={self.validation_fraction} must lie between 0 and 1")
-        if not 0.0 <= self.swap_rate <= 1.0:
-            raise InputError(f"swap_rate={self.swap_rate} must lie between 0 and 1")
+        self.require_fraction("validation_fraction")
+        self.require_fraction("swap_rate", with_ends=True)

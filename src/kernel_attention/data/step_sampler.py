@@ -1,0 +1,51 @@
+"""Training counted in steps: the batches of one round after the other, through epochs of any length."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+
+from torch.utils.data import Sampler
+
+from kernel_attention.errors import InputError
+
+
+class StepSampler(Sampler[list[int]]):
+    """The batches of one round out of an endless row of epochs.
+
+    Round r has the batches r * steps to (r + 1) * steps - 1 of that row. Lightning calls ``set_epoch`` with
+    the number of the round, so a resumed run goes on in the middle of an epoch with the batches it would have
+    seen.
+
+    Args:
+        batch_size: B.
+        steps: batches of a round.
+    """
+
+    per_epoch: int  # batches of an epoch; set by the subclass
+
+    def __init__(self, batch_size: int, steps: int) -> None:
+        if batch_size < 1 or steps < 1:
+            raise InputError(f"batch_size={batch_size} and steps={steps} must be at least 1")
+        self.batch_size = batch_size
+        self.steps = steps
+        self.round = 0
+
+    @abstractmethod
+    def batches(self, epoch: int) -> list[list[int]]:
+        """Case numbers of every batch of an epoch, a function of the seed and the epoch."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the round (Lightning's epoch) of the next pass."""
+        self.round = int(epoch)
+
+    def __len__(self) -> int:
+        return self.steps
+
+    def __iter__(self) -> Iterator[list[int]]:
+        drawn, batches = -1, []
+        for number in range(self.round * self.steps, (self.round + 1) * self.steps):
+            epoch, place = divmod(number, self.per_epoch)
+            if epoch != drawn:
+                drawn, batches = epoch, self.batches(epoch)
+            yield batches[place]
