@@ -27,11 +27,11 @@ from torch import Tensor, nn
 
 import kernel_attention as ka
 from kernel_attention.analysis.initialization import primal_from_softmax
-from kernel_attention.data import SequenceSplit, load_time_series, make_loader, stratified_split
-from kernel_attention.training.evaluation import evaluate_split
-from kernel_attention.training.fit import fit
-from kernel_attention.training.module import SequenceTask
-from kernel_attention.training.saved import SavedRun, load_run
+from kernel_attention.experiments.data import SequenceSplit, load_time_series, make_loader, stratified_split
+from kernel_attention.experiments.training.evaluation import evaluate_split
+from kernel_attention.experiments.training.fit import fit
+from kernel_attention.experiments.training.module import SequenceTask
+from kernel_attention.experiments.training.saved import SavedRun, load_run
 
 METHODS = ("svd", "values", "random", "new", "zero")
 

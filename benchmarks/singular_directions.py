@@ -28,12 +28,12 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 import kernel_attention as ka
-from kernel_attention.data import make_loader
-from kernel_attention.reporting.figures import PALETTE, report_style
-from kernel_attention.training.files import read_json
-from kernel_attention.training.recipe import Recipe, read_keys, recipes_dir
-from kernel_attention.training.run import build_model, train
-from kernel_attention.training.saved import load_run
+from kernel_attention.experiments.data import make_loader
+from kernel_attention.experiments.reporting.figures import PALETTE, report_style
+from kernel_attention.experiments.training.files import read_json
+from kernel_attention.experiments.training.recipe import Recipe, read_keys, recipes_dir
+from kernel_attention.experiments.training.run import build_model, train
+from kernel_attention.experiments.training.saved import load_run
 
 SEQUENCES, DRAWS = 24, 8
 

@@ -38,7 +38,7 @@ def found(pattern: re.Pattern) -> list[str]:
 
 def run_command(monkeypatch, *arguments: str) -> int:
     """Exit code of the console command, in this process."""
-    from kernel_attention.cli import main
+    from kernel_attention.experiments.cli import main
 
     monkeypatch.setattr(sys, "argv", ["kernel-attention", *arguments])
     try:

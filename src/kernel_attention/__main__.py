@@ -2,6 +2,6 @@
 
 import sys
 
-from kernel_attention.cli import main
+from kernel_attention.experiments.cli import main
 
 sys.exit(main())

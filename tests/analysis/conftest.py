@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-from replacement.conftest import timm, transformers  # noqa: F401
+from hosts.conftest import timm, transformers  # noqa: F401

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from replacement.hosts import (
+from hosts.models_of_hosts import (
     BATCH,
     EMBED_DIM,
     HEADS,

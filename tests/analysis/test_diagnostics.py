@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from replacement.hosts import (
+from hosts.models_of_hosts import (
     BATCH,
     EMBED_DIM,
     LENGTH,
@@ -18,7 +18,7 @@ from replacement.hosts import (
 
 import kernel_attention as ka
 from kernel_attention.analysis import capture, diagnose
-from kernel_attention.data import SequenceSplit, make_loader
+from kernel_attention.experiments.data import SequenceSplit, make_loader
 from kernel_attention.models import SequenceEncoder
 from kernel_attention.solvers import eigenvalue_ratios, projection_error
 

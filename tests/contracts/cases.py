@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from kernel_attention import list_attention
-from kernel_attention.attention import AttentionLayer, Mechanism, PenalizedAttention, create_attention
+from kernel_attention.core.layer import AttentionLayer, PenalizedAttention
+from kernel_attention.core.registry import Mechanism, create_attention
 
 # Different primes, so that a swapped axis cannot pass.
 BATCH, HEADS, LENGTH, HEAD_DIM, CONTEXT = 7, 3, 11, 5, 13

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from kernel_attention.attention import MECHANISMS, AttentionLayer, Mechanism
-from kernel_attention.kernels import running_mean
+from kernel_attention.core.registry import MECHANISMS, Mechanism
+from kernel_attention.core.layer import AttentionLayer
+from kernel_attention.tensors.statistics import running_mean
 
 
 def mean_attention(v: Tensor, key_padding_mask: Tensor | None, is_causal: bool) -> Tensor:

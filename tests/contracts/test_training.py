@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from kernel_attention import auxiliary_loss
-from kernel_attention.attention import PenalizedAttention
+from kernel_attention.core.layer import PenalizedAttention
 
 
 def step(layer, x, **arguments):

@@ -9,7 +9,7 @@ import torch
 from scipy.sparse.linalg import aslinearoperator
 from sklearn.decomposition import KernelPCA
 
-from kernel_attention.kernels import KERNELS, get_kernel
+from kernel_attention.features.kernel_functions import KERNELS, get_kernel
 from kernel_attention.solvers import KernelSVD, kernel_svd, primal_kernel_svd
 from reference.subspaces import angles, two_samples, unit_columns
 

@@ -26,7 +26,7 @@ from kernel_attention.functional import (
     multilinear_scores,
     primal_scores,
 )
-from kernel_attention.kernels import identity
+from kernel_attention.features.feature_maps import identity
 from reference import multilinear as reference
 
 F64 = torch.float64

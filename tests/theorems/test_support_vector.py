@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from kernel_attention.functional import linear_attention, recentre, softmax_attention, sparse_mask
-from kernel_attention.functional.sparse import SparsePattern
-from kernel_attention.kernels import elu
-from kernel_attention.kernels.pooling import pool
+from kernel_attention.mechanisms.sparse.functional import SparsePattern
+from kernel_attention.features.feature_maps import elu
+from kernel_attention.tensors.pooling import pool
 
 svm = pytest.importorskip("sklearn.svm")
 

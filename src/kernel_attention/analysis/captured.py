@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernel_attention.attention import AttentionLayer
+from kernel_attention.core.layer import AttentionLayer
 
 # Hosts write -inf, finfo.min, -1e9 or -10000 for "ignored".
 IGNORED_BELOW = -1e3

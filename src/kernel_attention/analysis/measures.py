@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernel_attention.kernels.tensors import mode_gram
+from kernel_attention.tensors.unfoldings import mode_gram
 
 
 def singular_values(matrix: Tensor) -> Tensor:

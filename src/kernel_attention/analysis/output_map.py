@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernel_attention.attention import PrimalAttention
+from kernel_attention.mechanisms.primal.layer import PrimalAttention
 
 _ROUNDS, _STEPS = 20, 20  # alternations; conjugate-gradient steps in each
 

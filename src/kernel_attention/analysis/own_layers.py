@@ -8,19 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kernel_attention import functional
+from kernel_attention.mechanisms.multilinear.dual_functional import cubemax_kernel
+from kernel_attention.mechanisms.multilinear.objective import multilinear_kernel
 from kernel_attention.analysis.captured import CapturedAttention
-from kernel_attention.attention import (
-    AttentionLayer,
-    DualMultilinearAttention,
-    MultilinearAttention,
-    PrimalAttention,
-    RobustPrincipalAttention,
-    SoftmaxAttention,
-    TensorAttention,
-)
-from kernel_attention.attention.base import PenalizedAttention
-from kernel_attention.attention.modes import ReadsModes
+from kernel_attention.core.layer import AttentionLayer
+from kernel_attention.mechanisms.multilinear.dual_layer import DualMultilinearAttention
+from kernel_attention.mechanisms.multilinear.layer import MultilinearAttention
+from kernel_attention.mechanisms.primal.layer import PrimalAttention
+from kernel_attention.mechanisms.kernel_pca.layer import RobustPrincipalAttention
+from kernel_attention.mechanisms.softmax.layer import SoftmaxAttention
+from kernel_attention.mechanisms.multilinear.tensor_layer import TensorAttention
+from kernel_attention.core.layer import PenalizedAttention
+from kernel_attention.mechanisms.multilinear.modes import ReadsModes
 
 
 def captured_own(
@@ -109,9 +108,9 @@ def kernel_tensor(attention: CapturedAttention, case: int, tokens: Tensor | None
     real = x[case : case + 1][:, attention.real_keys[case]]
     sequences = layer.sequences(real if tokens is None else real[:, tokens])
     if not isinstance(layer, MultilinearAttention):
-        return functional.cubemax_kernel(sequences)[0].float().cpu()
+        return cubemax_kernel(sequences)[0].float().cpu()
     features = [layer.feature_map(sequence, None, False) for sequence in sequences]
-    return functional.multilinear_kernel(features, layer.compatibility)[0].float().cpu()
+    return multilinear_kernel(features, layer.compatibility)[0].float().cpu()
 
 
 def _projected(layer: AttentionLayer, part: str, x: Tensor) -> Tensor | None:

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from kernel_attention.errors import InputError
 from kernel_attention.functional import multilinear_kernel, multilinear_scores
-from kernel_attention.kernels import identity
-from kernel_attention.kernels.statistics import accumulation_dtype
-from kernel_attention.kernels.tensors import deterministic_signs, project_modes, unfold
+from kernel_attention.features.feature_maps import identity
+from kernel_attention.tensors.statistics import accumulation_dtype
+from kernel_attention.tensors.unfoldings import deterministic_signs, project_modes, unfold
 from kernel_attention.solvers.multilinear_svd import Method, Multilinear, Ranks, core_of, multilinear_svd
 
 

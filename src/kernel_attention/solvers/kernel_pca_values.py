@@ -21,9 +21,9 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from kernel_attention.errors import InputError
-from kernel_attention.functional.softmax import softmax_attention
-from kernel_attention.kernels.statistics import accumulation_dtype
-from kernel_attention.kernels.tensors import leading_eigenvectors
+from kernel_attention.mechanisms.softmax.functional import softmax_attention
+from kernel_attention.tensors.statistics import accumulation_dtype
+from kernel_attention.tensors.unfoldings import leading_eigenvectors
 from kernel_attention.solvers.arrays import fitted, give_back, read_matrix
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from kernel_attention.errors import InputError, unknown
-from kernel_attention.kernels.functions import KernelFunction, get_kernel
+from kernel_attention.features.kernel_functions import KernelFunction, get_kernel
 from kernel_attention.solvers.krylov import dense_triplets, leading_triplets
 from kernel_attention.solvers.operators import (
     CenteredOperator,

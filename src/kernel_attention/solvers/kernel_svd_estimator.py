@@ -11,8 +11,8 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from kernel_attention.errors import InputError, unknown
-from kernel_attention.kernels.feature_maps import FeatureMapSpec
-from kernel_attention.kernels.functions import KernelFunction, get_kernel, parameters_of
+from kernel_attention.features.feature_maps import FeatureMapSpec
+from kernel_attention.features.kernel_functions import KernelFunction, get_kernel, parameters_of
 from kernel_attention.solvers.arrays import fitted, give_back
 from kernel_attention.solvers.closed_form import sketched_weights
 from kernel_attention.solvers.frequent_directions import FrequentDirections

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from kernel_attention.errors import InputError, unknown
-from kernel_attention.kernels.statistics import accumulation_dtype
-from kernel_attention.kernels.tensors import deterministic_signs, mode_product, project_modes, unfold
+from kernel_attention.tensors.statistics import accumulation_dtype
+from kernel_attention.tensors.unfoldings import deterministic_signs, mode_product, project_modes, unfold
 
 Method = Literal["hosvd", "hooi"]
 METHODS = ("hosvd", "hooi")

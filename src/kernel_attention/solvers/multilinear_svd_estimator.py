@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.functional import attention_tensor, cubemax_kernel, multilinear_kernel
-from kernel_attention.kernels import FeatureMapSpec, get_feature_map
+from kernel_attention.features.feature_maps import FeatureMapSpec, get_feature_map
 from kernel_attention.solvers.arrays import give_back
 from kernel_attention.solvers.kernel_multilinear_svd import (
     kernel_multilinear_svd,

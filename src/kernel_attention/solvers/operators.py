@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kernel_attention.errors import InputError
-from kernel_attention.kernels.functions import KernelFunction, takes_reference
+from kernel_attention.features.kernel_functions import KernelFunction, takes_reference
 
 _BLOCK_BYTES = 2**24  # a block that stays in the cache is evaluated and multiplied several times faster
 
@@ -61,7 +61,7 @@ class KernelOperator:
     """k(x_i, z_j), evaluated in blocks of rows whenever it is multiplied.
 
     Args:
-        kernel: from :func:`kernel_attention.kernels.functions.get_kernel`.
+        kernel: from :func:`kernel_attention.features.kernel_functions.get_kernel`.
         x: (n, p).
         z: (m, p).
         block_size: rows of a block; None: as many as fit the cache.

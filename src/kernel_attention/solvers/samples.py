@@ -10,7 +10,7 @@ from sklearn.utils import check_array, check_random_state
 from torch import Tensor, nn
 
 from kernel_attention.errors import InputError
-from kernel_attention.kernels.feature_maps import FeatureMapSpec, frobenius, get_feature_map
+from kernel_attention.features.feature_maps import FeatureMapSpec, frobenius, get_feature_map
 from kernel_attention.solvers.arrays import read_matrix
 
 

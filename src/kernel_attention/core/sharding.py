@@ -1,0 +1,66 @@
+"""Sequences cut over processes: each rank holds a contiguous part, and the layers share small sums."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+import torch.distributed as dist
+from torch import nn
+
+from kernel_attention.core.layer import AttentionLayer
+from kernel_attention.errors import InputError
+from kernel_attention.core.sequence_group import SequenceGroup
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def shard_sequence(model: Model, group: ProcessGroup | None = None) -> Model:
+    """Make the attention layers of ``model`` read sequences whose parts lie on the processes of ``group``.
+
+    From here on every rank calls the model with its own part: x (B, N_r, d) and key_padding_mask (B, N_r),
+    contiguous parts in the order of the ranks, N_r of any size from 1. Outputs and gradients are those of the
+    whole sequence on one device; what is communicated does not depend on its length. All ranks must call
+    forward and backward in the same order.
+
+    The mean over the ranks of a parameter's gradients (what DistributedDataParallel leaves) is the gradient
+    of the mean of the ranks' losses. A rank's loss is therefore the mean over its own tokens where all ranks
+    have equally many, n_r times the number of ranks / n times that mean otherwise; :func:`auxiliary_loss` is
+    the same number on every rank, and every rank adds it.
+
+    What lies between the attention layers must work token by token. ``layer.sequence_group = None`` makes a
+    layer whole again; so does pickling.
+
+    Args:
+        model: any module that holds our layers.
+        group: processes that share a sequence; None: all.
+
+    Returns:
+        ``model`` itself, changed in place.
+
+    Raises:
+        InputError: naming a layer that has no such form, before any is changed; or without a process group.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        raise InputError("shard_sequence: no process group; call torch.distributed.init_process_group first")
+    layers = []
+    for name, module in model.named_modules():
+        place = f"{name or 'model'} ({type(module).__name__})"
+        if isinstance(module, AttentionLayer):
+            if (reason := module.why_not_sharded(False)) is not None:
+                raise InputError(f"shard_sequence: {place} cannot be sharded: {reason}")
+            layers.append(module)
+        elif isinstance(module, nn.MultiheadAttention) or not getattr(module, "supports_sharding", True):
+            raise InputError(
+                f"shard_sequence: {place} cannot be sharded: it needs the whole sequence on one rank"
+            )
+    if not layers:
+        raise InputError(f"shard_sequence: {type(model).__name__} holds no attention layer of ours")
+    shared = SequenceGroup(group)
+    if shared.rank < 0:
+        raise InputError("shard_sequence: this process is no member of group; give every process its own")
+    for layer in layers:
+        layer.sequence_group = shared
+    return model

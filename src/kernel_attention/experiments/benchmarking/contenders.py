@@ -1,0 +1,190 @@
+"""The table of contenders, and contenders by name."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import yaml
+from torch import nn
+
+from kernel_attention.core.registry import create_attention, list_attention
+from kernel_attention.core.registry import get_mechanism, layer_specs
+from kernel_attention.experiments.benchmarking import peers
+from kernel_attention.experiments.benchmarking.baselines import (
+    EagerScaledHeads,
+    ReleasedPrimal,
+    SoftmaxLayer,
+    TorchMultihead,
+)
+from kernel_attention.experiments.benchmarking.layers import CausalCall, Encoder
+from kernel_attention.experiments.benchmarking.plans import Setting, Spec
+from kernel_attention.errors import InputError, unknown
+
+Make = Callable[[Setting], nn.Module]
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A row of the table: a layer x -> y, and what it takes.
+
+    Attributes:
+        name: what the row is called.
+        make: the layer at a setting, on CPU, in float32.
+        package: the import it needs, "" for none.
+        device: where alone it runs, "" for everywhere.
+        causal: whether it has a causal form; and whether it has another.
+        plain: the same layer in its plain form, whose operations are counted; None: ``make``.
+        layers: of an encoder, its layers; what they take, it takes.
+    """
+
+    name: str
+    make: Make
+    package: str = ""
+    device: str = ""
+    causal: bool = True
+    bidirectional: bool = True
+    plain: Make | None = None
+    layers: tuple[Contender, ...] = ()
+
+    def absence(self, setting: Setting) -> str:
+        """Why it cannot take part, "" where it can."""
+        for layer in self.layers:
+            if why := layer.absence(setting):
+                return why
+        if self.package and importlib.util.find_spec(self.package) is None:
+            return f"{self.package} is not installed"
+        if self.device not in ("", setting.device):
+            return f"runs on {self.device} only"
+        if setting.is_causal and not self.causal:
+            return "has no causal form"
+        return "" if setting.is_causal or self.bidirectional else "has a causal form only"
+
+
+def _baselines() -> list[Contender]:
+    def softmax(form: Any) -> Make:
+        return lambda s: SoftmaxLayer(s.embed_dim, s.num_heads, form, s.is_causal)
+
+    def heads(beta: float) -> Make:  # factor 1 for the first half of the heads, 2 for the other
+        def make(s: Setting) -> nn.Module:
+            half = (s.num_heads + 1) // 2
+            return EagerScaledHeads(s.embed_dim, s.num_heads, [1] * half + [2] * (s.num_heads - half), beta)
+
+        return make
+
+    return [
+        Contender("sdpa", softmax("sdpa")),
+        Contender("eager", softmax("eager")),
+        Contender("eager scaled_heads", heads(0.0), causal=False),
+        Contender("eager batch_norm_scaled_heads", heads(1.0), causal=False),
+        Contender("nn.MultiheadAttention", lambda s: TorchMultihead(s.embed_dim, s.num_heads, s.is_causal)),
+        Contender(
+            "released primal (structure)",
+            lambda s: ReleasedPrimal(s.embed_dim, s.num_heads, max_len=s.length),
+            causal=False,
+        ),
+    ]
+
+
+PEERS = (
+    Contender(
+        "linear-attention-transformer", peers.linear_attention_transformer, "linear_attention_transformer"
+    ),
+    Contender("pytorch-fast-transformers", peers.fast_transformers, "fast_transformers"),
+    Contender("performer-pytorch", peers.performer, "performer_pytorch"),
+    Contender("linformer", peers.linformer, "linformer", causal=False),
+    Contender("nystrom-attention", peers.nystrom, "nystrom_attention", causal=False),
+    Contender("reformer-pytorch", peers.reformer, "reformer_pytorch"),
+    Contender(
+        "flash-linear-attention", peers.flash_linear_attention, "fla", device="cuda", bidirectional=False
+    ),
+)
+CONTENDERS = {contender.name: contender for contender in (*_baselines(), *PEERS)}
+
+
+def contender_names() -> list[str]:
+    """Every name that :func:`find_contender` knows: baselines, peers, our mechanisms."""
+    return [*CONTENDERS, *(mechanism.name for mechanism in list_attention())]
+
+
+def find_contender(spec: Spec) -> Contender:
+    """The contender of a name, of ``{mechanism: options}``, of a list of these, or of that as YAML.
+
+    Raises:
+        InputError: for a name or an option that there is not.
+    """
+    if isinstance(spec, str) and spec.strip().startswith(("{", "[")):
+        try:
+            spec = yaml.safe_load(spec)
+        except yaml.YAMLError:
+            raise InputError(f"contender {spec!r} is not YAML, as '{{primal: {{rank: 30}}}}' is") from None
+    if isinstance(spec, str):
+        if spec in CONTENDERS:
+            return CONTENDERS[spec]
+        spec = {spec: {}}
+    if not isinstance(spec, Mapping):
+        return _encoder([find_contender(layer) for layer in spec])
+    if len(spec) != 1:
+        raise InputError(f"contender {dict(spec)!r} must be one mechanism with its options")
+    ((name, options),) = spec.items()
+    known = contender_names()
+    if name not in known:
+        raise unknown("contender", name, known)
+    if name in CONTENDERS:
+        raise InputError(f"contender {name!r} takes no options, got {options!r}")
+    return _mechanism(name, {} if options is None else options)
+
+
+def _encoder(layers: Sequence[Contender]) -> Contender:
+    """An encoder of the layers, first to last."""
+    if not layers:
+        raise InputError("contender []: an encoder has one layer or more")
+    names = [layer.name for layer in layers]
+    alike = len(set(names)) == 1
+
+    def maker(of: Callable[[Contender], Make]) -> Make:
+        return lambda setting: Encoder([of(layer)(setting) for layer in layers], setting.embed_dim)
+
+    return Contender(
+        f"{len(names)} x {names[0]}" if alike else " + ".join(names),
+        maker(lambda layer: layer.make),
+        plain=maker(lambda layer: layer.plain or layer.make),
+        layers=tuple(layers),
+    )
+
+
+def _mechanism(name: str, options: Mapping[str, Any]) -> Contender:
+    """A contender of our own; its layer's ``max_len`` is the setting's length where it has one."""
+    if not isinstance(options, Mapping):
+        raise InputError(f"contender {name!r}: options {options!r} must be a mapping, as {{rank: 30}} is")
+    mechanism = get_mechanism(name)
+
+    def maker(**chosen: Any) -> Make:
+        def make(setting: Setting) -> nn.Module:
+            sized = {"max_len": setting.length} if "max_len" in mechanism.options else {}
+            layer = create_attention(
+                name, setting.embed_dim, setting.num_heads, **{**sized, **options, **chosen}
+            )
+            return CausalCall(layer) if setting.is_causal else layer
+
+        return make
+
+    layer_specs({name: options}, 1)
+    _check_options(maker(), options)
+    shown = ", ".join(f"{key} {value}" for key, value in options.items())
+    return Contender(
+        f"{name} ({shown})" if shown else name,
+        maker(),
+        causal=mechanism.causal != "no",
+        plain=maker(impl="plain") if name in ("primal", "multilinear") else None,
+    )
+
+
+def _check_options(make: Callable[..., nn.Module], options: Mapping[str, Any]) -> None:
+    """InputError for what the mechanism does not accept at any size, before anything is measured."""
+    if "factors" not in options:  # they must fit the number of heads, which is not known yet
+        with torch.random.fork_rng(devices=[]):
+            make(Setting(length=16))

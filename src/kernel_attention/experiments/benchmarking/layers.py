@@ -1,0 +1,83 @@
+"""Contenders around our layers, or around several layers, all called as x -> y with a ``penalty()``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from kernel_attention.core.layer import AttentionLayer
+from kernel_attention.models import EncoderLayer
+
+
+class CausalCall(nn.Module):
+    """One of our layers, called with ``is_causal=True``."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, N, d) -> (B, N, d)."""
+        return self.layer(x, is_causal=True)
+
+    def penalty(self) -> Tensor | None:
+        """What the layer adds to the loss."""
+        return penalty(self.layer)
+
+
+class Encoder(nn.Module):
+    """Attention layers in the pre-norm encoder of the Long Range Arena recipes: hidden 2 d, dropout 0.1.
+
+    Embedding and classifier, the same for all contenders, are left out.
+
+    Args:
+        attentions: layers x -> y of width d.
+        embed_dim: d.
+    """
+
+    def __init__(self, attentions: Sequence[nn.Module], embed_dim: int) -> None:
+        super().__init__()
+        ours = [
+            layer if isinstance(layer, AttentionLayer) else _Foreign(layer, embed_dim) for layer in attentions
+        ]
+        self.layers = nn.ModuleList(
+            EncoderLayer(layer, 2 * embed_dim, dropout=0.1, norm_first=True) for layer in ours
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, N, d) -> (B, N, d)."""
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+    def penalty(self) -> Tensor | None:
+        """What the layers add to the loss together."""
+        layers = [layer for layer in self.layers if isinstance(layer, EncoderLayer)]
+        added = [own for layer in layers if (own := penalty(layer.attention)) is not None]
+        return torch.stack(added).sum() if added else None
+
+
+class _Foreign(AttentionLayer):
+    """A layer x -> y of any library as one of ours."""
+
+    def __init__(self, layer: nn.Module, embed_dim: int) -> None:
+        super().__init__(embed_dim, num_heads=1)
+        self.layer = layer
+
+    def attend(
+        self, x: Tensor, context: Tensor | None, key_padding_mask: Tensor | None, is_causal: bool
+    ) -> Tensor:
+        """See :class:`AttentionLayer`."""
+        return self.layer(x)
+
+    def penalty(self) -> Tensor | None:
+        """What the layer adds to the loss."""
+        return penalty(self.layer)
+
+
+def penalty(layer: nn.Module) -> Tensor | None:
+    """The layer's own share of the loss, None where it has none."""
+    own = getattr(layer, "penalty", None)
+    return own() if callable(own) else None

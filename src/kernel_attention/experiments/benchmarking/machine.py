@@ -1,0 +1,120 @@
+"""The machine a figure was measured on, and the ceilings it has."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+from kernel_attention.experiments.benchmarking.operations import primal_bytes, primal_operations
+from kernel_attention.experiments.benchmarking.plans import Setting
+
+_LARGE = 1536  # rows of the square product that shows what the processor can do
+_COPIED = 1 << 28  # bytes, far beyond every cache
+_SLICE = 1024  # tokens the fused layer takes at a time
+
+
+def describe_machine(devices: set[str]) -> dict[str, object]:
+    """Processor, cores, memory, software and date."""
+    described: dict[str, object] = {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    if "cuda" in devices:
+        described |= {"gpu": torch.cuda.get_device_name(), "cuda": str(torch.version.cuda)}
+    return described
+
+
+def load() -> list[float]:
+    """Processes waiting for a core, averaged over 1, 5 and 15 minutes; [] where the system does not say."""
+    return [round(value, 2) for value in os.getloadavg()] if hasattr(os, "getloadavg") else []
+
+
+def _processor() -> str:
+    path = Path("/proc/cpuinfo")
+    names = [line for line in path.read_text().splitlines() if "model name" in line] if path.is_file() else []
+    return names[0].partition(":")[2].strip() if names else platform.processor() or platform.machine()
+
+
+def measure_ceilings(setting: Setting) -> dict[str, float]:
+    """Operations and bytes per second: a large product, the layer's own slice of one, and a copy."""
+    torch.set_num_threads(setting.threads)
+    kind = {"device": setting.device, "dtype": setting.torch_dtype}
+    square = torch.randn(_LARGE, _LARGE, **kind)  # type: ignore[call-overload]
+    d = setting.embed_dim
+    tokens = torch.randn(setting.batch_size, _SLICE, d, **kind)  # type: ignore[call-overload]
+    weight = torch.randn(2 * d, d, **kind)  # type: ignore[call-overload]
+    source = torch.zeros(_COPIED // square.element_size(), **kind)  # type: ignore[call-overload]
+    target = torch.zeros_like(source)
+    return {
+        "large_product": 2 * _LARGE**3 / _fastest(lambda: square @ square, setting),
+        "slice_product": 4 * d**2 * setting.batch_size * _SLICE
+        / _fastest(lambda: torch.nn.functional.linear(tokens, weight), setting),
+        "copy": 2 * _COPIED / _fastest(lambda: target.copy_(source), setting),
+    }  # fmt: skip
+
+
+def primal_roofline(
+    setting: Setting,
+    ceilings: dict[str, float],
+    seconds: dict[str, float],
+    *,
+    objective: bool,
+    kernels: bool = False,
+) -> list[dict[str, object]]:
+    """What the fused primal layer must do per token, how fast the ceilings let it, and how fast it is.
+
+    Args:
+        setting: the sizes.
+        ceilings: of :func:`measure_ceilings`.
+        seconds: measured, by pass.
+        objective: whether the layer has one.
+        kernels: whether it is the Triton form.
+    """
+    rows: list[dict[str, object]] = []
+    for kind, measured in seconds.items():
+        training = kind == "step"
+        operations = setting.tokens * primal_operations(
+            setting.embed_dim, setting.num_heads, objective=objective, training=training, kernels=kernels
+        )
+        moved = setting.tokens * primal_bytes(
+            setting.embed_dim, training=training, itemsize=setting.torch_dtype.itemsize
+        )
+        arithmetic, memory = operations / ceilings["slice_product"], moved / ceilings["copy"]
+        rows.append(
+            {
+                "pass": kind,
+                "operations": operations,
+                "bytes": moved,
+                "seconds_arithmetic": arithmetic,
+                "seconds_memory": memory,
+                "seconds_measured": measured,
+                "share": max(arithmetic, memory) / measured,
+                "copy_share": memory / measured,
+            }
+        )
+    return rows
+
+
+def _fastest(work: Callable[[], object], setting: Setting) -> float:
+    """Seconds of a call, the lower quartile of a dozen: a ceiling is what is possible."""
+    wait = torch.cuda.synchronize if setting.device == "cuda" else (lambda: None)
+    taken = []
+    for _ in range(12):
+        wait()
+        start = time.perf_counter()
+        work()
+        wait()
+        taken.append(time.perf_counter() - start)
+    return statistics.median(sorted(taken)[:6])

@@ -1,0 +1,141 @@
+"""A plan carried out: times, peaks and operations of every contender in every setting."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kernel_attention.experiments.benchmarking import machine, timing
+from kernel_attention.experiments.benchmarking.contenders import Contender, find_contender
+from kernel_attention.experiments.benchmarking.memory import measure_peaks
+from kernel_attention.experiments.benchmarking.operations import count_operations
+from kernel_attention.experiments.benchmarking.plans import Plan, Setting, Spec, check_plan
+from kernel_attention.errors import InputError
+
+FORMAT = 1  # of the record; readers refuse another
+
+
+def run_benchmark(
+    plan: Plan,
+    *,
+    seed: int = 0,
+    warmup: int = 1,
+    told: Callable[[str], None] = lambda line: None,
+    kept: Callable[[dict[str, Any]], object] = lambda record: None,
+) -> dict[str, Any]:
+    """Measure a plan.
+
+    Args:
+        plan: contenders and settings.
+        seed: of the orders in which contenders take turns.
+        warmup: passes before the first that counts.
+        told: called with a line about what is being measured.
+        kept: called with the record so far after every setting; what an interrupted run leaves.
+
+    Returns:
+        A record that JSON can hold: ``machine``, ``plan``, ``absent`` and ``cells``, one a setting with one
+        row a contender. Times in seconds, memory in bytes, operations in counts.
+
+    Raises:
+        InputError: for a contender, a size, a dtype or a device that there is not.
+    """
+    check_plan(plan)
+    if warmup < 0:
+        raise InputError(f"warmup={warmup} must be 0 or more")
+    contenders = {find_contender(spec).name: spec for spec in plan.contenders}
+    record: dict[str, Any] = {
+        "format": FORMAT,
+        "machine": {
+            **machine.describe_machine({setting.device for setting in plan.settings()}),
+            "load_before": machine.load(),
+        },
+        "plan": {
+            "title": plan.title,
+            "shows": plan.shows,
+            "baseline": plan.baseline,
+            "passes": list(plan.passes),
+            "contenders": list(contenders),
+            "seed": seed,
+            "warmup": warmup,
+            "command": ["kernel-attention", *sys.argv[1:]],
+        },
+        "cells": [],
+    }
+    absent: dict[str, str] = {}
+    for setting in plan.settings():
+        record["cells"].append(_cell(plan, contenders, setting, absent, seed, warmup, told))
+        record["absent"] = [{"contender": name, "reason": why} for name, why in absent.items()]
+        record["machine"]["load_after"] = machine.load()
+        kept(record)
+    return record
+
+
+def _cell(
+    plan: Plan,
+    contenders: dict[str, Spec],
+    setting: Setting,
+    absent: dict[str, str],
+    seed: int,
+    warmup: int,
+    told: Callable[[str], None],
+) -> dict[str, Any]:
+    """One setting; contenders that cannot take part are added to ``absent``."""
+    here = ", ".join(f"{name} {value}" for name, value in setting.record().items())
+    present: list[Contender] = []
+    for spec in contenders.values():
+        contender = find_contender(spec)
+        why = contender.absence(setting)
+        if why:
+            absent[contender.name] = why
+        else:
+            present.append(contender)
+    rounds = plan.rounds_of(setting)
+    times, orders, failed = timing.time_rounds(
+        present, setting, plan.passes, rounds,
+        warmup=warmup, seed=seed, told=lambda line: told(f"{here}: {line}"),
+    )  # fmt: skip
+    summaries = timing.summarize(times, plan.baseline)
+    rows = []
+    for contender in present:
+        row: dict[str, Any] = {"contender": contender.name}
+        if contender.name in failed:
+            rows.append({**row, "failed": failed[contender.name]})
+            continue
+        row["time"] = summaries[contender.name]
+        if plan.flops:
+            told(f"{here}: {contender.name}: operations")
+            row["operations"] = count_operations(contender, setting, plan.passes)
+        if plan.memory:
+            told(f"{here}: {contender.name}: memory")
+            row["memory"] = measure_peaks(contenders[contender.name], setting, plan.passes)
+        rows.append(row)
+    cell = {"setting": setting.record(), "rounds": rounds, "orders": orders, "rows": rows}
+    if plan.roofline:
+        told(f"{here}: ceilings")
+        cell |= _roofline(contenders, rows, setting)
+    return cell
+
+
+def _roofline(contenders: dict[str, Spec], rows: list[dict[str, Any]], setting: Setting) -> dict[str, Any]:
+    """The ceilings, and for every fused primal contender what they allow."""
+    ceilings = machine.measure_ceilings(setting)
+    rooflines = []
+    for row in rows:
+        options = contenders[row["contender"]]
+        if not isinstance(options, Mapping) or "primal" not in options or "failed" in row:
+            continue
+        # The ceilings are what the machine can do undisturbed, so are these.
+        seconds = {kind: figures["lower"] for kind, figures in row["time"].items()}
+        chosen = options["primal"] or {}
+        if chosen.get("impl") == "plain" or setting.is_causal:
+            continue
+        counted = machine.primal_roofline(
+            setting,
+            ceilings,
+            seconds,
+            objective=chosen.get("eta", 0.0) > 0,
+            kernels=chosen.get("impl") == "triton",
+        )
+        rooflines += [{"contender": row["contender"], **line} for line in counted]
+    return {"ceilings": ceilings, "roofline": rooflines}

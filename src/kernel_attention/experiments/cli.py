@@ -1,0 +1,294 @@
+"""The command line's commands: call, print. Their arguments are in :mod:`kernel_attention.experiments.arguments`."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shlex
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jsonargparse import Namespace
+from rich.console import Console
+from rich.table import Table
+
+from kernel_attention.experiments.arguments import parse
+from kernel_attention.core.registry import list_attention
+from kernel_attention.errors import InputError, unknown
+
+if TYPE_CHECKING:
+    from kernel_attention.experiments.training.recipe import BaseRecipe
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a command; the exit code: 0 done, 2 bad input, 1 a run that failed."""
+    try:
+        command, options = parse(sys.argv[1:] if argv is None else argv)
+        code = _COMMANDS[command](options)
+        sys.stdout.flush()
+    except (InputError, argparse.ArgumentError) as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # the reader of our output left; what is still buffered must go somewhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return code
+
+
+def _train(options: Namespace) -> int:
+    from kernel_attention.experiments.training.recipe import make_recipe, read_recipe
+
+    values = options.as_dict()
+    recipe_name, output, resume = (values.pop(name, None) for name in ("recipe", "output", "resume"))
+    data_root, progress = values.pop("data_root", None), values.pop("progress", True)
+    if (recipe_name is None) == (resume is None):
+        raise InputError(
+            "train needs a recipe or --resume RUN, one of them (see: kernel-attention train --help)"
+        )
+    if resume is not None:
+        if values or output:
+            given = ", ".join(f"--{name}" for name in [*values, *(["output"] if output else [])])
+            raise InputError(f"--resume continues a run as its config.yaml says, it cannot take {given}")
+        return _run_training(None, Path(resume), None, data_root, progress)
+    name, keys = read_recipe(recipe_name)
+    if "dataset" not in keys | values:
+        raise InputError(f"recipe {recipe_name}: has no key dataset (or give it with --dataset)")
+    recipe = make_recipe(keys | values)
+    folder = Path(output or f"runs/{name}-{recipe.attention_name()}-{time.strftime('%Y%m%d-%H%M%S')}")
+    return _run_training(recipe, folder, name, data_root, progress)
+
+
+def _run_training(
+    recipe: BaseRecipe | None, folder: Path, name: str | None, data_root: str | None, progress: bool
+) -> int:
+    from kernel_attention.experiments.reporting import summary_table
+    from kernel_attention.experiments.training import train
+    from kernel_attention.experiments.training.saved import read_config
+
+    resume = recipe is None
+    recipe = recipe or read_config(folder)
+    try:
+        summary = train(
+            recipe, folder, name=name or folder.name, data_root=data_root, resume=resume, progress=progress
+        )
+    except InputError:
+        raise
+    except (KeyboardInterrupt, Exception) as error:
+        _tell_failure(error, folder, data_root)
+        return 1
+    console = Console()
+    console.print(summary_table(summary))
+    console.print(f"report: {folder / 'report.html'}", soft_wrap=True)
+    return 0
+
+
+def _tell_failure(error: BaseException, folder: Path, data_root: str | None) -> None:
+    """What happened, what is saved, how to go on."""
+    is_expected = isinstance(error, KeyboardInterrupt | FloatingPointError | OSError)
+    failure = " ".join(f"failed: {type(error).__name__}: {error}".split())
+    lines = ["interrupted" if isinstance(error, KeyboardInterrupt) else failure]
+    if not (folder / "config.yaml").is_file():
+        lines.append("nothing is saved: the run had not begun")
+    else:
+        lines.append(f"saved: {folder} (checkpoint of the last completed epoch, metrics)")
+        if not is_expected:
+            with contextlib.suppress(OSError):
+                (folder / "error.txt").write_text("".join(traceback.format_exception(error)))
+                lines.append(f"details: {folder / 'error.txt'}")
+        if isinstance(error, FloatingPointError):
+            lines.append(
+                "a resumed run would fail again: start a new one, with a lower --learning_rate perhaps"
+            )
+        else:
+            root = f" --data_root {shlex.quote(data_root)}" if data_root else ""
+            lines.append(f"resume: kernel-attention train --resume {shlex.quote(str(folder))}{root}")
+    print("\n".join(lines), file=sys.stderr)
+
+
+def _evaluate(options: Namespace) -> int:
+    from kernel_attention.experiments.training.saved import load_run
+
+    _check_output(options.output)
+    keys = {name: options[name] for name in ("stride", "evaluation_tokens", "swap_rate")}
+    run = load_run(options.run).with_keys({name: value for name, value in keys.items() if value is not None})
+    if not run.seeds:
+        raise InputError(f"run {run.folder}: no trained seed in it yet")
+    rows = [
+        {"seed": seed, "protocol": run.recipe.protocol} | figures
+        for seed, figures in run.evaluate(options.file, options.data_root, options.split)
+    ]
+    table = Table(title=f"{run.recipe.dataset}: {options.file or (options.split or 'test') + ' split'}")
+    shown = [key for key in rows[0] if key != "confusion_matrix"]
+    for key in shown:
+        table.add_column(key)
+    for row in rows:
+        table.add_row(*(f"{row[key]:.4f}" if isinstance(row[key], float) else str(row[key]) for key in shown))
+    Console().print(table)
+    if options.output:
+        _write_rows(rows, Path(options.output))
+    return 0
+
+
+def _predict(options: Namespace) -> int:
+    from kernel_attention.experiments.training.files import csv_text
+    from kernel_attention.experiments.training.saved import load_run
+
+    _check_output(options.output)
+    rows = load_run(options.run).predict(options.file, options.seed)
+    if options.output:
+        _write_rows(rows, Path(options.output))
+    else:
+        sys.stdout.write(csv_text(rows))
+    return 0
+
+
+def _generate(options: Namespace) -> int:
+    from kernel_attention.experiments.training.generation import generate_text
+    from kernel_attention.experiments.training.saved import load_run
+
+    if options.prompt is None:
+        raise InputError("generate needs --prompt TEXT (see: kernel-attention generate --help)")
+    choices = ("tokens", "temperature", "top_k", "seed", "model_seed")
+    print(generate_text(load_run(options.run), options.prompt, **{key: options[key] for key in choices}))
+    return 0
+
+
+def _analyze(options: Namespace) -> int:
+    from kernel_attention.experiments.reporting import diagnostics_table
+    from kernel_attention.experiments.training.analyze import analyze_run
+    from kernel_attention.experiments.training.saved import load_run
+
+    run = load_run(options.run)
+    output = None if options.output is None else Path(options.output)
+    experiment = run.experiment(options.data_root)
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    for seed, report in analyze_run(run, experiment, options.layers, options.cases, output).items():
+        console.print(diagnostics_table(report, f"{run.recipe.dataset}, seed {seed}"))
+    console.print(f"report: {run.folder / 'report.html'}" if output is None else f"written: {output}")
+    return 0
+
+
+def _bench(options: Namespace) -> int:
+    from kernel_attention.experiments.benchmarking import plan_from_options, run_benchmark
+    from kernel_attention.experiments.reporting import benchmark_tables, write_benchmark
+
+    values = options.as_dict()
+    plan = plan_from_options(options.suite, options.attention or (), values, options.causal)
+    folder = Path(
+        options.output or f"runs/bench-{options.suite or 'layers'}-{time.strftime('%Y%m%d-%H%M%S')}"
+    )
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    with Console(stderr=True).status("") as status:
+        record = run_benchmark(
+            plan,
+            seed=options.seed,
+            warmup=options.warmup,
+            told=status.update,
+            kept=lambda record: write_benchmark(record, folder),
+        )
+    files = write_benchmark(record, folder)
+    for table in benchmark_tables(record):
+        console.print(table)
+    for entry in record["absent"]:
+        console.print(f"{entry['contender']}: absent ({entry['reason']})")
+    console.print(f"written: {', '.join(map(str, files))}", soft_wrap=True)
+    return 0
+
+
+def _check_output(output: str | None) -> None:
+    if output is not None and Path(output).suffix not in (".csv", ".json"):
+        raise InputError(f"output {output}: the name must end in .csv or .json")
+
+
+def _write_rows(rows: list[dict[str, Any]], path: Path) -> None:
+    from kernel_attention.experiments.training.files import write_csv, write_json
+
+    try:
+        (write_json if path.suffix == ".json" else write_csv)(path, rows)
+    except OSError as error:
+        raise InputError(f"output {path}: cannot be written ({error.strerror or error})") from None
+
+
+def _list(options: Namespace) -> int:
+    what = options.what
+    if what is not None and what not in _TABLES:
+        raise unknown("list", what, _TABLES)
+    # A pipe has no width of its own; 80 columns would fold every word of the widest table.
+    console = Console() if sys.stdout.isatty() else Console(width=160)
+    for name in _TABLES if what is None else (what,):
+        console.print(_TABLES[name](options))
+    return 0
+
+
+def _attention_table(options: Namespace) -> Table:
+    table = Table(title="attention (N tokens, p head width, s rank)")
+    columns = (
+        "name",
+        "paper",
+        "equation",
+        "time",
+        "memory",
+        "causal",
+        "cross",
+        "decoding",
+        "padding",
+        "mixes tokens",
+    )
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for mechanism in list_attention():
+        table.add_row(
+            mechanism.name,
+            mechanism.paper,
+            mechanism.equation,
+            mechanism.time,
+            mechanism.memory,
+            mechanism.causal,
+            "yes" if mechanism.cross else "no",
+            mechanism.decoding,
+            mechanism.padding,
+            mechanism.mixes_tokens,
+        )
+    return table
+
+
+def _recipe_table(options: Namespace) -> Table:
+    from kernel_attention.experiments.training.recipe import list_recipes, make_recipe, read_recipe
+
+    table = Table(title="recipes")
+    for column in ("name", "task", "data set", "attention", "length"):
+        table.add_column(column, overflow="fold")
+    for name in list_recipes():
+        recipe = make_recipe(read_recipe(name)[1])
+        table.add_row(name, recipe.task_name, recipe.dataset, recipe.attention_name(), recipe.duration)
+    return table
+
+
+def _dataset_table(options: Namespace) -> Table:
+    from kernel_attention.experiments.data import list_time_series
+
+    table = Table(title="data sets at hand (others of the archive are downloaded by name)")
+    for column in ("name", "source", "path"):
+        table.add_column(column, overflow="fold")
+    for info in list_time_series(options.data_root):
+        table.add_row(info.name, info.source, str(info.path or ""))
+    return table
+
+
+_TABLES = {"attention": _attention_table, "recipes": _recipe_table, "datasets": _dataset_table}
+_COMMANDS = {
+    "train": _train,
+    "evaluate": _evaluate,
+    "predict": _predict,
+    "generate": _generate,
+    "analyze": _analyze,
+    "bench": _bench,
+    "list": _list,
+}

@@ -1,0 +1,123 @@
+"""Batches of padded sequences, in an order that depends on (seed, epoch) and on nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler, SequentialSampler
+
+from kernel_attention.experiments.data.time_series import SequenceSplit
+from kernel_attention.errors import InputError
+
+
+class Batch(NamedTuple):
+    """Padded sequences. A named tuple, so Lightning moves it between devices.
+
+    x: (B, N, c) float32, zero to the right of each sequence.
+    key_padding_mask: (B, N) bool, True = real step.
+    target: (B,) int64 or float32; None for unlabelled sequences.
+    """
+
+    x: Tensor
+    key_padding_mask: Tensor
+    target: Tensor | None = None
+
+
+class EpochSampler(Sampler[int]):
+    """A permutation of `length` cases drawn from a generator of its own, seeded by (seed, epoch).
+
+    A run resumed at epoch e sees the order that an uninterrupted run sees there, and no global generator is
+    read or moved. Lightning calls `set_epoch` at the start of every epoch; a plain loop must do so itself.
+    """
+
+    def __init__(self, length: int, seed: int = 0) -> None:
+        if length < 1:
+            raise InputError(f"length {length!r} of a sampler must be at least 1")
+        if not isinstance(seed, (int, np.integer)) or seed < 0:
+            raise InputError(f"seed {seed!r} must be an integer of at least 0")
+        self.length = length
+        self.seed = int(seed)
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the permutation of this epoch for the next pass."""
+        self.epoch = int(epoch)
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[int]:
+        # A hash of the pair, because seed + epoch would give run 1 in epoch 0 the order of run 0 in epoch 1.
+        state = np.random.SeedSequence([self.seed, self.epoch]).generate_state(1, np.uint64)[0]
+        generator = torch.Generator().manual_seed(int(state) & (2**63 - 1))
+        yield from torch.randperm(self.length, generator=generator).tolist()
+
+
+class _Cases(Dataset[tuple[Tensor, Tensor | None]]):
+    def __init__(self, sequences: Sequence[np.ndarray], targets: np.ndarray | None) -> None:
+        # Read-only memory (joblib maps large arrays so) cannot be a tensor's; only that is copied.
+        self.sequences = [
+            torch.from_numpy(np.require(sequence, np.float32, ["C", "W"])) for sequence in sequences
+        ]
+        self.targets = (
+            None if targets is None else torch.from_numpy(np.require(targets, requirements=["C", "W"]))
+        )
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor | None]:
+        return self.sequences[index], None if self.targets is None else self.targets[index]
+
+
+def collate(cases: Sequence[tuple[Tensor, Tensor | None]]) -> Batch:
+    """Pad cases (n_i, c) on the right with zeros to the longest of them."""
+    lengths = torch.tensor([len(sequence) for sequence, _ in cases])
+    x = torch.nn.utils.rnn.pad_sequence([sequence for sequence, _ in cases], batch_first=True)
+    mask = torch.arange(x.shape[1])[None, :] < lengths[:, None]
+    targets = [target for _, target in cases if target is not None]
+    return Batch(x, mask, torch.stack(targets) if targets else None)
+
+
+def make_loader(
+    split: SequenceSplit | Sequence[np.ndarray],
+    batch_size: int,
+    *,
+    shuffle: bool = False,
+    seed: int = 0,
+    num_workers: int = 0,
+    drop_last: bool = False,
+) -> DataLoader:
+    """A DataLoader of `Batch`, each padded to its own longest sequence.
+
+    split: labelled cases, or a plain list of sequences (n_i, c), whose batches have target None.
+    shuffle: draw the order from an `EpochSampler(len(split), seed)`, reachable as `loader.sampler`.
+
+    Raises InputError for an empty split, a batch_size below 1, or drop_last that would drop every case.
+    """
+    if not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
+        raise InputError(f"batch_size {batch_size!r} must be an integer of at least 1")
+    if num_workers < 0:
+        raise InputError(f"num_workers {num_workers!r} must be at least 0")
+    if not len(split):
+        raise InputError("split is empty: there are no sequences to make batches of")
+    if drop_last and len(split) < batch_size:
+        raise InputError(f"drop_last with batch_size {batch_size} leaves no batch of {len(split)} cases")
+    if isinstance(split, SequenceSplit):
+        cases = _Cases(split.sequences, split.targets)
+    else:
+        cases = _Cases(split, None)
+    return DataLoader(
+        cases,
+        batch_size=int(batch_size),
+        sampler=EpochSampler(len(cases), seed) if shuffle else SequentialSampler(cases),
+        num_workers=num_workers,
+        drop_last=drop_last,
+        collate_fn=collate,
+        # Without one of its own, every pass would draw a worker seed from the global generator.
+        generator=torch.Generator().manual_seed(int(seed)),
+    )

@@ -1,0 +1,22 @@
+"""Reports and tables of finished (and interrupted) runs, and of benchmarks."""
+
+from typing import Any
+
+from kernel_attention.experiments.reporting.benchmark_tables import benchmark_tables
+from kernel_attention.experiments.reporting.benchmarks import write_benchmark
+from kernel_attention.experiments.reporting.report import write_report
+from kernel_attention.experiments.reporting.tables import diagnostics_table, headline, summary_table
+
+__all__ = [
+    "benchmark_tables", "diagnostics_table", "headline", "plot_diagnostics", "summary_table",
+    "write_benchmark", "write_report",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """matplotlib takes half a second, which commands that draw nothing should not wait for."""
+    if name == "plot_diagnostics":
+        from kernel_attention.experiments.reporting.diagnostic_plots import plot_diagnostics
+
+        return plot_diagnostics
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

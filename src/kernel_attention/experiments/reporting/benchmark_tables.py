@@ -1,0 +1,159 @@
+"""The records of :mod:`kernel_attention.experiments.benchmarking` as tables: for the terminal, and in Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_SIZES = {
+    "length": "N", "embed_dim": "d", "num_heads": "heads", "batch_size": "batch", "dtype": "dtype",
+    "threads": "threads", "device": "device", "is_causal": "causal",
+}  # fmt: skip
+_PASSES = {"forward": "forward (inference)", "step": "training step"}
+
+
+def benchmark_tables(record: Mapping[str, Any]) -> list[Table]:
+    """A table for the times, and one for the roofline where there is one."""
+    from rich.table import Table
+    from rich.text import Text
+
+    tables = []
+    for title, head, rows in _all(record):
+        table = Table(title=Text(title))
+        for index, name in enumerate(head):
+            table.add_column(name, justify="left" if index == 0 else "right", no_wrap=index == 0)
+        for row in rows:
+            table.add_row(*map(Text, row))
+        tables.append(table)
+    return tables
+
+
+def benchmark_markdown(record: Mapping[str, Any]) -> str:
+    """The same tables as Markdown, with the machine below: what a page of results takes."""
+    parts = []
+    for title, head, rows in _all(record):
+        lines = [f"**{title}**", ""]
+        lines += [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
+        parts.append("\n".join(lines))
+    parts += [f"{entry['contender']}: absent ({entry['reason']})" for entry in record["absent"]]
+    parts.append(machine_line(record["machine"]))
+    return "\n\n".join(parts) + "\n"
+
+
+def machine_line(machine: Mapping[str, Any]) -> str:
+    """The machine in one line, with how busy it was."""
+    loads = [" ".join(map(str, machine[key])) for key in ("load_before", "load_after")]
+    gpu = f", {machine['gpu']}" if "gpu" in machine else ""
+    return (
+        f"{machine['processor']}, {machine['cores']} cores{gpu}; torch {machine['torch']}, "
+        f"{machine['date']}; load before {loads[0] or 'unknown'}, after {loads[1] or 'unknown'}"
+    )
+
+
+def _all(record: Mapping[str, Any]) -> Iterator[tuple[str, list[str], list[list[str]]]]:
+    plan, cells = record["plan"], record["cells"]
+    common, varying = _sizes(cells)
+    title = " · ".join(part for part in (plan["title"], common) if part)
+    for kind in plan["passes"]:
+        yield f"{title} · {_PASSES[kind]}", *_times(plan, cells, varying, kind)
+    if any("roofline" in cell for cell in cells):
+        yield "Roofline of the fused primal layer", *_roofline(cells, varying)
+        yield "Ceilings", *_ceilings(cells, varying)
+
+
+def _sizes(cells: Sequence[Mapping[str, Any]]) -> tuple[str, list[str]]:
+    """What all cells share, as a text, and the names of what they do not."""
+    values = {name: {cell["setting"][name] for cell in cells} for name in _SIZES}
+    varying = [name for name in _SIZES if len(values[name]) > 1 or name == "length"]
+    shared = [
+        f"{_SIZES[name]} {next(iter(values[name]))}"
+        for name in _SIZES
+        if name not in varying
+        if name != "is_causal"
+    ]
+    causal = ["causal"] if values["is_causal"] == {True} else []
+    return ", ".join([*shared, *causal]), varying
+
+
+def _times(
+    plan: Mapping[str, Any], cells: Sequence[Mapping[str, Any]], varying: list[str], kind: str
+) -> tuple[list[str], list[list[str]]]:
+    rows_of_all = [row for cell in cells for row in cell["rows"]]
+    has = {key: any(key in row for row in rows_of_all) for key in ("memory", "operations")}
+    over = plan["baseline"] if any(_has_baseline(cell, plan["baseline"]) for cell in cells) else ""
+    head = ["contender", *(_SIZES[name] for name in varying), "ms", "quartiles", "µs a token"]
+    head += [f"time / {over}", f"{over} / time"] if over else []
+    head += ["peak, MB"] if has["memory"] else []
+    head += ["GFLOP"] if has["operations"] else []
+    rows = []
+    for cell in cells:
+        for row in cell["rows"]:
+            texts = [row["contender"], *(str(cell["setting"][name]) for name in varying)]
+            if "failed" in row:
+                rows.append([*texts, f"failed: {row['failed']}", *[""] * (len(head) - len(texts) - 1)])
+                continue
+            tokens = cell["setting"]["length"] * cell["setting"]["batch_size"]
+            texts += _time_cells(row["time"][kind], tokens, bool(over))
+            texts += [_scaled(row.get("memory", {}).get(kind), 1e6)] if has["memory"] else []
+            texts += [_scaled(row.get("operations", {}).get(kind), 1e9)] if has["operations"] else []
+            rows.append(texts)
+    return head, rows
+
+
+def _has_baseline(cell: Mapping[str, Any], baseline: str) -> bool:
+    return any(row["contender"] == baseline and "time" in row for row in cell["rows"])
+
+
+def _time_cells(figures: Mapping[str, float], tokens: int, with_ratio: bool) -> list[str]:
+    quartiles = f"{_number(1e3 * figures['lower'])}–{_number(1e3 * figures['upper'])}"
+    texts = [_number(1e3 * figures["median"]), quartiles, _number(1e6 * figures["median"] / tokens)]
+    if with_ratio:
+        ratio = figures.get("ratio_median")
+        texts += ["–", "–"] if ratio is None else [_number(ratio), _number(1 / ratio)]
+    return texts
+
+
+def _roofline(cells: Sequence[Mapping[str, Any]], varying: list[str]) -> tuple[list[str], list[list[str]]]:
+    head = [
+        "contender", *(_SIZES[name] for name in varying), "pass", "GFLOP", "MB", "arithmetic allows, ms",
+        "copying allows, ms", "measured, ms", "share reached", "share of copying",
+    ]  # fmt: skip
+    rows = []
+    for cell in cells:
+        for line in cell.get("roofline", ()):
+            scaled = [line["operations"] / 1e9, line["bytes"] / 1e6]
+            scaled += [1e3 * line[f"seconds_{key}"] for key in ("arithmetic", "memory", "measured")]
+            sizes = [str(cell["setting"][name]) for name in varying]
+            shares = [f"{100 * line[key]:.0f} %" for key in ("share", "copy_share")]
+            rows.append([line["contender"], *sizes, line["pass"], *map(_number, scaled), *shares])
+    return head, rows
+
+
+def _ceilings(cells: Sequence[Mapping[str, Any]], varying: list[str]) -> tuple[list[str], list[list[str]]]:
+    head = ["ceiling", *(_SIZES[name] for name in varying), "per second"]
+    names = {
+        "large_product": ("product of large squares", "GFLOP"),
+        "slice_product": ("product of the layer's slices", "GFLOP"),
+        "copy": ("copy, bytes read and written", "GB"),
+    }
+    rows = [
+        [text, *(str(cell["setting"][name]) for name in varying), f"{cell['ceilings'][key] / 1e9:.1f} {unit}"]
+        for cell in cells
+        for key, (text, unit) in names.items()
+    ]
+    return head, rows
+
+
+def _scaled(value: Any, unit: float) -> str:
+    return "–" if value is None else _number(value / unit)
+
+
+def _number(value: float) -> str:
+    """Three significant digits, no exponent."""
+    if value == 0:
+        return "0"
+    digits = 2 - len(str(int(abs(value)))) + 1 if abs(value) >= 1 else 3
+    return f"{value:.{max(digits, 0)}f}"

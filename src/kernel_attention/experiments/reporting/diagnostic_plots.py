@@ -1,0 +1,182 @@
+"""Pictures of diagnosed attention layers: pure functions from data to a matplotlib ``Figure``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from kernel_attention.analysis import DiagnosticsReport
+from kernel_attention.errors import InputError, unknown
+from kernel_attention.experiments.reporting.figures import (
+    MUTED,
+    PALETTE,
+    legend_below,
+    markers,
+    ordered_colors,
+    report_style,
+)
+
+REACHED = 0.999  # the explained variance beyond which its curve is of no interest
+HEAD_LIMIT, MAP_LIMIT = 8, 6  # heads and layers that a picture of attention maps shows
+LABELS = {
+    "effective_rank": "effective rank",
+    "head_distance": "distance between heads",
+    "projection_error": "J_proj",
+    "gamma_relative_spread": "gamma: spread over eigenvalue",
+    "objective": "objective J",
+}
+
+
+def plot_diagnostics(report: DiagnosticsReport, path: str | Path, what: str = "measures") -> Path:
+    """Draw a report to a file; the format is that of its name (.png, .svg, .pdf).
+
+    Args:
+        report: from :func:`kernel_attention.analysis.diagnose`.
+        path: where to; replaced where it exists.
+        what: "measures" (explained variance, and every number by layer and head) or "maps" (the attention of
+            the first sequence, up to 6 layers and 8 heads).
+
+    Raises:
+        InputError: for another ``what``, nothing to draw, or a path that cannot be written.
+    """
+    if what not in ("measures", "maps"):
+        raise unknown("what", what, ("measures", "maps"))
+    if what == "measures":
+        figure = measures_figure(report.records())
+    else:
+        figure = maps_figure(select_maps(report.arrays()))
+    if figure is None:
+        raise InputError(f"what={what!r}: the report holds nothing to draw of it")
+    try:
+        with report_style():
+            figure.savefig(path, dpi=160)
+    except (OSError, ValueError) as error:
+        raise InputError(f"path {str(path)!r} cannot be written: {error}") from None
+    return Path(path)
+
+
+@report_style()
+def measures_figure(records: Sequence[Mapping[str, Any]]) -> Figure | None:
+    """Mean cumulative explained variance by layer, and a panel of dots (one a head) for every other number.
+
+    Args:
+        records: of the layers, first to last, see
+            :meth:`kernel_attention.analysis.LayerDiagnostics.record`.
+
+    Returns:
+        The figure; None where no layer has anything to show.
+    """
+    curves = _curves(records)
+    quantities = [key for key in LABELS if any(record["by_head"].get(key) for record in records)]
+    count = len(curves) + len(quantities)
+    if not count:
+        return None
+    columns = min(count, 3)
+    rows = -(-count // columns)
+    figure = Figure(figsize=(3.5 * columns + (3.3 if columns == 1 else 0.0), 3.0 * rows + 0.4))
+    axes = figure.subplots(rows, columns, squeeze=False).ravel().tolist()
+    for unused in axes[count:]:
+        unused.remove()
+    for axis, (title, by_layer) in zip(axes, curves.items(), strict=False):
+        _curve_panel(axis, title, by_layer, len(records))
+    for axis, key in zip(axes[len(curves) :], quantities, strict=False):
+        _dot_panel(axis, LABELS[key], [record["by_head"].get(key) or [] for record in records])
+    if curves:
+        for place in sorted({place for by_layer in curves.values() for place in by_layer}):
+            axes[0].plot([], [], color=ordered_colors(len(records))[place], label=_label(place, len(records)))
+        legend_below(figure, axes[0])
+    return figure
+
+
+@report_style()
+def maps_figure(maps: Mapping[str, np.ndarray]) -> Figure | None:
+    """Attention or scores of one sequence, a row a layer and a column a head, each map on its own scale.
+
+    Args:
+        maps: what to call the row -> (h, n, m). Beyond ``MAP_LIMIT`` rows evenly spaced ones are shown.
+    """
+    names = list(maps)
+    if not names:
+        return None
+    if len(names) > MAP_LIMIT:
+        names = [names[round(place)] for place in np.linspace(0, len(names) - 1, MAP_LIMIT)]
+    columns = min(max(len(maps[name]) for name in names), HEAD_LIMIT)
+    figure = Figure(figsize=(1.35 * columns + 0.7, 1.5 * len(names) + 0.2))
+    axes = figure.subplots(len(names), columns, squeeze=False)
+    for row, name in zip(axes, names, strict=True):
+        for head, axis in enumerate(row):
+            axis.grid(False)
+            axis.set(xticks=[], yticks=[])
+            if head >= len(maps[name]):
+                axis.remove()
+                continue
+            colors = matplotlib.colormaps["viridis"]
+            axis.imshow(maps[name][head], cmap=colors, interpolation="nearest", aspect="auto")
+            axis.set_title(f"head {head}", fontsize=8, fontweight="normal")
+        row[0].set_ylabel(_short(name), fontsize=8, parse_math=False)
+    return figure
+
+
+def select_maps(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Of a report's arrays the attention maps and the scores, (h, n, m) each, with a name for their row."""
+    found = {}
+    for key, value in arrays.items():
+        layer, _, quantity = key.rpartition("/")
+        if value.ndim == 3 and np.isfinite(value).all():
+            if quantity == "attention_map":
+                found[layer] = value
+            elif quantity.startswith("scores_"):
+                found[f"{layer}, {quantity.replace('_', ' ')}"] = value
+    return found
+
+
+def _curves(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[int, np.ndarray]]:
+    """Title of a panel -> place of the layer -> its curve."""
+    curves: dict[str, dict[int, np.ndarray]] = {}
+    for place, record in enumerate(records):
+        if record.get("explained_variance"):
+            curves.setdefault("attention matrix", {})[place] = np.array(record["explained_variance"])
+        for mode, curve in enumerate(record.get("mode_explained_variance") or []):
+            curves.setdefault(f"kernel tensor, mode {mode + 1}", {})[place] = np.array(curve)
+    return curves
+
+
+def _curve_panel(axis: Axes, title: str, by_layer: Mapping[int, np.ndarray], layers: int) -> None:
+    colors = ordered_colors(layers)
+    reached = max(5, *(int(np.searchsorted(curve, REACHED)) + 1 for curve in by_layer.values()))
+    for place, curve in by_layer.items():
+        shown = curve[:reached]
+        axis.plot(np.arange(1, len(shown) + 1), shown, color=colors[place], **markers(shown))
+    axis.axhline(0.9, color=MUTED, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
+    axis.set(title=title, xlabel="singular values", ylabel="explained variance", ylim=(0, 1.03))
+    axis.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axis.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, steps=[1, 2, 5, 10]))
+
+
+def _label(place: int, layers: int) -> str | None:
+    """In the legend; of many layers the first and the last."""
+    return f"layer {place}" if layers <= 12 or place in (0, layers - 1) else None
+
+
+def _dot_panel(axis: Axes, label: str, by_layer: Sequence[Sequence[float | None]]) -> None:
+    for place, values in enumerate(by_layer):
+        known = [value for value in values if value is not None]
+        axis.plot([place] * len(known), known, "o", color=PALETTE[0], markersize=3.5, alpha=0.55)
+        if known:
+            axis.plot([place - 0.25, place + 0.25], [float(np.median(known))] * 2, color=PALETTE[1])
+    known = [value for values in by_layer for value in values if value is not None]
+    if known and max(map(abs, known)) > 1e3 * max(float(np.median(np.abs(known))), 1e-12):
+        axis.set_yscale("symlog", linthresh=max(float(np.median(np.abs(known))), 1e-12))
+    axis.set(title=label, xlabel="layer", xlim=(-0.6, len(by_layer) - 0.4))
+    axis.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
+
+
+def _short(name: str, limit: int = 20) -> str:
+    return name if len(name) <= limit else "…" + name[-limit + 1 :]

@@ -1,0 +1,70 @@
+"""``write_report``: a run folder in, one self-contained page out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kernel_attention.atomic import write_text_atomically
+from kernel_attention.errors import InputError
+from kernel_attention.experiments.reporting import html
+from kernel_attention.experiments.reporting.formats import attention_title, format_value
+from kernel_attention.experiments.reporting.records import RunRecord, read_run
+
+REPORT_NAME = "report.html"
+
+
+def write_report(run_dir: Path) -> Path:
+    """Writes ``report.html`` into a run folder and returns its path.
+
+    The page needs no other file and no network. It is written to a temporary file and moved into place, so an
+    older report survives a failure. Missing pieces (an interrupted run, a mechanism without objective or
+    spectra) are said on the page; unreadable files are named there.
+
+    Raises:
+        InputError: ``run_dir`` is not a run folder, or cannot be written to.
+    """
+    run = read_run(Path(run_dir))
+    text = render(run)
+    target = run.path / REPORT_NAME
+    try:
+        write_text_atomically(target, text)
+    except OSError as error:
+        raise InputError(f"report {str(target)!r} cannot be written: {error.strerror or error}") from error
+    return target
+
+
+def render(run: RunRecord) -> str:
+    """The page of a run as text."""
+    # Imported here: matplotlib takes half a second, which commands that draw nothing should not wait for.
+    from kernel_attention.experiments.reporting.curve_sections import curves_section, objective_section
+    from kernel_attention.experiments.reporting.diagnostic_sections import diagnostics_section
+    from kernel_attention.experiments.reporting.model_sections import confusion_section, spectrum_section
+    from kernel_attention.experiments.reporting.text_sections import (
+        configuration_section,
+        data_section,
+        opening,
+        reproduce_section,
+        seeds_section,
+    )
+
+    recipe = run.fact("recipe")
+    origin = f"Recipe {format_value(recipe)}" if recipe else f"Run folder {run.path.resolve().name}"
+    dataset = str(run.data.get("dataset") or run.fact("dataset") or "unknown data set")
+    sections = [
+        seeds_section(run),
+        curves_section(run),
+        objective_section(run),
+        confusion_section(run),
+        spectrum_section(run),
+        diagnostics_section(run),
+        data_section(run),
+        configuration_section(run),
+        reproduce_section(run),
+    ]
+    return html.page(
+        title=f"{attention_title(run.fact('attention'))} attention on {dataset}",
+        lead=f"{origin} · {run.task}",
+        opening=opening(run),
+        sections=[section for section in sections if section is not None],
+        footer="Written by kernel-attention from the files of the run folder; needs no network.",
+    )

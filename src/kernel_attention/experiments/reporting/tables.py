@@ -1,0 +1,108 @@
+"""Tables for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from kernel_attention.experiments.reporting.formats import (
+    MISSING,
+    attention_title,
+    format_metric,
+    format_number,
+    format_seeds,
+    format_spread,
+    metric_name,
+)
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from kernel_attention.analysis import DiagnosticsReport
+
+
+def headline(summary: Mapping[str, Any]) -> str:
+    """The test figure in one line, never without its protocol.
+
+    ``test accuracy 97.84 ± 0.31 % (protocol holdout, seeds 0, 1, 2)``
+    """
+    metric = str(summary.get("metric", "accuracy"))
+    figure = format_spread(metric, summary.get("mean"), summary.get("std"))
+    protocol = summary.get("protocol", "unknown")
+    return (
+        f"test {metric_name(metric)} {figure} (protocol {protocol}, {format_seeds(summary.get('seeds', []))})"
+    )
+
+
+def summary_table(summary: Mapping[str, Any]) -> Table:
+    """The content of ``summary.json`` as a table: one row a seed, then mean and deviation.
+
+    The protocol stands in the head of the column of figures and its meaning below the table. Nothing of the
+    summary is read as rich markup.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    metric = str(summary.get("metric", "accuracy"))
+    seeds, values = summary.get("seeds", []), summary.get("values", [])
+    names = (summary.get("recipe"), summary.get("dataset"), attention_title(summary.get("attention")))
+    table = Table(
+        title=Text(" · ".join(str(name) for name in names if name), style="bold"),
+        caption=Text(str(summary.get("protocol_text") or ""), style="dim"),
+        caption_justify="left",
+        show_footer=len(seeds) > 1,
+    )
+    protocol = summary.get("protocol", "unknown")
+    table.add_column("seed", footer=Text("mean ± deviation", style="bold"))
+    table.add_column(
+        Text(f"test {metric_name(metric)} (protocol {protocol})"),
+        footer=Text(format_spread(metric, summary.get("mean"), summary.get("std")), style="bold"),
+        justify="right",
+    )
+    for seed, value in zip(seeds, values, strict=False):
+        table.add_row(Text(str(seed)), Text(format_metric(metric, value)))
+    return table
+
+
+# Of a layer's summary, what a table shows and the report under what heading.
+DIAGNOSTIC_HEADINGS = {
+    "values_for_90_percent": "values for 90 %",
+    "effective_rank": "effective rank",
+    "head_distance": "head distance",
+    "output_distance": "distance of head outputs",
+    "projection_error_median": "J_proj (median)",
+    "gamma_spread": "gamma spread",
+    "gamma_eigenvalue": "gamma eigenvalue",
+    "gamma_cosine": "gamma cosine",
+    "objective": "J",
+}
+
+
+def diagnostics_table(report: DiagnosticsReport, title: str) -> Table:
+    """The means of a diagnosis as a table, one row a layer; nothing in it is read as rich markup."""
+    from rich.table import Table
+    from rich.text import Text
+
+    head, rows = diagnostics_rows(report.records())
+    table = Table(title=Text(title))
+    for name in head:
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def diagnostics_rows(records: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """Head and rows of the table of :meth:`kernel_attention.analysis.LayerDiagnostics.record`'s figures."""
+    columns = [key for key in DIAGNOSTIC_HEADINGS if any(key in record["summary"] for record in records)]
+    rows = [
+        [
+            f"{record['name']}: {record['mechanism']}",
+            *(
+                format_number(value) if (value := record["summary"].get(key)) is not None else MISSING
+                for key in columns
+            ),
+        ]
+        for record in records
+    ]
+    return ["layer", *(DIAGNOSTIC_HEADINGS[key] for key in columns)], rows

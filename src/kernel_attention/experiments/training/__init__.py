@@ -1,0 +1,62 @@
+"""Recipes, the run, and what it leaves behind. Needs the extras ``train`` and ``timeseries``."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from kernel_attention.experiments.training.fit import Interrupted, fit
+from kernel_attention.experiments.training.recipe import (
+    PROTOCOLS,
+    BaseRecipe,
+    Recipe,
+    StepRecipe,
+    list_recipes,
+    make_recipe,
+    read_recipe,
+)
+
+if TYPE_CHECKING:
+    from kernel_attention.experiments.training.evaluation import evaluate_split, predict_outputs
+    from kernel_attention.experiments.training.experiment import Experiment, Metric
+    from kernel_attention.experiments.training.module import RecipeTask, SequenceTask
+    from kernel_attention.experiments.training.recorder import RunRecorder
+    from kernel_attention.experiments.training.run import train
+
+__all__ = [
+    "PROTOCOLS",
+    "BaseRecipe",
+    "Experiment",
+    "Interrupted",
+    "Metric",
+    "Recipe",
+    "RecipeTask",
+    "RunRecorder",
+    "SequenceTask",
+    "StepRecipe",
+    "evaluate_split",
+    "fit",
+    "list_recipes",
+    "make_recipe",
+    "predict_outputs",
+    "read_recipe",
+    "train",
+]
+
+# Lightning and scikit-learn take seconds to import; a command that only reads recipes should not wait.
+_HOMES = {
+    "Experiment": "experiment",
+    "Metric": "experiment",
+    "RecipeTask": "module",
+    "RunRecorder": "recorder",
+    "SequenceTask": "module",
+    "evaluate_split": "evaluation",
+    "predict_outputs": "evaluation",
+    "train": "run",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"kernel_attention.experiments.training.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,74 @@
+"""Diagnostics of a finished run: numbers beside its weights, figures in its report."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from kernel_attention.analysis import DiagnosticsReport, diagnose
+from kernel_attention.atomic import write_atomically
+from kernel_attention.errors import InputError
+from kernel_attention.experiments.reporting import plot_diagnostics, write_report
+from kernel_attention.experiments.training.experiment import Experiment
+from kernel_attention.experiments.training.files import write_json
+from kernel_attention.experiments.training.saved import SavedRun
+
+
+def analyze_run(
+    run: SavedRun, experiment: Experiment, layers: str = "all", cases: int = 16, output: Path | None = None
+) -> dict[int, DiagnosticsReport]:
+    """Diagnose every trained seed on evenly spaced sequences of a split.
+
+    Writes ``seed-K/diagnostics.npz`` (all arrays) and ``seed-K/diagnostics.json`` (what the report shows)
+    into the run and renews its report; with ``output`` into that folder, with pictures, and the run stays as
+    it is.
+
+    Args:
+        run: a run folder with at least one trained seed.
+        experiment: the run's, whose test split is looked at.
+        layers: choices of :func:`kernel_attention.analysis.capture`, separated by commas.
+        cases: how many sequences.
+        output: a folder, made where it does not exist.
+
+    Returns:
+        The report of every seed.
+
+    Raises:
+        InputError: for a run without seeds, a layer that does not exist, cases below 1 or a folder that
+            cannot be written.
+    """
+    if not run.seeds:
+        raise InputError(f"run {run.folder}: no trained seed in it yet")
+    if cases < 1:
+        raise InputError(f"cases={cases} must be at least 1")
+    chosen = read_layers(layers)
+    batches = experiment.batches(cases)
+    reports = {seed: diagnose(run.model(seed), batches, chosen, cases=cases) for seed in run.seeds}
+    note = f"{sum(len(batch[0]) for batch in batches)} evenly spaced test sequences"
+    try:
+        for seed, report in reports.items():
+            folder = (output or run.folder) / f"seed-{seed}"
+            folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(folder / "diagnostics.npz", report.write)
+            write_json(folder / "diagnostics.json", {"note": note, "layers": report.records()})
+            if output is not None:
+                _draw(report, folder)
+    except OSError as error:
+        raise InputError(
+            f"output {output or run.folder}: cannot be written ({error.strerror or error})"
+        ) from None
+    if output is None:
+        write_report(run.folder)
+    return reports
+
+
+def read_layers(text: str) -> list[int | str]:
+    """``0,-1,first-2`` as what :func:`kernel_attention.analysis.capture` accepts."""
+    words = [word.strip() for word in text.split(",")]
+    return [int(word) if re.fullmatch(r"-?\d+", word) else word for word in words if word]
+
+
+def _draw(report: DiagnosticsReport, folder: Path) -> None:
+    plot_diagnostics(report, folder / "diagnostics.svg")
+    if any("attention_map" in layer.values for layer in report.layers):
+        plot_diagnostics(report, folder / "attention.png", "maps")

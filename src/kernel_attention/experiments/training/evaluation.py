@@ -1,0 +1,136 @@
+"""What a trained model says about sequences, and how good that is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.metrics import confusion_matrix, r2_score
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from kernel_attention.analysis import diagnose
+from kernel_attention.experiments.data import SequenceSplit, make_loader, read_sequences
+from kernel_attention.errors import InputError
+from kernel_attention.models import SequenceClassifier
+from kernel_attention.experiments.training.recipe import BaseRecipe
+
+_SPECTRUM_SEQUENCES = 16  # each costs an N x N decomposition per head and layer
+_SPECTRUM_LENGTH = 1024
+
+
+@torch.inference_mode()
+def collect_outputs(model: nn.Module, batches: Iterable[Any], precision: str = "32-true") -> Tensor:
+    """Outputs of every case in the order of the batches, float32 on the CPU, in training's precision."""
+    model.eval()
+    device = next(model.parameters()).device
+    dtype = torch.bfloat16 if precision.startswith("bf16") else torch.float16
+    with torch.autocast(device.type, dtype=dtype, enabled=precision.endswith("-mixed")):
+        outputs = [
+            model(batch.x.to(device), batch.key_padding_mask.to(device)).float().cpu() for batch in batches
+        ]
+    return torch.cat(outputs)
+
+
+def predict_outputs(
+    model: SequenceClassifier,
+    sequences: SequenceSplit | Sequence[np.ndarray],
+    batch_size: int = 64,
+    precision: str = "32-true",
+) -> Tensor:
+    """Logits or values of every sequence, (cases, outputs); see :func:`collect_outputs`."""
+    return collect_outputs(model, make_loader(sequences, batch_size), precision)
+
+
+def classification_figures(logits: Tensor, targets: np.ndarray) -> dict[str, Any]:
+    """Accuracy, loss and the confusion matrix (rows: true classes)."""
+    target, predicted = torch.as_tensor(targets), logits.argmax(dim=-1)
+    return {
+        "accuracy": (predicted == target).double().mean().item(),
+        "loss": F.cross_entropy(logits, target).item(),
+        "confusion_matrix": confusion_matrix(target, predicted, labels=range(logits.size(-1))).tolist(),
+        "cases": len(target),
+    }
+
+
+def evaluate_split(
+    model: SequenceClassifier, split: SequenceSplit, recipe: BaseRecipe, is_regression: bool
+) -> dict[str, Any]:
+    """Loss and metric of a split; the confusion matrix (rows: true classes) in classification."""
+    outputs = predict_outputs(model, split, recipe.batch_size, recipe.precision)
+    if is_regression:
+        error = F.mse_loss(outputs.squeeze(-1), torch.as_tensor(split.targets).float()).item()
+        r2 = float(r2_score(split.targets, outputs.squeeze(-1).numpy())) if len(split) > 1 else None
+        return {"rmse": error**0.5, "r2": r2, "loss": error, "cases": len(split)}
+    return classification_figures(outputs, split.targets)
+
+
+def kernel_spectra(model: SequenceClassifier, split: SequenceSplit) -> dict[str, Any]:
+    """Content of ``spectra.json``: spectra of every layer's kernel on the first test sequences."""
+    sequences = [sequence for sequence in split.sequences if len(sequence) <= _SPECTRUM_LENGTH]
+    if not sequences:
+        return {"layers": [], "note": f"no test sequence of at most {_SPECTRUM_LENGTH} steps"}
+    batches = make_loader(sequences[:_SPECTRUM_SEQUENCES], 4)
+    report = diagnose(model, batches, cases=_SPECTRUM_SEQUENCES, quantities=("spectrum",))
+    layers = [
+        {
+            "layer": layer.index,
+            "mechanism": layer.mechanism,
+            "singular_values": layer.values["singular_values"].tolist(),
+        }
+        for layer in report.layers
+        if "singular_values" in layer.values
+    ]
+    count = min(len(sequences), _SPECTRUM_SEQUENCES)
+    return {"layers": layers, "note": f"mean over {count} test sequences of sigma / sigma_1"}
+
+
+def labelled_split(path: Path, facts: dict[str, Any], missing: str) -> SequenceSplit:
+    """The sequences and targets of a labelled file, for a model trained on data with these facts."""
+    sequences, labels = read_sequences(path, missing=missing)
+    if labels is None:
+        raise InputError(f"{path}: has no labels to evaluate against")
+    check_sequences(sequences, facts, str(path))
+    if facts["task"] == "regression":
+        if not np.issubdtype(labels.dtype, np.number) or not np.isfinite(labels).all():
+            raise InputError(f"{path}: the model predicts values, but the labels are not finite numbers")
+        return SequenceSplit(sequences, np.asarray(labels, dtype=np.float32))
+    names = list(facts["class_names"])
+    unseen = sorted({str(label) for label in labels} - set(names))
+    if unseen:
+        raise InputError(f"{path}: labels {unseen} were not seen in training (accepted: {', '.join(names)})")
+    return SequenceSplit(sequences, np.array([names.index(str(label)) for label in labels], dtype=np.int64))
+
+
+def predict_rows(
+    model: SequenceClassifier, sequences: Sequence[np.ndarray], facts: dict[str, Any], precision: str
+) -> list[dict[str, Any]]:
+    """One record a sequence: the value, or the class and the probability of every class."""
+    outputs = predict_outputs(model, sequences, precision=precision)
+    if facts["task"] == "regression":
+        values = outputs.squeeze(-1).tolist()
+        return [{"case": case, "prediction": value} for case, value in enumerate(values)]
+    names = facts["class_names"]
+    return [
+        {"case": case, "prediction": names[int(np.argmax(row))]}
+        | {f"probability_{name}": value for name, value in zip(names, row, strict=True)}
+        for case, row in enumerate(outputs.softmax(dim=-1).tolist())
+    ]
+
+
+def check_sequences(sequences: Sequence[np.ndarray], facts: dict[str, Any], where: str) -> None:
+    """InputError where sequences do not fit a model trained on data with these facts."""
+    for case, sequence in enumerate(sequences):
+        channels = sequence.shape[1]
+        if channels != facts["num_features"]:
+            raise InputError(
+                f"{where}: case {case} has {channels} channels, the model takes {facts['num_features']}"
+            )
+        if len(sequence) > facts["max_len"]:
+            raise InputError(
+                f"{where}: case {case} has {len(sequence)} steps, the model takes at most {facts['max_len']} "
+                "(the longest sequence of its data set)"
+            )

@@ -1,0 +1,121 @@
+"""What a run needs to know of its task: data, model, loss, loaders, figures."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
+
+from torch import nn
+
+from kernel_attention.errors import InputError
+from kernel_attention.experiments.training.recorder import RunRecorder
+
+if TYPE_CHECKING:
+    from kernel_attention.experiments.training.module import RecipeTask
+    from kernel_attention.experiments.training.recipe import BaseRecipe
+
+Loaders: TypeAlias = tuple[Iterable[Any], Iterable[Any]]
+
+
+class Metric(NamedTuple):
+    """The headline figure: its key in ``evaluation.json``, and which way is better."""
+
+    name: str
+    larger_is_better: bool
+
+
+class Experiment(ABC):
+    """A recipe with its data loaded. A task is one subclass, named in :mod:`kernel_attention.experiments.training.tasks`.
+
+    The static methods need the facts only: a trained model is opened, and applied to a file, without the
+    data it was trained on.
+
+    Args:
+        recipe: of the task's class.
+        data_root: where data sets are looked for first.
+
+    Raises:
+        InputError: for data that are missing or bad.
+    """
+
+    required_facts: ClassVar[tuple[str, ...]]
+    """Keys of ``data.json`` that the model depends on; each a whole number of at least 1."""
+
+    def __init__(self, recipe: BaseRecipe, data_root: str | Path | None = None) -> None:
+        self.recipe = recipe
+        self.data_root = data_root
+
+    @staticmethod
+    @abstractmethod
+    def build_model(recipe: Any, facts: dict[str, Any]) -> nn.Module:
+        """The recipe's model, untrained, for data with these facts."""
+
+    @classmethod
+    def check_facts(cls, facts: Any, path: Path) -> None:
+        """InputError where the content of ``data.json`` cannot be of this task."""
+        is_right = isinstance(facts, dict) and all(
+            isinstance(facts.get(key), int) and facts[key] > 0 for key in cls.required_facts
+        )
+        if not is_right:
+            raise InputError(f"{path}: does not describe a data set ({', '.join(cls.required_facts)})")
+
+    @property
+    @abstractmethod
+    def metric(self) -> Metric:
+        """The headline figure of :meth:`evaluate`."""
+
+    @abstractmethod
+    def facts(self) -> dict[str, Any]:
+        """The content of ``data.json``: what a trained model depends on of its data, in JSON's types."""
+
+    @abstractmethod
+    def loaders(self, seed: int) -> Loaders:
+        """(training batches, batches that choose the round), under the recipe's protocol.
+
+        A round (an epoch, or ``evaluate_every`` steps) is one pass over the training batches. Their order
+        depends on (seed, round) only: the loader's sampler has a ``set_epoch`` that Lightning calls.
+        """
+
+    @abstractmethod
+    def task(self, model: nn.Module) -> RecipeTask:
+        """The Lightning module that trains ``model``."""
+
+    @abstractmethod
+    def evaluate(self, model: Any) -> dict[str, Any]:
+        """Figures of the test split: at least ``loss`` and the metric."""
+
+    def evaluate_split(self, model: Any, split: str) -> dict[str, Any]:
+        """Figures of the split of that name, in tasks that know more than one."""
+        raise InputError(f"task {self.recipe.task_name}: no split {split!r} to choose (only its test split)")
+
+    def prepare(self, model: Any, seed: int) -> None:  # noqa: B027  (most tasks have nothing to set)
+        """Set what an untrained model takes from the training data, such as their scale."""
+
+    def recorder(self, folder: Path, seed: int) -> RunRecorder:
+        """What writes a seed's metrics, weights and checkpoints."""
+        return RunRecorder(folder)
+
+    def appendices(self, model: Any) -> dict[str, Any]:
+        """{file name: content} of further JSON files of a finished seed."""
+        return {}
+
+    def check(self) -> None:
+        """InputError for options that the model or the loaders refuse, before anything is written."""
+        self.build_model(self.recipe, self.facts())
+        self.loaders(self.recipe.seeds[0])
+
+    def batches(self, cases: int) -> Iterable[Any]:
+        """Batches of ``cases`` evenly spaced test cases, for diagnostics."""
+        raise InputError(f"task {self.recipe.task_name}: diagnostics are not available for it")
+
+    @staticmethod
+    def evaluate_file(model: Any, file: Path, recipe: Any, facts: dict[str, Any]) -> dict[str, Any]:
+        """The same figures of a labelled file."""
+        raise InputError(f"task {recipe.task_name}: evaluation on a file is not available for it")
+
+    @staticmethod
+    def predict(model: Any, file: Path, recipe: Any, facts: dict[str, Any]) -> list[dict[str, Any]]:
+        """A record for every case of an unlabelled file."""
+        raise InputError(f"task {recipe.task_name}: predictions of a file are not available for it")

@@ -1,0 +1,66 @@
+"""What a trained model depends on of its data: the content of ``data.json``."""
+
+from __future__ import annotations
+
+import reprlib
+from pathlib import Path
+from typing import Any
+
+from kernel_attention.experiments.data import TimeSeriesData
+from kernel_attention.errors import InputError
+from kernel_attention.experiments.training.files import read_json
+from kernel_attention.experiments.training.tasks import experiment_class
+
+
+def describe_data(data: TimeSeriesData) -> dict[str, Any]:
+    """The facts about a data set."""
+    return {
+        "dataset": data.name,
+        "task": data.task,
+        "num_features": data.num_features,
+        "max_len": data.max_len,
+        "class_names": list(data.class_names),
+        "train_cases": len(data.train),
+        "test_cases": len(data.test),
+    }
+
+
+def require_same_data(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    """InputError where data that goes by the name of a run's data set is not what the run was trained on."""
+    for key, value in expected.items():
+        if found.get(key) != value and key.startswith("vocabulary"):
+            raise InputError(
+                f"dataset {expected.get('dataset')}: tokenizer mismatch, its training text does not give the "
+                f"vocabulary of the run ({key} is {_short(found.get(key))}, was {_short(value)})"
+            )
+        if found.get(key) != value:
+            now, then = (reprlib.repr(one) for one in (found.get(key), value))  # a vocabulary can be long
+            raise InputError(
+                f"dataset {expected.get('dataset')}: {key} is {now}, in the data of the run it was {then}"
+            )
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:100]}..."
+
+
+def check_facts(facts: Any, path: Path) -> None:
+    """InputError where the content of a ``data.json`` does not describe time series."""
+    names = facts.get("class_names") if isinstance(facts, dict) else None
+    is_right = (
+        isinstance(names, list)
+        and all(isinstance(name, str) for name in names)
+        and facts.get("task") == ("classification" if names else "regression")
+        and all(isinstance(facts.get(key), int) and facts[key] > 0 for key in ("num_features", "max_len"))
+    )
+    if not is_right:
+        raise InputError(f"{path}: does not describe a data set (num_features, max_len, task, class_names)")
+
+
+def read_facts(folder: Path, task: str) -> dict[str, Any]:
+    """The facts in a run folder; InputError where they are missing, damaged or of another task."""
+    path = folder / "data.json"
+    facts = read_json(path)
+    experiment_class(task).check_facts(facts, path)
+    return facts

@@ -1,0 +1,70 @@
+"""The recipe of a causal language model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from kernel_attention.errors import InputError
+from kernel_attention.experiments.training.recipe import StepRecipe
+
+
+@dataclass(frozen=True)
+class LanguageRecipe(StepRecipe):
+    """A causal language model on a text with three splits.
+
+    Args:
+        dataset: a folder of text files, a folder of Hugging Face's datasets, a text file, or its name under
+            the data root.
+        vocabulary: word, byte or bpe.
+        min_count: words that are rarer in the training text become <unk>.
+        max_vocabulary: most tokens of a vocabulary of words or byte pairs; 0 is all words, 8192 byte pairs.
+        context: tokens the model reads in training and evaluation.
+        max_len: longest text the model can take; 0 is ``context``.
+        tied: one matrix for embedding and logits.
+        stride: how far the evaluation's window moves; 0 is ``context``, 1 the kernel-PCA paper's evaluation.
+        evaluation_tokens: evaluate the first so many tokens of a split only; 0 is all of them.
+        swap_rate: part of the words that the word-swap attack replaces; 0 leaves the attack out.
+        swap_seed: of the attack.
+
+    The other keys are those of :class:`StepRecipe`.
+    """
+
+    task_name: ClassVar[str] = "language"
+
+    attention: Any = "softmax"
+    norm_first: bool = True
+    vocabulary: Literal["word", "byte", "bpe"] = "word"
+    min_count: int = 1
+    max_vocabulary: int = 0
+    context: int = 128
+    max_len: int = 0
+    tied: bool = True
+    stride: int = 0
+    evaluation_tokens: int = 0
+    swap_rate: float = 0.1
+    swap_seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require_at_least(1, "min_count", "context")
+        self.require_at_least(0, "max_vocabulary", "max_len", "stride", "evaluation_tokens", "swap_seed")
+        if self.max_len and self.context > self.max_len:
+            raise InputError(f"context={self.context} exceeds max_len={self.max_len}")
+        if self.stride > self.context:
+            raise InputError(
+                f"stride={self.stride} exceeds context={self.context}: tokens between windows would be lost"
+            )
+        if self.evaluation_tokens == 1:
+            raise InputError("evaluation_tokens=1 must be at least 2 (0: all)")
+        self.require_fraction("swap_rate", with_ends=True)
+        if self.protocol != "holdout":
+            raise InputError(f"protocol={self.protocol!r}: a text has a validation split, use holdout")
+
+    @property
+    def protocol_text(self) -> str:
+        return "the best step is chosen on the validation split; the test split is read once, at the end"
+
+    def model_options(self) -> dict[str, Any]:
+        """The keys that :class:`kernel_attention.models.causal.CausalLanguageModel` takes."""
+        return self.encoder_options() | {"max_len": self.max_len or self.context, "tied": self.tied}

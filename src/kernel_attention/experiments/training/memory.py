@@ -1,0 +1,43 @@
+"""Training that leaves no folder behind."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor
+
+from kernel_attention.experiments.training.recorder import RunRecorder
+
+
+class MemoryRecorder(RunRecorder):
+    """A run's figures and its choice of the best epoch, kept in memory.
+
+    Args:
+        target_variance: as in :class:`RunRecorder`.
+
+    Attributes:
+        rows: the figures of every epoch.
+        weights: state dict of the model in its best epoch; None where no epoch was evaluated.
+    """
+
+    def __init__(self, target_variance: float | None = None) -> None:
+        super().__init__(Path(), target_variance)
+        self.weights: dict[str, Tensor] | None = None
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Nothing to write."""
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Note the figures; keep the weights if they are the best so far."""
+        row = self._row(trainer)
+        self.rows.append(row)
+        if self._improves(row):
+            assert isinstance(pl_module.model, torch.nn.Module)
+            self.weights = copy.deepcopy(pl_module.model.state_dict())
+
+    def on_exception(self, *_: Any) -> None:
+        """Nothing to save."""

@@ -1,0 +1,111 @@
+"""The Lightning module: task loss plus the layers' auxiliary loss, and the figures of an epoch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from kernel_attention.core.layer import PenalizedAttention, auxiliary_loss
+from kernel_attention.experiments.data import Batch
+from kernel_attention.errors import InputError
+from kernel_attention.experiments.training.recipe import BaseRecipe, StepRecipe
+
+_OPTIMIZERS = {"radam": torch.optim.RAdam, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+
+_CHANGEABLE = ("epochs", "seeds", "threads", "accelerator")  # keys a run may be resumed with other values of
+
+
+class RecipeTask(L.LightningModule):
+    """What the tasks share: the recipe's optimizer and schedule, J of the layers, the recipe in checkpoints.
+
+    Args:
+        model: it, or its ``encoder``, has ``layers``, each with an ``attention``.
+        recipe: optimizer, learning rate and the reduction of the auxiliary loss.
+    """
+
+    def __init__(self, model: nn.Module, recipe: BaseRecipe) -> None:
+        super().__init__()
+        self.model = model
+        self.recipe = recipe
+        self.objectives = {
+            f"objective_layer_{index}": layer.attention
+            for index, layer in enumerate(getattr(model, "encoder", model).layers)  # type: ignore[arg-type]
+            if isinstance(layer.attention, PenalizedAttention)
+        }
+
+    def penalty(self, batch_size: int) -> Tensor:
+        """Sum over layers of eta J^2 (Primal-Attention, eq. 10) after a forward in training; logs each J."""
+        for name, layer in self.objectives.items():
+            if layer.objective is not None:
+                value = layer.objective.detach().mean()
+                self.log(name, value, on_step=False, on_epoch=True, batch_size=batch_size)
+        return auxiliary_loss(self.model, self.recipe.auxiliary_reduction)
+
+    def configure_optimizers(self) -> Any:
+        """The recipe's optimizer, with its schedule where training is counted in steps."""
+        recipe = self.recipe
+        optimizer = _OPTIMIZERS[recipe.optimizer](
+            self.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay
+        )
+        if not isinstance(recipe, StepRecipe):
+            return optimizer
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, recipe.learning_rate_factor)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["recipe"] = self.recipe.keys()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Refuse the state of another recipe, which would not continue to the result of either."""
+        current = self.recipe.keys()
+        for key, value in checkpoint.get("recipe", {}).items():
+            if key not in _CHANGEABLE and current.get(key) != value:
+                raise InputError(
+                    f"the checkpoint was written with {key}={value!r}, the run's config.yaml says "
+                    f"{current.get(key)!r}: undo the change, or start a new run with it"
+                )
+
+
+class SequenceTask(RecipeTask):
+    """Classification (cross-entropy) or regression (mean squared error) of sequences.
+
+    Logs per epoch: ``train_loss`` (the task's own), ``train_accuracy`` or ``train_mse``,
+    ``objective_layer_i`` (J), and the same ``val_`` figures.
+
+    Args:
+        model: (x, key_padding_mask) -> (B, outputs).
+        recipe: optimizer, learning rate and the reduction of the auxiliary loss.
+        is_regression: outputs are values, not class logits.
+    """
+
+    def __init__(self, model: nn.Module, recipe: BaseRecipe, is_regression: bool = False) -> None:
+        super().__init__(model, recipe)
+        self.is_regression = is_regression
+
+    def training_step(self, batch: Batch) -> Tensor:
+        """Task loss + sum over layers of eta J^2 (Primal-Attention, eq. 10)."""
+        loss = self._log_step("train", batch)
+        return loss + self.penalty(len(batch.x))
+
+    def validation_step(self, batch: Batch) -> None:
+        """Log the task's loss and metric."""
+        self._log_step("val", batch)
+
+    def _log_step(self, stage: str, batch: Batch) -> Tensor:
+        assert batch.target is not None, "training and evaluation need labelled batches"
+        outputs = self.model(batch.x, batch.key_padding_mask)
+        loss, metric, value = self._measure(outputs.float(), batch.target)
+        figures = {f"{stage}_loss": loss.detach(), f"{stage}_{metric}": value}
+        self.log_dict(figures, on_step=False, on_epoch=True, prog_bar=True, batch_size=len(batch.x))
+        return loss
+
+    def _measure(self, outputs: Tensor, target: Tensor) -> tuple[Tensor, str, Tensor]:
+        if self.is_regression:
+            loss = F.mse_loss(outputs.squeeze(-1), target)
+            return loss, "mse", loss.detach()
+        accuracy = (outputs.argmax(dim=-1) == target).float().mean()
+        return F.cross_entropy(outputs, target), "accuracy", accuracy

@@ -1,0 +1,153 @@
+"""What a run leaves behind at every epoch's end, and what it needs to go on as if it had never stopped."""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import torch
+from lightning.pytorch.callbacks import Checkpoint
+
+from kernel_attention.experiments.training.files import write_csv, write_json, write_weights
+
+_log = logging.getLogger(__name__)
+
+
+class RunRecorder(Checkpoint):
+    """Metrics, best and last weights, and the trainer's state: at step 0 and at every epoch's end.
+
+    ``last.ckpt`` is written last and by rename, so it is the point of truth: whatever was written after the
+    previous one is written again, identically, by the resumed run.
+
+    Args:
+        folder: the seed's folder.
+        target_variance: variance of the evaluated targets, for R^2; None for classification.
+    """
+
+    def __init__(self, folder: Path, target_variance: float | None = None) -> None:
+        self.folder = folder
+        self.target_variance = target_variance
+        self.rows: list[dict[str, Any]] = []
+        self.best_epoch: int | None = None
+        self.best: tuple[float, float] | None = None
+        self._generators: dict[str, Any] | None = None
+        self._started = 0.0
+
+    @property
+    def checkpoint(self) -> Path:
+        """The trainer's state."""
+        return self.folder / "last.ckpt"
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Step 0 is a checkpoint too."""
+        if not self.rows:
+            trainer.save_checkpoint(self.checkpoint)
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Go on with the random numbers of the interrupted run."""
+        if self._generators is not None:
+            _set_generators(self._generators)
+            self._generators = None
+        self._started = time.perf_counter()
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Write everything; the checkpoint last."""
+        row = self._row(trainer)
+        self.rows.append(row)
+        weights = _weights(pl_module)
+        if self._improves(row):
+            write_weights(self.folder / "best.safetensors", weights)
+        write_weights(self.folder / "last.safetensors", weights)
+        write_json(self.folder / "metrics.json", self.rows)
+        write_csv(self.folder / "metrics.csv", self.rows)
+        trainer.save_checkpoint(self.checkpoint)
+
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
+        """Keep the weights of the unfinished epoch too; resuming does not need them."""
+        if isinstance(exception, KeyboardInterrupt):
+            write_weights(self.folder / "interrupted.safetensors", _weights(pl_module))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Inside the trainer's checkpoint."""
+        return {
+            "rows": self.rows,
+            "best_epoch": self.best_epoch,
+            "best": self.best,
+            # Those of a loaded checkpoint stand until the epoch starts that takes them over.
+            "generators": self._generators or _get_generators(),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """From the trainer's checkpoint; the generators are set once the first epoch starts."""
+        self.rows = state_dict["rows"]
+        self.best_epoch = state_dict["best_epoch"]
+        self.best = state_dict["best"]
+        self._generators = state_dict["generators"]
+
+    def choice(self) -> dict[str, Any]:
+        """What ``evaluation.json`` says of the round whose weights were chosen."""
+        return {"best_epoch": self.best_epoch}
+
+    def _row(self, trainer: L.Trainer) -> dict[str, Any]:
+        figures = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        is_evaluated = (trainer.current_epoch + 1) % (trainer.check_val_every_n_epoch or 1) == 0
+        row: dict[str, Any] = {"epoch": trainer.current_epoch + 1}
+        for name, value in sorted(figures.items()):
+            stage, _, metric = name.partition("_")
+            if stage == "val" and not is_evaluated:
+                continue  # Lightning keeps the figures of the last evaluation
+            if not math.isfinite(value):
+                raise FloatingPointError(f"{name} is {value} in epoch {trainer.current_epoch + 1}")
+            if metric == "mse":
+                row[f"{stage}_rmse"] = math.sqrt(value)
+                if stage == "val" and self.target_variance:
+                    row["val_r2"] = 1.0 - value / self.target_variance
+            else:
+                row[name] = value
+        row["seconds"] = round(time.perf_counter() - self._started, 3)
+        return row
+
+    def _improves(self, row: dict[str, Any]) -> bool:
+        """Higher accuracy or lower error; the lower loss among equals. False without an evaluation."""
+        if "val_loss" not in row:
+            return False
+        quality = (row.get("val_accuracy", -row["val_loss"]), -row["val_loss"])
+        if self.best is not None and quality <= tuple(self.best):
+            return False
+        self.best, self.best_epoch = quality, row["epoch"]
+        return True
+
+
+def _weights(pl_module: L.LightningModule) -> dict[str, Any]:
+    """Of the model inside the task, under the names the model itself knows."""
+    assert isinstance(pl_module.model, torch.nn.Module)
+    return pl_module.model.state_dict()
+
+
+def _get_generators() -> dict[str, Any]:
+    """States of all global generators, in types that ``weights_only`` loading accepts."""
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "numpy": [str(kind), [int(key) for key in keys], *rest],
+        "python": random.getstate(),
+    }
+
+
+def _set_generators(state: dict[str, Any]) -> None:
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(state["cuda"])
+    kind, keys, *rest = state["numpy"]
+    np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))

@@ -1,0 +1,111 @@
+"""A run folder read back: the trained model of a seed, without executing anything from the folder."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kernel_attention.experiments.data import SequenceSplit
+from kernel_attention.errors import InputError
+from kernel_attention.experiments.training.experiment import Experiment
+from kernel_attention.experiments.training.facts import read_facts, require_same_data
+from kernel_attention.experiments.training.files import read_weights
+from kernel_attention.experiments.training.recipe import BaseRecipe, make_recipe, read_keys
+from kernel_attention.experiments.training.recipe_values import field_names
+from kernel_attention.experiments.training.run import build_model
+from kernel_attention.experiments.training.tasks import experiment_class
+from kernel_attention.experiments.training.time_series_experiment import TimeSeriesExperiment
+
+
+class SavedRun(NamedTuple):
+    """``recipe`` and ``facts`` (``data.json``) of a run folder, and its trained seeds."""
+
+    folder: Path
+    recipe: BaseRecipe
+    facts: dict[str, Any]
+    seeds: list[int]
+
+    def experiment(self, data_root: str | Path | None = None) -> Experiment:
+        """The run's task with its data loaded; InputError where the data have changed since training."""
+        experiment = experiment_class(self.recipe.task_name)(self.recipe, data_root)
+        require_same_data(experiment.facts(), self.facts)
+        return experiment
+
+    def with_keys(self, keys: dict[str, Any]) -> SavedRun:
+        """The same run with other values of its recipe's keys; InputError for those it does not have."""
+        for name in keys:
+            if name not in field_names(type(self.recipe)):
+                raise InputError(f"--{name} is not for runs of task {self.recipe.task_name}")
+        return self._replace(recipe=dataclasses.replace(self.recipe, **keys))
+
+    def evaluate(
+        self, file: str | None = None, data_root: str | Path | None = None, split: str | None = None
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
+        """(seed, figures) of every trained seed, on the test split, another one or on a labelled file."""
+        if file is not None and split is not None:
+            raise InputError(f"evaluate takes a file or a split, not both (file {file}, split {split!r})")
+        if file is None:
+            experiment = self.experiment(data_root)
+            if split is not None:
+                yield from ((seed, experiment.evaluate_split(self.model(seed), split)) for seed in self.seeds)
+                return
+            yield from ((seed, experiment.evaluate(self.model(seed))) for seed in self.seeds)
+            return
+        task = experiment_class(self.recipe.task_name)
+        for seed in self.seeds:
+            yield seed, task.evaluate_file(self.model(seed), Path(file), self.recipe, self.facts)
+
+    def predict(self, file: str | Path, seed: int | None = None) -> list[dict[str, Any]]:
+        """A record for every case of an unlabelled file, by the model of ``seed`` (by default the first)."""
+        task = experiment_class(self.recipe.task_name)
+        return task.predict(self.model(seed), Path(file), self.recipe, self.facts)
+
+    def test_split(self, data_root: str | Path | None = None) -> SequenceSplit:
+        """The test split of a run on time series; InputError where the data have changed since training."""
+        experiment = self.experiment(data_root)
+        if not isinstance(experiment, TimeSeriesExperiment):
+            raise InputError(f"run {self.folder}: task {self.recipe.task_name} has no split of time series")
+        return experiment.data.test
+
+    def model(self, seed: int | None = None) -> Any:
+        """The best model of ``seed``, by default the first one."""
+        seed = self.seeds[0] if seed is None and self.seeds else seed
+        if seed not in self.seeds:
+            raise InputError(f"seed={seed} is not in {self.folder} (trained: {self.seeds or 'none'})")
+        model = build_model(self.recipe, self.facts)
+        path = self.folder / f"seed-{seed}" / "best.safetensors"
+        try:
+            model.load_state_dict(read_weights(path))
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())[:200]
+            raise InputError(f"{path}: does not fit the run's recipe ({reason})") from None
+        return model.eval()
+
+
+def load_run(folder: str | Path) -> SavedRun:
+    """Read a run folder.
+
+    Raises:
+        InputError: where it is missing, incomplete or damaged.
+    """
+    folder = Path(folder)
+    recipe = read_config(folder)
+    facts = read_facts(folder, recipe.task_name)
+    seeds = [seed for seed in recipe.seeds if (folder / f"seed-{seed}" / "best.safetensors").is_file()]
+    return SavedRun(folder, recipe, facts, seeds)
+
+
+def read_config(folder: Path) -> BaseRecipe:
+    """The resolved recipe of a run folder."""
+    path = folder / "config.yaml"
+    if not path.is_file():
+        raise InputError(f"run {folder}: not a run folder (it has no config.yaml)")
+    values = read_keys(path)
+    if "dataset" not in values:
+        raise InputError(f"{path}: has no key dataset")
+    try:
+        return make_recipe(values)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None

@@ -1,0 +1,78 @@
+"""What a run counted in steps writes down: beside the figures, its speed and its memory."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+
+from kernel_attention.experiments.training.recipe import StepRecipe
+from kernel_attention.experiments.training.recorder import RunRecorder
+
+
+class StepRecorder(RunRecorder):
+    """A row every ``evaluate_every`` steps, with ``step``, ``tokens_per_second`` and ``peak_rss_mb``.
+
+    ``epoch`` counts the rows. The speed is that of the training steps of the row, without the evaluation; the
+    memory is the process's largest resident set so far, and on a GPU ``peak_gpu_mb`` is the largest
+    allocation.
+
+    Args:
+        folder: the seed's folder.
+        recipe: how many steps a row stands for.
+    """
+
+    def __init__(self, folder: Path, recipe: StepRecipe) -> None:
+        super().__init__(folder)
+        self.steps_per_round = recipe.steps_per_round
+        self._tokens = 0
+        self._training_seconds = 0.0
+        self._batch_started = 0.0
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        super().on_train_epoch_start(trainer, pl_module)
+        self._tokens, self._training_seconds = 0, 0.0
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        self._batch_started = time.perf_counter()
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Count the real tokens; padding is no work that anybody asked for."""
+        self._training_seconds += time.perf_counter() - self._batch_started
+        self._tokens += count_tokens(batch)
+
+    def choice(self) -> dict[str, Any]:
+        chosen = super().choice()
+        return chosen | {"best_step": (self.best_epoch or 0) * self.steps_per_round}
+
+    def _row(self, trainer: L.Trainer) -> dict[str, Any]:
+        row = super()._row(trainer)
+        measured = {
+            "step": row["epoch"] * self.steps_per_round,
+            "tokens_per_second": round(self._tokens / max(self._training_seconds, 1e-9), 1),
+            "peak_rss_mb": round(peak_resident_mb(), 1),
+        }
+        if torch.cuda.is_available():
+            measured["peak_gpu_mb"] = round(torch.cuda.max_memory_allocated() / 2**20, 1)
+        return {"epoch": row.pop("epoch"), "step": measured.pop("step")} | row | measured
+
+
+def count_tokens(batch: Any) -> int:
+    """Real tokens of a batch that has a ``key_padding_mask``, else the elements of its first tensor."""
+    mask = getattr(batch, "key_padding_mask", None)
+    return int(batch[0].numel() if mask is None else mask.sum())
+
+
+def peak_resident_mb() -> float:
+    """Largest resident set of this process so far, in MiB."""
+    largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return largest / (2**20 if sys.platform == "darwin" else 2**10)

@@ -1,0 +1,49 @@
+"""The tasks that a recipe can name: the class of its keys, and the experiment that they describe."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kernel_attention.errors import unknown
+
+if TYPE_CHECKING:
+    from kernel_attention.experiments.training.experiment import Experiment
+    from kernel_attention.experiments.training.recipe import BaseRecipe
+
+DEFAULT_TASK = "time_series"
+
+
+class _Task(NamedTuple):
+    """``module:class`` below this package: a command that only reads recipes should not import a trainer."""
+
+    recipe: str
+    experiment: str
+
+
+TASKS = {
+    "time_series": _Task("recipe:Recipe", "time_series_experiment:TimeSeriesExperiment"),
+    "language": _Task("language_recipe:LanguageRecipe", "language_experiment:LanguageExperiment"),
+    "tokens": _Task("token_recipe:TokenRecipe", "token_experiment:TokenExperiment"),
+}
+
+
+def recipe_class(task: Any) -> type[BaseRecipe]:
+    """The class of the recipes of a task; InputError for an unknown one."""
+    return _load(_task(task).recipe)
+
+
+def experiment_class(task: Any) -> type[Experiment]:
+    """The class of the experiments of a task; InputError for an unknown one."""
+    return _load(_task(task).experiment)
+
+
+def _task(name: Any) -> _Task:
+    if not isinstance(name, str) or name not in TASKS:
+        raise unknown("task", name, TASKS)
+    return TASKS[name]
+
+
+def _load(place: str) -> Any:
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(f"kernel_attention.experiments.training.{module}"), name)

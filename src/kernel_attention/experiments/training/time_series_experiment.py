@@ -1,0 +1,123 @@
+"""Time series by name: classification and regression of whole sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from kernel_attention.experiments.data import (
+    Batch,
+    SequenceSplit,
+    Standardizer,
+    TimeSeriesData,
+    load_time_series,
+    make_loader,
+    read_sequences,
+    stratified_split,
+)
+from kernel_attention.models import SequenceClassifier
+from kernel_attention.experiments.training.evaluation import (
+    check_sequences,
+    evaluate_split,
+    kernel_spectra,
+    labelled_split,
+    predict_rows,
+)
+from kernel_attention.experiments.training.experiment import Experiment, Loaders, Metric
+from kernel_attention.experiments.training.facts import check_facts, describe_data
+from kernel_attention.experiments.training.module import SequenceTask
+from kernel_attention.experiments.training.recipe import Recipe
+from kernel_attention.experiments.training.recorder import RunRecorder
+
+_DIAGNOSED_AT_ONCE = 8
+
+
+class TimeSeriesExperiment(Experiment):
+    """See :class:`Experiment`; the recipe is a :class:`Recipe`."""
+
+    recipe: Recipe
+    required_facts: ClassVar[tuple[str, ...]] = ("num_features", "max_len")
+
+    def __init__(self, recipe: Recipe, data_root: str | Path | None = None) -> None:
+        super().__init__(recipe, data_root)
+        self.data = load_time_series(recipe.dataset, data_root=data_root, missing=recipe.missing)
+
+    @staticmethod
+    def build_model(recipe: Recipe, facts: dict[str, Any]) -> SequenceClassifier:
+        num_outputs = len(facts["class_names"]) or 1
+        shape = (facts["num_features"], num_outputs, facts["max_len"])
+        return SequenceClassifier(*shape, **recipe.encoder_options())
+
+    @classmethod
+    def check_facts(cls, facts: Any, path: Path) -> None:
+        check_facts(facts, path)
+
+    @property
+    def metric(self) -> Metric:
+        return Metric("rmse", False) if self.is_regression else Metric("accuracy", True)
+
+    @property
+    def is_regression(self) -> bool:
+        """Whether the model gives values instead of classes."""
+        return self.data.task == "regression"
+
+    def facts(self) -> dict[str, Any]:
+        return describe_data(self.data)
+
+    def loaders(self, seed: int) -> Loaders:
+        train, val = split_data(self.data, self.recipe, seed)
+        size = self.recipe.batch_size
+        return make_loader(train, size, shuffle=True, seed=seed), make_loader(val, size)
+
+    def prepare(self, model: SequenceClassifier, seed: int) -> None:
+        train, _ = split_data(self.data, self.recipe, seed)
+        scale = Standardizer.fit(train.sequences)
+        model.encoder.set_scale(torch.from_numpy(scale.mean), torch.from_numpy(scale.std))
+
+    def task(self, model: Any) -> SequenceTask:
+        return SequenceTask(model, self.recipe, self.is_regression)
+
+    def recorder(self, folder: Path, seed: int) -> RunRecorder:
+        _, val = split_data(self.data, self.recipe, seed)
+        return RunRecorder(folder, float(np.var(val.targets)) if self.is_regression else None)
+
+    def evaluate(self, model: SequenceClassifier) -> dict[str, Any]:
+        return evaluate_split(model, self.data.test, self.recipe, self.is_regression)
+
+    @staticmethod
+    def evaluate_file(
+        model: SequenceClassifier, file: Path, recipe: Recipe, facts: dict[str, Any]
+    ) -> dict[str, Any]:
+        split = labelled_split(file, facts, recipe.missing)
+        return evaluate_split(model, split, recipe, facts["task"] == "regression")
+
+    @staticmethod
+    def predict(
+        model: SequenceClassifier, file: Path, recipe: Recipe, facts: dict[str, Any]
+    ) -> list[dict[str, Any]]:
+        sequences, _ = read_sequences(file, missing=recipe.missing)
+        check_sequences(sequences, facts, str(file))
+        return predict_rows(model, sequences, facts, recipe.precision)
+
+    def appendices(self, model: SequenceClassifier) -> dict[str, Any]:
+        return {"spectra.json": kernel_spectra(model, self.data.test)}
+
+    def check(self) -> None:
+        self.build_model(self.recipe, self.facts())
+        split_data(self.data, self.recipe, self.recipe.seeds[0])
+
+    def batches(self, cases: int) -> Iterable[Batch]:
+        test = self.data.test
+        places = np.linspace(0, len(test) - 1, min(cases, len(test))).round().astype(int)
+        return make_loader([test.sequences[place] for place in places], _DIAGNOSED_AT_ONCE)
+
+
+def split_data(data: TimeSeriesData, recipe: Recipe, seed: int) -> tuple[SequenceSplit, SequenceSplit]:
+    """(training cases, cases that choose the epoch) under the recipe's protocol."""
+    if recipe.protocol == "paper":
+        return data.train, data.test
+    return stratified_split(data.train, recipe.validation_fraction, seed, data.task)

@@ -1,0 +1,52 @@
+"""The recipe of a classification of token sequences: Long Range Arena, sentences, documents."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from kernel_attention.experiments.training.recipe import StepRecipe
+
+
+@dataclass(frozen=True)
+class TokenRecipe(StepRecipe):
+    """Classification of token sequences, or of pairs of them.
+
+    Args:
+        dataset: lra/listops, lra/text, lra/retrieval, lra/image, lra/pathfinder32, sst2, sst5 or imdb.
+        max_len: most tokens of a sequence, and positions of the model; 0 is the data set's own.
+        truncate: cut longer sequences instead of refusing them.
+        min_count: words that are rarer in the training text become <unk> (sst2, sst5, imdb).
+        max_vocabulary: most words, 0 for all.
+        train_cases: use so many training cases only, evenly spaced; 0 is all. Generated sets are generated in
+            this size.
+        evaluation_cases: the same for the validation and the test split.
+        validation_fraction: part of the training split held out, where the data set has no validation split.
+        swap_rate: also measure the test split with this part of its words swapped (sst2, sst5, imdb); 0 does
+            not.
+        swap_seed: of the swap.
+
+    The other keys are those of :class:`StepRecipe`.
+    """
+
+    task_name: ClassVar[str] = "tokens"
+
+    attention: Any = "softmax"
+    norm_first: bool = True
+    max_len: int = 0
+    truncate: bool = False
+    min_count: int = 1
+    max_vocabulary: int = 0
+    train_cases: int = 0
+    evaluation_cases: int = 0
+    validation_fraction: float = 0.1
+    swap_rate: float = 0.0
+    swap_seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require_at_least(1, "min_count")
+        sizes = ("max_len", "max_vocabulary", "train_cases", "evaluation_cases", "swap_seed")
+        self.require_at_least(0, *sizes)
+        self.require_fraction("validation_fraction")
+        self.require_fraction("swap_rate", with_ends=True)

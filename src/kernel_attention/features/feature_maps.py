@@ -1,0 +1,131 @@
+"""Feature maps phi: the explicit side of a kernel k(x, y) = <phi(x), phi(y)>.
+
+Every map takes ``x`` (B, h, N, p) and returns (B, h, N, p'). ``key_padding_mask`` (B, N; True = real token)
+and ``is_causal`` matter to the maps that normalise over the sequence; the token-wise maps do not read them.
+The maps with a state of their own are modules, in :mod:`kernel_attention.features.softmax_features`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kernel_attention.errors import InputError, unknown
+from kernel_attention.features.softmax_features import SoftmaxPlusFeatures, TaylorFeatures
+from kernel_attention.tensors.statistics import accumulation_dtype
+
+FeatureMap = Callable[[Tensor, Tensor | None, bool], Tensor]
+
+SMALLEST_NORM = 1e-12  # shorter rows count as zero rows
+
+
+def cosine(x: Tensor, key_padding_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+    """x / ||x|| per token, the map of the cosine-similarity kernel (Primal-Attention, section 4.1).
+
+    The norm accumulates in float32 for 16-bit inputs; a zero row stays zero and passes no gradient.
+    """
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=accumulation_dtype(x.dtype))
+    # Dividing by a clamped norm would give a zero row the slope 1e12, which no gradient clipping survives.
+    return (x / norm.masked_fill(norm < SMALLEST_NORM, torch.inf)).to(x.dtype)
+
+
+def frobenius(x: Tensor, key_padding_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+    """X / ||X||_F per sequence and head over its real tokens (KMLSVD thesis, eq. 3-8); 0 at padded tokens.
+
+    The causal form divides token i by the norm of x_0..x_i. The norm accumulates in float32 for 16-bit
+    inputs; where it is zero the output is too, and no gradient passes.
+    """
+    if key_padding_mask is not None:
+        x = x.masked_fill(~key_padding_mask[:, None, :, None], 0.0)
+    energy = x.to(accumulation_dtype(x.dtype)).square().sum(dim=-1, keepdim=True)
+    energy = energy.cumsum(dim=2) if is_causal else energy.sum(dim=2, keepdim=True)
+    return (x * inverse_norm(energy)).to(x.dtype)
+
+
+def inverse_norm(energy: Tensor) -> Tensor:
+    """1 / ||x|| from ||x||^2; 0 with no gradient where ||x|| counts as zero."""
+    return energy.masked_fill(energy < SMALLEST_NORM**2, torch.inf).rsqrt()
+
+
+def identity(x: Tensor, key_padding_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+    """x itself, the map of the linear kernel."""
+    return x
+
+
+def elu(x: Tensor, key_padding_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+    """The map elu + 1 of Katharopoulos et al. 2020, per component: x + 1 where x > 0, exp(x) elsewhere.
+
+    Written without the detour through exp(x) - 1 + 1, which rounds every x below -17 to zero in float32.
+    """
+    return x.clamp_max(0.0).exp() + x.relu()
+
+
+def relu(x: Tensor, key_padding_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+    """max(x, 0) per component; never negative."""
+    return x.relu()
+
+
+FEATURE_MAPS: dict[str, FeatureMap] = {
+    "cosine": cosine, "elu": elu, "frobenius": frobenius, "identity": identity, "relu": relu,
+}  # fmt: skip
+FEATURE_MODULES: dict[str, type[nn.Module]] = {"softmax_plus": SoftmaxPlusFeatures, "taylor": TaylorFeatures}
+
+FeatureMapSpec = str | Mapping[str, Mapping[str, Any] | None] | FeatureMap
+"""A feature map: its name, ``{name: options}`` for one with options, or the callable itself."""
+
+
+def get_feature_map(feature_map: FeatureMapSpec, head_dim: int | None = None) -> FeatureMap:
+    """The feature map of that name; a callable of the same signature passes through.
+
+    Args:
+        feature_map: a name, ``{name: options}`` (``{"softmax_plus": {"num_features": 128, "seed": 1}}``) or a
+            callable.
+        head_dim: width p of the inputs. The maps with a state, "softmax_plus" and "taylor", need it; they
+            come as new modules, which the layer keeps as a submodule of its own.
+
+    Raises:
+        InputError: for an unknown name, option or value, or a map with a state where ``head_dim`` is not
+            given.
+    """
+    if callable(feature_map):
+        return feature_map
+    if isinstance(feature_map, Mapping) and len(feature_map) == 1:
+        ((name, given),) = feature_map.items()
+        options = dict(given or {})
+    elif isinstance(feature_map, str):
+        name, options = feature_map, {}
+    else:
+        raise InputError(f"feature_map={feature_map!r} must be a name, {{name: options}} or a callable")
+    if name in FEATURE_MAPS and not options:
+        return FEATURE_MAPS[name]
+    if name not in FEATURE_MODULES:
+        if name in FEATURE_MAPS:
+            raise InputError(f"feature_map={feature_map!r}: {name!r} has no options")
+        raise unknown("feature_map", name, [*FEATURE_MAPS, *FEATURE_MODULES])
+    if head_dim is None:
+        raise InputError(f"feature_map={feature_map!r} has a state, which this mechanism has no place for")
+    module = FEATURE_MODULES[name]
+    accepted = [key for key in inspect.signature(module).parameters if key != "head_dim"]
+    for option in options:
+        if option not in accepted:
+            raise unknown(f"option of feature_map {name!r}", option, accepted)
+    return module(head_dim, **options)
+
+
+def is_positive(feature_map: FeatureMap) -> bool:
+    """Whether <phi(x), phi(y)> is never negative, so that it can be divided by its sum over y.
+
+    A map that is none of ours is taken to be.
+    """
+    if isinstance(feature_map, TaylorFeatures):
+        return feature_map.order % 2 == 0
+    return feature_map not in (cosine, frobenius, identity)
+
+
+def is_tokenwise(feature_map: FeatureMap) -> bool:
+    """Whether phi of a token is known to depend on that token alone."""
+    return feature_map in (cosine, elu, identity, relu) or isinstance(feature_map, TaylorFeatures)

@@ -1,0 +1,261 @@
+"""Our layers in other libraries' calls: torch's nn.MultiheadAttention, timm, Hugging Face transformers.
+
+Nothing of timm or transformers is imported: a host is known by what it has and how it is called.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from torch import Tensor, nn
+
+from kernel_attention.core.layer import AttentionLayer
+from kernel_attention.hosts.masks import join_padding, kept, read_attention_mask, verify
+from kernel_attention.hosts.projections import output_owner, separate_names
+from kernel_attention.errors import InputError
+
+
+class HostedAttention(nn.Module):
+    """An attention layer behind another library's call.
+
+    Args:
+        attention: the layer.
+        dropout: the host's attention dropout, kept for the next replacement: this layer may have no use for
+            it.
+    """
+
+    def __init__(self, attention: AttentionLayer, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.attention = attention
+        self.dropout = dropout
+
+    @property
+    def embed_dim(self) -> int:
+        """Model width d."""
+        return self.attention.embed_dim
+
+    @property
+    def num_heads(self) -> int:
+        """Number of heads."""
+        return self.attention.num_heads
+
+
+class TorchAttention(HostedAttention):
+    """In the place of an ``nn.MultiheadAttention``.
+
+    Args:
+        attention: the layer.
+        dropout: see :class:`HostedAttention`.
+        batch_first: whether tensors are (B, N, d) rather than (N, B, d).
+    """
+
+    # What nn.TransformerEncoderLayer reads before it takes the fused path, which would bypass this module.
+    _qkv_same_embed_dim = False
+    in_proj_weight = None
+    in_proj_bias = None
+
+    def __init__(self, attention: AttentionLayer, dropout: float = 0.0, *, batch_first: bool = False) -> None:
+        super().__init__(attention, dropout)
+        self.batch_first = batch_first
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, None]:
+        """As nn.MultiheadAttention, with its polarity: True in a mask = ignored. No weights are returned.
+
+        Raises:
+            InputError: for key and value that differ, nested tensors, or a mask not padding or causal.
+        """
+        if key is not value:
+            raise InputError("key and value must be one tensor, of which this attention makes both")
+        if query.is_nested:
+            raise InputError("nested tensors are not supported: pass a padded tensor and key_padding_mask")
+        context = None if key is query else self._batch_first(key)
+        x = self._batch_first(query)
+        padding = None
+        if key_padding_mask is not None:
+            padding = kept(key_padding_mask, true_is_kept=False)
+            padding = padding[None] if padding.dim() == 1 else padding
+        if attn_mask is not None:
+            keep = kept(attn_mask, true_is_kept=False)
+            keep = keep[None, None] if keep.dim() == 2 else keep.unflatten(0, (x.size(0), -1))
+            masked, is_causal = read_attention_mask(keep, x.size(0), x.size(1), is_causal)
+            padding = join_padding(padding, masked)
+        y = self.attention(x, context=context, key_padding_mask=padding, is_causal=is_causal)
+        if query.dim() == 2:
+            return y[0], None
+        return (y if self.batch_first else y.transpose(0, 1)), None
+
+    def _batch_first(self, x: Tensor) -> Tensor:
+        if x.dim() == 2:
+            return x[None]
+        return x if self.batch_first else x.transpose(0, 1)
+
+    @staticmethod
+    def matches(module: nn.Module, parent: nn.Module) -> bool:
+        """Whether the module can be replaced by one of this class."""
+        return isinstance(module, nn.MultiheadAttention)
+
+    @classmethod
+    def around(cls, attention: AttentionLayer, host: nn.Module, dropout: float) -> TorchAttention:
+        """The layer with the settings of the module it replaces."""
+        return cls(attention, dropout, batch_first=bool(host.batch_first))
+
+
+class TimmAttention(HostedAttention):
+    """In the place of a timm attention: one tensor in, one tensor out.
+
+    Args:
+        attention: the layer.
+        dropout: see :class:`HostedAttention`.
+        proj_drop: dropout of the output, which in timm belongs to the attention.
+    """
+
+    def __init__(self, attention: AttentionLayer, dropout: float = 0.0, *, proj_drop: float = 0.0) -> None:
+        super().__init__(attention, dropout)
+        self.proj_drop = nn.Dropout(proj_drop)
+
+    def forward(
+        self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False, **host_arguments: Any
+    ) -> Tensor:
+        """(B, N, d) -> (B, N, d); attn_mask as in scaled_dot_product_attention: True = attended.
+
+        Raises:
+            InputError: for a mask other than padding and causal, or another argument that is not None, such
+                as rotary embeddings or the mask of a shifted window.
+        """
+        _refuse_others(host_arguments)
+        padding = None
+        if attn_mask is not None:
+            keep = kept(attn_mask, true_is_kept=True)
+            keep = keep[(None,) * (4 - keep.dim())]
+            padding, is_causal = read_attention_mask(keep, x.size(0), x.size(1), is_causal)
+        return self.proj_drop(self.attention(x, key_padding_mask=padding, is_causal=is_causal))
+
+    @staticmethod
+    def matches(module: nn.Module, parent: nn.Module) -> bool:
+        """Whether the module can be replaced by one of this class."""
+        inputs = isinstance(getattr(module, "qkv", None), nn.Linear) or separate_names(module) is not None
+        output = isinstance(getattr(module, "proj", None), nn.Linear)
+        return inputs and output and hasattr(module, "num_heads") and "x" in _parameters(module)
+
+    @classmethod
+    def around(cls, attention: AttentionLayer, host: nn.Module, dropout: float) -> TimmAttention:
+        """The layer with the settings of the module it replaces."""
+        proj_drop = getattr(host, "proj_drop", None)
+        return cls(attention, dropout, proj_drop=proj_drop.p if isinstance(proj_drop, nn.Dropout) else 0.0)
+
+
+class TransformersAttention(HostedAttention):
+    """In the place of a Hugging Face self-attention: (output, None) out.
+
+    Args:
+        attention: the layer.
+        dropout: see :class:`HostedAttention`.
+        is_causal: whether the host is a decoder.
+    """
+
+    # Arguments that change nothing here: those every module of a model receives ...
+    _HARMLESS = frozenset(
+        (
+            *("position_ids", "cache_position", "use_cache", "output_attentions", "output_hidden_states"),
+            *("return_dict", "num_items_in_batch", "interpolate_pos_encoding"),
+        )
+    )
+    # ... and, of a host's signature, those that an encoder leaves at None.
+    _KNOWN = _HARMLESS | frozenset(
+        (
+            *("hidden_states", "attention_mask", "is_causal", "kwargs", "head_mask", "layer_head_mask"),
+            *("past_key_values", "past_key_value", "key_value_states"),
+            *("encoder_hidden_states", "encoder_attention_mask"),
+        )
+    )
+
+    def __init__(self, attention: AttentionLayer, dropout: float = 0.0, *, is_causal: bool = False) -> None:
+        super().__init__(attention, dropout)
+        self.is_causal = is_causal
+
+    def forward(
+        self, hidden_states: Tensor, attention_mask: Tensor | None = None, **host_arguments: Any
+    ) -> tuple[Tensor, None]:
+        """As the host's self-attention.
+
+        Args:
+            hidden_states: (B, N, d).
+            attention_mask: (B, N), 1 = real token; or (B, 1, N or 1, N), bool (True = attended) or additive:
+                what the host's "flash_attention_2", "sdpa" and "eager" implementations receive.
+            host_arguments: must be None, but for those without effect here.
+
+        Raises:
+            InputError: for a mask other than padding and causal, a key-value cache, or position embeddings.
+        """
+        if host_arguments.get("past_key_values") is not None:
+            raise InputError(
+                "past_key_values: this attention keeps no key-value cache; call with use_cache=False"
+            )
+        is_causal = host_arguments.pop("is_causal", None)
+        is_causal = self.is_causal if is_causal is None else is_causal
+        _refuse_others(host_arguments, self._HARMLESS)
+        padding = None
+        if attention_mask is not None:
+            if not isinstance(attention_mask, Tensor) or attention_mask.dim() not in (2, 4):
+                raise InputError("attention_mask must be a tensor (B, N) or (B, 1, N, N)")
+            if attention_mask.dim() == 2:
+                padding = attention_mask != 0
+                known = (attention_mask == 1) | ~padding
+                verify(known.all(), "attention_mask (B, N) must be 1 for a real token and 0 for padding")
+            else:
+                keep = kept(attention_mask, true_is_kept=True)
+                batch, length = hidden_states.shape[:2]
+                padding, is_causal = read_attention_mask(keep, batch, length, is_causal)
+        return self.attention(hidden_states, key_padding_mask=padding, is_causal=is_causal), None
+
+    @staticmethod
+    def matches(module: nn.Module, parent: nn.Module) -> bool:
+        """Whether the module can be replaced by one of this class."""
+        complete = separate_names(module) is not None and output_owner(module, parent) is not None
+        return complete and "hidden_states" in _parameters(module)
+
+    @classmethod
+    def require_usable(cls, host: nn.Module) -> None:
+        """InputError for a host that is called with what no layer of ours can use: rotary positions."""
+        foreign = [name for name in _parameters(host) if name not in cls._KNOWN]
+        if foreign:
+            raise InputError(
+                f"{type(host).__name__} is called with {', '.join(foreign)}, which no attention here can use"
+            )
+
+    @classmethod
+    def around(cls, attention: AttentionLayer, host: nn.Module, dropout: float) -> TransformersAttention:
+        """The layer with the settings of the module it replaces."""
+        return cls(attention, dropout, is_causal=bool(getattr(host, "is_causal", False)))
+
+
+HOSTS: tuple[type[TorchAttention] | type[TimmAttention] | type[TransformersAttention], ...] = (
+    TorchAttention,
+    TimmAttention,
+    TransformersAttention,
+)
+
+
+def _parameters(module: nn.Module) -> Any:
+    return inspect.signature(module.forward).parameters
+
+
+def _refuse_others(arguments: dict[str, Any], harmless: frozenset[str] = frozenset()) -> None:
+    given = [
+        name
+        for name, value in arguments.items()
+        if name not in harmless and value is not None and value is not False
+    ]
+    if given:
+        raise InputError(f"the host passes {', '.join(given)}, which this attention has no use for")

@@ -1,0 +1,133 @@
+"""What a host's attention module says of itself: sizes, dropout, longest sequence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from kernel_attention.core.layer import AttentionLayer
+from kernel_attention.hosts.known import HostedAttention
+from kernel_attention.hosts.projections import Source, projections
+from kernel_attention.errors import InputError
+
+_HEADS = ("num_heads", "num_attention_heads", "n_heads")
+_DROPOUTS = ("attn_drop", "attention_dropout", "dropout")
+
+
+@dataclass(frozen=True)
+class HostDescription:
+    """What a new layer takes over; ``sources`` by our names, ``q_proj.weight`` and so on."""
+
+    embed_dim: int
+    num_heads: int
+    dropout: float
+    sources: Mapping[str, Source]
+    like: Tensor
+
+    @property
+    def bias(self) -> bool:
+        """Whether any projection has a bias."""
+        return any(name.endswith(".bias") for name in self.sources)
+
+
+def describe(module: nn.Module, parent: nn.Module) -> HostDescription:
+    """Read a module that a class of :data:`HOSTS` matches, one of our layers, or one of ours in a host.
+
+    Raises:
+        InputError: for a module that is not a plain map from d to d features.
+    """
+    inner = module.attention if isinstance(module, HostedAttention) else module
+    sources = dict(projections(inner, parent))
+    if isinstance(module, nn.MultiheadAttention):
+        _require_plain(module)
+    embed_dim = (
+        inner.embed_dim if isinstance(inner, AttentionLayer) else sources["q_proj.weight"].tensor.size(1)
+    )
+    out = sources.get("out_proj.weight")
+    if out is not None and out.tensor.size(0) != embed_dim:
+        raise InputError(
+            f"{type(module).__name__} maps {embed_dim} features to {out.tensor.size(0)}, expected as many"
+        )
+    like = next((source.parameter for source in sources.values()), None)
+    if like is None:
+        like = next(inner.parameters())
+    return HostDescription(embed_dim, _heads(module), _dropout(module, parent), sources, like)
+
+
+def known_sizes(owners: Sequence[nn.Module]) -> dict[str, Any]:
+    """What the nearest of a layer's owners (outermost first) says of its tokens, as options of our layers.
+
+    Returns:
+        ``max_len``, and of a vision model ``grid_size`` and ``class_tokens``; whatever is known.
+    """
+    for owner in reversed(owners):
+        if sizes := _own_sizes(owner) or _timm_sizes(owner) or _transformers_sizes(owner):
+            return sizes
+    return {}
+
+
+def _own_sizes(owner: nn.Module) -> dict[str, Any]:
+    max_len = getattr(owner, "max_len", None)
+    return {"max_len": max_len} if isinstance(max_len, int) else {}
+
+
+def _timm_sizes(owner: nn.Module) -> dict[str, Any]:
+    grid = getattr(getattr(owner, "patch_embed", None), "grid_size", None)
+    if not isinstance(grid, tuple):
+        return {}
+    class_tokens = getattr(owner, "num_prefix_tokens", 0)
+    return {"max_len": math.prod(grid) + class_tokens, "grid_size": grid, "class_tokens": class_tokens}
+
+
+def _transformers_sizes(owner: nn.Module) -> dict[str, Any]:
+    embeddings = getattr(owner, "embeddings", None)
+    for name in ("position_embeddings", "position_embedding"):
+        table = getattr(embeddings, name, None)
+        if isinstance(table, nn.Embedding):
+            return {"max_len": table.num_embeddings}
+        if isinstance(table, nn.Parameter) and table.dim() == 3:
+            return {"max_len": table.size(1), **_image_grid(embeddings, table.size(1))}
+    return {}
+
+
+def _image_grid(embeddings: object, num_tokens: int) -> dict[str, Any]:
+    patches = getattr(embeddings, "patch_embeddings", None)
+    image, patch = (getattr(patches, name, None) for name in ("image_size", "patch_size"))
+    if not isinstance(image, Sequence) or not isinstance(patch, Sequence):
+        return {}
+    grid = (image[0] // patch[0], image[1] // patch[1])
+    return {"grid_size": grid, "class_tokens": num_tokens - math.prod(grid)}
+
+
+def _require_plain(module: nn.MultiheadAttention) -> None:
+    if not module._qkv_same_embed_dim:
+        raise InputError(
+            f"MultiheadAttention with kdim={module.kdim} and vdim={module.vdim} cannot be replaced, "
+            f"expected both to be embed_dim={module.embed_dim}"
+        )
+    if module.add_zero_attn:
+        raise InputError("MultiheadAttention with add_zero_attn=True cannot be replaced")
+
+
+def _heads(module: nn.Module) -> int:
+    for owner in (module, getattr(module, "config", None)):
+        for name in _HEADS:
+            if isinstance(heads := getattr(owner, name, None), int):
+                return heads
+    raise InputError(f"{type(module).__name__} does not say how many heads it has")
+
+
+def _dropout(module: nn.Module, parent: nn.Module) -> float:
+    """Probability of dropping an attention weight; our encoder keeps one dropout for the whole layer."""
+    for owner in (module, parent) if isinstance(module, AttentionLayer) else (module,):
+        for name in _DROPOUTS:
+            value = getattr(owner, name, None)
+            if isinstance(value, nn.Dropout):
+                return value.p
+            if isinstance(value, float):
+                return value
+    return 0.0

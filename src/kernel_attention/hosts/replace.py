@@ -1,0 +1,203 @@
+"""Any attention layer of a model swapped for one of ours, in place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from torch import nn
+
+from kernel_attention.core.layer import AttentionLayer
+from kernel_attention.core.registry import AttentionSpec, create_attention, get_mechanism, layer_specs
+from kernel_attention.hosts.known import HostedAttention, TransformersAttention
+from kernel_attention.hosts.projections import Source, carry, output_owner
+from kernel_attention.hosts.reading import HostDescription, describe, known_sizes
+from kernel_attention.hosts.sites import Site, find_sites, select
+from kernel_attention.errors import InputError
+
+PATTERNS: Mapping[str, Mapping[int | str, AttentionSpec]] = MappingProxyType(
+    {
+        "primalformer": {"all": "primal"},
+        "primal+": {"last": "primal"},
+        "symvit": {"all": "symmetric"},
+        "rpc-first": {"first": ("rpc", {"iterations": 4, "lam": 4.0})},
+        "rpc-all": {"all": ("rpc", {"iterations": 2, "lam": 3.0})},
+        "flt": {"all": "multilinear"},
+        "llt": {"last": "multilinear"},
+    }
+)
+"""Which layers the papers replace: Primal-Attention's PrimalFormer and Primal.+, the kernel-PCA paper's
+SymViT and its two RPC settings, the KMLSVD thesis's FLT (every layer) and LLT (the last)."""
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """What became of one layer.
+
+    Attributes:
+        layer: index among the model's self-attention layers; None for cross-attention.
+        path: dotted name of the module.
+        old: class of what was there.
+        attention: name of the mechanism that is there now.
+        options: its options, those taken from the host included.
+        carried: its parameters that hold the host's values.
+        new: its parameters that start anew.
+        dropped: the host's parameters that nothing took over.
+    """
+
+    layer: int | None
+    path: str
+    old: str
+    attention: str
+    options: Mapping[str, Any]
+    carried: tuple[str, ...]
+    new: tuple[str, ...]
+    dropped: tuple[str, ...]
+
+    def __str__(self) -> str:
+        options = ", ".join(f"{key}={value}" for key, value in self.options.items())
+        number = "cross-attention" if self.layer is None else f"layer {self.layer}"
+        lines = [f"{number} ({self.path}): {self.old} -> {self.attention}({options})"]
+        for what in ("carried", "new", "dropped"):
+            lines.append(f"  {what + ':':9}{', '.join(getattr(self, what)) or 'nothing'}")
+        return "\n".join(lines)
+
+
+class ReplacementReport(tuple[Replacement, ...]):
+    """The layers replaced, first to last; ``str`` is for reading."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return "\n".join(str(replacement) for replacement in self)
+
+
+def replace_attention(
+    model: nn.Module, layers: Mapping[int | str, AttentionSpec], **options: Any
+) -> ReplacementReport:
+    """Replace attention layers of a torch, timm, Hugging Face or kernel-attention model, in place.
+
+    Projection weights are carried over where shapes allow, fused ones part by part; device, dtype, training
+    mode and requires_grad stay as they were. Width, heads and biases come from the host, as do the options
+    ``dropout``, ``max_len`` and a vision model's ``grid_size`` and ``class_tokens``, where the mechanism has
+    them and the host knows the value. When anything is refused the model is unchanged.
+
+    Create the optimizer afterwards: the layers have other parameters now. Weights saved from a changed model
+    load into another one changed in the same way.
+
+    Args:
+        model: any module that holds attention layers (``nn.MultiheadAttention``, timm's and transformers'
+            self-attention, ours).
+        layers: {which: mechanism}. Which: an index (negative from the end), "all", "first", "last",
+            "first-K", "last-K", or the dotted name of the attention module or of the one module around it.
+            Mechanism: a name, ``(name, options)`` or ``{name: options}``. :data:`PATTERNS` has the papers'.
+        options: options of every layer replaced; those given with a mechanism win.
+
+    Returns:
+        One record per layer, with what was carried, what is new and what was dropped.
+
+    Raises:
+        InputError: for a layer or mechanism that does not exist, a layer chosen twice, an option that the
+            mechanism does not have, or a host that is not a plain map from d to d features.
+    """
+    if not isinstance(layers, Mapping) or not layers:
+        raise InputError(
+            f"layers={layers!r} must be a mapping such as {{-1: 'primal'}} or {{'all': 'softmax'}}"
+        )
+    sites = find_sites(model)
+    if not sites:
+        raise InputError(
+            f"model: {type(model).__name__} holds no attention layer that can be replaced "
+            "(nn.MultiheadAttention, timm's or transformers' self-attention, or a layer of kernel-attention)"
+        )
+    numbered = [site.path for site in sites if not site.cross]
+    plans: dict[str, _Plan] = {}
+    for key, spec in layers.items():
+        name, own = layer_specs(spec, 1)[0]
+        for site in select(key, sites):
+            if site.path in plans:
+                raise InputError(f"layers: {site.path} is chosen twice, the second time by {key!r}")
+            plans[site.path] = _Plan.make(site, name, {**options, **own})
+    chosen = [plans[site.path] for site in sites if site.path in plans]
+    report = ReplacementReport(
+        plan.record(numbered.index(plan.site.path) if not plan.site.cross else None) for plan in chosen
+    )
+    for plan in chosen:
+        plan.install()
+    return report
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """A layer made but not yet put in place, so that an error leaves the model as it was."""
+
+    site: Site
+    host: HostDescription
+    name: str
+    options: Mapping[str, Any]
+    layer: AttentionLayer
+    carried: tuple[str, ...]
+
+    @classmethod
+    def make(cls, site: Site, name: str, options: dict[str, Any]) -> _Plan:
+        mechanism = get_mechanism(name)
+        if site.cross and not mechanism.cross:
+            raise InputError(f"layers: {site.path} is cross-attention, which {name!r} does not have")
+        if site.host_class is TransformersAttention:
+            TransformersAttention.require_usable(site.module)
+        host = describe(site.module, site.owners[-1])
+        # Options that only the host can know; the user's own come last.
+        shared = {"bias": host.bias, "dropout": host.dropout, **known_sizes(site.owners)}
+        options = {**{key: value for key, value in shared.items() if key in mechanism.options}, **options}
+        layer = create_attention(name, host.embed_dim, host.num_heads, **options)
+        layer.to(device=host.like.device, dtype=host.like.dtype).train(site.module.training)
+        return cls(site, host, name, options, layer, carry(layer, host.sources))
+
+    def record(self, index: int | None) -> Replacement:
+        module = self.site.module
+        old = module.attention if isinstance(module, HostedAttention) else module
+        names = [name for name, _ in self.layer.named_parameters()]
+        return Replacement(
+            index,
+            self.site.path,
+            type(old).__name__,
+            self.name,
+            MappingProxyType(dict(self.options)),
+            self.carried,
+            tuple(name for name in names if name not in self.carried),
+            _dropped(old, self.host.sources, self.carried),
+        )
+
+    def install(self) -> None:
+        module, host_class = self.site.module, self.site.host_class
+        if isinstance(module, HostedAttention):
+            module.attention = self.layer
+            return
+        new: nn.Module = self.layer
+        if host_class is not None:
+            new = host_class.around(self.layer, module, self.host.dropout).train(module.training)
+        if host_class is TransformersAttention:
+            _settle_transformers(module, self.site.owners[-1])
+        for owner in self.site.owners:
+            if isinstance(owner, nn.TransformerEncoder):
+                owner.use_nested_tensor = False  # it would pass nested tensors in eval mode
+        for parent, name in self.site.places:
+            setattr(parent, name, new)
+
+
+def _settle_transformers(module: nn.Module, parent: nn.Module) -> None:
+    """Our layer has its own output projection and no key-value cache: the host's must go."""
+    owner = output_owner(module, parent)
+    if owner is not None and owner[0] is not module:
+        setattr(owner[0], owner[1], nn.Identity())
+    config: Any = getattr(module, "config", None)
+    if getattr(module, "is_causal", False) and hasattr(config, "use_cache"):
+        config.use_cache = False
+
+
+def _dropped(old: nn.Module, sources: Mapping[str, Source], carried: tuple[str, ...]) -> tuple[str, ...]:
+    parts = [source.label for name, source in sources.items() if name not in carried]
+    known = {id(source.parameter) for source in sources.values()}
+    return (*parts, *(name for name, parameter in old.named_parameters() if id(parameter) not in known))

@@ -1,0 +1,121 @@
+"""The attention layers of a model: where they are, and which of them a person means."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from kernel_attention.core.layer import AttentionLayer
+from kernel_attention.hosts.known import (
+    HOSTS,
+    HostedAttention,
+    TimmAttention,
+    TorchAttention,
+    TransformersAttention,
+)
+from kernel_attention.errors import InputError, unknown
+
+HostClass = type[TorchAttention] | type[TimmAttention] | type[TransformersAttention]
+
+_PATTERN = re.compile(r"all|(first|last)(?:-([1-9]\d*))?")
+CROSS = re.compile(r"cross|multihead_attn|encoder_attn")
+
+
+@dataclass
+class Site:
+    """An attention layer in a model.
+
+    Attributes:
+        path: dotted name.
+        module: the attention module.
+        owners: the modules around it, the model first.
+        host_class: the class of its replacement; None for a layer of ours, and for one that is in a host
+            already.
+        cross: whether it is cross-attention, which has no index.
+        places: every (parent, name) that holds the module.
+    """
+
+    path: str
+    module: nn.Module
+    owners: tuple[nn.Module, ...]
+    host_class: HostClass | None
+    cross: bool
+    places: list[tuple[nn.Module, str]] = field(default_factory=list)
+
+
+def find_sites(model: nn.Module) -> list[Site]:
+    """Every attention layer that can be replaced, in the order of definition; a shared one counts once."""
+    sites: dict[int, Site] = {}
+    for site in _walk(model, (model,), ""):
+        sites.setdefault(id(site.module), site).places.append((site.owners[-1], site.path.rpartition(".")[2]))
+    return list(sites.values())
+
+
+def select(key: object, sites: Sequence[Site]) -> list[Site]:
+    """The layers a key names: an index, a pattern, or a module's dotted name.
+
+    Raises:
+        InputError: for a key that names none, or more than one by the name of a module around them.
+    """
+    numbered = [site for site in sites if not site.cross]
+    if isinstance(key, str):
+        if match := _PATTERN.fullmatch(key):
+            return _by_pattern(key, match, numbered)
+        return [_by_name(key, sites, numbered)]
+    if isinstance(key, bool) or not hasattr(key, "__index__"):
+        raise InputError(
+            f"layers: key {key!r} must be an index, 'all', 'first', 'last', 'first-K', 'last-K' "
+            "or a module's name"
+        )
+    index = operator.index(key)
+    if not -len(numbered) <= index < len(numbered):
+        raise InputError(
+            f"layers: index {index} is out of range; the model has {len(numbered)} attention layers"
+        )
+    return [numbered[index]]
+
+
+def _by_pattern(key: str, match: re.Match[str], numbered: list[Site]) -> list[Site]:
+    if match[1] is None:
+        return numbered
+    count = int(match[2] or 1)
+    if count > len(numbered):
+        raise InputError(f"layers: {key!r} asks for more than the model's {len(numbered)} attention layers")
+    return numbered[:count] if match[1] == "first" else numbered[-count:]
+
+
+def _by_name(name: str, sites: Sequence[Site], numbered: list[Site]) -> Site:
+    for site in sites:
+        if site.path == name:
+            return site
+    inside = [site for site in numbered if site.path.startswith(f"{name}.")]
+    if not inside:
+        raise unknown("layer", name, [site.path for site in sites])
+    if len(inside) > 1:
+        raise InputError(
+            f"layers: {name!r} holds {len(inside)} attention layers; name one of {_paths(inside)}"
+        )
+    return inside[0]
+
+
+def _paths(sites: list[Site]) -> str:
+    return ", ".join(site.path for site in sites)
+
+
+def _walk(module: nn.Module, owners: tuple[nn.Module, ...], prefix: str) -> Iterator[Site]:
+    for name, child in module._modules.items():  # named_children() would hide a module's second place
+        if child is None:
+            continue
+        path = f"{prefix}{name}"
+        cross = CROSS.search(path) is not None
+        host_class = next((host for host in HOSTS if host.matches(child, module)), None)
+        if host_class is TransformersAttention and cross:
+            continue  # called with key-value caches of its own
+        if host_class is not None or isinstance(child, (AttentionLayer, HostedAttention)):
+            yield Site(path, child, owners, host_class, cross)
+        else:
+            yield from _walk(child, (*owners, child), f"{path}.")

@@ -1,0 +1,224 @@
+"""The kernel-PCA family: attention with robust principal components, and Scaled Attention.
+
+Source: Teo, Nguyen, "Unveiling the Hidden Structure of Self-Attention via Kernel Principal Component
+Analysis", NeurIPS 2024 (algorithm 1 and definition 1; eq. 12, remark 3 and appendix E.1).
+
+Legend: B batch, h heads, N queries, S keys (S = N in self-attention), p head width, d = h p model width.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kernel_attention.errors import InputError, unknown
+from kernel_attention.mechanisms.softmax.functional import softmax_attention
+from kernel_attention.tensors.statistics import accumulation_dtype, running_mean, valid_ranks
+from kernel_attention.tensors.shrinkage import shrink
+
+Convention = Literal["released", "paper"]
+CONVENTIONS = ("released", "paper")
+
+_SMALLEST_MEAN = 1e-12  # of |k|; below it the keys count as zero and the released threshold stops growing
+
+
+class PrincipalPursuit(NamedTuple):
+    """Where Principal Attention Pursuit ends, each (B, h, N, p).
+
+    ``low_rank`` is L, the output; ``sparse`` is S, what was taken out of the keys as corruption; ``cleaned``
+    is T = K - S - Y/mu of the last step, whose attention matrix made L.
+    """
+
+    low_rank: Tensor
+    sparse: Tensor
+    cleaned: Tensor
+
+
+def principal_attention_pursuit(
+    k: Tensor,
+    v: Tensor,
+    *,
+    q: Tensor | None = None,
+    iterations: int = 4,
+    lam: float = 4.0,
+    convention: Convention = "released",
+    key_padding_mask: Tensor | None = None,
+    is_causal: bool = False,
+    dropout_p: float = 0.0,
+) -> PrincipalPursuit:
+    """Principal Attention Pursuit (algorithm 1): n ADMM steps on K = L + S, attention as the low-rank step.
+
+    From S = Y = L = 0, n times::
+
+        S <- shrink(K - L + Y/mu, tau)
+        T <- K - S - Y/mu
+        L <- softmax(T T^T / sqrt(p)) V
+        Y <- Y + mu (K - L - S)
+
+    Y is kept as Y/mu, so mu enters through the threshold tau alone (:func:`pursuit_threshold`) and zero keys
+    divide nothing. The recursion runs in float32 for 16-bit inputs; every step is one fused attention.
+
+    Args:
+        k: keys, the data matrix K, (B, h, N, p).
+        v: values, (B, h, N, p).
+        q: queries, (B, h, N, p): L <- softmax(q T^T / sqrt(p)) V, the asymmetric form of appendix E.10.
+        iterations: n.
+        lam: lambda, the weight of the 1-norm of S.
+        convention: what the threshold is, see :func:`pursuit_threshold`.
+        key_padding_mask: (B, N), True = real token.
+        is_causal: row i reads rows 0..i only, with a step size mu_i of its own from that prefix. This is not
+            the non-causal form of each prefix, where the earlier rows would change with i.
+        dropout_p: probability of dropping an attention weight in the last step.
+    """
+    threshold = pursuit_threshold(
+        k, lam, convention=convention, key_padding_mask=key_padding_mask, is_causal=is_causal
+    )
+    data = k.to(accumulation_dtype(k.dtype))
+    if key_padding_mask is not None:
+        data = data.masked_fill(~key_padding_mask[:, None, :, None], 0.0)
+    low_rank = sparse = cleaned = dual = torch.zeros_like(data)
+    for step in range(iterations):
+        sparse = shrink(data - low_rank + dual, threshold)
+        cleaned = data - sparse - dual
+        keys = cleaned.to(k.dtype)
+        low_rank = softmax_attention(
+            keys if q is None else q, keys, v, key_padding_mask=key_padding_mask, is_causal=is_causal,
+            dropout_p=dropout_p if step == iterations - 1 else 0.0,
+        )  # fmt: skip
+        dual = dual + data - low_rank - sparse
+    return PrincipalPursuit(low_rank, sparse, cleaned)
+
+
+def pursuit_threshold(
+    k: Tensor,
+    lam: float,
+    *,
+    convention: Convention = "released",
+    key_padding_mask: Tensor | None = None,
+    is_causal: bool = False,
+) -> Tensor:
+    """The threshold tau of the sparse step, (B, h, 1, 1), or (B, h, N, 1) causal: float32 or better.
+
+    With m the mean of |k| over the real tokens of a sequence and head (of the prefix where causal):
+
+    * ``"paper"`` (definition 1): tau = lambda / mu, mu = N p / (4 ||K||_1), hence tau = 4 lambda m.
+    * ``"released"``, the authors' code: tau = lambda mu with the model width in mu, mu = N d / (4 ||K||_1),
+      hence tau = lambda h / (4 m). Keys that are all zero count as m = 1e-12.
+
+    The gradient flows through mu, as in the released code.
+
+    Args:
+        k: keys, (B, h, N, p).
+        lam: lambda.
+        convention: "released" or "paper".
+        key_padding_mask: (B, N), True = real token.
+        is_causal: row i averages over tokens 0..i only.
+    """
+    if convention not in CONVENTIONS:
+        raise unknown("convention", convention, CONVENTIONS)
+    norm = torch.linalg.vector_norm(k, ord=1, dim=-1, keepdim=True, dtype=accumulation_dtype(k.dtype))
+    if is_causal:
+        mean = running_mean(norm, key_padding_mask) / k.size(-1)
+    elif key_padding_mask is None:
+        mean = norm.mean(dim=2, keepdim=True) / k.size(-1)
+    else:
+        real = key_padding_mask[:, None, :, None]
+        total = norm.masked_fill(~real, 0.0).sum(dim=2, keepdim=True)
+        mean = total / (real.sum(dim=2, keepdim=True).clamp_min(1) * k.size(-1))
+    if convention == "paper":
+        return 4 * lam * mean
+    return lam * k.size(1) / (4 * mean.clamp_min(_SMALLEST_MEAN))
+
+
+def rpc_attention(
+    k: Tensor,
+    v: Tensor,
+    *,
+    q: Tensor | None = None,
+    iterations: int = 4,
+    lam: float = 4.0,
+    convention: Convention = "released",
+    key_padding_mask: Tensor | None = None,
+    is_causal: bool = False,
+    dropout_p: float = 0.0,
+) -> Tensor:
+    """RPC-Attention (definition 1): L of :func:`principal_attention_pursuit`, (B, h, N, p).
+
+    The arguments are those of that function. Costs ``iterations`` times an attention. With one step
+    and a threshold above every |k| it is the symmetric attention of k; with a threshold that nothing ever
+    exceeds (lambda -> infinity) S stays 0 and T_1 = K, T_{n+1} = T_n + L_n - K.
+    """
+    return principal_attention_pursuit(
+        k, v, q=q, iterations=iterations, lam=lam, convention=convention, key_padding_mask=key_padding_mask,
+        is_causal=is_causal, dropout_p=dropout_p,
+    ).low_rank  # fmt: skip
+
+
+def scaled_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    s: Tensor | None = None,
+    alpha: Tensor | None = None,
+    key_padding_mask: Tensor | None = None,
+    is_causal: bool = False,
+    dropout_p: float = 0.0,
+) -> Tensor:
+    """Scaled Attention (eq. 12): A (I - S) v with A = softmax(q k^T / sqrt(p)).
+
+    S is either a learnt matrix or alpha A_sym, A_sym = softmax(k k^T / sqrt(p)): it relates keys to keys, so
+    keys and values may come from another sequence than the queries.
+
+    Args:
+        q: queries, (B, h, N, p).
+        k: keys, (B, h, S, p).
+        v: values, (B, h, S, p_v).
+        s: S itself, (h, M, M) with M at least the number of keys: its leading block is used. A token's row
+            and column are its rank among the real tokens: any mask gives what those alone would get.
+        alpha: the scalar of alpha A_sym, one element. Give ``s`` or ``alpha``.
+        key_padding_mask: (B, S), True = real token.
+        is_causal: query i sees keys 0..i only, and of S only the lower triangle is read.
+        dropout_p: probability of dropping a weight of A.
+
+    Returns:
+        (B, h, N, p_v). S = 0 gives softmax attention.
+
+    Raises:
+        InputError: for both or none of ``s`` and ``alpha``, or more keys than ``s`` has rows.
+    """
+    if s is not None and alpha is None:
+        correction = _matrix_product(s, v, key_padding_mask, is_causal)
+    elif alpha is not None and s is None:
+        similar = softmax_attention(k, k, v, key_padding_mask=key_padding_mask, is_causal=is_causal)
+        correction = alpha * similar
+    else:
+        raise InputError("scaled_attention needs one of s and alpha")
+    values = (v - correction).to(v.dtype)
+    return softmax_attention(
+        q, k, values, key_padding_mask=key_padding_mask, is_causal=is_causal, dropout_p=dropout_p
+    )
+
+
+def _matrix_product(s: Tensor, v: Tensor, key_padding_mask: Tensor | None, is_causal: bool) -> Tensor:
+    """S v with S indexed by the ranks of the real tokens; s (h, M, M), v (B, h, S, p_v) -> (B, h, S, p_v)."""
+    length = v.size(2)
+    if length > s.size(-1):
+        raise InputError(f"sequence length {length} exceeds max_len={s.size(-1)}, the size of the learnt S")
+    s = s[:, :length, :length]
+    if is_causal:
+        s = s.tril()
+    if key_padding_mask is None:
+        return _over_batch(s, v)
+    # Moving N x p_v values costs less than moving the N x N entries of S for every sequence.
+    order = torch.argsort(~key_padding_mask, dim=1, stable=True)[:, None, :, None].expand_as(v)
+    ranks = valid_ranks(key_padding_mask).clamp_min(0)[:, None, :, None].expand_as(v)
+    packed = v.masked_fill(~key_padding_mask[:, None, :, None], 0.0).gather(2, order)
+    return _over_batch(s, packed).gather(2, ranks)
+
+
+def _over_batch(s: Tensor, v: Tensor) -> Tensor:
+    # einsum folds the batch into the columns; a broadcast matmul would copy s for every sequence.
+    return torch.einsum("hij,bhjp->bhip", s, v)

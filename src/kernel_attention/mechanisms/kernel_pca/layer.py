@@ -1,0 +1,210 @@
+"""The kernel-PCA layers: RPC-Attention and Scaled Attention (Teo & Nguyen, NeurIPS 2024)."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from kernel_attention.mechanisms.kernel_pca.functional import principal_attention_pursuit, scaled_attention
+from kernel_attention.mechanisms.softmax.functional import softmax_attention
+from kernel_attention.core.layer import AttentionLayer, require_positive, require_probability
+from kernel_attention.errors import InputError, unknown
+from kernel_attention.mechanisms.kernel_pca.functional import CONVENTIONS, Convention, PrincipalPursuit
+
+_SCALINGS = ("symmetric", "matrix")
+
+
+class RobustPrincipalAttention(AttentionLayer):
+    """Attention with robust principal components (RPC-Attention, definition 1): n steps split K in L + S.
+
+    The paper's settings are ``iterations`` 4, 5 or 6 with ``lam=4`` in the first layer only, or 2 with
+    ``lam=3`` in every layer. Causal calls use a step size per prefix, which is not the non-causal form of
+    each prefix; see :func:`kernel_attention.functional.principal_attention_pursuit`.
+
+    Args:
+        embed_dim: model width d.
+        num_heads: number of heads; divides d.
+        iterations: n, the steps of Principal Attention Pursuit.
+        lam: lambda, the weight of the 1-norm of S.
+        symmetric: the cleaned keys attend to themselves (the paper's mechanism); False: queries of their own
+            attend to them (appendix E.10).
+        convention: threshold of the sparse step, "released" (lambda mu, the authors' code) or "paper"
+            (lambda / mu, as printed); see :func:`kernel_attention.functional.pursuit_threshold`.
+        dropout: probability of dropping an attention weight of the last step in training.
+        bias: whether the projections have biases.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        iterations: int = 4,
+        lam: float = 4.0,
+        symmetric: bool = True,
+        convention: Convention = "released",
+        dropout: float = 0.0,
+        bias: bool = True,
+    ) -> None:
+        super().__init__(embed_dim, num_heads)
+        require_positive(iterations=iterations)
+        if not 0.0 < lam < math.inf:
+            raise InputError(f"lam={lam!r} must be a positive number")
+        if convention not in CONVENTIONS:
+            raise unknown("convention", convention, CONVENTIONS)
+        require_probability(dropout=dropout)
+        self.iterations = iterations
+        self.lam = lam
+        self.symmetric = symmetric
+        self.convention: Convention = convention
+        self.dropout = dropout
+        self.q_proj = None if symmetric else nn.Linear(embed_dim, embed_dim, bias=bias)
+        self.k_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
+        self.v_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
+        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
+
+    def attend(
+        self, x: Tensor, context: Tensor | None, key_padding_mask: Tensor | None, is_causal: bool
+    ) -> Tensor:
+        """See :class:`AttentionLayer`."""
+        pursuit = self.pursuit(x, key_padding_mask=key_padding_mask, is_causal=is_causal)
+        return self.out_proj(self.merge_heads(pursuit.low_rank))
+
+    def pursuit(
+        self, x: Tensor, *, key_padding_mask: Tensor | None = None, is_causal: bool = False
+    ) -> PrincipalPursuit:
+        """L, S and T of the last step, each (B, h, N, p): S is what the layer takes for corruption."""
+        return principal_attention_pursuit(
+            self.split_heads(self.k_proj(x)),
+            self.split_heads(self.v_proj(x)),
+            q=self._queries(x),
+            iterations=self.iterations,
+            lam=self.lam,
+            convention=self.convention,
+            key_padding_mask=key_padding_mask,
+            is_causal=is_causal,
+            dropout_p=self.dropout if self.training else 0.0,
+        )
+
+    def kernel_matrix(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
+        """The attention matrix of the last step, (B, h, N, N); for analysis, O(N^2)."""
+        cleaned = self.pursuit(x, key_padding_mask=key_padding_mask).cleaned.to(x.dtype)
+        queries = self._queries(x)
+        attention = softmax_attention(
+            cleaned if queries is None else queries,
+            cleaned,
+            _unit_values(cleaned, key_padding_mask),
+            key_padding_mask=key_padding_mask,
+        )
+        return _zero_padded_rows(attention, key_padding_mask)
+
+    def _queries(self, x: Tensor) -> Tensor | None:
+        return None if self.q_proj is None else self.split_heads(self.q_proj(x))
+
+    def extra_repr(self) -> str:
+        """The options, for print(model)."""
+        return (
+            f"{self.embed_dim}, {self.num_heads}, iterations={self.iterations}, lam={self.lam}, "
+            f"symmetric={self.symmetric}, convention={self.convention!r}"
+        )
+
+
+class ScaledAttention(AttentionLayer):
+    """Scaled Attention A (I - S) V (eq. 12), with S learnt in one of the paper's two parameterisations.
+
+    Both start at S = 0, which is softmax attention.
+
+    Args:
+        embed_dim: model width d.
+        num_heads: number of heads; divides d.
+        scaling: "symmetric": S = alpha softmax(k k^T / sqrt(p)) with a learnt scalar ``alpha``, any length;
+            "matrix": S is a learnt parameter ``s`` of shape (h, max_len, max_len), whose leading block serves
+            shorter sequences.
+        max_len: the most keys a sequence may have; needed and read by ``scaling="matrix"`` only.
+        dropout: probability of dropping a weight of A in training.
+        bias: whether the projections have biases.
+    """
+
+    supports_context = True
+    alpha: nn.Parameter | None
+    s: nn.Parameter | None
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        scaling: Literal["symmetric", "matrix"] = "symmetric",
+        max_len: int | None = None,
+        dropout: float = 0.0,
+        bias: bool = True,
+    ) -> None:
+        super().__init__(embed_dim, num_heads)
+        if scaling not in _SCALINGS:
+            raise unknown("scaling", scaling, _SCALINGS)
+        require_probability(dropout=dropout)
+        self.scaling = scaling
+        self.dropout = dropout
+        symmetric = scaling == "symmetric"
+        self.register_parameter("alpha", nn.Parameter(torch.zeros(1)) if symmetric else None)
+        self.register_parameter("s", None if symmetric else _zero_matrix(num_heads, max_len))
+        self.q_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
+        self.k_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
+        self.v_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
+        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
+
+    def attend(
+        self, x: Tensor, context: Tensor | None, key_padding_mask: Tensor | None, is_causal: bool
+    ) -> Tensor:
+        """See :class:`AttentionLayer`."""
+        source = x if context is None else context
+        out = scaled_attention(
+            self.split_heads(self.q_proj(x)),
+            self.split_heads(self.k_proj(source)),
+            self.split_heads(self.v_proj(source)),
+            s=self.s,
+            alpha=self.alpha,
+            key_padding_mask=key_padding_mask,
+            is_causal=is_causal,
+            dropout_p=self.dropout if self.training else 0.0,
+        )
+        return self.out_proj(self.merge_heads(out))
+
+    def kernel_matrix(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
+        """A (I - S), what multiplies the values, (B, h, N, N); its rows need not sum to 1. For analysis."""
+        q, k = self.split_heads(self.q_proj(x)), self.split_heads(self.k_proj(x))
+        matrix = scaled_attention(
+            q,
+            k,
+            _unit_values(k, key_padding_mask),
+            s=self.s,
+            alpha=self.alpha,
+            key_padding_mask=key_padding_mask,
+        )
+        return _zero_padded_rows(matrix, key_padding_mask)
+
+    def extra_repr(self) -> str:
+        """The options, for print(model)."""
+        size = "" if self.s is None else f", max_len={self.s.size(-1)}"
+        return f"{self.embed_dim}, {self.num_heads}, scaling={self.scaling!r}{size}"
+
+
+def _zero_matrix(num_heads: int, max_len: int | None) -> nn.Parameter:
+    """S = 0, (h, max_len, max_len)."""
+    if max_len is None:
+        raise InputError("max_len=None: scaling='matrix' needs max_len, the size of the learnt S")
+    require_positive(max_len=max_len)
+    return nn.Parameter(torch.zeros(num_heads, max_len, max_len))
+
+
+def _unit_values(k: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+    """The identity as values, (B, h, N, N): an attention then returns the matrix it multiplies them with."""
+    eye = torch.eye(k.size(2), dtype=k.dtype, device=k.device).expand(k.size(0), k.size(1), -1, -1)
+    return eye if key_padding_mask is None else eye * key_padding_mask[:, None, :, None]
+
+
+def _zero_padded_rows(matrix: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+    return matrix if key_padding_mask is None else matrix * key_padding_mask[:, None, :, None]

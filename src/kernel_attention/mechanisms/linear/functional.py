@@ -1,0 +1,130 @@
+"""Linear attention: a kernel with explicit features, so that keys and values are summed before a query meets
+them.
+
+Source: Katharopoulos, Vyas, Pappas, Fleuret, "Transformers are RNNs", ICML 2020; Nguyen et al., "A
+Primal-Dual Framework for Transformers and Neural Networks", ICLR 2023 (section 2.2.1, eq. 11).
+
+Legend: B batch, h heads, N tokens, p head width, m features.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernel_attention.tensors.blocks import by_offset, completed, for_each_offset, from_offset
+from kernel_attention.features.feature_maps import FeatureMap, elu
+from kernel_attention.tensors.padding import in_blocks
+from kernel_attention.features.softmax_features import SoftmaxPlusFeatures
+from kernel_attention.tensors.statistics import accumulation_dtype, exactly
+from kernel_attention.core.sequence_group import SequenceGroup
+
+_SMALLEST_SUM = 1e-20  # a query whose weights sum to less sees no key; its gradients would leave float32
+
+
+def linear_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    feature_map: FeatureMap = elu,
+    normalize: bool = True,
+    key_padding_mask: Tensor | None = None,
+    query_padding_mask: Tensor | None = None,
+    is_causal: bool = False,
+    factor: int = 1,
+    group: SequenceGroup | None = None,
+) -> Tensor:
+    """sum_j (phi(q_i) . phi(k_j)) v_j, divided by sum_j phi(q_i) . phi(k_j) where ``normalize``.
+
+    O(N m p) time and O(N (m + p)) memory; the causal form works chunk by chunk and stays within that.
+
+    Args:
+        q: queries, (B, h, N, p).
+        k: keys, (B, h, S, p).
+        v: values, (B, h, S, p_v).
+        feature_map: phi, from :mod:`kernel_attention.kernels`.
+        normalize: wants a phi whose kernel is not negative. A query whose weights sum to zero gets zeros.
+        key_padding_mask: (B, S), True = real token.
+        query_padding_mask: (B, N), for the feature maps that normalise over the sequence.
+        is_causal: query i sees keys 0..i only.
+        factor: with ``is_causal``, row i of k and v is the open block of ``factor`` tokens pooled up to token
+            i; query i sees the completed blocks and row i (see :mod:`kernel_attention.tensors.blocks`).
+        group: processes that hold the parts of every sequence, with ``factor`` 1 and a feature map that works
+            token by token; the arguments are this part's.
+
+    Returns:
+        (B, h, N, p_v).
+    """
+    if normalize and isinstance(feature_map, SoftmaxPlusFeatures):
+        phi_q, phi_k = feature_map.normalized_pair(q, k, key_padding_mask, is_causal)
+    else:
+        phi_q = feature_map(q, query_padding_mask, is_causal)
+        phi_k = feature_map(k, key_padding_mask, is_causal)
+    if key_padding_mask is not None:
+        phi_k = phi_k.masked_fill(~key_padding_mask[:, None, :, None], 0.0)
+    if group is not None:
+        return _over_ranks(phi_q, phi_k, v, group, normalize, is_causal)
+    if not is_causal:
+        out = phi_q @ (phi_k.mT @ v)
+        if not normalize:
+            return out
+        weights = phi_k.sum(dim=2, keepdim=True, dtype=accumulation_dtype(phi_k.dtype))
+        return divide(out, (phi_q * weights).sum(dim=-1, keepdim=True))
+    if normalize:  # numerator and denominator from the same, equally rounded weights
+        v = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
+    out = causal_product(phi_q, phi_k, v) if factor == 1 else _over_blocks(phi_q, phi_k, v, factor)
+    return divide(out[..., :-1], out[..., -1:]) if normalize else out
+
+
+def causal_product(phi_q: Tensor, phi_k: Tensor, v: Tensor, chunk_size: int | None = None) -> Tensor:
+    """sum_{j <= i} (phi_q_i . phi_k_j) v_j in O(N) time and memory: (B, h, N, m) features, (B, h, N, p_v)
+    values.
+
+    The running state, the sum of phi_k_j v_j^T, accumulates in float32 for 16-bit inputs.
+    """
+    length = phi_q.size(2)
+    if chunk_size is None:
+        chunk_size = max(
+            128, phi_q.size(3)
+        )  # a state per chunk is m x p_v numbers: no more than the tokens' own
+    chunk_size = min(chunk_size, length)
+    phi_q, phi_k, v = (in_blocks(x, chunk_size) for x in (phi_q, phi_k, v))
+    inside = (phi_q @ phi_k.mT).tril() @ v
+    # The state a chunk starts from: every chunk before it, not itself.
+    states = phi_k.mT @ v
+    states = states.cumsum(dim=2, dtype=accumulation_dtype(states.dtype)).to(states.dtype)
+    earlier = torch.nn.functional.pad(states[:, :, :-1], (0, 0, 0, 0, 1, 0))
+    return (inside + phi_q @ earlier).flatten(2, 3)[:, :, :length]
+
+
+def _over_ranks(
+    phi_q: Tensor, phi_k: Tensor, v: Tensor, group: SequenceGroup, normalize: bool, is_causal: bool
+) -> Tensor:
+    """The same where the sums over the keys, (B, h, m, p_v + 1), have parts on other ranks."""
+    if normalize:
+        v = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
+    state = exactly(phi_k).mT @ exactly(v)
+    state = (group.before(state) if is_causal else group.total(state)).to(phi_q.dtype)
+    out = phi_q @ state
+    if is_causal:
+        out = out + causal_product(phi_q, phi_k, v)
+    return divide(out[..., :-1], out[..., -1:]) if normalize else out
+
+
+def _over_blocks(phi_q: Tensor, phi_k: Tensor, v: Tensor, factor: int) -> Tensor:
+    """The causal sum over the completed blocks, and the open one."""
+    length = phi_q.size(2)
+    # Row b is block b - 1: causality then leaves a token's own block out.
+    done_k, done_v = (
+        for_each_offset(torch.nn.functional.pad(completed(x, factor, length), (0, 0, 1, 0)), factor)
+        for x in (phi_k, v)
+    )
+    out = from_offset(causal_product(by_offset(phi_q, factor), done_k, done_v), factor, length)
+    return out + (phi_q * phi_k).sum(dim=-1, keepdim=True) * v
+
+
+def divide(out: Tensor, weights: Tensor) -> Tensor:
+    """The weighted sums over the weights' sums; 0 where nothing was seen."""
+    # Neither the quotient nor its gradient exists where nothing was seen.
+    return (out / weights.masked_fill(weights < _SMALLEST_SUM, torch.inf)).to(out.dtype)

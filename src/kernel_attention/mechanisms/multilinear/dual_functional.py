@@ -1,0 +1,192 @@
+"""Multilinear (KMLSVD) attention in the dual: the kernel tensor, its multilinear SVD, the scores. For short
+sequences.
+
+Source: Verbeek, "3D Primal Attention", TU Delft 2025 (eq. 2-20, 2-23, 3-3 to 3-7), here for any order D >= 2.
+
+Legend: B batch, h heads, N tokens, p head width, M sampled tokens (N without sampling), R rank. Everything
+    runs in float32
+or better, autocast or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from kernel_attention.tensors.statistics import accumulation_dtype
+from kernel_attention.tensors.unfoldings import fold, leading_eigenvectors, mode_gram, project_modes, unfold
+
+
+def attention_tensor(sequences: Sequence[Tensor]) -> Tensor:
+    """A_ijk.. = sum over m of q_im k_jm f_km .. / p^((D - 1)/2) (eq. 3-3 with 3-6's scale): (B, h, N_1..N_D).
+
+    The scale is 1/p at order 3, as in the thesis, and canonical attention's 1/sqrt(p) at order 2.
+    """
+    product, order = sequences[0], len(sequences)
+    for n, sequence in enumerate(sequences[1:-1], start=1):
+        product = product.unsqueeze(-2) * sequence[(slice(None), slice(None), *[None] * n)]
+    last = sequences[-1] * sequences[0].size(-1) ** (-(order - 1) / 2)
+    return (product.flatten(2, -2) @ last.mT).unflatten(2, product.shape[2:-1])
+
+
+def cubemax_kernel(
+    sequences: Sequence[Tensor],
+    masks: Sequence[Tensor | None] | None = None,
+    log_normalizer: Tensor | None = None,
+) -> Tensor:
+    """K, the attention tensor with a softmax over every i-slice (cubemax, eq. 3-5): (B, h, N_1..N_D).
+
+    Args:
+        sequences: queries, keys, fibers, (B, h, N_n, p).
+        masks: (B, N_n) or None per mode, True = real token; padded entries of K are zero.
+        log_normalizer: (B, h, N_1); replaces the slices' own. Entries are then capped at 1, as those of a
+            slice are.
+    """
+    logits = _masked_logits(sequences, masks)
+    if log_normalizer is None:
+        kernel = logits.flatten(3).softmax(dim=-1).view_as(logits)
+    else:
+        kernel = (logits - _along(log_normalizer, 0, len(sequences))).clamp_max(0.0).exp()
+    if masks is not None and masks[0] is not None:
+        kernel = kernel.masked_fill(~_along(masks[0][:, None], 0, len(sequences)), 0.0)
+    return kernel
+
+
+def _masked_logits(sequences: Sequence[Tensor], masks: Sequence[Tensor | None] | None) -> Tensor:
+    logits = attention_tensor(sequences)
+    for n, mask in enumerate(masks or ()):
+        if n > 0 and mask is not None:
+            logits = logits.masked_fill(
+                ~_along(mask[:, None], n, len(sequences)), torch.finfo(logits.dtype).min
+            )
+    return logits
+
+
+def _along(x: Tensor, mode: int, order: int) -> Tensor:
+    """(B, h, N) -> broadcastable against (B, h, N_1..N_D), N lying along ``mode``."""
+    return x[(slice(None), slice(None), *[None] * mode, slice(None), *[None] * (order - 1 - mode))]
+
+
+class _Kernel:
+    """The kernel tensor of the sampled tokens, whole or in slices that are computed again whenever they are
+    read.
+    """
+
+    def __init__(
+        self, sequences: Sequence[Tensor], mask: Tensor | None, chunk_size: int | None, is_sample: bool
+    ) -> None:
+        self.sequences, self.mask, self.chunk_size, self.order = sequences, mask, chunk_size, len(sequences)
+        self.whole = cubemax_kernel(sequences, [mask] * self.order) if chunk_size is None else None
+        # Of every i-slice, (B, h, M); for slices that run across, and for tokens outside the sample.
+        self.log_normalizer = None
+        if is_sample or chunk_size is not None:
+            self.log_normalizer = torch.cat(
+                self._in_slices(self._slice_normalizer, sequences[0], mask), dim=2
+            )
+
+    def _slice_normalizer(self, queries: Tensor, mask: Tensor | None) -> Tensor:
+        logits = _masked_logits([queries, *self.sequences[1:]], [mask] + [self.mask] * (self.order - 1))
+        return logits.flatten(3).logsumexp(dim=-1)
+
+    def block(self, mode: int, tokens: Tensor, mask: Tensor | None) -> Tensor:
+        """K with ``mode`` read at these tokens (B, h, n, p) instead; the other modes at the sample."""
+        parts, masks = list(self.sequences), [self.mask] * self.order
+        parts[mode], masks[mode] = tokens, mask
+        return cubemax_kernel(parts, masks, None if mode == 0 else self.log_normalizer)
+
+    def grams(self) -> list[Tensor]:
+        """K_(n) K_(n)^T of every mode, (B, h, M, M)."""
+        if self.whole is not None:
+            return [mode_gram(self.whole, n, self.order) for n in range(self.order)]
+        # Slices along the second mode hold whole rows of every unfolding but the second's, which slices of
+        # the first hold.
+        grams = {1: self._summed_gram(1, along=0)}
+        for n in range(self.order):
+            if n != 1:
+                grams[n] = self._summed_gram(n, along=1)
+        return [grams[n] for n in range(self.order)]
+
+    def _summed_gram(self, mode: int, along: int) -> Tensor:
+        def read(tokens: Tensor, mask: Tensor | None) -> Tensor:
+            return mode_gram(self.block(along, tokens, mask), mode, self.order)
+
+        slices = self._in_slices(read, self.sequences[along], self.mask)
+        return torch.stack(slices).sum(dim=0)
+
+    def contract(
+        self, mode: int, bases: Sequence[Tensor], tokens: Tensor | None, mask: Tensor | None
+    ) -> Tensor:
+        """K_(n) (.. (x) U (x) ..), (B, h, n, R^(D - 1)), at the given tokens of this mode; None: the sampled
+        ones.
+        """
+        if tokens is None:
+            if self.whole is not None:
+                return project_modes(self.whole, bases, mode)
+            tokens, mask = self.sequences[mode], self.mask
+
+        def read(tokens: Tensor, mask: Tensor | None) -> Tensor:
+            return project_modes(self.block(mode, tokens, mask), bases, mode)
+
+        return torch.cat(self._in_slices(read, tokens, mask), dim=2)
+
+    def _in_slices(
+        self, read: Callable[[Tensor, Tensor | None], Tensor], tokens: Tensor, mask: Tensor | None
+    ) -> list[Tensor]:
+        if self.chunk_size is None:
+            return [read(tokens, mask)]
+        results = []
+        for start in range(0, tokens.size(2), self.chunk_size):
+            stop = start + self.chunk_size
+            part = (tokens[:, :, start:stop], None if mask is None else mask[:, start:stop])
+            # Only the result of a slice is kept; the backward pass computes the slice again.
+            results.append(checkpoint(read, *part, use_reentrant=False, preserve_rng_state=False))
+        return results
+
+
+def dual_multilinear_scores(
+    sequences: Sequence[Tensor],
+    rank: int,
+    *,
+    samples: Sequence[Tensor] | None = None,
+    key_padding_mask: Tensor | None = None,
+    sample_mask: Tensor | None = None,
+    chunk_size: int | None = None,
+) -> tuple[Tensor, ...]:
+    """E_n = K_(n) (U_D (x) .. without U_n .. (x) U_1) S_(n)^T (eq. 2-23) from K's truncated multilinear SVD.
+
+    U_n are the leading left singular vectors of K_(n), from its Gram matrix, with deterministic signs; S is K
+    projected on them. Columns past N are zero. With ``samples`` the SVD is that of the sampled tokens' kernel
+    tensor, and every token is scored against it (the mode in question reads all tokens, the others the
+    sample): the full form where M = N.
+
+    Args:
+        sequences: queries, keys, fibers of all tokens, (B, h, N, p) each.
+        rank: R of every mode.
+        samples: the same of the sampled tokens, (B, h, M, p); None: all tokens.
+        key_padding_mask: (B, N), True = real token.
+        sample_mask: (B, M), True = real token; needed with ``samples`` where a sequence has fewer than M.
+        chunk_size: tokens of a slice of K held at once; None: all of K, B h N M^(D - 1) numbers.
+
+    Returns:
+        D tensors (B, h, N, R), zero at padded tokens.
+    """
+    order = len(sequences)
+    with torch.autocast(sequences[0].device.type, enabled=False):
+        dtype = accumulation_dtype(sequences[0].dtype)
+        tokens = [sequence.to(dtype) for sequence in sequences]
+        if samples is None:
+            kernel = _Kernel(tokens, key_padding_mask, chunk_size, is_sample=False)
+        else:
+            kernel = _Kernel(
+                [sample.to(dtype) for sample in samples], sample_mask, chunk_size, is_sample=True
+            )
+        bases = [leading_eigenvectors(gram, rank) for gram in kernel.grams()]
+        contracted = [kernel.contract(n, bases, None, None) for n in range(order if samples is None else 1)]
+        core = fold(bases[0].mT @ contracted[0], 0, (rank,) * order)
+        if samples is not None:
+            contracted = [kernel.contract(n, bases, tokens[n], key_padding_mask) for n in range(order)]
+        scores = [part @ unfold(core, n, order).mT for n, part in enumerate(contracted)]
+    return tuple(score.to(sequences[0].dtype) for score in scores)

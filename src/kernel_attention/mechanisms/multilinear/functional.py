@@ -1,0 +1,266 @@
+"""Multilinear (KMLSVD) attention of any order D >= 2 in the primal: the scores, the joined output, the core.
+
+Source: Verbeek, "3D Primal Attention", TU Delft 2025 (eq. 2-19, 2-23, 3-9 to 3-15; order 3 there).
+
+Legend: B batch, h heads, N_n tokens read by mode n, p head width, M_n features of mode n (p, or the sampled
+    rows of
+the data-dependent form), R_n rank of mode n. The weights W_n are (h, M_n, R_n), the core S (h, R_1..R_D), the
+compatibility tensor C is None (superdiagonal identity), its superdiagonal (h, M) or the whole tensor (h,
+M_1..M_D).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kernel_attention.errors import InputError
+from kernel_attention.mechanisms.multilinear.factors import alike, multilinear_factors
+from kernel_attention.features.feature_maps import FeatureMap, frobenius, inverse_norm
+from kernel_attention.tensors.statistics import exactly, valid_ranks
+
+Masks = Tensor | Sequence[Tensor | None] | None
+
+
+class Modes(NamedTuple):
+    """All modes, ready to multiply: E_n = features[n] @ projections[n].
+
+    ``features`` (B, h, N_n, M), zero at padded tokens; ``projections`` (B or 1, h, M, R_n). ``joined`` holds
+    the features side by side where all modes read the same tokens. ``grams``, where asked for, are Phi_n^T
+    Phi_n, (B, h, M_n, M_n) in float32 or better; the data-dependent form's have f(X) phi(x) for features,
+    with f(X) brought to norm 1: ||K||^2 would grow with the 2D-th power of the input.
+    """
+
+    features: list[Tensor]
+    projections: list[Tensor]
+    joined: Tensor | None
+    grams: list[Tensor] | None
+
+    def scores(self) -> tuple[Tensor, ...]:
+        """E_1..E_D, (B, h, N_n, R_n) each."""
+        pairs = zip(self.features, self.projections, strict=True)
+        return tuple(features @ projection.to(features.dtype) for features, projection in pairs)
+
+
+def multilinear_modes(
+    sequences: Sequence[Tensor],
+    factors: Sequence[Tensor],
+    *,
+    rows: Tensor | None = None,
+    grid: Tensor | None = None,
+    feature_map: FeatureMap = frobenius,
+    key_padding_mask: Masks = None,
+    is_causal: bool = False,
+    with_grams: bool = False,
+) -> Modes:
+    """Features and projection of every mode.
+
+    Args:
+        sequences: what each mode reads (queries, keys, fibers), (B, h, N_n, p_n); lengths may differ.
+        factors: from :func:`multilinear_factors`, (h, M_n, R_n).
+        rows: sampled rows f(X) of the layer input, (B, h, M', p) with M' <= M: the data-dependent form, whose
+            features are f(X) phi(x) (eq. 3-11 in index form: the sequence takes the place of C, linearly).
+        grid: positions of ``rows`` in the sequence, (M',) int64; needed with ``rows`` when ``is_causal``.
+        feature_map: phi, from ``kernel_attention.kernels``.
+        key_padding_mask: (B, N), True = real token; or one per mode, (B, N_n) or None.
+        is_causal: token i sees tokens 0..i only.
+        with_grams: whether the objective will need Phi_n^T Phi_n.
+
+    Raises:
+        InputError: for ``rows`` with ``is_causal`` without ``grid``, or another number of sequences or masks
+            than of modes.
+    """
+    order = len(factors)
+    masks = (
+        [key_padding_mask] * order if isinstance(key_padding_mask, Tensor | None) else list(key_padding_mask)
+    )
+    if not len(sequences) == order == len(masks):
+        raise InputError(
+            f"sequences: {len(sequences)} of them and {len(masks)} key_padding_mask for {order} modes, "
+            "expected one each"
+        )
+    if rows is not None:
+        if is_causal and grid is None:
+            raise InputError("grid=None: rows with is_causal=True need grid, the positions of the rows")
+        rows = padded_rows(rows, factors[0])
+    read = functools.partial(
+        _modes, rows=rows, grid=grid, feature_map=feature_map, is_causal=is_causal, with_grams=with_grams
+    )
+    # Modes alike in every size share their steps.
+    if alike(sequences) and alike(factors) and all(mask is masks[0] for mask in masks):
+        return read(sequences, torch.stack(list(factors)), masks[0])
+    parts = [read([s], f[None], mask) for s, f, mask in zip(sequences, factors, masks, strict=True)]
+    grams = [gram for part in parts for gram in part.grams or ()]
+    return Modes(
+        [p.features[0] for p in parts], [p.projections[0] for p in parts], None, grams if with_grams else None
+    )
+
+
+def _modes(
+    sequences: Sequence[Tensor],
+    factors: Tensor,
+    mask: Tensor | None,
+    *,
+    rows: Tensor | None,
+    grid: Tensor | None,
+    feature_map: FeatureMap,
+    is_causal: bool,
+    with_grams: bool,
+) -> Modes:
+    """Modes that read the same tokens, with ``factors`` (D, h, M, R)."""
+    # One number per sequence and head, ||X||_F, is cheaper to divide the small projection by than all of the
+    # features.
+    norm_later = feature_map is frobenius and not is_causal
+    features = [sequence if norm_later else feature_map(sequence, mask, is_causal) for sequence in sequences]
+    if rows is not None and is_causal:
+        features = [phi @ rows.mT for phi in features]
+    joined = torch.cat(features, dim=-1)
+    unread = None if mask is None else ~mask[:, None, :, None]
+    if rows is not None and is_causal and grid is not None:
+        rank = torch.arange(joined.size(2), device=joined.device)[None] if mask is None else valid_ranks(mask)
+        ahead = torch.nn.functional.pad(
+            grid > rank[:, None, :, None], (0, rows.size(2) - grid.size(0)), value=True
+        )
+        ahead = ahead.repeat(1, 1, 1, len(features))
+        unread = ahead if unread is None else unread | ahead
+    if unread is not None:
+        joined = joined.masked_fill(unread, 0.0)
+    parts = list(joined.split(features[0].size(-1), dim=-1))
+    with torch.autocast(joined.device.type, enabled=False):
+        exact = [exactly(part) for part in parts]
+        grams = torch.stack([part.mT @ part for part in exact]) if with_grams else None
+        energy = None
+        if norm_later and grams is not None:
+            energy = grams.diagonal(dim1=-2, dim2=-1).sum(-1)
+        elif norm_later:
+            energy = torch.stack([part.square().sum((-2, -1)) for part in exact])
+        projections, grams = _sequence_projections(
+            factors, grams, energy=energy, rows=rows, rows_in_features=is_causal
+        )
+    return Modes(parts, list(projections.unbind()), joined, None if grams is None else list(grams.unbind()))
+
+
+def padded_rows(rows: Tensor, factor: Tensor) -> Tensor:
+    """Rows f(X) for every row of the weights: a short sequence's last ones are zero."""
+    return torch.nn.functional.pad(rows, (0, 0, 0, factor.size(1) - rows.size(2)))
+
+
+def _sequence_projections(
+    factors: Tensor,
+    grams: Tensor | None,
+    *,
+    energy: Tensor | None,
+    rows: Tensor | None,
+    rows_in_features: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """What the sequence itself adds to ``factors`` (D, h, M, R): its norm and, data-dependent, its rows f(X).
+
+    Args:
+        factors: of modes alike in size, stacked.
+        grams: of the modes' features before their normalisation, (D, B, h, p, p), or None.
+        energy: ||X||_F^2 of the Frobenius feature map, (D, B, h); None: nothing to divide by.
+        rows: (B, h, M, p), or None.
+        rows_in_features: whether the features are f(X) phi(x) already (causal).
+
+    Returns:
+        projections (D, B or 1, h, p, R) and the Gram matrices of :class:`Modes`.
+    """
+    projections = factors[:, None]
+    if energy is not None:
+        scale = inverse_norm(energy)[..., None, None]
+        projections = projections * scale
+        grams = None if grams is None else grams * scale.square()
+    if rows is not None:
+        rows = exactly(rows)
+        if not rows_in_features:
+            projections = rows.mT @ projections
+            grams = None if grams is None else rows @ grams @ rows.mT
+        if grams is not None:
+            grams = grams * inverse_norm(rows.square().sum((-2, -1)))[..., None, None].square()
+    return projections, grams
+
+
+def multilinear_scores(
+    sequences: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    core: Tensor,
+    *,
+    compatibility: Tensor | None = None,
+    rows: Tensor | None = None,
+    grid: Tensor | None = None,
+    feature_map: FeatureMap = frobenius,
+    key_padding_mask: Masks = None,
+    is_causal: bool = False,
+) -> tuple[Tensor, ...]:
+    """E_1..E_D of eq. 2-23, one per mode and each of its own length: (B, h, N_n, R_n).
+
+    E_1[i, r] = sum over a, b, c, j, k of Phi_1[i, a] C[a, b, c] W_2[b, j] W_3[c, k] S[r, j, k], and so on
+    round the modes. ``weights`` are (h, M_n, R_n), ``core`` (h, R_1..R_D), ``compatibility`` as in the
+    module's legend; the other arguments are those of :func:`multilinear_modes`.
+    """
+    factors = multilinear_factors(weights, core, compatibility)
+    return multilinear_modes(
+        sequences,
+        factors,
+        rows=rows,
+        grid=grid,
+        feature_map=feature_map,
+        key_padding_mask=key_padding_mask,
+        is_causal=is_causal,
+    ).scores()
+
+
+def join_modes(modes: Modes, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """o_i = W_c [E_1 ; .. ; E_D] + b_c (eq. 3-7): weight (p, R_1 + .. + R_D) shared by the heads -> (B, h, N,
+    p).
+
+    W_c is multiplied into the projections first, so the scores are never formed.
+
+    Raises:
+        InputError: where the modes read different tokens, whose scores have nothing to be joined by.
+    """
+    if modes.joined is None:
+        raise InputError(
+            "sequences: modes that read different tokens have scores of their own, but no joint output"
+        )
+    with torch.autocast(weight.device.type, enabled=False):
+        parts = exactly(weight).split([projection.size(-1) for projection in modes.projections], dim=-1)
+        folded = [projection @ part.mT for projection, part in zip(modes.projections, parts, strict=True)]
+        projection = torch.cat(folded, dim=-2)
+    out = modes.joined @ projection.to(modes.joined.dtype)
+    return out if bias is None else out + bias.to(out.dtype)
+
+
+def multilinear_attention(
+    sequences: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    core: Tensor,
+    w_out: Tensor,
+    b_out: Tensor | None = None,
+    *,
+    compatibility: Tensor | None = None,
+    rows: Tensor | None = None,
+    grid: Tensor | None = None,
+    feature_map: FeatureMap = frobenius,
+    key_padding_mask: Tensor | None = None,
+    is_causal: bool = False,
+) -> Tensor:
+    """Multilinear attention of one layer, heads apart: D sequences (B, h, N, p) -> (B, h, N, p).
+
+    ``w_out`` (p, R_1 + .. + R_D) and ``b_out`` (p,) join the scores; the other arguments are those of
+    :func:`multilinear_scores`. Costs O(N D p^2) time, plus the factors, which no token enters.
+    """
+    modes = multilinear_modes(
+        sequences,
+        multilinear_factors(weights, core, compatibility),
+        rows=rows,
+        grid=grid,
+        feature_map=feature_map,
+        key_padding_mask=key_padding_mask,
+        is_causal=is_causal,
+    )
+    return join_modes(modes, w_out, b_out)

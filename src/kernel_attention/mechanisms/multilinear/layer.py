@@ -1,0 +1,289 @@
+"""Multilinear (KMLSVD) attention as a layer, in the primal."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from kernel_attention.mechanisms.multilinear.objective import core_penalty, kmlsvd_objective
+from kernel_attention.mechanisms.multilinear.functional import join_modes, multilinear_modes
+from kernel_attention.mechanisms.multilinear.factors import mlsvd_core, multilinear_factors
+from kernel_attention.mechanisms.multilinear.one_pass import multilinear_layer
+from kernel_attention.core.layer import PenalizedAttention, is_traced, require_positive
+from kernel_attention.mechanisms.multilinear.modes import (
+    ReadsModes,
+    compatibility_tensor,
+    orthonormal,
+    sampled_rows,
+)
+from kernel_attention.mechanisms.primal.decoding import MultilinearDecoder
+from kernel_attention.errors import InputError, unknown
+from kernel_attention.mechanisms.multilinear.functional import Modes
+from kernel_attention.features.feature_maps import FeatureMapSpec, frobenius, get_feature_map, identity
+from kernel_attention.tensors.statistics import num_real, part_positions, sample_rows
+from kernel_attention.tensors.statistics import exactly
+from kernel_attention.mechanisms.primal.fused import Samples
+
+Variant = Literal["standard", "data_dependent", "learnable", "learnable_diagonal"]
+CoreTreatment = Literal["none", "cost", "mlsvd"]
+
+_VARIANTS = ("standard", "data_dependent", "learnable", "learnable_diagonal")
+_CORES = ("none", "cost", "mlsvd")
+
+
+class MultilinearAttention(ReadsModes, PenalizedAttention):
+    """Multi-head multilinear attention of order D in the primal (Verbeek, TU Delft 2025): linear in the
+    sequence.
+
+    Queries, keys and D - 2 fibers are the modes of a kernel tensor that is never formed. Each token gets R
+    scores per mode, E_1 = Phi_1 C_(1) (W_3 (x) W_2) S_(1)^T and so on, joined by ``concat`` into the head's
+    output. All that stands to the right of Phi_n is free of the sequence and contracted once per forward. But
+    for the norm that the ``frobenius`` map takes over the sequence, tokens mix in the data-dependent variant
+    only.
+
+    Args:
+        embed_dim: model width d.
+        num_heads: number of heads h; divides d.
+        order: number of modes D, at least 2.
+        rank: R, of every mode; None: the head width p. The thesis asks R <= p.
+        variant: what C is: "standard" (superdiagonal identity), "learnable" (the whole tensor, h p^D
+            numbers), "learnable_diagonal" (its superdiagonal), "data_dependent" (the tensorised sequence: M
+            sampled rows).
+        core: how S is kept a multilinear SVD's core: "none", "cost" (J_S is added to the loss) or "mlsvd" (S
+            is replaced by the core of its own multilinear SVD in every forward).
+        feature_map: phi: a name, ``{name: options}`` or a callable; see
+            :func:`kernel_attention.kernels.get_feature_map`.
+        eta: weight of J in :func:`auxiliary_loss` (eta_1 of the thesis).
+        eta_core: weight of J_S (eta_2); above 0 exactly where ``core="cost"``.
+        objective_power: 2 adds eta J^2; 1 adds eta J as the thesis prints it, which is unbounded below and
+            runs away.
+        objective_form: "sum" over the tokens (thesis) or "mean" (features over sqrt(N)): what feature maps
+            need that do not normalise over the sequence, since ||K||^2 grows with N^D.
+        rank_multiplier: rows sampled per rank by the data-dependent variant, M = R * rank_multiplier.
+        max_len: longest sequence. It caps M, and fixes the sampling grid of the causal data-dependent form,
+            which needs it.
+        bias: whether the projections have biases.
+        impl: "plain", the formulas; "fused", everything a token meets in one product (first derivatives), see
+            :func:`kernel_attention.mechanisms.multilinear.one_pass`; "auto", fused where it exists and wins.
+
+    Attributes:
+        q_proj, k_proj, f_proj: to queries, keys and the D - 2 fibers, one map of width (D - 2) d or None.
+        w: W_1..W_D, (D, h, p or M, R), orthonormal columns at first.
+        core: S, (h, R, .., R), at first the multilinear SVD core of a normal tensor.
+        compatibility: C, (h, p) or (h, p, .., p), the identity at first; None where it is not learnt.
+        concat: the map from the D R scores to the head's p outputs, shared by the heads.
+    """
+
+    core: nn.Parameter
+    compatibility: nn.Parameter | None
+    core_objective: Tensor | None
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        order: int = 3,
+        rank: int | None = None,
+        variant: Variant = "standard",
+        core: CoreTreatment = "none",
+        feature_map: FeatureMapSpec = "frobenius",
+        eta: float = 0.0,
+        eta_core: float = 0.0,
+        objective_power: Literal[1, 2] = 2,
+        objective_form: Literal["sum", "mean"] = "sum",
+        rank_multiplier: int = 1,
+        max_len: int | None = None,
+        bias: bool = True,
+        impl: Literal["auto", "plain", "fused"] = "auto",
+    ) -> None:
+        super().__init__(embed_dim, num_heads, order, bias)
+        rank = self.head_dim if rank is None else rank
+        require_positive(
+            rank=rank, rank_multiplier=rank_multiplier, **({} if max_len is None else {"max_len": max_len})
+        )
+        _check_options(variant, core, eta, eta_core, objective_power, objective_form)
+        if impl not in ("auto", "plain", "fused"):
+            raise unknown("impl", impl, ("auto", "plain", "fused"))
+        self.impl = impl
+        self.rank = rank
+        self.variant = variant
+        self.core_treatment = core
+        self.feature_map = get_feature_map(feature_map, self.head_dim)
+        self.eta = eta
+        self.eta_core = eta_core
+        self.objective_power = objective_power
+        self.objective_form = objective_form
+        self.max_len = max_len
+        self.num_rows = rank * rank_multiplier if max_len is None else min(rank * rank_multiplier, max_len)
+        self.core_objective = None
+
+        width = getattr(self.feature_map, "num_features", self.head_dim)
+        if variant == "data_dependent" and width != self.head_dim:
+            raise InputError(
+                f"feature_map={feature_map!r}: variant='data_dependent' needs {self.head_dim} features, "
+                f"it gives {width}"
+            )
+        weight_rows = self.num_rows if variant == "data_dependent" else width
+        self.w = nn.Parameter(torch.stack([orthonormal(num_heads, weight_rows, rank) for _ in range(order)]))
+        self.core = nn.Parameter(mlsvd_core(torch.randn(num_heads, *[rank] * order)).contiguous())
+        self.register_parameter("compatibility", compatibility_tensor(variant, num_heads, width, order))
+        self.concat = nn.Linear(order * rank, self.head_dim, bias=bias)
+        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
+
+    def attend(
+        self, x: Tensor, context: Tensor | None, key_padding_mask: Tensor | None, is_causal: bool
+    ) -> Tensor:
+        """See :class:`AttentionLayer`."""
+        wants_objective = self.training and (self.eta > 0 or self.eta_core > 0)
+        core, factors = self.factors()
+        if self._is_fused(x, is_causal):
+            y, grams = self._one_product(x, factors, key_padding_mask, wants_objective)
+        else:
+            modes = self._modes(x, factors, key_padding_mask, is_causal, wants_objective)
+            joined = join_modes(modes, self.concat.weight, self.concat.bias)
+            y, grams = self.out_proj(self.merge_heads(joined)), modes.grams
+        if wants_objective:
+            self._keep_objectives(core, factors, grams or [], x, key_padding_mask)
+        return y
+
+    def _is_fused(self, x: Tensor, is_causal: bool) -> bool:
+        exists = self.feature_map in (frobenius, identity) and not (is_causal or is_traced())
+        if self.impl == "fused" and not exists:
+            raise InputError(
+                "impl='fused' needs the feature map frobenius or identity, has no form for is_causal=True, "
+                "and cannot be compiled, exported or transformed: use impl='auto' or 'plain'"
+            )
+        if self.impl != "auto" or self.sequence_group is not None:
+            return self.impl != "plain"
+        # Below, multiplying the weights out costs more than it saves.
+        return exists and x.size(1) >= 2 * self.embed_dim
+
+    def _one_product(
+        self, x: Tensor, factors: list[Tensor], mask: Tensor | None, with_grams: bool
+    ) -> tuple[Tensor, list[Tensor] | None]:
+        rows = None
+        if self.variant == "data_dependent":
+            rows = self.split_heads(self._rows(x, mask))
+        return multilinear_layer(
+            x,
+            self.projections(),
+            factors,
+            (self.concat.weight, self.concat.bias),
+            (self.out_proj.weight, self.out_proj.bias),
+            rows=rows,
+            normalize=self.feature_map is frobenius,
+            key_padding_mask=mask,
+            with_grams=with_grams,
+            group=self.sequence_group,
+        )
+
+    def _rows(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """f(X) before the heads are split, (B, M', d): the whole sequence's, wherever its parts are."""
+        if self.sequence_group is None:
+            return sample_rows(x, self.num_rows, mask)
+        before, total = self.sequence_group.places(num_real(x, mask))
+        rows = Samples(*part_positions(x, self.num_rows, mask, before, total)).read(x)
+        return self.sequence_group.total(exactly(rows))
+
+    def why_not_sharded(self, is_causal: bool) -> str | None:
+        """See :class:`AttentionLayer`."""
+        if self.impl == "plain" or self.feature_map not in (frobenius, identity):
+            return "only the linear form is sharded: impl 'auto', feature map frobenius or identity"
+        return "its causal form needs every token on one rank" if is_causal else None
+
+    def scores(
+        self, x: Tensor, *, key_padding_mask: Tensor | None = None, is_causal: bool = False
+    ) -> tuple[Tensor, ...]:
+        """E_1..E_D of every token, each (B, h, N, R); arguments as in the layer's call."""
+        return self._modes(x, self.factors()[1], key_padding_mask, is_causal, False).scores()
+
+    def decoder(self) -> MultilinearDecoder:
+        """See :class:`AttentionLayer`."""
+        if self.impl == "fused":
+            raise InputError("impl='fused' has no causal form: use impl='auto' or 'plain'")
+        return MultilinearDecoder(self)
+
+    def penalty(self) -> Tensor | None:
+        """eta J^2 + eta_core J_S of the last forward in training mode."""
+        if self.objective is None or self.core_objective is None:
+            return None
+        penalty = self.eta_core * self.core_objective
+        return penalty + self.eta * self.objective**self.objective_power if self.eta > 0 else penalty
+
+    def factors(self) -> tuple[Tensor, list[Tensor]]:
+        """The core in use, (h, R, .., R), and the factors right of Phi_n, D times (h, M, R)."""
+        core = mlsvd_core(self.core) if self.core_treatment == "mlsvd" else self.core
+        return core, multilinear_factors(self.w.unbind(), core, self.compatibility)
+
+    def _modes(
+        self, x: Tensor, factors: list[Tensor], mask: Tensor | None, is_causal: bool, with_grams: bool
+    ) -> Modes:
+        rows, grid = None, None
+        if self.variant == "data_dependent":
+            rows, grid = sampled_rows(x, self.num_rows, self.max_len, mask, is_causal)
+            rows = self.split_heads(rows)
+        return multilinear_modes(
+            self.sequences(x),
+            factors,
+            rows=rows,
+            grid=grid,
+            feature_map=self.feature_map,
+            key_padding_mask=mask,
+            is_causal=is_causal,
+            with_grams=with_grams,
+        )
+
+    def _keep_objectives(
+        self, core: Tensor, factors: list[Tensor], grams: list[Tensor], x: Tensor, mask: Tensor | None
+    ) -> None:
+        num_tokens = None
+        if self.objective_form == "mean":
+            num_tokens = x.size(1) if mask is None else mask.sum(dim=1)
+            if self.sequence_group is not None:
+                num_tokens = self.sequence_group.places(num_real(x, mask))[1]
+        self.objective = kmlsvd_objective(
+            grams,
+            self.w.unbind(),
+            core,
+            compatibility=self.compatibility,
+            factors=factors,
+            num_tokens=num_tokens,
+        )
+        self.core_objective = (
+            core_penalty(core) if self.eta_core > 0 else torch.zeros_like(self.objective)
+        )
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**super().__getstate__(), "core_objective": None}
+
+    def extra_repr(self) -> str:
+        """The options, for print(model)."""
+        return (
+            f"{self.embed_dim}, {self.num_heads}, order={self.order}, rank={self.rank}, "
+            f"variant={self.variant!r}, "
+            f"core={self.core_treatment!r}, eta={self.eta}, eta_core={self.eta_core}"
+        )
+
+
+def _check_options(
+    variant: str, core: str, eta: float, eta_core: float, objective_power: int, objective_form: str
+) -> None:
+    if variant not in _VARIANTS:
+        raise unknown("variant", variant, _VARIANTS)
+    if core not in _CORES:
+        raise unknown("core", core, _CORES)
+    for name, value in {"eta": eta, "eta_core": eta_core}.items():
+        if not value >= 0:
+            raise InputError(f"{name}={value!r} must be a number of at least 0")
+    if (core == "cost") != (eta_core > 0):
+        raise InputError(
+            f"eta_core={eta_core!r} with core={core!r}: core='cost' needs eta_core above 0, "
+            "the others have no J_S"
+        )
+    if objective_power not in (1, 2):
+        raise InputError(f"objective_power={objective_power!r} must be 1 or 2")
+    if objective_form not in ("sum", "mean"):
+        raise unknown("objective_form", objective_form, ("mean", "sum"))

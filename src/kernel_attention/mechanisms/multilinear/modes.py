@@ -1,0 +1,105 @@
+"""What the data-dependent and the multilinear layers share: the rows sampled from a sequence, the projections
+their modes read, and the weights they start with.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from kernel_attention.core.layer import AttentionLayer
+from kernel_attention.errors import InputError
+from kernel_attention.tensors.statistics import evenly_spaced, gather_ranks, rows_before, sample_rows
+
+
+class ReadsModes(AttentionLayer):
+    """An attention layer over D modes: queries, keys and D - 2 fibers.
+
+    Args:
+        embed_dim: model width d.
+        num_heads: number of heads h; divides d.
+        order: number of modes D, at least 2.
+        bias: whether the projections have biases.
+    """
+
+    def __init__(self, embed_dim: int, num_heads: int, order: int, bias: bool) -> None:
+        super().__init__(embed_dim, num_heads)
+        if not isinstance(order, int) or isinstance(order, bool) or order < 2:
+            raise InputError(f"order={order!r} must be a whole number of at least 2")
+        self.order = order
+        self.q_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
+        self.k_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
+        # One map for all fibers; queries and keys keep the names that other attention layers give them.
+        self.f_proj = nn.Linear(embed_dim, (order - 2) * embed_dim, bias=bias) if order > 2 else None
+
+    def sequences(self, x: Tensor) -> list[Tensor]:
+        """What the modes read: D tensors (B, h, N, p)."""
+        modes = [self.q_proj(x), self.k_proj(x)]
+        if self.f_proj is not None:
+            modes += self.f_proj(x).split(self.embed_dim, dim=-1)
+        return [self.split_heads(mode) for mode in modes]
+
+    def projections(self) -> list[tuple[Tensor, Tensor | None]]:
+        """Weight (d, d) and bias of every mode's map."""
+        maps: list[tuple[Tensor, Tensor | None]] = [(p.weight, p.bias) for p in (self.q_proj, self.k_proj)]
+        if self.f_proj is None:
+            return maps
+        weights = self.f_proj.weight.split(self.embed_dim)
+        biases = [None] * len(weights) if self.f_proj.bias is None else self.f_proj.bias.split(self.embed_dim)
+        return [*maps, *zip(weights, biases, strict=True)]
+
+
+def sampled_rows(
+    x: Tensor, num_rows: int, max_len: int | None, key_padding_mask: Tensor | None, is_causal: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Rows of x (B, N, d), evenly spaced over its real tokens: (B, M', d), and their ranks (M',) where
+    causal.
+
+    The causal form cannot know the length, so it samples a fixed grid over ``max_len`` and takes the part
+    reached.
+
+    Raises:
+        InputError: for a causal call without ``max_len`` or with more than ``max_len`` tokens.
+    """
+    if not is_causal:
+        return sample_rows(x, num_rows, key_padding_mask), None
+    length = x.size(1)
+    max_len = required_max_len(max_len, length)
+    grid = evenly_spaced(num_rows, max_len, x.device)[: rows_before(length, num_rows, max_len)]
+    if key_padding_mask is None:
+        return x[:, grid], grid
+    return gather_ranks(x, grid.expand(x.size(0), -1), key_padding_mask), grid
+
+
+def required_max_len(max_len: int | None, length: int) -> int:
+    """The length of the causal data-dependent form's sampling grid; InputError where there is none, or it is
+    shorter than the sequence.
+    """
+    if max_len is None:
+        raise InputError(
+            "max_len=None: causal data-dependent attention needs max_len, the length of its sampling grid"
+        )
+    if length > max_len:
+        raise InputError(f"sequence length {length} exceeds max_len={max_len}")
+    return max_len
+
+
+def orthonormal(num_heads: int, num_rows: int, rank: int) -> Tensor:
+    """(h, num_rows, rank): orthonormal columns in every head, or rows where there are fewer of them."""
+    weight = torch.empty(num_heads, num_rows, rank)
+    for head in weight:
+        nn.init.orthogonal_(head)
+    return weight
+
+
+def compatibility_tensor(variant: str, num_heads: int, width: int, order: int) -> nn.Parameter | None:
+    """C as learnt, starting from the identity."""
+    if variant == "learnable_diagonal":
+        return nn.Parameter(torch.ones(num_heads, width))
+    if variant != "learnable":
+        return None
+    tensor = torch.zeros(num_heads, *[width] * order)
+    diagonal = torch.arange(width)
+    index: tuple[slice | Tensor, ...] = (slice(None), *[diagonal] * order)
+    tensor[index] = 1.0
+    return nn.Parameter(tensor)

@@ -1,0 +1,128 @@
+"""The objective of the kernel multilinear SVD (KMLSVD) and the penalty that makes a core one.
+
+Source: Verbeek, "3D Primal Attention", TU Delft 2025 (eq. 2-19, 2-21, 3-13, 3-14), here for any order D >= 2.
+    The legend is
+that of :mod:`kernel_attention.mechanisms.multilinear.functional`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kernel_attention.mechanisms.multilinear.factors import alike, letters, multilinear_factors
+from kernel_attention.tensors.statistics import exactly
+from kernel_attention.tensors.unfoldings import mode_gram, mode_product, pseudo_inverse
+
+
+def kmlsvd_objective(
+    grams: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    core: Tensor,
+    *,
+    compatibility: Tensor | None = None,
+    factors: Sequence[Tensor] | None = None,
+    num_tokens: Tensor | int | None = None,
+) -> Tensor:
+    """The KMLSVD objective J of a layer (eq. 2-19 at order 3), a 0-dimensional tensor in float32 or better.
+
+    Per sequence and head, with sums over the tokens, then averaged over batch and heads:
+
+        J = 1/2 sum_n Tr(E_n (S_(n) S_(n)^T)^{-1} E_n^T) - (D - 1) vec(C)^T (W_D (x) .. (x) W_1) vec(S) + (D -
+        2)/2 ||K||^2
+
+    with ||K||^2 = vec(C)^T (Phi_D^T Phi_D (x) .. (x) Phi_1^T Phi_1) vec(C), the kernel tensor's norm. Tokens
+    enter through their Gram matrices only. J = 0 at the full-rank multilinear SVD of K; the truncated one
+    does not give 0 (unlike the kernel SVD's objective), and J alone is unbounded below.
+
+    Args:
+        grams: Phi_n^T Phi_n over the real tokens, (B, h, M_n, M_n), one per mode; the data-dependent form's
+            are those of f(X) phi(x), its C the identity over the sampled rows.
+        weights: (h, M_n, R_n).
+        core: (h, R_1..R_D).
+        compatibility: None, (h, M) or (h, M_1..M_D).
+        factors: :func:`multilinear_factors` of the three above, where at hand.
+        num_tokens: (B,) or a number; divides the Gram matrices: J of the features over sqrt(N), for feature
+            maps that do not normalise over the sequence.
+    """
+    order = len(weights)
+    with torch.autocast(core.device.type, enabled=False):
+        weights, core, grams = [exactly(w) for w in weights], exactly(core), [exactly(g) for g in grams]
+        if factors is None:
+            factors = multilinear_factors(weights, core, compatibility)
+        if num_tokens is not None:
+            count = torch.as_tensor(num_tokens, device=core.device).clamp_min(1)
+            grams = [gram / count.view(-1, 1, 1, 1) for gram in grams]
+        core_grams = [mode_gram(core, n, order) for n in range(order)]
+        operands = list(zip(grams, factors, core_grams, strict=True))
+        if alike(grams) and alike(factors) and alike(core_grams):  # modes of one size share their steps
+            operands = [(torch.stack(grams), torch.stack(list(factors)), torch.stack(core_grams))]
+        energy = torch.stack([_energy(*each) for each in operands]).sum()
+        # vec(C)^T (W_D (x) .. (x) W_1) vec(S) = Tr(W_1^T C_(1) (W_D (x) .. (x) W_2) S_(1)^T): the first
+        # factor has it all but W_1.
+        alignment = (weights[0] * factors[0]).sum()
+        objective = 0.5 * energy - (order - 1) * alignment
+        if order > 2:
+            objective = objective + 0.5 * (order - 2) * _kernel_energy(grams, compatibility) / grams[0].size(
+                0
+            )
+        return objective / core.size(0)
+
+
+def _energy(gram: Tensor, factor: Tensor, core_gram: Tensor) -> Tensor:
+    """Tr(E_n (S_(n) S_(n)^T)^{-1} E_n^T), its mean over the batch, summed over all else.
+
+    ``gram`` Phi_n^T Phi_n (.., B, h, M, M), ``factor`` (.., h, M, R) with E_n = Phi_n factor, ``core_gram``
+    (.., h, R, R).
+    """
+    # S_(n) S_(n)^T may be singular; E_n has no part where it is.
+    return (pseudo_inverse(core_gram).mT * (factor.mT @ gram.mean(dim=-4) @ factor)).sum()
+
+
+def _kernel_energy(grams: Sequence[Tensor], compatibility: Tensor | None) -> Tensor:
+    """||K||^2, summed over batch and heads."""
+    if compatibility is None or compatibility.dim() == 2:
+        product = functools.reduce(torch.mul, grams)
+        if compatibility is None:
+            return product.sum()
+        diagonal = exactly(compatibility)
+        return (diagonal * (product @ diagonal[..., None])[..., 0]).sum()
+    tensor = exactly(compatibility)
+    transformed = tensor
+    for n, gram in enumerate(grams):
+        transformed = mode_product(transformed, gram, n, len(grams))
+    return (tensor * transformed).sum()
+
+
+def core_penalty(core: Tensor) -> Tensor:
+    """J_S (eq. 3-14): the squared off-diagonal entries of S_(n) S_(n)^T over all modes, averaged over the
+    heads.
+
+    ``core`` is (h, R_1..R_D); 0-dimensional, in float32 or better. Zero exactly at the cores of multilinear
+    SVDs.
+    """
+    order = core.dim() - 1
+    with torch.autocast(core.device.type, enabled=False):
+        grams = [mode_gram(exactly(core), n, order) for n in range(order)]
+        off_diagonal = [gram - gram.diagonal(dim1=-2, dim2=-1).diag_embed() for gram in grams]
+        return torch.stack([part.square().sum() for part in off_diagonal]).sum() / core.size(0)
+
+
+def multilinear_kernel(features: Sequence[Tensor], compatibility: Tensor | None = None) -> Tensor:
+    """The kernel tensor K = C x_1 Phi_1 .. x_D Phi_D (eq. 2-21), (B, h, N_1..N_D), from features (B, h, N_n,
+    M_n).
+
+    For analysis: its size is the product of the lengths.
+    """
+    if compatibility is not None and compatibility.dim() > 2:
+        kernel = compatibility
+        for n, phi in enumerate(features):
+            kernel = mode_product(kernel, phi, n, len(features))
+        return kernel
+    tokens, _ = letters(len(features))
+    first = features[0] if compatibility is None else features[0] * compatibility[:, None]
+    operands = ",".join(f"...{token}A" for token in tokens)
+    return torch.einsum(f"{operands}->...{tokens}", first, *features[1:])

@@ -1,0 +1,99 @@
+"""A whole multilinear layer through the Gram matrix of its input, where the feature maps are linear.
+
+The Frobenius map divides by one number per sequence, so E_n is linear in the tokens: a token costs one (d, d)
+product. Norms and Gram matrices of the modes follow from X^T X, one more. Source and legend as in
+:mod:`kernel_attention.mechanisms.multilinear.functional`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kernel_attention.tensors.affine import Affine, autocast
+from kernel_attention.mechanisms.multilinear.functional import padded_rows
+from kernel_attention.features.feature_maps import frobenius
+from kernel_attention.tensors.statistics import exactly, num_real
+from kernel_attention.mechanisms.multilinear.fused import multilinear_pass
+from kernel_attention.core.sequence_group import SequenceGroup
+
+
+def multilinear_layer(
+    x: Tensor,
+    modes: Sequence[Affine],
+    factors: Sequence[Tensor],
+    concat: Affine,
+    out_proj: Affine,
+    *,
+    rows: Tensor | None = None,
+    normalize: bool = True,
+    key_padding_mask: Tensor | None = None,
+    with_grams: bool = False,
+    group: SequenceGroup | None = None,
+) -> tuple[Tensor, list[Tensor] | None]:
+    """The layer's output and, where wanted, the modes' Gram matrices; not causal.
+
+    The same numbers as :func:`multilinear_modes` and :func:`join_modes` between the projections, up to
+    rounding, in O(N d^2) time and O(D d^3) per sequence.
+
+    Args:
+        x: (B, N, d).
+        modes: projections to queries, keys and fibers, (d, d) each.
+        factors: from :func:`multilinear_factors`, (h, M, R) each.
+        concat: W_c (p, D R) and its bias, shared by the heads.
+        out_proj: (d, d).
+        rows: sampled rows f(X), (B, h, M', p): the data-dependent form.
+        normalize: Frobenius feature map; False: identity.
+        key_padding_mask: (B, N), True = real token.
+        with_grams: whether the objective will need them.
+        group: processes that hold the parts of every sequence; ``rows`` are those of the whole.
+
+    Returns:
+        y (B, N, d), and D tensors (B, h, M_n, M_n) as in :class:`Modes`, or None.
+    """
+    x = autocast(x)
+    if key_padding_mask is not None:
+        x = x.masked_fill(~key_padding_mask[..., None], 0.0)  # padding may hold anything, NaN included
+    with torch.autocast(x.device.type, enabled=False):
+        projections = torch.stack([exactly(factor) for factor in factors])[:, None]  # (D, 1, h, M, R)
+        weight = _side_by_side(modes, projections.size(2))
+        if rows is not None:
+            rows = exactly(padded_rows(rows, projections[0, 0]))
+            projections = rows.mT @ projections
+        maps, constant = _after_features(projections, concat, out_proj)
+        count = num_real(x, key_padding_mask) if weight.size(-1) > x.size(-1) else None
+        y, grams = multilinear_pass(
+            x, weight, maps, constant, count, normalize=normalize, with_grams=with_grams, group=group
+        )
+        if grams is None:
+            return y, None
+        grams = grams.unflatten(0, (len(modes), -1)).transpose(1, 2)  # (D, B, h, p, p)
+        if rows is not None:
+            normed = frobenius(rows)
+            grams = normed @ grams @ normed.mT
+        return y, list(grams.unbind())
+
+
+def _side_by_side(modes: Sequence[Affine], num_heads: int) -> Tensor:
+    """Every mode's and head's projection, (D h, p, d), or (.., d + 1) with the biases in the last column."""
+    weight = torch.cat([exactly(matrix) for matrix, _ in modes])
+    biases = [exactly(bias) for _, bias in modes if bias is not None]
+    if biases:
+        weight = torch.cat([weight, torch.cat(biases)[:, None]], dim=1)
+    return weight.unflatten(0, (len(modes) * num_heads, -1))
+
+
+def _after_features(projections: Tensor, concat: Affine, out_proj: Affine) -> tuple[Tensor, Tensor]:
+    """All that follows a mode's features: maps (B or 1, D h, p, d) and the constant (d,)."""
+    join = exactly(concat[0]).unflatten(1, (projections.size(0), -1)).permute(1, 2, 0)  # (D, R, p)
+    out = exactly(out_proj[0]).mT.unflatten(0, (projections.size(2), -1))  # (h, p, d)
+    joined = (projections.flatten(1, 3) @ join).unflatten(1, projections.shape[1:4])
+    joined = joined.permute(2, 1, 0, 3, 4)  # (h, B or 1, D, p, p)
+    maps = (joined.flatten(1, 3) @ out).unflatten(1, joined.shape[1:4])
+    maps = maps.permute(1, 2, 0, 3, 4).flatten(1, 2)
+    constant = out.new_zeros(out.size(-1)) if out_proj[1] is None else exactly(out_proj[1])
+    if concat[1] is not None:
+        constant = constant + exactly(concat[1]).expand(out.size(0), -1).flatten() @ out.flatten(0, 1)
+    return maps, constant

@@ -1,0 +1,59 @@
+"""Tensor attention without KMLSVD: the kernel tensor with learnt replacements of its factors and core.
+
+Source: Verbeek, "3D Primal Attention", TU Delft 2025, section 4-2-4. The printed E_2 and E_3 of option 1 and
+    E_2 of option 2
+repeat indices of W_3, W_2 and W_1; they are read here as the cyclic pattern of eq. 2-23, every mode meeting
+the other modes' weights. Legend as in :mod:`kernel_attention.mechanisms.multilinear.dual_functional`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from kernel_attention.errors import InputError
+from kernel_attention.mechanisms.multilinear.dual_functional import cubemax_kernel
+from kernel_attention.tensors.statistics import exactly
+from kernel_attention.tensors.unfoldings import project_modes, unfold
+
+Option = Literal[1, 2, 3]
+
+
+def tensor_scores(
+    sequences: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    core: Tensor | None = None,
+    *,
+    option: Option = 1,
+    key_padding_mask: Tensor | None = None,
+) -> tuple[Tensor, ...]:
+    """E_1..E_D of eq. 4-10, (B, h, N, R) each, from the cubemax kernel tensor K of the sequences.
+
+    option 1: E_n = K_(n) (kron of the other modes' W_m) T_(n)^T; ``weights`` (h, N, R), ``core`` T (h, R, ..,
+    R) option 2: E_n = K_(n) W_n T_(n)^T; ``weights`` (h, N^(D - 1), R^(D - 1)), ``core`` as above
+    option 3: E_n = K_(n) W_n; ``weights`` (h, N^(D - 1), R), no ``core``
+
+    A flattened index runs over the other modes in their own order. Weights belong to positions, so
+    ``sequences`` (B, h, N, p) must be padded on the right; ``key_padding_mask`` is (B, N), True = real token.
+
+    Raises:
+        InputError: for another option, or a core missing or superfluous.
+    """
+    if option not in (1, 2, 3):
+        raise InputError(f"option={option!r} must be 1, 2 or 3")
+    if (core is None) != (option == 3):
+        raise InputError(f"core: option {option} {'has none' if option == 3 else 'needs one'}")
+    order, dtype = len(sequences), sequences[0].dtype
+    with torch.autocast(sequences[0].device.type, enabled=False):
+        kernel = cubemax_kernel([exactly(sequence) for sequence in sequences], [key_padding_mask] * order)
+        weights = [exactly(weight)[None] for weight in weights]
+        scores = []
+        for n in range(order):
+            part = project_modes(kernel, weights, n) if option == 1 else unfold(kernel, n, order) @ weights[n]
+            if core is not None:
+                part = part @ unfold(exactly(core), n, order).mT
+            scores.append(part.to(dtype))
+    return tuple(scores)

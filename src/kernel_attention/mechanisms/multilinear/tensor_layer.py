@@ -1,0 +1,139 @@
+"""Tensor attention without KMLSVD as a layer: for short sequences."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from kernel_attention.mechanisms.multilinear.tensor_functional import tensor_scores
+from kernel_attention.core.layer import require_positive
+from kernel_attention.mechanisms.multilinear.dual_layer import check_kernel_size
+from kernel_attention.mechanisms.multilinear.modes import ReadsModes
+from kernel_attention.errors import InputError
+from kernel_attention.mechanisms.multilinear.tensor_functional import Option
+from kernel_attention.tensors.statistics import accumulation_dtype
+from kernel_attention.tensors.padding import compaction
+
+
+class TensorAttention(ReadsModes):
+    """Multi-head attention with a kernel tensor of order D and learnt factors (Verbeek, TU Delft 2025,
+    section 4-2-4).
+
+    The cubemax kernel tensor of the dual form, with parameters in place of its singular vectors and core. The
+    parameters belong to positions, hence ``max_len``; a shorter sequence uses the first of them, its real
+    tokens counted from 0 whatever the padding. O(N^D), for short sequences; no causal form, since a slice's
+    softmax and every score read the whole sequence.
+
+    Args:
+        embed_dim: model width d.
+        num_heads: number of heads h; divides d. The thesis uses one.
+        max_len: longest sequence; needed.
+        option: 1, 2 or 3 of eq. 4-10, see :func:`kernel_attention.functional.tensor_scores`. Parameters per
+            head: D N R + R^D, D N^(D - 1) R^(D - 1) + R^D, D N^(D - 1) R.
+        order: number of modes D, at least 2.
+        rank: R, of every mode; None: the head width p.
+        memory_limit: GiB that the kernel tensor may take; training takes about six times as much.
+        bias: whether the projections have biases.
+
+    Attributes:
+        w: W_1..W_D, normal at first: (D, h, max_len, R), (D, h, max_len, .., max_len, R^(D - 1)) or (D, h,
+            max_len, .., R).
+        core: T, (h, R, .., R), normal at first; None with option 3.
+        concat: the map from the D R scores to the head's p outputs, shared by the heads.
+    """
+
+    core: nn.Parameter | None
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        max_len: int | None = None,
+        option: Option = 1,
+        order: int = 3,
+        rank: int | None = None,
+        memory_limit: float = 1.0,
+        bias: bool = True,
+    ) -> None:
+        super().__init__(embed_dim, num_heads, order, bias)
+        if max_len is None:
+            raise InputError(
+                "max_len=None: tensor attention learns weights per position and needs the longest length"
+            )
+        rank = self.head_dim if rank is None else rank
+        require_positive(max_len=max_len, rank=rank)
+        if option not in (1, 2, 3):
+            raise InputError(f"option={option!r} must be 1, 2 or 3")
+        if not memory_limit > 0:
+            raise InputError(f"memory_limit={memory_limit!r} must be a positive number of GiB")
+        self.max_len, self.option, self.rank, self.memory_limit = max_len, option, rank, memory_limit
+        positions = [max_len] if option == 1 else [max_len] * (order - 1)
+        self.w = nn.Parameter(
+            torch.randn(order, num_heads, *positions, rank ** (order - 1) if option == 2 else rank)
+        )
+        self.register_parameter(
+            "core", nn.Parameter(torch.randn(num_heads, *[rank] * order)) if option != 3 else None
+        )
+        self.concat = nn.Linear(order * rank, self.head_dim, bias=bias)
+        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
+
+    def attend(
+        self, x: Tensor, context: Tensor | None, key_padding_mask: Tensor | None, is_causal: bool
+    ) -> Tensor:
+        """See :class:`AttentionLayer`."""
+        if is_causal:
+            raise InputError(
+                f"{type(self).__name__}: is_causal=True, but every score reads the whole sequence"
+            )
+        scores = torch.cat(self.scores(x, key_padding_mask=key_padding_mask), dim=-1)
+        return self.out_proj(self.merge_heads(self.concat(scores)))
+
+    def scores(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> tuple[Tensor, ...]:
+        """E_1..E_D of every token, each (B, h, N, R); arguments as in the layer's call.
+
+        Raises:
+            InputError: for more than ``max_len`` tokens, or where the kernel tensor would take more than
+                ``memory_limit``.
+        """
+        batch, length, _ = x.shape
+        if length > self.max_len:
+            raise InputError(f"sequence length {length} exceeds max_len={self.max_len}")
+        check_kernel_size(
+            type(self).__name__,
+            batch * self.num_heads,
+            length,
+            length,
+            self.order,
+            accumulation_dtype(x.dtype).itemsize,
+            self.memory_limit,
+            "shorten the sequences, take a smaller batch, or raise memory_limit",
+        )
+        # Real tokens move to the front, where the weights of their positions are, and their scores back.
+        moved = None if key_padding_mask is None else compaction(key_padding_mask)
+        if moved is not None:
+            x, key_padding_mask = moved.apply(x), moved.key_padding_mask
+        scores = tensor_scores(
+            self.sequences(x),
+            self._weights(length),
+            self.core,
+            option=self.option,
+            key_padding_mask=key_padding_mask,
+        )
+        if moved is None:
+            return scores
+        return tuple(self.split_heads(moved.undo(self.merge_heads(score))) for score in scores)
+
+    def _weights(self, length: int) -> list[Tensor]:
+        """W_n of the first ``length`` positions, position indices flattened."""
+        w: Tensor = self.w
+        for dim in range(2, w.dim() - 1):
+            w = w.narrow(dim, 0, length)
+        return list(w.flatten(2, -2).unbind())
+
+    def extra_repr(self) -> str:
+        """The options, for print(model)."""
+        return (
+            f"{self.embed_dim}, {self.num_heads}, option={self.option}, order={self.order}, "
+            f"rank={self.rank}, max_len={self.max_len}"
+        )

@@ -1,0 +1,297 @@
+"""Primal-Attention: asymmetric kernel SVD of self-attention, solved in the primal.
+
+Source: Chen, Tao, Tonin, Suykens, "Primal-Attention: Self-attention through Asymmetric Kernel SVD in Primal
+Representation", NeurIPS 2023 (paper eq. 6-11; supplement theorem 3.2, lemma 4.2, listing 1).
+
+Legend: B batch, h heads, N tokens, p head width, s projection directions (rank), M sampled rows.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from kernel_attention.errors import unknown
+from kernel_attention.mechanisms.support_vector.attention_step import features_of
+from kernel_attention.core.decoding_state import move, scale_by
+from kernel_attention.features.feature_maps import FeatureMap, cosine
+from kernel_attention.tensors.statistics import exactly, running_mean, valid_ranks
+
+ObjectiveForm = Literal["mean", "sum"]
+
+_SLICE = 8192  # tokens whose products with the sampled rows are held at a time (causal, data-dependent)
+
+
+class PrimalScores(NamedTuple):
+    """Projection scores on the left (e, queries) and right (r, keys) singular directions, each (B, h, N,
+    s).
+    """
+
+    e: Tensor
+    r: Tensor
+
+
+class PrimalState(NamedTuple):
+    """What causal decoding remembers; its size does not depend on how many tokens were read.
+
+    ``position`` counts the tokens read, one number for all sequences or (B,) int64; ``q_sum`` and ``k_sum``
+    are (B, h, 1, p); ``w_e`` and ``w_r`` are the projection weights gathered so far, (B, h, p, s), or None
+    with data-independent weights; ``q_energy`` and ``k_energy`` (B, h, 1, 1) are what the Frobenius feature
+    map divides by, None with another.
+    """
+
+    position: int | Tensor
+    q_sum: Tensor
+    k_sum: Tensor
+    w_e: Tensor | None
+    w_r: Tensor | None
+    q_energy: Tensor | None = None
+    k_energy: Tensor | None = None
+
+    def to(self, device: torch.device | str) -> PrimalState:
+        """The state on that device."""
+        return move(self, device)
+
+
+def primal_scores(
+    q: Tensor,
+    k: Tensor,
+    w_e: Tensor,
+    w_r: Tensor,
+    *,
+    rows: Tensor | None = None,
+    grid: Tensor | None = None,
+    running_means: bool = True,
+    feature_map: FeatureMap = cosine,
+    key_padding_mask: Tensor | None = None,
+    is_causal: bool = False,
+) -> PrimalScores:
+    """e_i = W_{e|X}^T phi(q_i) and r_i = W_{r|X}^T phi(k_i) (eq. 6).
+
+    Args:
+        q: queries, (B, h, N, p).
+        k: keys, (B, h, N, p).
+        w_e: (h, p, s) data-independent, or (h, M, s) together with ``rows``.
+        w_r: as ``w_e``.
+        rows: sampled rows f(X) of the layer input, (B, h, M', p) with M' <= M: W_{e|X} = f(X)^T W_e.
+        grid: positions of ``rows`` in the sequence, (M',) int64; needed with ``rows`` when ``is_causal``.
+        running_means: with ``is_causal``, replace q and k by their means over the prefix first (listing 1).
+        feature_map: phi, from ``kernel_attention.kernels``.
+        key_padding_mask: (B, N), True = real token.
+        is_causal: token i sees tokens 0..i only.
+    """
+    if is_causal and running_means:
+        q, k = running_mean(q, key_padding_mask), running_mean(k, key_padding_mask)
+    phi_q = feature_map(q, key_padding_mask, is_causal)
+    phi_k = feature_map(k, key_padding_mask, is_causal)
+    if rows is None:
+        return PrimalScores(phi_q @ w_e, phi_k @ w_r)
+    w_e, w_r = w_e[:, : rows.size(2)], w_r[:, : rows.size(2)]
+    if not is_causal:
+        return PrimalScores(phi_q @ (rows.mT @ w_e), phi_k @ (rows.mT @ w_r))
+    if grid is None:
+        raise ValueError("primal_scores: rows with is_causal=True need grid, the positions of the rows")
+    rank = _ranks(q, key_padding_mask)
+    return PrimalScores(*(_seen_rows(phi, rank, rows, grid, w) for phi, w in ((phi_q, w_e), (phi_k, w_r))))
+
+
+def _seen_rows(phi: Tensor, rank: Tensor, rows: Tensor, grid: Tensor, weight: Tensor) -> Tensor:
+    """sum over the rows at or before token i of <phi_i, x_m> W[m], (B, h, N, s), ``rank`` (B or 1, 1, N).
+
+    Long sequences go slice by slice: of the N x M products no more exists at a time, in either pass.
+    """
+
+    def read(phi: Tensor, rank: Tensor) -> Tensor:
+        return (phi @ rows.mT).masked_fill(grid > rank[..., None], 0.0) @ weight
+
+    if phi.size(2) <= _SLICE or torch.compiler.is_compiling():
+        return read(phi, rank)
+    parts = zip(phi.split(_SLICE, dim=2), rank.split(_SLICE, dim=2), strict=True)
+    return torch.cat(
+        [checkpoint(read, *part, use_reentrant=False, preserve_rng_state=False) for part in parts], dim=2
+    )
+
+
+def _ranks(q: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+    """Rank of every token among the real ones, (B or 1, 1, N)."""
+    if key_padding_mask is None:
+        return torch.arange(q.size(2), device=q.device)[None, None]
+    return valid_ranks(key_padding_mask)[:, None]
+
+
+def concat_scores(scores: PrimalScores, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """o_i = W_c [e_i ; r_i] + b_c (eq. 8): weight (p, 2s), shared by the heads; -> (B, h, N, p)."""
+    return torch.nn.functional.linear(torch.cat(scores, dim=-1), weight, bias)
+
+
+def primal_attention(
+    q: Tensor,
+    k: Tensor,
+    w_e: Tensor,
+    w_r: Tensor,
+    w_out: Tensor,
+    b_out: Tensor | None = None,
+    *,
+    rows: Tensor | None = None,
+    grid: Tensor | None = None,
+    running_means: bool = True,
+    feature_map: FeatureMap = cosine,
+    key_padding_mask: Tensor | None = None,
+    is_causal: bool = False,
+) -> Tensor:
+    """Primal-Attention of one layer, heads apart: (B, h, N, p) -> (B, h, N, p).
+
+    ``w_out`` (p, 2s) and ``b_out`` (p,) join the two scores (eq. 8); the other arguments are those of
+    :func:`primal_scores`. Costs O(N p s) time and O(N s) memory.
+    """
+    scores = primal_scores(
+        q, k, w_e, w_r, rows=rows, grid=grid, running_means=running_means, feature_map=feature_map,
+        key_padding_mask=key_padding_mask, is_causal=is_causal,
+    )  # fmt: skip
+    return concat_scores(scores, w_out, b_out)
+
+
+def ksvd_objective(
+    scores: PrimalScores,
+    w_e: Tensor,
+    w_r: Tensor,
+    sqrt_lambda: Tensor,
+    *,
+    form: ObjectiveForm = "mean",
+    per_sequence: bool = False,
+    key_padding_mask: Tensor | None = None,
+) -> Tensor:
+    """The KSVD objective J of a layer, a 0-dimensional tensor in float32 or better; (B,) if ``per_sequence``.
+
+    ``form="sum"`` is the paper's (eq. 6), per sequence and head with sums over the tokens, then averaged
+    over batch and heads: J = 1/2 sum_i ||L e_i||^2 + 1/2 sum_i ||L r_i||^2 - Tr(W_e^T W_r) with
+    L = diag(sqrt_lambda).
+    ``form="mean"`` averages over the tokens too, which is what the released code optimises. J = 0 at the KSVD
+    (lemma 4.2) for Lambda = Sigma^{-1} in the sum form and N Sigma^{-1} in the mean form; the converse does
+    not hold.
+
+    Args:
+        scores: e and r, each (B, h, N, s).
+        w_e: the parameters themselves, not their data-dependent versions; (h, M or p, s).
+        w_r: as ``w_e``.
+        sqrt_lambda: square root of the diagonal of Lambda, (h, s).
+        form: "mean" or "sum".
+        per_sequence: one J for every sequence, instead of one over all tokens of the batch.
+        key_padding_mask: (B, N), True = real token.
+    """
+    if form not in ("mean", "sum"):
+        raise unknown("objective form", form, ("mean", "sum"))
+    return objective_from_energy(
+        scores_energy(scores, sqrt_lambda, key_padding_mask), w_e, w_r, scores.e.size(2), form=form,
+        per_sequence=per_sequence, key_padding_mask=key_padding_mask,
+    )  # fmt: skip
+
+
+def scores_energy(scores: PrimalScores, sqrt_lambda: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+    """sum_i ||L e_i||^2 + ||L r_i||^2 over the real tokens, averaged over the heads: (B,)."""
+    with torch.autocast(scores.e.device.type, enabled=False):  # the accumulation is float32 even there
+        scale = exactly(sqrt_lambda)[:, None, :]
+        energy = (scores.e * scale).square().sum(-1) + (scores.r * scale).square().sum(-1)  # (B, h, N)
+        if key_padding_mask is not None:
+            energy = energy.masked_fill(~key_padding_mask[:, None], 0.0)
+        return energy.sum(-1).mean(-1)
+
+
+def objective_from_energy(
+    energy: Tensor,
+    w_e: Tensor,
+    w_r: Tensor,
+    length: int,
+    *,
+    form: ObjectiveForm = "mean",
+    per_sequence: bool = False,
+    key_padding_mask: Tensor | None = None,
+    num_tokens: Tensor | None = None,
+) -> Tensor:
+    """J as in :func:`ksvd_objective`, from :func:`scores_energy`, (B,), and the length N.
+
+    ``num_tokens`` (B,) takes the place of length and mask where the tokens lie elsewhere too.
+    """
+    if form not in ("mean", "sum"):
+        raise unknown("objective form", form, ("mean", "sum"))
+    with torch.autocast(energy.device.type, enabled=False):
+        trace = (exactly(w_e) * exactly(w_r)).sum() / w_e.size(0)
+        if form == "sum":
+            return 0.5 * (energy if per_sequence else energy.mean()) - trace
+        if num_tokens is None and key_padding_mask is not None:
+            num_tokens = key_padding_mask.sum(dim=1)
+        num_tokens = energy.new_full(energy.shape, length) if num_tokens is None else num_tokens.to(energy)
+        if per_sequence:
+            return 0.5 * energy / num_tokens.clamp_min(1) - trace
+        return 0.5 * energy.sum() / num_tokens.sum().clamp_min(1) - trace
+
+
+def primal_kernel(
+    q: Tensor, k: Tensor, *, rows: Tensor | None = None, feature_map: FeatureMap = cosine,
+    key_padding_mask: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """The asymmetric kernel matrix K_ij = <f(X) phi(q_i), f(X) phi(k_j)> of theorem 3.2, (B, h, N, N).
+
+    f(X) is the identity without ``rows``. Rows and columns of padded tokens are zero. For analysis: O(N^2).
+    """
+    phi_q, phi_k = feature_map(q, key_padding_mask, False), feature_map(k, key_padding_mask, False)
+    if rows is not None:
+        phi_q, phi_k = phi_q @ rows.mT, phi_k @ rows.mT
+    kernel = phi_q @ phi_k.mT
+    if key_padding_mask is not None:
+        kernel = kernel * (key_padding_mask[:, None, :, None] & key_padding_mask[:, None, None, :])
+    return kernel
+
+
+def primal_step(
+    q: Tensor,
+    k: Tensor,
+    w_e: Tensor,
+    w_r: Tensor,
+    state: PrimalState,
+    *,
+    row: Tensor | None = None,
+    grid_index: int | Tensor | None = None,
+    running_means: bool = True,
+    feature_map: FeatureMap = cosine,
+) -> tuple[PrimalScores, PrimalState]:
+    """One token of causal Primal-Attention; equal to the matching row of ``primal_scores(is_causal=True)``.
+
+    Args:
+        q: query of the new token, (B, h, 1, p).
+        k: key of the new token, (B, h, 1, p).
+        w_e: as in :func:`primal_scores`.
+        w_r: as in :func:`primal_scores`.
+        state: what the tokens before left behind.
+        row: the new token's slice of the layer input, (B, h, 1, p), where weights are data-dependent.
+        grid_index: m if the new token is the m-th sampled row (t_m = position), None otherwise; or (B, M), 1
+            at that row of every sequence and 0 elsewhere.
+        running_means: as in :func:`primal_scores`.
+        feature_map: phi, token-wise or the Frobenius map.
+    """
+    count = scale_by(state.position + 1, state.q_sum)
+    q_sum, k_sum = state.q_sum + q, state.k_sum + k
+    if running_means:
+        q, k = (q_sum / count).to(q.dtype), (k_sum / count).to(k.dtype)
+    phi_q, q_energy = features_of(feature_map, q, state.q_energy)
+    phi_k, k_energy = features_of(feature_map, k, state.k_energy)
+    gathered_e, gathered_r = state.w_e, state.w_r
+    if row is not None and gathered_e is not None and gathered_r is not None:
+        if grid_index is not None:
+            gathered_e = gathered_e + row.mT * weight_row(w_e, grid_index)
+            gathered_r = gathered_r + row.mT * weight_row(w_r, grid_index)
+        w_e, w_r = gathered_e.to(q.dtype), gathered_r.to(q.dtype)
+    scores = PrimalScores(phi_q @ w_e, phi_k @ w_r)
+    return scores, PrimalState(state.position + 1, q_sum, k_sum, gathered_e, gathered_r, q_energy, k_energy)
+
+
+def weight_row(weight: Tensor, index: int | Tensor) -> Tensor:
+    """Row m of weight (h, M, s): (h, 1, s); or the row of each sequence, (B, h, 1, s), from ``index`` (B, M),
+    1 at that row and 0 elsewhere.
+    """
+    if isinstance(index, int):
+        return weight[:, index, None]
+    return torch.einsum("bm,hms->bhs", index.to(weight.dtype), weight)[:, :, None]

@@ -1,0 +1,159 @@
+"""Primal-Attention in one pass over the sequence, forward and backward: no score is ever stored.
+
+Everything right of the feature maps is the same for every token, so it is multiplied out beforehand. With
+z_i = [phi(q_i) ; phi(k_i)] a head's output is z_i G, G = [W_{e|X} C_e ; W_{r|X} C_r] being (2p, p), and the
+energy of the objective is <Z^T Z, S>, S being (p, p) for each half of z. A token then costs two small
+products. The backward pass keeps the input, and nothing else of its size, and computes z again.
+
+What walks over the tokens is an engine: :mod:`kernel_attention.mechanisms.primal.slices` in PyTorch,
+:mod:`kernel_attention.mechanisms.primal.triton_kernels` on GPUs.
+
+Legend: B batch, N tokens, h heads, p head width, d = h p, M sampled rows, k groups of heads mapped together,
+o outputs of a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from kernel_attention.mechanisms.primal import slices as primal_slices
+from kernel_attention.mechanisms.primal.slices import Tokens
+
+
+class Folded(NamedTuple):
+    """What a layer's weights come to when the tokens are left out; B is 1 where no token enters.
+
+    ``maps`` (B, k, 2d / k, o) and ``constant`` (k o,) make the output; ``energy`` (B, h, 2, p, p) is S for
+    queries and keys, None where there is no objective.
+    """
+
+    maps: Tensor
+    constant: Tensor
+    energy: Tensor | None
+
+
+class Samples(NamedTuple):
+    """Where the sampled rows lie.
+
+    ``positions`` int64, (M,) for all sequences or (B, M); ``present`` (B, M) bool, which of them hold a row,
+    or None for all.
+    """
+
+    positions: Tensor
+    present: Tensor | None = None
+
+    def read(self, x: Tensor) -> Tensor:
+        """The rows, (B, M, d); zeros where there is none."""
+        if self.positions.dim() == 1:
+            rows = x.index_select(1, self.positions)
+        else:
+            rows = x.gather(1, self.positions[..., None].expand(-1, -1, x.size(-1)))
+        return rows if self.present is None else rows.masked_fill(~self.present[..., None], 0.0)
+
+    def add_to(self, x: Tensor, rows: Tensor) -> None:
+        """Add rows (B, M, d) to the tokens of x that they were read from."""
+        rows = rows.to(x.dtype)
+        if self.present is not None:
+            rows = rows.masked_fill(~self.present[..., None], 0.0)
+        if self.positions.dim() == 1:
+            x.index_add_(1, self.positions, rows)
+        else:
+            x.scatter_add_(1, self.positions[..., None].expand(-1, -1, x.size(-1)), rows)
+
+
+Fold = Callable[..., Folded]
+
+
+def primal_pass(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    num_heads: int,
+    fold: Fold,
+    parameters: Sequence[Tensor],
+    *,
+    samples: Samples | None = None,
+    normalize: bool = True,
+    key_padding_mask: Tensor | None = None,
+    engine: ModuleType = primal_slices,
+) -> tuple[Tensor, Tensor | None]:
+    """Project, normalise and map every token: y (B, N, k o) and the energy, (B,) in float32 or better.
+
+    First derivatives only. Sums over tokens accumulate in float32 for 16-bit inputs.
+
+    Args:
+        x: layer input, (B, N, d).
+        weight: projection to the queries and keys, (h * 2 * p, d): a head's query and key lie side by side.
+        bias: (h * 2 * p,) or None.
+        num_heads: h.
+        fold: ``fold(rows, *parameters)`` gives :class:`Folded`; rows are (B, M, d), or None without samples.
+        parameters: tensors that ``fold`` is differentiated by.
+        samples: where the rows are read.
+        normalize: whether phi divides by the norm (cosine), or is the identity.
+        key_padding_mask: (B, N), True = real token; padded tokens get ``constant``.
+        engine: module with ``map_tokens`` and ``pull_back``.
+    """
+    tokens = Tokens(num_heads, normalize, key_padding_mask)
+    return _PrimalPass.apply(x, weight, bias, tokens, fold, samples, engine, *parameters)
+
+
+class _PrimalPass(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, tokens: Tokens, fold: Fold,
+        samples: Samples | None, engine: ModuleType, *parameters: Tensor,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        with torch.autocast(x.device.type, enabled=False):
+            # Folding the weights is small and left to autograd, in a graph of its own.
+            with torch.set_grad_enabled(any(ctx.needs_input_grad)):
+                leaves = [parameter.detach().requires_grad_() for parameter in parameters]
+                rows = None if samples is None else samples.read(x.detach()).requires_grad_()
+                folded = fold(rows, *leaves)
+            y, gram = engine.map_tokens(
+                tokens, x, weight, bias, folded.maps.detach().to(x.dtype), folded.constant.detach(),
+                folded.energy is not None,
+            )  # fmt: skip
+        ctx.save_for_backward(x, weight, bias, gram)
+        ctx.tokens, ctx.samples, ctx.engine = tokens, samples, engine
+        ctx.folded, ctx.inputs = folded, leaves if rows is None else [rows, *leaves]
+        energy = None
+        if gram is not None and folded.energy is not None:
+            energy = (gram * folded.energy.detach()).sum(dim=(1, 2, 3, 4))
+        return y, energy
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_y: Tensor, grad_energy: Tensor | None) -> tuple[Tensor | None, ...]:
+        x, weight, bias, gram = ctx.saved_tensors
+        folded: Folded = ctx.folded
+        with torch.autocast(x.device.type, enabled=False):
+            pull, grad_s = None, None
+            if gram is not None and folded.energy is not None and grad_energy is not None:
+                weights = grad_energy.view(-1, 1, 1, 1, 1)
+                grad_s = (weights * gram).sum_to_size(folded.energy.shape)
+                pull = (2 * weights * folded.energy.detach()).to(x.dtype)  # the energy is <Z^T Z, S>
+            maps = folded.maps.detach().to(x.dtype)
+            sums = ctx.engine.pull_back(ctx.tokens, x, weight, bias, maps, pull, grad_y)
+            small = list(_gradients(folded, ctx.inputs, (sums.maps, sums.constant, grad_s)))
+            if ctx.samples is not None:
+                ctx.samples.add_to(sums.x, small.pop(0))
+        grad_bias = None if bias is None else sums.bias.to(bias.dtype)
+        return sums.x, sums.weight.to(weight.dtype), grad_bias, None, None, None, None, *small
+
+
+def _gradients(folded: Folded, inputs: list[Tensor], grads: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
+    """By the inputs, through those outputs that depend on them: without biases the constant does not."""
+    chosen = [
+        (output, grad.to(output.dtype))
+        for output, grad in zip(folded, grads, strict=True)
+        if output is not None and grad is not None and output.requires_grad
+    ]
+    outputs, given = zip(*chosen, strict=True)
+    # The graph is kept for a caller who keeps his and comes again; it goes with the context.
+    return torch.autograd.grad(outputs, inputs, given, retain_graph=True, materialize_grads=True)

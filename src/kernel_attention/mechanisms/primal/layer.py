@@ -1,0 +1,284 @@
+"""Primal-Attention as a layer."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from kernel_attention.mechanisms.primal.functional import concat_scores, objective_from_energy, primal_kernel, primal_scores, scores_energy
+from kernel_attention.mechanisms.primal.one_pass import primal_layer
+from kernel_attention.core.layer import PenalizedAttention, is_traced, require_positive, require_weight
+from kernel_attention.mechanisms.multilinear.modes import sampled_rows
+from kernel_attention.mechanisms.primal.decoding import PrimalDecoder
+from kernel_attention.errors import InputError, unknown
+from kernel_attention.mechanisms.primal.functional import PrimalScores
+from kernel_attention.mechanisms.primal.one_pass import PrimalWeights
+from kernel_attention.features.feature_maps import FeatureMap, get_feature_map, identity
+from kernel_attention.features.feature_maps import cosine
+from kernel_attention.tensors.statistics import num_real, part_positions, sample_positions
+from kernel_attention.mechanisms.primal.fused import Samples
+
+_log = logging.getLogger(__name__)
+
+_IMPLS = ("auto", "plain", "fused", "triton")
+_FUSED_FROM = 256  # tokens; below, multiplying the weights out costs more than it saves
+
+
+class PrimalAttention(PenalizedAttention):
+    """Multi-head Primal-Attention (Chen, Tao, Tonin, Suykens, NeurIPS 2023): O(N p s) time, linear in the
+    sequence.
+
+    e_i = W_{e|X}^T phi(q_i) and r_i = W_{r|X}^T phi(k_i), joined by ``concat`` into the head's output. With
+    ``data_dependent=True`` the weights are W_{e|X} = f(X)^T W_e, f(X) being rows of the layer's own input,
+    evenly spaced over its real tokens; these rows are what mixes the tokens. With ``data_dependent=False``
+    the non-causal layer mixes none.
+
+    Args:
+        embed_dim: model width d.
+        num_heads: number of heads h; divides d.
+        rank: number of projection directions s per head. The paper asks s <= N; its own recipes exceed it.
+        eta: weight of J^2 in :func:`auxiliary_loss`. ``sqrt_lambda`` (h, s) exists only where eta > 0.
+        data_dependent: whether the projection weights depend on the sequence.
+        rank_multiplier: rows sampled per direction, M = rank * rank_multiplier.
+        max_len: longest sequence. It caps M, and fixes the sampling grid of the causal data-dependent form,
+            which needs it.
+        running_means: whether the causal form averages q and k over the prefix first (listing 1).
+        feature_map: phi, a name or a callable of :mod:`kernel_attention.kernels`.
+        objective_form: "mean" over the tokens (released code) or "sum" (paper); see
+            :func:`kernel_attention.functional.ksvd_objective`.
+        square_per: "batch" squares one J over the batch's tokens; "sequence" squares every sequence's own J
+            and averages the squares (what the released code does, and the same for any split into
+            micro-batches).
+        init: "flat" (released: orthogonal on the flattened tensor, each head's Frobenius norm 1) or
+            "per_head" (orthonormal columns in every head).
+        bias: whether the projections have biases.
+        impl: "plain", the formulas; "fused", one pass over the tokens without stored scores, see
+            :func:`kernel_attention.mechanisms.primal.one_pass`; "triton", the same in kernels for GPUs; "auto",
+            fused on CPU where it exists and wins and nothing traces the layer, plain elsewhere.
+
+    Attributes:
+        w_e: (h, M, s), or (h, p, s) where data-independent.
+        w_r: as ``w_e``.
+        sqrt_lambda: square root of Lambda's diagonal, (h, s), uniform in (0, 1) at first.
+        concat: the map from the 2 s scores to the head's p outputs, shared by the heads.
+    """
+
+    sqrt_lambda: nn.Parameter | None
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        rank: int = 20,
+        eta: float = 0.0,
+        data_dependent: bool = True,
+        rank_multiplier: int = 10,
+        max_len: int | None = None,
+        running_means: bool = True,
+        feature_map: str | FeatureMap = "cosine",
+        objective_form: Literal["mean", "sum"] = "mean",
+        square_per: Literal["batch", "sequence"] = "batch",
+        init: Literal["flat", "per_head"] = "flat",
+        bias: bool = True,
+        impl: Literal["auto", "plain", "fused", "triton"] = "auto",
+    ) -> None:
+        super().__init__(embed_dim, num_heads)
+        require_positive(
+            rank=rank, rank_multiplier=rank_multiplier, **({} if max_len is None else {"max_len": max_len})
+        )
+        require_weight(eta=eta)
+        if objective_form not in ("mean", "sum"):
+            raise unknown("objective_form", objective_form, ("mean", "sum"))
+        if square_per not in ("batch", "sequence"):
+            raise unknown("square_per", square_per, ("batch", "sequence"))
+        if impl not in _IMPLS:
+            raise unknown("impl", impl, _IMPLS)
+        if max_len is not None and rank > max_len:
+            _note_rank(rank, max_len)
+        self.rank = rank
+        self.eta = eta
+        self.data_dependent = data_dependent
+        self.max_len = max_len
+        self.running_means = running_means
+        self.feature_map = get_feature_map(feature_map)
+        self.objective_form = objective_form
+        self.square_per = square_per
+        self.impl = impl
+        self.num_rows = rank * rank_multiplier if max_len is None else min(rank * rank_multiplier, max_len)
+
+        weight_rows = self.num_rows if data_dependent else self.head_dim
+        self.q_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
+        self.k_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
+        self.w_e = nn.Parameter(_orthogonal(num_heads, weight_rows, rank, init))
+        self.w_r = nn.Parameter(_orthogonal(num_heads, weight_rows, rank, init))
+        self.concat = nn.Linear(2 * rank, self.head_dim, bias=bias)
+        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
+        # An unused parameter is an error under DistributedDataParallel, so it exists only where J uses it.
+        self.register_parameter("sqrt_lambda", nn.Parameter(torch.rand(num_heads, rank)) if eta > 0 else None)
+
+    def attend(
+        self, x: Tensor, context: Tensor | None, key_padding_mask: Tensor | None, is_causal: bool
+    ) -> Tensor:
+        """See :class:`AttentionLayer`."""
+        attend = self._one_pass if self._is_fused(x, is_causal) else self._plain
+        y, energy = attend(x, key_padding_mask, is_causal)
+        if energy is not None:
+            num_tokens = None
+            if self.sequence_group is not None:
+                num_tokens = self.sequence_group.places(num_real(x, key_padding_mask))[1]
+            self.objective = objective_from_energy(
+                energy,
+                self.w_e,
+                self.w_r,
+                x.size(1),
+                form=self.objective_form,
+                per_sequence=self.square_per == "sequence",
+                key_padding_mask=key_padding_mask,
+                num_tokens=num_tokens,
+            )
+        return y
+
+    def why_not_sharded(self, is_causal: bool) -> str | None:
+        """See :class:`AttentionLayer`."""
+        if self.impl == "plain" or self.feature_map not in (cosine, identity):
+            return "only the one-pass form is sharded: impl 'auto', feature map cosine or identity"
+        if is_causal and self.data_dependent:
+            return "the causal data-dependent form reads every row of the grid on one rank"
+        return None
+
+    def _plain(
+        self, x: Tensor, key_padding_mask: Tensor | None, is_causal: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        scores = self.scores(x, key_padding_mask=key_padding_mask, is_causal=is_causal)
+        lam = self.sqrt_lambda if self.training else None
+        energy = None if lam is None else scores_energy(scores, lam, key_padding_mask)
+        return self.output(scores), energy
+
+    def _one_pass(
+        self, x: Tensor, key_padding_mask: Tensor | None, is_causal: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        samples = None
+        if self.data_dependent:
+            samples = Samples(*self._positions(x, key_padding_mask))
+        parts = (self.q_proj, self.k_proj, self.concat, self.out_proj)
+        return primal_layer(
+            x,
+            PrimalWeights(
+                self.w_e, self.w_r, self.sqrt_lambda, *((part.weight, part.bias) for part in parts)
+            ),
+            samples=samples,
+            normalize=self.feature_map is cosine,
+            with_energy=self.training and self.sqrt_lambda is not None,
+            key_padding_mask=key_padding_mask,
+            is_causal=is_causal,
+            running_means=self.running_means,
+            engine="triton" if self.impl == "triton" else "slices",
+            group=self.sequence_group,
+        )
+
+    def _positions(self, x: Tensor, key_padding_mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Where the rows lie in x, and which of them do."""
+        if self.sequence_group is None:
+            return sample_positions(x, self.num_rows, key_padding_mask)
+        before, total = self.sequence_group.places(num_real(x, key_padding_mask))
+        return part_positions(x, self.num_rows, key_padding_mask, before, total)
+
+    def _is_fused(self, x: Tensor, is_causal: bool) -> bool:
+        traced = is_traced()
+        exists = self.feature_map in (cosine, identity) and not (is_causal and self.data_dependent)
+        if self.impl in ("fused", "triton") and (traced or not exists):
+            raise InputError(
+                f"impl={self.impl!r} needs the feature map cosine or identity, has no data-dependent form "
+                "with is_causal=True, and cannot be compiled, exported or transformed: use impl='auto' "
+                "or 'plain'"
+            )
+        if self.impl != "auto" or self.sequence_group is not None:
+            return self.impl != "plain"
+        return exists and not traced and x.device.type == "cpu" and x.size(1) >= _FUSED_FROM
+
+    def scores(
+        self, x: Tensor, *, key_padding_mask: Tensor | None = None, is_causal: bool = False
+    ) -> PrimalScores:
+        """Projection scores e and r of every token, each (B, h, N, s); arguments as in the layer's call."""
+        rows, grid = self._sample(x, key_padding_mask, is_causal) if self.data_dependent else (None, None)
+        return primal_scores(
+            self.split_heads(self.q_proj(x)),
+            self.split_heads(self.k_proj(x)),
+            self.w_e,
+            self.w_r,
+            rows=rows,
+            grid=grid,
+            running_means=self.running_means,
+            feature_map=self.feature_map,
+            key_padding_mask=key_padding_mask,
+            is_causal=is_causal,
+        )
+
+    def penalty(self) -> Tensor | None:
+        """eta J^2 of the last forward in training mode."""
+        return None if self.objective is None else self.eta * self.objective.square().mean()
+
+    def kernel_matrix(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
+        """The kernel whose singular vectors the layer learns (theorem 3.2), (B, h, N, N); for analysis,
+        O(N^2).
+        """
+        rows = self._sample(x, key_padding_mask, False)[0] if self.data_dependent else None
+        q, k = self.split_heads(self.q_proj(x)), self.split_heads(self.k_proj(x))
+        return primal_kernel(
+            q, k, rows=rows, feature_map=self.feature_map, key_padding_mask=key_padding_mask
+        )
+
+    def decoder(self) -> PrimalDecoder:
+        """See :class:`AttentionLayer`."""
+        if self.impl in ("fused", "triton") and self.data_dependent:
+            raise InputError(
+                f"impl={self.impl!r} has no data-dependent causal form: use impl='auto' or 'plain'"
+            )
+        return PrimalDecoder(self)
+
+    def output(self, scores: PrimalScores) -> Tensor:
+        """The scores of the heads joined: (B, h, N, s) each -> (B, N, d)."""
+        joined = concat_scores(scores, self.concat.weight, self.concat.bias)
+        return self.out_proj(self.merge_heads(joined))
+
+    def _sample(
+        self, x: Tensor, key_padding_mask: Tensor | None, is_causal: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """f(X): rows of the layer's input in the heads' own slices, (B, h, M', p), and their grid where
+        causal.
+        """
+        rows, grid = sampled_rows(x, self.num_rows, self.max_len, key_padding_mask, is_causal)
+        return self.split_heads(rows), grid
+
+    def extra_repr(self) -> str:
+        """The options, for print(model)."""
+        return (
+            f"{self.embed_dim}, {self.num_heads}, rank={self.rank}, eta={self.eta}, "
+            f"data_dependent={self.data_dependent}, rows={self.num_rows}"
+        )
+
+
+def _orthogonal(num_heads: int, num_rows: int, rank: int, init: str) -> Tensor:
+    """Initial projection weights, (h, num_rows, rank)."""
+    weight = torch.empty(num_heads, num_rows, rank)
+    if init == "flat":  # orthogonal_ sees an (h, num_rows * rank) matrix with orthonormal rows: one per head
+        return nn.init.orthogonal_(weight)
+    if init == "per_head":
+        for head in weight:
+            nn.init.orthogonal_(head)
+        return weight
+    raise unknown("init", init, ("flat", "per_head"))
+
+
+@functools.cache
+def _note_rank(rank: int, max_len: int) -> None:
+    _log.info(
+        "rank=%d exceeds max_len=%d: the paper asks rank <= N, its released recipes do not keep to it",
+        rank,
+        max_len,
+    )

@@ -1,0 +1,58 @@
+"""The baselines: canonical softmax attention, its symmetric form, and the cosine kernel without softmax."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from kernel_attention.mechanisms.linear.functional import causal_product
+from kernel_attention.features.feature_maps import cosine
+
+
+def softmax_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    key_padding_mask: Tensor | None = None,
+    is_causal: bool = False,
+    dropout_p: float = 0.0,
+    scale: float | None = None,
+) -> Tensor:
+    """softmax(q k^T / sqrt(p)) v through PyTorch's fused kernel; q = k gives the symmetric form.
+
+    Args:
+        q: queries, (B, h, N, p).
+        k: keys, (B, h, S, p).
+        v: values, (B, h, S, p_v).
+        key_padding_mask: (B, S), True = real token.
+        is_causal: query i sees keys 0..i only.
+        dropout_p: probability of dropping an attention weight.
+        scale: replaces 1/sqrt(p).
+
+    Returns:
+        (B, h, N, p_v). A query that sees no key gets zeros.
+    """
+    mask = None if key_padding_mask is None else key_padding_mask[:, None, None, :]
+    if is_causal and mask is not None:
+        mask = mask & torch.ones(q.size(2), k.size(2), dtype=torch.bool, device=q.device).tril()
+        is_causal = False
+    return scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale
+    )
+
+
+def cosine_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, key_padding_mask: Tensor | None = None, is_causal: bool = False
+) -> Tensor:
+    """phi(q) phi(k)^T v with phi(x) = x / ||x||, the extra baseline of the released Primal-Attention code.
+
+    Shapes as in :func:`softmax_attention`. Linear in the sequence: the product is associated to the right,
+    and the causal form carries the running p x p_v state from chunk to chunk.
+    """
+    phi_q, phi_k = cosine(q), cosine(k)
+    if key_padding_mask is not None:
+        phi_k = phi_k.masked_fill(~key_padding_mask[:, None, :, None], 0.0)
+        v = v.masked_fill(~key_padding_mask[:, None, :, None], 0.0)
+    return causal_product(phi_q, phi_k, v) if is_causal else phi_q @ (phi_k.mT @ v)

@@ -1,0 +1,146 @@
+"""Sparse attention: each query sees a fixed pattern of positions, the softmax runs over those.
+
+Source: Child, Gray, Radford, Sutskever, "Generating Long Sequences with Sparse Transformers", 2019, in the
+bidirectional form of Nguyen et al., "A Primal-Dual Framework for Transformers and Neural Networks", ICLR 2023
+(eq. 16).
+
+Legend: B batch, h heads, N tokens, p head width, l the pattern's stride.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from kernel_attention.errors import InputError, unknown
+from kernel_attention.tensors.blocks import block_causal_attention
+from kernel_attention.mechanisms.sparse.blocked import blocked_attention
+
+PatternName = Literal["strided", "fixed"]
+Implementation = Literal["auto", "blocked", "dense"]
+PATTERNS: tuple[PatternName, ...] = ("strided", "fixed")
+IMPLEMENTATIONS: tuple[Implementation, ...] = ("auto", "blocked", "dense")
+
+_LONG = 512  # queries from which the blocked form is the faster one, measured on a CPU core at l = sqrt(N)
+
+
+class SparsePattern(NamedTuple):
+    """Which positions j a query i sees.
+
+    "strided": |i - j| < stride, or i - j a multiple of stride. "fixed": the same block of ``stride``
+    positions, or j among the last ``summary`` positions of any block.
+    """
+
+    name: PatternName = "strided"
+    stride: int = 16
+    summary: int = 1
+
+    def check(self) -> SparsePattern:
+        """Itself; InputError for values that no pattern has."""
+        if self.name not in PATTERNS:
+            raise unknown("pattern", self.name, PATTERNS)
+        if not isinstance(self.stride, int) or self.stride < 1:
+            raise InputError(f"stride={self.stride!r} must be a whole number of at least 1")
+        if not isinstance(self.summary, int) or not 1 <= self.summary <= self.stride:
+            raise InputError(
+                f"summary={self.summary!r} must be a whole number from 1 to stride={self.stride}"
+            )
+        return self
+
+
+def sparse_mask(
+    pattern: SparsePattern,
+    num_queries: int,
+    num_keys: int,
+    *,
+    factor: int = 1,
+    device: torch.device | None = None,
+) -> Tensor:
+    """The pattern as a matrix, (num_queries, num_keys) bool, True = seen; without causality.
+
+    With ``factor`` the keys are blocks of that many positions, and a block is seen where any of its positions
+    is. A block counts as whole even where the sequence ends in it: what a query sees does not depend on the
+    sequence's length.
+    """
+    return positions_seen(pattern, torch.arange(num_queries, device=device), num_keys, factor=factor)
+
+
+def positions_seen(pattern: SparsePattern, queries: Tensor, num_keys: int, *, factor: int = 1) -> Tensor:
+    """The rows of :func:`sparse_mask` for queries at these positions, (n,) int64 -> (n, num_keys) bool."""
+    _, stride, summary = pattern
+    i = queries[:, None]
+    first = torch.arange(num_keys, device=queries.device) * factor
+    last = first + factor - 1
+    if pattern.name == "strided":
+        near = (first < i + stride) & (last > i - stride)
+        return near | (
+            (i - first) % stride < factor
+        )  # the first position from ``first`` on in i's column is inside
+    same = (first // stride <= i // stride) & (last // stride >= i // stride)
+    return same | ((last % stride >= stride - summary) | (last % stride < factor - 1))
+
+
+def sparse_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pattern: SparsePattern,
+    *,
+    factor: int = 1,
+    key_padding_mask: Tensor | None = None,
+    is_causal: bool = False,
+    dropout_p: float = 0.0,
+    impl: Implementation = "auto",
+) -> Tensor:
+    """Softmax attention over the positions of a pattern.
+
+    Args:
+        q: queries, (B, h, N, p).
+        k: keys, (B, h, S, p); blocks of ``factor`` positions.
+        v: values, (B, h, S, p).
+        pattern: which positions are seen.
+        factor: positions per key. With ``is_causal`` row i of k and v is the open block at token i, as in
+            :mod:`kernel_attention.tensors.blocks`.
+        key_padding_mask: (B, S) right padding, True = real key. Not read with ``is_causal``: no real query
+            sees padding.
+        is_causal: query i sees positions 0..i only.
+        dropout_p: probability of dropping an attention weight.
+        impl: "dense": a fused call with an N x S mask. "blocked": plain products of O(N (l + N / l)) size,
+            for self-attention with a stride that ``factor`` divides. "auto": blocked for long sequences where
+            it is defined.
+
+    Returns:
+        (B, h, N, p). A query that sees no key gets zeros.
+    """
+    if impl not in IMPLEMENTATIONS:
+        raise unknown("impl", impl, IMPLEMENTATIONS)
+    aligned = pattern.stride % factor == 0 and (is_causal or -(-q.size(2) // factor) == k.size(2))
+    if impl == "blocked" and not aligned:
+        raise InputError(
+            f"impl='blocked' needs self-attention and a stride that factor={factor} divides, "
+            f"got stride={pattern.stride}, {q.size(2)} queries and {k.size(2)} keys; impl='dense' serves all"
+        )
+    if aligned and (impl == "blocked" or (impl == "auto" and q.size(2) >= _LONG)):
+        return blocked_attention(
+            q,
+            k,
+            v,
+            stride=pattern.stride // factor,
+            summary=None if pattern.name == "strided" else -(-pattern.summary // factor),
+            factor=factor,
+            key_padding_mask=key_padding_mask,
+            is_causal=is_causal,
+            dropout_p=dropout_p,
+        )
+    num_keys = -(-q.size(2) // factor) if is_causal else k.size(2)
+    seen = sparse_mask(pattern, q.size(2), num_keys, factor=factor, device=q.device)
+    if is_causal and factor > 1:
+        return block_causal_attention(q, k, v, factor=factor, dropout_p=dropout_p, allowed=seen)
+    if is_causal:
+        seen = seen.tril()
+    elif key_padding_mask is not None:
+        seen = seen & key_padding_mask[:, None, None, :]
+    return scaled_dot_product_attention(q, k, v, attn_mask=seen, dropout_p=dropout_p)

@@ -1,0 +1,258 @@
+"""Attention-BN, Attention-SH and both: what follows from fitting the support vector regression differently.
+
+Attention is the support vector expansion sum_j k(x, k_j) / h(x) v_j of a regression fitted to keys and
+targets. Batch normalisation inside the regression function re-centres queries and keys (Attention-BN, eq. 22
+and 26); a smaller training set per head pools them (Attention-SH, eq. 25).
+
+Source: Nguyen, Nguyen, Ho, Bertozzi, Baraniuk, Osher, "A Primal-Dual Framework for Transformers and Neural
+Networks", ICLR 2023.
+
+Legend: B batch, h heads, N tokens, S keys, p head width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernel_attention.tensors.blocks import completed, softmax_over_blocks
+from kernel_attention.tensors.pooling import Pooling, pool, pool_mask, running_pool
+from kernel_attention.tensors.statistics import accumulation_dtype, num_real, running_mean
+from kernel_attention.core.sequence_group import SequenceGroup
+
+EPSILON = 1e-5
+
+
+def recentre(
+    q: Tensor,
+    k: Tensor,
+    *,
+    beta: float | Tensor = 1.0,
+    normalize: bool = False,
+    eps: float = EPSILON,
+    shift_invariant: bool = True,
+    key_padding_mask: Tensor | None = None,
+    is_causal: bool = False,
+    factor: int = 1,
+    group: SequenceGroup | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Queries and keys of Attention-BN: (q - beta mu) / s and (k - beta mu) / s, or what has the same
+    attention.
+
+    mu and s^2 = sigma^2 + eps are the keys' mean and variance over the sequence, per head and channel. A
+    softmax does not see what is added to all logits of a query, so its keys may be shifted by any constant:
+    unscaled keys stay as they are, scaled ones are centred in full. In the causal form the statistics are
+    those of each query's prefix, and they go to the query alone: ((q_i - beta mu_i) / s_i^2) . (k_j - k_0).
+
+    Args:
+        q: (B, h, N, p).
+        k: (B, h, S, p).
+        beta: weight of the mean, eq. 26; a number, or a tensor that broadcasts to (B, h, N, p).
+        normalize: whether to divide by s (eq. 22).
+        eps: added to the variance.
+        shift_invariant: whether the kernel's weights are a softmax; False: keys exactly as in the formula.
+        key_padding_mask: (B, S), True = real key. Not read with ``is_causal``, which wants right padding.
+        is_causal: statistics of the prefix; needs ``shift_invariant``.
+        factor: with ``is_causal``, row i of k is the open block at token i
+            (:mod:`kernel_attention.tensors.blocks`), and the prefix's keys are the completed blocks and
+            that one.
+        group: processes that hold the parts of every sequence; not causal.
+
+    Returns:
+        queries (B, h, N, p) and keys (B, h, S, p).
+    """
+    if is_causal:
+        if not shift_invariant:
+            raise ValueError("recentre: is_causal=True needs a shift-invariant kernel")
+        return _recentre_causal(q, k, beta, normalize, eps, factor)
+    mean = _mean(k, key_padding_mask, group)
+    if not normalize:
+        shifted = (k - beta * mean).to(k.dtype) if not shift_invariant else k
+        return (q - beta * mean).to(q.dtype), shifted
+    centred = k - mean
+    inverse = (_mean(centred.square(), key_padding_mask, group) + eps).rsqrt()
+    if not shift_invariant:
+        centred = k - beta * mean
+    return ((q - beta * mean) * inverse).to(q.dtype), (centred * inverse).to(k.dtype)
+
+
+def _mean(x: Tensor, key_padding_mask: Tensor | None, group: SequenceGroup | None = None) -> Tensor:
+    """Over the real keys: (B, h, S, p) -> (B, h, 1, p), in float32 for 16-bit inputs."""
+    dtype = accumulation_dtype(x.dtype)
+    if group is not None:
+        if key_padding_mask is not None:
+            x = x.masked_fill(~key_padding_mask[:, None, :, None], 0.0)
+        count = group.places(num_real(x[:, 0], key_padding_mask))[1].clamp_min(1)
+        return group.total(x.sum(dim=2, keepdim=True, dtype=dtype)) / count[:, None, None, None]
+    if key_padding_mask is None:
+        return x.mean(dim=2, keepdim=True, dtype=dtype)
+    mask = key_padding_mask[:, None, :, None]
+    return x.masked_fill(~mask, 0.0).sum(dim=2, keepdim=True, dtype=dtype) / mask.sum(
+        dim=2, keepdim=True
+    ).clamp_min(1)
+
+
+def _recentre_causal(
+    q: Tensor, k: Tensor, beta: float | Tensor, normalize: bool, eps: float, factor: int
+) -> tuple[Tensor, Tensor]:
+    if not normalize and factor == 1:
+        return (q - beta * running_mean(k)).to(q.dtype), k
+    first = k[:, :, :1]
+    mean, variance = _prefix_moments(k - first, factor)
+    queries = q - beta * (mean + first)
+    if not normalize:
+        return queries.to(q.dtype), k
+    return (queries / (variance + eps)).to(q.dtype), k - first
+
+
+def _prefix_moments(k: Tensor, factor: int) -> tuple[Tensor, Tensor]:
+    """Mean and variance of the keys of every prefix: the completed blocks and row i. (B, h, N, p) each.
+
+    Welford's recurrence: a new key adds (k - mean before)^2 count / (count + 1) to the sum of squares, so
+    that nothing is ever subtracted from anything as large.
+    """
+    length, dtype = k.size(2), accumulation_dtype(k.dtype)
+    k = k.to(dtype)
+    blocks = completed(k, factor, length)
+    count = torch.arange(blocks.size(2) + 1, device=k.device, dtype=dtype)[
+        :, None
+    ]  # of blocks before a token's own
+    mean = _exclusive_sum(blocks) / count.clamp_min(1)
+    squares = _exclusive_sum((blocks - mean[:, :, :-1]).square() * (count / (count + 1))[:-1])
+    mean, squares, count = (
+        x.repeat_interleave(factor, dim=-2)[..., :length, :] for x in (mean, squares, count)
+    )
+    change = k - mean
+    return mean + change / (count + 1), (squares + change.square() * (count / (count + 1))) / (count + 1)
+
+
+def _exclusive_sum(x: Tensor) -> Tensor:
+    """Sum of the rows before each, and of all: (B, h, M, p) -> (B, h, M + 1, p)."""
+    return torch.nn.functional.pad(x.cumsum(dim=2), (0, 0, 1, 0))
+
+
+def support_vector_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    attention: Callable[..., Tensor] = softmax_over_blocks,
+    shift_invariant: bool = True,
+    beta: float | Tensor = 0.0,
+    normalize: bool = False,
+    eps: float = EPSILON,
+    factor: int = 1,
+    key_padding_mask: Tensor | None = None,
+    is_causal: bool = False,
+    group: SequenceGroup | None = None,
+    **options: Any,
+) -> Tensor:
+    """One choice of each: a kernel, a centring, a training set. With the defaults it is softmax attention.
+
+    Args:
+        q: queries, (B, h, N, p).
+        k: keys, (B, h, S, p), already pooled: blocks of ``factor`` tokens, or with ``is_causal`` row i the
+            open block at token i (:mod:`kernel_attention.tensors.blocks`).
+        v: values likewise, (B, h, S, p_v).
+        attention: the kernel, called with ``factor``, ``key_padding_mask``, ``is_causal`` and ``options``.
+        shift_invariant: as in :func:`recentre`, of that kernel.
+        beta: as in :func:`recentre`; the number 0 without ``normalize`` leaves queries and keys alone.
+        normalize: as in :func:`recentre`.
+        eps: as in :func:`recentre`.
+        factor: tokens per key.
+        key_padding_mask: (B, S), True = real key; right padding with ``is_causal`` and for kernels that read
+            positions.
+        is_causal: token i sees the completed blocks before its own, and its own up to itself.
+        group: processes that hold the parts of every sequence; for the linear kernel.
+        options: what else the kernel takes.
+
+    Returns:
+        (B, h, N, p_v).
+    """
+    if normalize or isinstance(beta, Tensor) or beta != 0:
+        q, k = recentre(
+            q, k, beta=beta, normalize=normalize, eps=eps, shift_invariant=shift_invariant,
+            key_padding_mask=key_padding_mask, is_causal=is_causal, factor=factor, group=group,
+        )  # fmt: skip
+    if group is not None:
+        options["group"] = group
+    return attention(
+        q, k, v, factor=factor, key_padding_mask=key_padding_mask, is_causal=is_causal, **options
+    )
+
+
+def batch_norm_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, beta: float | Tensor = 1.0, **options: Any
+) -> Tensor:
+    """Attention-BN (eq. 26; eq. 22 with ``normalize=True``): q, k, v (B, h, N or S, p) -> (B, h, N, p).
+
+    One fused call with the softmax kernel. Options as in :func:`support_vector_attention`.
+    """
+    return support_vector_attention(q, k, v, beta=beta, **options)
+
+
+def scaled_heads_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    factors: Sequence[int],
+    *,
+    pooling: Pooling = "average",
+    key_padding_mask: Tensor | None = None,
+    is_causal: bool = False,
+    **options: Any,
+) -> Tensor:
+    """Attention-SH (eq. 25): head i attends to keys and values pooled by ``factors[i]``.
+
+    With ``beta`` or ``normalize`` it is Attention-BN+SH (eq. 49 and 51), the statistics being those of a
+    head's pooled keys. Neighbouring heads of one factor share a call.
+
+    Args:
+        q: queries, (B, h, N, p).
+        k: keys, (B, h, S, p).
+        v: values, (B, h, S, p).
+        factors: h whole numbers.
+        pooling: "average" or "max".
+        key_padding_mask: (B, S) right padding, True = real token.
+        is_causal: token i sees the completed blocks before its own, and its own up to itself.
+        options: as in :func:`support_vector_attention`.
+
+    Returns:
+        (B, h, N, p).
+    """
+    outputs = []
+    mask = None if is_causal else key_padding_mask  # causality hides right padding from all real tokens
+    for heads, factor in head_groups(factors):
+        if is_causal:
+            keys, values = (running_pool(x[:, heads], factor, pooling) for x in (k, v))
+        else:
+            keys, values = (
+                pool(x[:, heads], factor, pooling, mask=None if mask is None else mask[:, None])
+                for x in (k, v)
+            )
+        outputs.append(
+            support_vector_attention(
+                q[:, heads],
+                keys,
+                values,
+                factor=factor,
+                is_causal=is_causal,
+                key_padding_mask=None if mask is None else pool_mask(mask, factor),
+                **options,
+            )
+        )
+    return torch.cat(outputs, dim=1)
+
+
+def head_groups(factors: Sequence[int]) -> list[tuple[slice, int]]:
+    """Runs of neighbouring heads with the same factor: [1, 1, 2] -> [(slice(0, 2), 1), (slice(2, 3), 2)]."""
+    groups, start = [], 0
+    for factor, run in groupby(factors):
+        stop = start + len(list(run))
+        groups.append((slice(start, stop), factor))
+        start = stop
+    return groups

@@ -1,0 +1,161 @@
+"""The convolutions of Attention-Conv1D, Attention-Conv2D and the convolutional projections of CvT, as one
+module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from kernel_attention.core.layer import require_positive
+from kernel_attention.errors import InputError, unknown
+from kernel_attention.tensors.convolution import convolve_grid, convolve_sequence
+
+ConvWeights = Literal["shared", "separate", "separable"]
+_KERNEL_SIZES = {"1d": 5, "2d": 2}  # of the paper's experiments
+_WEIGHTS: tuple[ConvWeights, ...] = ("shared", "separate", "separable")
+
+
+class TokenConvolution(nn.Module):
+    """Depth-wise convolution of queries and keys, or of what they and the values are projected from.
+
+    All kernels start at the identity, so that the layer starts as attention without them. (The causal form
+    reads the same kernel from s - 1 tokens back to the token itself, where the identity becomes a delay of (s
+    - 1) // 2.)
+
+    Args:
+        channels: d.
+        kernel_size: s; the kernel is s, or s x s over a grid.
+        weights: "shared": one kernel for all channels, queries and keys (definitions 3 and 4); "separate":
+            one for queries and one for keys; "separable": a kernel per channel for queries, keys and values
+            each, before the projections, which are then the point-wise half (remark 7).
+        grid_size: (H, W), the tokens being H rows of W; None: a sequence.
+        class_tokens: tokens in front of the grid, which no convolution touches.
+    """
+
+    q_kernel: nn.Parameter
+    k_kernel: nn.Parameter | None
+    v_kernel: nn.Parameter | None
+
+    def __init__(
+        self,
+        channels: int,
+        kernel_size: int,
+        weights: ConvWeights = "shared",
+        grid_size: tuple[int, int] | None = None,
+        class_tokens: int = 0,
+    ) -> None:
+        super().__init__()
+        require_positive(kernel_size=kernel_size)
+        if weights not in _WEIGHTS:
+            raise unknown("conv_weights", weights, _WEIGHTS)
+        self.kernel_size = kernel_size
+        self.weights = weights
+        self.grid_size = grid_size
+        self.class_tokens = class_tokens
+        identity = torch.zeros(kernel_size)
+        identity[kernel_size // 2] = 1.0
+        if grid_size is not None:
+            identity = torch.outer(identity, identity)
+        if weights == "separable":
+            identity = identity.repeat(channels, *[1] * identity.dim())
+        self.q_kernel = nn.Parameter(identity)
+        self.k_kernel = None if weights == "shared" else nn.Parameter(identity.clone())
+        self.v_kernel = nn.Parameter(identity.clone()) if weights == "separable" else None
+
+    def before(self, x: Tensor, mask: Tensor | None, is_causal: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """What queries, keys and values are projected from: x (B, N, d) three times, convolved where
+        separable.
+        """
+        if self.k_kernel is None or self.v_kernel is None:
+            return x, x, x
+        x = _zero_padding(x, mask)
+        return (
+            self._convolve(x, self.q_kernel, is_causal),
+            self._convolve(x, self.k_kernel, is_causal),
+            self._convolve(x, self.v_kernel, is_causal),
+        )
+
+    def after(self, q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool) -> tuple[Tensor, Tensor]:
+        """Projected queries and keys, (B, N, d) each, convolved where not separable."""
+        if self.weights == "separable":
+            return q, k
+        k_kernel = self.q_kernel if self.k_kernel is None else self.k_kernel
+        return (
+            self._convolve(_zero_padding(q, mask), self.q_kernel, is_causal),
+            self._convolve(_zero_padding(k, mask), k_kernel, is_causal),
+        )
+
+    def check(self, length: int, is_causal: bool) -> None:
+        """InputError for a sequence that is not the grid, or a causal call over a grid."""
+        if self.grid_size is None:
+            return
+        if is_causal:
+            raise InputError(
+                "is_causal=True has no meaning for a convolution over a grid; conv1d has a causal form"
+            )
+        height, width = self.grid_size
+        if length != self.class_tokens + height * width:
+            raise InputError(
+                f"sequence length {length} must be class_tokens={self.class_tokens} plus the tokens of "
+                f"grid_size={self.grid_size}, {height * width}"
+            )
+
+    def _convolve(self, x: Tensor, kernel: Tensor, is_causal: bool) -> Tensor:
+        if self.grid_size is None:
+            return convolve_sequence(x, kernel, is_causal=is_causal)
+        first, grid = x[:, : self.class_tokens], x[:, self.class_tokens :].unflatten(1, self.grid_size)
+        grid = convolve_grid(grid, kernel).flatten(1, 2)
+        return grid if self.class_tokens == 0 else torch.cat([first, grid], dim=1)
+
+    def extra_repr(self) -> str:
+        """The options, for print(model)."""
+        grid = (
+            ""
+            if self.grid_size is None
+            else f", grid_size={self.grid_size}, class_tokens={self.class_tokens}"
+        )
+        return f"kernel_size={self.kernel_size}, weights={self.weights!r}{grid}"
+
+
+def _zero_padding(x: Tensor, mask: Tensor | None) -> Tensor:
+    return x if mask is None else x.masked_fill(~mask[..., None], 0.0)
+
+
+def token_convolution(
+    convolution: str | None,
+    channels: int,
+    kernel_size: int | None,
+    weights: ConvWeights,
+    grid_size: Sequence[int] | None,
+    class_tokens: int,
+) -> TokenConvolution | None:
+    """The module for these options of a layer; InputError for options that do not go together."""
+    if convolution is None:
+        if grid_size is not None or class_tokens or kernel_size is not None:
+            raise InputError(
+                f"kernel_size={kernel_size!r}, grid_size={grid_size!r} and class_tokens={class_tokens!r} are "
+                "for a convolution, got convolution=None"
+            )
+        return None
+    if convolution not in _KERNEL_SIZES:
+        raise unknown("convolution", convolution, _KERNEL_SIZES)
+    size = _KERNEL_SIZES[convolution] if kernel_size is None else kernel_size
+    if convolution == "1d":
+        if grid_size is not None or class_tokens:
+            raise InputError(
+                f"grid_size={grid_size!r} and class_tokens={class_tokens!r} are for convolution='2d'"
+            )
+        return TokenConvolution(channels, size, weights)
+    if grid_size is None or len(grid_size) != 2:
+        raise InputError(
+            f"grid_size={grid_size!r} must be (height, width), the token grid, for convolution='2d'"
+        )
+    height, width = grid_size
+    require_positive(grid_height=height, grid_width=width)
+    if not isinstance(class_tokens, int) or class_tokens < 0:
+        raise InputError(f"class_tokens={class_tokens!r} must be a whole number of at least 0")
+    return TokenConvolution(channels, size, weights, (height, width), class_tokens)

@@ -1,0 +1,117 @@
+"""Causal attention to pooled keys: the completed blocks of a sequence, and the open one.
+
+Token i lies in block b = i // factor. It sees the blocks 0..b - 1, which are complete, and its own block
+pooled over the tokens up to i: what the non-causal form gives the last token of the prefix 0..i. So one
+tensor of N rows says everything: row i is the open block at token i, and the last row of a block is the block
+completed.
+
+For the tokens of one offset i % factor, "the blocks before mine" is strict causality among blocks. Each
+offset becomes a head of its own, and a plain causal kernel serves them all: no mask, N^2 / factor products.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from kernel_attention.tensors.padding import in_blocks
+from kernel_attention.tensors.statistics import accumulation_dtype
+
+
+def completed(x: Tensor, factor: int, length: int) -> Tensor:
+    """The blocks that some token sees completed from the outside: (B, h, N, p) -> (B, h, ceil(N / factor) -
+    1, p).
+    """
+    return x[:, :, factor - 1 : length - 1 : factor]
+
+
+def by_offset(x: Tensor, factor: int) -> Tensor:
+    """(B, h, N, p) -> (B, h factor, M, p), M = ceil(N / factor): the tokens of one offset in their blocks'
+    order.
+    """
+    return in_blocks(x, factor).transpose(2, 3).flatten(1, 2)
+
+
+def from_offset(x: Tensor, factor: int, length: int) -> Tensor:
+    """Back: (B, h factor, M, p) -> (B, h, N, p)."""
+    return x.unflatten(1, (-1, factor)).transpose(2, 3).flatten(2, 3)[:, :, :length]
+
+
+def for_each_offset(x: Tensor, factor: int) -> Tensor:
+    """The same keys for every offset of a head: (B, h, M, p) -> (B, h factor, M, p)."""
+    return x[:, :, None].expand(-1, -1, factor, -1, -1).flatten(1, 2)
+
+
+def block_causal_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, factor: int, dropout_p: float = 0.0, allowed: Tensor | None = None
+) -> Tensor:
+    """Softmax attention of token i to the completed blocks before its own, and to its own, in one fused call.
+
+    The open block differs from token to token, so it cannot be a key. Its logit s_i is subtracted from the
+    others instead, through one more component of queries and keys; it is then the zero logit of a key common
+    to all, whose weight comes out as one more component of the values.
+
+    Args:
+        q: queries, (B, h, N, p).
+        k: row i the open block's key at token i, (B, h, N, p).
+        v: the values likewise, (B, h, N, p_v).
+        factor: tokens per block.
+        dropout_p: probability of dropping an attention weight.
+        allowed: (N, ceil(N / factor)) bool, a further restriction on the completed blocks. The open block is
+            always seen.
+
+    Returns:
+        (B, h, N, p_v).
+    """
+    length, width = q.size(2), v.size(3)
+    scale = q.size(3) ** -0.5
+    dtype = accumulation_dtype(q.dtype)
+    own = (q.to(dtype) * k.to(dtype)).sum(dim=-1, keepdim=True)
+    high = own.to(q.dtype)
+    # Two components hold the logit where one has 16 bits.
+    parts = [high] if dtype == q.dtype else [high, (own - high).to(q.dtype)]
+    q = torch.cat([q, *(-part for part in parts)], dim=-1)
+    keys, values = completed(k, factor, length), completed(v, factor, length)
+    keys = torch.nn.functional.pad(
+        torch.cat([keys, torch.ones_like(keys[..., : len(parts)])], dim=-1), (0, 0, 1, 0)
+    )
+    mark = (
+        torch.arange(width + len(parts), device=v.device) == width
+    )  # the common key's value: (0, ..., 0, 1)
+    mark = mark.to(v.dtype).expand(*values.shape[:2], 1, -1)
+    values = torch.cat([mark, torch.nn.functional.pad(values, (0, len(parts)))], dim=2)
+    if allowed is None:
+        out = scaled_dot_product_attention(
+            by_offset(q, factor), for_each_offset(keys, factor), for_each_offset(values, factor),
+            is_causal=True, dropout_p=dropout_p, scale=scale,
+        )  # fmt: skip
+        out = from_offset(out, factor, length)
+    else:
+        block = torch.arange(keys.size(2) - 1, device=q.device)
+        earlier = block < (torch.arange(length, device=q.device) // factor)[:, None]
+        seen = torch.nn.functional.pad(earlier & allowed[:, : block.size(0)], (1, 0), value=True)
+        out = scaled_dot_product_attention(q, keys, values, attn_mask=seen, dropout_p=dropout_p, scale=scale)
+    return out[..., :width] + out[..., width : width + 1] * v
+
+
+def softmax_over_blocks(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    factor: int = 1,
+    key_padding_mask: Tensor | None = None,
+    is_causal: bool = False,
+    dropout_p: float = 0.0,
+) -> Tensor:
+    """Softmax attention to pooled keys: q (B, h, N, p), k and v (B, h, S, p), row i the open block where
+    ``is_causal``.
+
+    ``key_padding_mask`` (B, S) is not read with ``is_causal``: there it must be right padding, which no real
+    token sees.
+    """
+    if is_causal and factor > 1:
+        return block_causal_attention(q, k, v, factor=factor, dropout_p=dropout_p)
+    mask = None if is_causal or key_padding_mask is None else key_padding_mask[:, None, None, :]
+    return scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal, dropout_p=dropout_p)

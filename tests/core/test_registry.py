@@ -1,0 +1,146 @@
+"""The table of mechanisms: what it says, what it makes, what it refuses."""
+
+from __future__ import annotations
+
+import doctest
+import re
+
+import pytest
+import torch
+
+import kernel_attention as ka
+from kernel_attention import InputError, create_attention, list_attention
+from kernel_attention.core.layer import AttentionLayer
+from kernel_attention.core.registry import get_mechanism, layer_specs
+from kernel_attention.core import registry
+
+mechanisms = pytest.mark.parametrize("mechanism", list_attention(), ids=lambda mechanism: mechanism.name)
+
+
+@mechanisms
+def test_every_row_says_what_there_is_to_know(mechanism):
+    for column in (
+        "name",
+        "paper",
+        "equation",
+        "time",
+        "memory",
+        "causal",
+        "padding",
+        "mixes_tokens",
+        "decoding",
+    ):
+        assert getattr(mechanism, column), column
+    assert re.fullmatch("[a-z0-9_]+", mechanism.name)
+    assert isinstance(mechanism.cross, bool)
+    assert mechanism.padding in ("any mask", "right padding")
+    assert mechanism.decoding in ("no", "constant", "N", "N / f")
+    assert get_mechanism(mechanism.name) is mechanism
+
+
+@mechanisms
+def test_the_table_makes_the_layer_with_its_preset(mechanism):
+    sizes = {"grid_size": (2, 3), "max_len": 7}  # what some mechanisms cannot do without
+    options = {name: size for name, size in sizes.items() if name in mechanism.options}
+    layer = create_attention(mechanism.name, embed_dim=12, num_heads=3, **options)
+    assert type(layer) is mechanism.layer
+    assert isinstance(layer, AttentionLayer)
+    assert layer.supports_context == mechanism.cross
+    assert layer.supports_decoding == (mechanism.decoding != "no")
+    for option, value in mechanism.preset.items():
+        kept = getattr(layer, option, value)  # as it is, one for every head, or a module made from it
+        assert kept in (value, (value,) * 3) or isinstance(kept, torch.nn.Module)
+
+
+@mechanisms
+def test_an_unknown_option_is_refused_with_the_accepted_ones(mechanism):
+    with pytest.raises(InputError) as error:
+        create_attention(mechanism.name, 12, 3, no_such_option=1)
+    message = str(error.value)
+    assert f"unknown option of attention '{mechanism.name}' 'no_such_option'" in message
+    assert all(option in message for option in mechanism.options)
+    assert "\n" not in message
+
+
+@mechanisms
+def test_what_the_preset_fixes_is_no_option(mechanism):
+    assert not {"embed_dim", "num_heads", *mechanism.preset} & set(mechanism.options)
+    for option in mechanism.preset:
+        with pytest.raises(InputError, match=f"unknown option of attention '{mechanism.name}' '{option}'"):
+            create_attention(mechanism.name, 12, 3, **{option: mechanism.preset[option]})
+
+
+def test_names_are_unique_and_tables_agree():
+    names = [mechanism.name for mechanism in list_attention()]
+    assert len(set(names)) == len(names)
+    assert {"softmax", "symmetric", "cosine", "primal"} <= set(names)
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [("primale", "primal"), ("Softmax", "softmax"), ("sofmax", "softmax"), ("symetric", "symmetric")],
+)
+def test_an_unknown_mechanism_offers_the_nearest(name, nearest):
+    with pytest.raises(InputError, match=f"unknown attention mechanism '{name}'; did you mean '{nearest}'"):
+        create_attention(name, 12, 3)
+
+
+@pytest.mark.parametrize("name", ["", "xyz", 7, None, ["primal"]])
+def test_something_else_altogether_lists_the_names(name):
+    with pytest.raises(InputError, match=re.escape(f"unknown attention mechanism {name!r} (accepted: ")):
+        create_attention(name, 12, 3)
+
+
+def test_options_reach_the_layer():
+    layer = create_attention("primal", embed_dim=64, num_heads=2, rank=20, eta=0.1)
+    assert isinstance(layer, ka.PrimalAttention)
+    assert (layer.rank, layer.eta) == (20, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("attention", "num_layers", "expected"),
+    [
+        ("softmax", 2, [("softmax", {}), ("softmax", {})]),
+        ({"primal": {"rank": 30}}, 1, [("primal", {"rank": 30})]),
+        ({"primal": None}, 1, [("primal", {})]),
+        (("primal", {"rank": 30}), 2, [("primal", {"rank": 30}), ("primal", {"rank": 30})]),
+        (["softmax", {"primal": {"rank": 30}}], 2, [("softmax", {}), ("primal", {"rank": 30})]),
+        ([("primal", {}), "cosine"], 2, [("primal", {}), ("cosine", {})]),
+    ],
+)
+def test_attention_may_be_said_in_these_ways(attention, num_layers, expected):
+    assert layer_specs(attention, num_layers) == expected
+
+
+@pytest.mark.parametrize(
+    ("attention", "message"),
+    [
+        (["softmax"], "lists 1 mechanisms for num_layers=2"),
+        ([], "lists 0 mechanisms for num_layers=2"),
+        ({"primal": {}, "softmax": {}}, "must be a name, {name: options} or (name, options)"),
+        ({}, "must be a name, {name: options} or (name, options)"),
+        (("softmax", "primal"), "must be a name, {name: options} or (name, options)"),
+        (("softmax", "primal", "cosine"), "must be a name, {name: options} or (name, options)"),
+        ({"primal": 20}, "must be a name, {name: options} or (name, options)"),
+        (None, "must be a name, {name: options} or (name, options)"),
+        (["softmax", 3], "must be a name, {name: options} or (name, options)"),
+        (["softmax", "primale"], "did you mean 'primal'"),
+    ],
+)
+def test_anything_else_is_refused(attention, message):
+    with pytest.raises(InputError, match=re.escape(message)):
+        layer_specs(attention, 2)
+
+
+def test_the_specs_do_not_share_the_callers_options():
+    options = {"rank": 3}
+    specs = layer_specs({"primal": options}, 2)
+    specs[0][1]["rank"] = 5
+    assert options == {"rank": 3}
+    assert specs[1][1] == {"rank": 3}
+
+
+def test_the_examples_in_the_docstrings_run():
+    results = doctest.testmod(registry)
+    assert results.attempted
+    assert not results.failed

@@ -1,0 +1,140 @@
+"""Sequences cut over processes: the numbers of one device, for a number of bytes that no length changes."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from core.sharding_worker import run_all
+from torch import nn
+
+import kernel_attention as ka
+from kernel_attention.tensors.statistics import part_positions, sample_rows
+from kernel_attention.mechanisms.primal.fused import Samples
+
+pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this torch has no torch.distributed")
+
+
+@pytest.fixture
+def alone(tmp_path):
+    """A process group of this process."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting_point", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_ranks_together_give_the_outputs_gradients_and_objective_of_one_device(world, tmp_path):
+    """With masks, uneven parts, ranks without a real token; under DistributedDataParallel too; bytes
+    counted.
+    """
+    torch.multiprocessing.spawn(run_all, args=(world, str(tmp_path / "meeting_point")), nprocs=world)
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 7, 40])
+def test_the_parts_rows_together_are_the_sequences(num_rows):
+    x = torch.randn(5, 31, 3)
+    mask = torch.rand(5, 31) < torch.tensor([0.05, 0.3, 0.5, 0.9, 0.0])[:, None]
+    for padding in (None, mask):
+        cuts = [0, 1, 12, 13, 31]
+        parts = [slice(*cut) for cut in itertools.pairwise(cuts)]
+        counts = torch.stack(
+            [torch.full((5,), x[:, p].size(1)) if padding is None else mask[:, p].sum(1) for p in parts]
+        )
+        total = torch.zeros(5, num_rows, 3)
+        for index, part in enumerate(parts):
+            own = None if padding is None else padding[:, part]
+            before = counts[:index].sum(0)
+            positions = part_positions(x[:, part], num_rows, own, before, counts.sum(0))
+            total += Samples(*positions).read(x[:, part])
+        rows = sample_rows(x, num_rows, padding)
+        assert torch.equal(total[:, : rows.size(1)], rows)
+        assert not total[:, rows.size(1) :].any()
+
+
+REFUSED = {
+    "softmax": (lambda: ka.SoftmaxAttention(8, 2), "every token"),
+    "batch norm of a softmax": (lambda: ka.SupportVectorAttention(8, 2), "softmax needs every key"),
+    "pooled": (lambda: ka.SupportVectorAttention(8, 2, kernel="linear", factors=[1, 2]), "factors=1"),
+    "random features": (lambda: ka.LinearAttention(8, 2, feature_map="softmax_plus"), "feature map"),
+    "frobenius": (lambda: ka.LinearAttention(8, 2, feature_map="frobenius"), "feature map"),
+    "rpc": (lambda: ka.create_attention("rpc", 8, 2), "every token"),
+    "plain primal": (lambda: ka.PrimalAttention(8, 2, impl="plain"), "impl"),
+    "other features": (lambda: ka.PrimalAttention(8, 2, feature_map="elu"), "feature map"),
+    "plain multilinear": (lambda: ka.MultilinearAttention(8, 2, impl="plain"), "impl"),
+    "torch's own": (lambda: nn.MultiheadAttention(8, 2), "whole sequence"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_layers_that_need_the_whole_sequence_are_refused_by_name(name, alone):
+    build, reason = REFUSED[name]
+    fine, refused = ka.PrimalAttention(8, 2), build()
+    with pytest.raises(ka.InputError, match=rf"1 \({type(refused).__name__}\).*{reason}"):
+        ka.shard_sequence(nn.Sequential(fine, refused))
+    assert fine.sequence_group is None  # nothing is changed where something is refused
+    assert fine.supports_sharding
+    assert not getattr(refused, "supports_sharding", False)
+
+
+def test_an_encoder_with_positions_is_refused(alone):
+    model = ka.models.SequenceClassifier(3, 2, 16, embed_dim=8, num_heads=2)
+    with pytest.raises(ka.InputError, match=r"encoder \(SequenceEncoder\)"):
+        ka.shard_sequence(model)
+
+
+def test_a_model_without_our_layers_and_a_missing_group_are_refused(alone):
+    with pytest.raises(ka.InputError, match="no attention layer"):
+        ka.shard_sequence(nn.Linear(2, 2))
+    dist.destroy_process_group()
+    with pytest.raises(ka.InputError, match="no process group"):
+        ka.shard_sequence(ka.PrimalAttention(8, 2))
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+
+@pytest.mark.parametrize(
+    ("build", "call"),
+    [
+        (lambda: ka.PrimalAttention(8, 2, max_len=11), {"is_causal": True}),
+        (lambda: ka.MultilinearAttention(8, 2), {"is_causal": True}),
+        (lambda: ka.LinearAttention(8, 2), {"context": torch.randn(1, 5, 8)}),
+    ],
+)
+def test_calls_without_a_sharded_form_are_refused(build, call, alone):
+    layer = ka.shard_sequence(build())
+    with pytest.raises(ka.InputError, match="over a sharded sequence"):
+        layer(torch.randn(1, 11, 8), **call)
+    layer.sequence_group = None
+    assert layer(torch.randn(1, 11, 8), **call).shape == (1, 11, 8)
+
+
+@pytest.mark.slow
+def test_lightnings_data_parallelism_trains_a_sharded_layer(tmp_path):
+    pytest.importorskip("lightning")
+    from core import sharding_lightning_worker as worker
+
+    worker.fit(tmp_path, num_processes=2)
+    expected = worker.trained_alone()
+    found = torch.load(tmp_path / "trained.pt")
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    for name, start in worker.build().state_dict().items():
+        assert (found[name] - start).norm() > 1e-3 * start.norm(), name
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="peak memory is read from /proc")
+def test_a_long_sequence_trains_in_little_memory_and_on_four_ranks():
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, root / "benchmarks" / "long_sequence.py", "--length", "65536", "--steps", "1"],
+        env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    one, four = (line.split("s a step") for line in done.stdout.splitlines())
+    assert float(one[1].split()[0]) < 1.0, done.stdout
+    assert "30,744 bytes" in four[1], done.stdout

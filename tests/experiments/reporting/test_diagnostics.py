@@ -1,0 +1,136 @@
+"""The report's part on diagnosed attention, and the pictures of a diagnosis in Python."""
+
+import shutil
+
+import matplotlib.image
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import kernel_attention as ka
+from kernel_attention.analysis import DiagnosticsReport, diagnose
+from kernel_attention.experiments.reporting import plot_diagnostics
+from kernel_attention.experiments.reporting.diagnostic_plots import maps_figure, measures_figure
+from kernel_attention.experiments.reporting.diagnostic_sections import diagnostics_section
+from kernel_attention.experiments.reporting.records import read_run
+from kernel_attention.experiments.training.files import write_json
+
+
+@pytest.fixture(scope="module")
+def report() -> DiagnosticsReport:
+    torch.manual_seed(0)
+    layers = [
+        ka.SoftmaxAttention(8, 2),
+        ka.PrimalAttention(8, 2, rank=3, eta=0.1),
+        ka.DualMultilinearAttention(8, 2),
+    ]
+    return diagnose(nn.Sequential(*layers), torch.randn(3, 7, 8))
+
+
+@pytest.fixture
+def analysed(make_run, report):
+    folder = make_run(seeds=(0, 1))
+    for seed in (0, 1):
+        write_json(folder / f"seed-{seed}/diagnostics.json", {"note": "3 cases", "layers": report.records()})
+        report.save(folder / f"seed-{seed}/diagnostics.npz")
+    return folder
+
+
+def test_the_section_has_the_numbers(analysed, report):
+    section = diagnostics_section(read_run(analysed))
+    assert section.title == "What the attention does"
+    page = section.body
+    for text in ("0: SoftmaxAttention", "effective rank", "J_proj (median)", "seed 0. 3 cases.", "Seed 1"):
+        assert text in page
+    assert f"{report[0].summary()['effective_rank']:.4g}" in page
+    assert page.count("attention with queries down") == 2, "a picture of the maps for each seed"
+
+
+def test_a_run_that_was_not_analysed_has_no_section(make_run):
+    assert diagnostics_section(read_run(make_run())) is None
+
+
+def test_a_damaged_array_file_costs_the_maps_only(analysed):
+    (analysed / "seed-0/diagnostics.npz").write_bytes(b"PK not an archive")
+    (analysed / "seed-1/diagnostics.npz").unlink()
+    page = diagnostics_section(read_run(analysed)).body
+    assert "0: SoftmaxAttention" in page
+    assert "attention with queries down" not in page
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        [],
+        {"layers": [{"name": "a"}]},
+        {"layers": [{"name": "a", "mechanism": "b", "summary": {"x": "1"}, "by_head": {}, "notes": []}]},
+        {"layers": [{"name": "a", "mechanism": "b", "summary": {}, "by_head": {"x": ["1"]}, "notes": []}]},
+    ],
+)
+def test_damaged_numbers_are_named(analysed, content):
+    write_json(analysed / "seed-0/diagnostics.json", content)
+    shutil.rmtree(analysed / "seed-1")
+    run = read_run(analysed)
+    assert [problem.partition(":")[0] for problem in run.problems] == [
+        "seed-0/diagnostics.json could not be read"
+    ]
+    assert diagnostics_section(run) is None
+
+
+def test_every_quantity_has_a_panel(report):
+    figure = measures_figure(report.records())
+    titles = [axis.get_title(loc="left") for axis in figure.axes]
+    assert titles == [
+        *("attention matrix", "kernel tensor, mode 1", "kernel tensor, mode 2", "kernel tensor, mode 3"),
+        *(
+            "effective rank",
+            "distance between heads",
+            "J_proj",
+            "gamma: spread over eigenvalue",
+            "objective J",
+        ),
+    ]
+    (curve,) = [
+        line for line in figure.axes[0].lines if len(line.get_xdata()) > 2 and line.get_marker() == "o"
+    ][:1]
+    shown = np.asarray(curve.get_ydata())
+    np.testing.assert_allclose(shown, report[0].explained_variance.mean(0)[: len(shown)], rtol=1e-6)
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert sorted(set(labels)) == ["layer 0", "layer 1", "layer 2"]
+    assert len(set(labels)) == len(labels)
+
+
+def test_numbers_that_are_not_finite_are_left_out(report):
+    records = report.records()
+    records[0]["by_head"]["projection_error"] = [None, 3.0]
+    axis = next(axis for axis in measures_figure(records).axes if axis.get_title(loc="left") == "J_proj")
+    assert next(list(line.get_ydata()) for line in axis.lines) == [3.0]
+
+
+def test_maps_of_many_layers_are_a_choice():
+    maps = {f"layer {index}": np.ones((9, 4, 4)) for index in range(20)}
+    figure = maps_figure(maps)
+    labels = [axis.get_ylabel() for axis in figure.axes if axis.get_ylabel()]
+    assert len(labels) == 6
+    assert (labels[0], labels[-1]) == ("layer 0", "layer 19")
+    assert len(figure.axes) == 6 * 8
+    assert maps_figure({}) is None
+    assert measures_figure([]) is None
+
+
+@pytest.mark.parametrize("what", ["measures", "maps"])
+def test_plot_to_a_file(report, tmp_path, what):
+    path = plot_diagnostics(report, tmp_path / "figure.png", what)
+    assert matplotlib.image.imread(path).std() > 0.01
+
+
+def test_plots_that_cannot_be(report, tmp_path):
+    with pytest.raises(ka.InputError, match="unknown what 'map'; did you mean 'maps'"):
+        plot_diagnostics(report, tmp_path / "figure.png", "map")
+    with pytest.raises(ka.InputError, match="cannot be written"):
+        plot_diagnostics(report, tmp_path / "missing/figure.png")
+    with pytest.raises(ka.InputError, match="cannot be written"):
+        plot_diagnostics(report, tmp_path / "figure.nonsense")
+    with pytest.raises(ka.InputError, match="nothing to draw"):
+        plot_diagnostics(DiagnosticsReport(()), tmp_path / "figure.png")

@@ -1,0 +1,107 @@
+"""What the terminal shows: the same figures, always with their protocol."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from kernel_attention.experiments.reporting import headline, summary_table
+from kernel_attention.experiments.reporting.formats import (
+    attention_details,
+    attention_title,
+    format_duration,
+    format_metric,
+    format_number,
+    sentence,
+)
+
+SUMMARY = {
+    "recipe": "uea/japanese_vowels",
+    "dataset": "JapaneseVowels",
+    "attention": {"primal": {"rank": 20}},
+    "protocol": "holdout",
+    "protocol_text": "The epoch is selected on [bold]a part[/bold] of the training split.",
+    "seeds": [0, 1, 2],
+    "metric": "accuracy",
+    "values": [0.97, 0.98, 0.99],
+    "mean": 0.98,
+    "std": 0.01,
+}
+
+
+def printed(summary) -> str:
+    console = Console(file=io.StringIO(), width=120)
+    console.print(summary_table(summary))
+    return console.file.getvalue()
+
+
+def test_the_table_names_protocol_seeds_mean_and_deviation():
+    text = printed(SUMMARY)
+    for part in (
+        "protocol holdout",
+        "97.00 %",
+        "98.00 ± 1.00 %",
+        "uea/japanese_vowels · JapaneseVowels · primal",
+    ):
+        assert part in text
+    assert "[bold]a part[/bold]" in text  # not read as markup
+
+
+def test_one_seed_has_no_deviation():
+    one = SUMMARY | {"seeds": [4], "values": [0.97], "mean": 0.97, "std": None}
+    assert "±" not in printed(one)
+    assert headline(one) == "test accuracy 97.00 % (protocol holdout, seed 4)"
+
+
+def test_the_headline_never_stands_without_its_protocol():
+    assert headline(SUMMARY) == "test accuracy 98.00 ± 1.00 % (protocol holdout, seeds 0, 1, 2)"
+    rmse = SUMMARY | {"metric": "rmse", "mean": 0.51234, "std": 0.0123}
+    assert headline(rmse) == "test RMSE 0.5123 ± 0.012 (protocol holdout, seeds 0, 1, 2)"
+
+
+@pytest.mark.parametrize(
+    ("spec", "title", "details"),
+    [
+        ("primal", "primal", "primal"),
+        ({"primal": {"rank": 20, "eta": 0.1}}, "primal", "primal (rank 20, eta 0.1)"),
+        (["primal", {"rank": 20}], "primal", "primal (rank 20)"),
+        (
+            ["softmax", {"primal": {"rank": 9}}],
+            "softmax + primal",
+            "layer 0: softmax; layer 1: primal (rank 9)",
+        ),
+        (["primal", "primal"], "primal", "primal"),
+        (None, "unknown", "unknown"),
+    ],
+)
+def test_attention_specs_are_readable(spec, title, details):
+    assert attention_title(spec) == title
+    assert attention_details(spec) == details
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0.0 s"),
+        (59.94, "59.9 s"),
+        (59.96, "1 min 00 s"),
+        (61, "1 min 01 s"),
+        (3599.6, "1 h 00 min"),
+        (7322, "2 h 02 min"),
+        (None, "–"),
+    ],
+)
+def test_durations_are_said_as_people_say_them(seconds, text):
+    assert format_duration(seconds) == text
+
+
+def test_numbers_and_sentences():
+    assert format_number(-0.0012345678) == "−0.001235"
+    assert format_number(None) == "–"
+    assert format_number(float("nan")) == "nan"
+    assert format_metric("accuracy", None) == "–"
+    assert format_metric("accuracy", 0.5) == "50.00 %"
+    assert sentence("the best epoch") == "The best epoch."
+    assert sentence("") == ""

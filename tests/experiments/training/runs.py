@@ -1,0 +1,156 @@
+"""Small data sets, small recipes, and what two run folders have in common."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from kernel_attention.experiments.cli import main
+from kernel_attention.experiments.training import run
+
+SRC = Path(__file__).parents[2] / "src"
+MEASURED = ("seconds", "tokens_per_second", "peak_rss_mb", "peak_gpu_mb")
+CHANNELS, LENGTHS = 3, (5, 11)
+SMALL: dict[str, Any] = {
+    "dataset": "Waves",
+    "attention": {"primal": {"rank": 3, "eta": 0.1, "rank_multiplier": 2}},
+    "embed_dim": 8,
+    "num_heads": 2,
+    "num_layers": 2,
+    "feedforward_dim": 16,
+    "epochs": 3,
+    "batch_size": 7,
+    "accelerator": "cpu",
+    "threads": 1,
+}
+
+
+def write_recipe(path: Path, **changes: Any) -> Path:
+    """A recipe small enough for a fraction of a second, as a YAML file."""
+    path.write_text(yaml.safe_dump(SMALL | changes, sort_keys=False))
+    return path
+
+
+def write_ts(path: Path, cases: list[np.ndarray], labels: list[str], header: str) -> Path:
+    """Cases (n_i, c) as a ``.ts`` file; ``header`` is the line that declares the labels."""
+    lines = [
+        ":".join(",".join(f"{value:.6f}" for value in channel) for channel in case.T) + f":{label}"
+        for case, label in zip(cases, labels, strict=True)
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(
+        "\n".join([f"@problemName {path.stem}", "@univariate false", header, "@data", *lines, ""])
+    )
+    return path
+
+
+def make_waves(root: Path, name: str = "Waves", *, regression: bool = False) -> Path:
+    """A data set of three classes of noisy waves of unequal length (or their frequencies to regress on)."""
+    generator = np.random.default_rng(0)
+    for part, count in (("TRAIN", 24), ("TEST", 15)):
+        cases, labels = [], []
+        for index in range(count):
+            steps = np.arange(generator.integers(*LENGTHS, endpoint=True))
+            frequency = 0.5 + index % 3 + (generator.uniform(-0.2, 0.2) if regression else 0.0)
+            phases = generator.uniform(0, 1, CHANNELS)
+            cases.append(
+                np.sin(frequency * steps[:, None] + phases) + generator.normal(0, 0.2, (len(steps), CHANNELS))
+            )
+            labels.append(f"{frequency:.4f}" if regression else "abc"[index % 3])
+        header = "@targetlabel true" if regression else "@classLabel true a b c"
+        write_ts(root / name / f"{name}_{part}.ts", cases, labels, header)
+    return root
+
+
+def train_small(folder: Path, root: Path, *options: str, **changes: Any) -> Path:
+    """A finished run in ``folder``, trained in this process by the command line."""
+    recipe = write_recipe(folder.with_name(f"{folder.name}.yaml"), **changes)
+    arguments = [
+        "train",
+        str(recipe),
+        "--output",
+        str(folder),
+        "--data-root",
+        str(root),
+        "--progress",
+        "false",
+    ]
+    assert main([*arguments, *options]) == 0
+    return folder
+
+
+def launch(*arguments: object, **options: Any) -> subprocess.Popen:
+    """The command line in a process of its own, with one thread."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "kernel_attention", *map(str, arguments)],
+        env=os.environ | {"PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1", "COLUMNS": "200"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+
+
+def outcome(run: Path) -> dict[str, Any]:
+    """All that a run folder holds and that must not depend on when it was killed: durations are left out."""
+    found: dict[str, Any] = {}
+    for path in sorted(path for path in run.rglob("*") if path.is_file()):
+        name = path.relative_to(run).as_posix()
+        if path.suffix == ".safetensors":
+            found[name] = path.read_bytes()
+        elif path.name == "metrics.csv":
+            rows = [line.split(",") for line in path.read_text().splitlines()]
+            kept = [column for column, key in enumerate(rows[0]) if key not in MEASURED]
+            found[name] = [[row[column] for column in kept] for row in rows]
+        elif path.suffix == ".json" and path.name != "versions.json":
+            found[name] = _timeless(json.loads(path.read_text()))
+        else:  # the same files at least: reports and trainer states hold times, versions hold the command
+            found[name] = path.read_text() if path.suffix == ".yaml" else None
+    return found
+
+
+def _timeless(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _timeless(entry) for key, entry in value.items() if key not in MEASURED}
+    return [_timeless(entry) for entry in value] if isinstance(value, list) else value
+
+
+def assert_same_outcome(run: Path, reference: Path) -> None:
+    """Names the first file that differs, instead of printing thousands of weights."""
+    found, expected = outcome(run), outcome(reference)
+    assert sorted(found) == sorted(expected)
+    different = [name for name in expected if found[name] != expected[name]]
+    assert not different
+
+
+@pytest.fixture(scope="session")
+def waves(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data root with the sets Waves (three classes) and Tides (regression)."""
+    root = make_waves(tmp_path_factory.mktemp("data"))
+    return make_waves(root, "Tides", regression=True)
+
+
+@pytest.fixture(scope="session")
+def trained(waves: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of two seeds. Only to be read."""
+    return train_small(tmp_path_factory.mktemp("trained") / "run", waves, "--seeds", "0", "1")
+
+
+@pytest.fixture(scope="session")
+def trained_regression(waves: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of a regression. Only to be read."""
+    return train_small(tmp_path_factory.mktemp("trained") / "tides", waves, dataset="Tides")
+
+
+@pytest.fixture
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs without the pictures of their report, which take nine tenths of the time of so small a run."""
+    monkeypatch.setattr(run, "write_report", lambda folder: (folder / "report.html").write_text("<html>"))

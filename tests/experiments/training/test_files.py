@@ -1,0 +1,166 @@
+"""Files that are whole or absent, and readers that execute nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import signal
+import stat
+import subprocess
+import sys
+
+import pytest
+import torch
+from experiments.training.runs import SRC
+
+from kernel_attention.errors import InputError
+from kernel_attention.experiments.training import files
+from kernel_attention.experiments.training.checkpoint import AtomicCheckpointIO
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("old")
+
+    def fail(file):
+        file.write(b"ne")
+        raise RuntimeError("the disk is gone")
+
+    with pytest.raises(RuntimeError):
+        files.write_atomically(path, fail)
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_killed_write_leaves_the_old_file_and_a_leftover_that_is_cleaned(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("old")
+    script = (
+        "import os, signal, sys; from pathlib import Path\n"
+        "from kernel_attention.experiments.training.files import write_atomically\n"
+        "def write(file): file.write(b'ne'); file.flush(); os.kill(os.getpid(), signal.SIGKILL)\n"
+        "write_atomically(Path(sys.argv[1]), write)"
+    )
+    process = subprocess.run(
+        [sys.executable, "-c", script, str(path)], env=os.environ | {"PYTHONPATH": str(SRC)}, check=False
+    )
+    assert process.returncode == -signal.SIGKILL
+    assert path.read_text() == "old"
+    (leftover,) = set(tmp_path.iterdir()) - {path}
+    assert files.is_unfinished(leftover)
+    files.remove_unfinished(tmp_path)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_cleaning_takes_nothing_of_the_users(tmp_path):
+    names = [".hidden", ".notes.tmp", "x.12.tmp", "seed-0", ".gitignore"]
+    for name in names:
+        (tmp_path / name).touch()
+    files.remove_unfinished(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
+
+
+def test_files_are_readable_for_whom_the_umask_says(tmp_path):
+    old = os.umask(0o027)
+    try:
+        files.write_json(tmp_path / "file.json", {})
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE((tmp_path / "file.json").stat().st_mode) == 0o640
+
+
+def test_json_refuses_what_other_readers_refuse(tmp_path):
+    with pytest.raises(ValueError, match="JSON"):
+        files.write_json(tmp_path / "file.json", {"loss": float("nan")})
+    assert not list(tmp_path.iterdir())
+
+
+def test_csv_has_a_column_for_every_key(tmp_path):
+    files.write_csv(tmp_path / "file.csv", [{"a": 1}, {"a": 2, "b": "x,y"}])
+    assert (tmp_path / "file.csv").read_bytes() == b'a,b\r\n1,\r\n2,"x,y"\r\n'
+
+
+def test_weights_come_back_bit_for_bit(tmp_path):
+    weights = {
+        "a": torch.randn(3, 5).t(),
+        "b": torch.tensor([1, 2]),
+        "c": torch.randn(2, dtype=torch.bfloat16),
+    }
+    files.write_weights(tmp_path / "w.safetensors", weights)
+    found = files.read_weights(tmp_path / "w.safetensors")
+    assert all(torch.equal(found[name], weights[name]) for name in weights)
+
+
+@pytest.mark.parametrize("damage", ["missing", "empty", "truncated", "header", "pickle"])
+def test_damaged_weights_are_refused(damage, tmp_path):
+    path = tmp_path / "w.safetensors"
+    files.write_weights(path, {"a": torch.randn(3, 5)})
+    whole = path.read_bytes()
+    damaged = {
+        "empty": b"",
+        "truncated": whole[:-7],
+        "header": b"\xff" * 8 + whole[8:],
+        "pickle": pickle.dumps({}),
+    }
+    path.unlink() if damage == "missing" else path.write_bytes(damaged[damage])
+    with pytest.raises(InputError, match="not readable as safetensors"):
+        files.read_weights(path)
+
+
+@pytest.mark.parametrize("text", [None, "", "{", '{"a": NaN', "\xff"])
+def test_damaged_json_is_refused(text, tmp_path):
+    path = tmp_path / "file.json"
+    if text is not None:
+        path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(InputError, match="not readable as JSON"):
+        files.read_json(path)
+
+
+class Bomb:
+    def __reduce__(self):
+        return (os.system, ("touch executed",))
+
+
+def test_a_checkpoint_executes_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    parts = dict.fromkeys(("callbacks", "epoch", "global_step", "loops", "optimizer_states", "state_dict"))
+    torch.save(parts | {"callbacks": {"bomb": Bomb()}}, tmp_path / "zip.ckpt")
+    (tmp_path / "plain.ckpt").write_bytes(pickle.dumps(Bomb()))
+    for name in ("zip.ckpt", "plain.ckpt"):
+        with pytest.raises(InputError, match="more than tensors and plain values"):
+            AtomicCheckpointIO().load_checkpoint(tmp_path / name, weights_only=False)
+    assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize("content", [{}, [1], {"state_dict": {}}, torch.zeros(3)], ids=str)
+def test_another_file_of_torch_is_no_trainer_state(content, tmp_path):
+    torch.save(content, tmp_path / "last.ckpt")
+    with pytest.raises(InputError, match="not a trainer's state"):
+        AtomicCheckpointIO().load_checkpoint(tmp_path / "last.ckpt")
+
+
+def test_any_damage_to_a_trainer_state_is_one_clear_error(trained, tmp_path):
+    """Cut or flipped anywhere: refused, or (a flip in the numbers of a tensor) read."""
+    whole = (trained / "seed-0/last.ckpt").read_bytes()
+    path = tmp_path / "last.ckpt"
+    for cut in (0, 1, 100, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:cut])
+        with pytest.raises(InputError, match=r"last\.ckpt"):
+            AtomicCheckpointIO().load_checkpoint(path)
+    generator = torch.Generator().manual_seed(0)
+    read = 0
+    for position in torch.randint(len(whole), (60,), generator=generator).tolist():
+        path.write_bytes(whole[:position] + bytes([whole[position] ^ 0xFF]) + whole[position + 1 :])
+        with contextlib.suppress(InputError):
+            AtomicCheckpointIO().load_checkpoint(path)
+            read += 1
+    assert read < 60
+
+
+def test_run_files_hold_plain_json(trained):
+    texts = [path.read_text() for path in trained.rglob("*.json")]
+    assert texts
+    for text in texts:
+        json.loads(text, parse_constant=lambda name: pytest.fail(f"a file holds {name}"))

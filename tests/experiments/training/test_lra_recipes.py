@@ -1,0 +1,107 @@
+"""The recipes of Long Range Arena and of sentences: their figures are the papers', their variants build."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+import yaml
+
+from kernel_attention.core.layer import auxiliary_loss
+from kernel_attention.core.registry import layer_specs
+from kernel_attention.experiments.training import list_recipes, make_recipe, read_recipe
+from kernel_attention.experiments.training.token_experiment import TokenExperiment
+from kernel_attention.experiments.training.token_recipe import TokenRecipe
+
+# batch, warm-up, steps of the released PrimalFormer; poster: Transformer, Primal., Primal.+Trans.
+LRA = {
+    "listops": (32, 1000, 5000, (37.1, 37.3, 37.3)),
+    "text": (32, 8000, 20000, (65.0, 61.2, 65.4)),
+    "retrieval": (32, 800, 30000, (79.4, 77.8, 81.0)),
+    "image": (256, 175, 35000, (38.2, 43.0, 43.9)),
+    "pathfinder32": (256, 312, 62400, (74.2, 68.3, 74.3)),
+}
+# Primal-dual paper, table 14 (beta of BN, of BN+SH) and tables 2 and 7 (softmax, BN, SH, BN+SH, Conv1D).
+PRIMAL_DUAL = {
+    "listops": (0.5, 0.2, (36.76, 37.32, 37.08, 37.33, 37.20)),
+    "text": (0.5, 0.8, (64.90, 65.07, 65.19, 65.03, 64.92)),
+    "retrieval": (1.0, 1.0, (79.68, 81.05, 80.74, 81.20, 80.75)),
+    "image": (0.2, 0.2, (39.23, 39.75, 38.87, 39.18, 39.18)),
+    "pathfinder32": (0.2, 0.4, (72.72, 73.24, 74.00, 73.98, 73.01)),
+}
+SENTENCES = ("imdb", "sst2", "sst5")
+
+
+def recipe_of(name: str) -> TokenRecipe:
+    recipe = make_recipe(read_recipe(name)[1])
+    assert isinstance(recipe, TokenRecipe)
+    return recipe
+
+
+def rows_of(name: str) -> dict[str, tuple[float, object]]:
+    """{what: (reported figure, attention)} of the header's tables."""
+    text = list_recipes()[name].read_text("utf-8")
+    found = re.findall(
+        r"^#   ([\d.]+)(?: ± [\d.]+)? +(\S+) +(?:'(.*)'|(\w+)|\(this recipe\))$", text, re.MULTILINE
+    )
+    return {
+        what: (float(figure), yaml.safe_load(spec or word or "null")) for figure, what, spec, word in found
+    }
+
+
+def test_there_is_a_recipe_for_every_task():
+    names = {name for name in list_recipes() if name.startswith(("lra/", "sentences/"))}
+    assert names == {f"lra/{task}" for task in LRA} | {f"sentences/{task}" for task in SENTENCES}
+
+
+@pytest.mark.parametrize("task", LRA)
+def test_sizes_and_figures_are_those_of_the_release(task):
+    recipe, (batch, warmup, steps, reported) = recipe_of(f"lra/{task}"), LRA[task]
+    assert (recipe.batch_size, recipe.warmup_steps, recipe.steps) == (batch, warmup, steps)
+    assert recipe.attention == {"primal": {"rank": 20, "eta": 0.01, "rank_multiplier": 10}}
+    shape = (recipe.embed_dim, recipe.num_heads, recipe.num_layers, recipe.feedforward_dim, recipe.dropout)
+    assert shape == (64, 2, 2, 128, 0.1)
+    assert (recipe.optimizer, recipe.learning_rate, recipe.schedule) == ("adam", 1e-4, "linear")
+    assert (recipe.positions, recipe.norm_first, recipe.protocol) == ("learnt", True, "holdout")
+    rows = rows_of(f"lra/{task}")
+    assert tuple(rows[name][0] for name in ("Transformer", "Primal.", "Primal.+Trans.")) == reported
+    assert rows["Primal.+Trans."][1] == ["softmax", recipe.attention]
+
+
+@pytest.mark.parametrize("task", LRA)
+def test_the_variants_of_the_primal_dual_paper(task):
+    bn, both, reported = PRIMAL_DUAL[task]
+    rows = rows_of(f"lra/{task}")
+    names = ("softmax", "Attention-BN", "Attention-SH", "Attention-BN+SH", "Attention-Conv1D")
+    assert tuple(rows[name][0] for name in names) == reported
+    assert [rows[name][1] for name in names] == [
+        "softmax", {"batch_norm": {"beta": bn}}, {"scaled_heads": {"factors": [1, 2]}},
+        {"batch_norm_scaled_heads": {"beta": both, "factors": [1, 2]}}, {"conv1d": {"kernel_size": 5}},
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name", [*(f"lra/{task}" for task in LRA), *(f"sentences/{task}" for task in SENTENCES)]
+)
+def test_the_model_and_its_variants_take_a_step(name):
+    recipe = recipe_of(name)
+    parts = 2 if name == "lra/retrieval" else 1
+    facts = {"vocabulary_size": 15, "max_len": 30, "parts": parts, "class_names": ["a", "b"]}
+    variants = [spec for _, spec in rows_of(name).values() if spec is not None]
+    if name.startswith("sentences/"):
+        text = list_recipes()[name].read_text("utf-8")
+        variants = [
+            yaml.safe_load(spec.strip("'")) for spec in re.findall(r"--attention (.+)$", text, re.MULTILINE)
+        ]
+        assert len(variants) == 2
+    for attention in [recipe.attention, *variants]:
+        layer_specs(attention, recipe.num_layers)
+        changed = make_recipe(read_recipe(name)[1] | {"attention": attention})
+        model = TokenExperiment.build_model(changed, facts)
+        shape = (2, 30) if parts == 1 else (2, 2, 30)
+        mask = torch.ones(shape, dtype=torch.bool)
+        mask[0, ..., 20:] = False
+        loss = torch.nn.functional.cross_entropy(model(torch.randint(15, shape), mask), torch.tensor([0, 1]))
+        (loss + auxiliary_loss(model)).backward()
+        assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)

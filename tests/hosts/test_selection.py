@@ -1,0 +1,173 @@
+"""Which layers, which mechanism, and what the report says; on torch's encoder and ours."""
+
+import copy
+
+import pytest
+import torch
+from hosts.models_of_hosts import (
+    BATCH,
+    EMBED_DIM,
+    HEADS,
+    LENGTH,
+    SEQUENCE_MECHANISMS,
+    largest_difference,
+    own_encoder,
+    real_tokens,
+    small_options,
+    torch_encoder,
+)
+from torch import nn
+
+import kernel_attention as ka
+from kernel_attention.core.registry import MECHANISMS, layer_specs
+from kernel_attention.hosts.replace import PATTERNS
+from kernel_attention.models import SequenceClassifier
+
+
+def replaced(layers, **options) -> list[int | None]:
+    return [record.layer for record in ka.replace_attention(torch_encoder(), layers, **options)]
+
+
+@pytest.mark.parametrize(
+    ("which", "expected"),
+    [
+        (0, [0]),
+        (-1, [2]),
+        (-3, [0]),
+        ("all", [0, 1, 2]),
+        ("first", [0]),
+        ("last", [2]),
+        ("first-2", [0, 1]),
+        ("last-2", [1, 2]),
+        ("layers.1", [1]),
+        ("layers.1.self_attn", [1]),
+    ],
+)
+def test_which_layers(which, expected):
+    assert replaced({which: "softmax"}) == expected
+
+
+def test_several_keys_and_forms_of_a_mechanism():
+    model = torch_encoder()
+    report = ka.replace_attention(
+        model, {2: "softmax", 0: ("primal", {"rank": 4}), "layers.1": {"primal": {"eta": 0.5}}}, bias=False
+    )
+    assert [record.attention for record in report] == ["primal", "primal", "softmax"]
+    assert report[0].options == {"bias": False, "rank": 4}
+    assert report[1].options == {"bias": False, "eta": 0.5}
+    assert model.layers[0].self_attn.attention.rank == 4
+
+
+def test_a_layers_own_option_wins_over_the_common_one():
+    report = ka.replace_attention(torch_encoder(), {0: ("primal", {"rank": 4}), 1: "primal"}, rank=5)
+    assert [record.options["rank"] for record in report] == [4, 5]
+
+
+@pytest.mark.parametrize(
+    ("layers", "options", "message"),
+    [
+        ({}, {}, "must be a mapping"),
+        ("primal", {}, "must be a mapping"),
+        ({3: "softmax"}, {}, "index 3 is out of range; the model has 3"),
+        ({-4: "softmax"}, {}, "index -4 is out of range"),
+        ({True: "softmax"}, {}, "must be an index"),
+        ({1.0: "softmax"}, {}, "must be an index"),
+        ({"first-4": "softmax"}, {}, "more than the model's 3"),
+        ({"layers": "softmax"}, {}, "holds 3 attention layers"),
+        ({"layer.1": "softmax"}, {}, "unknown layer 'layer.1'; did you mean"),
+        ({0: "softmax", "layers.0": "primal"}, {}, "chosen twice"),
+        ({0: "primol"}, {}, "did you mean 'primal'"),
+        ({0: "primal"}, {"ranks": 3}, "option of attention 'primal' 'ranks'; did you mean 'rank'"),
+        ({0: "softmax", 1: "primal"}, {"rank": 3}, "option of attention 'softmax' 'rank'"),
+    ],
+    ids=str,
+)
+def test_a_refused_call_says_why_and_changes_nothing(layers, options, message):
+    model = torch_encoder()
+    before = str(model)
+    with pytest.raises(ka.InputError, match=message):
+        ka.replace_attention(model, layers, **options)
+    assert str(model) == before
+    assert model.use_nested_tensor
+
+
+def test_cross_attention_only_where_the_mechanism_has_it():
+    host = nn.TransformerDecoder(nn.TransformerDecoderLayer(EMBED_DIM, HEADS, 17), 1)
+    with pytest.raises(ka.InputError, match="is cross-attention, which 'primal' does not have"):
+        ka.replace_attention(host, {"layers.0.multihead_attn": "primal"})
+
+
+def test_a_module_shared_by_several_places_is_one_layer():
+    host = torch_encoder(layers=1)
+    shared = nn.ModuleList([host.layers[0], host.layers[0]])
+    report = ka.replace_attention(shared, {"all": "softmax"})
+    assert len(report) == 1
+    assert shared[0].self_attn is shared[1].self_attn
+    owner = nn.ModuleDict(
+        {"a": nn.ModuleList([host.layers[0].self_attn]), "b": nn.ModuleList([host.layers[0].self_attn])}
+    )
+    ka.replace_attention(owner, {0: "primal"}, rank=3)
+    assert owner["a"][0] is owner["b"][0]
+
+
+def test_the_report_reads_well():
+    report = ka.replace_attention(torch_encoder(), {-1: "primal"}, rank=3, eta=0.1)
+    (record,) = report
+    assert record.carried == tuple(
+        f"{name}_proj.{kind}" for name in ("q", "k", "out") for kind in ("weight", "bias")
+    )
+    assert set(record.new) == {"w_e", "w_r", "sqrt_lambda", "concat.weight", "concat.bias"}
+    assert record.dropped == ("in_proj_weight[v]", "in_proj_bias[v]")
+    lines = str(report).splitlines()
+    assert (
+        lines[0] == "layer 2 (layers.2.self_attn): MultiheadAttention -> primal(bias=True, rank=3, eta=0.1)"
+    )
+    assert lines[3] == "  dropped: in_proj_weight[v], in_proj_bias[v]"
+
+
+def test_the_papers_patterns_name_known_mechanisms_and_options():
+    for layers in PATTERNS.values():
+        for spec in layers.values():
+            name, options = layer_specs(spec, 1)[0]
+            assert set(options) <= set(MECHANISMS[name].options)
+    assert replaced(PATTERNS["primal+"], rank=3) == [2]
+    assert replaced(PATTERNS["primalformer"], rank=3) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("mechanism", SEQUENCE_MECHANISMS, ids=lambda mechanism: mechanism.name)
+def test_our_own_models(mechanism):
+    model = own_encoder()
+    options = {key: value for key, value in small_options(mechanism).items() if key != "max_len"}
+    (record,) = ka.replace_attention(model, {-1: (mechanism.name, options)})
+    assert record.path == "layers.2.attention"
+    given = {"max_len": LENGTH, "dropout": 0.1, "bias": True}
+    assert {key: record.options[key] for key in given if key in mechanism.options} == {
+        key: value for key, value in given.items() if key in mechanism.options
+    }
+    y = model(torch.randn(BATCH, LENGTH, 3), real_tokens())
+    assert y.isfinite().all()
+    again = own_encoder(seed=1)
+    ka.replace_attention(again, {-1: (mechanism.name, options)})
+    again.load_state_dict(model.state_dict())
+
+
+def test_our_softmax_for_our_softmax_changes_nothing():
+    model = own_encoder().eval()
+    x = torch.randn(BATCH, LENGTH, 3)
+    expected = model(x, real_tokens(), is_causal=True)
+    swapped = copy.deepcopy(model)
+    ka.replace_attention(swapped, {"all": "softmax"})
+    assert swapped.layers[0].attention is not model.layers[0].attention
+    assert largest_difference(swapped(x, real_tokens(), is_causal=True), expected) < 1e-5
+
+
+def test_a_classifier_by_name_with_max_len_from_the_encoder_inside():
+    model = SequenceClassifier(3, 2, 13, "softmax", embed_dim=EMBED_DIM, num_heads=HEADS, feedforward_dim=17)
+    (record,) = ka.replace_attention(model, {"encoder.layers.0": "primal"}, rank=3)
+    assert record.options["max_len"] == 13
+    assert model(torch.randn(BATCH, LENGTH, 3)).shape == (BATCH, 2)
+
+
+def test_a_model_that_is_itself_an_attention_layer_has_none_inside():
+    with pytest.raises(ka.InputError, match="holds no attention layer"):
+        ka.replace_attention(nn.MultiheadAttention(EMBED_DIM, HEADS), {0: "softmax"})

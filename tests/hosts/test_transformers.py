@@ -1,0 +1,155 @@
+"""Hugging Face models, built from a configuration with random weights."""
+
+import copy
+
+import pytest
+import torch
+from hosts.models_of_hosts import BATCH, EMBED_DIM, HEADS, LENGTH, largest_difference, real_tokens, scatter
+
+import kernel_attention as ka
+
+TEXT = {
+    "hidden_size": EMBED_DIM,
+    "num_attention_heads": HEADS,
+    "num_hidden_layers": 2,
+    "intermediate_size": 17,
+    "vocab_size": 50,
+    "max_position_embeddings": 40,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+DISTIL = {"dim": EMBED_DIM, "n_heads": HEADS, "n_layers": 2, "hidden_dim": 17, "vocab_size": 50}
+BART = {
+    **{"d_model": EMBED_DIM, "vocab_size": 50, "bos_token_id": 1, "eos_token_id": 2},
+    **{f"{side}_layers": 2 for side in ("encoder", "decoder")},
+    **{f"{side}_attention_heads": HEADS for side in ("encoder", "decoder")},
+    **{f"{side}_ffn_dim": 17 for side in ("encoder", "decoder")},
+}
+MODELS = {
+    "bert": ("Bert", "Model", TEXT),
+    "roberta": ("Roberta", "Model", TEXT),
+    "electra": ("Electra", "Model", TEXT),
+    "distilbert": ("DistilBert", "Model", DISTIL),
+    "bert_decoder": ("Bert", "LMHeadModel", {**TEXT, "is_decoder": True}),
+    "bart": ("Bart", "Model", BART),
+}
+IMAGE = {**{key: TEXT[key] for key in list(TEXT)[:4]}, "image_size": 16, "patch_size": 8}
+
+
+def build(transformers, name="bert", implementation="sdpa", **options):
+    family, head, sizes = MODELS[name]
+    config = getattr(transformers, f"{family}Config")(**sizes, **options)
+    torch.manual_seed(0)
+    return scatter(
+        getattr(transformers, family + head)._from_config(config, attn_implementation=implementation)
+    )
+
+
+def tokens() -> dict[str, torch.Tensor]:
+    return {"input_ids": torch.randint(3, 50, (BATCH, LENGTH)), "attention_mask": real_tokens().long()}
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", MODELS)
+def test_softmax_with_carried_weights_is_the_same_function(transformers, name, implementation):
+    """Padding, and in the decoders causality: the two implementations hand masks over in opposite forms."""
+    host = build(transformers, name, implementation).eval()
+    call = tokens()
+    expected, unmasked = host(**call)[0], host(input_ids=call["input_ids"])[0]
+    parameters = sum(parameter.numel() for parameter in host.parameters())
+    report = ka.replace_attention(host, {"all": "softmax"})
+    assert len(report) == (4 if name == "bart" else 2)
+    assert not any(record.new or record.dropped for record in report)
+    assert sum(parameter.numel() for parameter in host.parameters()) == parameters
+    assert largest_difference(host(**call)[0], expected, real_tokens()) < 1e-5
+    assert largest_difference(host(input_ids=call["input_ids"])[0], unmasked) < 1e-5
+
+
+@pytest.mark.parametrize("family", ["ViT", "DeiT", "Dinov2"])
+def test_vision_models(transformers, family):
+    config = getattr(transformers, f"{family}Config")(**IMAGE)
+    host = scatter(getattr(transformers, f"{family}Model")(config)).eval()
+    x = torch.randn(3, 3, 16, 16)
+    expected = host(x)[0]
+    ka.replace_attention(host, {"all": "softmax"})
+    assert largest_difference(host(x)[0], expected) < 1e-5
+
+
+def test_the_two_dimensional_mask_of_flash_attention(transformers):
+    model = build(transformers).eval()
+    ka.replace_attention(model, {0: "softmax"})
+    attention = model.encoder.layer[0].attention.self
+    x, real = torch.randn(BATCH, LENGTH, EMBED_DIM), real_tokens()
+    expected, weights = attention(x, real[:, None, None, :].expand(-1, 1, LENGTH, -1))
+    assert weights is None
+    for mask in (real, real.long(), real.float()):
+        assert torch.equal(attention(x, mask)[0], expected)
+    with pytest.raises(ka.InputError, match="1 for a real token"):
+        attention(x, torch.zeros(BATCH, LENGTH).masked_fill(~real, -torch.inf))
+
+
+def test_the_models_longest_sequence_reaches_the_layer(transformers):
+    model = build(transformers)
+    (record,) = ka.replace_attention(model, {-1: "primal"}, rank=3)
+    assert record.options == {"bias": True, "max_len": 40, "rank": 3}
+    vit = transformers.ViTModel(transformers.ViTConfig(**IMAGE))
+    ka.replace_attention(vit, {0: ("primal", {"rank": 3}), 1: "conv2d"})
+    assert vit.layers[0].attention.attention.max_len == 5, "patches and the class token"
+    assert vit(torch.randn(3, 3, 16, 16))[0].isfinite().all()
+
+
+def test_trains_saves_and_loads(transformers, tmp_path):
+    safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
+    layers = {"first": "softmax", "last": ("primal", {"rank": 3, "eta": 0.1})}
+    model = build(transformers)
+    checkpointing = (
+        getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    )
+    checkpointing({"use_reentrant": False})
+    ka.replace_attention(model, layers)
+    call = tokens()
+    loss = model(**call)[0].square().mean() + ka.auxiliary_loss(model)
+    loss.backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.encoder.parameters())
+    model.eval()
+    safetensors.save_file(model.state_dict(), tmp_path / "model.safetensors")
+    other = build(transformers, hidden_dropout_prob=0.0)
+    ka.replace_attention(other, layers)
+    other.load_state_dict(safetensors.load_file(tmp_path / "model.safetensors"))
+    for same in (other.eval(), copy.deepcopy(model)):
+        assert torch.equal(same(**call)[0], model(**call)[0])
+
+
+def test_replacing_again_starts_from_the_layer_that_is_there(transformers):
+    model = build(transformers, attention_probs_dropout_prob=0.3).eval()
+    call = tokens()
+    expected = model(**call)[0]
+    ka.replace_attention(model, {0: "softmax"})
+    (record,) = ka.replace_attention(model, {0: "symmetric"})
+    assert (record.old, record.path) == ("SoftmaxAttention", "encoder.layer.0.attention.self")
+    assert record.dropped == ("k_proj.weight", "k_proj.bias")
+    assert record.options["dropout"] == 0.3
+    ka.replace_attention(model, {0: "primal"}, rank=3)
+    assert ka.replace_attention(model, {0: "softmax"})[0].options["dropout"] == 0.3
+    assert model(**call)[0].shape == expected.shape
+
+
+def test_other_masks_and_caches_are_refused(transformers):
+    model = build(transformers, "bert_decoder").eval()
+    ka.replace_attention(model, {0: "softmax"})
+    call = tokens()
+    with pytest.raises(ka.InputError, match="use_cache=False"):
+        model(**call, use_cache=True)
+    band = torch.ones(BATCH, 1, LENGTH, LENGTH, dtype=torch.bool).triu(-1).tril()
+    with pytest.raises(ka.InputError, match="neither padding nor causal"):
+        model(input_ids=call["input_ids"], attention_mask=band)
+
+
+def test_rotary_positions_are_refused_before_anything_changes(transformers):
+    sizes = {key: value for key, value in TEXT.items() if key != "hidden_size"}
+    config = transformers.LlamaConfig(**sizes, hidden_size=16)
+    model = transformers.LlamaModel(config)
+    before = str(model)
+    with pytest.raises(ka.InputError, match="position_embeddings"):
+        ka.replace_attention(model, {0: "softmax"})
+    assert str(model) == before
