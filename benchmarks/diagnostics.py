@@ -21,13 +21,13 @@ import torch
 
 import kernel_attention as ka
 from kernel_attention.experiments.data import Standardizer, load_time_series, make_loader, stratified_split
-from kernel_attention.models import SequenceClassifier
 from kernel_attention.experiments.training.evaluation import evaluate_split
 from kernel_attention.experiments.training.facts import describe_data
 from kernel_attention.experiments.training.fit import fit
 from kernel_attention.experiments.training.module import SequenceTask
 from kernel_attention.experiments.training.recipe import Recipe, read_recipe
 from kernel_attention.experiments.training.run import build_model
+from kernel_attention.models import SequenceClassifier
 
 MECHANISMS = ("softmax", "batch_norm", "scaled_heads", "batch_norm_scaled_heads", "symmetric", "rpc")
 PROJECTED = ("softmax", "symmetric", "rpc")  # those with a kernel-PCA reading

@@ -5,27 +5,26 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from kernel_attention import functional
-from kernel_attention.mechanisms.multilinear.dual_layer import DualMultilinearAttention
-from kernel_attention.mechanisms.linear.layer import LinearAttention
-from kernel_attention.mechanisms.multilinear.layer import MultilinearAttention
-from kernel_attention.mechanisms.primal.layer import PrimalAttention
+from kernel_attention import functional, mechanisms
+from kernel_attention.core.layer import auxiliary_loss
+from kernel_attention.core.registry import create_attention, list_attention
+from kernel_attention.core.sharding import shard_sequence
+from kernel_attention.errors import InputError
+from kernel_attention.hosts.replace import replace_attention
+from kernel_attention.hosts.timm_class import timm_attention
 from kernel_attention.mechanisms.kernel_pca.layer import RobustPrincipalAttention, ScaledAttention
+from kernel_attention.mechanisms.linear.layer import LinearAttention
+from kernel_attention.mechanisms.multilinear.dual_layer import DualMultilinearAttention
+from kernel_attention.mechanisms.multilinear.layer import MultilinearAttention
+from kernel_attention.mechanisms.multilinear.tensor_layer import TensorAttention
+from kernel_attention.mechanisms.primal.layer import PrimalAttention
 from kernel_attention.mechanisms.softmax.layer import SoftmaxAttention
 from kernel_attention.mechanisms.sparse.layer import SparseAttention
 from kernel_attention.mechanisms.support_vector.layer import SupportVectorAttention
-from kernel_attention.mechanisms.multilinear.tensor_layer import TensorAttention
-from kernel_attention.core.layer import auxiliary_loss
-from kernel_attention.core.registry import create_attention, list_attention
-from kernel_attention.hosts.replace import replace_attention
-from kernel_attention.core.sharding import shard_sequence
-from kernel_attention.hosts.timm_class import timm_attention
-from kernel_attention.errors import InputError
+from kernel_attention.version import __version__
 
 if TYPE_CHECKING:
     from kernel_attention.estimators import AttentionClassifier, AttentionRegressor
-
-__version__ = "0.1.0"
 
 __all__ = [
     "AttentionClassifier",

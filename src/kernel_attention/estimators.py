@@ -17,8 +17,9 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from kernel_attention.core.registry import AttentionSpec, layer_specs
 from kernel_attention.core.layer import require_positive
+from kernel_attention.core.registry import AttentionSpec, layer_specs
+from kernel_attention.errors import InputError
 from kernel_attention.experiments.data import (
     SequenceSplit,
     Standardizer,
@@ -26,11 +27,10 @@ from kernel_attention.experiments.data import (
     make_loader,
     stratified_split,
 )
-from kernel_attention.errors import InputError
-from kernel_attention.models import SequenceClassifier
 from kernel_attention.experiments.training import Recipe, SequenceTask, fit, predict_outputs
 from kernel_attention.experiments.training.fit import private_generators, training_device
 from kernel_attention.experiments.training.memory import MemoryRecorder
+from kernel_attention.models import SequenceClassifier
 
 
 class _AttentionEstimator(BaseEstimator):

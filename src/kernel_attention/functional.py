@@ -1,11 +1,6 @@
 """The mechanisms as pure functions on (B, h, N, p) tensors."""
 
-from kernel_attention.core.decoding_state import KeyValueCache, Position, move, reorder, state_bytes
-from kernel_attention.mechanisms.multilinear.dual_functional import (
-    attention_tensor,
-    cubemax_kernel,
-    dual_multilinear_scores,
-)
+from kernel_attention.core.decoding import KeyValueCache, Position, move, reorder, state_bytes
 from kernel_attention.mechanisms.kernel_pca.functional import (
     PrincipalPursuit,
     principal_attention_pursuit,
@@ -13,12 +8,8 @@ from kernel_attention.mechanisms.kernel_pca.functional import (
     rpc_attention,
     scaled_attention,
 )
-from kernel_attention.mechanisms.multilinear.objective import (
-    core_penalty,
-    kmlsvd_objective,
-    multilinear_kernel,
-)
-from kernel_attention.mechanisms.linear.functional import linear_attention
+from kernel_attention.mechanisms.linear.functional import cosine_attention, linear_attention
+from kernel_attention.mechanisms.multilinear.dual_functional import dual_multilinear_scores
 from kernel_attention.mechanisms.multilinear.functional import (
     Modes,
     join_modes,
@@ -26,22 +17,22 @@ from kernel_attention.mechanisms.multilinear.functional import (
     multilinear_modes,
     multilinear_scores,
 )
-from kernel_attention.mechanisms.multilinear.factors import mlsvd_core, multilinear_factors
+from kernel_attention.mechanisms.multilinear.objective import core_penalty, kmlsvd_objective
 from kernel_attention.mechanisms.multilinear.one_pass import multilinear_layer
+from kernel_attention.mechanisms.multilinear.tensor_functional import tensor_scores
+from kernel_attention.mechanisms.primal.decoding import PrimalState, primal_step
 from kernel_attention.mechanisms.primal.functional import (
     PrimalScores,
-    PrimalState,
     concat_scores,
     ksvd_objective,
     objective_from_energy,
     primal_attention,
     primal_kernel,
     primal_scores,
-    primal_step,
     scores_energy,
 )
 from kernel_attention.mechanisms.primal.one_pass import PrimalWeights, primal_layer
-from kernel_attention.mechanisms.softmax.functional import cosine_attention, softmax_attention
+from kernel_attention.mechanisms.softmax.functional import softmax_attention
 from kernel_attention.mechanisms.sparse.functional import SparsePattern, sparse_attention, sparse_mask
 from kernel_attention.mechanisms.support_vector.functional import (
     batch_norm_attention,
@@ -49,7 +40,8 @@ from kernel_attention.mechanisms.support_vector.functional import (
     scaled_heads_attention,
     support_vector_attention,
 )
-from kernel_attention.mechanisms.multilinear.tensor_functional import tensor_scores
+from kernel_attention.tensors.kernel_tensors import attention_tensor, cubemax_kernel, multilinear_kernel
+from kernel_attention.tensors.multilinear import mlsvd_core, multilinear_factors
 from kernel_attention.tensors.shrinkage import shrink
 
 __all__ = [

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from kernel_attention.core.registry import MECHANISMS, Mechanism
 from kernel_attention.core.layer import AttentionLayer
+from kernel_attention.core.registry import MECHANISMS, Mechanism
 from kernel_attention.tensors.statistics import running_mean
 
 

@@ -10,9 +10,9 @@ import torch
 
 import kernel_attention as ka
 from kernel_attention import InputError, create_attention, list_attention
+from kernel_attention.core import registry
 from kernel_attention.core.layer import AttentionLayer
 from kernel_attention.core.registry import get_mechanism, layer_specs
-from kernel_attention.core import registry
 
 mechanisms = pytest.mark.parametrize("mechanism", list_attention(), ids=lambda mechanism: mechanism.name)
 

@@ -15,8 +15,7 @@ from core.sharding_worker import run_all
 from torch import nn
 
 import kernel_attention as ka
-from kernel_attention.tensors.statistics import part_positions, sample_rows
-from kernel_attention.mechanisms.primal.fused import Samples
+from kernel_attention.tensors.sampling import Samples, part_positions, sample_rows
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this torch has no torch.distributed")
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from kernel_attention import InputError
-from kernel_attention.features.feature_maps import FEATURE_MAPS, get_feature_map, identity
-from kernel_attention.features.feature_maps import cosine
+from kernel_attention.features.feature_maps import FEATURE_MAPS, cosine, get_feature_map, identity
 
 X = torch.randn(2, 3, 7, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from kernel_attention.errors import InputError
-from kernel_attention.features.kernel_functions import KERNELS, get_kernel
-from kernel_attention.features.kernel_functions import takes_reference
+from kernel_attention.features.kernel_functions import KERNELS, get_kernel, takes_reference
 
 N, M, P = 7, 5, 3
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from kernel_attention import InputError
-from kernel_attention.features.softmax_features import SoftmaxPlusFeatures, TaylorFeatures
 from kernel_attention.features.feature_maps import get_feature_map, is_positive
+from kernel_attention.features.softmax_features import SoftmaxPlusFeatures, TaylorFeatures
 
 WIDTH = 5
 

@@ -9,15 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernel_attention.tensors.statistics import (
-    accumulation_dtype,
-    evenly_spaced,
-    gather_ranks,
-    rows_before,
-    running_mean,
-    sample_rows,
-    valid_ranks,
-)
+from kernel_attention.tensors.sampling import evenly_spaced, gather_ranks, rows_before, sample_rows
+from kernel_attention.tensors.statistics import accumulation_dtype, running_mean, valid_ranks
 from reference.primal import spaced
 
 masks = st.integers(1, 13).flatmap(

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernel_attention.features.feature_maps import identity
 from kernel_attention.functional import (
     PrimalScores,
     core_penalty,
@@ -26,7 +27,6 @@ from kernel_attention.functional import (
     multilinear_scores,
     primal_scores,
 )
-from kernel_attention.features.feature_maps import identity
 from reference import multilinear as reference
 
 F64 = torch.float64

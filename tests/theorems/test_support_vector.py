@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+from kernel_attention.features.feature_maps import elu
 from kernel_attention.functional import linear_attention, recentre, softmax_attention, sparse_mask
 from kernel_attention.mechanisms.sparse.functional import SparsePattern
-from kernel_attention.features.feature_maps import elu
 from kernel_attention.tensors.pooling import pool
 
 svm = pytest.importorskip("sklearn.svm")

@@ -20,9 +20,9 @@ from kernel_attention.analysis.captured import CapturedAttention
 from kernel_attention.analysis.interception import Interception
 from kernel_attention.analysis.own_layers import captured_own
 from kernel_attention.core.layer import AttentionLayer
+from kernel_attention.errors import InputError
 from kernel_attention.hosts import HostedAttention
 from kernel_attention.hosts.sites import CROSS, Site, find_sites, select
-from kernel_attention.errors import InputError
 
 Batch = Tensor | Sequence[Any] | Mapping[str, Any]
 LayerChoice = int | str | Sequence[int | str]
@@ -116,7 +116,9 @@ def capture_chosen(model: nn.Module, batch: Batch, names: Sequence[str]) -> dict
 def _call(model: nn.Module, batch: Batch) -> None:
     if isinstance(batch, Tensor):
         model(batch)
-    elif hasattr(batch, "key_padding_mask"):  # a kernel_attention.experiments.data.Batch, which has a target too
+    elif hasattr(
+        batch, "key_padding_mask"
+    ):  # a kernel_attention.experiments.data.Batch, which has a target too
         model(batch.x, batch.key_padding_mask)  # type: ignore[union-attr]
     elif isinstance(batch, Mapping):
         model(**batch)

@@ -13,15 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from kernel_attention.analysis.output_map import fit_output_map, ridge_solution
-from kernel_attention.mechanisms.primal.layer import PrimalAttention
-from kernel_attention.mechanisms.softmax.layer import SoftmaxAttention
-from kernel_attention.core.registry import create_attention
 from kernel_attention.core.layer import require_positive
+from kernel_attention.core.registry import create_attention
+from kernel_attention.errors import InputError, unknown
 from kernel_attention.hosts.known import HostedAttention
 from kernel_attention.hosts.projections import carry
 from kernel_attention.hosts.reading import describe
-from kernel_attention.errors import InputError, unknown
-from kernel_attention.tensors.statistics import evenly_spaced, sample_rows
+from kernel_attention.mechanisms.primal.layer import PrimalAttention
+from kernel_attention.mechanisms.softmax.layer import SoftmaxAttention
+from kernel_attention.tensors.sampling import evenly_spaced, sample_rows
 from kernel_attention.tensors.unfoldings import deterministic_signs
 
 InitializationMethod = Literal["svd", "values", "random"]

@@ -17,7 +17,7 @@ from kernel_attention.analysis.own_layers import (
     scores,
 )
 from kernel_attention.errors import InputError
-from kernel_attention.tensors.statistics import evenly_spaced
+from kernel_attention.tensors.sampling import evenly_spaced
 
 QUANTITIES = ("spectrum", "distance", "projection", "objective", "maps")
 

@@ -8,18 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kernel_attention.mechanisms.multilinear.dual_functional import cubemax_kernel
-from kernel_attention.mechanisms.multilinear.objective import multilinear_kernel
 from kernel_attention.analysis.captured import CapturedAttention
-from kernel_attention.core.layer import AttentionLayer
+from kernel_attention.core.layer import AttentionLayer, PenalizedAttention
+from kernel_attention.mechanisms.kernel_pca.layer import RobustPrincipalAttention
 from kernel_attention.mechanisms.multilinear.dual_layer import DualMultilinearAttention
 from kernel_attention.mechanisms.multilinear.layer import MultilinearAttention
-from kernel_attention.mechanisms.primal.layer import PrimalAttention
-from kernel_attention.mechanisms.kernel_pca.layer import RobustPrincipalAttention
-from kernel_attention.mechanisms.softmax.layer import SoftmaxAttention
-from kernel_attention.mechanisms.multilinear.tensor_layer import TensorAttention
-from kernel_attention.core.layer import PenalizedAttention
 from kernel_attention.mechanisms.multilinear.modes import ReadsModes
+from kernel_attention.mechanisms.multilinear.tensor_layer import TensorAttention
+from kernel_attention.mechanisms.primal.layer import PrimalAttention
+from kernel_attention.mechanisms.softmax.layer import SoftmaxAttention
+from kernel_attention.tensors.kernel_tensors import cubemax_kernel, multilinear_kernel
 
 
 def captured_own(

@@ -1,56 +1,112 @@
-"""Decoding: what a layer's causal form carries from token to token.
+"""What decoding remembers between tokens: states of tensors that can be moved, reordered and measured.
 
-A layer makes a :class:`Decoder` of itself; :class:`kernel_attention.attention.AttentionLayer` checks the
-calls and moves the real tokens of a padded prompt together.
+A state is a NamedTuple or a dataclass of tensors whose first dimension is the batch, of numbers, and of
+states. A dataclass's field with the metadata ``{"shared": True}`` is the same for all sequences.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+import dataclasses
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from kernel_attention.mechanisms.support_vector.attention_step import (
-    FeatureKernel,
-    Kernel,
-    Memory,
-    attention_step,
-    empty_memory,
-    read_memory,
-)
-from kernel_attention.core.decoding_state import Position, State
-from kernel_attention.features.feature_maps import cosine
+StateType = TypeVar("StateType")
 
-if TYPE_CHECKING:
-    from kernel_attention.mechanisms.softmax.layer import SoftmaxAttention
+_SMALLEST_BUFFER = 16  # rows
 
-StateT = TypeVar("StateT")
+SHARED = {"shared": True}
+"""Metadata of a state's field that all sequences share."""
 
 
-class Decoder(ABC, Generic[StateT]):
-    """The step-by-step causal form of one layer. d is the layer's width."""
+class State:
+    """What the dataclasses of this module have in common: ``to`` and ``reorder``."""
 
-    @abstractmethod
-    def initial_state(self, batch_size: int) -> StateT:
-        """The state before the first token."""
+    def to(self: StateType, device: torch.device | str) -> StateType:
+        """The state on that device."""
+        return move(self, device)
 
-    @abstractmethod
-    def step(self, x: Tensor, state: StateT) -> tuple[Tensor, StateT]:
-        """One token: x (B, 1, d) -> output (B, 1, d) and the state with it."""
-
-    @abstractmethod
-    def read(self, x: Tensor, lengths: Tensor | None) -> StateT:
-        """The state after a prompt x (B, N, d), in parallel.
-
-        ``lengths`` (B,) int64: the real tokens of each sequence, which come first; the rest is zero. None:
-        all.
-        """
+    def reorder(self: StateType, index: Tensor) -> StateType:
+        """See :func:`reorder`."""
+        return reorder(self, index)
 
 
-AnyDecoder = Decoder[Any]
+def reorder(state: StateType, index: Tensor) -> StateType:
+    """The sequences ``index`` (B',) int64 of a state, copied: what beam search needs after every step.
+
+    An index may come several times. The result shares no memory with ``state``.
+    """
+    return _map(state, lambda tensor: tensor.index_select(0, index.to(tensor.device)))
+
+
+def move(state: StateType, device: torch.device | str) -> StateType:
+    """The state on that device."""
+    return _map(state, lambda tensor: tensor.to(device), shared=True)
+
+
+def state_bytes(state: Any) -> int:
+    """Bytes of a state's tensors, buffers in full; what all sequences share is not counted."""
+    total = 0
+
+    def count(tensor: Tensor) -> Tensor:
+        nonlocal total
+        total += tensor.numel() * tensor.element_size()
+        return tensor
+
+    _map(state, count)
+    return total
+
+
+def _map(state: Any, function: Callable[[Tensor], Tensor], shared: bool = False) -> Any:
+    if isinstance(state, Tensor):
+        return function(state)
+    if isinstance(state, tuple):
+        parts = [_map(part, function, shared) for part in state]
+        return type(state)(*parts) if hasattr(state, "_fields") else tuple(parts)
+    if not dataclasses.is_dataclass(state) or isinstance(state, type):
+        return state
+    changes = {
+        field.name: _map(getattr(state, field.name), function, shared)
+        for field in dataclasses.fields(state)
+        if shared or not field.metadata.get("shared")
+    }
+    return dataclasses.replace(state, **changes)
+
+
+def per_sequence(number: Tensor) -> Tensor:
+    """(B,) -> (B, 1, 1, 1)."""
+    return number[:, None, None, None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Position(State):
+    """How many tokens were read.
+
+    Attributes:
+        tokens: one number where all sequences have as many, or (B,) int64.
+        longest: no sequence has more; it bounds the buffers without a look at the device.
+    """
+
+    tokens: int | Tensor = 0
+    longest: int = 0
+
+    def next(self) -> Position:
+        """One token later."""
+        return Position(self.tokens + 1, self.longest + 1)
+
+    def block(self, factor: int) -> int | Tensor:
+        """The block of ``factor`` tokens that the next token lies in."""
+        return self.tokens // factor
+
+    def offset(self, factor: int) -> int | Tensor:
+        """The next token's place in its block."""
+        return self.tokens % factor
+
+    def completes(self, factor: int) -> bool | Tensor:
+        """Whether the next token is its block's last."""
+        return (self.tokens + 1) % factor == 0
 
 
 def position_after(x: Tensor, lengths: Tensor | None) -> Position:
@@ -63,40 +119,54 @@ def whole_lengths(x: Tensor, lengths: Tensor | None) -> Tensor:
     return torch.full((x.size(0),), x.size(1), device=x.device) if lengths is None else lengths
 
 
-@dataclass(frozen=True)
-class AttentionState(State):
-    """The tokens read, and the keys and values or their running sum."""
+def choose(condition: bool | Tensor, new: Tensor, old: Tensor) -> Tensor:
+    """``new`` where the condition holds, a bool for all sequences or (B,); tensors have the batch first."""
+    if isinstance(condition, bool):
+        return new if condition else old
+    return torch.where(condition.view(-1, *[1] * (new.dim() - 1)), new, old)
 
-    position: Position
-    memory: Memory
+
+def scale_by(number: int | Tensor, x: Tensor) -> int | Tensor:
+    """A number per sequence, (B,) or one for all, so that it broadcasts to x."""
+    return number if isinstance(number, int) else number.to(x.dtype).view(-1, *[1] * (x.dim() - 1))
 
 
-class SoftmaxDecoder(Decoder[AttentionState]):
-    """Of softmax, symmetric and cosine attention."""
+def before(lengths: Tensor, size: int) -> Tensor:
+    """Which of ``size`` rows come before ``lengths`` (B,): (B, 1, size, 1) bool."""
+    return torch.arange(size, device=lengths.device)[:, None] < per_sequence(lengths)
 
-    def __init__(self, layer: SoftmaxAttention) -> None:
-        self.layer = layer
-        self.kernel: Kernel = FeatureKernel(cosine, False) if layer.kernel == "cosine" else None
 
-    def initial_state(self, batch_size: int) -> AttentionState:
-        """See :class:`Decoder`."""
-        layer = self.layer
-        like = layer.out_proj.weight.new_empty(batch_size, layer.num_heads, 0, layer.head_dim)
-        return AttentionState(Position(), empty_memory(self.kernel, like))
+@dataclasses.dataclass(frozen=True)
+class KeyValueCache(State):
+    """Keys (B, h, C, p) and values (B, h, C, p_v) in buffers of C rows that double when they are full.
 
-    def step(self, x: Tensor, state: AttentionState) -> tuple[Tensor, AttentionState]:
-        """See :class:`Decoder`."""
-        out, memory = attention_step(self.kernel, *self._project(x), state.memory, state.position)
-        out = self.layer.out_proj(self.layer.merge_heads(out))
-        return out, AttentionState(state.position.next(), memory)
+    Writing row n costs O(1) on average, and goes into the buffers of the cache it is called on: its rows
+    before n stay as they are. One can go back to an older cache, which drops what was written since; to go on
+    from one cache in two ways, copy it with :func:`reorder`.
+    """
 
-    def read(self, x: Tensor, lengths: Tensor | None) -> AttentionState:
-        """See :class:`Decoder`."""
-        memory = read_memory(self.kernel, *self._project(x), whole_lengths(x, lengths))
-        return AttentionState(position_after(x, lengths), memory)
+    keys: Tensor
+    values: Tensor
 
-    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        layer = self.layer
-        q = layer.split_heads(layer.q_proj(x))
-        k = q if layer.k_proj is None else layer.split_heads(layer.k_proj(x))
-        return q, k, layer.split_heads(layer.v_proj(x))
+    def append(self, row: int | Tensor, end: int, k: Tensor, v: Tensor) -> KeyValueCache:
+        """Write k (B, h, 1, p) and v (B, h, 1, p_v) into a row, one for all or (B,), smaller than ``end``."""
+        cache = self if end <= self.keys.size(2) else self._grown(end)
+        if isinstance(row, int):
+            cache.keys[:, :, row] = k[:, :, 0]
+            cache.values[:, :, row] = v[:, :, 0]
+        else:
+            sequence = torch.arange(row.size(0), device=row.device)
+            cache.keys[sequence, :, row] = k[:, :, 0]
+            cache.values[sequence, :, row] = v[:, :, 0]
+        return cache
+
+    def _grown(self, end: int) -> KeyValueCache:
+        size = max(end, 2 * self.keys.size(2), _SMALLEST_BUFFER)
+        return KeyValueCache(*(_with_room(x, size) for x in (self.keys, self.values)))
+
+
+def _with_room(x: Tensor, size: int) -> Tensor:
+    # Zeros: a row that a mask leaves out is still multiplied by its weight 0, which NaN would survive.
+    larger = x.new_zeros(*x.shape[:2], size, x.size(3))
+    larger[:, :, : x.size(2)] = x
+    return larger

@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kernel_attention.core.decoding import AnyDecoder
+from kernel_attention.core.sequence_group import SequenceGroup
 from kernel_attention.errors import InputError
 from kernel_attention.tensors.padding import compaction
-from kernel_attention.core.sequence_group import SequenceGroup
 
 
 class AttentionLayer(nn.Module, ABC):
@@ -31,7 +30,6 @@ class AttentionLayer(nn.Module, ABC):
             has it whole.
     """
 
-    supports_context = False
     sequence_group: SequenceGroup | None = None
 
     def __init__(self, embed_dim: int, num_heads: int) -> None:
@@ -71,21 +69,72 @@ class AttentionLayer(nn.Module, ABC):
     ) -> Tensor:
         """The mechanism itself, on checked arguments."""
 
-    def decoder(self) -> AnyDecoder:
-        """The layer's causal form step by step; InputError where it has none."""
-        raise InputError(
-            f"{type(self).__name__} does not decode step by step: call it with is_causal=True on the whole "
-            "prefix, where it has a causal form"
-        )
+    def supports(
+        self, *, causal: bool = False, context: bool = False, decoding: bool = False, sharding: bool = False
+    ) -> bool:
+        """Whether this layer, with the options it has, can be used in that way.
 
-    @property
-    def supports_decoding(self) -> bool:
-        """Whether ``initial_state``, ``step`` and ``prefill`` are defined with this layer's options."""
-        try:
-            self.decoder()
-        except InputError:
-            return False
-        return self.sequence_group is None
+        Args:
+            causal: with ``is_causal=True``.
+            context: with a ``context`` (cross-attention).
+            decoding: token by token, through ``initial_state``, ``step`` and ``prefill``.
+            sharding: on sequences cut over processes; see [`shard_sequence`][kernel_attention.shard_sequence].
+        """
+        return self.why_not(causal=causal, context=context, decoding=decoding, sharding=sharding) is None
+
+    def why_not(
+        self, *, causal: bool = False, context: bool = False, decoding: bool = False, sharding: bool = False
+    ) -> str | None:
+        """Why [`supports`][kernel_attention.core.layer.AttentionLayer.supports] says no; None where it says yes."""
+        reasons = []
+        if context:
+            reasons.append(self.why_not_context())
+            if causal or decoding:
+                reasons.append("is_causal=True cannot be combined with context")
+            if sharding:
+                reasons.append("only self-attention is sharded")
+        if causal or decoding:
+            reasons.append(self.why_not_causal())
+        if decoding:
+            reasons.append("a sharded sequence does not decode" if sharding else self.why_not_decoding())
+        if sharding:
+            reasons.append(self.why_not_sharded(causal))
+        return next((reason for reason in reasons if reason is not None), None)
+
+    def why_not_causal(self) -> str | None:
+        """Why the layer has no causal form with its options; None where it has one."""
+        return None
+
+    def why_not_context(self) -> str | None:
+        """Why the layer has no cross-attention with its options; None where it has it."""
+        return "this mechanism has no cross-attention"
+
+    def why_not_decoding(self) -> str | None:
+        """Why the layer's causal form has no step-by-step form; None where it has one."""
+        if type(self).decode_token is not AttentionLayer.decode_token:
+            return None
+        return "this mechanism has no step-by-step form: call it with is_causal=True on the whole prefix"
+
+    def why_not_sharded(self, is_causal: bool) -> str | None:
+        """Why the layer cannot read sequences cut over processes in that form; None where it can."""
+        return "its attention needs every token of the sequence on one rank"
+
+    # A mechanism with a step-by-step form overrides these three together.
+
+    def start_decoding(self, batch_size: int) -> Any:
+        """The state before the first token."""
+        raise InputError(f"{type(self).__name__} does not decode step by step")
+
+    def decode_token(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """One token: x (B, 1, d) -> output (B, 1, d), and the state with it."""
+        raise InputError(f"{type(self).__name__} does not decode step by step")
+
+    def read_prompt(self, x: Tensor, lengths: Tensor | None) -> Any:
+        """The state after a prompt x (B, N, d), in parallel.
+
+        ``lengths`` (B,) int64: the real tokens of each sequence, which come first; the rest is zero. None: all.
+        """
+        raise InputError(f"{type(self).__name__} does not decode step by step")
 
     @torch.no_grad()
     def initial_state(self, batch_size: int) -> Any:
@@ -95,7 +144,8 @@ class AttentionLayer(nn.Module, ABC):
             InputError: for a mechanism, or options, without a step-by-step form.
         """
         require_positive(batch_size=batch_size)
-        return self._decoder().initial_state(batch_size)
+        self._require_decoding()
+        return self.start_decoding(batch_size)
 
     @torch.no_grad()
     def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
@@ -117,7 +167,8 @@ class AttentionLayer(nn.Module, ABC):
             raise InputError(
                 f"{type(self).__name__}.step: x has shape {tuple(x.shape)}, expected (B, {self.embed_dim})"
             )
-        y, state = self._decoder().step(x[:, None], state)
+        self._require_decoding()
+        y, state = self.decode_token(x[:, None], state)
         return y[:, 0], state
 
     @torch.no_grad()
@@ -131,18 +182,18 @@ class AttentionLayer(nn.Module, ABC):
         Returns:
             y (B, N, d), and the state to go on from.
         """
-        decoder = self._decoder()
+        self._require_decoding()
         y = self(x, key_padding_mask=key_padding_mask, is_causal=True)
         if key_padding_mask is None:
-            return y, decoder.read(x, None)
+            return y, self.read_prompt(x, None)
         x = x.masked_fill(~key_padding_mask[..., None], 0.0)
         moved = compaction(key_padding_mask)
-        return y, decoder.read(x if moved is None else moved.apply(x), key_padding_mask.sum(dim=1))
+        return y, self.read_prompt(x if moved is None else moved.apply(x), key_padding_mask.sum(dim=1))
 
-    def _decoder(self) -> AnyDecoder:
-        if self.sequence_group is not None:
-            raise InputError(f"{type(self).__name__} over a sharded sequence does not decode")
-        return self.decoder()
+    def _require_decoding(self) -> None:
+        reason = self.why_not(decoding=True, sharding=self.sequence_group is not None)
+        if reason is not None:
+            raise InputError(f"{type(self).__name__} does not decode step by step: {reason}")
 
     def _check(
         self, x: Tensor, context: Tensor | None, key_padding_mask: Tensor | None, is_causal: bool
@@ -154,11 +205,11 @@ class AttentionLayer(nn.Module, ABC):
             )
         if not x.is_floating_point():
             raise InputError(f"{name}: x has dtype {x.dtype}, expected floating-point numbers")
+        if is_causal and (reason := self.why_not_causal()) is not None:
+            raise InputError(f"{name}: is_causal=True, but {reason}")
         if context is not None:
-            if not self.supports_context:
-                raise InputError(f"{name}: context was given, but this mechanism has no cross-attention")
-            if is_causal:
-                raise InputError(f"{name}: is_causal=True cannot be combined with context")
+            if (reason := self.why_not(causal=is_causal, context=True)) is not None:
+                raise InputError(f"{name}: context was given, but {reason}")
             fits = context.dim() == 3 and context.size(0) == x.size(0) and context.size(-1) == self.embed_dim
             if not fits or context.size(1) == 0:
                 raise InputError(
@@ -180,15 +231,6 @@ class AttentionLayer(nn.Module, ABC):
                 reason = "it is being compiled or exported"
             if reason is not None:
                 raise InputError(f"{name} over a sharded sequence: {reason}")
-
-    def why_not_sharded(self, is_causal: bool) -> str | None:
-        """Why this layer cannot read sequences cut over processes in that form; None where it can."""
-        return "its attention needs every token of the sequence on one rank"
-
-    @property
-    def supports_sharding(self) -> bool:
-        """Whether :func:`shard_sequence` takes this layer."""
-        return self.why_not_sharded(False) is None
 
     def extra_repr(self) -> str:
         """The sizes, for print(model)."""

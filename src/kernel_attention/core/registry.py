@@ -1,34 +1,40 @@
-"""The table of mechanisms: one line each, and layers made by name."""
+"""The table of mechanisms: layer classes register themselves, and layers are made by name."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import Any, TypeVar
+
+import torch
 
 from kernel_attention.core.layer import AttentionLayer
-from kernel_attention.mechanisms.multilinear.dual_layer import DualMultilinearAttention
-from kernel_attention.mechanisms.kernel_pca.layer import RobustPrincipalAttention, ScaledAttention
-from kernel_attention.mechanisms.linear.layer import LinearAttention
-from kernel_attention.mechanisms.multilinear.layer import MultilinearAttention
-from kernel_attention.mechanisms.primal.layer import PrimalAttention
-from kernel_attention.mechanisms.softmax.layer import SoftmaxAttention
-from kernel_attention.mechanisms.sparse.layer import SparseAttention
-from kernel_attention.mechanisms.support_vector.layer import SupportVectorAttention
-from kernel_attention.mechanisms.multilinear.tensor_layer import TensorAttention
 from kernel_attention.errors import InputError, unknown
 
 AttentionSpec = str | Mapping[str, Mapping[str, Any] | None] | tuple[str, Mapping[str, Any]]
 """A mechanism: its name, ``{name: options}`` or ``(name, options)``."""
 
 
+Layer = TypeVar("Layer", bound=type[AttentionLayer])
+
+
 @dataclass(frozen=True)
 class Mechanism:
     """A row of the table: a layer class with a preset, and what there is to know before choosing it.
 
-    Costs are per head; N tokens, p head width, s rank, f the head's factor. ``decoding`` says how the state
-    of step-by-step decoding grows: "constant", "N", "N / f", or "no" where there is none.
+    Attributes:
+        name: what [`create_attention`][kernel_attention.create_attention], recipes and the command line call it.
+        layer: the layer's class.
+        paper: where it comes from.
+        equation: what it computes, in one line.
+        time: operations of a head; N tokens, p head width, s rank, f the head's factor.
+        memory: numbers that a head keeps for the backward pass.
+        state: how the state of step-by-step decoding grows with the tokens read, where there is one.
+        mixes_tokens: whether an output depends on other tokens than its own, and in which form.
+        preset: options that the name fixes.
+        example: options without which the mechanism cannot be made, at small sizes.
     """
 
     name: str
@@ -37,12 +43,10 @@ class Mechanism:
     equation: str
     time: str
     memory: str
-    causal: str
-    cross: bool
-    mixes_tokens: str
-    padding: str = "any mask"
+    state: str = "N"
+    mixes_tokens: str = "yes"
     preset: Mapping[str, Any] = field(default_factory=dict)
-    decoding: str = "no"
+    example: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -50,111 +54,97 @@ class Mechanism:
         accepted = inspect.signature(self.layer).parameters
         return tuple(key for key in accepted if key not in {"embed_dim", "num_heads", *self.preset})
 
+    def build(self, embed_dim: int, num_heads: int, **options: Any) -> AttentionLayer:
+        """A layer with these options; InputError for one that the mechanism does not have."""
+        for option in options:
+            if option not in self.options:
+                raise unknown(f"option of attention {self.name!r}", option, self.options)
+        return self.layer(embed_dim, num_heads, **{**self.preset, **options})
 
-_KERNEL_PCA = "Teo & Nguyen 2024, kernel PCA"
-_MULTILINEAR = "Verbeek 2025, 3D Primal Attention"
-_PRIMAL = "Chen et al. 2023, Primal-Attention"
-_PRIMAL_DUAL = "Nguyen et al. 2023, primal-dual framework"
-_NO_CENTRING = {"beta": 0.0, "learn_beta": False, "normalize": False, "eps": 1e-5}
-_NO_POOLING = {"factors": 1, "pooling": "average"}
-_NO_CONVOLUTION = {
-    "convolution": None, "kernel_size": None, "conv_weights": "shared", "grid_size": None, "class_tokens": 0,
-}  # fmt: skip
+    @cached_property
+    def default_layer(self) -> AttentionLayer:
+        """A small layer of the default options, to ask what it supports."""
+        sizes = {"max_len": 16} if "max_len" in self.options else {}
+        with torch.device("cpu"), torch.random.fork_rng(devices=[]):
+            return self.build(16, 2, **{**sizes, **self.example})
 
-MECHANISMS: dict[str, Mechanism] = {
-    mechanism.name: mechanism
-    for mechanism in (
-        Mechanism(
-            "softmax", SoftmaxAttention, "Vaswani et al. 2017", "softmax(q k^T / sqrt(p)) v", "N^2 p", "N p",
-            causal="yes", cross=True, mixes_tokens="yes", preset={"kernel": "softmax", "symmetric": False},
-            decoding="N",
-        ),
-        Mechanism(
-            "symmetric", SoftmaxAttention, "Teo & Nguyen 2024, kernel PCA", "softmax(q q^T / sqrt(p)) v",
-            "N^2 p", "N p",
-            causal="yes", cross=False, mixes_tokens="yes", preset={"kernel": "softmax", "symmetric": True},
-            decoding="N",
-        ),
-        Mechanism(
-            "linear", LinearAttention, "Katharopoulos et al. 2020",
-            "phi(q) (phi(k)^T v) / (phi(q) sum phi(k))", "N p^2", "N p",
-            causal="yes", cross=True, mixes_tokens="yes", decoding="constant",
-        ),
-        Mechanism(
-            "sparse", SparseAttention, "Child et al. 2019", "softmax over a pattern of positions of stride l",
-            "N (l + N/l) p",
-            "N (l + N/l)", causal="yes", cross=True, mixes_tokens="yes", decoding="N",
-        ),
-        Mechanism(
-            "cosine", SoftmaxAttention, "released code of Primal-Attention",
-            "phi(q) phi(k)^T v, phi(x) = x/||x||", "N p^2", "N p",
-            causal="yes", cross=True, mixes_tokens="yes",
-            preset={"kernel": "cosine", "symmetric": False, "dropout": 0.0}, decoding="constant",
-        ),
-        Mechanism(
-            "primal", PrimalAttention, _PRIMAL, "W_c [W_e|X^T phi(q); W_r|X^T phi(k)]", "N p s", "N s",
-            causal="yes", cross=False, mixes_tokens="data-dependent or causal forms only",
-            decoding="constant",
-        ),
-        Mechanism(
-            "multilinear", MultilinearAttention, _MULTILINEAR,
-            "E_1 = Phi_1 C_(1) (W_3 (x) W_2) S_(1)^T, E_2, .., E_D alike",
-            "D N p^2", "D N p", causal="yes", cross=False,
-            mixes_tokens="data-dependent variant; otherwise through the sequence's norm alone",
-            decoding="constant",
-        ),
-        Mechanism(
-            "dual_multilinear", DualMultilinearAttention, _MULTILINEAR,
-            "E_1 = K_(1) (U_3 (x) U_2) S_(1)^T, K = cubemax(sum q k f / p) = S x U_1 x U_2 x U_3",
-            "D N^(D+1)", "N^D",
-            causal="no", cross=False, mixes_tokens="yes",
-        ),
-        Mechanism(
-            "tensor", TensorAttention, _MULTILINEAR,
-            "E_1 = K_(1) (W_3 (x) W_2) T_(1)^T, K as in dual_multilinear",
-            "D N^D R", "N^D", causal="no", cross=False, mixes_tokens="yes",
-        ),
-        Mechanism(
-            "batch_norm", SupportVectorAttention, _PRIMAL_DUAL,
-            "softmax((q - beta mu)(k - beta mu)^T / sqrt(p)) v", "N^2 p", "N p",
-            causal="yes, but for kernel linear", cross=True, mixes_tokens="yes",
-            preset={**_NO_POOLING, **_NO_CONVOLUTION}, decoding="N",
-        ),
-        Mechanism(
-            "scaled_heads", SupportVectorAttention, _PRIMAL_DUAL,
-            "softmax(q k_f^T / sqrt(p)) v_f, k_f, v_f pooled by f",
-            "N^2 p / f", "N p", causal="yes", cross=True, mixes_tokens="yes",
-            preset={**_NO_CENTRING, **_NO_CONVOLUTION}, decoding="N / f",
-        ),
-        Mechanism(
-            "batch_norm_scaled_heads", SupportVectorAttention, _PRIMAL_DUAL,
-            "softmax((q - beta mu_f)(k_f - beta mu_f)^T / sqrt(p)) v_f", "N^2 p / f", "N p",
-            causal="yes, but for kernel linear", cross=True, mixes_tokens="yes", preset=_NO_CONVOLUTION,
-            decoding="N / f",
-        ),
-        Mechanism(
-            "conv1d", SupportVectorAttention, _PRIMAL_DUAL, "softmax(conv(q) conv(k)^T / sqrt(p)) v", "N^2 p",
-            "N p",
-            causal="yes", cross=False, mixes_tokens="yes",
-            preset={**_NO_CENTRING, **_NO_POOLING, "convolution": "1d", "grid_size": None, "class_tokens": 0},
-            decoding="N",
-        ),
-        Mechanism(
-            "conv2d", SupportVectorAttention, _PRIMAL_DUAL, "the same over a grid of tokens", "N^2 p", "N p",
-            causal="no", cross=False, mixes_tokens="yes",
-            preset={**_NO_CENTRING, **_NO_POOLING, "convolution": "2d"},
-        ),
-        Mechanism(
-            "rpc", RobustPrincipalAttention, _KERNEL_PCA,
-            "n times softmax(t t^T / sqrt(p)) v, t = k - S - Y/mu",
-            "n N^2 p", "n N p", causal="yes, with a step size per prefix", cross=False, mixes_tokens="yes",
-        ),
-        Mechanism(
-            "scaled", ScaledAttention, _KERNEL_PCA, "softmax(q k^T / sqrt(p)) (I - S) v", "N^2 p",
-            "N p (S a matrix: N^2)", causal="yes", cross=True, mixes_tokens="yes",
-        ),
-    )
-}  # fmt: skip
+    @property
+    def causal(self) -> bool:
+        """Whether the default options have a causal form."""
+        return self.default_layer.supports(causal=True)
+
+    @property
+    def cross(self) -> bool:
+        """Whether the default options have cross-attention."""
+        return self.default_layer.supports(context=True)
+
+    @property
+    def decoding(self) -> str:
+        """How the state of step-by-step decoding grows: "constant", "N", "N / f", or "no"."""
+        return self.state if self.default_layer.supports(decoding=True) else "no"
+
+
+MECHANISMS: dict[str, Mechanism] = {}
+
+
+def register_attention(
+    name: str,
+    *,
+    paper: str,
+    equation: str,
+    time: str,
+    memory: str,
+    state: str = "N",
+    mixes_tokens: str = "yes",
+    preset: Mapping[str, Any] | None = None,
+    example: Mapping[str, Any] | None = None,
+) -> Callable[[Layer], Layer]:
+    """Put a layer class into the table of mechanisms, under one name with one preset; a class decorator.
+
+    From then on ``create_attention``, ``list_attention``, recipes, the command line, benchmarks and
+    ``kernel_attention.testing.check_attention`` know the mechanism. Several decorators give one class several names.
+
+        @register_attention("mine", paper="..", equation="mean(v)", time="N p", memory="N p")
+        class MyAttention(AttentionLayer): ...
+
+    Args:
+        name: a name that is free, in lower case, made of letters, digits and underscores.
+        paper: where the mechanism comes from.
+        equation: what it computes, in one line.
+        time: operations of a head, in N tokens, p head width and the mechanism's own symbols.
+        memory: numbers that a head keeps for the backward pass.
+        state: how the state of step-by-step decoding grows with the tokens read.
+        mixes_tokens: whether an output depends on other tokens than its own, and in which form.
+        preset: options that the name fixes and a user cannot set.
+        example: options without which the mechanism cannot be made, at small sizes.
+
+    Raises:
+        InputError: for a name that is taken or no name, a class that is no ``AttentionLayer``, or a preset of options
+            that its constructor does not have.
+    """
+    preset, example = dict(preset or {}), dict(example or {})
+
+    def register(layer: Layer) -> Layer:
+        if not name.isidentifier() or name != name.lower():
+            raise InputError(f"name={name!r} must be lower-case letters, digits and underscores")
+        if not (isinstance(layer, type) and issubclass(layer, AttentionLayer)):
+            raise InputError(f"register_attention({name!r}): {layer!r} is no subclass of AttentionLayer")
+        taken = MECHANISMS.get(name)
+        if taken is not None and (taken.layer.__module__, taken.layer.__qualname__) != (
+            layer.__module__,
+            layer.__qualname__,
+        ):
+            raise InputError(f"name={name!r} is taken by {taken.layer.__module__}.{taken.layer.__qualname__}")
+        accepted = inspect.signature(layer).parameters
+        for option in (*preset, *example):
+            if option not in accepted:
+                raise unknown(f"option of {layer.__name__}", option, accepted)
+        MECHANISMS[name] = Mechanism(
+            name, layer, paper, equation, time, memory, state, mixes_tokens, preset, example
+        )
+        return layer
+
+    return register
 
 
 def list_attention() -> tuple[Mechanism, ...]:
@@ -175,9 +165,7 @@ def create_attention(name: str, embed_dim: int, num_heads: int, **options: Any) 
     Raises:
         InputError: for an unknown name, an option the mechanism does not have, or a value it does not accept.
     """
-    mechanism = get_mechanism(name)
-    _check_options(mechanism, options)
-    return mechanism.layer(embed_dim, num_heads, **{**mechanism.preset, **options})
+    return get_mechanism(name).build(embed_dim, num_heads, **options)
 
 
 def _check_options(mechanism: Mechanism, options: Mapping[str, Any]) -> None:

@@ -8,8 +8,8 @@ import torch.distributed as dist
 from torch import nn
 
 from kernel_attention.core.layer import AttentionLayer
-from kernel_attention.errors import InputError
 from kernel_attention.core.sequence_group import SequenceGroup
+from kernel_attention.errors import InputError
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from jsonargparse import ArgumentParser, Namespace
 
-import kernel_attention
 from kernel_attention.errors import InputError, unknown
+from kernel_attention.version import __version__
 
 if TYPE_CHECKING:
     from kernel_attention.experiments.training.recipe import BaseRecipe
@@ -40,7 +40,7 @@ def parse(arguments: list[str]) -> tuple[str, Namespace]:
     parser = ArgumentParser(
         prog="kernel-attention",
         description=kernel_attention.__doc__,
-        version=kernel_attention.__version__,
+        version=__version__,
         exit_on_error=False,
         allow_abbrev=False,
     )

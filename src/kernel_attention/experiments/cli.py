@@ -16,9 +16,9 @@ from jsonargparse import Namespace
 from rich.console import Console
 from rich.table import Table
 
-from kernel_attention.experiments.arguments import parse
 from kernel_attention.core.registry import list_attention
 from kernel_attention.errors import InputError, unknown
+from kernel_attention.experiments.arguments import parse
 
 if TYPE_CHECKING:
     from kernel_attention.experiments.training.recipe import BaseRecipe
@@ -238,7 +238,6 @@ def _attention_table(options: Namespace) -> Table:
         "causal",
         "cross",
         "decoding",
-        "padding",
         "mixes tokens",
     )
     for column in columns:
@@ -250,10 +249,9 @@ def _attention_table(options: Namespace) -> Table:
             mechanism.equation,
             mechanism.time,
             mechanism.memory,
-            mechanism.causal,
+            "yes" if mechanism.causal else "no",
             "yes" if mechanism.cross else "no",
             mechanism.decoding,
-            mechanism.padding,
             mechanism.mixes_tokens,
         )
     return table

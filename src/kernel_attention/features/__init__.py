@@ -16,19 +16,16 @@ from kernel_attention.features.feature_maps import (
 )
 from kernel_attention.features.kernel_functions import KERNELS, KernelFunction, get_kernel
 from kernel_attention.features.softmax_features import SoftmaxPlusFeatures, TaylorFeatures
-from kernel_attention.tensors.statistics import (
-    accumulation_dtype,
+from kernel_attention.tensors.sampling import (
     evenly_spaced,
     gather_ranks,
-    num_real,
     part_positions,
     rows_before,
-    running_mean,
     sample_positions,
     sample_rows,
-    valid_ranks,
 )
 from kernel_attention.tensors.shrinkage import shrink
+from kernel_attention.tensors.statistics import accumulation_dtype, num_real, running_mean, valid_ranks
 
 __all__ = [
     "FEATURE_MAPS",

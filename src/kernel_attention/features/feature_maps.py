@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.features.softmax_features import SoftmaxPlusFeatures, TaylorFeatures
-from kernel_attention.tensors.statistics import accumulation_dtype
+from kernel_attention.tensors.statistics import accumulation_dtype, exactly
 
 FeatureMap = Callable[[Tensor, Tensor | None, bool], Tensor]
 
@@ -129,3 +129,22 @@ def is_positive(feature_map: FeatureMap) -> bool:
 def is_tokenwise(feature_map: FeatureMap) -> bool:
     """Whether phi of a token is known to depend on that token alone."""
     return feature_map in (cosine, elu, identity, relu) or isinstance(feature_map, TaylorFeatures)
+
+
+def energy_before(feature_map: FeatureMap, x: Tensor) -> Tensor | None:
+    """||X||^2 of no tokens, (B, h, 1, 1), where the map divides by it; x (B, h, N, p) gives the sizes."""
+    return (
+        x.new_zeros(*x.shape[:2], 1, 1, dtype=accumulation_dtype(x.dtype))
+        if feature_map is frobenius
+        else None
+    )
+
+
+def features_of(feature_map: FeatureMap, x: Tensor, energy: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """phi of one token, (B, h, 1, p), and ||X||^2 of the prefix with it; a map other than the Frobenius map
+    is taken to be token-wise.
+    """
+    if energy is None:
+        return feature_map(x, None, True), None
+    energy = energy + exactly(x).square().sum(dim=-1, keepdim=True)
+    return (x * inverse_norm(energy)).to(x.dtype), energy

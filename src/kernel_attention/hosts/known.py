@@ -11,9 +11,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from kernel_attention.core.layer import AttentionLayer
+from kernel_attention.errors import InputError
 from kernel_attention.hosts.masks import join_padding, kept, read_attention_mask, verify
 from kernel_attention.hosts.projections import output_owner, separate_names
-from kernel_attention.errors import InputError
 
 
 class HostedAttention(nn.Module):

@@ -10,9 +10,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from kernel_attention.core.layer import AttentionLayer
+from kernel_attention.errors import InputError
 from kernel_attention.hosts.known import HostedAttention
 from kernel_attention.hosts.projections import Source, projections
-from kernel_attention.errors import InputError
 
 _HEADS = ("num_heads", "num_attention_heads", "n_heads")
 _DROPOUTS = ("attn_drop", "attention_dropout", "dropout")

@@ -11,11 +11,11 @@ from torch import nn
 
 from kernel_attention.core.layer import AttentionLayer
 from kernel_attention.core.registry import AttentionSpec, create_attention, get_mechanism, layer_specs
+from kernel_attention.errors import InputError
 from kernel_attention.hosts.known import HostedAttention, TransformersAttention
 from kernel_attention.hosts.projections import Source, carry, output_owner
 from kernel_attention.hosts.reading import HostDescription, describe, known_sizes
 from kernel_attention.hosts.sites import Site, find_sites, select
-from kernel_attention.errors import InputError
 
 PATTERNS: Mapping[str, Mapping[int | str, AttentionSpec]] = MappingProxyType(
     {

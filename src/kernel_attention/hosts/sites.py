@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from kernel_attention.core.layer import AttentionLayer
+from kernel_attention.errors import InputError, unknown
 from kernel_attention.hosts.known import (
     HOSTS,
     HostedAttention,
@@ -17,7 +18,6 @@ from kernel_attention.hosts.known import (
     TorchAttention,
     TransformersAttention,
 )
-from kernel_attention.errors import InputError, unknown
 
 HostClass = type[TorchAttention] | type[TimmAttention] | type[TransformersAttention]
 

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kernel_attention.core.layer import AttentionLayer
+from kernel_attention.core.layer import AttentionLayer, require_positive, require_probability
 from kernel_attention.core.registry import AttentionSpec, create_attention, get_mechanism, layer_specs
-from kernel_attention.core.layer import require_positive, require_probability
 from kernel_attention.errors import InputError, unknown
 
 

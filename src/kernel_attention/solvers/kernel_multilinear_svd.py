@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from kernel_attention.errors import InputError
-from kernel_attention.functional import multilinear_kernel, multilinear_scores
-from kernel_attention.features.feature_maps import identity
+from kernel_attention.solvers.multilinear_svd import Method, Multilinear, Ranks, core_of, multilinear_svd
+from kernel_attention.tensors.kernel_tensors import multilinear_kernel
+from kernel_attention.tensors.multilinear import multilinear_factors
 from kernel_attention.tensors.statistics import accumulation_dtype
 from kernel_attention.tensors.unfoldings import deterministic_signs, project_modes, unfold
-from kernel_attention.solvers.multilinear_svd import Method, Multilinear, Ranks, core_of, multilinear_svd
 
 
 class KernelMultilinear(NamedTuple):
@@ -88,11 +88,8 @@ def kmlsvd_primal_scores(
     :func:`kernel_multilinear_svd`.
     """
     lift = None if compatibility is None else compatibility.to(core)[None]
-    found = multilinear_scores(
-        [phi[None, None] for phi in features], [w[None] for w in weights], core[None],
-        compatibility=lift, feature_map=identity,
-    )  # fmt: skip
-    return tuple(scores[0, 0] for scores in found)
+    factors = multilinear_factors([w[None] for w in weights], core[None], lift)
+    return tuple(phi @ factor[0] for phi, factor in zip(features, factors, strict=True))
 
 
 def kmlsvd_dual_scores(tensor: Tensor, factors: Sequence[Tensor], core: Tensor) -> tuple[Tensor, ...]:

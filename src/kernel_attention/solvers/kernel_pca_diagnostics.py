@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from kernel_attention.errors import InputError
-from kernel_attention.tensors.statistics import accumulation_dtype
 from kernel_attention.solvers.kernel_pca_values import CentredGram, centred_gram, double, require_matrix
+from kernel_attention.tensors.statistics import accumulation_dtype
 
 
 class EigenvalueRatios(NamedTuple):

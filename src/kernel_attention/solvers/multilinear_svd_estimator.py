@@ -14,7 +14,6 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from kernel_attention.errors import InputError, unknown
-from kernel_attention.functional import attention_tensor, cubemax_kernel, multilinear_kernel
 from kernel_attention.features.feature_maps import FeatureMapSpec, get_feature_map
 from kernel_attention.solvers.arrays import give_back
 from kernel_attention.solvers.kernel_multilinear_svd import (
@@ -25,6 +24,7 @@ from kernel_attention.solvers.kernel_multilinear_svd import (
     mode_scores,
 )
 from kernel_attention.solvers.multilinear_svd import Method, Ranks, multilinear_svd
+from kernel_attention.tensors.kernel_tensors import attention_tensor, cubemax_kernel, multilinear_kernel
 
 TensorKernel = Callable[[Sequence[Tensor]], Tensor]
 _KERNELS = ("precomputed", "features", "cubemax")

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from kernel_attention.errors import InputError
 from kernel_attention.mechanisms.softmax.functional import softmax_attention
-from kernel_attention.tensors.statistics import accumulation_dtype
 from kernel_attention.solvers.arrays import fitted, give_back, read_matrix
+from kernel_attention.tensors.statistics import accumulation_dtype
 
 
 class SupportVectors(NamedTuple):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import kernel_attention as ka
+from kernel_attention.errors import InputError
 from kernel_attention.experiments.benchmarking import (
     SUITES,
     Setting,
@@ -24,7 +25,6 @@ from kernel_attention.experiments.benchmarking.baselines import (
 from kernel_attention.experiments.benchmarking.contenders import PEERS
 from kernel_attention.experiments.benchmarking.layers import penalty
 from kernel_attention.experiments.benchmarking.plans import check_plan
-from kernel_attention.errors import InputError
 
 D, HEADS, N, B = 14, 2, 12, 3
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from kernel_attention.errors import InputError
 from kernel_attention.experiments.benchmarking import (
     Plan,
     Setting,
@@ -16,7 +17,6 @@ from kernel_attention.experiments.benchmarking import (
     plan_from_options,
     run_benchmark,
 )
-from kernel_attention.errors import InputError
 from kernel_attention.experiments.reporting import benchmark_tables, write_benchmark
 from kernel_attention.experiments.reporting.benchmark_plots import is_paper_record, paper_ratios
 from kernel_attention.experiments.reporting.benchmark_tables import benchmark_markdown

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernel_attention.experiments.data import Batch, EpochSampler, SequenceSplit, make_loader
 from kernel_attention.errors import InputError
+from kernel_attention.experiments.data import Batch, EpochSampler, SequenceSplit, make_loader
 
 LENGTHS = (5, 2, 7, 3, 1)
 CHANNELS = 3

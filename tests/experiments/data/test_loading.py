@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from kernel_attention.experiments.data import load_time_series, read_sequences
 from kernel_attention.errors import InputError
+from kernel_attention.experiments.data import load_time_series, read_sequences
 
 # name: task, train, test, channels, shortest, longest, outputs
 BUNDLED = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kernel_attention.experiments.data.lra_pathfinder import generate_pathfinder, load_pathfinder
 from kernel_attention.errors import InputError
+from kernel_attention.experiments.data.lra_pathfinder import generate_pathfinder, load_pathfinder
 
 
 def connected(image):

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kernel_attention.errors import InputError
 from kernel_attention.experiments.data.contexts import ContextSampler, ordered_contexts, training_contexts
 from kernel_attention.experiments.data.text import (
     IGNORED,
@@ -21,7 +22,6 @@ from kernel_attention.experiments.data.text import (
     read_text,
 )
 from kernel_attention.experiments.data.vocabulary import WordVocabulary
-from kernel_attention.errors import InputError
 
 PTB = Path(__file__).parents[2] / "shared" / "data" / "language" / "ptb"
 PTB = PTB if PTB.is_dir() else Path(__file__).parents[3] / "shared" / "data" / "language" / "ptb"

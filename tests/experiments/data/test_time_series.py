@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kernel_attention.errors import InputError
 from kernel_attention.experiments.data import (
     SequenceSplit,
     Standardizer,
@@ -14,7 +15,6 @@ from kernel_attention.experiments.data import (
     load_time_series,
     stratified_split,
 )
-from kernel_attention.errors import InputError
 
 
 def numbered(targets):

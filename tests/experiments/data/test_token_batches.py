@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from kernel_attention.errors import InputError
 from kernel_attention.experiments.data.token_batches import (
     LengthSampler,
     batch_order,
@@ -15,7 +16,6 @@ from kernel_attention.experiments.data.token_batches import (
     pad_tokens,
 )
 from kernel_attention.experiments.data.token_sets import TokenSplit, fit_length, hold_out
-from kernel_attention.errors import InputError
 
 LENGTHS = np.random.default_rng(0).integers(1, 200, 1003)
 

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from experiments.training.token_data import make_images, make_tokens
 
+from kernel_attention.errors import InputError
 from kernel_attention.experiments.data.documents import split_names
 from kernel_attention.experiments.data.token_loading import TOKEN_DATASETS, Limits, load_tokens, words_of
 from kernel_attention.experiments.data.vocabulary import vocabulary_from_state
-from kernel_attention.errors import InputError
 
 SHARED = Path("/work/shared/data")
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from kernel_attention.errors import InputError
 from kernel_attention.experiments.data import read_sequences
 from kernel_attention.experiments.data.archive import bundled_folder
 from kernel_attention.experiments.data.ts_format import read_ts
-from kernel_attention.errors import InputError
 
 BUNDLED = [
     "JapaneseVowels/JapaneseVowels",

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kernel_attention.errors import InputError
 from kernel_attention.experiments.data.vocabulary import (
     KINDS,
     BytePairVocabulary,
@@ -17,7 +18,6 @@ from kernel_attention.experiments.data.vocabulary import (
     require_same_vocabulary,
     vocabulary_from_state,
 )
-from kernel_attention.errors import InputError
 
 TEXT = " the cat sat \n the <unk> sat on the mat \n\n the end \n"
 

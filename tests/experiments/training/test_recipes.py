@@ -8,12 +8,12 @@ import shlex
 import pytest
 import torch
 
-from kernel_attention.experiments.arguments import parse
 from kernel_attention.core.layer import PenalizedAttention, auxiliary_loss
-from kernel_attention.mechanisms.primal.layer import PrimalAttention
+from kernel_attention.experiments.arguments import parse
 from kernel_attention.experiments.data import Batch
 from kernel_attention.experiments.training import Recipe, SequenceTask, list_recipes, read_recipe
 from kernel_attention.experiments.training.run import build_model
+from kernel_attention.mechanisms.primal.layer import PrimalAttention
 
 # Name, s, eta, rank multiplier, reported accuracy (Primal-Attention, supplement, table 1), shape of the data:
 # channels, longest sequence, classes (UEA archive).

@@ -9,14 +9,14 @@ import statistics
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 from experiments.training.runs import SMALL, assert_same_outcome, train_small
+from safetensors.torch import load_file
 
-from kernel_attention.experiments.data import load_time_series
 from kernel_attention.errors import InputError
-from kernel_attention.models import SequenceClassifier
+from kernel_attention.experiments.data import load_time_series
 from kernel_attention.experiments.training import Metric, Recipe, run, time_series_experiment, train
 from kernel_attention.experiments.training.saved import load_run
+from kernel_attention.models import SequenceClassifier
 
 pytestmark = pytest.mark.usefixtures("brief")
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kernel_attention import InputError
+from kernel_attention.features.feature_maps import identity
 from kernel_attention.functional import (
     PrimalScores,
     concat_scores,
@@ -15,7 +16,6 @@ from kernel_attention.functional import (
     primal_scores,
 )
 from kernel_attention.mechanisms.primal import functional as primal
-from kernel_attention.features.feature_maps import identity
 
 B, H, N, P, S, M = 2, 3, 11, 5, 7, 13
 

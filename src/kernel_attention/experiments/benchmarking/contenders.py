@@ -11,8 +11,8 @@ import torch
 import yaml
 from torch import nn
 
-from kernel_attention.core.registry import create_attention, list_attention
-from kernel_attention.core.registry import get_mechanism, layer_specs
+from kernel_attention.core.registry import create_attention, get_mechanism, layer_specs, list_attention
+from kernel_attention.errors import InputError, unknown
 from kernel_attention.experiments.benchmarking import peers
 from kernel_attention.experiments.benchmarking.baselines import (
     EagerScaledHeads,
@@ -22,7 +22,6 @@ from kernel_attention.experiments.benchmarking.baselines import (
 )
 from kernel_attention.experiments.benchmarking.layers import CausalCall, Encoder
 from kernel_attention.experiments.benchmarking.plans import Setting, Spec
-from kernel_attention.errors import InputError, unknown
 
 Make = Callable[[Setting], nn.Module]
 
@@ -178,7 +177,7 @@ def _mechanism(name: str, options: Mapping[str, Any]) -> Contender:
     return Contender(
         f"{name} ({shown})" if shown else name,
         maker(),
-        causal=mechanism.causal != "no",
+        causal=mechanism.causal,
         plain=maker(impl="plain") if name in ("primal", "multilinear") else None,
     )
 

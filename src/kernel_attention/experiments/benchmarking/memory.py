@@ -20,8 +20,8 @@ from pathlib import Path
 
 import torch
 
-from kernel_attention.experiments.benchmarking.plans import Setting, Spec
 from kernel_attention.errors import InputError
+from kernel_attention.experiments.benchmarking.plans import Setting, Spec
 
 _WARM_LENGTH = 128  # what the peers' buckets and landmarks divide
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from kernel_attention.errors import unknown
 from kernel_attention.experiments.benchmarking.plans import Plan, Spec
 from kernel_attention.experiments.benchmarking.suites import SUITES
-from kernel_attention.errors import unknown
 
 SIZES = ("length", "embed_dim", "num_heads", "batch_size", "dtype", "threads", "device")
 

@@ -6,12 +6,12 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from kernel_attention.errors import InputError
 from kernel_attention.experiments.benchmarking import machine, timing
 from kernel_attention.experiments.benchmarking.contenders import Contender, find_contender
 from kernel_attention.experiments.benchmarking.memory import measure_peaks
 from kernel_attention.experiments.benchmarking.operations import count_operations
 from kernel_attention.experiments.benchmarking.plans import Plan, Setting, Spec, check_plan
-from kernel_attention.errors import InputError
 
 FORMAT = 1  # of the record; readers refuse another
 

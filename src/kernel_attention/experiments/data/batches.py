@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, SequentialSampler
 
-from kernel_attention.experiments.data.time_series import SequenceSplit
 from kernel_attention.errors import InputError
+from kernel_attention.experiments.data.time_series import SequenceSplit
 
 
 class Batch(NamedTuple):

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kernel_attention.experiments.data.hugging_face import load_splits
 from kernel_attention.errors import InputError, unknown
+from kernel_attention.experiments.data.hugging_face import load_splits
 
 SPLITS = ("train", "validation", "test")
 """Names that a split goes by; files and data sets may say dev, val, valid or eval for the second."""

@@ -13,11 +13,11 @@ from typing import TextIO
 
 import numpy as np
 
+from kernel_attention.errors import InputError, unknown
 from kernel_attention.experiments.data.archive import Location, locate
 from kernel_attention.experiments.data.sequences import as_sequences, check_missing, resolve_missing
 from kernel_attention.experiments.data.time_series import SequenceSplit, TimeSeriesData
 from kernel_attention.experiments.data.ts_format import TsFile, read_ts
-from kernel_attention.errors import InputError, unknown
 
 
 def load_time_series(

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from kernel_attention.experiments.data.token_sets import TokenData, TokenSplit
 from kernel_attention.errors import InputError
+from kernel_attention.experiments.data.token_sets import TokenData, TokenSplit
 
 CIFAR10 = (
     "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from kernel_attention.errors import InputError, unknown
 from kernel_attention.experiments.data.archive import resolve_root
 from kernel_attention.experiments.data.hugging_face import load_splits
-from kernel_attention.errors import InputError, unknown
 
 IGNORED = -100
 """The target of positions that are no part of the loss (PyTorch's ``ignore_index``)."""

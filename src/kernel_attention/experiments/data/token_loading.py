@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kernel_attention.errors import InputError, unknown
 from kernel_attention.experiments.data.archive import resolve_root
 from kernel_attention.experiments.data.documents import (
     SPLITS,
@@ -26,7 +27,6 @@ from kernel_attention.experiments.data.lra_listops import load_listops
 from kernel_attention.experiments.data.lra_pathfinder import load_pathfinder
 from kernel_attention.experiments.data.token_sets import TokenData, TokenSplit
 from kernel_attention.experiments.data.vocabulary import ByteVocabulary, Vocabulary, WordVocabulary
-from kernel_attention.errors import InputError, unknown
 
 
 class Limits(NamedTuple):

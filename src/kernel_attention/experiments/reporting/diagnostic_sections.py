@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from kernel_attention.experiments.reporting import html
-from kernel_attention.experiments.reporting.spectrum_plots import HEAD_LIMIT
 from kernel_attention.experiments.reporting.diagnostic_plots import (
     LABELS,
     MAP_LIMIT,
@@ -20,6 +19,7 @@ from kernel_attention.experiments.reporting.diagnostic_plots import (
 from kernel_attention.experiments.reporting.figures import data_uri
 from kernel_attention.experiments.reporting.formats import sentence
 from kernel_attention.experiments.reporting.records import RunRecord, SeedRecord
+from kernel_attention.experiments.reporting.spectrum_plots import HEAD_LIMIT
 from kernel_attention.experiments.reporting.tables import diagnostics_rows
 
 

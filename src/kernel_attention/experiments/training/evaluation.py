@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kernel_attention.analysis import diagnose
-from kernel_attention.experiments.data import SequenceSplit, make_loader, read_sequences
 from kernel_attention.errors import InputError
-from kernel_attention.models import SequenceClassifier
+from kernel_attention.experiments.data import SequenceSplit, make_loader, read_sequences
 from kernel_attention.experiments.training.recipe import BaseRecipe
+from kernel_attention.models import SequenceClassifier
 
 _SPECTRUM_SEQUENCES = 16  # each costs an N x N decomposition per head and layer
 _SPECTRUM_LENGTH = 1024

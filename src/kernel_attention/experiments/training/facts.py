@@ -6,8 +6,8 @@ import reprlib
 from pathlib import Path
 from typing import Any
 
-from kernel_attention.experiments.data import TimeSeriesData
 from kernel_attention.errors import InputError
+from kernel_attention.experiments.data import TimeSeriesData
 from kernel_attention.experiments.training.files import read_json
 from kernel_attention.experiments.training.tasks import experiment_class
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from kernel_attention.errors import InputError
-from kernel_attention.models.decoding import generate
 from kernel_attention.experiments.training.language_experiment import read_vocabulary
 from kernel_attention.experiments.training.saved import SavedRun
+from kernel_attention.models.decoding import generate
 
 
 def generate_text(

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from kernel_attention.analysis.ngrams import Bigrams, uniform_perplexity, unigram_perplexity
 from kernel_attention.analysis.perplexity import Perplexity, perplexity
+from kernel_attention.errors import InputError, unknown
 from kernel_attention.experiments.data.contexts import TextBatch, ordered_contexts, training_contexts
 from kernel_attention.experiments.data.text import IGNORED, SPLITS, load_text, read_text
 from kernel_attention.experiments.data.vocabulary import (
@@ -20,13 +21,12 @@ from kernel_attention.experiments.data.vocabulary import (
     require_same_vocabulary,
     vocabulary_from_state,
 )
-from kernel_attention.errors import InputError, unknown
-from kernel_attention.models.causal import CausalLanguageModel
 from kernel_attention.experiments.robustness import swap_words
 from kernel_attention.experiments.training.experiment import Experiment, Loaders, Metric
 from kernel_attention.experiments.training.language_recipe import LanguageRecipe
 from kernel_attention.experiments.training.module import RecipeTask
 from kernel_attention.experiments.training.step_recorder import StepRecorder
+from kernel_attention.models.causal import CausalLanguageModel
 
 _EVALUATION_BATCH = 32  # windows at once; the logits of a large vocabulary are what takes the memory
 

@@ -15,7 +15,6 @@ import lightning as L
 import numpy as np
 import torch
 
-import kernel_attention
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.reporting import write_report
 from kernel_attention.experiments.training.experiment import Experiment, Metric
@@ -31,6 +30,7 @@ from kernel_attention.experiments.training.files import (
 from kernel_attention.experiments.training.fit import check_trainer, fit
 from kernel_attention.experiments.training.recipe import BaseRecipe
 from kernel_attention.experiments.training.tasks import experiment_class
+from kernel_attention.version import __version__
 
 
 def train(
@@ -157,7 +157,7 @@ def _reopen_folder(output: Path, recipe: BaseRecipe, facts: dict[str, Any]) -> s
 def _versions() -> dict[str, str]:
     return {
         "command": " ".join(sys.argv),
-        "kernel_attention": kernel_attention.__version__,
+        "kernel_attention": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "lightning": L.__version__,

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kernel_attention.experiments.data import SequenceSplit
 from kernel_attention.errors import InputError
+from kernel_attention.experiments.data import SequenceSplit
 from kernel_attention.experiments.training.experiment import Experiment
 from kernel_attention.experiments.training.facts import read_facts, require_same_data
 from kernel_attention.experiments.training.files import read_weights

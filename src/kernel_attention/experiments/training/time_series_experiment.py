@@ -19,7 +19,6 @@ from kernel_attention.experiments.data import (
     read_sequences,
     stratified_split,
 )
-from kernel_attention.models import SequenceClassifier
 from kernel_attention.experiments.training.evaluation import (
     check_sequences,
     evaluate_split,
@@ -32,6 +31,7 @@ from kernel_attention.experiments.training.facts import check_facts, describe_da
 from kernel_attention.experiments.training.module import SequenceTask
 from kernel_attention.experiments.training.recipe import Recipe
 from kernel_attention.experiments.training.recorder import RunRecorder
+from kernel_attention.models import SequenceClassifier
 
 _DIAGNOSED_AT_ONCE = 8
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernel_attention.errors import InputError
 from kernel_attention.experiments.data.documents import read_lines
 from kernel_attention.experiments.data.token_batches import (
     length_order,
@@ -19,14 +20,13 @@ from kernel_attention.experiments.data.token_batches import (
 from kernel_attention.experiments.data.token_loading import Limits, encode_texts, load_tokens
 from kernel_attention.experiments.data.token_sets import TokenSplit, fit_length, hold_out
 from kernel_attention.experiments.data.vocabulary import vocabulary_from_state
-from kernel_attention.errors import InputError
-from kernel_attention.models.tokens import TokenClassifier, TokenPairClassifier
 from kernel_attention.experiments.robustness import swap_words
 from kernel_attention.experiments.training.evaluation import classification_figures, collect_outputs
 from kernel_attention.experiments.training.experiment import Experiment, Loaders, Metric
 from kernel_attention.experiments.training.module import SequenceTask
 from kernel_attention.experiments.training.step_recorder import StepRecorder
 from kernel_attention.experiments.training.token_recipe import TokenRecipe
+from kernel_attention.models.tokens import TokenClassifier, TokenPairClassifier
 
 _DIAGNOSED_AT_ONCE = 4
 

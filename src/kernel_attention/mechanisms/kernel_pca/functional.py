@@ -15,8 +15,8 @@ from torch import Tensor
 
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.mechanisms.softmax.functional import softmax_attention
-from kernel_attention.tensors.statistics import accumulation_dtype, running_mean, valid_ranks
 from kernel_attention.tensors.shrinkage import shrink
+from kernel_attention.tensors.statistics import accumulation_dtype, running_mean, valid_ranks
 
 Convention = Literal["released", "paper"]
 CONVENTIONS = ("released", "paper")

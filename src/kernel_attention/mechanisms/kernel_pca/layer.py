@@ -8,15 +8,28 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from kernel_attention.mechanisms.kernel_pca.functional import principal_attention_pursuit, scaled_attention
-from kernel_attention.mechanisms.softmax.functional import softmax_attention
 from kernel_attention.core.layer import AttentionLayer, require_positive, require_probability
+from kernel_attention.core.registry import register_attention
 from kernel_attention.errors import InputError, unknown
-from kernel_attention.mechanisms.kernel_pca.functional import CONVENTIONS, Convention, PrincipalPursuit
+from kernel_attention.mechanisms.kernel_pca.functional import (
+    CONVENTIONS,
+    Convention,
+    PrincipalPursuit,
+    principal_attention_pursuit,
+    scaled_attention,
+)
+from kernel_attention.mechanisms.softmax.functional import softmax_attention
 
 _SCALINGS = ("symmetric", "matrix")
 
 
+@register_attention(
+    "rpc",
+    paper="Teo & Nguyen 2024, kernel PCA",
+    equation="n times softmax(t t^T / sqrt(p)) v, t = k - S - Y/mu",
+    time="n N^2 p",
+    memory="n N p",
+)
 class RobustPrincipalAttention(AttentionLayer):
     """Attention with robust principal components (RPC-Attention, definition 1): n steps split K in L + S.
 
@@ -112,6 +125,13 @@ class RobustPrincipalAttention(AttentionLayer):
         )
 
 
+@register_attention(
+    "scaled",
+    paper="Teo & Nguyen 2024, kernel PCA",
+    equation="softmax(q k^T / sqrt(p)) (I - S) v",
+    time="N^2 p",
+    memory="N p (S a matrix: N^2)",
+)
 class ScaledAttention(AttentionLayer):
     """Scaled Attention A (I - S) V (eq. 12), with S learnt in one of the paper's two parameterisations.
 
@@ -128,7 +148,6 @@ class ScaledAttention(AttentionLayer):
         bias: whether the projections have biases.
     """
 
-    supports_context = True
     alpha: nn.Parameter | None
     s: nn.Parameter | None
 
@@ -155,6 +174,10 @@ class ScaledAttention(AttentionLayer):
         self.k_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
         self.v_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
         self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
+
+    def why_not_context(self) -> str | None:
+        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
+        return None
 
     def attend(
         self, x: Tensor, context: Tensor | None, key_padding_mask: Tensor | None, is_causal: bool

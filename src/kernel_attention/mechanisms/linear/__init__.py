@@ -1,0 +1,5 @@
+"""Linear attention: kernels with explicit features, the cosine baseline among them."""
+
+from kernel_attention.mechanisms.linear.layer import LinearAttention
+
+__all__ = ["LinearAttention"]

@@ -12,14 +12,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernel_attention.tensors.blocks import by_offset, completed, for_each_offset, from_offset
-from kernel_attention.features.feature_maps import FeatureMap, elu
-from kernel_attention.tensors.padding import in_blocks
-from kernel_attention.features.softmax_features import SoftmaxPlusFeatures
-from kernel_attention.tensors.statistics import accumulation_dtype, exactly
 from kernel_attention.core.sequence_group import SequenceGroup
-
-_SMALLEST_SUM = 1e-20  # a query whose weights sum to less sees no key; its gradients would leave float32
+from kernel_attention.features.feature_maps import FeatureMap, cosine, elu
+from kernel_attention.features.softmax_features import SoftmaxPlusFeatures
+from kernel_attention.tensors.blocks import by_offset, completed, for_each_offset, from_offset
+from kernel_attention.tensors.padding import in_blocks
+from kernel_attention.tensors.statistics import accumulation_dtype, divide, exactly
 
 
 def linear_attention(
@@ -124,7 +122,16 @@ def _over_blocks(phi_q: Tensor, phi_k: Tensor, v: Tensor, factor: int) -> Tensor
     return out + (phi_q * phi_k).sum(dim=-1, keepdim=True) * v
 
 
-def divide(out: Tensor, weights: Tensor) -> Tensor:
-    """The weighted sums over the weights' sums; 0 where nothing was seen."""
-    # Neither the quotient nor its gradient exists where nothing was seen.
-    return (out / weights.masked_fill(weights < _SMALLEST_SUM, torch.inf)).to(out.dtype)
+def cosine_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, key_padding_mask: Tensor | None = None, is_causal: bool = False
+) -> Tensor:
+    """phi(q) phi(k)^T v with phi(x) = x / ||x||, the extra baseline of the released Primal-Attention code.
+
+    Shapes as in :func:`linear_attention`. Linear in the sequence: the product is associated to the right,
+    and the causal form carries the running p x p_v state from chunk to chunk.
+    """
+    phi_q, phi_k = cosine(q), cosine(k)
+    if key_padding_mask is not None:
+        phi_k = phi_k.masked_fill(~key_padding_mask[:, None, :, None], 0.0)
+        v = v.masked_fill(~key_padding_mask[:, None, :, None], 0.0)
+    return causal_product(phi_q, phi_k, v) if is_causal else phi_q @ (phi_k.mT @ v)

@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
-from kernel_attention.mechanisms.support_vector.layer import SupportVectorAttention
+from kernel_attention.core.query_key_value import QueryKeyValueAttention
+from kernel_attention.core.registry import register_attention
 from kernel_attention.features.feature_maps import FeatureMapSpec
+from kernel_attention.mechanisms.linear.kernel import LinearKernel
 
 
-class LinearAttention(SupportVectorAttention):
+@register_attention(
+    "cosine",
+    paper="released code of Primal-Attention",
+    equation="phi(q) phi(k)^T v, phi(x) = x/||x||",
+    time="N p^2",
+    memory="N p",
+    state="constant",
+    preset={"feature_map": "cosine", "normalize": False},
+)
+@register_attention(
+    "linear",
+    paper="Katharopoulos et al. 2020",
+    equation="phi(q) (phi(k)^T v) / (phi(q) sum phi(k))",
+    time="N p^2",
+    memory="N p",
+    state="constant",
+)
+class LinearAttention(QueryKeyValueAttention):
     """Linear attention (Katharopoulos et al. 2020): O(N) time and memory, causal or not.
 
     o_i = sum_j (phi(q_i) . phi(k_j)) v_j / sum_j phi(q_i) . phi(k_j).
@@ -30,8 +49,9 @@ class LinearAttention(SupportVectorAttention):
         normalize: bool | None = None,
         bias: bool = True,
     ) -> None:
-        kernel = {"linear": {"feature_map": feature_map, "normalize": normalize}}
-        super().__init__(embed_dim, num_heads, kernel=kernel, beta=0.0, factors=1, bias=bias)
+        super().__init__(embed_dim, num_heads)
+        self.kernel = LinearKernel(self.head_dim, feature_map=feature_map, normalize=normalize)
+        self.add_projections(bias)
 
     def extra_repr(self) -> str:
         """The options, for print(model)."""

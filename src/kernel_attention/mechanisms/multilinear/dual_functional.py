@@ -16,58 +16,9 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from kernel_attention.tensors.kernel_tensors import cubemax_kernel, masked_logits
 from kernel_attention.tensors.statistics import accumulation_dtype
 from kernel_attention.tensors.unfoldings import fold, leading_eigenvectors, mode_gram, project_modes, unfold
-
-
-def attention_tensor(sequences: Sequence[Tensor]) -> Tensor:
-    """A_ijk.. = sum over m of q_im k_jm f_km .. / p^((D - 1)/2) (eq. 3-3 with 3-6's scale): (B, h, N_1..N_D).
-
-    The scale is 1/p at order 3, as in the thesis, and canonical attention's 1/sqrt(p) at order 2.
-    """
-    product, order = sequences[0], len(sequences)
-    for n, sequence in enumerate(sequences[1:-1], start=1):
-        product = product.unsqueeze(-2) * sequence[(slice(None), slice(None), *[None] * n)]
-    last = sequences[-1] * sequences[0].size(-1) ** (-(order - 1) / 2)
-    return (product.flatten(2, -2) @ last.mT).unflatten(2, product.shape[2:-1])
-
-
-def cubemax_kernel(
-    sequences: Sequence[Tensor],
-    masks: Sequence[Tensor | None] | None = None,
-    log_normalizer: Tensor | None = None,
-) -> Tensor:
-    """K, the attention tensor with a softmax over every i-slice (cubemax, eq. 3-5): (B, h, N_1..N_D).
-
-    Args:
-        sequences: queries, keys, fibers, (B, h, N_n, p).
-        masks: (B, N_n) or None per mode, True = real token; padded entries of K are zero.
-        log_normalizer: (B, h, N_1); replaces the slices' own. Entries are then capped at 1, as those of a
-            slice are.
-    """
-    logits = _masked_logits(sequences, masks)
-    if log_normalizer is None:
-        kernel = logits.flatten(3).softmax(dim=-1).view_as(logits)
-    else:
-        kernel = (logits - _along(log_normalizer, 0, len(sequences))).clamp_max(0.0).exp()
-    if masks is not None and masks[0] is not None:
-        kernel = kernel.masked_fill(~_along(masks[0][:, None], 0, len(sequences)), 0.0)
-    return kernel
-
-
-def _masked_logits(sequences: Sequence[Tensor], masks: Sequence[Tensor | None] | None) -> Tensor:
-    logits = attention_tensor(sequences)
-    for n, mask in enumerate(masks or ()):
-        if n > 0 and mask is not None:
-            logits = logits.masked_fill(
-                ~_along(mask[:, None], n, len(sequences)), torch.finfo(logits.dtype).min
-            )
-    return logits
-
-
-def _along(x: Tensor, mode: int, order: int) -> Tensor:
-    """(B, h, N) -> broadcastable against (B, h, N_1..N_D), N lying along ``mode``."""
-    return x[(slice(None), slice(None), *[None] * mode, slice(None), *[None] * (order - 1 - mode))]
 
 
 class _Kernel:
@@ -88,7 +39,7 @@ class _Kernel:
             )
 
     def _slice_normalizer(self, queries: Tensor, mask: Tensor | None) -> Tensor:
-        logits = _masked_logits([queries, *self.sequences[1:]], [mask] + [self.mask] * (self.order - 1))
+        logits = masked_logits([queries, *self.sequences[1:]], [mask] + [self.mask] * (self.order - 1))
         return logits.flatten(3).logsumexp(dim=-1)
 
     def block(self, mode: int, tokens: Tensor, mask: Tensor | None) -> Tensor:

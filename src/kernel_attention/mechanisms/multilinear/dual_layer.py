@@ -5,15 +5,25 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from kernel_attention.mechanisms.multilinear.dual_functional import cubemax_kernel, dual_multilinear_scores
 from kernel_attention.core.layer import require_positive
-from kernel_attention.mechanisms.multilinear.modes import ReadsModes
+from kernel_attention.core.registry import register_attention
 from kernel_attention.errors import InputError
-from kernel_attention.tensors.statistics import accumulation_dtype, sample_rows
+from kernel_attention.mechanisms.multilinear.dual_functional import dual_multilinear_scores
+from kernel_attention.mechanisms.multilinear.modes import ReadsModes
+from kernel_attention.tensors.kernel_tensors import cubemax_kernel
+from kernel_attention.tensors.sampling import sample_rows
+from kernel_attention.tensors.statistics import accumulation_dtype
 
 _GIB = 2**30
 
 
+@register_attention(
+    "dual_multilinear",
+    paper="Verbeek 2025, 3D Primal Attention",
+    equation="E_1 = K_(1) (U_3 (x) U_2) S_(1)^T, K = cubemax(sum q k f / p) = S x U_1 x U_2 x U_3",
+    time="D N^(D+1)",
+    memory="N^D",
+)
 class DualMultilinearAttention(ReadsModes):
     """Multi-head multilinear attention of order D in the dual (Verbeek, TU Delft 2025): O(N^D), for short
     sequences.
@@ -65,13 +75,12 @@ class DualMultilinearAttention(ReadsModes):
         self, x: Tensor, context: Tensor | None, key_padding_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
         """See :class:`AttentionLayer`."""
-        if is_causal:
-            raise InputError(
-                f"{type(self).__name__}: is_causal=True, but singular vectors of the whole sequence enter "
-                "every token; use 'multilinear', the primal form"
-            )
         scores = torch.cat(self.scores(x, key_padding_mask=key_padding_mask), dim=-1)
         return self.out_proj(self.merge_heads(self.concat(scores)))
+
+    def why_not_causal(self) -> str | None:
+        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
+        return "singular vectors of the whole sequence enter every token; use 'multilinear', the primal form"
 
     def scores(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> tuple[Tensor, ...]:
         """E_1..E_D of every token, each (B, h, N, R); arguments as in the layer's call.

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from kernel_attention.errors import InputError
-from kernel_attention.mechanisms.multilinear.factors import alike, multilinear_factors
 from kernel_attention.features.feature_maps import FeatureMap, frobenius, inverse_norm
+from kernel_attention.tensors.multilinear import alike, multilinear_factors
 from kernel_attention.tensors.statistics import exactly, valid_ranks
 
 Masks = Tensor | Sequence[Tensor | None] | None

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from kernel_attention.core.sequence_group import SequenceGroup
 from kernel_attention.features.feature_maps import inverse_norm
 from kernel_attention.tensors.statistics import exactly
-from kernel_attention.core.sequence_group import SequenceGroup
 
 
 def multilinear_pass(

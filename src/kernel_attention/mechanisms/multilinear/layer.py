@@ -7,24 +7,23 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from kernel_attention.mechanisms.multilinear.objective import core_penalty, kmlsvd_objective
-from kernel_attention.mechanisms.multilinear.functional import join_modes, multilinear_modes
-from kernel_attention.mechanisms.multilinear.factors import mlsvd_core, multilinear_factors
-from kernel_attention.mechanisms.multilinear.one_pass import multilinear_layer
 from kernel_attention.core.layer import PenalizedAttention, is_traced, require_positive
-from kernel_attention.mechanisms.multilinear.modes import (
-    ReadsModes,
-    compatibility_tensor,
-    orthonormal,
-    sampled_rows,
-)
-from kernel_attention.mechanisms.primal.decoding import MultilinearDecoder
+from kernel_attention.core.registry import register_attention
 from kernel_attention.errors import InputError, unknown
-from kernel_attention.mechanisms.multilinear.functional import Modes
 from kernel_attention.features.feature_maps import FeatureMapSpec, frobenius, get_feature_map, identity
-from kernel_attention.tensors.statistics import num_real, part_positions, sample_rows
-from kernel_attention.tensors.statistics import exactly
-from kernel_attention.mechanisms.primal.fused import Samples
+from kernel_attention.mechanisms.multilinear.decoding import (
+    MultilinearState,
+    multilinear_read,
+    multilinear_start,
+    multilinear_step,
+)
+from kernel_attention.mechanisms.multilinear.functional import Modes, join_modes, multilinear_modes
+from kernel_attention.mechanisms.multilinear.modes import ReadsModes, compatibility_tensor, orthonormal
+from kernel_attention.mechanisms.multilinear.objective import core_penalty, kmlsvd_objective
+from kernel_attention.mechanisms.multilinear.one_pass import multilinear_layer
+from kernel_attention.tensors.multilinear import mlsvd_core, multilinear_factors
+from kernel_attention.tensors.sampling import Samples, grid_row, part_positions, sample_rows, sampled_rows
+from kernel_attention.tensors.statistics import exactly, num_real
 
 Variant = Literal["standard", "data_dependent", "learnable", "learnable_diagonal"]
 CoreTreatment = Literal["none", "cost", "mlsvd"]
@@ -33,6 +32,15 @@ _VARIANTS = ("standard", "data_dependent", "learnable", "learnable_diagonal")
 _CORES = ("none", "cost", "mlsvd")
 
 
+@register_attention(
+    "multilinear",
+    paper="Verbeek 2025, 3D Primal Attention",
+    equation="E_1 = Phi_1 C_(1) (W_3 (x) W_2) S_(1)^T, E_2, .., E_D alike",
+    time="D N p^2",
+    memory="D N p",
+    state="constant",
+    mixes_tokens="data-dependent variant; otherwise through the sequence's norm alone",
+)
 class MultilinearAttention(ReadsModes, PenalizedAttention):
     """Multi-head multilinear attention of order D in the primal (Verbeek, TU Delft 2025): linear in the
     sequence.
@@ -200,11 +208,45 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
         """E_1..E_D of every token, each (B, h, N, R); arguments as in the layer's call."""
         return self._modes(x, self.factors()[1], key_padding_mask, is_causal, False).scores()
 
-    def decoder(self) -> MultilinearDecoder:
-        """See :class:`AttentionLayer`."""
+    def why_not_causal(self) -> str | None:
+        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
         if self.impl == "fused":
-            raise InputError("impl='fused' has no causal form: use impl='auto' or 'plain'")
-        return MultilinearDecoder(self)
+            return "impl='fused' has no causal form: use impl='auto' or 'plain'"
+        if self.variant == "data_dependent" and self.max_len is None:
+            return (
+                "max_len=None: the causal data-dependent form needs max_len, the length of its sampling grid"
+            )
+        return None
+
+    def start_decoding(self, batch_size: int) -> MultilinearState:
+        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
+        data_dependent = self.variant == "data_dependent"
+        return multilinear_start(
+            self.factors()[1], batch_size, self.head_dim, data_dependent, self.feature_map
+        )
+
+    def decode_token(self, x: Tensor, state: MultilinearState) -> tuple[Tensor, MultilinearState]:
+        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
+        row, index = None, None
+        if self.variant == "data_dependent":
+            row = self.split_heads(x)
+            index = grid_row(state.position, self.num_rows, self.max_len, self.w.dtype)
+        scores, state = multilinear_step(
+            self.sequences(x), state, row=row, grid_index=index, feature_map=self.feature_map
+        )
+        return self.out_proj(self.merge_heads(self.concat(torch.cat(scores, dim=-1)))), state
+
+    def read_prompt(self, x: Tensor, lengths: Tensor | None) -> MultilinearState:
+        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
+        return multilinear_read(
+            self.sequences(x),
+            self.factors()[1],
+            lengths,
+            x=self.split_heads(x) if self.variant == "data_dependent" else None,
+            num_rows=self.num_rows,
+            max_len=self.max_len,
+            feature_map=self.feature_map,
+        )
 
     def penalty(self) -> Tensor | None:
         """eta J^2 + eta_core J_S of the last forward in training mode."""
@@ -252,9 +294,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
             factors=factors,
             num_tokens=num_tokens,
         )
-        self.core_objective = (
-            core_penalty(core) if self.eta_core > 0 else torch.zeros_like(self.objective)
-        )
+        self.core_objective = core_penalty(core) if self.eta_core > 0 else torch.zeros_like(self.objective)
 
     def __getstate__(self) -> dict[str, object]:
         return {**super().__getstate__(), "core_objective": None}

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from kernel_attention.core.layer import AttentionLayer
 from kernel_attention.errors import InputError
-from kernel_attention.tensors.statistics import evenly_spaced, gather_ranks, rows_before, sample_rows
 
 
 class ReadsModes(AttentionLayer):
@@ -47,41 +46,6 @@ class ReadsModes(AttentionLayer):
         weights = self.f_proj.weight.split(self.embed_dim)
         biases = [None] * len(weights) if self.f_proj.bias is None else self.f_proj.bias.split(self.embed_dim)
         return [*maps, *zip(weights, biases, strict=True)]
-
-
-def sampled_rows(
-    x: Tensor, num_rows: int, max_len: int | None, key_padding_mask: Tensor | None, is_causal: bool
-) -> tuple[Tensor, Tensor | None]:
-    """Rows of x (B, N, d), evenly spaced over its real tokens: (B, M', d), and their ranks (M',) where
-    causal.
-
-    The causal form cannot know the length, so it samples a fixed grid over ``max_len`` and takes the part
-    reached.
-
-    Raises:
-        InputError: for a causal call without ``max_len`` or with more than ``max_len`` tokens.
-    """
-    if not is_causal:
-        return sample_rows(x, num_rows, key_padding_mask), None
-    length = x.size(1)
-    max_len = required_max_len(max_len, length)
-    grid = evenly_spaced(num_rows, max_len, x.device)[: rows_before(length, num_rows, max_len)]
-    if key_padding_mask is None:
-        return x[:, grid], grid
-    return gather_ranks(x, grid.expand(x.size(0), -1), key_padding_mask), grid
-
-
-def required_max_len(max_len: int | None, length: int) -> int:
-    """The length of the causal data-dependent form's sampling grid; InputError where there is none, or it is
-    shorter than the sequence.
-    """
-    if max_len is None:
-        raise InputError(
-            "max_len=None: causal data-dependent attention needs max_len, the length of its sampling grid"
-        )
-    if length > max_len:
-        raise InputError(f"sequence length {length} exceeds max_len={max_len}")
-    return max_len
 
 
 def orthonormal(num_heads: int, num_rows: int, rank: int) -> Tensor:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernel_attention.mechanisms.multilinear.factors import alike, letters, multilinear_factors
+from kernel_attention.tensors.multilinear import alike, multilinear_factors
 from kernel_attention.tensors.statistics import exactly
 from kernel_attention.tensors.unfoldings import mode_gram, mode_product, pseudo_inverse
 
@@ -109,20 +109,3 @@ def core_penalty(core: Tensor) -> Tensor:
         grams = [mode_gram(exactly(core), n, order) for n in range(order)]
         off_diagonal = [gram - gram.diagonal(dim1=-2, dim2=-1).diag_embed() for gram in grams]
         return torch.stack([part.square().sum() for part in off_diagonal]).sum() / core.size(0)
-
-
-def multilinear_kernel(features: Sequence[Tensor], compatibility: Tensor | None = None) -> Tensor:
-    """The kernel tensor K = C x_1 Phi_1 .. x_D Phi_D (eq. 2-21), (B, h, N_1..N_D), from features (B, h, N_n,
-    M_n).
-
-    For analysis: its size is the product of the lengths.
-    """
-    if compatibility is not None and compatibility.dim() > 2:
-        kernel = compatibility
-        for n, phi in enumerate(features):
-            kernel = mode_product(kernel, phi, n, len(features))
-        return kernel
-    tokens, _ = letters(len(features))
-    first = features[0] if compatibility is None else features[0] * compatibility[:, None]
-    operands = ",".join(f"...{token}A" for token in tokens)
-    return torch.einsum(f"{operands}->...{tokens}", first, *features[1:])

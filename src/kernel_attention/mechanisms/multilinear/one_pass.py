@@ -12,12 +12,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernel_attention.tensors.affine import Affine, autocast
-from kernel_attention.mechanisms.multilinear.functional import padded_rows
-from kernel_attention.features.feature_maps import frobenius
-from kernel_attention.tensors.statistics import exactly, num_real
-from kernel_attention.mechanisms.multilinear.fused import multilinear_pass
 from kernel_attention.core.sequence_group import SequenceGroup
+from kernel_attention.features.feature_maps import frobenius
+from kernel_attention.mechanisms.multilinear.functional import padded_rows
+from kernel_attention.mechanisms.multilinear.fused import multilinear_pass
+from kernel_attention.tensors.affine import Affine, autocast
+from kernel_attention.tensors.statistics import exactly, num_real
 
 
 def multilinear_layer(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kernel_attention.errors import InputError
-from kernel_attention.mechanisms.multilinear.dual_functional import cubemax_kernel
+from kernel_attention.tensors.kernel_tensors import cubemax_kernel
 from kernel_attention.tensors.statistics import exactly
 from kernel_attention.tensors.unfoldings import project_modes, unfold
 

@@ -5,16 +5,23 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from kernel_attention.mechanisms.multilinear.tensor_functional import tensor_scores
 from kernel_attention.core.layer import require_positive
+from kernel_attention.core.registry import register_attention
+from kernel_attention.errors import InputError
 from kernel_attention.mechanisms.multilinear.dual_layer import check_kernel_size
 from kernel_attention.mechanisms.multilinear.modes import ReadsModes
-from kernel_attention.errors import InputError
-from kernel_attention.mechanisms.multilinear.tensor_functional import Option
-from kernel_attention.tensors.statistics import accumulation_dtype
+from kernel_attention.mechanisms.multilinear.tensor_functional import Option, tensor_scores
 from kernel_attention.tensors.padding import compaction
+from kernel_attention.tensors.statistics import accumulation_dtype
 
 
+@register_attention(
+    "tensor",
+    paper="Verbeek 2025, 3D Primal Attention",
+    equation="E_1 = K_(1) (W_3 (x) W_2) T_(1)^T, K as in dual_multilinear",
+    time="D N^D R",
+    memory="N^D",
+)
 class TensorAttention(ReadsModes):
     """Multi-head attention with a kernel tensor of order D and learnt factors (Verbeek, TU Delft 2025,
     section 4-2-4).
@@ -82,12 +89,12 @@ class TensorAttention(ReadsModes):
         self, x: Tensor, context: Tensor | None, key_padding_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
         """See :class:`AttentionLayer`."""
-        if is_causal:
-            raise InputError(
-                f"{type(self).__name__}: is_causal=True, but every score reads the whole sequence"
-            )
         scores = torch.cat(self.scores(x, key_padding_mask=key_padding_mask), dim=-1)
         return self.out_proj(self.merge_heads(self.concat(scores)))
+
+    def why_not_causal(self) -> str | None:
+        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
+        return "every score reads the whole sequence"
 
     def scores(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> tuple[Tensor, ...]:
         """E_1..E_D of every token, each (B, h, N, R); arguments as in the layer's call.

@@ -1,185 +1,136 @@
-"""Decoding of the primal layers: a state whose size does not depend on what was read."""
+"""Causal Primal-Attention one token at a time: a state whose size does not depend on what was read.
+
+Legend as in [`functional`][kernel_attention.mechanisms.primal.functional].
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from kernel_attention.mechanisms.primal.functional import primal_step
-from kernel_attention.core.decoding import Decoder, whole_lengths
-from kernel_attention.mechanisms.multilinear.modes import required_max_len
-from kernel_attention.mechanisms.support_vector.attention_step import energy_before, features_of
-from kernel_attention.core.decoding_state import SHARED, State
-from kernel_attention.mechanisms.primal.functional import PrimalState, weight_row
-from kernel_attention.tensors.statistics import accumulation_dtype, evenly_spaced, rows_before, running_mean
-from kernel_attention.features.feature_maps import frobenius
-from kernel_attention.tensors.statistics import exactly
-
-if TYPE_CHECKING:
-    from kernel_attention.mechanisms.multilinear.layer import MultilinearAttention
-    from kernel_attention.mechanisms.primal.layer import PrimalAttention
+from kernel_attention.core.decoding import move, scale_by
+from kernel_attention.features.feature_maps import FeatureMap, cosine, energy_before, features_of, frobenius
+from kernel_attention.mechanisms.primal.functional import PrimalScores
+from kernel_attention.tensors.sampling import gathered, weight_row
+from kernel_attention.tensors.statistics import accumulation_dtype, exactly, running_mean
 
 
-def grid_rows(layer: PrimalAttention | MultilinearAttention, position: int | Tensor) -> int | Tensor | None:
-    """Which row of the weights the token at ``position`` is sampled for: m, or None; (B, M) 0 or 1 for
-    positions (B,).
-    """
-    if isinstance(position, Tensor):
-        max_len = required_max_len(layer.max_len, int(position.max()) + 1)
-        grid = evenly_spaced(layer.num_rows, max_len, position.device)
-        return (grid == position[:, None]).to(layer.out_proj.weight.dtype)
-    max_len = required_max_len(layer.max_len, position + 1)
-    index = rows_before(position, layer.num_rows, max_len)
-    return index if rows_before(position + 1, layer.num_rows, max_len) > index else None
+class PrimalState(NamedTuple):
+    """What causal decoding remembers; its size does not depend on how many tokens were read.
 
-
-def gathered(layer: PrimalAttention | MultilinearAttention, x: Tensor, lengths: Tensor, w: Tensor) -> Tensor:
-    """f(X)^T W over the rows of the grid that a prompt reaches: x (B, N, d), w (h, M, s) -> (B, h, p, s)."""
-    max_len = required_max_len(layer.max_len, x.size(1))
-    grid = evenly_spaced(layer.num_rows, max_len, x.device)
-    grid = grid[: rows_before(x.size(1), layer.num_rows, max_len)]
-    rows = exactly(layer.split_heads(x[:, grid]))
-    rows = rows.masked_fill(grid[:, None] >= lengths[:, None, None, None], 0.0)
-    return rows.mT @ exactly(w)[:, : grid.size(0)]
-
-
-class PrimalDecoder(Decoder[PrimalState]):
-    """Of :class:`kernel_attention.PrimalAttention`."""
-
-    def __init__(self, layer: PrimalAttention) -> None:
-        if layer.data_dependent:
-            required_max_len(layer.max_len, 0)
-        self.layer = layer
-
-    def initial_state(self, batch_size: int) -> PrimalState:
-        """See :class:`Decoder`."""
-        layer = self.layer
-        dtype = accumulation_dtype(layer.w_e.dtype)
-        sums = layer.w_e.new_zeros(batch_size, layer.num_heads, 1, layer.head_dim, dtype=dtype)
-        weights = sums.new_zeros(batch_size, layer.num_heads, layer.head_dim, layer.rank)
-        found = weights if layer.data_dependent else None
-        energy = energy_before(layer.feature_map, sums)
-        return PrimalState(0, sums, sums, found, found, energy, energy)
-
-    def step(self, x: Tensor, state: PrimalState) -> tuple[Tensor, PrimalState]:
-        """See :class:`Decoder`."""
-        layer = self.layer
-        row, grid_index = None, None
-        if layer.data_dependent:
-            row, grid_index = layer.split_heads(x), grid_rows(layer, state.position)
-        scores, state = primal_step(
-            layer.split_heads(layer.q_proj(x)),
-            layer.split_heads(layer.k_proj(x)),
-            layer.w_e,
-            layer.w_r,
-            state,
-            row=row,
-            grid_index=grid_index,
-            running_means=layer.running_means,
-            feature_map=layer.feature_map,
-        )
-        return layer.output(scores), state
-
-    def read(self, x: Tensor, lengths: Tensor | None) -> PrimalState:
-        """See :class:`Decoder`."""
-        layer, real = self.layer, whole_lengths(x, lengths)
-        unread = (torch.arange(x.size(1), device=x.device) >= real[:, None])[:, None, :, None]
-        sums, energies = [], []
-        for projection in (layer.q_proj, layer.k_proj):
-            rows = exactly(layer.split_heads(projection(x))).masked_fill(unread, 0.0)
-            sums.append(rows.sum(dim=2, keepdim=True))
-            if layer.feature_map is frobenius:
-                rows = running_mean(rows).masked_fill(unread, 0.0) if layer.running_means else rows
-                energies.append(rows.square().sum(dim=(-2, -1), keepdim=True))
-        weights: list[Tensor] = []
-        if layer.data_dependent:
-            weights = [gathered(layer, x, real, w) for w in (layer.w_e, layer.w_r)]
-        position = x.size(1) if lengths is None else lengths
-        return PrimalState(
-            position,
-            *sums,
-            *(weights or (None, None)),
-            *(energies or (None, None)),
-        )
-
-
-@dataclass(frozen=True)
-class MultilinearState(State):
-    """What causal decoding remembers of D modes.
-
-    Attributes:
-        position: tokens read, one number or (B,) int64.
-        projections: f(X)^T times the factors right of Phi_n over the sampled rows reached so far,
-            (B, h, p, R) per mode; empty where the variant reads no rows.
-        energies: ||X||^2 of every mode, (B, h, 1, 1); empty where the feature map does not divide by it.
-        factors: the factors right of Phi_n, (h, M, R) per mode, computed once per sequence. A state is
-            for the weights it was made with.
+    ``position`` counts the tokens read, one number for all sequences or (B,) int64; ``q_sum`` and ``k_sum``
+    are (B, h, 1, p); ``w_e`` and ``w_r`` are the projection weights gathered so far, (B, h, p, s), or None
+    with data-independent weights; ``q_energy`` and ``k_energy`` (B, h, 1, 1) are what the Frobenius feature
+    map divides by, None with another.
     """
 
     position: int | Tensor
-    projections: tuple[Tensor, ...]
-    energies: tuple[Tensor, ...]
-    factors: tuple[Tensor, ...] = field(metadata=SHARED)
+    q_sum: Tensor
+    k_sum: Tensor
+    w_e: Tensor | None
+    w_r: Tensor | None
+    q_energy: Tensor | None = None
+    k_energy: Tensor | None = None
+
+    def to(self, device: torch.device | str) -> PrimalState:
+        """The state on that device."""
+        return move(self, device)
 
 
-class MultilinearDecoder(Decoder[MultilinearState]):
-    """Of :class:`kernel_attention.MultilinearAttention`."""
+def primal_start(
+    w_e: Tensor, batch_size: int, head_dim: int, data_dependent: bool, feature_map: FeatureMap
+) -> PrimalState:
+    """The state before the first token of ``batch_size`` sequences; w_e (h, M or p, s) gives sizes and precision."""
+    num_heads, _, rank = w_e.shape
+    sums = w_e.new_zeros(batch_size, num_heads, 1, head_dim, dtype=accumulation_dtype(w_e.dtype))
+    found = sums.new_zeros(batch_size, num_heads, head_dim, rank) if data_dependent else None
+    energy = energy_before(feature_map, sums)
+    return PrimalState(0, sums, sums, found, found, energy, energy)
 
-    def __init__(self, layer: MultilinearAttention) -> None:
-        if layer.variant == "data_dependent":
-            required_max_len(layer.max_len, 0)
-        self.layer = layer
 
-    def initial_state(self, batch_size: int) -> MultilinearState:
-        """See :class:`Decoder`."""
-        layer = self.layer
-        factors = tuple(layer.factors()[1])
-        size = (batch_size, layer.num_heads, layer.head_dim, layer.rank)
-        projections: tuple[Tensor, ...] = ()
-        if layer.variant == "data_dependent":
-            projections = tuple(factor.new_zeros(size) for factor in factors)
-        energy = energy_before(layer.feature_map, layer.w.new_empty(*size[:2], 0, layer.head_dim))
-        return MultilinearState(0, projections, () if energy is None else (energy,) * layer.order, factors)
+def primal_step(
+    q: Tensor,
+    k: Tensor,
+    w_e: Tensor,
+    w_r: Tensor,
+    state: PrimalState,
+    *,
+    row: Tensor | None = None,
+    grid_index: int | Tensor | None = None,
+    running_means: bool = True,
+    feature_map: FeatureMap = cosine,
+) -> tuple[PrimalScores, PrimalState]:
+    """One token of causal Primal-Attention; equal to the matching row of ``primal_scores(is_causal=True)``.
 
-    def step(self, x: Tensor, state: MultilinearState) -> tuple[Tensor, MultilinearState]:
-        """See :class:`Decoder`."""
-        layer, energies = self.layer, state.energies or (None,) * self.layer.order
-        read = [
-            features_of(layer.feature_map, mode, energy)
-            for mode, energy in zip(layer.sequences(x), energies, strict=True)
-        ]
-        projections = state.projections
-        if projections:
-            index, row = grid_rows(layer, state.position), exactly(layer.split_heads(x))
-            if index is not None:
-                projections = tuple(
-                    old + row.mT * weight_row(factor, index)
-                    for old, factor in zip(projections, state.factors, strict=True)
-                )
-        scores = [
-            phi @ weight.to(phi.dtype)
-            for (phi, _), weight in zip(read, projections or state.factors, strict=True)
-        ]
-        y = layer.out_proj(layer.merge_heads(layer.concat(torch.cat(scores, dim=-1))))
-        after = tuple(energy for _, energy in read if energy is not None)
-        return y, MultilinearState(state.position + 1, projections, after, state.factors)
+    Args:
+        q: query of the new token, (B, h, 1, p).
+        k: key of the new token, (B, h, 1, p).
+        w_e: as in :func:`primal_scores`.
+        w_r: as in :func:`primal_scores`.
+        state: what the tokens before left behind.
+        row: the new token's slice of the layer input, (B, h, 1, p), where weights are data-dependent.
+        grid_index: m if the new token is the m-th sampled row (t_m = position), None otherwise; or (B, M), 1
+            at that row of every sequence and 0 elsewhere.
+        running_means: as in :func:`primal_scores`.
+        feature_map: phi, token-wise or the Frobenius map.
+    """
+    count = scale_by(state.position + 1, state.q_sum)
+    q_sum, k_sum = state.q_sum + q, state.k_sum + k
+    if running_means:
+        q, k = (q_sum / count).to(q.dtype), (k_sum / count).to(k.dtype)
+    phi_q, q_energy = features_of(feature_map, q, state.q_energy)
+    phi_k, k_energy = features_of(feature_map, k, state.k_energy)
+    gathered_e, gathered_r = state.w_e, state.w_r
+    if row is not None and gathered_e is not None and gathered_r is not None:
+        if grid_index is not None:
+            gathered_e = gathered_e + row.mT * weight_row(w_e, grid_index)
+            gathered_r = gathered_r + row.mT * weight_row(w_r, grid_index)
+        w_e, w_r = gathered_e.to(q.dtype), gathered_r.to(q.dtype)
+    scores = PrimalScores(phi_q @ w_e, phi_k @ w_r)
+    return scores, PrimalState(state.position + 1, q_sum, k_sum, gathered_e, gathered_r, q_energy, k_energy)
 
-    def read(self, x: Tensor, lengths: Tensor | None) -> MultilinearState:
-        """See :class:`Decoder`."""
-        layer, real = self.layer, whole_lengths(x, lengths)
-        factors = tuple(layer.factors()[1])
-        projections: tuple[Tensor, ...] = ()
-        if layer.variant == "data_dependent":
-            projections = tuple(gathered(layer, x, real, factor) for factor in factors)
-        energies: tuple[Tensor, ...] = ()
-        if layer.feature_map is frobenius:
-            unread = (torch.arange(x.size(1), device=x.device) >= real[:, None])[:, None, :, None]
-            energies = tuple(
-                exactly(mode).square().masked_fill(unread, 0.0).sum(dim=(-2, -1), keepdim=True)
-                for mode in layer.sequences(x)
-            )
-        position = x.size(1) if lengths is None else lengths
-        return MultilinearState(position, projections, energies, factors)
+
+def primal_read(
+    q: Tensor,
+    k: Tensor,
+    w_e: Tensor,
+    w_r: Tensor,
+    lengths: Tensor | None,
+    *,
+    x: Tensor | None = None,
+    num_rows: int = 0,
+    max_len: int | None = None,
+    running_means: bool = True,
+    feature_map: FeatureMap = cosine,
+) -> PrimalState:
+    """The state after a prompt, in parallel.
+
+    Args:
+        q: queries, (B, h, N, p).
+        k: keys, (B, h, N, p).
+        w_e: as in ``primal_step``.
+        w_r: as in ``primal_step``.
+        lengths: real tokens of each sequence, (B,) int64, which come first; None: all.
+        x: the layer input in the heads' slices, (B, h, N, p), where weights are data-dependent.
+        num_rows: rows of the sampling grid.
+        max_len: length of the sampling grid.
+        running_means: as in ``primal_step``.
+        feature_map: as in ``primal_step``.
+    """
+    length = q.size(2)
+    real = torch.full((q.size(0),), length, device=q.device) if lengths is None else lengths
+    unread = (torch.arange(length, device=q.device) >= real[:, None])[:, None, :, None]
+    sums, energies = [], []
+    for rows in (exactly(part).masked_fill(unread, 0.0) for part in (q, k)):
+        sums.append(rows.sum(dim=2, keepdim=True))
+        if feature_map is frobenius:
+            rows = running_mean(rows).masked_fill(unread, 0.0) if running_means else rows
+            energies.append(rows.square().sum(dim=(-2, -1), keepdim=True))
+    weights: list[Tensor] = []
+    if x is not None:
+        weights = [gathered(x, real, w, num_rows, max_len) for w in (w_e, w_r)]
+    return PrimalState(
+        length if lengths is None else lengths, *sums, *(weights or (None, None)), *(energies or (None, None))
+    )

@@ -15,8 +15,6 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from kernel_attention.errors import unknown
-from kernel_attention.mechanisms.support_vector.attention_step import features_of
-from kernel_attention.core.decoding_state import move, scale_by
 from kernel_attention.features.feature_maps import FeatureMap, cosine
 from kernel_attention.tensors.statistics import exactly, running_mean, valid_ranks
 
@@ -32,28 +30,6 @@ class PrimalScores(NamedTuple):
 
     e: Tensor
     r: Tensor
-
-
-class PrimalState(NamedTuple):
-    """What causal decoding remembers; its size does not depend on how many tokens were read.
-
-    ``position`` counts the tokens read, one number for all sequences or (B,) int64; ``q_sum`` and ``k_sum``
-    are (B, h, 1, p); ``w_e`` and ``w_r`` are the projection weights gathered so far, (B, h, p, s), or None
-    with data-independent weights; ``q_energy`` and ``k_energy`` (B, h, 1, 1) are what the Frobenius feature
-    map divides by, None with another.
-    """
-
-    position: int | Tensor
-    q_sum: Tensor
-    k_sum: Tensor
-    w_e: Tensor | None
-    w_r: Tensor | None
-    q_energy: Tensor | None = None
-    k_energy: Tensor | None = None
-
-    def to(self, device: torch.device | str) -> PrimalState:
-        """The state on that device."""
-        return move(self, device)
 
 
 def primal_scores(
@@ -244,54 +220,3 @@ def primal_kernel(
     if key_padding_mask is not None:
         kernel = kernel * (key_padding_mask[:, None, :, None] & key_padding_mask[:, None, None, :])
     return kernel
-
-
-def primal_step(
-    q: Tensor,
-    k: Tensor,
-    w_e: Tensor,
-    w_r: Tensor,
-    state: PrimalState,
-    *,
-    row: Tensor | None = None,
-    grid_index: int | Tensor | None = None,
-    running_means: bool = True,
-    feature_map: FeatureMap = cosine,
-) -> tuple[PrimalScores, PrimalState]:
-    """One token of causal Primal-Attention; equal to the matching row of ``primal_scores(is_causal=True)``.
-
-    Args:
-        q: query of the new token, (B, h, 1, p).
-        k: key of the new token, (B, h, 1, p).
-        w_e: as in :func:`primal_scores`.
-        w_r: as in :func:`primal_scores`.
-        state: what the tokens before left behind.
-        row: the new token's slice of the layer input, (B, h, 1, p), where weights are data-dependent.
-        grid_index: m if the new token is the m-th sampled row (t_m = position), None otherwise; or (B, M), 1
-            at that row of every sequence and 0 elsewhere.
-        running_means: as in :func:`primal_scores`.
-        feature_map: phi, token-wise or the Frobenius map.
-    """
-    count = scale_by(state.position + 1, state.q_sum)
-    q_sum, k_sum = state.q_sum + q, state.k_sum + k
-    if running_means:
-        q, k = (q_sum / count).to(q.dtype), (k_sum / count).to(k.dtype)
-    phi_q, q_energy = features_of(feature_map, q, state.q_energy)
-    phi_k, k_energy = features_of(feature_map, k, state.k_energy)
-    gathered_e, gathered_r = state.w_e, state.w_r
-    if row is not None and gathered_e is not None and gathered_r is not None:
-        if grid_index is not None:
-            gathered_e = gathered_e + row.mT * weight_row(w_e, grid_index)
-            gathered_r = gathered_r + row.mT * weight_row(w_r, grid_index)
-        w_e, w_r = gathered_e.to(q.dtype), gathered_r.to(q.dtype)
-    scores = PrimalScores(phi_q @ w_e, phi_k @ w_r)
-    return scores, PrimalState(state.position + 1, q_sum, k_sum, gathered_e, gathered_r, q_energy, k_energy)
-
-
-def weight_row(weight: Tensor, index: int | Tensor) -> Tensor:
-    """Row m of weight (h, M, s): (h, 1, s); or the row of each sequence, (B, h, 1, s), from ``index`` (B, M),
-    1 at that row and 0 elsewhere.
-    """
-    if isinstance(index, int):
-        return weight[:, index, None]
-    return torch.einsum("bm,hms->bhs", index.to(weight.dtype), weight)[:, :, None]

@@ -24,6 +24,7 @@ from torch.autograd.function import once_differentiable
 
 from kernel_attention.mechanisms.primal import slices as primal_slices
 from kernel_attention.mechanisms.primal.slices import Tokens
+from kernel_attention.tensors.sampling import Samples
 
 
 class Folded(NamedTuple):
@@ -36,35 +37,6 @@ class Folded(NamedTuple):
     maps: Tensor
     constant: Tensor
     energy: Tensor | None
-
-
-class Samples(NamedTuple):
-    """Where the sampled rows lie.
-
-    ``positions`` int64, (M,) for all sequences or (B, M); ``present`` (B, M) bool, which of them hold a row,
-    or None for all.
-    """
-
-    positions: Tensor
-    present: Tensor | None = None
-
-    def read(self, x: Tensor) -> Tensor:
-        """The rows, (B, M, d); zeros where there is none."""
-        if self.positions.dim() == 1:
-            rows = x.index_select(1, self.positions)
-        else:
-            rows = x.gather(1, self.positions[..., None].expand(-1, -1, x.size(-1)))
-        return rows if self.present is None else rows.masked_fill(~self.present[..., None], 0.0)
-
-    def add_to(self, x: Tensor, rows: Tensor) -> None:
-        """Add rows (B, M, d) to the tokens of x that they were read from."""
-        rows = rows.to(x.dtype)
-        if self.present is not None:
-            rows = rows.masked_fill(~self.present[..., None], 0.0)
-        if self.positions.dim() == 1:
-            x.index_add_(1, self.positions, rows)
-        else:
-            x.scatter_add_(1, self.positions[..., None].expand(-1, -1, x.size(-1)), rows)
 
 
 Fold = Callable[..., Folded]

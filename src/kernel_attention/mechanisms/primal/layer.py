@@ -9,18 +9,33 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from kernel_attention.mechanisms.primal.functional import concat_scores, objective_from_energy, primal_kernel, primal_scores, scores_energy
-from kernel_attention.mechanisms.primal.one_pass import primal_layer
 from kernel_attention.core.layer import PenalizedAttention, is_traced, require_positive, require_weight
-from kernel_attention.mechanisms.multilinear.modes import sampled_rows
-from kernel_attention.mechanisms.primal.decoding import PrimalDecoder
+from kernel_attention.core.registry import register_attention
 from kernel_attention.errors import InputError, unknown
-from kernel_attention.mechanisms.primal.functional import PrimalScores
-from kernel_attention.mechanisms.primal.one_pass import PrimalWeights
-from kernel_attention.features.feature_maps import FeatureMap, get_feature_map, identity
-from kernel_attention.features.feature_maps import cosine
-from kernel_attention.tensors.statistics import num_real, part_positions, sample_positions
-from kernel_attention.mechanisms.primal.fused import Samples
+from kernel_attention.features.feature_maps import FeatureMap, cosine, get_feature_map, identity
+from kernel_attention.mechanisms.primal.decoding import (
+    PrimalState,
+    primal_read,
+    primal_start,
+    primal_step,
+)
+from kernel_attention.mechanisms.primal.functional import (
+    PrimalScores,
+    concat_scores,
+    objective_from_energy,
+    primal_kernel,
+    primal_scores,
+    scores_energy,
+)
+from kernel_attention.mechanisms.primal.one_pass import PrimalWeights, primal_layer
+from kernel_attention.tensors.sampling import (
+    Samples,
+    grid_row,
+    part_positions,
+    sample_positions,
+    sampled_rows,
+)
+from kernel_attention.tensors.statistics import num_real
 
 _log = logging.getLogger(__name__)
 
@@ -28,6 +43,15 @@ _IMPLS = ("auto", "plain", "fused", "triton")
 _FUSED_FROM = 256  # tokens; below, multiplying the weights out costs more than it saves
 
 
+@register_attention(
+    "primal",
+    paper="Chen et al. 2023, Primal-Attention",
+    equation="W_c [W_e|X^T phi(q); W_r|X^T phi(k)]",
+    time="N p s",
+    memory="N s",
+    state="constant",
+    mixes_tokens="data-dependent or causal forms only",
+)
 class PrimalAttention(PenalizedAttention):
     """Multi-head Primal-Attention (Chen, Tao, Tonin, Suykens, NeurIPS 2023): O(N p s) time, linear in the
     sequence.
@@ -229,17 +253,55 @@ class PrimalAttention(PenalizedAttention):
         """
         rows = self._sample(x, key_padding_mask, False)[0] if self.data_dependent else None
         q, k = self.split_heads(self.q_proj(x)), self.split_heads(self.k_proj(x))
-        return primal_kernel(
-            q, k, rows=rows, feature_map=self.feature_map, key_padding_mask=key_padding_mask
-        )
+        return primal_kernel(q, k, rows=rows, feature_map=self.feature_map, key_padding_mask=key_padding_mask)
 
-    def decoder(self) -> PrimalDecoder:
-        """See :class:`AttentionLayer`."""
-        if self.impl in ("fused", "triton") and self.data_dependent:
-            raise InputError(
-                f"impl={self.impl!r} has no data-dependent causal form: use impl='auto' or 'plain'"
+    def why_not_causal(self) -> str | None:
+        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
+        if self.data_dependent and self.impl in ("fused", "triton"):
+            return f"impl={self.impl!r} has no data-dependent causal form: use impl='auto' or 'plain'"
+        if self.data_dependent and self.max_len is None:
+            return (
+                "max_len=None: the causal data-dependent form needs max_len, the length of its sampling grid"
             )
-        return PrimalDecoder(self)
+        return None
+
+    def start_decoding(self, batch_size: int) -> PrimalState:
+        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
+        return primal_start(self.w_e, batch_size, self.head_dim, self.data_dependent, self.feature_map)
+
+    def decode_token(self, x: Tensor, state: PrimalState) -> tuple[Tensor, PrimalState]:
+        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
+        row, index = None, None
+        if self.data_dependent:
+            row = self.split_heads(x)
+            index = grid_row(state.position, self.num_rows, self.max_len, self.w_e.dtype)
+        scores, state = primal_step(
+            self.split_heads(self.q_proj(x)),
+            self.split_heads(self.k_proj(x)),
+            self.w_e,
+            self.w_r,
+            state,
+            row=row,
+            grid_index=index,
+            running_means=self.running_means,
+            feature_map=self.feature_map,
+        )
+        return self.output(scores), state
+
+    def read_prompt(self, x: Tensor, lengths: Tensor | None) -> PrimalState:
+        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
+        return primal_read(
+            self.split_heads(self.q_proj(x)),
+            self.split_heads(self.k_proj(x)),
+            self.w_e,
+            self.w_r,
+            lengths,
+            x=self.split_heads(x) if self.data_dependent else None,
+            num_rows=self.num_rows,
+            max_len=self.max_len,
+            running_means=self.running_means,
+            feature_map=self.feature_map,
+        )
 
     def output(self, scores: PrimalScores) -> Tensor:
         """The scores of the heads joined: (B, h, N, s) each -> (B, N, d)."""

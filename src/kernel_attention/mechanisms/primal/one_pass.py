@@ -7,16 +7,18 @@ projection.
 from __future__ import annotations
 
 import functools
-import importlib
+from types import ModuleType
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from kernel_attention.tensors.affine import Affine, apply_affine, autocast
-from kernel_attention.tensors.statistics import exactly, num_real, running_mean
-from kernel_attention.mechanisms.primal.fused import Folded, Samples, primal_pass
 from kernel_attention.core.sequence_group import SequenceGroup
+from kernel_attention.mechanisms.primal import slices
+from kernel_attention.mechanisms.primal.fused import Folded, primal_pass
+from kernel_attention.tensors.affine import Affine, apply_affine, autocast
+from kernel_attention.tensors.sampling import Samples
+from kernel_attention.tensors.statistics import exactly, num_real, running_mean
 
 
 class PrimalWeights(NamedTuple):
@@ -95,7 +97,7 @@ def primal_layer(
         samples=samples,
         normalize=normalize,
         key_padding_mask=key_padding_mask,
-        engine=importlib.import_module(f"kernel_attention.ops.primal_{engine}"),
+        engine=_engine(engine),
     )
     if energy is not None and group is not None:
         energy = group.total(energy)
@@ -151,3 +153,11 @@ def _fold(
         scaled = (w * given["sqrt_lambda"][:, None, None, :]).permute(2, 1, 0, 3, 4)  # (B, h, 2, p, s)
         energy = scaled @ scaled.mT / num_heads
     return Folded(maps, constant, energy)
+
+
+def _engine(name: str) -> ModuleType:
+    if name == "triton":  # Triton is wanted only by whoever asks for its kernels
+        from kernel_attention.mechanisms.primal import triton_kernels
+
+        return triton_kernels
+    return slices

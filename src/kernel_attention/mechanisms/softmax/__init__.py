@@ -1,0 +1,5 @@
+"""Canonical softmax attention and its symmetric form: the baselines."""
+
+from kernel_attention.mechanisms.softmax.layer import SoftmaxAttention
+
+__all__ = ["SoftmaxAttention"]

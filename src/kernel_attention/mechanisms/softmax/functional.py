@@ -6,9 +6,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from kernel_attention.mechanisms.linear.functional import causal_product
-from kernel_attention.features.feature_maps import cosine
-
 
 def softmax_attention(
     q: Tensor,
@@ -41,18 +38,3 @@ def softmax_attention(
     return scaled_dot_product_attention(
         q, k, v, attn_mask=mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale
     )
-
-
-def cosine_attention(
-    q: Tensor, k: Tensor, v: Tensor, *, key_padding_mask: Tensor | None = None, is_causal: bool = False
-) -> Tensor:
-    """phi(q) phi(k)^T v with phi(x) = x / ||x||, the extra baseline of the released Primal-Attention code.
-
-    Shapes as in :func:`softmax_attention`. Linear in the sequence: the product is associated to the right,
-    and the causal form carries the running p x p_v state from chunk to chunk.
-    """
-    phi_q, phi_k = cosine(q), cosine(k)
-    if key_padding_mask is not None:
-        phi_k = phi_k.masked_fill(~key_padding_mask[:, None, :, None], 0.0)
-        v = v.masked_fill(~key_padding_mask[:, None, :, None], 0.0)
-    return causal_product(phi_q, phi_k, v) if is_causal else phi_q @ (phi_k.mT @ v)

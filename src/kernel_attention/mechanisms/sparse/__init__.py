@@ -1,0 +1,5 @@
+"""Softmax attention over a fixed pattern of positions. Built on the softmax family: its cache is the same."""
+
+from kernel_attention.mechanisms.sparse.layer import SparseAttention
+
+__all__ = ["SparseAttention"]

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from kernel_attention.errors import InputError, unknown
-from kernel_attention.tensors.blocks import block_causal_attention
 from kernel_attention.mechanisms.sparse.blocked import blocked_attention
+from kernel_attention.tensors.blocks import block_causal_attention
 
 PatternName = Literal["strided", "fixed"]
 Implementation = Literal["auto", "blocked", "dense"]

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from kernel_attention.mechanisms.support_vector.layer import SupportVectorAttention
+from kernel_attention.core.layer import require_probability
+from kernel_attention.core.query_key_value import QueryKeyValueAttention
+from kernel_attention.core.registry import register_attention
 from kernel_attention.mechanisms.sparse.functional import Implementation, PatternName
+from kernel_attention.mechanisms.sparse.kernel import SparseKernel
 
 
-class SparseAttention(SupportVectorAttention):
+@register_attention(
+    "sparse",
+    paper="Child et al. 2019",
+    equation="softmax over a pattern of positions of stride l",
+    time="N (l + N/l) p",
+    memory="N (l + N/l)",
+)
+class SparseAttention(QueryKeyValueAttention):
     """Sparse attention with the strided or the fixed pattern of Child et al. (2019), causal or bidirectional.
 
     Args:
@@ -35,17 +45,13 @@ class SparseAttention(SupportVectorAttention):
         dropout: float = 0.0,
         bias: bool = True,
     ) -> None:
-        kernel = {"sparse": {"pattern": pattern, "stride": stride, "summary": summary, "impl": impl}}
-        super().__init__(
-            embed_dim,
-            num_heads,
-            kernel=kernel,
-            beta=0.0,
-            factors=1,
-            max_len=max_len,
-            dropout=dropout,
-            bias=bias,
+        super().__init__(embed_dim, num_heads)
+        require_probability(dropout=dropout)
+        self.kernel = SparseKernel(
+            self.head_dim, max_len, pattern=pattern, stride=stride, summary=summary, impl=impl
         )
+        self.dropout = dropout
+        self.add_projections(bias)
 
     def extra_repr(self) -> str:
         """The options, for print(model)."""

@@ -1,0 +1,8 @@
+"""Attention as a support vector expansion: batch-normalised, scaled-heads and convolutional attention.
+
+Built on the softmax, linear and sparse families, whose kernels it centres, pools and convolves.
+"""
+
+from kernel_attention.mechanisms.support_vector.layer import SupportVectorAttention
+
+__all__ = ["SupportVectorAttention"]

@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernel_attention.core.sequence_group import SequenceGroup
 from kernel_attention.tensors.blocks import completed, softmax_over_blocks
 from kernel_attention.tensors.pooling import Pooling, pool, pool_mask, running_pool
 from kernel_attention.tensors.statistics import accumulation_dtype, num_real, running_mean
-from kernel_attention.core.sequence_group import SequenceGroup
 
 EPSILON = 1e-5
 

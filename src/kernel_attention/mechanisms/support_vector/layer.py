@@ -8,20 +8,82 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from kernel_attention.mechanisms.support_vector.functional import support_vector_attention
-from kernel_attention.core.layer import AttentionLayer, require_probability
-from kernel_attention.mechanisms.support_vector.factors import checked_factors
-from kernel_attention.mechanisms.support_vector.kernels import KernelSpec, LinearKernel, get_kernel
-from kernel_attention.mechanisms.support_vector.decoding import SupportVectorDecoder
-from kernel_attention.mechanisms.support_vector.token_convolution import ConvWeights, token_convolution
+from kernel_attention.core.decoding import Position, position_after, whole_lengths
+from kernel_attention.core.layer import require_probability
+from kernel_attention.core.query_key_value import QueryKeyValueAttention, identity_values
+from kernel_attention.core.registry import register_attention
 from kernel_attention.errors import InputError, unknown
-from kernel_attention.mechanisms.support_vector.functional import EPSILON, head_groups
-from kernel_attention.features.feature_maps import is_tokenwise
-from kernel_attention.tensors.padding import Compaction, compaction, is_exporting
+from kernel_attention.mechanisms.support_vector.decoding import (
+    HeadsState,
+    SupportVectorState,
+    add_to_block,
+    last_rows,
+    read_open_block,
+)
+from kernel_attention.mechanisms.support_vector.factors import checked_factors
+from kernel_attention.mechanisms.support_vector.functional import (
+    EPSILON,
+    head_groups,
+    support_vector_attention,
+)
+from kernel_attention.mechanisms.support_vector.kernels import KernelSpec, get_kernel
+from kernel_attention.mechanisms.support_vector.moments import empty_moments, read_moments, recentre_step
+from kernel_attention.mechanisms.support_vector.token_convolution import ConvWeights, token_convolution
+from kernel_attention.tensors.padding import is_exporting
 from kernel_attention.tensors.pooling import Pooling, pool, pool_mask, running_pool
+from kernel_attention.tensors.statistics import accumulation_dtype
+
+_PAPER = "Nguyen et al. 2023, primal-dual framework"
+_NO_CENTRING = {"beta": 0.0, "learn_beta": False, "normalize": False, "eps": EPSILON}
+_NO_POOLING = {"factors": 1, "pooling": "average"}
+_NO_GRID = {"grid_size": None, "class_tokens": 0}
+_NO_CONVOLUTION = {"convolution": None, "kernel_size": None, "conv_weights": "shared", **_NO_GRID}
 
 
-class SupportVectorAttention(AttentionLayer):
+@register_attention(
+    "conv2d",
+    paper=_PAPER,
+    equation="the same over a grid of tokens",
+    time="N^2 p",
+    memory="N p",
+    preset={**_NO_CENTRING, **_NO_POOLING, "convolution": "2d"},
+    example={"grid_size": (3, 5), "class_tokens": 1},
+)
+@register_attention(
+    "conv1d",
+    paper=_PAPER,
+    equation="softmax(conv(q) conv(k)^T / sqrt(p)) v",
+    time="N^2 p",
+    memory="N p",
+    preset={**_NO_CENTRING, **_NO_POOLING, **_NO_GRID, "convolution": "1d"},
+)
+@register_attention(
+    "batch_norm_scaled_heads",
+    paper=_PAPER,
+    equation="softmax((q - beta mu_f)(k_f - beta mu_f)^T / sqrt(p)) v_f",
+    time="N^2 p / f",
+    memory="N p",
+    state="N / f",
+    preset=_NO_CONVOLUTION,
+)
+@register_attention(
+    "scaled_heads",
+    paper=_PAPER,
+    equation="softmax(q k_f^T / sqrt(p)) v_f, k_f, v_f pooled by f",
+    time="N^2 p / f",
+    memory="N p",
+    state="N / f",
+    preset={**_NO_CENTRING, **_NO_CONVOLUTION},
+)
+@register_attention(
+    "batch_norm",
+    paper=_PAPER,
+    equation="softmax((q - beta mu)(k - beta mu)^T / sqrt(p)) v",
+    time="N^2 p",
+    memory="N p",
+    preset={**_NO_POOLING, **_NO_CONVOLUTION},
+)
+class SupportVectorAttention(QueryKeyValueAttention):
     """Attention as a support vector expansion (Nguyen et al., ICLR 2023), with its three choices free.
 
     The **kernel** is softmax, linear or sparse. The **centring** (Attention-BN) subtracts beta times the
@@ -96,10 +158,7 @@ class SupportVectorAttention(AttentionLayer):
         self.factors = checked_factors(factors, num_heads)
         self.pooling: Pooling = pooling
         self.dropout = dropout
-        self.q_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
-        self.k_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
-        self.v_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
-        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
+        self.add_projections(bias)
         pooled = sorted({factor for factor in self.factors if factor > 1}) if pooling == "conv" else []
         kernels = {
             str(factor): nn.Parameter(torch.full((embed_dim, factor), 1 / factor)) for factor in pooled
@@ -115,11 +174,6 @@ class SupportVectorAttention(AttentionLayer):
         )
 
     @property
-    def supports_context(self) -> bool:  # type: ignore[override]
-        """Cross-attention: everywhere but where queries and keys are convolved."""
-        return self.convolution is None
-
-    @property
     def is_centred(self) -> bool:
         """Whether the keys' mean or deviation is used."""
         return self.normalize or isinstance(self.beta, Tensor) or self.beta != 0
@@ -127,30 +181,10 @@ class SupportVectorAttention(AttentionLayer):
     def attend(
         self, x: Tensor, context: Tensor | None, key_padding_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
-        """See :class:`AttentionLayer`."""
-        self._check_form(x.size(1), is_causal)
-        moved = self._compaction(key_padding_mask, is_causal)
-        source = x if context is None else context
-        if moved is not None:
-            source, key_padding_mask = moved.apply(source), moved.key_padding_mask
-            x = source if context is None else x
-        if is_causal and self.sequence_group is None:
-            key_padding_mask = None  # the padding is on the right now, where no real token looks
-        heads = [
-            out.transpose(1, 2)
-            for out in self._heads(x, source, key_padding_mask, is_causal, context is None)
-        ]
-        out = self.out_proj((heads[0] if len(heads) == 1 else torch.cat(heads, dim=2)).flatten(2))
-        return out if moved is None or context is not None else moved.undo(out)
-
-    def decoder(self) -> SupportVectorDecoder:
-        """See :class:`AttentionLayer`."""
-        if self.convolution is not None and self.convolution.grid_size is not None:
-            raise InputError(
-                "a convolution over a grid has no causal form, so nothing to decode; conv1d has one"
-            )
-        self._check_form(1, True)
-        return SupportVectorDecoder(self)
+        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
+        if self.convolution is not None:
+            self.convolution.check(x.size(1))
+        return super().attend(x, context, key_padding_mask, is_causal)
 
     def kernel_matrix(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """The attention over the tokens, (B, h, N, N), zero in padded rows and columns; for analysis, O(N^2).
@@ -158,16 +192,11 @@ class SupportVectorAttention(AttentionLayer):
         A pooled head's weight of a block is shared out equally among the block's tokens. With average pooling
         and without separable convolutions this is what multiplies the tokens' values.
         """
-        self._check_form(x.size(1), False)
-        moved = self._compaction(key_padding_mask, False)
-        if moved is not None:
-            x, key_padding_mask = moved.apply(x), moved.key_padding_mask
-        matrix = torch.cat(list(self._heads(x, x, key_padding_mask, False, True, as_matrix=True)), dim=1)
-        if key_padding_mask is not None:
-            matrix = matrix * (key_padding_mask[:, None, :, None] & key_padding_mask[:, None, None, :])
-        return matrix if moved is None else moved.undo_matrix(matrix)
+        if self.convolution is not None:
+            self.convolution.check(x.size(1))
+        return super().kernel_matrix(x, key_padding_mask=key_padding_mask)
 
-    def _heads(
+    def head_outputs(
         self,
         x: Tensor,
         source: Tensor,
@@ -176,16 +205,16 @@ class SupportVectorAttention(AttentionLayer):
         is_self: bool,
         as_matrix: bool = False,
     ) -> Iterator[Tensor]:
-        """Outputs of the heads of one factor after the other, (B, heads, N, p).
-
-        ``as_matrix`` puts the identity in the place of the values, so that the weights come out.
+        """See [`QueryKeyValueAttention`][kernel_attention.core.query_key_value.QueryKeyValueAttention]; the heads
+        of one factor are a group.
         """
+        assert self.k_proj is not None
         options = {"query_padding_mask": mask if is_self else None, "is_causal": is_causal}
         if self.convolution is not None:
             for_q, for_k, for_v = self.convolution.before(x, mask, is_causal)
             queries, keys = self.convolution.after(self.q_proj(for_q), self.k_proj(for_k), mask, is_causal)
             q, k = self.split_heads(queries), self.split_heads(keys)
-            v = _identity(k) if as_matrix else self.split_heads(self.v_proj(for_v))
+            v = identity_values(k) if as_matrix else self.split_heads(self.v_proj(for_v))
             yield self._expand(q, k, v, key_padding_mask=mask, **options)
             return
         q = self.split_heads(self.q_proj(x))
@@ -193,21 +222,136 @@ class SupportVectorAttention(AttentionLayer):
             pooled = self.pool_tokens(source, factor, mask, is_causal)
             k = self.project_heads(self.k_proj, pooled, heads)
             if as_matrix:
-                v = pool(_identity(q[:, heads]), factor, mask=None if mask is None else mask[:, None])
+                v = pool(identity_values(q[:, heads]), factor, mask=None if mask is None else mask[:, None])
             else:
                 v = self.project_heads(self.v_proj, pooled, heads)
             mask_of_keys = None if mask is None else pool_mask(mask, factor)
             yield self._expand(q[:, heads], k, v, factor=factor, key_padding_mask=mask_of_keys, **options)
 
+    def why_not_context(self) -> str | None:
+        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
+        return None if self.convolution is None else "convolved queries and keys have no cross-attention"
+
+    def why_not_causal(self) -> str | None:
+        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
+        if self.convolution is not None and self.convolution.grid_size is not None:
+            return "a convolution over a grid has no causal form; conv1d has one"
+        if self.is_centred and not self.kernel.shift_invariant:
+            return (
+                f"kernel='linear' with beta={self._beta_text()} has no causal form in linear time: each query would "
+                "need keys centred for it; kernels softmax and sparse have one"
+            )
+        return None
+
     def why_not_sharded(self, is_causal: bool) -> str | None:
-        """See :class:`AttentionLayer`."""
-        if not isinstance(self.kernel, LinearKernel):
-            return "a softmax needs every key on one rank; the kernel 'linear' does not"
-        if not is_tokenwise(self.kernel.feature_map):
-            return "its feature map is not known to work token by token, as cosine, elu, identity and relu do"
+        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
+        if (reason := self.kernel.why_not_sharded()) is not None:
+            return reason
         if self.convolution is not None or max(self.factors) > 1:
             return "pooling and convolutions reach over a part's ends; factors=1 and convolution=None do not"
         return None
+
+    def start_decoding(self, batch_size: int) -> SupportVectorState:
+        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
+        weight, heads = self.out_proj.weight, []
+        for group, factor in head_groups(self.factors):
+            like = weight.new_empty(batch_size, group.stop - group.start, 0, self.head_dim)
+            dtype = accumulation_dtype(weight.dtype)
+            heads.append(
+                HeadsState(
+                    self.kernel.empty_memory(like),
+                    None if factor == 1 else weight.new_zeros(batch_size, 1, self.embed_dim, dtype=dtype),
+                    empty_moments(like) if self.is_centred else None,
+                )
+            )
+        window: tuple[Tensor, ...] = ()
+        if self.convolution is not None:
+            rows = weight.new_zeros(batch_size, self.convolution.kernel_size - 1, self.embed_dim)
+            window = (rows,) if self.convolution.weights == "separable" else (rows, rows)
+        return SupportVectorState(Position(), tuple(heads), window)
+
+    def decode_token(self, x: Tensor, state: SupportVectorState) -> tuple[Tensor, SupportVectorState]:
+        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
+        window: tuple[Tensor, ...] = ()
+        outs, heads = [], []
+        if self.convolution is not None:
+            rows = [
+                torch.cat([old, new], dim=1)
+                for old, new in zip(state.window, self._convolved_rows(x), strict=True)
+            ]
+            window = tuple(row[:, 1:] for row in rows)
+            q, k, v = (self.split_heads(part[:, -1:]) for part in self._convolve(rows, x))
+            out, memory = self.kernel.step(q, k, v, state.heads[0].memory, state.position)
+            outs, heads = [out], [HeadsState(memory)]
+        else:
+            q = self.split_heads(self.q_proj(x))
+            for (group, factor), part in zip(head_groups(self.factors), state.heads, strict=True):
+                out, part = self._decode_heads(x, q[:, group], group, factor, part, state.position)
+                outs.append(out)
+                heads.append(part)
+        y = self.out_proj(self.merge_heads(outs[0] if len(outs) == 1 else torch.cat(outs, dim=1)))
+        return y, SupportVectorState(state.position.next(), tuple(heads), window)
+
+    def read_prompt(self, x: Tensor, lengths: Tensor | None) -> SupportVectorState:
+        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
+        position, lengths = position_after(x, lengths), whole_lengths(x, lengths)
+        if self.convolution is not None:
+            rows = self._convolved_rows(x)
+            q, k, v = (self.split_heads(part) for part in self._convolve(rows, x))
+            size = self.convolution.kernel_size - 1
+            window = tuple(last_rows(row, lengths, size) for row in rows)
+            memory = self.kernel.read_memory(q, k, v, lengths)
+            return SupportVectorState(position, (HeadsState(memory),), window)
+        assert self.k_proj is not None
+        q, heads = self.split_heads(self.q_proj(x)), []
+        for group, factor in head_groups(self.factors):
+            pooled = self.pool_tokens(x, factor, None, True)
+            k, v = (self.project_heads(proj, pooled, group) for proj in (self.k_proj, self.v_proj))
+            moments = read_moments(k, lengths, factor) if self.is_centred else None
+            if moments is not None and self.normalize:
+                k = k - moments.first
+            memory = self.kernel.read_memory(q[:, group], k, v, lengths, factor)
+            block = None
+            if factor > 1:
+                block = read_open_block(x, lengths, factor, self.pooling, self._pool_kernel(factor))
+            heads.append(HeadsState(memory, block, moments))
+        return SupportVectorState(position, tuple(heads))
+
+    def _decode_heads(
+        self, x: Tensor, q: Tensor, group: slice, factor: int, state: HeadsState, position: Position
+    ) -> tuple[Tensor, HeadsState]:
+        """One token for the heads of one factor: their output (B, heads, 1, p), and their state."""
+        assert self.k_proj is not None
+        block, moments = state.open_block, state.moments
+        if block is not None:
+            x, block = add_to_block(x, block, position, factor, self.pooling, self._pool_kernel(factor))
+        k, v = (self.project_heads(proj, x, group) for proj in (self.k_proj, self.v_proj))
+        if moments is not None:
+            q, k, moments = recentre_step(
+                q, k, moments, position, beta=self.beta, normalize=self.normalize, eps=self.eps, factor=factor
+            )
+        out, memory = self.kernel.step(q, k, v, state.memory, position, factor)
+        return out, HeadsState(memory, block, moments)
+
+    def _convolved_rows(self, x: Tensor) -> list[Tensor]:
+        """What the convolution reads: tokens where separable, else queries and keys; (B, N, d) each."""
+        assert self.convolution is not None
+        assert self.k_proj is not None
+        return [x] if self.convolution.weights == "separable" else [self.q_proj(x), self.k_proj(x)]
+
+    def _convolve(self, rows: list[Tensor], x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of the tokens in ``rows``; x where values are not convolved."""
+        assert self.convolution is not None
+        assert self.k_proj is not None
+        if self.convolution.weights == "separable":
+            for_q, for_k, for_v = self.convolution.before(rows[0], None, True)
+            return self.q_proj(for_q), self.k_proj(for_k), self.v_proj(for_v)
+        q, k = self.convolution.after(rows[0], rows[1], None, True)
+        return q, k, self.v_proj(x)
+
+    def _pool_kernel(self, factor: int) -> Tensor | None:
+        """The learnt pooling kernel of a factor, (d, factor); None where there is none."""
+        return None if self.pool_kernels is None or factor == 1 else self.pool_kernels[str(factor)]
 
     def _expand(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         return support_vector_attention(
@@ -228,7 +372,7 @@ class SupportVectorAttention(AttentionLayer):
         """Tokens to blocks, (B, N, d) -> (B, M, d), or to the open block at every token, (B, N, d), if
         causal.
         """
-        kernel = None if self.pool_kernels is None or factor == 1 else self.pool_kernels[str(factor)]
+        kernel = self._pool_kernel(factor)
         if is_causal:
             return running_pool(x, factor, self.pooling, weight=kernel)
         return pool(x, factor, self.pooling, mask=mask, weight=kernel)
@@ -246,23 +390,12 @@ class SupportVectorAttention(AttentionLayer):
             out = _linear(x, projection.weight[rows], bias)
         return out.unflatten(-1, (heads.stop - heads.start, -1)).transpose(1, 2)
 
-    def _compaction(self, key_padding_mask: Tensor | None, is_causal: bool) -> Compaction | None:
-        """How to move the real tokens together where positions matter; a grid's tokens stay in place."""
+    def reads_positions(self) -> bool:
+        """See [`QueryKeyValueAttention`][kernel_attention.core.query_key_value.QueryKeyValueAttention]; a grid's
+        tokens stay in place.
+        """
         sequence = self.convolution is not None and self.convolution.grid_size is None
-        if key_padding_mask is None or not (
-            is_causal or sequence or self.kernel.reads_positions or max(self.factors) > 1
-        ):
-            return None
-        return compaction(key_padding_mask)
-
-    def _check_form(self, length: int, is_causal: bool) -> None:
-        if self.convolution is not None:
-            self.convolution.check(length, is_causal)
-        if is_causal and self.is_centred and not self.kernel.shift_invariant:
-            raise InputError(
-                f"is_causal=True with kernel='linear' and beta={self._beta_text()}: each query would need "
-                "keys centred for it, which has no linear form; kernels softmax and sparse have a causal form"
-            )
+        return sequence or self.kernel.reads_positions or max(self.factors) > 1
 
     def _beta_text(self) -> str:
         return "learnt" if isinstance(self.beta, Tensor) else str(self.beta)
@@ -284,8 +417,3 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return nn.functional.linear(x, weight, bias)
     out = torch.bmm(x, weight.mT.expand(x.size(0), -1, -1))
     return out if bias is None else out + bias
-
-
-def _identity(x: Tensor) -> Tensor:
-    """(B, h, N, p) -> (B, h, N, N)."""
-    return torch.eye(x.size(2), dtype=x.dtype, device=x.device).expand(*x.shape[:2], -1, -1)

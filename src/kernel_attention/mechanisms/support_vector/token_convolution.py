@@ -89,14 +89,10 @@ class TokenConvolution(nn.Module):
             self._convolve(_zero_padding(k, mask), k_kernel, is_causal),
         )
 
-    def check(self, length: int, is_causal: bool) -> None:
-        """InputError for a sequence that is not the grid, or a causal call over a grid."""
+    def check(self, length: int) -> None:
+        """InputError for a sequence that is not the grid."""
         if self.grid_size is None:
             return
-        if is_causal:
-            raise InputError(
-                "is_causal=True has no meaning for a convolution over a grid; conv1d has a causal form"
-            )
         height, width = self.grid_size
         if length != self.class_tokens + height * width:
             raise InputError(

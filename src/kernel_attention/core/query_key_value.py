@@ -1,0 +1,148 @@
+"""Attention by a kernel of queries and keys that weighs values: what most mechanisms are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kernel_attention.core.decoding import Position, State, position_after, whole_lengths
+from kernel_attention.core.kernel import AttentionKernel
+from kernel_attention.core.layer import AttentionLayer
+from kernel_attention.tensors.padding import Compaction, compaction
+
+
+@dataclass(frozen=True)
+class QueryKeyValueState(State):
+    """The tokens read, and what the kernel remembers of their keys and values."""
+
+    position: Position
+    memory: Any
+
+
+class QueryKeyValueAttention(AttentionLayer):
+    """Queries, keys and values of the input, a kernel, and the heads' output projection.
+
+    A subclass sets ``kernel`` and calls ``add_projections``.
+
+    Args:
+        embed_dim: model width d.
+        num_heads: number of heads h; divides d.
+    """
+
+    kernel: AttentionKernel
+    k_proj: nn.Linear | None
+    dropout: float = 0.0
+
+    def add_projections(self, bias: bool, *, symmetric: bool = False) -> None:
+        """Make ``q_proj``, ``k_proj`` (None where queries serve as keys), ``v_proj`` and ``out_proj``."""
+        width = self.embed_dim
+        self.q_proj = nn.Linear(width, width, bias=bias)
+        self.k_proj = None if symmetric else nn.Linear(width, width, bias=bias)
+        self.v_proj = nn.Linear(width, width, bias=bias)
+        self.out_proj = nn.Linear(width, width, bias=bias)
+
+    def attend(
+        self, x: Tensor, context: Tensor | None, key_padding_mask: Tensor | None, is_causal: bool
+    ) -> Tensor:
+        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
+        moved = self._compaction(key_padding_mask, is_causal)
+        source = x if context is None else context
+        if moved is not None:
+            source, key_padding_mask = moved.apply(source), moved.key_padding_mask
+            x = source if context is None else x
+        if is_causal and self.sequence_group is None:
+            key_padding_mask = None  # the padding is on the right now, where no real token looks
+        heads = [
+            out.transpose(1, 2)
+            for out in self.head_outputs(x, source, key_padding_mask, is_causal, context is None)
+        ]
+        out = self.out_proj((heads[0] if len(heads) == 1 else torch.cat(heads, dim=2)).flatten(2))
+        return out if moved is None or context is not None else moved.undo(out)
+
+    def head_outputs(
+        self,
+        x: Tensor,
+        source: Tensor,
+        mask: Tensor | None,
+        is_causal: bool,
+        is_self: bool,
+        as_matrix: bool = False,
+    ) -> Iterator[Tensor]:
+        """Outputs of one group of heads after the other, (B, heads, N, p).
+
+        ``as_matrix`` puts the identity in the place of the values, so that the weights come out.
+        """
+        q, k = self.queries_and_keys(x, source)
+        v = identity_values(k) if as_matrix else self.split_heads(self.v_proj(source))
+        yield self.kernel(
+            q,
+            k,
+            v,
+            key_padding_mask=mask,
+            query_padding_mask=mask if is_self else None,
+            is_causal=is_causal,
+            dropout_p=self.dropout if self.training else 0.0,
+            **({} if self.sequence_group is None else {"group": self.sequence_group}),
+        )
+
+    def queries_and_keys(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, h, N, p) of x and (B, h, S, p) of what the keys are made of."""
+        q = self.split_heads(self.q_proj(x))
+        return q, q if self.k_proj is None else self.split_heads(self.k_proj(source))
+
+    def kernel_matrix(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
+        """What multiplies the tokens' values, (B, h, N, N), zero in padded rows and columns; O(N^2)."""
+        moved = self._compaction(key_padding_mask, False)
+        if moved is not None:
+            x, key_padding_mask = moved.apply(x), moved.key_padding_mask
+        heads = list(self.head_outputs(x, x, key_padding_mask, False, True, as_matrix=True))
+        matrix = heads[0] if len(heads) == 1 else torch.cat(heads, dim=1)
+        if key_padding_mask is not None:
+            matrix = matrix * (key_padding_mask[:, None, :, None] & key_padding_mask[:, None, None, :])
+        return matrix if moved is None else moved.undo_matrix(matrix)
+
+    def reads_positions(self) -> bool:
+        """Whether the outputs depend on where the real tokens stand, causality apart."""
+        return self.kernel.reads_positions
+
+    def _compaction(self, key_padding_mask: Tensor | None, is_causal: bool) -> Compaction | None:
+        """How to move the real tokens together where positions matter."""
+        if key_padding_mask is None or not (is_causal or self.reads_positions()):
+            return None
+        return compaction(key_padding_mask)
+
+    def why_not_context(self) -> str | None:
+        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
+        return None if self.k_proj is not None else "queries that serve as keys have no cross-attention"
+
+    def why_not_sharded(self, is_causal: bool) -> str | None:
+        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
+        return self.kernel.why_not_sharded()
+
+    def start_decoding(self, batch_size: int) -> Any:
+        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
+        like = self.out_proj.weight.new_empty(batch_size, self.num_heads, 0, self.head_dim)
+        return QueryKeyValueState(Position(), self.kernel.empty_memory(like))
+
+    def decode_token(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
+        q, k = self.queries_and_keys(x, x)
+        v = self.split_heads(self.v_proj(x))
+        out, memory = self.kernel.step(q, k, v, state.memory, state.position)
+        return self.out_proj(self.merge_heads(out)), QueryKeyValueState(state.position.next(), memory)
+
+    def read_prompt(self, x: Tensor, lengths: Tensor | None) -> Any:
+        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
+        q, k = self.queries_and_keys(x, x)
+        v = self.split_heads(self.v_proj(x))
+        memory = self.kernel.read_memory(q, k, v, whole_lengths(x, lengths))
+        return QueryKeyValueState(position_after(x, lengths), memory)
+
+
+def identity_values(x: Tensor) -> Tensor:
+    """The identity in the place of values: (B, h, N, p) -> (B, h, N, N)."""
+    return torch.eye(x.size(2), dtype=x.dtype, device=x.device).expand(*x.shape[:2], -1, -1)

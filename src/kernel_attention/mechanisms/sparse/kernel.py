@@ -1,0 +1,85 @@
+"""Softmax over a pattern of positions, as a module."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch import Tensor
+
+from kernel_attention.core.decoding import KeyValueCache, Position
+from kernel_attention.core.kernel import AttentionKernel
+from kernel_attention.core.layer import require_positive
+from kernel_attention.errors import unknown
+from kernel_attention.mechanisms.softmax.decoding import empty_cache, read_cache
+from kernel_attention.mechanisms.sparse.decoding import sparse_step
+from kernel_attention.mechanisms.sparse.functional import (
+    IMPLEMENTATIONS,
+    Implementation,
+    PatternName,
+    SparsePattern,
+    sparse_attention,
+)
+
+_DEFAULT_STRIDE = 16
+
+
+class SparseKernel(AttentionKernel):
+    """Softmax over the positions of a pattern of Child et al. (2019).
+
+    Args:
+        head_dim: p; not read.
+        max_len: longest sequence, for the default stride.
+        pattern: "strided" or "fixed", see :class:`kernel_attention.functional.SparsePattern`.
+        stride: l; None: sqrt(max_len) rounded, as the paper advises, or 16 where ``max_len`` is not given.
+        summary: columns that every query of the fixed pattern sees, per block.
+        impl: "auto", "blocked" or "dense", see :func:`kernel_attention.functional.sparse_attention`.
+    """
+
+    shift_invariant = True
+    reads_positions = True
+
+    def __init__(
+        self,
+        head_dim: int,
+        max_len: int | None = None,
+        *,
+        pattern: PatternName = "strided",
+        stride: int | None = None,
+        summary: int = 1,
+        impl: Implementation = "auto",
+    ) -> None:
+        super().__init__()
+        if max_len is not None:
+            require_positive(max_len=max_len)
+        if stride is None:
+            stride = _DEFAULT_STRIDE if max_len is None else max(1, round(math.sqrt(max_len)))
+        if impl not in IMPLEMENTATIONS:
+            raise unknown("impl", impl, IMPLEMENTATIONS)
+        self.pattern = SparsePattern(pattern, stride, summary).check()
+        self.impl: Implementation = impl
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, *, query_padding_mask: Tensor | None = None, **options: Any
+    ) -> Tensor:
+        """See [`AttentionKernel`][kernel_attention.core.kernel.AttentionKernel]."""
+        return sparse_attention(q, k, v, self.pattern, impl=self.impl, **options)
+
+    def empty_memory(self, like: Tensor) -> KeyValueCache:
+        """See [`AttentionKernel`][kernel_attention.core.kernel.AttentionKernel]."""
+        return empty_cache(like)
+
+    def read_memory(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, factor: int = 1) -> KeyValueCache:
+        """See [`AttentionKernel`][kernel_attention.core.kernel.AttentionKernel]."""
+        return read_cache(k, v, factor)
+
+    def step(
+        self, q: Tensor, k: Tensor, v: Tensor, memory: KeyValueCache, position: Position, factor: int = 1
+    ) -> tuple[Tensor, KeyValueCache]:
+        """See [`AttentionKernel`][kernel_attention.core.kernel.AttentionKernel]."""
+        return sparse_step(self.pattern, q, k, v, memory, position, factor)
+
+    def extra_repr(self) -> str:
+        """The options, for print(model)."""
+        name, stride, summary = self.pattern
+        return f"pattern={name!r}, stride={stride}, summary={summary}, impl={self.impl!r}"

@@ -1,0 +1,209 @@
+"""The rows f(X) that data-dependent layers sample from a sequence: evenly spaced over its real tokens, or on a
+grid over the longest length where the form is causal and cannot know the length.
+
+Legend: B batch, N tokens, d width, h heads, p head width, M rows, s rank.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kernel_attention.errors import InputError
+from kernel_attention.tensors.statistics import exactly, num_real
+
+
+def evenly_spaced(num_rows: int, length: int, device: torch.device | None = None) -> Tensor:
+    """min(num_rows, length) distinct positions from 0 to length - 1 at even distances, rounded down;
+    int64.
+    """
+    count = min(num_rows, length)
+    return torch.arange(count, device=device) * (length - 1) // max(count - 1, 1)
+
+
+def rows_before(position: int, num_rows: int, length: int) -> int:
+    """How many of ``evenly_spaced(num_rows, length)`` are smaller than ``position``."""
+    count = min(num_rows, length)
+    if count == 1:
+        return min(position, 1)
+    return min(count, -(-position * (count - 1) // (length - 1)))
+
+
+class Samples(NamedTuple):
+    """Where the sampled rows lie.
+
+    ``positions`` int64, (M,) for all sequences or (B, M); ``present`` (B, M) bool, which of them hold a row,
+    or None for all.
+    """
+
+    positions: Tensor
+    present: Tensor | None = None
+
+    def read(self, x: Tensor) -> Tensor:
+        """The rows, (B, M, d); zeros where there is none."""
+        if self.positions.dim() == 1:
+            rows = x.index_select(1, self.positions)
+        else:
+            rows = x.gather(1, self.positions[..., None].expand(-1, -1, x.size(-1)))
+        return rows if self.present is None else rows.masked_fill(~self.present[..., None], 0.0)
+
+    def add_to(self, x: Tensor, rows: Tensor) -> None:
+        """Add rows (B, M, d) to the tokens of x that they were read from."""
+        rows = rows.to(x.dtype)
+        if self.present is not None:
+            rows = rows.masked_fill(~self.present[..., None], 0.0)
+        if self.positions.dim() == 1:
+            x.index_add_(1, self.positions, rows)
+        else:
+            x.scatter_add_(1, self.positions[..., None].expand(-1, -1, x.size(-1)), rows)
+
+
+def sample_rows(x: Tensor, num_rows: int, key_padding_mask: Tensor | None = None) -> Tensor:
+    """Rows evenly spaced over the real tokens: x (B, N, d) -> (B, min(num_rows, N), d).
+
+    A sequence with fewer than ``num_rows`` real tokens gives all of them, in order, then zero rows.
+    """
+    if key_padding_mask is None:
+        return x if x.size(1) <= num_rows else x[:, evenly_spaced(num_rows, x.size(1), x.device)]
+    rank, present = _spaced_ranks(key_padding_mask, num_rows)
+    return gather_ranks(x, rank, key_padding_mask) * present[..., None]
+
+
+def sample_positions(
+    x: Tensor, num_rows: int, key_padding_mask: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """Where :func:`sample_rows` reads: positions int64, (M,) without a mask or (B, M); which hold a row."""
+    if key_padding_mask is None:
+        return evenly_spaced(num_rows, x.size(1), x.device), None
+    rank, present = _spaced_ranks(key_padding_mask, num_rows)
+    return _real_first(key_padding_mask).gather(1, rank), present
+
+
+def part_positions(
+    x: Tensor, num_rows: int, key_padding_mask: Tensor | None, before: Tensor, total: Tensor
+) -> tuple[Tensor, Tensor]:
+    """:func:`sample_positions` where x (B, N, d) is one part of every sequence.
+
+    Args:
+        x: this part's tokens.
+        num_rows: M, of the whole sequence.
+        key_padding_mask: (B, N), True = real token; None: all are.
+        before: real tokens of the parts before this one, (B,) int64.
+        total: real tokens of the whole sequence, (B,) int64.
+
+    Returns:
+        positions (B, M) int64 in this part, and which of the rows lie in it, (B, M).
+    """
+    rank, present = _spaced(total[:, None], num_rows, num_rows)
+    rank = rank - before[:, None]
+    own = num_real(x, key_padding_mask)[:, None]
+    present = present & (rank >= 0) & (rank < own)
+    position = rank.where(present, 0)
+    if key_padding_mask is not None:
+        position = _real_first(key_padding_mask).gather(1, position)
+    return position, present
+
+
+def gather_ranks(x: Tensor, rank: Tensor, key_padding_mask: Tensor) -> Tensor:
+    """The real tokens of the given ranks: x (B, N, d), rank (B, M) int64 -> (B, M, d)."""
+    order = _real_first(key_padding_mask)
+    # Padding may hold anything, NaN included; a rank past the last real token must still read a finite row.
+    clean = x.masked_fill(~key_padding_mask[..., None], 0.0)
+    return clean.gather(1, order.gather(1, rank)[..., None].expand(-1, -1, x.size(-1)))
+
+
+def sampled_rows(
+    x: Tensor, num_rows: int, max_len: int | None, key_padding_mask: Tensor | None, is_causal: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Rows of x (B, N, d), evenly spaced over its real tokens: (B, M', d), and their ranks (M',) where
+    causal.
+
+    The causal form cannot know the length, so it samples a fixed grid over ``max_len`` and takes the part
+    reached.
+
+    Raises:
+        InputError: for a causal call without ``max_len`` or with more than ``max_len`` tokens.
+    """
+    if not is_causal:
+        return sample_rows(x, num_rows, key_padding_mask), None
+    length = x.size(1)
+    max_len = required_max_len(max_len, length)
+    grid = evenly_spaced(num_rows, max_len, x.device)[: rows_before(length, num_rows, max_len)]
+    if key_padding_mask is None:
+        return x[:, grid], grid
+    return gather_ranks(x, grid.expand(x.size(0), -1), key_padding_mask), grid
+
+
+def required_max_len(max_len: int | None, length: int) -> int:
+    """The length of the causal data-dependent form's sampling grid; InputError where there is none, or it is
+    shorter than the sequence.
+    """
+    if max_len is None:
+        raise InputError(
+            "max_len=None: causal data-dependent attention needs max_len, the length of its sampling grid"
+        )
+    if length > max_len:
+        raise InputError(f"sequence length {length} exceeds max_len={max_len}")
+    return max_len
+
+
+def grid_row(
+    position: int | Tensor, num_rows: int, max_len: int | None, dtype: torch.dtype
+) -> int | Tensor | None:
+    """Which row of the grid the token at ``position`` is: m, or None; (B, M) 0 or 1 for positions (B,)."""
+    if isinstance(position, Tensor):
+        length = required_max_len(max_len, int(position.max()) + 1)
+        grid = evenly_spaced(num_rows, length, position.device)
+        return (grid == position[:, None]).to(dtype)
+    length = required_max_len(max_len, position + 1)
+    index = rows_before(position, num_rows, length)
+    return index if rows_before(position + 1, num_rows, length) > index else None
+
+
+def weight_row(weight: Tensor, index: int | Tensor) -> Tensor:
+    """Row m of weight (h, M, s): (h, 1, s); or the row of each sequence, (B, h, 1, s), from ``index`` (B, M),
+    1 at that row and 0 elsewhere.
+    """
+    if isinstance(index, int):
+        return weight[:, index, None]
+    return torch.einsum("bm,hms->bhs", index.to(weight.dtype), weight)[:, :, None]
+
+
+def gathered(x: Tensor, lengths: Tensor, w: Tensor, num_rows: int, max_len: int | None) -> Tensor:
+    """f(X)^T W over the rows of the grid that a prompt reaches.
+
+    Args:
+        x: the prompt in the heads' slices, (B, h, N, p).
+        lengths: its real tokens, (B,) int64.
+        w: (h, M, s).
+        num_rows: M.
+        max_len: length of the grid.
+
+    Returns:
+        (B, h, p, s).
+    """
+    length = required_max_len(max_len, x.size(2))
+    grid = evenly_spaced(num_rows, length, x.device)[: rows_before(x.size(2), num_rows, length)]
+    rows = exactly(x[:, :, grid]).masked_fill(grid[:, None] >= lengths[:, None, None, None], 0.0)
+    return rows.mT @ exactly(w)[:, : grid.size(0)]
+
+
+def _spaced_ranks(key_padding_mask: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
+    """Evenly spaced ranks (B, M) int64, 0 where a sequence has no more, and where it has one."""
+    length = key_padding_mask.sum(dim=1, keepdim=True)
+    return _spaced(length, num_rows, min(num_rows, key_padding_mask.size(1)))
+
+
+def _spaced(length: Tensor, num_rows: int, places: int) -> tuple[Tensor, Tensor]:
+    """Of sequences with length (B, 1) real tokens: ranks and presence as above, for the first places."""
+    count = length.clamp_max(num_rows)
+    row = torch.arange(places, device=length.device)[None]
+    rank = row * (length - 1) // (count - 1).clamp_min(1)
+    return rank.where(row < count, 0), row < count
+
+
+def _real_first(key_padding_mask: Tensor) -> Tensor:
+    """Positions of the real tokens in their order, then the padded ones, (B, N) int64."""
+    return torch.argsort(~key_padding_mask, dim=1, stable=True)
