@@ -204,11 +204,11 @@ class Case:
 
     @property
     def causal(self) -> bool:
-        return self.mechanism.causal != "no" and self.variant.causal
+        return self.mechanism.causal and self.variant.causal
 
     @property
     def any_mask(self) -> bool:
-        return self.mechanism.padding == "any mask"
+        return True
 
     def build(self, dtype: torch.dtype = torch.float64, **options: Any) -> AttentionLayer:
         """The layer in training mode, with every parameter moved off its start: zeros would hide errors."""

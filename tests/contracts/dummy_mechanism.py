@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from kernel_attention.core.layer import AttentionLayer
-from kernel_attention.core.registry import MECHANISMS, Mechanism
+from kernel_attention.core.registry import register_attention
 from kernel_attention.tensors.statistics import running_mean
 
 
@@ -20,6 +20,7 @@ def mean_attention(v: Tensor, key_padding_mask: Tensor | None, is_causal: bool) 
     return (total / mask.sum(dim=2, keepdim=True).clamp_min(1)).expand_as(v)
 
 
+@register_attention("dummy", paper="none", equation="mean(v)", time="N p", memory="N p")
 class MeanAttention(AttentionLayer):
     """Attention with equal weights."""
 
@@ -33,8 +34,3 @@ class MeanAttention(AttentionLayer):
     ) -> Tensor:
         out = mean_attention(self.split_heads(self.v_proj(x)), key_padding_mask, is_causal)
         return self.out_proj(self.merge_heads(out))
-
-
-MECHANISMS["dummy"] = Mechanism(
-    "dummy", MeanAttention, "none", "mean(v)", "N p", "N p", causal="yes", cross=False, mixes_tokens="yes"
-)

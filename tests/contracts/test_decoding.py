@@ -66,7 +66,7 @@ def tensors(state):
 
 @every_case
 def test_a_layer_says_whether_it_decodes(case):
-    assert case.build().supports_decoding == decodes(case)
+    assert case.build().supports(decoding=True) == decodes(case)
 
 
 @decoding_cases
@@ -244,7 +244,7 @@ def test_options_without_a_causal_form_are_named():
         ("multilinear", {"variant": "data_dependent"}, "max_len=None"),
     ]:
         layer = create_attention(name, EMBED_DIM, HEADS, **options)
-        assert not layer.supports_decoding
+        assert not layer.supports(decoding=True)
         with pytest.raises(InputError, match=message):
             layer.initial_state(1)
 

@@ -45,8 +45,8 @@ def test_the_table_makes_the_layer_with_its_preset(mechanism):
     layer = create_attention(mechanism.name, embed_dim=12, num_heads=3, **options)
     assert type(layer) is mechanism.layer
     assert isinstance(layer, AttentionLayer)
-    assert layer.supports_context == mechanism.cross
-    assert layer.supports_decoding == (mechanism.decoding != "no")
+    assert layer.supports(context=True) == mechanism.cross
+    assert layer.supports(decoding=True) == (mechanism.decoding != "no")
     for option, value in mechanism.preset.items():
         kept = getattr(layer, option, value)  # as it is, one for every head, or a module made from it
         assert kept in (value, (value,) * 3) or isinstance(kept, torch.nn.Module)

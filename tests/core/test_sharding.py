@@ -58,7 +58,7 @@ def test_the_parts_rows_together_are_the_sequences(num_rows):
 
 
 REFUSED = {
-    "softmax": (lambda: ka.SoftmaxAttention(8, 2), "every token"),
+    "softmax": (lambda: ka.SoftmaxAttention(8, 2), "every key"),
     "batch norm of a softmax": (lambda: ka.SupportVectorAttention(8, 2), "softmax needs every key"),
     "pooled": (lambda: ka.SupportVectorAttention(8, 2, kernel="linear", factors=[1, 2]), "factors=1"),
     "random features": (lambda: ka.LinearAttention(8, 2, feature_map="softmax_plus"), "feature map"),
@@ -78,8 +78,8 @@ def test_layers_that_need_the_whole_sequence_are_refused_by_name(name, alone):
     with pytest.raises(ka.InputError, match=rf"1 \({type(refused).__name__}\).*{reason}"):
         ka.shard_sequence(nn.Sequential(fine, refused))
     assert fine.sequence_group is None  # nothing is changed where something is refused
-    assert fine.supports_sharding
-    assert not getattr(refused, "supports_sharding", False)
+    assert fine.supports(sharding=True)
+    assert isinstance(refused, nn.MultiheadAttention) or not refused.supports(sharding=True)
 
 
 def test_an_encoder_with_positions_is_refused(alone):

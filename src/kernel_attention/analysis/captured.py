@@ -21,7 +21,7 @@ class CapturedAttention:
 
     Attributes:
         name: dotted name of the module.
-        mechanism: class of the module.
+        mechanism: the mechanism of a layer of ours, the class of another library's.
         queries: (B, h, N, p), scaled so that the logits are q.k / sqrt(p); None where the layer has none.
         keys: (B, h, S, p); grouped keys are repeated for each of their queries.
         values: (B, h, S, width); None for mechanisms without values.
@@ -106,12 +106,13 @@ class CapturedAttention:
         return _plain(logits.softmax(dim=-1).nan_to_num(0.0)[..., real])
 
     def _own_matrix(self, case: int, rows: Tensor | None) -> Tensor | None:
-        kernel_matrix = getattr(self.layer, "kernel_matrix", None)
-        if kernel_matrix is None or self.x is None or self.is_causal or self.is_cross:
+        if self.layer is None or self.x is None or self.is_causal or self.is_cross:
             return None
         one = slice(case, case + 1)
-        matrix: Tensor = kernel_matrix(self.x[one], key_padding_mask=self.real_keys[one])[0]
-        matrix = matrix[:, self.real_queries[case]][..., self.real_keys[case]]
+        found = self.layer.kernel_matrix(self.x[one], key_padding_mask=self.real_keys[one])
+        if found is None:
+            return None
+        matrix = found[0][:, self.real_queries[case]][..., self.real_keys[case]]
         return _plain(matrix if rows is None else matrix[:, rows.to(matrix.device)])
 
 

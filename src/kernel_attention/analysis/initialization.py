@@ -160,7 +160,6 @@ def _softmax_layer(layer: nn.Module) -> SoftmaxAttention:
     teacher = SoftmaxAttention(
         inner.embed_dim,
         inner.num_heads,
-        kernel=inner.kernel,
         symmetric=inner.symmetric,
         bias=inner.q_proj.bias is not None,
     )

@@ -10,7 +10,6 @@ from torch import Tensor
 from kernel_attention.analysis import measures
 from kernel_attention.analysis.captured import CapturedAttention
 from kernel_attention.analysis.own_layers import (
-    has_kernel_tensor,
     kernel_tensor,
     near_softmax,
     objective,
@@ -53,7 +52,7 @@ def measure_case(
         matrix = attention.matrix(case, rows)
     if matrix is not None and "spectrum" in wanted:
         found |= _spectrum(matrix, settings.num_values)
-    if "spectrum" in wanted and has_kernel_tensor(attention):
+    if "spectrum" in wanted:
         found |= _mode_spectra(attention, case, settings, notes)
     if matrix is not None and "distance" in wanted:
         found |= _distances(attention, case, matrix)
@@ -102,8 +101,12 @@ def _mode_spectra(
     tokens = None
     if length > _TENSOR_TOKENS:
         tokens = evenly_spaced(_TENSOR_TOKENS, length, attention.real_keys.device)
+    kernel = kernel_tensor(attention, case, tokens)
+    if kernel is None:
+        return {}
+    if tokens is not None:
         notes.append(f"the kernel tensor is that of {_TENSOR_TOKENS} of {length} tokens")
-    values = torch.stack(measures.mode_singular_values(kernel_tensor(attention, case, tokens)))
+    values = torch.stack(measures.mode_singular_values(kernel))
     shares = measures.explained_variance(values)
     return {
         "mode_singular_values": measures.resized(_over_largest(values), settings.num_values),

@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-import copy
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from kernel_attention.analysis.captured import CapturedAttention
 from kernel_attention.core.layer import AttentionLayer, PenalizedAttention
-from kernel_attention.mechanisms.kernel_pca.layer import RobustPrincipalAttention
-from kernel_attention.mechanisms.multilinear.dual_layer import DualMultilinearAttention
-from kernel_attention.mechanisms.multilinear.layer import MultilinearAttention
-from kernel_attention.mechanisms.multilinear.modes import ReadsModes
-from kernel_attention.mechanisms.multilinear.tensor_layer import TensorAttention
-from kernel_attention.mechanisms.primal.layer import PrimalAttention
-from kernel_attention.mechanisms.softmax.layer import SoftmaxAttention
-from kernel_attention.tensors.kernel_tensors import cubemax_kernel, multilinear_kernel
+from kernel_attention.core.registry import mechanism_name
 
 
 def captured_own(
@@ -41,14 +31,14 @@ def captured_own(
     real_queries = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
     return CapturedAttention(
         name=name,
-        mechanism=type(layer).__name__,
+        mechanism=mechanism_name(layer),
         queries=q,
         keys=k,
         values=v,
         real_queries=real_keys if context is None else real_queries,
         real_keys=real_keys,
         is_causal=is_causal,
-        is_softmax=isinstance(layer, SoftmaxAttention) and layer.kernel == "softmax",
+        is_softmax=layer.softmax_reading == "exact",
         layer=layer,
         x=x,
         context=None if context is None else source,
@@ -56,10 +46,12 @@ def captured_own(
 
 
 def near_softmax(attention: CapturedAttention) -> bool:
-    """Whether the layer is softmax attention or, like RPC-Attention, a change of it with q, k and v of its
-    own, so that the kernel-PCA reading is about it.
+    """Whether the layer is softmax attention, of its keys or of cleaned ones, so that the kernel-PCA reading is
+    about it.
     """
-    return attention.is_softmax or isinstance(attention.layer, RobustPrincipalAttention)
+    return attention.is_softmax or (
+        attention.layer is not None and attention.layer.softmax_reading is not None
+    )
 
 
 def objective(attention: CapturedAttention, case: int) -> Tensor | None:
@@ -67,48 +59,30 @@ def objective(attention: CapturedAttention, case: int) -> Tensor | None:
     layer = attention.layer
     if not isinstance(layer, PenalizedAttention) or attention.x is None:
         return None
-    twin = copy.copy(layer)  # shares the parameters; the layer's own mode and last objective stay as they are
-    twin.training, twin.objective = True, None
     one = slice(case, case + 1)
-    twin.attend(attention.x[one], None, attention.real_keys[one], attention.is_causal)
-    return None if twin.objective is None else twin.objective.detach().float().cpu().mean()
+    found = layer.measure_objective(
+        attention.x[one], key_padding_mask=attention.real_keys[one], is_causal=attention.is_causal
+    )
+    return None if found is None else found.detach().float().cpu()
 
 
 def scores(attention: CapturedAttention, case: int) -> dict[str, Tensor]:
     """Projection scores of one sequence's real tokens by name, (h, n, rank) each; empty without any."""
-    if not isinstance(attention.layer, PrimalAttention | ReadsModes) or attention.x is None:
+    if attention.layer is None or attention.x is None:
         return {}
-    layer: Any = attention.layer
     one = slice(case, case + 1)
-    found = layer.scores(attention.x[one], key_padding_mask=attention.real_keys[one])
-    names = ("e", "r") if isinstance(layer, PrimalAttention) else [str(n + 1) for n in range(len(found))]
+    found = attention.layer.named_scores(attention.x[one], key_padding_mask=attention.real_keys[one])
     real = attention.real_queries[case]
-    parts = list(found)[: len(names)]
-    return {f"scores_{n}": part[0][:, real].float().cpu() for n, part in zip(names, parts, strict=True)}
+    return {f"scores_{name}": part[0][:, real].float().cpu() for name, part in found.items()}
 
 
-def has_kernel_tensor(attention: CapturedAttention) -> bool:
-    """Whether the layer's kernel is a tensor that :func:`kernel_tensor` can form."""
-    layer = attention.layer
-    return isinstance(layer, DualMultilinearAttention | TensorAttention) or (
-        isinstance(layer, MultilinearAttention) and layer.variant != "data_dependent"
-    )
-
-
-def kernel_tensor(attention: CapturedAttention, case: int, tokens: Tensor | None = None) -> Tensor:
-    """K of one sequence's real tokens, or of these among them, (h, n, .., n).
-
-    The cubemax tensor of the dual and the tensor mechanism, C x_1 Phi_1 .. x_D Phi_D of the primal one.
-    """
-    layer, x = attention.layer, attention.x
-    assert isinstance(layer, ReadsModes), "a layer without a kernel tensor"
-    assert x is not None, "layers of ours keep their input"
-    real = x[case : case + 1][:, attention.real_keys[case]]
-    sequences = layer.sequences(real if tokens is None else real[:, tokens])
-    if not isinstance(layer, MultilinearAttention):
-        return cubemax_kernel(sequences)[0].float().cpu()
-    features = [layer.feature_map(sequence, None, False) for sequence in sequences]
-    return multilinear_kernel(features, layer.compatibility)[0].float().cpu()
+def kernel_tensor(attention: CapturedAttention, case: int, tokens: Tensor | None = None) -> Tensor | None:
+    """K of one sequence's real tokens, or of these among them, (h, n, .., n); None for a layer without one."""
+    if attention.layer is None or attention.x is None:
+        return None
+    real = attention.x[case : case + 1][:, attention.real_keys[case]]
+    found = attention.layer.kernel_tensor(real if tokens is None else real[:, tokens])
+    return None if found is None else found[0].float().cpu()
 
 
 def _projected(layer: AttentionLayer, part: str, x: Tensor) -> Tensor | None:

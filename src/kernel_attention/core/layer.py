@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from numbers import Real
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -28,9 +30,16 @@ class AttentionLayer(nn.Module, ABC):
     Attributes:
         sequence_group: the processes that share every sequence, see :func:`shard_sequence`; None: this one
             has it whole.
+        mechanism_name: the name the layer was made by, see `create_attention`; empty where it was made by its class.
+        softmax_reading: whether the layer is softmax attention of its queries, keys and values ("exact"), or of
+            keys that it changes first ("cleaned keys"); None where the kernel-PCA reading says nothing of it.
+        reference_options: options that choose the readable form where another one would run.
     """
 
     sequence_group: SequenceGroup | None = None
+    mechanism_name = ""
+    softmax_reading: Literal["exact", "cleaned keys"] | None = None
+    reference_options: Mapping[str, Any] = {}
 
     def __init__(self, embed_dim: int, num_heads: int) -> None:
         super().__init__()
@@ -96,7 +105,8 @@ class AttentionLayer(nn.Module, ABC):
         if causal or decoding:
             reasons.append(self.why_not_causal())
         if decoding:
-            reasons.append("a sharded sequence does not decode" if sharding else self.why_not_decoding())
+            sharded = sharding or self.sequence_group is not None
+            reasons.append("a sharded sequence does not decode" if sharded else self.why_not_decoding())
         if sharding:
             reasons.append(self.why_not_sharded(causal))
         return next((reason for reason in reasons if reason is not None), None)
@@ -191,7 +201,7 @@ class AttentionLayer(nn.Module, ABC):
         return y, self.read_prompt(x if moved is None else moved.apply(x), key_padding_mask.sum(dim=1))
 
     def _require_decoding(self) -> None:
-        reason = self.why_not(decoding=True, sharding=self.sequence_group is not None)
+        reason = self.why_not(decoding=True)
         if reason is not None:
             raise InputError(f"{type(self).__name__} does not decode step by step: {reason}")
 
@@ -232,6 +242,23 @@ class AttentionLayer(nn.Module, ABC):
             if reason is not None:
                 raise InputError(f"{name} over a sharded sequence: {reason}")
 
+    def named_scores(
+        self, x: Tensor, *, key_padding_mask: Tensor | None = None, is_causal: bool = False
+    ) -> dict[str, Tensor]:
+        """Projection scores of every token by name, (B, h, N, s) each; empty for a mechanism without any."""
+        return {}
+
+    def kernel_matrix(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor | None:
+        """The attention matrix, or the kernel that the mechanism has instead, (B, h, N, N), for analysis.
+
+        None for a mechanism without a kernel between pairs of tokens.
+        """
+        return None
+
+    def kernel_tensor(self, x: Tensor) -> Tensor | None:
+        """The kernel between D tokens, (B, h, N, .., N), for analysis; None for a mechanism without one."""
+        return None
+
     def extra_repr(self) -> str:
         """The sizes, for print(model)."""
         return f"{self.embed_dim}, {self.num_heads}"
@@ -264,6 +291,18 @@ class PenalizedAttention(AttentionLayer):
     @abstractmethod
     def penalty(self) -> Tensor | None:
         """What the layer adds to the loss, its weights included; None where there is nothing to add."""
+
+    def measure_objective(
+        self, x: Tensor, *, key_padding_mask: Tensor | None = None, is_causal: bool = False
+    ) -> Tensor | None:
+        """J on x, averaged over the sequences where it is one number for each; None where its weight is 0.
+
+        The layer's mode and its last objective stay as they are.
+        """
+        twin = copy.copy(self)  # shares the parameters
+        twin.training, twin.objective = True, None
+        twin.attend(x, None, key_padding_mask, is_causal)
+        return None if twin.objective is None else twin.objective.mean()
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "objective": None}  # a tensor inside an autograd graph cannot be copied

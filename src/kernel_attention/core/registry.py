@@ -59,7 +59,9 @@ class Mechanism:
         for option in options:
             if option not in self.options:
                 raise unknown(f"option of attention {self.name!r}", option, self.options)
-        return self.layer(embed_dim, num_heads, **{**self.preset, **options})
+        layer = self.layer(embed_dim, num_heads, **{**self.preset, **options})
+        layer.mechanism_name = self.name
+        return layer
 
     @cached_property
     def default_layer(self) -> AttentionLayer:
@@ -157,6 +159,17 @@ def get_mechanism(name: str) -> Mechanism:
     if not isinstance(name, str) or name not in MECHANISMS:
         raise unknown("attention mechanism", name, MECHANISMS)
     return MECHANISMS[name]
+
+
+def mechanism_name(layer: AttentionLayer) -> str:
+    """What the mechanism of a layer is called: the name it was made by, or the first of its class that fits."""
+    if layer.mechanism_name:
+        return layer.mechanism_name
+    rows = [row for row in MECHANISMS.values() if row.layer is type(layer)]
+    fits = [
+        row for row in rows if all(getattr(layer, key, value) == value for key, value in row.preset.items())
+    ]
+    return fits[0].name if fits else type(layer).__name__
 
 
 def create_attention(name: str, embed_dim: int, num_heads: int, **options: Any) -> AttentionLayer:

@@ -167,12 +167,6 @@ class CausalLanguageModel(nn.Module):
 
 @torch.no_grad()
 def _require_causal(layer: AttentionLayer, name: str) -> None:
-    """InputError unless the layer has a causal form: a table's word is not enough, options decide too."""
-    layer.eval()
-    parameter = next(layer.parameters())
-    try:
-        layer(parameter.new_zeros(1, 1, layer.embed_dim), is_causal=True)
-    except InputError as error:
-        raise InputError(f"attention {name!r} cannot be a layer of a causal model: {error}") from None
-    finally:
-        layer.train()
+    """InputError unless the layer, with its options, has a causal form."""
+    if (reason := layer.why_not_causal()) is not None:
+        raise InputError(f"attention {name!r} cannot be a layer of a causal model: {reason}")

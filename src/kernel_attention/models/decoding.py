@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from kernel_attention.core.layer import AttentionLayer
 from kernel_attention.errors import InputError
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class Prefix:
 
 def is_recurrent(attention: Any) -> bool:
     """Whether a layer decodes with a state of its own."""
-    return bool(getattr(attention, "supports_decoding", hasattr(attention, "step")))
+    return bool(attention.supports(decoding=True))
 
 
 def initial_state(model: CausalLanguageModel, batch_size: int) -> DecodingState:

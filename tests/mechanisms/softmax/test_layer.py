@@ -87,7 +87,7 @@ def test_softmax_is_that_of_torch():
 def test_the_symmetric_form_has_a_symmetric_kernel_and_no_key_projection():
     layer = build(symmetric=True)
     assert layer.k_proj is None
-    assert not layer.supports_context
+    assert not layer.supports(context=True)
     assert not any(name.startswith("k_proj") for name, _ in layer.named_parameters())
 
 

@@ -178,7 +178,7 @@ def _mechanism(name: str, options: Mapping[str, Any]) -> Contender:
         f"{name} ({shown})" if shown else name,
         maker(),
         causal=mechanism.causal,
-        plain=maker(impl="plain") if name in ("primal", "multilinear") else None,
+        plain=maker(**reference) if (reference := mechanism.layer.reference_options) else None,
     )
 
 

@@ -50,6 +50,8 @@ class RobustPrincipalAttention(AttentionLayer):
         bias: whether the projections have biases.
     """
 
+    softmax_reading = "cleaned keys"
+
     def __init__(
         self,
         embed_dim: int,

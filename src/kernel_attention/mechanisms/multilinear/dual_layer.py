@@ -10,7 +10,6 @@ from kernel_attention.core.registry import register_attention
 from kernel_attention.errors import InputError
 from kernel_attention.mechanisms.multilinear.dual_functional import dual_multilinear_scores
 from kernel_attention.mechanisms.multilinear.modes import ReadsModes
-from kernel_attention.tensors.kernel_tensors import cubemax_kernel
 from kernel_attention.tensors.sampling import sample_rows
 from kernel_attention.tensors.statistics import accumulation_dtype
 
@@ -107,10 +106,6 @@ class DualMultilinearAttention(ReadsModes):
             sample_mask=sample_mask,
             chunk_size=self.chunk_size,
         )
-
-    def kernel_tensor(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """K of all tokens, (B, h, N, .., N), zero at padded ones; for analysis."""
-        return cubemax_kernel(self.sequences(x), [key_padding_mask] * self.order)
 
     def _check_memory(self, x: Tensor) -> None:
         batch, length = x.size(0), x.size(1)

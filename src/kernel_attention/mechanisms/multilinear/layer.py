@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,7 @@ from kernel_attention.mechanisms.multilinear.functional import Modes, join_modes
 from kernel_attention.mechanisms.multilinear.modes import ReadsModes, compatibility_tensor, orthonormal
 from kernel_attention.mechanisms.multilinear.objective import core_penalty, kmlsvd_objective
 from kernel_attention.mechanisms.multilinear.one_pass import multilinear_layer
+from kernel_attention.tensors.kernel_tensors import multilinear_kernel
 from kernel_attention.tensors.multilinear import mlsvd_core, multilinear_factors
 from kernel_attention.tensors.sampling import Samples, grid_row, part_positions, sample_rows, sampled_rows
 from kernel_attention.tensors.statistics import exactly, num_real
@@ -87,6 +89,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
     core: nn.Parameter
     compatibility: nn.Parameter | None
     core_objective: Tensor | None
+    reference_options: Mapping[str, Any] = {"impl": "plain"}
 
     def __init__(
         self,
@@ -247,6 +250,13 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
             max_len=self.max_len,
             feature_map=self.feature_map,
         )
+
+    def kernel_tensor(self, x: Tensor) -> Tensor | None:
+        """C x_1 Phi_1 .. x_D Phi_D, (B, h, N, .., N), for analysis; None where C is made of the sequence."""
+        if self.variant == "data_dependent":
+            return None
+        features = [self.feature_map(sequence, None, False) for sequence in self.sequences(x)]
+        return multilinear_kernel(features, self.compatibility)
 
     def penalty(self) -> Tensor | None:
         """eta J^2 + eta_core J_S of the last forward in training mode."""

@@ -4,11 +4,14 @@ their modes read, and the weights they start with.
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 import torch
 from torch import Tensor, nn
 
 from kernel_attention.core.layer import AttentionLayer
 from kernel_attention.errors import InputError
+from kernel_attention.tensors.kernel_tensors import cubemax_kernel
 
 
 class ReadsModes(AttentionLayer):
@@ -37,6 +40,21 @@ class ReadsModes(AttentionLayer):
         if self.f_proj is not None:
             modes += self.f_proj(x).split(self.embed_dim, dim=-1)
         return [self.split_heads(mode) for mode in modes]
+
+    @abstractmethod
+    def scores(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> tuple[Tensor, ...]:
+        """E_1..E_D of every token, each (B, h, N, R); arguments as in the layer's call."""
+
+    def named_scores(
+        self, x: Tensor, *, key_padding_mask: Tensor | None = None, is_causal: bool = False
+    ) -> dict[str, Tensor]:
+        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
+        found = self.scores(x, key_padding_mask=key_padding_mask)
+        return {str(n + 1): score for n, score in enumerate(found)}
+
+    def kernel_tensor(self, x: Tensor) -> Tensor | None:
+        """The cubemax tensor of the modes, (B, h, N, .., N), for analysis."""
+        return cubemax_kernel(self.sequences(x))
 
     def projections(self) -> list[tuple[Tensor, Tensor | None]]:
         """Weight (d, d) and bias of every mode's map."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import logging
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -92,6 +93,7 @@ class PrimalAttention(PenalizedAttention):
     """
 
     sqrt_lambda: nn.Parameter | None
+    reference_options: Mapping[str, Any] = {"impl": "plain"}
 
     def __init__(
         self,
@@ -242,6 +244,12 @@ class PrimalAttention(PenalizedAttention):
             key_padding_mask=key_padding_mask,
             is_causal=is_causal,
         )
+
+    def named_scores(
+        self, x: Tensor, *, key_padding_mask: Tensor | None = None, is_causal: bool = False
+    ) -> dict[str, Tensor]:
+        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
+        return self.scores(x, key_padding_mask=key_padding_mask, is_causal=is_causal)._asdict()
 
     def penalty(self) -> Tensor | None:
         """eta J^2 of the last forward in training mode."""

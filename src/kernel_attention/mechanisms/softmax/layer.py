@@ -35,6 +35,8 @@ class SoftmaxAttention(QueryKeyValueAttention):
         bias: whether the projections have biases.
     """
 
+    softmax_reading = "exact"
+
     def __init__(
         self,
         embed_dim: int,
