@@ -19,6 +19,10 @@ D = HEADS * P
 F64 = torch.float64
 
 
+def cosine_layer() -> ka.LinearAttention:
+    return ka.LinearAttention(D, HEADS, feature_map="cosine").double().eval()
+
+
 def softmax_layer(**options) -> ka.SoftmaxAttention:
     return ka.SoftmaxAttention(D, HEADS, **options).double().eval()
 
@@ -41,7 +45,7 @@ def same_up_to_scale(found: Tensor, wanted: Tensor) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("rank", [P, 2])
 def test_svd_is_remark_3_3_where_the_kernel_is_the_features_own(rank):
-    teacher, x = softmax_layer(kernel="cosine"), sequences()
+    teacher, x = cosine_layer(), sequences()
     layer = primal_from_softmax(teacher, x, rank=rank, data_dependent=False, ridge=0.0).layer
     tokens = x.flatten(0, 1)  # the kernel of all queries with all keys
     e, r = layer.scores(tokens[None])
@@ -64,7 +68,7 @@ def test_svd_is_remark_3_3_where_the_kernel_is_the_features_own(rank):
 @torch.no_grad()
 @pytest.mark.parametrize("form", ["mean", "sum"])
 def test_lambda_is_that_of_the_kernel_svd_and_j_is_zero(form):
-    teacher, x = softmax_layer(kernel="cosine"), sequences(batch=1)
+    teacher, x = cosine_layer(), sequences(batch=1)
     options = {"data_dependent": False, "eta": 0.3, "objective_form": form, "ridge": 0.0}
     layer = primal_from_softmax(teacher, x, **options).layer
     for head in range(HEADS):
@@ -79,7 +83,7 @@ def test_lambda_is_that_of_the_kernel_svd_and_j_is_zero(form):
 @torch.no_grad()
 def test_values_are_the_dual_variables_where_the_kernel_is_the_features_own():
     # One sequence: with h_r,j = v_j, e(x) is the head's output and W_e = sum_j phi(k_j) v_j^T.
-    teacher, x = softmax_layer(kernel="cosine"), sequences(batch=1)
+    teacher, x = cosine_layer(), sequences(batch=1)
     found = primal_from_softmax(teacher, x, method="values", data_dependent=False, ridge=0.0)
     for head in range(HEADS):
         phi_k = unit_rows(teacher.k_proj, x[0], head)

@@ -9,7 +9,7 @@ import kernel_attention as ka
 from kernel_attention.errors import InputError
 from kernel_attention.models.causal import CausalLanguageModel
 
-CAUSAL = [mechanism.name for mechanism in ka.list_attention() if mechanism.causal != "no"]
+CAUSAL = [mechanism.name for mechanism in ka.list_attention() if mechanism.causal]
 VOCABULARY, LENGTH = 13, 11
 
 

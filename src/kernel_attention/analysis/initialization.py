@@ -6,6 +6,7 @@ kappa(x, x_j) = W_e^T f(X) phi(x). Softmax attention is the left-hand side with 
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any, Literal, NamedTuple
 
@@ -19,6 +20,7 @@ from kernel_attention.errors import InputError, unknown
 from kernel_attention.hosts.known import HostedAttention
 from kernel_attention.hosts.projections import carry
 from kernel_attention.hosts.reading import describe
+from kernel_attention.mechanisms.linear.layer import LinearAttention
 from kernel_attention.mechanisms.primal.layer import PrimalAttention
 from kernel_attention.mechanisms.softmax.layer import SoftmaxAttention
 from kernel_attention.tensors.sampling import evenly_spaced, sample_rows
@@ -75,7 +77,7 @@ def primal_from_softmax(
     vanish where it can. The forms are the bidirectional ones; there is no causal fit.
 
     Args:
-        layer: a SoftmaxAttention (softmax, symmetric or cosine kernel), a module that holds one in a foreign
+        layer: a SoftmaxAttention, a LinearAttention (the cosine kernel among them), a module that holds one in a foreign
             model, or an ``nn.MultiheadAttention``. Bring others to that with
             ``replace_attention(model, {which: "softmax"})``.
         samples: inputs of the layer, (B, N, d).
@@ -143,7 +145,7 @@ def primal_from_softmax(
 
 
 def _softmax_layer(layer: nn.Module) -> SoftmaxAttention:
-    """A float64 copy of the layer as a SoftmaxAttention, in evaluation mode."""
+    """A float64 copy of the layer, in evaluation mode."""
     inner = layer.attention if isinstance(layer, HostedAttention) else layer
     if isinstance(inner, nn.MultiheadAttention):
         host = describe(inner, inner)
@@ -151,7 +153,7 @@ def _softmax_layer(layer: nn.Module) -> SoftmaxAttention:
             raise InputError("MultiheadAttention with add_bias_kv=True cannot be read as softmax attention")
         inner = SoftmaxAttention(host.embed_dim, host.num_heads, bias=host.bias).to(host.like.device)
         carry(inner, host.sources)
-    if not isinstance(inner, SoftmaxAttention):
+    if not isinstance(inner, SoftmaxAttention | LinearAttention):
         raise InputError(
             f"layer is a {type(layer).__name__}, expected a SoftmaxAttention or nn.MultiheadAttention "
             "(replace_attention(model, {which: 'softmax'}) makes one of a layer of another library)"
@@ -160,9 +162,10 @@ def _softmax_layer(layer: nn.Module) -> SoftmaxAttention:
     teacher = SoftmaxAttention(
         inner.embed_dim,
         inner.num_heads,
-        symmetric=inner.symmetric,
+        symmetric=inner.k_proj is None,
         bias=inner.q_proj.bias is not None,
     )
+    teacher.kernel = copy.deepcopy(inner.kernel)
     teacher.load_state_dict(inner.state_dict())
     return teacher.to(inner.q_proj.weight.device, torch.float64).eval()
 

@@ -255,8 +255,11 @@ class AttentionLayer(nn.Module, ABC):
         """
         return None
 
-    def kernel_tensor(self, x: Tensor) -> Tensor | None:
-        """The kernel between D tokens, (B, h, N, .., N), for analysis; None for a mechanism without one."""
+    def kernel_tensor(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor | None:
+        """The kernel between D tokens, (B, h, N, .., N), zero at padded ones, for analysis.
+
+        None for a mechanism without one.
+        """
         return None
 
     def extra_repr(self) -> str:

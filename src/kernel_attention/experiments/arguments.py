@@ -39,7 +39,7 @@ def parse(arguments: list[str]) -> tuple[str, Namespace]:
     }
     parser = ArgumentParser(
         prog="kernel-attention",
-        description=kernel_attention.__doc__,
+        description="The kernel-machine view of self-attention as software: layers, functions, solvers, recipes.",
         version=__version__,
         exit_on_error=False,
         allow_abbrev=False,

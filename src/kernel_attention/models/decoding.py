@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from kernel_attention.core.layer import AttentionLayer
 from kernel_attention.errors import InputError
 
 if TYPE_CHECKING:

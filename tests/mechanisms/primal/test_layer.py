@@ -291,9 +291,9 @@ def test_unknown_choices_offer_the_nearest(option, value, nearest):
 
 def test_the_causal_grid_needs_max_len():
     layer = build(max_len=None)
-    with pytest.raises(InputError, match="max_len=None: causal data-dependent"):
+    with pytest.raises(InputError, match="max_len=None: the causal data-dependent form"):
         layer(sequences(), is_causal=True)
-    with pytest.raises(InputError, match="max_len=None: causal data-dependent"):
+    with pytest.raises(InputError, match="max_len=None: the causal data-dependent form"):
         layer.step(sequences()[:, 0], layer.initial_state(3))
 
 

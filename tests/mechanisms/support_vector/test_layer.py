@@ -314,9 +314,9 @@ def test_bad_options_are_refused_with_what_is_accepted():
 
 def test_unsound_calls_are_refused():
     x = torch.randn(BATCH, LENGTH, WIDTH)
-    with pytest.raises(InputError, match=r"is_causal=True with kernel='linear' and beta=1\.0"):
+    with pytest.raises(InputError, match=r"is_causal=True, but kernel='linear' with beta=1\.0"):
         create_attention("batch_norm", WIDTH, HEADS, kernel="linear")(x, is_causal=True)
-    with pytest.raises(InputError, match="is_causal=True has no meaning for a convolution over a grid"):
+    with pytest.raises(InputError, match="is_causal=True, but a convolution over a grid has no causal form"):
         create_attention("conv2d", WIDTH, HEADS, grid_size=(2, 3))(x, is_causal=True)
     with pytest.raises(
         InputError, match=r"sequence length 7 must be class_tokens=0 plus .* grid_size=\(2, 3\), 6"

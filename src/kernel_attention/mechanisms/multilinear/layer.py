@@ -251,11 +251,16 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
             feature_map=self.feature_map,
         )
 
-    def kernel_tensor(self, x: Tensor) -> Tensor | None:
-        """C x_1 Phi_1 .. x_D Phi_D, (B, h, N, .., N), for analysis; None where C is made of the sequence."""
+    def kernel_tensor(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor | None:
+        """C x_1 Phi_1 .. x_D Phi_D, (B, h, N, .., N), zero at padded tokens; for analysis.
+
+        None where C is made of the sequence.
+        """
         if self.variant == "data_dependent":
             return None
-        features = [self.feature_map(sequence, None, False) for sequence in self.sequences(x)]
+        features = [self.feature_map(sequence, key_padding_mask, False) for sequence in self.sequences(x)]
+        if key_padding_mask is not None:
+            features = [phi.masked_fill(~key_padding_mask[:, None, :, None], 0.0) for phi in features]
         return multilinear_kernel(features, self.compatibility)
 
     def penalty(self) -> Tensor | None:

@@ -52,9 +52,9 @@ class ReadsModes(AttentionLayer):
         found = self.scores(x, key_padding_mask=key_padding_mask)
         return {str(n + 1): score for n, score in enumerate(found)}
 
-    def kernel_tensor(self, x: Tensor) -> Tensor | None:
-        """The cubemax tensor of the modes, (B, h, N, .., N), for analysis."""
-        return cubemax_kernel(self.sequences(x))
+    def kernel_tensor(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor | None:
+        """The cubemax tensor of the modes, (B, h, N, .., N), zero at padded tokens; for analysis."""
+        return cubemax_kernel(self.sequences(x), [key_padding_mask] * self.order)
 
     def projections(self) -> list[tuple[Tensor, Tensor | None]]:
         """Weight (d, d) and bias of every mode's map."""
