@@ -50,7 +50,15 @@ __all__ = [
 ]
 
 _ESTIMATORS = ("AttentionClassifier", "AttentionRegressor")
-_ROOMS = ("analysis", "models", "reporting", "solvers")
+_ROOMS = {
+    "analysis": "analysis",
+    "experiments": "experiments",
+    "hosts": "hosts",
+    "models": "models",
+    "reporting": "experiments.reporting",
+    "solvers": "solvers",
+    "testing": "testing",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -58,7 +66,7 @@ def __getattr__(name: str) -> Any:
     if name in _ESTIMATORS:
         return getattr(importlib.import_module("kernel_attention.estimators"), name)
     if name in _ROOMS:
-        return importlib.import_module(f"kernel_attention.{name}")
+        return importlib.import_module(f"kernel_attention.{_ROOMS[name]}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -156,12 +156,12 @@ def test_values_give_the_output():
             torch.testing.assert_close(found, outputs[-3 + index][case][real[case]], rtol=1e-4, atol=1e-5)
 
 
-def test_layers_of_ours_in_a_host_go_by_the_hosts_name():
+def test_layers_of_ours_in_a_host_go_by_the_hosts_name_and_their_mechanism():
     model = torch_encoder().eval()
     ka.replace_attention(model, {1: "symmetric"})
     captured = capture(model, torch.randn(BATCH, LENGTH, EMBED_DIM))
     assert [attention.mechanism for attention in captured.values()] == [
-        *("MultiheadAttention", "SoftmaxAttention", "MultiheadAttention")
+        *("MultiheadAttention", "symmetric", "MultiheadAttention")
     ]
     assert list(captured) == [f"layers.{index}.self_attn" for index in range(3)]
 

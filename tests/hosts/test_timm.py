@@ -133,7 +133,7 @@ def test_modes_types_and_frozen_weights_are_kept(timm):
     model.blocks[1].attn.qkv.weight.requires_grad_(False)
     ka.replace_attention(model, {"all": "softmax"})
     assert all(parameter.dtype == torch.float64 for parameter in model.parameters())
-    assert [module.training for module in model.blocks[0].attn.modules()] == [True] * 7
+    assert [module.training for module in model.blocks[0].attn.modules()] == [True] * 8
     assert not any(module.training for module in model.blocks[1].attn.modules())
     layer = model.blocks[1].attn.attention
     frozen = [name for name, parameter in layer.named_parameters() if not parameter.requires_grad]
