@@ -214,7 +214,7 @@ class AttentionClassifier(ClassifierMixin, _AttentionEstimator):
         classes_: the labels, sorted, (k,).
         n_features_in_: channels c.
         max_len_: longest sequence that can be predicted.
-        model_: the trained :class:`kernel_attention.models.SequenceClassifier`, on the CPU.
+        model_: the trained ``kernel_attention.models.SequenceClassifier``, on the CPU.
         history_: a dict for every epoch: ``train_loss``, ``train_accuracy``, ``objective_layer_i``, and
             ``val_loss`` and ``val_accuracy`` where cases are held out.
         best_epoch_: the epoch whose weights were kept, counted from 1.
@@ -251,14 +251,14 @@ class AttentionClassifier(ClassifierMixin, _AttentionEstimator):
 class AttentionRegressor(RegressorMixin, _AttentionEstimator):
     """Regressor of sequences: an encoder with the attention mechanism of your choice.
 
-    Parameters, ``X`` and errors are those of :class:`AttentionClassifier`; ``y`` holds n numbers. The loss is
+    Parameters, ``X`` and errors are those of ``AttentionClassifier``; ``y`` holds n numbers. The loss is
     the mean squared error of standardised targets: ``model_`` and ``history_`` (``train_rmse``, ``val_rmse``,
     ``val_r2``) speak in units of ``target_scale_``, predictions in those of y.
 
     Attributes:
         target_mean_: mean of the training targets.
         target_scale_: their standard deviation; 1 where they are constant.
-        others: those of :class:`AttentionClassifier` without ``classes_``.
+        others: those of ``AttentionClassifier`` without ``classes_``.
     """
 
     target_mean_: float

@@ -51,7 +51,7 @@ def capture(model: nn.Module, batch: Batch, layers: LayerChoice = "all") -> dict
 
 
 def choose_layers(model: nn.Module, batch: Batch, layers: LayerChoice = "all") -> list[str]:
-    """Names of the layers that ``layers`` means, in the order of definition; as for :func:`capture`."""
+    """Names of the layers that ``layers`` means, in the order of definition; as for ``capture``."""
     ran = attention_layers(model, batch)
     order = {path: place for place, (path, _) in enumerate(_unwrapped(model).named_modules())}
     known = dict.fromkeys([*ran, *(site.path for site in find_sites(_unwrapped(model)))])
@@ -95,7 +95,7 @@ def attention_layers(model: nn.Module, batch: Batch) -> list[str]:
 
 @torch.no_grad()
 def capture_chosen(model: nn.Module, batch: Batch, names: Sequence[str]) -> dict[str, CapturedAttention]:
-    """As :func:`capture` with names from :func:`choose_layers`, in one run of the model."""
+    """As ``capture`` with names from ``choose_layers``, in one run of the model."""
     found: dict[str, CapturedAttention] = {}
 
     def keep(name: str, make: Callable[[], CapturedAttention]) -> None:

@@ -32,14 +32,14 @@ def diagnose(
     """Measure what the attention of a model does with some sequences; the model is left as it was.
 
     Works for models of kernel-attention, torch, timm and Hugging Face, encoders and decoders; see
-    :func:`kernel_attention.analysis.capture`. Padded tokens are left out, each sequence counts for itself,
+    ``kernel_attention.analysis.capture``. Padded tokens are left out, each sequence counts for itself,
     and everything is computed in float32 or better on the CPU.
 
     Args:
         model: any module with attention layers.
         batches: what the model is called with, one batch or an iterable of them; a batch is a tensor, a tuple
             of arguments, or a mapping of named ones. A list is an iterable of batches.
-        layers: which layers, as for :func:`kernel_attention.analysis.capture`.
+        layers: which layers, as for ``kernel_attention.analysis.capture``.
         cases: how many sequences to measure; each costs a decomposition of N x N numbers per head.
         quantities: of "spectrum" (singular values, explained variance, effective rank; mode-n spectra of
             kernel tensors), "distance" (between heads), "projection" (J_proj and gamma of the kernel-PCA

@@ -27,7 +27,7 @@ _METHODS = ("svd", "values", "random")
 
 
 class PrimalInitialization(NamedTuple):
-    """A layer made by :func:`primal_from_softmax` and how near it comes.
+    """A layer made by ``primal_from_softmax`` and how near it comes.
 
     ``error`` is ||Y' - Y|| / ||Y|| (Frobenius, over the samples' real tokens) of its output Y' against the
     softmax layer's Y; ``constant_error`` is what the best constant output would leave, the mark to beat;
@@ -55,7 +55,7 @@ def primal_from_softmax(
     seed: int = 0,
     **options: Any,
 ) -> PrimalInitialization:
-    """Make a :class:`PrimalAttention` layer that starts where a trained softmax layer has come to.
+    """Make a ``PrimalAttention`` layer that starts where a trained softmax layer has come to.
 
     The query and key projections are taken over. The projection weights are the least-squares expression, in
     the layer's features f(X) phi(x), of scores known on the dual side:
@@ -89,7 +89,7 @@ def primal_from_softmax(
 
     Returns:
         The layer, in the dtype, device and mode of ``layer``, and its errors; see
-        :class:`PrimalInitialization`.
+        ``PrimalInitialization``.
 
     Raises:
         InputError: for a layer without softmax attention, samples that do not fit it, a rank or method that

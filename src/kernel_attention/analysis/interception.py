@@ -37,7 +37,7 @@ class Interception(TorchFunctionMode):
 
     Args:
         attending: the module that runs; None where its calls are of no interest.
-        tell: receives the module and what makes its :class:`CapturedAttention` of name and class.
+        tell: receives the module and what makes its ``CapturedAttention`` of name and class.
     """
 
     def __init__(

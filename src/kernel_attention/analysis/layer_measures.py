@@ -27,7 +27,7 @@ _GIB = 2**30
 
 
 class CaseSettings(NamedTuple):
-    """What to measure, and the limits; see :func:`diagnose`."""
+    """What to measure, and the limits; see ``diagnose``."""
 
     quantities: frozenset[str]
     num_values: int

@@ -1,7 +1,7 @@
 """Perplexities that need no network: what a language model must beat on the same split.
 
 Legend: T tokens of the training text, V vocabulary. Every token of the evaluated text but the first is
-predicted once, as in :func:`kernel_attention.analysis.perplexity.perplexity`.
+predicted once, as in ``kernel_attention.analysis.perplexity.perplexity``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kernel_attention.attention.base import require_positive
 from kernel_attention.errors import InputError
 
 SMOOTHING = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003, 0.0001)
-"""The k among which :meth:`Bigrams.choose_smoothing` looks."""
+"""The k among which ``Bigrams.choose_smoothing`` looks."""
 
 
 def uniform_perplexity(vocabulary_size: int) -> float:

@@ -33,7 +33,7 @@ def fit_output_map(layer: PrimalAttention, scores: Tensor, target: Tensor, ridge
         layer: whose parameters are set.
         scores: [e; r] of T tokens, (h, T, 2s).
         target: outputs of the same tokens, (T, d).
-        ridge: see :func:`ridge_solution`.
+        ridge: see ``ridge_solution``.
     """
     heads, tokens, width = scores.shape
     has_bias = layer.out_proj.bias is not None

@@ -32,7 +32,7 @@ def captured_own(
     key_padding_mask: Tensor | None = None,
     is_causal: bool = False,
 ) -> CapturedAttention:
-    """The arguments of a layer's call as a :class:`CapturedAttention`."""
+    """The arguments of a layer's call as a ``CapturedAttention``."""
     x = x.detach()
     source = x if context is None else context.detach()
     q, k, v = (_projected(layer, part, at) for part, at in (("q", x), ("k", source), ("v", source)))
@@ -91,7 +91,7 @@ def scores(attention: CapturedAttention, case: int) -> dict[str, Tensor]:
 
 
 def has_kernel_tensor(attention: CapturedAttention) -> bool:
-    """Whether the layer's kernel is a tensor that :func:`kernel_tensor` can form."""
+    """Whether the layer's kernel is a tensor that ``kernel_tensor`` can form."""
     layer = attention.layer
     return isinstance(layer, DualMultilinearAttention | TensorAttention) or (
         isinstance(layer, MultilinearAttention) and layer.variant != "data_dependent"

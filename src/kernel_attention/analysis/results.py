@@ -33,7 +33,7 @@ class LayerDiagnostics:
       sequences; ``head_distance`` (C,) its mean over pairs, ``output_distance`` (C,) the same of the heads'
       outputs A V;
     * ``projection_error`` (C, h): J_proj; ``gamma_spread``, ``gamma_eigenvalue``, ``gamma_cosine`` (C, h, p):
-      see :class:`kernel_attention.solvers.EigenvalueRatios`;
+      see ``kernel_attention.solvers.EigenvalueRatios``;
     * ``objective`` (C,): J;
     * ``attention_map`` (h, n, n) of the first sequence, and its scores ``scores_e``, ``scores_r`` (primal) or
       ``scores_1`` .. (multilinear), (h, n, rank).
@@ -170,11 +170,11 @@ class DiagnosticsReport(Mapping[str, LayerDiagnostics]):
         write_atomically(Path(path), self.write)
 
     def write(self, file: IO[bytes]) -> None:
-        """As :meth:`save`, to an open binary file."""
+        """As ``save``, to an open binary file."""
         np.savez_compressed(file, **self.arrays())  # type: ignore[arg-type]
 
     def records(self) -> list[dict[str, Any]]:
-        """See :meth:`LayerDiagnostics.record`."""
+        """See ``LayerDiagnostics.record``."""
         return [layer.record() for layer in self.layers]
 
     def rows(self) -> list[dict[str, Any]]:

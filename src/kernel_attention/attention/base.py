@@ -19,7 +19,7 @@ from kernel_attention.ops.sequence_group import SequenceGroup
 class AttentionLayer(nn.Module, ABC):
     """An attention layer ``x -> y``, (B, N, d) -> (B, N, d).
 
-    A subclass implements :meth:`attend`; the call's checks live here, so that every mechanism refuses bad
+    A subclass implements ``attend``; the call's checks live here, so that every mechanism refuses bad
     input in the same words.
 
     Args:
@@ -27,7 +27,7 @@ class AttentionLayer(nn.Module, ABC):
         num_heads: number of heads h; divides d.
 
     Attributes:
-        sequence_group: the processes that share every sequence, see :func:`shard_sequence`; None: this one
+        sequence_group: the processes that share every sequence, see ``shard_sequence``; None: this one
             has it whole.
     """
 
@@ -104,7 +104,7 @@ class AttentionLayer(nn.Module, ABC):
         Args:
             x: the token, (B, d).
             state: what the tokens before left behind. A growing one is written into: it may be gone back to,
-                but two ways on from it at once need :func:`kernel_attention.functional.reorder`, which
+                but two ways on from it at once need ``kernel_attention.functional.reorder``, which
                 copies.
 
         Returns:
@@ -187,7 +187,7 @@ class AttentionLayer(nn.Module, ABC):
 
     @property
     def supports_sharding(self) -> bool:
-        """Whether :func:`shard_sequence` takes this layer."""
+        """Whether ``shard_sequence`` takes this layer."""
         return self.why_not_sharded(False) is None
 
     def extra_repr(self) -> str:
@@ -205,7 +205,7 @@ class AttentionLayer(nn.Module, ABC):
 
 class PenalizedAttention(AttentionLayer):
     """An attention layer with an objective of its own, added to the task's loss through
-    :func:`auxiliary_loss`.
+    ``auxiliary_loss``.
 
     Attributes:
         objective: J of the last forward in training mode, a 0-dimensional tensor, or (B,) where a layer

@@ -1,6 +1,6 @@
 """Decoding: what a layer's causal form carries from token to token.
 
-A layer makes a :class:`Decoder` of itself; :class:`kernel_attention.attention.AttentionLayer` checks the
+A layer makes a ``Decoder`` of itself; ``kernel_attention.attention.AttentionLayer`` checks the
 calls and moves the real tokens of a padded prompt together.
 """
 
@@ -79,19 +79,19 @@ class SoftmaxDecoder(Decoder[AttentionState]):
         self.kernel: Kernel = FeatureKernel(cosine, False) if layer.kernel == "cosine" else None
 
     def initial_state(self, batch_size: int) -> AttentionState:
-        """See :class:`Decoder`."""
+        """See ``Decoder``."""
         layer = self.layer
         like = layer.out_proj.weight.new_empty(batch_size, layer.num_heads, 0, layer.head_dim)
         return AttentionState(Position(), empty_memory(self.kernel, like))
 
     def step(self, x: Tensor, state: AttentionState) -> tuple[Tensor, AttentionState]:
-        """See :class:`Decoder`."""
+        """See ``Decoder``."""
         out, memory = attention_step(self.kernel, *self._project(x), state.memory, state.position)
         out = self.layer.out_proj(self.layer.merge_heads(out))
         return out, AttentionState(state.position.next(), memory)
 
     def read(self, x: Tensor, lengths: Tensor | None) -> AttentionState:
-        """See :class:`Decoder`."""
+        """See ``Decoder``."""
         memory = read_memory(self.kernel, *self._project(x), whole_lengths(x, lengths))
         return AttentionState(position_after(x, lengths), memory)
 

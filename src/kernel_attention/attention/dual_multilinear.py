@@ -64,7 +64,7 @@ class DualMultilinearAttention(ReadsModes):
     def attend(
         self, x: Tensor, context: Tensor | None, key_padding_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
-        """See :class:`AttentionLayer`."""
+        """See ``AttentionLayer``."""
         if is_causal:
             raise InputError(
                 f"{type(self).__name__}: is_causal=True, but singular vectors of the whole sequence enter "

@@ -21,7 +21,7 @@ class RobustPrincipalAttention(AttentionLayer):
 
     The paper's settings are ``iterations`` 4, 5 or 6 with ``lam=4`` in the first layer only, or 2 with
     ``lam=3`` in every layer. Causal calls use a step size per prefix, which is not the non-causal form of
-    each prefix; see :func:`kernel_attention.functional.principal_attention_pursuit`.
+    each prefix; see ``kernel_attention.functional.principal_attention_pursuit``.
 
     Args:
         embed_dim: model width d.
@@ -31,7 +31,7 @@ class RobustPrincipalAttention(AttentionLayer):
         symmetric: the cleaned keys attend to themselves (the paper's mechanism); False: queries of their own
             attend to them (appendix E.10).
         convention: threshold of the sparse step, "released" (lambda mu, the authors' code) or "paper"
-            (lambda / mu, as printed); see :func:`kernel_attention.functional.pursuit_threshold`.
+            (lambda / mu, as printed); see ``kernel_attention.functional.pursuit_threshold``.
         dropout: probability of dropping an attention weight of the last step in training.
         bias: whether the projections have biases.
     """
@@ -68,7 +68,7 @@ class RobustPrincipalAttention(AttentionLayer):
     def attend(
         self, x: Tensor, context: Tensor | None, key_padding_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
-        """See :class:`AttentionLayer`."""
+        """See ``AttentionLayer``."""
         pursuit = self.pursuit(x, key_padding_mask=key_padding_mask, is_causal=is_causal)
         return self.out_proj(self.merge_heads(pursuit.low_rank))
 
@@ -158,7 +158,7 @@ class ScaledAttention(AttentionLayer):
     def attend(
         self, x: Tensor, context: Tensor | None, key_padding_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
-        """See :class:`AttentionLayer`."""
+        """See ``AttentionLayer``."""
         source = x if context is None else context
         out = functional.scaled_attention(
             self.split_heads(self.q_proj(x)),

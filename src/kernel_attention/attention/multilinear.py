@@ -53,8 +53,8 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
         core: how S is kept a multilinear SVD's core: "none", "cost" (J_S is added to the loss) or "mlsvd" (S
             is replaced by the core of its own multilinear SVD in every forward).
         feature_map: phi: a name, ``{name: options}`` or a callable; see
-            :func:`kernel_attention.kernels.get_feature_map`.
-        eta: weight of J in :func:`auxiliary_loss` (eta_1 of the thesis).
+            ``kernel_attention.kernels.get_feature_map``.
+        eta: weight of J in ``auxiliary_loss`` (eta_1 of the thesis).
         eta_core: weight of J_S (eta_2); above 0 exactly where ``core="cost"``.
         objective_power: 2 adds eta J^2; 1 adds eta J as the thesis prints it, which is unbounded below and
             runs away.
@@ -65,7 +65,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
             which needs it.
         bias: whether the projections have biases.
         impl: "plain", the formulas; "fused", everything a token meets in one product (first derivatives), see
-            :func:`kernel_attention.functional.multilinear_layer`; "auto", fused where it exists and wins.
+            ``kernel_attention.functional.multilinear_layer``; "auto", fused where it exists and wins.
 
     Attributes:
         q_proj, k_proj, f_proj: to queries, keys and the D - 2 fibers, one map of width (D - 2) d or None.
@@ -135,7 +135,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
     def attend(
         self, x: Tensor, context: Tensor | None, key_padding_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
-        """See :class:`AttentionLayer`."""
+        """See ``AttentionLayer``."""
         wants_objective = self.training and (self.eta > 0 or self.eta_core > 0)
         core, factors = self.factors()
         if self._is_fused(x, is_causal):
@@ -188,7 +188,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
         return self.sequence_group.total(exactly(rows))
 
     def why_not_sharded(self, is_causal: bool) -> str | None:
-        """See :class:`AttentionLayer`."""
+        """See ``AttentionLayer``."""
         if self.impl == "plain" or self.feature_map not in (frobenius, identity):
             return "only the linear form is sharded: impl 'auto', feature map frobenius or identity"
         return "its causal form needs every token on one rank" if is_causal else None
@@ -200,7 +200,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
         return self._modes(x, self.factors()[1], key_padding_mask, is_causal, False).scores()
 
     def decoder(self) -> MultilinearDecoder:
-        """See :class:`AttentionLayer`."""
+        """See ``AttentionLayer``."""
         if self.impl == "fused":
             raise InputError("impl='fused' has no causal form: use impl='auto' or 'plain'")
         return MultilinearDecoder(self)

@@ -27,7 +27,7 @@ def shard_sequence(model: Model, group: ProcessGroup | None = None) -> Model:
 
     The mean over the ranks of a parameter's gradients (what DistributedDataParallel leaves) is the gradient
     of the mean of the ranks' losses. A rank's loss is therefore the mean over its own tokens where all ranks
-    have equally many, n_r times the number of ranks / n times that mean otherwise; :func:`auxiliary_loss` is
+    have equally many, n_r times the number of ranks / n times that mean otherwise; ``auxiliary_loss`` is
     the same number on every rank, and every rank adds it.
 
     What lies between the attention layers must work token by token. ``layer.sequence_group = None`` makes a

@@ -28,7 +28,7 @@ class TensorAttention(ReadsModes):
         embed_dim: model width d.
         num_heads: number of heads h; divides d. The thesis uses one.
         max_len: longest sequence; needed.
-        option: 1, 2 or 3 of eq. 4-10, see :func:`kernel_attention.functional.tensor_scores`. Parameters per
+        option: 1, 2 or 3 of eq. 4-10, see ``kernel_attention.functional.tensor_scores``. Parameters per
             head: D N R + R^D, D N^(D - 1) R^(D - 1) + R^D, D N^(D - 1) R.
         order: number of modes D, at least 2.
         rank: R, of every mode; None: the head width p.
@@ -81,7 +81,7 @@ class TensorAttention(ReadsModes):
     def attend(
         self, x: Tensor, context: Tensor | None, key_padding_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
-        """See :class:`AttentionLayer`."""
+        """See ``AttentionLayer``."""
         if is_causal:
             raise InputError(
                 f"{type(self).__name__}: is_causal=True, but every score reads the whole sequence"

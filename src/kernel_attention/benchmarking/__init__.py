@@ -1,6 +1,6 @@
 """Time, memory and operations of attention layers, ours beside what a user would pick instead.
 
-:func:`run_benchmark` measures a :class:`Plan`; :data:`SUITES` are the plans whose figures the documentation
+``run_benchmark`` measures a ``Plan``; ``SUITES`` are the plans whose figures the documentation
 shows. On the command line: ``kernel-attention bench``.
 """
 

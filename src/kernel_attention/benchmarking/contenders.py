@@ -106,7 +106,7 @@ CONTENDERS = {contender.name: contender for contender in (*_baselines(), *PEERS)
 
 
 def contender_names() -> list[str]:
-    """Every name that :func:`find_contender` knows: baselines, peers, our mechanisms."""
+    """Every name that ``find_contender`` knows: baselines, peers, our mechanisms."""
     return [*CONTENDERS, *(mechanism.name for mechanism in list_attention())]
 
 

@@ -77,7 +77,7 @@ def primal_roofline(
 
     Args:
         setting: the sizes.
-        ceilings: of :func:`measure_ceilings`.
+        ceilings: of ``measure_ceilings``.
         seconds: measured, by pass.
         objective: whether the layer has one.
         kernels: whether it is the Triton form.

@@ -54,9 +54,9 @@ class Plan:
     Attributes:
         title: what is compared.
         shows: what is to be read off.
-        contenders: see :data:`Spec`; several rows may be one mechanism.
+        contenders: see ``Spec``; several rows may be one mechanism.
         baseline: the contender whose time the others are divided by.
-        grid: values by the name of a :class:`Setting`'s field.
+        grid: values by the name of a ``Setting``'s field.
         passes: "forward" (inference), "step" (forward and backward in training).
         rounds: how often every contender is timed in every setting.
         rounds_at: the same for a length, where a round takes long.

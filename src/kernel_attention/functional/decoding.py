@@ -1,7 +1,7 @@
 """One token of causal attention at a time: a cache of keys and values, or their running sum.
 
 Every function here gives what the parallel causal form gives the same token. ``factor`` is as in
-:mod:`kernel_attention.functional.blocks`: the new token's key and value are its open block's, pooled up to
+``kernel_attention.functional.blocks``: the new token's key and value are its open block's, pooled up to
 the token; row ``position // factor`` of a cache is the open block until it is complete, then the block.
 
 Legend: B batch, h heads, p head width, f factor, N tokens read, M = ceil(N / f) keys.
@@ -224,7 +224,7 @@ def recentre_step(
 ) -> tuple[Tensor, Tensor, Moments]:
     """Attention-BN's query and key of one token, with the statistics of its prefix, and the moments with it.
 
-    See :func:`kernel_attention.functional.recentre`, whose causal form this is: the statistics go to the
+    See ``kernel_attention.functional.recentre``, whose causal form this is: the statistics go to the
     query alone, so that the keys of the cache stay as they are. Welford's recurrence adds the new key.
     """
     first = choose(position.tokens == 0, k, moments.first)

@@ -29,7 +29,7 @@ class State:
         return move(self, device)
 
     def reorder(self: StateType, index: Tensor) -> StateType:
-        """See :func:`reorder`."""
+        """See ``reorder``."""
         return reorder(self, index)
 
 
@@ -127,7 +127,7 @@ class KeyValueCache(State):
 
     Writing row n costs O(1) on average, and goes into the buffers of the cache it is called on: its rows
     before n stay as they are. One can go back to an older cache, which drops what was written since; to go on
-    from one cache in two ways, copy it with :func:`reorder`.
+    from one cache in two ways, copy it with ``reorder``.
     """
 
     keys: Tensor

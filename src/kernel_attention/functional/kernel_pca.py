@@ -57,7 +57,7 @@ def principal_attention_pursuit(
         L <- softmax(T T^T / sqrt(p)) V
         Y <- Y + mu (K - L - S)
 
-    Y is kept as Y/mu, so mu enters through the threshold tau alone (:func:`pursuit_threshold`) and zero keys
+    Y is kept as Y/mu, so mu enters through the threshold tau alone (``pursuit_threshold``) and zero keys
     divide nothing. The recursion runs in float32 for 16-bit inputs; every step is one fused attention.
 
     Args:
@@ -66,7 +66,7 @@ def principal_attention_pursuit(
         q: queries, (B, h, N, p): L <- softmax(q T^T / sqrt(p)) V, the asymmetric form of appendix E.10.
         iterations: n.
         lam: lambda, the weight of the 1-norm of S.
-        convention: what the threshold is, see :func:`pursuit_threshold`.
+        convention: what the threshold is, see ``pursuit_threshold``.
         key_padding_mask: (B, N), True = real token.
         is_causal: row i reads rows 0..i only, with a step size mu_i of its own from that prefix. This is not
             the non-causal form of each prefix, where the earlier rows would change with i.
@@ -144,7 +144,7 @@ def rpc_attention(
     is_causal: bool = False,
     dropout_p: float = 0.0,
 ) -> Tensor:
-    """RPC-Attention (definition 1): L of :func:`principal_attention_pursuit`, (B, h, N, p).
+    """RPC-Attention (definition 1): L of ``principal_attention_pursuit``, (B, h, N, p).
 
     The arguments are those of that function. Costs ``iterations`` times an attention. With one step
     and a threshold above every |k| it is the symmetric attention of k; with a threshold that nothing ever

@@ -2,7 +2,7 @@
 
 Source: Verbeek, "3D Primal Attention", TU Delft 2025 (eq. 2-19, 2-21, 3-13, 3-14), here for any order D >= 2.
     The legend is
-that of :mod:`kernel_attention.functional.multilinear`.
+that of ``kernel_attention.functional.multilinear``.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def kmlsvd_objective(
         weights: (h, M_n, R_n).
         core: (h, R_1..R_D).
         compatibility: None, (h, M) or (h, M_1..M_D).
-        factors: :func:`multilinear_factors` of the three above, where at hand.
+        factors: ``multilinear_factors`` of the three above, where at hand.
         num_tokens: (B,) or a number; divides the Gram matrices: J of the features over sqrt(N), for feature
             maps that do not normalise over the sequence.
     """

@@ -43,13 +43,13 @@ def linear_attention(
         q: queries, (B, h, N, p).
         k: keys, (B, h, S, p).
         v: values, (B, h, S, p_v).
-        feature_map: phi, from :mod:`kernel_attention.kernels`.
+        feature_map: phi, from ``kernel_attention.kernels``.
         normalize: wants a phi whose kernel is not negative. A query whose weights sum to zero gets zeros.
         key_padding_mask: (B, S), True = real token.
         query_padding_mask: (B, N), for the feature maps that normalise over the sequence.
         is_causal: query i sees keys 0..i only.
         factor: with ``is_causal``, row i of k and v is the open block of ``factor`` tokens pooled up to token
-            i; query i sees the completed blocks and row i (see :mod:`kernel_attention.functional.blocks`).
+            i; query i sees the completed blocks and row i (see ``kernel_attention.functional.blocks``).
         group: processes that hold the parts of every sequence, with ``factor`` 1 and a feature map that works
             token by token; the arguments are this part's.
 

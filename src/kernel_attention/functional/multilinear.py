@@ -61,7 +61,7 @@ def multilinear_modes(
 
     Args:
         sequences: what each mode reads (queries, keys, fibers), (B, h, N_n, p_n); lengths may differ.
-        factors: from :func:`multilinear_factors`, (h, M_n, R_n).
+        factors: from ``multilinear_factors``, (h, M_n, R_n).
         rows: sampled rows f(X) of the layer input, (B, h, M', p) with M' <= M: the data-dependent form, whose
             features are f(X) phi(x) (eq. 3-11 in index form: the sequence takes the place of C, linearly).
         grid: positions of ``rows`` in the sequence, (M',) int64; needed with ``rows`` when ``is_causal``.
@@ -167,7 +167,7 @@ def _sequence_projections(
         rows_in_features: whether the features are f(X) phi(x) already (causal).
 
     Returns:
-        projections (D, B or 1, h, p, R) and the Gram matrices of :class:`Modes`.
+        projections (D, B or 1, h, p, R) and the Gram matrices of ``Modes``.
     """
     projections = factors[:, None]
     if energy is not None:
@@ -200,7 +200,7 @@ def multilinear_scores(
 
     E_1[i, r] = sum over a, b, c, j, k of Phi_1[i, a] C[a, b, c] W_2[b, j] W_3[c, k] S[r, j, k], and so on
     round the modes. ``weights`` are (h, M_n, R_n), ``core`` (h, R_1..R_D), ``compatibility`` as in the
-    module's legend; the other arguments are those of :func:`multilinear_modes`.
+    module's legend; the other arguments are those of ``multilinear_modes``.
     """
     factors = multilinear_factors(weights, core, compatibility)
     return multilinear_modes(
@@ -252,7 +252,7 @@ def multilinear_attention(
     """Multilinear attention of one layer, heads apart: D sequences (B, h, N, p) -> (B, h, N, p).
 
     ``w_out`` (p, R_1 + .. + R_D) and ``b_out`` (p,) join the scores; the other arguments are those of
-    :func:`multilinear_scores`. Costs O(N D p^2) time, plus the factors, which no token enters.
+    ``multilinear_scores``. Costs O(N D p^2) time, plus the factors, which no token enters.
     """
     modes = multilinear_modes(
         sequences,

@@ -1,6 +1,6 @@
 """What stands to the right of the tokens in multilinear attention, and the core as its own multilinear SVD's.
 
-Source and legend as in :mod:`kernel_attention.functional.multilinear`.
+Source and legend as in ``kernel_attention.functional.multilinear``.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def mlsvd_core(core: Tensor) -> Tensor:
 
     Every S_(n) S_(n)^T of the result is diagonal and falls along the diagonal. Signs are deterministic and
     gradients finite where singular values repeat; see
-    :func:`kernel_attention.kernels.tensors.leading_eigenvectors`.
+    ``kernel_attention.kernels.tensors.leading_eigenvectors``.
     """
     order = core.dim() - 1
     with torch.autocast(core.device.type, enabled=False):

@@ -145,7 +145,7 @@ def primal_attention(
     """Primal-Attention of one layer, heads apart: (B, h, N, p) -> (B, h, N, p).
 
     ``w_out`` (p, 2s) and ``b_out`` (p,) join the two scores (eq. 8); the other arguments are those of
-    :func:`primal_scores`. Costs O(N p s) time and O(N s) memory.
+    ``primal_scores``. Costs O(N p s) time and O(N s) memory.
     """
     scores = primal_scores(
         q, k, w_e, w_r, rows=rows, grid=grid, running_means=running_means, feature_map=feature_map,
@@ -211,7 +211,7 @@ def objective_from_energy(
     key_padding_mask: Tensor | None = None,
     num_tokens: Tensor | None = None,
 ) -> Tensor:
-    """J as in :func:`ksvd_objective`, from :func:`scores_energy`, (B,), and the length N.
+    """J as in ``ksvd_objective``, from ``scores_energy``, (B,), and the length N.
 
     ``num_tokens`` (B,) takes the place of length and mask where the tokens lie elsewhere too.
     """
@@ -263,13 +263,13 @@ def primal_step(
     Args:
         q: query of the new token, (B, h, 1, p).
         k: key of the new token, (B, h, 1, p).
-        w_e: as in :func:`primal_scores`.
-        w_r: as in :func:`primal_scores`.
+        w_e: as in ``primal_scores``.
+        w_r: as in ``primal_scores``.
         state: what the tokens before left behind.
         row: the new token's slice of the layer input, (B, h, 1, p), where weights are data-dependent.
         grid_index: m if the new token is the m-th sampled row (t_m = position), None otherwise; or (B, M), 1
             at that row of every sequence and 0 elsewhere.
-        running_means: as in :func:`primal_scores`.
+        running_means: as in ``primal_scores``.
         feature_map: phi, token-wise or the Frobenius map.
     """
     count = scale_by(state.position + 1, state.q_sum)

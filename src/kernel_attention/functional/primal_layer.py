@@ -1,6 +1,6 @@
-"""A whole Primal-Attention layer in one pass over its input; see :mod:`kernel_attention.ops.primal`.
+"""A whole Primal-Attention layer in one pass over its input; see ``kernel_attention.ops.primal``.
 
-Source and legend as in :mod:`kernel_attention.functional.primal`; C = [C_e C_r] the concat map, O the output
+Source and legend as in ``kernel_attention.functional.primal``; C = [C_e C_r] the concat map, O the output
 projection.
 """
 
@@ -48,7 +48,7 @@ def primal_layer(
 
     What a token costs does not depend on the rank: O(N d^2) time, and no memory but that of the output. The
     weights are multiplied out first, O(d p s) per sequence, so very short sequences gain nothing. First
-    derivatives only; the same numbers as :func:`primal_attention` between its projections up to rounding.
+    derivatives only; the same numbers as ``primal_attention`` between its projections up to rounding.
 
     Args:
         x: (B, N, d).

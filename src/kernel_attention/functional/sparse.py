@@ -69,7 +69,7 @@ def sparse_mask(
 
 
 def positions_seen(pattern: SparsePattern, queries: Tensor, num_keys: int, *, factor: int = 1) -> Tensor:
-    """The rows of :func:`sparse_mask` for queries at these positions, (n,) int64 -> (n, num_keys) bool."""
+    """The rows of ``sparse_mask`` for queries at these positions, (n,) int64 -> (n, num_keys) bool."""
     _, stride, summary = pattern
     i = queries[:, None]
     first = torch.arange(num_keys, device=queries.device) * factor
@@ -103,7 +103,7 @@ def sparse_attention(
         v: values, (B, h, S, p).
         pattern: which positions are seen.
         factor: positions per key. With ``is_causal`` row i of k and v is the open block at token i, as in
-            :mod:`kernel_attention.functional.blocks`.
+            ``kernel_attention.functional.blocks``.
         key_padding_mask: (B, S) right padding, True = real key. Not read with ``is_causal``: no real query
             sees padding.
         is_causal: query i sees positions 0..i only.

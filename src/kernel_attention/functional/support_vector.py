@@ -58,7 +58,7 @@ def recentre(
         key_padding_mask: (B, S), True = real key. Not read with ``is_causal``, which wants right padding.
         is_causal: statistics of the prefix; needs ``shift_invariant``.
         factor: with ``is_causal``, row i of k is the open block at token i
-            (:mod:`kernel_attention.functional.blocks`), and the prefix's keys are the completed blocks and
+            (``kernel_attention.functional.blocks``), and the prefix's keys are the completed blocks and
             that one.
         group: processes that hold the parts of every sequence; not causal.
 
@@ -156,13 +156,13 @@ def support_vector_attention(
     Args:
         q: queries, (B, h, N, p).
         k: keys, (B, h, S, p), already pooled: blocks of ``factor`` tokens, or with ``is_causal`` row i the
-            open block at token i (:mod:`kernel_attention.functional.blocks`).
+            open block at token i (``kernel_attention.functional.blocks``).
         v: values likewise, (B, h, S, p_v).
         attention: the kernel, called with ``factor``, ``key_padding_mask``, ``is_causal`` and ``options``.
-        shift_invariant: as in :func:`recentre`, of that kernel.
-        beta: as in :func:`recentre`; the number 0 without ``normalize`` leaves queries and keys alone.
-        normalize: as in :func:`recentre`.
-        eps: as in :func:`recentre`.
+        shift_invariant: as in ``recentre``, of that kernel.
+        beta: as in ``recentre``; the number 0 without ``normalize`` leaves queries and keys alone.
+        normalize: as in ``recentre``.
+        eps: as in ``recentre``.
         factor: tokens per key.
         key_padding_mask: (B, S), True = real key; right padding with ``is_causal`` and for kernels that read
             positions.
@@ -190,7 +190,7 @@ def batch_norm_attention(
 ) -> Tensor:
     """Attention-BN (eq. 26; eq. 22 with ``normalize=True``): q, k, v (B, h, N or S, p) -> (B, h, N, p).
 
-    One fused call with the softmax kernel. Options as in :func:`support_vector_attention`.
+    One fused call with the softmax kernel. Options as in ``support_vector_attention``.
     """
     return support_vector_attention(q, k, v, beta=beta, **options)
 
@@ -219,7 +219,7 @@ def scaled_heads_attention(
         pooling: "average" or "max".
         key_padding_mask: (B, S) right padding, True = real token.
         is_causal: token i sees the completed blocks before its own, and its own up to itself.
-        options: as in :func:`support_vector_attention`.
+        options: as in ``support_vector_attention``.
 
     Returns:
         (B, h, N, p).

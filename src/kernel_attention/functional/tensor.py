@@ -3,7 +3,7 @@
 Source: Verbeek, "3D Primal Attention", TU Delft 2025, section 4-2-4. The printed E_2 and E_3 of option 1 and
     E_2 of option 2
 repeat indices of W_3, W_2 and W_1; they are read here as the cyclic pattern of eq. 2-23, every mode meeting
-the other modes' weights. Legend as in :mod:`kernel_attention.functional.dual_multilinear`.
+the other modes' weights. Legend as in ``kernel_attention.functional.dual_multilinear``.
 """
 
 from __future__ import annotations

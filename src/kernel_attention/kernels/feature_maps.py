@@ -2,7 +2,7 @@
 
 Every map takes ``x`` (B, h, N, p) and returns (B, h, N, p'). ``key_padding_mask`` (B, N; True = real token)
 and ``is_causal`` matter to the maps that normalise over the sequence; the token-wise maps do not read them.
-The maps with a state of their own are modules, in :mod:`kernel_attention.kernels.softmax_features`.
+The maps with a state of their own are modules, in ``kernel_attention.kernels.softmax_features``.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def running_pool(
 ) -> Tensor:
     """Row i: the block of token i pooled over its tokens up to i; x (..., N, d) -> (..., N, d).
 
-    The last row of a complete block is that block of :func:`pool`, and the last row of any prefix is the last
+    The last row of a complete block is that block of ``pool``, and the last row of any prefix is the last
     block of the prefix pooled. Arguments as there.
     """
     if factor == 1:

@@ -1,7 +1,7 @@
 """Explicit features of the softmax kernel exp(x . y / sqrt(p)): random ones, and a truncated Taylor series.
 
 Both are modules: what they need besides the input is a buffer, which moves and is saved with the layer that
-owns them. They are called as the functions of :mod:`kernel_attention.kernels.feature_maps` are.
+owns them. They are called as the functions of ``kernel_attention.kernels.feature_maps`` are.
 """
 
 from __future__ import annotations

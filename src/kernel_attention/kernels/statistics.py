@@ -91,7 +91,7 @@ def sample_rows(x: Tensor, num_rows: int, key_padding_mask: Tensor | None = None
 def sample_positions(
     x: Tensor, num_rows: int, key_padding_mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """Where :func:`sample_rows` reads: positions int64, (M,) without a mask or (B, M); which hold a row."""
+    """Where ``sample_rows`` reads: positions int64, (M,) without a mask or (B, M); which hold a row."""
     if key_padding_mask is None:
         return evenly_spaced(num_rows, x.size(1), x.device), None
     rank, present = _spaced_ranks(key_padding_mask, num_rows)
@@ -101,7 +101,7 @@ def sample_positions(
 def part_positions(
     x: Tensor, num_rows: int, key_padding_mask: Tensor | None, before: Tensor, total: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """:func:`sample_positions` where x (B, N, d) is one part of every sequence.
+    """``sample_positions`` where x (B, N, d) is one part of every sequence.
 
     Args:
         x: this part's tokens.

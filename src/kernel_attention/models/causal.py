@@ -35,7 +35,7 @@ class CausalLanguageModel(nn.Module):
     Args:
         vocabulary_size: V.
         max_len: longest context.
-        attention: one mechanism for all layers or a list with one per layer; see :func:`layer_specs`.
+        attention: one mechanism for all layers or a list with one per layer; see ``layer_specs``.
         embed_dim: model width d.
         num_heads: heads of every layer.
         num_layers: number of layers.
@@ -109,7 +109,7 @@ class CausalLanguageModel(nn.Module):
     def loss(self, tokens: Tensor, targets: Tensor, ignore_index: int = -100) -> Tensor:
         """Mean cross-entropy of the targets (B, N), in nats, without all logits at once.
 
-        See :func:`kernel_attention.models.cross_entropy.linear_cross_entropy`.
+        See ``kernel_attention.models.cross_entropy.linear_cross_entropy``.
         """
         x = self.dropout(self.norm(self._hidden(tokens))).flatten(0, 1)
         return linear_cross_entropy(x, self._weight(), self.output_bias, targets.flatten(), ignore_index)

@@ -26,7 +26,7 @@ class DecodingState:
 
     Args:
         position: tokens read.
-        layers: the state of every layer: its mechanism's own, or :class:`Prefix`.
+        layers: the state of every layer: its mechanism's own, or ``Prefix``.
     """
 
     position: int
@@ -176,7 +176,7 @@ def _generate(
 def choose(
     logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator | None
 ) -> Tensor:
-    """Next tokens (B,) by logits (B, V); see :func:`generate`."""
+    """Next tokens (B,) by logits (B, V); see ``generate``."""
     if temperature == 0.0:
         return logits.argmax(dim=-1)
     logits = logits.float() / temperature

@@ -71,7 +71,7 @@ class SequenceEncoder(nn.Module):
     Args:
         in_features: channels c of the input.
         max_len: longest sequence.
-        attention: one mechanism for all layers or a list with one per layer; see :func:`layer_specs`.
+        attention: one mechanism for all layers or a list with one per layer; see ``layer_specs``.
         embed_dim: model width d.
         num_heads: heads of every layer.
         num_layers: number of layers.
@@ -165,10 +165,10 @@ class SequenceClassifier(nn.Module):
         in_features: channels c of the input.
         num_outputs: classes, or regression targets.
         max_len: longest sequence.
-        attention: as in :class:`SequenceEncoder`.
+        attention: as in ``SequenceEncoder``.
         pooling: "flatten" joins all positions into one vector (the papers' head, fixed to max_len), "mean"
             averages over the real tokens.
-        encoder_options: the other arguments of :class:`SequenceEncoder`.
+        encoder_options: the other arguments of ``SequenceEncoder``.
     """
 
     def __init__(

@@ -1,1 +1,1 @@
-"""Hardware paths of the mechanisms: the same numbers as :mod:`kernel_attention.functional`, sooner."""
+"""Hardware paths of the mechanisms: the same numbers as ``kernel_attention.functional``, sooner."""

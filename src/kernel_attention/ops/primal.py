@@ -5,8 +5,8 @@ z_i = [phi(q_i) ; phi(k_i)] a head's output is z_i G, G = [W_{e|X} C_e ; W_{r|X}
 energy of the objective is <Z^T Z, S>, S being (p, p) for each half of z. A token then costs two small
 products. The backward pass keeps the input, and nothing else of its size, and computes z again.
 
-What walks over the tokens is an engine: :mod:`kernel_attention.ops.primal_slices` in PyTorch,
-:mod:`kernel_attention.ops.primal_triton` on GPUs.
+What walks over the tokens is an engine: ``kernel_attention.ops.primal_slices`` in PyTorch,
+``kernel_attention.ops.primal_triton`` on GPUs.
 
 Legend: B batch, N tokens, h heads, p head width, d = h p, M sampled rows, k groups of heads mapped together,
 o outputs of a group.
@@ -92,7 +92,7 @@ def primal_pass(
         weight: projection to the queries and keys, (h * 2 * p, d): a head's query and key lie side by side.
         bias: (h * 2 * p,) or None.
         num_heads: h.
-        fold: ``fold(rows, *parameters)`` gives :class:`Folded`; rows are (B, M, d), or None without samples.
+        fold: ``fold(rows, *parameters)`` gives ``Folded``; rows are (B, M, d), or None without samples.
         parameters: tensors that ``fold`` is differentiated by.
         samples: where the rows are read.
         normalize: whether phi divides by the norm (cosine), or is the identity.

@@ -1,4 +1,4 @@
-"""The engine of :mod:`kernel_attention.ops.primal` in PyTorch: slices of tokens that stay in the cache."""
+"""The engine of ``kernel_attention.ops.primal`` in PyTorch: slices of tokens that stay in the cache."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def pull_back(
     tokens: Tokens, x: Tensor, weight: Tensor, bias: Tensor | None, maps: Tensor, pull: Tensor | None,
     grad_y: Tensor,
 ) -> Sums:  # fmt: skip
-    """The gradients of :func:`map_tokens`; ``pull`` (B, h, 2, p, p) is twice the gradient of Z^T Z."""
+    """The gradients of ``map_tokens``; ``pull`` (B, h, 2, p, p) is twice the gradient of Z^T Z."""
     exact, groups = accumulation_dtype(x.dtype), maps.size(1)
     sums = Sums(
         torch.empty_like(x),

@@ -46,7 +46,7 @@ class TorchAttention(HostedAttention):
 
     Args:
         attention: the layer.
-        dropout: see :class:`HostedAttention`.
+        dropout: see ``HostedAttention``.
         batch_first: whether tensors are (B, N, d) rather than (N, B, d).
     """
 
@@ -116,7 +116,7 @@ class TimmAttention(HostedAttention):
 
     Args:
         attention: the layer.
-        dropout: see :class:`HostedAttention`.
+        dropout: see ``HostedAttention``.
         proj_drop: dropout of the output, which in timm belongs to the attention.
     """
 
@@ -160,7 +160,7 @@ class TransformersAttention(HostedAttention):
 
     Args:
         attention: the layer.
-        dropout: see :class:`HostedAttention`.
+        dropout: see ``HostedAttention``.
         is_causal: whether the host is a decoder.
     """
 

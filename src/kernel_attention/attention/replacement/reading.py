@@ -35,7 +35,7 @@ class HostDescription:
 
 
 def describe(module: nn.Module, parent: nn.Module) -> HostDescription:
-    """Read a module that a class of :data:`HOSTS` matches, one of our layers, or one of ours in a host.
+    """Read a module that a class of ``HOSTS`` matches, one of our layers, or one of ours in a host.
 
     Raises:
         InputError: for a module that is not a plain map from d to d features.
