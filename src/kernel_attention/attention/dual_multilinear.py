@@ -64,7 +64,7 @@ class DualMultilinearAttention(ReadsModes):
     def attend(
         self, x: Tensor, context: Tensor | None, key_padding_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
-        """See ``AttentionLayer``."""
+        """The scores of every token, joined and projected, (B, N, d); InputError for a causal call."""
         if is_causal:
             raise InputError(
                 f"{type(self).__name__}: is_causal=True, but singular vectors of the whole sequence enter "

@@ -39,7 +39,7 @@ class SoftmaxKernel(nn.Module):
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, *, query_padding_mask: Tensor | None = None, **options: Any
     ) -> Tensor:
-        """See the module's text."""
+        """Softmax attention of q to k and v, (B, h, N, p); the options are in the text of the module."""
         return softmax_over_blocks(q, k, v, **options)
 
 
@@ -75,7 +75,7 @@ class LinearKernel(nn.Module):
         self.normalize = positive if normalize is None else normalize
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, dropout_p: float = 0.0, **options: Any) -> Tensor:
-        """See the module's text; ``dropout_p`` is not read, for no weights are formed."""
+        """Linear attention of q to k and v, (B, h, N, p). ``dropout_p`` is not read: there are no weights."""
         return functional.linear_attention(
             q, k, v, feature_map=self.feature_map, normalize=self.normalize, **options
         )
@@ -124,7 +124,7 @@ class SparseKernel(nn.Module):
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, *, query_padding_mask: Tensor | None = None, **options: Any
     ) -> Tensor:
-        """See the module's text."""
+        """Sparse attention of q to k and v, (B, h, N, p); the options are in the text of the module."""
         return functional.sparse_attention(q, k, v, self.pattern, impl=self.impl, **options)
 
     def extra_repr(self) -> str:

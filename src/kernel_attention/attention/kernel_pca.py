@@ -68,7 +68,7 @@ class RobustPrincipalAttention(AttentionLayer):
     def attend(
         self, x: Tensor, context: Tensor | None, key_padding_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
-        """See ``AttentionLayer``."""
+        """RPC-Attention on checked arguments: the last L of the pursuit, projected, (B, N, d)."""
         pursuit = self.pursuit(x, key_padding_mask=key_padding_mask, is_causal=is_causal)
         return self.out_proj(self.merge_heads(pursuit.low_rank))
 
@@ -158,7 +158,7 @@ class ScaledAttention(AttentionLayer):
     def attend(
         self, x: Tensor, context: Tensor | None, key_padding_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
-        """See ``AttentionLayer``."""
+        """Scaled Attention on checked arguments: A (I - S) V of every head, projected, (B, N, d)."""
         source = x if context is None else context
         out = functional.scaled_attention(
             self.split_heads(self.q_proj(x)),

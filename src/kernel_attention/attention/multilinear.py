@@ -135,7 +135,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
     def attend(
         self, x: Tensor, context: Tensor | None, key_padding_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
-        """See ``AttentionLayer``."""
+        """Multilinear attention on checked arguments, (B, N, d). In training it keeps J and J_S."""
         wants_objective = self.training and (self.eta > 0 or self.eta_core > 0)
         core, factors = self.factors()
         if self._is_fused(x, is_causal):
@@ -188,7 +188,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
         return self.sequence_group.total(exactly(rows))
 
     def why_not_sharded(self, is_causal: bool) -> str | None:
-        """See ``AttentionLayer``."""
+        """Why the layer cannot share a sequence: its form is not the linear one. None where it can."""
         if self.impl == "plain" or self.feature_map not in (frobenius, identity):
             return "only the linear form is sharded: impl 'auto', feature map frobenius or identity"
         return "its causal form needs every token on one rank" if is_causal else None
@@ -200,7 +200,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
         return self._modes(x, self.factors()[1], key_padding_mask, is_causal, False).scores()
 
     def decoder(self) -> MultilinearDecoder:
-        """See ``AttentionLayer``."""
+        """The causal form step by step; InputError for ``impl="fused"``, which has none."""
         if self.impl == "fused":
             raise InputError("impl='fused' has no causal form: use impl='auto' or 'plain'")
         return MultilinearDecoder(self)

@@ -134,7 +134,7 @@ class PrimalAttention(PenalizedAttention):
     def attend(
         self, x: Tensor, context: Tensor | None, key_padding_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
-        """See ``AttentionLayer``."""
+        """Primal-Attention on checked arguments, (B, N, d). In training it keeps J where ``eta`` > 0."""
         attend = self._one_pass if self._is_fused(x, is_causal) else self._plain
         y, energy = attend(x, key_padding_mask, is_causal)
         if energy is not None:
@@ -154,7 +154,7 @@ class PrimalAttention(PenalizedAttention):
         return y
 
     def why_not_sharded(self, is_causal: bool) -> str | None:
-        """See ``AttentionLayer``."""
+        """Why the layer cannot share a sequence: its form is not the one-pass form. None where it can."""
         if self.impl == "plain" or self.feature_map not in (cosine, identity):
             return "only the one-pass form is sharded: impl 'auto', feature map cosine or identity"
         if is_causal and self.data_dependent:
@@ -244,7 +244,7 @@ class PrimalAttention(PenalizedAttention):
         )
 
     def decoder(self) -> PrimalDecoder:
-        """See ``AttentionLayer``."""
+        """The causal form step by step; InputError for an ``impl`` that has none."""
         if self.impl in ("fused", "triton") and self.data_dependent:
             raise InputError(
                 f"impl={self.impl!r} has no data-dependent causal form: use impl='auto' or 'plain'"

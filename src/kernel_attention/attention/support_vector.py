@@ -127,7 +127,7 @@ class SupportVectorAttention(AttentionLayer):
     def attend(
         self, x: Tensor, context: Tensor | None, key_padding_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
-        """See ``AttentionLayer``."""
+        """The support vector expansion of every head, joined and projected, (B, N, d)."""
         self._check_form(x.size(1), is_causal)
         moved = self._compaction(key_padding_mask, is_causal)
         source = x if context is None else context
@@ -144,7 +144,7 @@ class SupportVectorAttention(AttentionLayer):
         return out if moved is None or context is not None else moved.undo(out)
 
     def decoder(self) -> SupportVectorDecoder:
-        """See ``AttentionLayer``."""
+        """The causal form step by step; InputError for a convolution over a grid, which has none."""
         if self.convolution is not None and self.convolution.grid_size is not None:
             raise InputError(
                 "a convolution over a grid has no causal form, so nothing to decode; conv1d has one"
@@ -200,7 +200,7 @@ class SupportVectorAttention(AttentionLayer):
             yield self._expand(q[:, heads], k, v, factor=factor, key_padding_mask=mask_of_keys, **options)
 
     def why_not_sharded(self, is_causal: bool) -> str | None:
-        """See ``AttentionLayer``."""
+        """Why the layer cannot share a sequence: a softmax, pooling or a convolution. None where it can."""
         if not isinstance(self.kernel, LinearKernel):
             return "a softmax needs every key on one rank; the kernel 'linear' does not"
         if not is_tokenwise(self.kernel.feature_map):

@@ -58,7 +58,7 @@ class SupportVectorState(State):
 
 
 class SupportVectorDecoder(Decoder[SupportVectorState]):
-    """Of ``kernel_attention.SupportVectorAttention``, where it has a causal form."""
+    """Step-by-step form of ``SupportVectorAttention``, where it has a causal form."""
 
     def __init__(self, layer: SupportVectorAttention) -> None:
         self.layer = layer
@@ -70,7 +70,7 @@ class SupportVectorDecoder(Decoder[SupportVectorState]):
             self.kernel = layer.kernel.pattern
 
     def initial_state(self, batch_size: int) -> SupportVectorState:
-        """See ``Decoder``."""
+        """No token read: every head's memory is empty."""
         layer, weight = self.layer, self.layer.out_proj.weight
         heads = []
         for group, factor in self.groups:
@@ -90,7 +90,7 @@ class SupportVectorDecoder(Decoder[SupportVectorState]):
         return SupportVectorState(Position(), tuple(heads), window)
 
     def step(self, x: Tensor, state: SupportVectorState) -> tuple[Tensor, SupportVectorState]:
-        """See ``Decoder``."""
+        """One token: x (B, 1, d) -> output (B, 1, d), and the heads' states with the token."""
         layer, position = self.layer, state.position
         if layer.convolution is not None:
             rows = [
@@ -112,7 +112,7 @@ class SupportVectorDecoder(Decoder[SupportVectorState]):
         return y, SupportVectorState(position.next(), tuple(parts), window)
 
     def read(self, x: Tensor, lengths: Tensor | None) -> SupportVectorState:
-        """See ``Decoder``."""
+        """The state after a prompt x (B, N, d) with ``lengths`` (B,) real tokens; None: all are real."""
         layer, position, lengths = self.layer, position_after(x, lengths), whole_lengths(x, lengths)
         if layer.convolution is not None:
             rows = self._convolved_rows(x)

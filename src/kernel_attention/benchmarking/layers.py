@@ -69,7 +69,7 @@ class _Foreign(AttentionLayer):
     def attend(
         self, x: Tensor, context: Tensor | None, key_padding_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
-        """See ``AttentionLayer``."""
+        """The foreign layer on x; the other arguments are not read."""
         return self.layer(x)
 
     def penalty(self) -> Tensor | None:

@@ -25,7 +25,7 @@ _SMALLEST_MEAN = 1e-12  # of |k|; below it the keys count as zero and the releas
 
 
 class PrincipalPursuit(NamedTuple):
-    """Where Principal Attention Pursuit ends, each (B, h, N, p).
+    """The result of Principal Attention Pursuit, each (B, h, N, p).
 
     ``low_rank`` is L, the output; ``sparse`` is S, what was taken out of the keys as corruption; ``cleaned``
     is T = K - S - Y/mu of the last step, whose attention matrix made L.
@@ -57,8 +57,9 @@ def principal_attention_pursuit(
         L <- softmax(T T^T / sqrt(p)) V
         Y <- Y + mu (K - L - S)
 
-    Y is kept as Y/mu, so mu enters through the threshold tau alone (``pursuit_threshold``) and zero keys
-    divide nothing. The recursion runs in float32 for 16-bit inputs; every step is one fused attention.
+    Y is stored as Y/mu. So mu enters only through the threshold tau (``pursuit_threshold``), and nothing is
+    divided by the norm of zero keys. The recursion runs in float32 for 16-bit inputs; every step is one fused
+    attention.
 
     Args:
         k: keys, the data matrix K, (B, h, N, p).

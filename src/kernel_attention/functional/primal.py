@@ -35,7 +35,7 @@ class PrimalScores(NamedTuple):
 
 
 class PrimalState(NamedTuple):
-    """What causal decoding remembers; its size does not depend on how many tokens were read.
+    """The state of causal decoding; its size does not depend on the number of tokens read.
 
     ``position`` counts the tokens read, one number for all sequences or (B,) int64; ``q_sum`` and ``k_sum``
     are (B, h, 1, p); ``w_e`` and ``w_r`` are the projection weights gathered so far, (B, h, p, s), or None
@@ -101,7 +101,7 @@ def primal_scores(
 def _seen_rows(phi: Tensor, rank: Tensor, rows: Tensor, grid: Tensor, weight: Tensor) -> Tensor:
     """sum over the rows at or before token i of <phi_i, x_m> W[m], (B, h, N, s), ``rank`` (B or 1, 1, N).
 
-    Long sequences go slice by slice: of the N x M products no more exists at a time, in either pass.
+    Long sequences are computed slice by slice, so in both passes only a slice of the N x M products exists.
     """
 
     def read(phi: Tensor, rank: Tensor) -> Tensor:
@@ -213,7 +213,7 @@ def objective_from_energy(
 ) -> Tensor:
     """J as in ``ksvd_objective``, from ``scores_energy``, (B,), and the length N.
 
-    ``num_tokens`` (B,) takes the place of length and mask where the tokens lie elsewhere too.
+    ``num_tokens`` (B,) replaces length and mask where other ranks hold tokens too.
     """
     if form not in ("mean", "sum"):
         raise unknown("objective form", form, ("mean", "sum"))
@@ -265,7 +265,7 @@ def primal_step(
         k: key of the new token, (B, h, 1, p).
         w_e: as in ``primal_scores``.
         w_r: as in ``primal_scores``.
-        state: what the tokens before left behind.
+        state: the state after the tokens before.
         row: the new token's slice of the layer input, (B, h, 1, p), where weights are data-dependent.
         grid_index: m if the new token is the m-th sampled row (t_m = position), None otherwise; or (B, M), 1
             at that row of every sequence and 0 elsewhere.
