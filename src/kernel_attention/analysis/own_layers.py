@@ -1,4 +1,4 @@
-"""What layers of ours attend with, from their input."""
+"""The inputs of our own layers' attention, computed from the layers' input."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def captured_own(
 
 
 def near_softmax(attention: CapturedAttention) -> bool:
-    """Whether the layer is softmax attention or, like RPC-Attention, a change of it with q, k and v of its
-    own, so that the kernel-PCA reading is about it.
+    """Whether the kernel-PCA reading applies: the layer is softmax attention or, like RPC-Attention, a
+    variant of it with q, k and v.
     """
     return attention.is_softmax or isinstance(attention.layer, RobustPrincipalAttention)
 
@@ -70,7 +70,7 @@ def objective(attention: CapturedAttention, case: int) -> Tensor | None:
     layer = attention.layer
     if not isinstance(layer, PenalizedAttention) or attention.x is None:
         return None
-    twin = copy.copy(layer)  # shares the parameters; the layer's own mode and last objective stay as they are
+    twin = copy.copy(layer)  # shares the parameters; the layer itself keeps its mode and objective
     twin.training, twin.objective = True, None
     one = slice(case, case + 1)
     twin.attend(attention.x[one], None, attention.real_keys[one], attention.is_causal)

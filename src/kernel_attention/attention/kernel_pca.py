@@ -75,7 +75,7 @@ class RobustPrincipalAttention(AttentionLayer):
     def pursuit(
         self, x: Tensor, *, key_padding_mask: Tensor | None = None, is_causal: bool = False
     ) -> PrincipalPursuit:
-        """L, S and T of the last step, each (B, h, N, p): S is what the layer takes for corruption."""
+        """L, S and T of the last step, each (B, h, N, p): S is what the layer treats as corruption."""
         return functional.principal_attention_pursuit(
             self.split_heads(self.k_proj(x)),
             self.split_heads(self.v_proj(x)),
@@ -173,7 +173,7 @@ class ScaledAttention(AttentionLayer):
         return self.out_proj(self.merge_heads(out))
 
     def kernel_matrix(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """A (I - S), what multiplies the values, (B, h, N, N); its rows need not sum to 1. For analysis."""
+        """A (I - S), which multiplies the values, (B, h, N, N); its rows need not sum to 1. For analysis."""
         q, k = self.split_heads(self.q_proj(x)), self.split_heads(self.k_proj(x))
         matrix = functional.scaled_attention(
             q,

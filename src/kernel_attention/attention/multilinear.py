@@ -38,9 +38,9 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
 
     Queries, keys and D - 2 fibers are the modes of a kernel tensor that is never formed. Each token gets R
     scores per mode, E_1 = Phi_1 C_(1) (W_3 (x) W_2) S_(1)^T and so on, joined by ``concat`` into the head's
-    output. All that stands to the right of Phi_n is free of the sequence and contracted once per forward. But
-    for the norm that the ``frobenius`` map takes over the sequence, tokens mix in the data-dependent variant
-    only.
+    output. The factors to the right of Phi_n do not depend on the sequence and are contracted once per
+    forward. Tokens mix in the data-dependent variant only, apart from the norm that the ``frobenius`` map
+    takes over the sequence.
 
     Args:
         embed_dim: model width d.
@@ -58,14 +58,14 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
         eta_core: weight of J_S (eta_2); above 0 exactly where ``core="cost"``.
         objective_power: 2 adds eta J^2; 1 adds eta J as the thesis prints it, which is unbounded below and
             runs away.
-        objective_form: "sum" over the tokens (thesis) or "mean" (features over sqrt(N)): what feature maps
-            need that do not normalise over the sequence, since ||K||^2 grows with N^D.
+        objective_form: "sum" over the tokens (thesis) or "mean" (features over sqrt(N)). Feature maps that do
+            not normalise over the sequence need "mean", because ||K||^2 grows with N^D.
         rank_multiplier: rows sampled per rank by the data-dependent variant, M = R * rank_multiplier.
         max_len: longest sequence. It caps M, and fixes the sampling grid of the causal data-dependent form,
             which needs it.
         bias: whether the projections have biases.
-        impl: "plain", the formulas; "fused", everything a token meets in one product (first derivatives), see
-            ``kernel_attention.functional.multilinear_layer``; "auto", fused where it exists and wins.
+        impl: "plain", the formulas; "fused", one product per token (first derivatives only), see
+            ``kernel_attention.functional.multilinear_layer``; "auto", fused where it exists and is faster.
 
     Attributes:
         q_proj, k_proj, f_proj: to queries, keys and the D - 2 fibers, one map of width (D - 2) d or None.
@@ -180,7 +180,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
         )
 
     def _rows(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """f(X) before the heads are split, (B, M', d): the whole sequence's, wherever its parts are."""
+        """f(X) before the heads are split, (B, M', d), of the whole sequence even where it is sharded."""
         if self.sequence_group is None:
             return sample_rows(x, self.num_rows, mask)
         before, total = self.sequence_group.places(num_real(x, mask))

@@ -35,7 +35,7 @@ from kernel_attention.ops.primal import Samples
 _log = logging.getLogger(__name__)
 
 _IMPLS = ("auto", "plain", "fused", "triton")
-_FUSED_FROM = 256  # tokens; below, multiplying the weights out costs more than it saves
+_FUSED_FROM = 256  # tokens; for fewer, multiplying the weights out costs more than it saves
 
 
 class PrimalAttention(PenalizedAttention):
@@ -68,7 +68,7 @@ class PrimalAttention(PenalizedAttention):
         bias: whether the projections have biases.
         impl: "plain", the formulas; "fused", one pass over the tokens without stored scores, see
             ``kernel_attention.functional.primal_layer``; "triton", the same in kernels for GPUs; "auto",
-            fused on CPU where it exists and wins and nothing traces the layer, plain elsewhere.
+            fused on CPU where it exists, is faster and nothing traces the layer; plain elsewhere.
 
     Attributes:
         w_e: (h, M, s), or (h, p, s) where data-independent.
@@ -192,7 +192,7 @@ class PrimalAttention(PenalizedAttention):
         )
 
     def _positions(self, x: Tensor, key_padding_mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Where the rows lie in x, and which of them do."""
+        """Positions of the sampled rows in x, and which of the rows lie in x."""
         if self.sequence_group is None:
             return sample_positions(x, self.num_rows, key_padding_mask)
         before, total = self.sequence_group.places(num_real(x, key_padding_mask))

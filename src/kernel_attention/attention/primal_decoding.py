@@ -107,7 +107,7 @@ class PrimalDecoder(Decoder[PrimalState]):
 
 @dataclass(frozen=True)
 class MultilinearState(State):
-    """What causal decoding remembers of D modes.
+    """The state of causal decoding with D modes.
 
     Attributes:
         position: tokens read, one number or (B,) int64.

@@ -51,9 +51,9 @@ class SupportVectorAttention(AttentionLayer):
         conv_weights: "shared", "separate" or "separable", see
             ``kernel_attention.attention.token_convolution.TokenConvolution``.
         grid_size: (H, W) of the tokens, which "2d" needs.
-        class_tokens: tokens in front of the grid that the convolution leaves alone.
+        class_tokens: tokens in front of the grid, which are not convolved.
         max_len: longest sequence; read by the sparse kernel, for its default stride.
-        dropout: probability of dropping an attention weight in training; the linear kernel has none to drop.
+        dropout: probability of dropping an attention weight in training; the linear kernel has no weights.
         bias: whether the four projections have biases.
 
     Attributes:
@@ -178,7 +178,7 @@ class SupportVectorAttention(AttentionLayer):
     ) -> Iterator[Tensor]:
         """Outputs of the heads of one factor after the other, (B, heads, N, p).
 
-        ``as_matrix`` puts the identity in the place of the values, so that the weights come out.
+        ``as_matrix`` replaces the values by the identity, so that the outputs are the weights.
         """
         options = {"query_padding_mask": mask if is_self else None, "is_causal": is_causal}
         if self.convolution is not None:
@@ -278,7 +278,7 @@ class SupportVectorAttention(AttentionLayer):
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """nn.functional.linear, or under torch.export a product per sequence.
 
-    The exporter cannot prove of a length ceil(N / factor) that batch and tokens flatten to one dimension.
+    For a length ceil(N / factor) the exporter cannot prove that batch and tokens flatten to one dimension.
     """
     if not is_exporting():
         return nn.functional.linear(x, weight, bias)

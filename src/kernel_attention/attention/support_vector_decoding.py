@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class HeadsState(State):
-    """What the heads of one factor f remember.
+    """The state of the heads of one factor f.
 
     Attributes:
         memory: one key and value for every block of f tokens, or their running sum.
@@ -48,8 +48,8 @@ class HeadsState(State):
 
 @dataclass(frozen=True)
 class SupportVectorState(State):
-    """The tokens read; the heads' states, one for each run of heads of one factor; and the last s - 1 rows of
-    what a convolution reads, (B, s - 1, d) each.
+    """The number of tokens read; the heads' states, one for each run of heads of one factor; and the last
+    s - 1 rows that a convolution reads, (B, s - 1, d) each.
     """
 
     position: Position

@@ -54,7 +54,7 @@ class EncoderLayer(nn.Module):
         return self.around(lambda inputs: self.attention(inputs, **options), x)
 
     def around(self, attend: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """The layer with ``attend`` in the place of its attention, (..., d) -> (..., d)."""
+        """The layer with ``attend`` instead of its attention, (..., d) -> (..., d)."""
         if self.norm_first:
             x = x + self.dropout(attend(self.norm1(x)))
             return x + self._feedforward(self.norm2(x))
@@ -81,7 +81,7 @@ class SequenceEncoder(nn.Module):
         norm_first: pre-norm layers.
     """
 
-    supports_sharding = False  # a part of a sequence would be given the positions of the first
+    supports_sharding = False  # every part of a sequence would get the positions of the first part
 
     input_mean: Tensor
     input_std: Tensor
@@ -137,7 +137,7 @@ class SequenceEncoder(nn.Module):
         self.input_std.copy_(torch.as_tensor(std))
 
     def _set_input(self, in_features: int) -> None:
-        # The training data's scale is part of the model: whoever loads the weights cannot forget it.
+        # The training data's scale is part of the model, so it is loaded with the weights.
         self.register_buffer("input_mean", torch.zeros(in_features))
         self.register_buffer("input_std", torch.ones(in_features))
         self.project = nn.Linear(in_features, self.embed_dim)

@@ -1,4 +1,4 @@
-"""Classifiers of token sequences, and of pairs of them, with the encoder of ``sequence``.
+"""Classifiers of token sequences, and of pairs of them, with the sequence encoder.
 
 The models of Long Range Arena (Tay et al. 2021) as Primal-Attention's experiments use them: embedded
 tokens, learnt positions, pre-norm layers, the mean over the real tokens.

@@ -1,1 +1,1 @@
-"""Hardware paths of the mechanisms: the same numbers as ``kernel_attention.functional``, sooner."""
+"""Fast forms of the mechanisms: the same numbers as ``kernel_attention.functional``, in less time."""

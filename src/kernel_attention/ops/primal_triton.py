@@ -47,7 +47,7 @@ def _features(
     x, w, bias, n, real, D, P: tl.constexpr, PP: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
     HAS_BIAS: tl.constexpr, NORMALIZE: tl.constexpr, SMALLEST: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """phi(q) and phi(k) of a block of one head in float32, (BN, PP) each, and what they were scaled by."""
+    """phi(q) and phi(k) of a block of one head in float32, (BN, PP) each, and their scales."""
     zq = tl.zeros((BN, PP), dtype=tl.float32)
     zk = tl.zeros((BN, PP), dtype=tl.float32)
     for d0 in range(0, D, BD):
@@ -179,7 +179,7 @@ def map_tokens(
     tokens: Tokens, x: Tensor, weight: Tensor, bias: Tensor | None, maps: Tensor, constant: Tensor,
     with_gram: bool,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """As ``kernel_attention.ops.primal_slices.map_tokens``, with one group per head."""
+    """The same as ``kernel_attention.ops.primal_slices.map_tokens``, with one group per head."""
     size, splits = _check(tokens, x, weight, maps)
     x, maps = x.contiguous(), maps.contiguous()
     y = torch.empty_like(x)
@@ -196,7 +196,7 @@ def pull_back(
     tokens: Tokens, x: Tensor, weight: Tensor, bias: Tensor | None, maps: Tensor, pull: Tensor | None,
     grad_y: Tensor,
 ) -> Sums:  # fmt: skip
-    """As ``kernel_attention.ops.primal_slices.pull_back``, with one group per head."""
+    """The same as ``kernel_attention.ops.primal_slices.pull_back``, with one group per head."""
     size, splits = _check(tokens, x, weight, maps)
     x, maps, grad_y = x.contiguous(), maps.contiguous(), grad_y.contiguous()
     grad_u = x.new_empty(*x.shape[:2], weight.size(0))
