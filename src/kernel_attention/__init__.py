@@ -59,7 +59,7 @@ _ROOMS = ("analysis", "models", "reporting", "solvers")
 
 
 def __getattr__(name: str) -> Any:
-    """Rooms that need more than torch are opened when first asked for."""
+    """Import the packages that need more than torch when they are first used."""
     if name in _ESTIMATORS:
         return getattr(importlib.import_module("kernel_attention.estimators"), name)
     if name in _ROOMS:
