@@ -34,7 +34,7 @@ def parse(arguments: list[str]) -> tuple[str, Namespace]:
         "predict": (_predict_parser(), "predict new sequences with a trained run"),
         "generate": (_generate_parser(), "continue a text with a trained language model"),
         "analyze": (_analyze_parser(), "diagnose the attention of a trained run"),
-        "bench": (_bench_parser(), "time and memory of attention layers, beside what else there is"),
+        "bench": (_bench_parser(), "time and memory of attention layers, ours and other libraries'"),
         "list": (_list_parser(), "what there is: attention, recipes, datasets"),
     }
     parser = ArgumentParser(
