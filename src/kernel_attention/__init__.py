@@ -1,4 +1,4 @@
-"""Attention layers that come from kernel methods, with functions, solvers, diagnostics and recipes."""
+"""The kernel-machine view of self-attention as software: layers, functions, solvers, recipes."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _ROOMS = ("analysis", "models", "reporting", "solvers")
 
 
 def __getattr__(name: str) -> Any:
-    """Import the packages that need more than torch when they are first used."""
+    """Rooms that need more than torch are opened when first asked for."""
     if name in _ESTIMATORS:
         return getattr(importlib.import_module("kernel_attention.estimators"), name)
     if name in _ROOMS:

@@ -34,8 +34,8 @@ def parse(arguments: list[str]) -> tuple[str, Namespace]:
         "predict": (_predict_parser(), "predict new sequences with a trained run"),
         "generate": (_generate_parser(), "continue a text with a trained language model"),
         "analyze": (_analyze_parser(), "diagnose the attention of a trained run"),
-        "bench": (_bench_parser(), "time and memory of attention layers, ours and other libraries'"),
-        "list": (_list_parser(), "list mechanisms, recipes and datasets"),
+        "bench": (_bench_parser(), "time and memory of attention layers, beside what else there is"),
+        "list": (_list_parser(), "what there is: attention, recipes, datasets"),
     }
     parser = ArgumentParser(
         prog="kernel-attention",
@@ -147,7 +147,7 @@ def _train_parser(recipe: type[BaseRecipe]) -> ArgumentParser:
     parser = _subparser(
         "train RECIPE [options] | train --resume RUN",
         "Train a recipe: a shipped one by name, or a YAML file. Options replace the recipe's values; the "
-        "defaults below hold where the recipe does not set a value.",
+        "defaults below are those of a recipe that says nothing.",
     )
     parser.add_argument("recipe", nargs="?", help="name (see: kernel-attention list recipes) or YAML file")
     parser.add_argument("--output", type=str, help="run folder (default: runs/RECIPE-ATTENTION-TIME)")
@@ -163,16 +163,16 @@ def _evaluate_parser() -> ArgumentParser:
     parser = _subparser(
         "evaluate RUN [FILE] [options]",
         "Measure every seed of a run on the test split of its data set, or on a file. The last four options "
-        "are for language models; their defaults are the values of the run's recipe.",
+        "are for language models; by default they are as in the run's recipe.",
     )
     parser.add_argument("run", help="run folder")
-    parser.add_argument("file", nargs="?", help="labelled data in a file of the task's format")
+    parser.add_argument("file", nargs="?", help="file of the task's kind, with labels")
     parser.add_argument("--data_root", type=str, help=_DATA_ROOT)
     parser.add_argument("--output", type=str, help="write the figures to this .json or .csv file")
-    parser.add_argument("--split", type=str, help="measure this split only: train, validation or test")
-    parser.add_argument("--stride", type=int, help="tokens by which the window moves; 1 gives full contexts")
-    parser.add_argument("--evaluation_tokens", type=int, help="measure this many first tokens only; 0: all")
-    parser.add_argument("--swap_rate", type=float, help="share of the words that the word swap replaces")
+    parser.add_argument("--split", type=str, help="train, validation or test alone")
+    parser.add_argument("--stride", type=int, help="how far the window moves; 1 predicts from a full past")
+    parser.add_argument("--evaluation_tokens", type=int, help="the first so many tokens only; 0 is all")
+    parser.add_argument("--swap_rate", type=float, help="part of the words that the word swap replaces")
     return parser
 
 
@@ -192,11 +192,11 @@ def _generate_parser() -> ArgumentParser:
         "generate RUN --prompt TEXT [options]", "Continue a text with a language model, one token at a time."
     )
     parser.add_argument("run", help="run folder of a recipe of task language")
-    parser.add_argument("--prompt", type=str, help="beginning of the text")
-    parser.add_argument("--tokens", type=int, default=50, help="number of tokens to generate")
+    parser.add_argument("--prompt", type=str, help="what the text begins with")
+    parser.add_argument("--tokens", type=int, default=50, help="how many tokens to generate")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 takes the most likely token")
-    parser.add_argument("--top_k", type=int, help="draw among this many most likely tokens")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the draws")
+    parser.add_argument("--top_k", type=int, help="draw among so many most likely tokens")
+    parser.add_argument("--seed", type=int, default=0, help="of the draws")
     parser.add_argument("--model_seed", type=int, help="which of the run's models (default: the first)")
     return parser
 
@@ -204,15 +204,17 @@ def _generate_parser() -> ArgumentParser:
 def _analyze_parser() -> ArgumentParser:
     parser = _subparser(
         "analyze RUN [options]",
-        "Measure the attention of every seed on test sequences: spectra, head distances, kernel-PCA figures, "
-        "J, maps. The results go beside the seed's weights and into the run's report.",
+        "Measure what the attention of every seed does with test sequences: spectra, head distances, "
+        "kernel-PCA figures, J, maps. Written beside the seed's weights and into the run's report.",
     )
     parser.add_argument("run", help="run folder")
     parser.add_argument(
-        "--layers", type=str, default="all", help="all, first, last-2, indices or names, as in 0,-1"
+        "--layers", type=str, default="all", help="all, first, last-2, indices, names; several as 0,-1"
     )
-    parser.add_argument("--cases", type=int, default=16, help="number of test sequences")
-    parser.add_argument("--output", type=str, help="write everything to this folder; leave the run unchanged")
+    parser.add_argument("--cases", type=int, default=16, help="how many test sequences")
+    parser.add_argument(
+        "--output", type=str, help="write to this folder, pictures too, and leave the run alone"
+    )
     parser.add_argument("--data_root", type=str, help=_DATA_ROOT)
     return parser
 
@@ -228,26 +230,24 @@ def _bench_parser() -> ArgumentParser:
         nargs="*",
         help="contenders: names, '{primal: {rank: 30}}', or '[sdpa, primal]' for an encoder",
     )
-    parser.add_argument("--suite", type=str, help="a suite by name; other options replace its values")
+    parser.add_argument("--suite", type=str, help="a plan by name; what is given else replaces its own")
     for name in ("length", "embed_dim", "num_heads", "batch_size", "threads"):
         parser.add_argument(f"--{name}", type=int, nargs="+")
     parser.add_argument("--dtype", type=str, nargs="+", help="float32, bfloat16, float16")
     parser.add_argument("--device", type=str, nargs="+", help="cpu, cuda")
     parser.add_argument("--causal", type=bool, help="whether the layers are causal")
     parser.add_argument("--passes", type=str, nargs="+", help="forward (inference), step (training)")
-    parser.add_argument("--rounds", type=int, help="how often each contender is timed")
-    parser.add_argument("--warmup", type=int, default=1, help="passes before the first timed one")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the order of the contenders")
-    parser.add_argument("--memory", type=bool, help="measure peak memory, each contender in its own process")
+    parser.add_argument("--rounds", type=int, help="how often every contender is timed")
+    parser.add_argument("--warmup", type=int, default=1, help="passes before the first that counts")
+    parser.add_argument("--seed", type=int, default=0, help="of the order in which they take turns")
+    parser.add_argument("--memory", type=bool, help="measure peaks, a process for every contender")
     parser.add_argument("--flops", type=bool, help="count operations")
     parser.add_argument("--output", type=str, help="folder (default: runs/bench-SUITE-TIME)")
     return parser
 
 
 def _list_parser() -> ArgumentParser:
-    parser = _subparser(
-        "list [attention|recipes|datasets] [options]", "List mechanisms, recipes and datasets."
-    )
+    parser = _subparser("list [attention|recipes|datasets] [options]", "What there is.")
     parser.add_argument("what", nargs="?", help="attention, recipes or datasets (default: all three)")
     parser.add_argument("--data_root", type=str, help=_DATA_ROOT)
     return parser

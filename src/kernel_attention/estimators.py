@@ -1,4 +1,4 @@
-"""Classifier and regressor of sequences with the interface of scikit-learn. Needs the extra ``train``.
+"""Classifier and regressor of sequences, as scikit-learn and aeon do it. Needs the extra ``train``.
 
 Legend of shapes: n cases, c channels, n_i time steps of case i, k classes.
 """
@@ -91,7 +91,7 @@ class _AttentionEstimator(BaseEstimator):
         return sequences, y
 
     def _train(self, split: SequenceSplit, num_outputs: int) -> None:
-        """Fit ``model_`` and set the fitted attributes; none is set unless training succeeds."""
+        """Fit ``model_`` and everything that belongs to it; nothing is set unless training succeeds."""
         seed = _seed(self.random_state)
         recipe = self._recipe(seed)
         max_len = self._longest(split.sequences)
@@ -122,7 +122,7 @@ class _AttentionEstimator(BaseEstimator):
         self.best_epoch_ = recorder.best_epoch or len(recorder.rows)
 
     def _recipe(self, seed: int) -> Recipe:
-        """The parameters as a recipe of the trainer, which also checks them."""
+        """The parameters as the trainer takes them; this also checks them."""
         shared = (
             "embed_dim", "num_heads", "num_layers", "feedforward_dim", "dropout", "positions", "pooling",
             "epochs", "batch_size", "optimizer", "learning_rate", "gradient_clip", "accelerator",
@@ -168,7 +168,7 @@ class _AttentionEstimator(BaseEstimator):
                     f"case {case} of X has {len(sequence)} steps, more than max_len={self.max_len_}, where "
                     f"positions and head end; fit with max_len={len(sequence)} or more to leave room"
                 )
-        # The model stays on the CPU, so an estimator that was pickled on a GPU machine opens on any other.
+        # The model rests on the CPU, so that an estimator pickled on a GPU machine opens on any other.
         try:
             model = self.model_.to(training_device(self.accelerator))
             return predict_outputs(model, sequences, self.batch_size)
@@ -206,7 +206,7 @@ class AttentionClassifier(ClassifierMixin, _AttentionEstimator):
         validation_fraction: None trains on all cases and keeps the last epoch. A fraction of the cases,
             stratified, is held out of training, and the epoch that is best on it is kept.
         missing: "error" refuses NaN, "interpolate" fills it linearly within its case and channel.
-        random_state: a whole number gives the same model every time, bit for bit on a CPU; None a new one.
+        random_state: a whole number gives the same model every time, bit for bit on a CPU; None never does.
         accelerator: Lightning's accelerator: "auto", "cpu", "gpu" or "mps".
         verbose: show a progress bar.
 
@@ -214,7 +214,7 @@ class AttentionClassifier(ClassifierMixin, _AttentionEstimator):
         classes_: the labels, sorted, (k,).
         n_features_in_: channels c.
         max_len_: longest sequence that can be predicted.
-        model_: the trained ``kernel_attention.models.SequenceClassifier``, on the CPU.
+        model_: the trained :class:`kernel_attention.models.SequenceClassifier`, on the CPU.
         history_: a dict for every epoch: ``train_loss``, ``train_accuracy``, ``objective_layer_i``, and
             ``val_loss`` and ``val_accuracy`` where cases are held out.
         best_epoch_: the epoch whose weights were kept, counted from 1.
@@ -251,14 +251,14 @@ class AttentionClassifier(ClassifierMixin, _AttentionEstimator):
 class AttentionRegressor(RegressorMixin, _AttentionEstimator):
     """Regressor of sequences: an encoder with the attention mechanism of your choice.
 
-    Parameters, ``X`` and errors are those of ``AttentionClassifier``; ``y`` holds n numbers. The loss is
+    Parameters, ``X`` and errors are those of :class:`AttentionClassifier`; ``y`` holds n numbers. The loss is
     the mean squared error of standardised targets: ``model_`` and ``history_`` (``train_rmse``, ``val_rmse``,
-    ``val_r2``) are in units of ``target_scale_``, predictions in those of y.
+    ``val_r2``) speak in units of ``target_scale_``, predictions in those of y.
 
     Attributes:
         target_mean_: mean of the training targets.
         target_scale_: their standard deviation; 1 where they are constant.
-        others: those of ``AttentionClassifier`` without ``classes_``.
+        others: those of :class:`AttentionClassifier` without ``classes_``.
     """
 
     target_mean_: float
@@ -279,12 +279,12 @@ class AttentionRegressor(RegressorMixin, _AttentionEstimator):
 
 
 def _plain(value: Any) -> Any:
-    """A NumPy number (a search draws such) as a Python number."""
+    """A NumPy number, such as a search draws, as Python's."""
     return value.item() if isinstance(value, np.generic) else value
 
 
 def _seed(random_state: int | np.random.RandomState | None) -> int:
-    """A whole number is the seed itself, as in a recipe; None takes fresh entropy, not a generator's."""
+    """A whole number is its own seed, as in a recipe; None is fresh entropy and draws from no generator."""
     if random_state is None:
         return int(np.random.SeedSequence().generate_state(1)[0])
     generator = check_random_state(random_state)

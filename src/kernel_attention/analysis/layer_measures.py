@@ -1,4 +1,4 @@
-"""The measurements of one layer on one sequence."""
+"""What is measured of one layer on one sequence."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _GIB = 2**30
 
 
 class CaseSettings(NamedTuple):
-    """The quantities to measure and the limits, as ``diagnose`` takes them."""
+    """What to measure, and the limits; see :func:`diagnose`."""
 
     quantities: frozenset[str]
     num_values: int
@@ -69,7 +69,7 @@ def measure_case(
 def _check_memory(
     attention: CapturedAttention, case: int, rows: Tensor | None, settings: CaseSettings
 ) -> None:
-    """InputError for a matrix above the limit. Our layers form the whole kernel, rows chosen or not."""
+    """InputError for a matrix past the limit. A layer of ours makes its whole kernel, rows or not."""
     keys = attention.real_keys.size(1)
     whole = attention.layer is not None and not attention.is_softmax
     queries = keys if whole else int(attention.real_queries[case].sum()) if rows is None else len(rows)

@@ -1,4 +1,4 @@
-"""Measures of one sequence's attention: functions of its matrix alone."""
+"""What is measured of one sequence's attention: functions of its matrix, nothing else."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from kernel_attention.kernels.tensors import mode_gram
 
 
 def singular_values(matrix: Tensor) -> Tensor:
-    """Singular values of every head's matrix (h, n, m), descending, (h, min(n, m))."""
+    """Of every head's matrix (h, n, m), descending, (h, min(n, m))."""
     return torch.linalg.svdvals(matrix)
 
 
 def mode_singular_values(tensor: Tensor) -> list[Tensor]:
-    """Singular values of every unfolding of a kernel tensor (h, n_1, .., n_D): (h, n_n) each, descending.
+    """Of the unfoldings of every head's kernel tensor (h, n_1, .., n_D): mode n's are (h, n_n), descending.
 
     They are the norms of the slices of the multilinear SVD's core along mode n, whose squares the KMLSVD
     thesis (section 4-2-4) reads from the diagonal of S_(n) S_(n)^T.

@@ -1,4 +1,4 @@
-"""The inputs of our own layers' attention, computed from the layers' input."""
+"""What layers of ours attend with, from their input."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def captured_own(
     key_padding_mask: Tensor | None = None,
     is_causal: bool = False,
 ) -> CapturedAttention:
-    """The arguments of a layer's call as a ``CapturedAttention``."""
+    """The arguments of a layer's call as a :class:`CapturedAttention`."""
     x = x.detach()
     source = x if context is None else context.detach()
     q, k, v = (_projected(layer, part, at) for part, at in (("q", x), ("k", source), ("v", source)))
@@ -59,8 +59,8 @@ def captured_own(
 
 
 def near_softmax(attention: CapturedAttention) -> bool:
-    """Whether the kernel-PCA reading applies: the layer is softmax attention or, like RPC-Attention, a
-    variant of it with q, k and v.
+    """Whether the layer is softmax attention or, like RPC-Attention, a change of it with q, k and v of its
+    own, so that the kernel-PCA reading is about it.
     """
     return attention.is_softmax or isinstance(attention.layer, RobustPrincipalAttention)
 
@@ -70,7 +70,7 @@ def objective(attention: CapturedAttention, case: int) -> Tensor | None:
     layer = attention.layer
     if not isinstance(layer, PenalizedAttention) or attention.x is None:
         return None
-    twin = copy.copy(layer)  # shares the parameters; the layer itself keeps its mode and objective
+    twin = copy.copy(layer)  # shares the parameters; the layer's own mode and last objective stay as they are
     twin.training, twin.objective = True, None
     one = slice(case, case + 1)
     twin.attend(attention.x[one], None, attention.real_keys[one], attention.is_causal)
@@ -91,7 +91,7 @@ def scores(attention: CapturedAttention, case: int) -> dict[str, Tensor]:
 
 
 def has_kernel_tensor(attention: CapturedAttention) -> bool:
-    """Whether the layer's kernel is a tensor that ``kernel_tensor`` can form."""
+    """Whether the layer's kernel is a tensor that :func:`kernel_tensor` can form."""
     layer = attention.layer
     return isinstance(layer, DualMultilinearAttention | TensorAttention) or (
         isinstance(layer, MultilinearAttention) and layer.variant != "data_dependent"

@@ -72,7 +72,7 @@ def perplexity(
         precision: of the run: "32-true", "bf16-mixed" or "16-mixed".
 
     Raises:
-        InputError: for a text, context or stride out of range.
+        InputError: for a text, context or stride that cannot be.
     """
     stride = context if stride is None else stride
     require_positive(context=context, stride=stride, batch_size=batch_size)

@@ -1,4 +1,4 @@
-"""The base of all attention layers: sizes, heads, the checks of the call, and the auxiliary objective."""
+"""What every attention layer shares: sizes, heads, the checks of its call, and the auxiliary objective."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kernel_attention.ops.sequence_group import SequenceGroup
 class AttentionLayer(nn.Module, ABC):
     """An attention layer ``x -> y``, (B, N, d) -> (B, N, d).
 
-    A subclass implements ``attend``; the call's checks live here, so that every mechanism refuses bad
+    A subclass implements :meth:`attend`; the call's checks live here, so that every mechanism refuses bad
     input in the same words.
 
     Args:
@@ -27,8 +27,8 @@ class AttentionLayer(nn.Module, ABC):
         num_heads: number of heads h; divides d.
 
     Attributes:
-        sequence_group: the processes that share every sequence, see ``shard_sequence``; None: this process
-            has all of it.
+        sequence_group: the processes that share every sequence, see :func:`shard_sequence`; None: this one
+            has it whole.
     """
 
     supports_context = False
@@ -51,11 +51,11 @@ class AttentionLayer(nn.Module, ABC):
         key_padding_mask: Tensor | None = None,
         is_causal: bool = False,
     ) -> Tensor:
-        """The layer's output, (B, N, d).
+        """Attend.
 
         Args:
             x: (B, N, d).
-            context: (B, S, d), the source of keys and values in cross-attention; None: x itself.
+            context: (B, S, d), what the keys and values are made of in cross-attention; None: x itself.
             key_padding_mask: bool over the keys' tokens, (B, N) or (B, S); True = real token.
             is_causal: output i depends on x[:, :i + 1] only.
 
@@ -72,7 +72,7 @@ class AttentionLayer(nn.Module, ABC):
         """The mechanism itself, on checked arguments."""
 
     def decoder(self) -> AnyDecoder:
-        """The step-by-step form of the layer's causal call; InputError where it has none."""
+        """The layer's causal form step by step; InputError where it has none."""
         raise InputError(
             f"{type(self).__name__} does not decode step by step: call it with is_causal=True on the whole "
             "prefix, where it has a causal form"
@@ -103,9 +103,9 @@ class AttentionLayer(nn.Module, ABC):
 
         Args:
             x: the token, (B, d).
-            state: the state after the tokens before. A growing one is written into. You may go back to it,
-            but
-                to continue it in two ways copy it with ``kernel_attention.functional.reorder``.
+            state: what the tokens before left behind. A growing one is written into: it may be gone back to,
+                but two ways on from it at once need :func:`kernel_attention.functional.reorder`, which
+                copies.
 
         Returns:
             The output (B, d), and the state with the token.
@@ -122,14 +122,14 @@ class AttentionLayer(nn.Module, ABC):
 
     @torch.no_grad()
     def prefill(self, x: Tensor, key_padding_mask: Tensor | None = None) -> tuple[Tensor, Any]:
-        """Read a prompt in parallel: the causal output, and the state after each sequence's real tokens.
+        """A prompt in parallel: the causal form's output, and the state after each sequence's real tokens.
 
         Args:
             x: (B, N, d).
             key_padding_mask: (B, N), True = real token; prompts may differ in length.
 
         Returns:
-            y (B, N, d), and the state to continue from.
+            y (B, N, d), and the state to go on from.
         """
         decoder = self._decoder()
         y = self(x, key_padding_mask=key_padding_mask, is_causal=True)
@@ -182,12 +182,12 @@ class AttentionLayer(nn.Module, ABC):
                 raise InputError(f"{name} over a sharded sequence: {reason}")
 
     def why_not_sharded(self, is_causal: bool) -> str | None:
-        """Why this layer cannot read sequences that are divided among processes; None where it can."""
+        """Why this layer cannot read sequences cut over processes in that form; None where it can."""
         return "its attention needs every token of the sequence on one rank"
 
     @property
     def supports_sharding(self) -> bool:
-        """Whether ``shard_sequence`` takes this layer."""
+        """Whether :func:`shard_sequence` takes this layer."""
         return self.why_not_sharded(False) is None
 
     def extra_repr(self) -> str:
@@ -205,7 +205,7 @@ class AttentionLayer(nn.Module, ABC):
 
 class PenalizedAttention(AttentionLayer):
     """An attention layer with an objective of its own, added to the task's loss through
-    ``auxiliary_loss``.
+    :func:`auxiliary_loss`.
 
     Attributes:
         objective: J of the last forward in training mode, a 0-dimensional tensor, or (B,) where a layer
@@ -221,7 +221,7 @@ class PenalizedAttention(AttentionLayer):
 
     @abstractmethod
     def penalty(self) -> Tensor | None:
-        """What the layer adds to the loss, weights included; None where it adds nothing."""
+        """What the layer adds to the loss, its weights included; None where there is nothing to add."""
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "objective": None}  # a tensor inside an autograd graph cannot be copied

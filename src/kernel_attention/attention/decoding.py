@@ -1,7 +1,7 @@
 """Decoding: what a layer's causal form carries from token to token.
 
-A layer returns its ``Decoder``. ``AttentionLayer`` checks the calls and moves the real tokens of a padded
-prompt together.
+A layer makes a :class:`Decoder` of itself; :class:`kernel_attention.attention.AttentionLayer` checks the
+calls and moves the real tokens of a padded prompt together.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Decoder(ABC, Generic[StateT]):
     def read(self, x: Tensor, lengths: Tensor | None) -> StateT:
         """The state after a prompt x (B, N, d), in parallel.
 
-        ``lengths`` (B,) int64: the number of real tokens of each sequence. They come first; the rest is zero.
-        None: all are real.
+        ``lengths`` (B,) int64: the real tokens of each sequence, which come first; the rest is zero. None:
+        all.
         """
 
 
@@ -72,26 +72,26 @@ class AttentionState(State):
 
 
 class SoftmaxDecoder(Decoder[AttentionState]):
-    """Step-by-step form of softmax, symmetric and cosine attention."""
+    """Of softmax, symmetric and cosine attention."""
 
     def __init__(self, layer: SoftmaxAttention) -> None:
         self.layer = layer
         self.kernel: Kernel = FeatureKernel(cosine, False) if layer.kernel == "cosine" else None
 
     def initial_state(self, batch_size: int) -> AttentionState:
-        """No token read: no keys and values, or their sum at zero."""
+        """See :class:`Decoder`."""
         layer = self.layer
         like = layer.out_proj.weight.new_empty(batch_size, layer.num_heads, 0, layer.head_dim)
         return AttentionState(Position(), empty_memory(self.kernel, like))
 
     def step(self, x: Tensor, state: AttentionState) -> tuple[Tensor, AttentionState]:
-        """One token: x (B, 1, d) -> output (B, 1, d), and the state with the token."""
+        """See :class:`Decoder`."""
         out, memory = attention_step(self.kernel, *self._project(x), state.memory, state.position)
         out = self.layer.out_proj(self.layer.merge_heads(out))
         return out, AttentionState(state.position.next(), memory)
 
     def read(self, x: Tensor, lengths: Tensor | None) -> AttentionState:
-        """The state after a prompt x (B, N, d) with ``lengths`` (B,) real tokens; None: all are real."""
+        """See :class:`Decoder`."""
         memory = read_memory(self.kernel, *self._project(x), whole_lengths(x, lengths))
         return AttentionState(position_after(x, lengths), memory)
 

@@ -2,7 +2,7 @@
 
 A kernel takes queries (B, h, N, p), keys and values (B, h, S, p), and the keywords ``factor``,
 ``key_padding_mask`` (B, S), ``query_padding_mask`` (B, N), ``is_causal`` and ``dropout_p``; see
-``kernel_attention.functional.support_vector_attention`` for their meaning.
+:func:`kernel_attention.functional.support_vector_attention` for their meaning.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class SoftmaxKernel(nn.Module):
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, *, query_padding_mask: Tensor | None = None, **options: Any
     ) -> Tensor:
-        """Softmax attention of q to k and v, (B, h, N, p); the options are in the text of the module."""
+        """See the module's text."""
         return softmax_over_blocks(q, k, v, **options)
 
 
@@ -49,7 +49,7 @@ class LinearKernel(nn.Module):
     Args:
         head_dim: p.
         max_len: not read.
-        feature_map: phi, a name, ``{name: options}`` or a callable of ``kernel_attention.kernels``.
+        feature_map: phi, a name, ``{name: options}`` or a callable of :mod:`kernel_attention.kernels`.
         normalize: None: where the feature map's kernel is never negative.
     """
 
@@ -75,7 +75,7 @@ class LinearKernel(nn.Module):
         self.normalize = positive if normalize is None else normalize
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, dropout_p: float = 0.0, **options: Any) -> Tensor:
-        """Linear attention of q to k and v, (B, h, N, p). ``dropout_p`` is not read: there are no weights."""
+        """See the module's text; ``dropout_p`` is not read, for no weights are formed."""
         return functional.linear_attention(
             q, k, v, feature_map=self.feature_map, normalize=self.normalize, **options
         )
@@ -92,10 +92,10 @@ class SparseKernel(nn.Module):
     Args:
         head_dim: p; not read.
         max_len: longest sequence, for the default stride.
-        pattern: "strided" or "fixed", see ``kernel_attention.functional.SparsePattern``.
+        pattern: "strided" or "fixed", see :class:`kernel_attention.functional.SparsePattern`.
         stride: l; None: sqrt(max_len) rounded, as the paper advises, or 16 where ``max_len`` is not given.
         summary: columns that every query of the fixed pattern sees, per block.
-        impl: "auto", "blocked" or "dense", see ``kernel_attention.functional.sparse_attention``.
+        impl: "auto", "blocked" or "dense", see :func:`kernel_attention.functional.sparse_attention`.
     """
 
     shift_invariant = True
@@ -124,7 +124,7 @@ class SparseKernel(nn.Module):
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, *, query_padding_mask: Tensor | None = None, **options: Any
     ) -> Tensor:
-        """Sparse attention of q to k and v, (B, h, N, p); the options are in the text of the module."""
+        """See the module's text."""
         return functional.sparse_attention(q, k, v, self.pattern, impl=self.impl, **options)
 
     def extra_repr(self) -> str:

@@ -1,5 +1,5 @@
-"""Parts that the data-dependent and the multilinear layers share: the rows sampled from a sequence, the
-projections that their modes read, and their initial weights.
+"""What the data-dependent and the multilinear layers share: the rows sampled from a sequence, the projections
+their modes read, and the weights they start with.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ReadsModes(AttentionLayer):
         self.f_proj = nn.Linear(embed_dim, (order - 2) * embed_dim, bias=bias) if order > 2 else None
 
     def sequences(self, x: Tensor) -> list[Tensor]:
-        """The input of each mode: D tensors (B, h, N, p)."""
+        """What the modes read: D tensors (B, h, N, p)."""
         modes = [self.q_proj(x), self.k_proj(x)]
         if self.f_proj is not None:
             modes += self.f_proj(x).split(self.embed_dim, dim=-1)
@@ -55,8 +55,8 @@ def sampled_rows(
     """Rows of x (B, N, d), evenly spaced over its real tokens: (B, M', d), and their ranks (M',) where
     causal.
 
-    The causal form cannot know the length, so it samples a fixed grid over ``max_len`` and takes the rows
-    reached so far.
+    The causal form cannot know the length, so it samples a fixed grid over ``max_len`` and takes the part
+    reached.
 
     Raises:
         InputError: for a causal call without ``max_len`` or with more than ``max_len`` tokens.

@@ -38,9 +38,9 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
 
     Queries, keys and D - 2 fibers are the modes of a kernel tensor that is never formed. Each token gets R
     scores per mode, E_1 = Phi_1 C_(1) (W_3 (x) W_2) S_(1)^T and so on, joined by ``concat`` into the head's
-    output. The factors to the right of Phi_n do not depend on the sequence and are contracted once per
-    forward. Tokens mix in the data-dependent variant only, apart from the norm that the ``frobenius`` map
-    takes over the sequence.
+    output. All that stands to the right of Phi_n is free of the sequence and contracted once per forward. But
+    for the norm that the ``frobenius`` map takes over the sequence, tokens mix in the data-dependent variant
+    only.
 
     Args:
         embed_dim: model width d.
@@ -53,19 +53,19 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
         core: how S is kept a multilinear SVD's core: "none", "cost" (J_S is added to the loss) or "mlsvd" (S
             is replaced by the core of its own multilinear SVD in every forward).
         feature_map: phi: a name, ``{name: options}`` or a callable; see
-            ``kernel_attention.kernels.get_feature_map``.
-        eta: weight of J in ``auxiliary_loss`` (eta_1 of the thesis).
+            :func:`kernel_attention.kernels.get_feature_map`.
+        eta: weight of J in :func:`auxiliary_loss` (eta_1 of the thesis).
         eta_core: weight of J_S (eta_2); above 0 exactly where ``core="cost"``.
         objective_power: 2 adds eta J^2; 1 adds eta J as the thesis prints it, which is unbounded below and
             runs away.
-        objective_form: "sum" over the tokens (thesis) or "mean" (features over sqrt(N)). Feature maps that do
-            not normalise over the sequence need "mean", because ||K||^2 grows with N^D.
+        objective_form: "sum" over the tokens (thesis) or "mean" (features over sqrt(N)): what feature maps
+            need that do not normalise over the sequence, since ||K||^2 grows with N^D.
         rank_multiplier: rows sampled per rank by the data-dependent variant, M = R * rank_multiplier.
         max_len: longest sequence. It caps M, and fixes the sampling grid of the causal data-dependent form,
             which needs it.
         bias: whether the projections have biases.
-        impl: "plain", the formulas; "fused", one product per token (first derivatives only), see
-            ``kernel_attention.functional.multilinear_layer``; "auto", fused where it exists and is faster.
+        impl: "plain", the formulas; "fused", everything a token meets in one product (first derivatives), see
+            :func:`kernel_attention.functional.multilinear_layer`; "auto", fused where it exists and wins.
 
     Attributes:
         q_proj, k_proj, f_proj: to queries, keys and the D - 2 fibers, one map of width (D - 2) d or None.
@@ -135,7 +135,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
     def attend(
         self, x: Tensor, context: Tensor | None, key_padding_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
-        """Multilinear attention on checked arguments, (B, N, d). In training it keeps J and J_S."""
+        """See :class:`AttentionLayer`."""
         wants_objective = self.training and (self.eta > 0 or self.eta_core > 0)
         core, factors = self.factors()
         if self._is_fused(x, is_causal):
@@ -180,7 +180,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
         )
 
     def _rows(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """f(X) before the heads are split, (B, M', d), of the whole sequence even where it is sharded."""
+        """f(X) before the heads are split, (B, M', d): the whole sequence's, wherever its parts are."""
         if self.sequence_group is None:
             return sample_rows(x, self.num_rows, mask)
         before, total = self.sequence_group.places(num_real(x, mask))
@@ -188,7 +188,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
         return self.sequence_group.total(exactly(rows))
 
     def why_not_sharded(self, is_causal: bool) -> str | None:
-        """Why the layer cannot share a sequence: its form is not the linear one. None where it can."""
+        """See :class:`AttentionLayer`."""
         if self.impl == "plain" or self.feature_map not in (frobenius, identity):
             return "only the linear form is sharded: impl 'auto', feature map frobenius or identity"
         return "its causal form needs every token on one rank" if is_causal else None
@@ -200,7 +200,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
         return self._modes(x, self.factors()[1], key_padding_mask, is_causal, False).scores()
 
     def decoder(self) -> MultilinearDecoder:
-        """The causal form step by step; InputError for ``impl="fused"``, which has none."""
+        """See :class:`AttentionLayer`."""
         if self.impl == "fused":
             raise InputError("impl='fused' has no causal form: use impl='auto' or 'plain'")
         return MultilinearDecoder(self)

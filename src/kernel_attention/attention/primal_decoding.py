@@ -1,4 +1,4 @@
-"""Decoding of the primal layers: a state whose size does not depend on the number of tokens read."""
+"""Decoding of the primal layers: a state whose size does not depend on what was read."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def gathered(layer: PrimalAttention | MultilinearAttention, x: Tensor, lengths: 
 
 
 class PrimalDecoder(Decoder[PrimalState]):
-    """Step-by-step form of ``PrimalAttention``."""
+    """Of :class:`kernel_attention.PrimalAttention`."""
 
     def __init__(self, layer: PrimalAttention) -> None:
         if layer.data_dependent:
@@ -54,7 +54,7 @@ class PrimalDecoder(Decoder[PrimalState]):
         self.layer = layer
 
     def initial_state(self, batch_size: int) -> PrimalState:
-        """No token read: all sums are zero."""
+        """See :class:`Decoder`."""
         layer = self.layer
         dtype = accumulation_dtype(layer.w_e.dtype)
         sums = layer.w_e.new_zeros(batch_size, layer.num_heads, 1, layer.head_dim, dtype=dtype)
@@ -64,7 +64,7 @@ class PrimalDecoder(Decoder[PrimalState]):
         return PrimalState(0, sums, sums, found, found, energy, energy)
 
     def step(self, x: Tensor, state: PrimalState) -> tuple[Tensor, PrimalState]:
-        """One token: x (B, 1, d) -> output (B, 1, d), and the sums with the token."""
+        """See :class:`Decoder`."""
         layer = self.layer
         row, grid_index = None, None
         if layer.data_dependent:
@@ -83,7 +83,7 @@ class PrimalDecoder(Decoder[PrimalState]):
         return layer.output(scores), state
 
     def read(self, x: Tensor, lengths: Tensor | None) -> PrimalState:
-        """The sums after a prompt x (B, N, d) with ``lengths`` (B,) real tokens; None: all are real."""
+        """See :class:`Decoder`."""
         layer, real = self.layer, whole_lengths(x, lengths)
         unread = (torch.arange(x.size(1), device=x.device) >= real[:, None])[:, None, :, None]
         sums, energies = [], []
@@ -107,7 +107,7 @@ class PrimalDecoder(Decoder[PrimalState]):
 
 @dataclass(frozen=True)
 class MultilinearState(State):
-    """The state of causal decoding with D modes.
+    """What causal decoding remembers of D modes.
 
     Attributes:
         position: tokens read, one number or (B,) int64.
@@ -115,7 +115,7 @@ class MultilinearState(State):
             (B, h, p, R) per mode; empty where the variant reads no rows.
         energies: ||X||^2 of every mode, (B, h, 1, 1); empty where the feature map does not divide by it.
         factors: the factors right of Phi_n, (h, M, R) per mode, computed once per sequence. A state is
-            valid for the weights it was made with.
+            for the weights it was made with.
     """
 
     position: int | Tensor
@@ -125,7 +125,7 @@ class MultilinearState(State):
 
 
 class MultilinearDecoder(Decoder[MultilinearState]):
-    """Step-by-step form of ``MultilinearAttention``."""
+    """Of :class:`kernel_attention.MultilinearAttention`."""
 
     def __init__(self, layer: MultilinearAttention) -> None:
         if layer.variant == "data_dependent":
@@ -133,7 +133,7 @@ class MultilinearDecoder(Decoder[MultilinearState]):
         self.layer = layer
 
     def initial_state(self, batch_size: int) -> MultilinearState:
-        """No token read: all norms and projections are zero. The factors are computed here, once."""
+        """See :class:`Decoder`."""
         layer = self.layer
         factors = tuple(layer.factors()[1])
         size = (batch_size, layer.num_heads, layer.head_dim, layer.rank)
@@ -144,7 +144,7 @@ class MultilinearDecoder(Decoder[MultilinearState]):
         return MultilinearState(0, projections, () if energy is None else (energy,) * layer.order, factors)
 
     def step(self, x: Tensor, state: MultilinearState) -> tuple[Tensor, MultilinearState]:
-        """One token: x (B, 1, d) -> output (B, 1, d), and the state with the token."""
+        """See :class:`Decoder`."""
         layer, energies = self.layer, state.energies or (None,) * self.layer.order
         read = [
             features_of(layer.feature_map, mode, energy)
@@ -167,7 +167,7 @@ class MultilinearDecoder(Decoder[MultilinearState]):
         return y, MultilinearState(state.position + 1, projections, after, state.factors)
 
     def read(self, x: Tensor, lengths: Tensor | None) -> MultilinearState:
-        """The state after a prompt x (B, N, d) with ``lengths`` (B,) real tokens; None: all are real."""
+        """See :class:`Decoder`."""
         layer, real = self.layer, whole_lengths(x, lengths)
         factors = tuple(layer.factors()[1])
         projections: tuple[Tensor, ...] = ()

@@ -25,7 +25,7 @@ AttentionSpec = str | Mapping[str, Mapping[str, Any] | None] | tuple[str, Mappin
 
 @dataclass(frozen=True)
 class Mechanism:
-    """A row of the table: a layer class with a preset, its source, costs and abilities.
+    """A row of the table: a layer class with a preset, and what there is to know before choosing it.
 
     Costs are per head; N tokens, p head width, s rank, f the head's factor. ``decoding`` says how the state
     of step-by-step decoding grows: "constant", "N", "N / f", or "no" where there is none.

@@ -63,7 +63,7 @@ class SoftmaxAttention(AttentionLayer):
     def attend(
         self, x: Tensor, context: Tensor | None, key_padding_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
-        """Attention of every head, joined and projected, (B, N, d)."""
+        """See :class:`AttentionLayer`."""
         source = x if context is None else context
         q = self.split_heads(self.q_proj(x))
         k = q if self.k_proj is None else self.split_heads(self.k_proj(source))
@@ -78,7 +78,7 @@ class SoftmaxAttention(AttentionLayer):
         return self.out_proj(self.merge_heads(out))
 
     def decoder(self) -> SoftmaxDecoder:
-        """The causal form step by step."""
+        """See :class:`AttentionLayer`."""
         return SoftmaxDecoder(self)
 
     def kernel_matrix(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:

@@ -35,7 +35,7 @@ class SupportVectorAttention(AttentionLayer):
         embed_dim: model width d.
         num_heads: number of heads; divides d.
         kernel: "softmax", "linear", "sparse" or ``{name: options}``, the options being those of
-            ``kernel_attention.attention.kernel_modules``.
+            :mod:`kernel_attention.attention.kernel_modules`.
         beta: weight of the mean (eq. 26); the paper's tasks have 0.1 to 1.2.
         learn_beta: whether beta is learnt, from that start: one number per layer, as the paper prints one
             beta for all heads.
@@ -49,11 +49,11 @@ class SupportVectorAttention(AttentionLayer):
         convolution: None, "1d" (definition 4) or "2d" (definition 3); goes with beta 0 and factors 1 only.
         kernel_size: of the convolution; None: 5 ("1d") or 2 ("2d"), the paper's.
         conv_weights: "shared", "separate" or "separable", see
-            ``kernel_attention.attention.token_convolution.TokenConvolution``.
+            :class:`kernel_attention.attention.token_convolution.TokenConvolution`.
         grid_size: (H, W) of the tokens, which "2d" needs.
-        class_tokens: tokens in front of the grid, which are not convolved.
+        class_tokens: tokens in front of the grid that the convolution leaves alone.
         max_len: longest sequence; read by the sparse kernel, for its default stride.
-        dropout: probability of dropping an attention weight in training; the linear kernel has no weights.
+        dropout: probability of dropping an attention weight in training; the linear kernel has none to drop.
         bias: whether the four projections have biases.
 
     Attributes:
@@ -127,7 +127,7 @@ class SupportVectorAttention(AttentionLayer):
     def attend(
         self, x: Tensor, context: Tensor | None, key_padding_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
-        """The support vector expansion of every head, joined and projected, (B, N, d)."""
+        """See :class:`AttentionLayer`."""
         self._check_form(x.size(1), is_causal)
         moved = self._compaction(key_padding_mask, is_causal)
         source = x if context is None else context
@@ -144,7 +144,7 @@ class SupportVectorAttention(AttentionLayer):
         return out if moved is None or context is not None else moved.undo(out)
 
     def decoder(self) -> SupportVectorDecoder:
-        """The causal form step by step; InputError for a convolution over a grid, which has none."""
+        """See :class:`AttentionLayer`."""
         if self.convolution is not None and self.convolution.grid_size is not None:
             raise InputError(
                 "a convolution over a grid has no causal form, so nothing to decode; conv1d has one"
@@ -178,7 +178,7 @@ class SupportVectorAttention(AttentionLayer):
     ) -> Iterator[Tensor]:
         """Outputs of the heads of one factor after the other, (B, heads, N, p).
 
-        ``as_matrix`` replaces the values by the identity, so that the outputs are the weights.
+        ``as_matrix`` puts the identity in the place of the values, so that the weights come out.
         """
         options = {"query_padding_mask": mask if is_self else None, "is_causal": is_causal}
         if self.convolution is not None:
@@ -200,7 +200,7 @@ class SupportVectorAttention(AttentionLayer):
             yield self._expand(q[:, heads], k, v, factor=factor, key_padding_mask=mask_of_keys, **options)
 
     def why_not_sharded(self, is_causal: bool) -> str | None:
-        """Why the layer cannot share a sequence: a softmax, pooling or a convolution. None where it can."""
+        """See :class:`AttentionLayer`."""
         if not isinstance(self.kernel, LinearKernel):
             return "a softmax needs every key on one rank; the kernel 'linear' does not"
         if not is_tokenwise(self.kernel.feature_map):
@@ -278,7 +278,7 @@ class SupportVectorAttention(AttentionLayer):
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """nn.functional.linear, or under torch.export a product per sequence.
 
-    For a length ceil(N / factor) the exporter cannot prove that batch and tokens flatten to one dimension.
+    The exporter cannot prove of a length ceil(N / factor) that batch and tokens flatten to one dimension.
     """
     if not is_exporting():
         return nn.functional.linear(x, weight, bias)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class HeadsState(State):
-    """The state of the heads of one factor f.
+    """What the heads of one factor f remember.
 
     Attributes:
         memory: one key and value for every block of f tokens, or their running sum.
@@ -48,8 +48,8 @@ class HeadsState(State):
 
 @dataclass(frozen=True)
 class SupportVectorState(State):
-    """The number of tokens read; the heads' states, one for each run of heads of one factor; and the last
-    s - 1 rows that a convolution reads, (B, s - 1, d) each.
+    """The tokens read; the heads' states, one for each run of heads of one factor; and the last s - 1 rows of
+    what a convolution reads, (B, s - 1, d) each.
     """
 
     position: Position
@@ -58,7 +58,7 @@ class SupportVectorState(State):
 
 
 class SupportVectorDecoder(Decoder[SupportVectorState]):
-    """Step-by-step form of ``SupportVectorAttention``, where it has a causal form."""
+    """Of :class:`kernel_attention.SupportVectorAttention`, where it has a causal form."""
 
     def __init__(self, layer: SupportVectorAttention) -> None:
         self.layer = layer
@@ -70,7 +70,7 @@ class SupportVectorDecoder(Decoder[SupportVectorState]):
             self.kernel = layer.kernel.pattern
 
     def initial_state(self, batch_size: int) -> SupportVectorState:
-        """No token read: every head's memory is empty."""
+        """See :class:`Decoder`."""
         layer, weight = self.layer, self.layer.out_proj.weight
         heads = []
         for group, factor in self.groups:
@@ -90,7 +90,7 @@ class SupportVectorDecoder(Decoder[SupportVectorState]):
         return SupportVectorState(Position(), tuple(heads), window)
 
     def step(self, x: Tensor, state: SupportVectorState) -> tuple[Tensor, SupportVectorState]:
-        """One token: x (B, 1, d) -> output (B, 1, d), and the heads' states with the token."""
+        """See :class:`Decoder`."""
         layer, position = self.layer, state.position
         if layer.convolution is not None:
             rows = [
@@ -112,7 +112,7 @@ class SupportVectorDecoder(Decoder[SupportVectorState]):
         return y, SupportVectorState(position.next(), tuple(parts), window)
 
     def read(self, x: Tensor, lengths: Tensor | None) -> SupportVectorState:
-        """The state after a prompt x (B, N, d) with ``lengths`` (B,) real tokens; None: all are real."""
+        """See :class:`Decoder`."""
         layer, position, lengths = self.layer, position_after(x, lengths), whole_lengths(x, lengths)
         if layer.convolution is not None:
             rows = self._convolved_rows(x)

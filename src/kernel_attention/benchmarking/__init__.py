@@ -1,7 +1,7 @@
-"""Time, memory and operations of attention layers, ours and those that a user might take instead.
+"""Time, memory and operations of attention layers, ours beside what a user would pick instead.
 
-``run_benchmark`` measures a ``Plan``; ``SUITES`` are the plans whose figures the documentation
-shows. The command is ``kernel-attention bench``.
+:func:`run_benchmark` measures a :class:`Plan`; :data:`SUITES` are the plans whose figures the documentation
+shows. On the command line: ``kernel-attention bench``.
 """
 
 from kernel_attention.benchmarking.contenders import contender_names, find_contender

@@ -1,4 +1,4 @@
-"""The table of contenders, and how a name becomes a contender."""
+"""The table of contenders, and contenders by name."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ Make = Callable[[Setting], nn.Module]
 
 @dataclass(frozen=True)
 class Contender:
-    """A row of the table: a layer x -> y, and what it needs.
+    """A row of the table: a layer x -> y, and what it takes.
 
     Attributes:
-        name: name of the row.
+        name: what the row is called.
         make: the layer at a setting, on CPU, in float32.
-        package: the package it needs, "" for none.
-        device: the only device it runs on, "" for any.
-        causal: whether it has a causal form, and whether it has another one.
+        package: the import it needs, "" for none.
+        device: where alone it runs, "" for everywhere.
+        causal: whether it has a causal form; and whether it has another.
         plain: the same layer in its plain form, whose operations are counted; None: ``make``.
-        layers: the layers of an encoder, which needs what they need.
+        layers: of an encoder, its layers; what they take, it takes.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Contender:
     layers: tuple[Contender, ...] = ()
 
     def absence(self, setting: Setting) -> str:
-        """Why it cannot be measured; "" where it can."""
+        """Why it cannot take part, "" where it can."""
         for layer in self.layers:
             if why := layer.absence(setting):
                 return why
@@ -106,15 +106,15 @@ CONTENDERS = {contender.name: contender for contender in (*_baselines(), *PEERS)
 
 
 def contender_names() -> list[str]:
-    """Every name that ``find_contender`` knows: baselines, other libraries' layers, our mechanisms."""
+    """Every name that :func:`find_contender` knows: baselines, peers, our mechanisms."""
     return [*CONTENDERS, *(mechanism.name for mechanism in list_attention())]
 
 
 def find_contender(spec: Spec) -> Contender:
-    """The contender for a name, ``{mechanism: options}``, a list of these, or one of them as YAML.
+    """The contender of a name, of ``{mechanism: options}``, of a list of these, or of that as YAML.
 
     Raises:
-        InputError: for an unknown name or option.
+        InputError: for a name or an option that there is not.
     """
     if isinstance(spec, str) and spec.strip().startswith(("{", "[")):
         try:
@@ -184,7 +184,7 @@ def _mechanism(name: str, options: Mapping[str, Any]) -> Contender:
 
 
 def _check_options(make: Callable[..., nn.Module], options: Mapping[str, Any]) -> None:
-    """InputError, before anything is measured, for options that the mechanism accepts at no size."""
+    """InputError for what the mechanism does not accept at any size, before anything is measured."""
     if "factors" not in options:  # they must fit the number of heads, which is not known yet
         with torch.random.fork_rng(devices=[]):
             make(Setting(length=16))

@@ -1,4 +1,4 @@
-"""A plan from command-line options: a suite, or given contenders at given sizes."""
+"""A plan from what was typed: a suite, or contenders at sizes of one's own."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ SIZES = ("length", "embed_dim", "num_heads", "batch_size", "dtype", "threads", "
 def plan_from_options(
     suite: str | None, contenders: Sequence[Spec], options: Mapping[str, Any], is_causal: bool | None = None
 ) -> Plan:
-    """The suite, with the given options instead of its own.
+    """The suite, with everything given in the place of its own.
 
     Args:
-        suite: a name of ``SUITES``; None: every mechanism, or the given contenders, at the given sizes.
-        contenders: instead of those of the suite, whose baseline stays in.
-        options: values by name of a size or of a field of the plan; None: not given.
+        suite: a name of ``SUITES``; None: every mechanism, or the contenders at the sizes given.
+        contenders: in the place of the suite's; its baseline stays in.
+        options: values by the name of a size, and the plan's own fields; None is not given.
         is_causal: whether the layers are causal.
     """
     if suite is not None and suite not in SUITES:

@@ -1,7 +1,7 @@
 """One token of causal attention at a time: a cache of keys and values, or their running sum.
 
 Every function here gives what the parallel causal form gives the same token. ``factor`` is as in
-``kernel_attention.functional.blocks``: the new token's key and value are its open block's, pooled up to
+:mod:`kernel_attention.functional.blocks`: the new token's key and value are its open block's, pooled up to
 the token; row ``position // factor`` of a cache is the open block until it is complete, then the block.
 
 Legend: B batch, h heads, p head width, f factor, N tokens read, M = ceil(N / f) keys.
@@ -39,7 +39,7 @@ class FeatureKernel(NamedTuple):
 
 
 Kernel = FeatureKernel | SparsePattern | None
-"""How the values are weighted: by features, by a softmax over a pattern, or by a softmax over all (None)."""
+"""What weighs the values: features, softmax over a pattern, or softmax over all (None)."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ Memory = KeyValueCache | RunningSum
 
 
 def energy_before(feature_map: FeatureMap, x: Tensor) -> Tensor | None:
-    """||X||^2 before the first token, (B, h, 1, 1) zeros, where the map divides by it; x gives the sizes."""
+    """||X||^2 of no tokens, (B, h, 1, 1), where the map divides by it; x (B, h, N, p) gives the sizes."""
     return (
         x.new_zeros(*x.shape[:2], 1, 1, dtype=accumulation_dtype(x.dtype))
         if feature_map is frobenius
@@ -88,7 +88,7 @@ def features_of(feature_map: FeatureMap, x: Tensor, energy: Tensor | None) -> tu
 
 
 def empty_memory(kernel: Kernel, like: Tensor) -> Memory:
-    """The memory before the first token; ``like`` (B, h, N, p) gives sizes, precision and device."""
+    """The memory before the first token; ``like`` (B, h, N, p) says sizes, precision and device."""
     if not isinstance(kernel, FeatureKernel):
         nothing = like.new_zeros(*like.shape[:2], 0, like.size(3))
         return KeyValueCache(nothing, nothing)
@@ -103,7 +103,7 @@ def read_memory(kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor
     """The memory after a prompt.
 
     Args:
-        kernel: how the values are weighted.
+        kernel: what weighs the values.
         q: queries, (B, h, N, p).
         k: keys, (B, h, N, p), row i the open block at token i.
         v: values likewise, (B, h, N, p_v).
@@ -195,7 +195,7 @@ def _before(lengths: Tensor, size: int) -> Tensor:
 
 
 def empty_moments(like: Tensor) -> Moments:
-    """The moments before the first key; ``like`` (B, h, N, p) gives sizes, precision and device."""
+    """The moments of no keys; ``like`` (B, h, N, p) says sizes, precision and device."""
     zeros = like.new_zeros(*like.shape[:2], 1, like.size(3), dtype=accumulation_dtype(like.dtype))
     return Moments(like.new_zeros(zeros.shape), zeros, zeros)
 
@@ -224,8 +224,8 @@ def recentre_step(
 ) -> tuple[Tensor, Tensor, Moments]:
     """Attention-BN's query and key of one token, with the statistics of its prefix, and the moments with it.
 
-    This is the causal form of ``kernel_attention.functional.recentre``. Only the query is changed, so the
-    keys of the cache stay as they are. Welford's recurrence adds the new key.
+    See :func:`kernel_attention.functional.recentre`, whose causal form this is: the statistics go to the
+    query alone, so that the keys of the cache stay as they are. Welford's recurrence adds the new key.
     """
     first = choose(position.tokens == 0, k, moments.first)
     shifted = exactly(k - first)

@@ -43,13 +43,13 @@ def linear_attention(
         q: queries, (B, h, N, p).
         k: keys, (B, h, S, p).
         v: values, (B, h, S, p_v).
-        feature_map: phi, from ``kernel_attention.kernels``.
-        normalize: needs a phi whose kernel is not negative. A query whose weights sum to zero gets zeros.
+        feature_map: phi, from :mod:`kernel_attention.kernels`.
+        normalize: wants a phi whose kernel is not negative. A query whose weights sum to zero gets zeros.
         key_padding_mask: (B, S), True = real token.
         query_padding_mask: (B, N), for the feature maps that normalise over the sequence.
         is_causal: query i sees keys 0..i only.
         factor: with ``is_causal``, row i of k and v is the open block of ``factor`` tokens pooled up to token
-            i; query i sees the completed blocks and row i (see ``kernel_attention.functional.blocks``).
+            i; query i sees the completed blocks and row i (see :mod:`kernel_attention.functional.blocks`).
         group: processes that hold the parts of every sequence, with ``factor`` 1 and a feature map that works
             token by token; the arguments are this part's.
 
@@ -101,7 +101,7 @@ def causal_product(phi_q: Tensor, phi_k: Tensor, v: Tensor, chunk_size: int | No
 def _over_ranks(
     phi_q: Tensor, phi_k: Tensor, v: Tensor, group: SequenceGroup, normalize: bool, is_causal: bool
 ) -> Tensor:
-    """Linear attention where the sums over the keys, (B, h, m, p_v + 1), have parts on other ranks."""
+    """The same where the sums over the keys, (B, h, m, p_v + 1), have parts on other ranks."""
     if normalize:
         v = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
     state = exactly(phi_k).mT @ exactly(v)
@@ -125,6 +125,6 @@ def _over_blocks(phi_q: Tensor, phi_k: Tensor, v: Tensor, factor: int) -> Tensor
 
 
 def divide(out: Tensor, weights: Tensor) -> Tensor:
-    """The weighted sums divided by the sums of the weights; 0 where no key was seen."""
-    # Neither the quotient nor its gradient exists where no key was seen.
+    """The weighted sums over the weights' sums; 0 where nothing was seen."""
+    # Neither the quotient nor its gradient exists where nothing was seen.
     return (out / weights.masked_fill(weights < _SMALLEST_SUM, torch.inf)).to(out.dtype)

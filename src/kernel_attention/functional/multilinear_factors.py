@@ -1,6 +1,6 @@
-"""The factors of multilinear attention without tokens, and the core of a core's own multilinear SVD.
+"""What stands to the right of the tokens in multilinear attention, and the core as its own multilinear SVD's.
 
-Source and legend as in ``kernel_attention.functional.multilinear``.
+Source and legend as in :mod:`kernel_attention.functional.multilinear`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from kernel_attention.kernels.tensors import leading_eigenvectors, mode_gram, mo
 def multilinear_factors(
     weights: Sequence[Tensor], core: Tensor, compatibility: Tensor | None = None
 ) -> list[Tensor]:
-    """The factors to the right of Phi_n in eq. 2-23, C_(n) (W_D (x) .. without W_n .. (x) W_1) S_(n)^T: (h,
+    """What stands to the right of Phi_n in eq. 2-23, C_(n) (W_D (x) .. without W_n .. (x) W_1) S_(n)^T: (h,
     M_n, R_n) each.
 
-    They do not depend on the sequence, so they are computed once per forward. In float32 or better.
+    No sequence enters, so this is done once per forward, whatever the number of tokens. In float32 or better.
     """
     with torch.autocast(core.device.type, enabled=False):
         exact = [exactly(weight) for weight in weights]
@@ -34,7 +34,7 @@ def multilinear_factors(
 
 
 def alike(tensors: Sequence[Tensor]) -> bool:
-    """Whether all have the same shape."""
+    """Whether they have one shape."""
     return all(tensor.shape == tensors[0].shape for tensor in tensors)
 
 
@@ -86,7 +86,7 @@ def mlsvd_core(core: Tensor) -> Tensor:
 
     Every S_(n) S_(n)^T of the result is diagonal and falls along the diagonal. Signs are deterministic and
     gradients finite where singular values repeat; see
-    ``kernel_attention.kernels.tensors.leading_eigenvectors``.
+    :func:`kernel_attention.kernels.tensors.leading_eigenvectors`.
     """
     order = core.dim() - 1
     with torch.autocast(core.device.type, enabled=False):

@@ -35,7 +35,7 @@ class PrimalScores(NamedTuple):
 
 
 class PrimalState(NamedTuple):
-    """The state of causal decoding; its size does not depend on the number of tokens read.
+    """What causal decoding remembers; its size does not depend on how many tokens were read.
 
     ``position`` counts the tokens read, one number for all sequences or (B,) int64; ``q_sum`` and ``k_sum``
     are (B, h, 1, p); ``w_e`` and ``w_r`` are the projection weights gathered so far, (B, h, p, s), or None
@@ -101,7 +101,7 @@ def primal_scores(
 def _seen_rows(phi: Tensor, rank: Tensor, rows: Tensor, grid: Tensor, weight: Tensor) -> Tensor:
     """sum over the rows at or before token i of <phi_i, x_m> W[m], (B, h, N, s), ``rank`` (B or 1, 1, N).
 
-    Long sequences are computed slice by slice, so in both passes only a slice of the N x M products exists.
+    Long sequences go slice by slice: of the N x M products no more exists at a time, in either pass.
     """
 
     def read(phi: Tensor, rank: Tensor) -> Tensor:
@@ -145,7 +145,7 @@ def primal_attention(
     """Primal-Attention of one layer, heads apart: (B, h, N, p) -> (B, h, N, p).
 
     ``w_out`` (p, 2s) and ``b_out`` (p,) join the two scores (eq. 8); the other arguments are those of
-    ``primal_scores``. Costs O(N p s) time and O(N s) memory.
+    :func:`primal_scores`. Costs O(N p s) time and O(N s) memory.
     """
     scores = primal_scores(
         q, k, w_e, w_r, rows=rows, grid=grid, running_means=running_means, feature_map=feature_map,
@@ -211,9 +211,9 @@ def objective_from_energy(
     key_padding_mask: Tensor | None = None,
     num_tokens: Tensor | None = None,
 ) -> Tensor:
-    """J as in ``ksvd_objective``, from ``scores_energy``, (B,), and the length N.
+    """J as in :func:`ksvd_objective`, from :func:`scores_energy`, (B,), and the length N.
 
-    ``num_tokens`` (B,) replaces length and mask where other ranks hold tokens too.
+    ``num_tokens`` (B,) takes the place of length and mask where the tokens lie elsewhere too.
     """
     if form not in ("mean", "sum"):
         raise unknown("objective form", form, ("mean", "sum"))
@@ -263,13 +263,13 @@ def primal_step(
     Args:
         q: query of the new token, (B, h, 1, p).
         k: key of the new token, (B, h, 1, p).
-        w_e: as in ``primal_scores``.
-        w_r: as in ``primal_scores``.
-        state: the state after the tokens before.
+        w_e: as in :func:`primal_scores`.
+        w_r: as in :func:`primal_scores`.
+        state: what the tokens before left behind.
         row: the new token's slice of the layer input, (B, h, 1, p), where weights are data-dependent.
         grid_index: m if the new token is the m-th sampled row (t_m = position), None otherwise; or (B, M), 1
             at that row of every sequence and 0 elsewhere.
-        running_means: as in ``primal_scores``.
+        running_means: as in :func:`primal_scores`.
         feature_map: phi, token-wise or the Frobenius map.
     """
     count = scale_by(state.position + 1, state.q_sum)

@@ -48,7 +48,7 @@ def cosine_attention(
 ) -> Tensor:
     """phi(q) phi(k)^T v with phi(x) = x / ||x||, the extra baseline of the released Primal-Attention code.
 
-    Shapes as in ``softmax_attention``. Linear in the sequence: the product is associated to the right,
+    Shapes as in :func:`softmax_attention`. Linear in the sequence: the product is associated to the right,
     and the causal form carries the running p x p_v state from chunk to chunk.
     """
     phi_q, phi_k = cosine(q), cosine(k)

@@ -2,7 +2,7 @@
 
 Every map takes ``x`` (B, h, N, p) and returns (B, h, N, p'). ``key_padding_mask`` (B, N; True = real token)
 and ``is_causal`` matter to the maps that normalise over the sequence; the token-wise maps do not read them.
-The maps with a state are modules, in ``kernel_attention.kernels.softmax_features``.
+The maps with a state of their own are modules, in :mod:`kernel_attention.kernels.softmax_features`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def cosine(x: Tensor, key_padding_mask: Tensor | None = None, is_causal: bool = 
     The norm accumulates in float32 for 16-bit inputs; a zero row stays zero and passes no gradient.
     """
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=accumulation_dtype(x.dtype))
-    # Dividing by a clamped norm would give a zero row the slope 1e12, which gradient clipping cannot undo.
+    # Dividing by a clamped norm would give a zero row the slope 1e12, which no gradient clipping survives.
     return (x / norm.masked_fill(norm < SMALLEST_NORM, torch.inf)).to(x.dtype)
 
 
@@ -59,7 +59,7 @@ def identity(x: Tensor, key_padding_mask: Tensor | None = None, is_causal: bool 
 def elu(x: Tensor, key_padding_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
     """The map elu + 1 of Katharopoulos et al. 2020, per component: x + 1 where x > 0, exp(x) elsewhere.
 
-    Not computed as exp(x) - 1 + 1, which rounds every x below -17 to zero in float32.
+    Written without the detour through exp(x) - 1 + 1, which rounds every x below -17 to zero in float32.
     """
     return x.clamp_max(0.0).exp() + x.relu()
 
@@ -119,7 +119,7 @@ def get_feature_map(feature_map: FeatureMapSpec, head_dim: int | None = None) ->
 def is_positive(feature_map: FeatureMap) -> bool:
     """Whether <phi(x), phi(y)> is never negative, so that it can be divided by its sum over y.
 
-    A map that is not ours is assumed to be.
+    A map that is none of ours is taken to be.
     """
     if isinstance(feature_map, TaylorFeatures):
         return feature_map.order % 2 == 0

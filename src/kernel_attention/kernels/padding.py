@@ -1,5 +1,5 @@
-"""Moving the real tokens of a sequence together, for operations that depend on positions; and padding to
-whole blocks.
+"""Moving the real tokens of a sequence together, for what depends on positions; and padding to whole
+blocks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 class Compaction(NamedTuple):
     """A permutation of the tokens that puts the real ones first, in their order.
 
-    ``order`` (B, N) int64: the token that moves to position n. ``place`` (B, N): the new position of token n.
+    ``order`` (B, N) int64: which token comes to position n. ``place`` (B, N): where token n went.
     ``key_padding_mask`` (B, N): the mask after the move, right padding.
     """
 
@@ -39,8 +39,8 @@ def compaction(key_padding_mask: Tensor) -> Compaction | None:
     """How to compact sequences with this mask (B, N; True = real token); None where they are known to be
     compact.
 
-    The mask is inspected only where that costs nothing: on the CPU, outside compiled code. Elsewhere it would
-    stop the stream or break the graph, so the tokens are moved in any case, possibly to where they are.
+    They are known to be where looking costs nothing: on the CPU, outside compiled code. Elsewhere the answer
+    would stop the stream or break the graph, so that the tokens are moved anyway, possibly to where they are.
     """
     if not torch.compiler.is_compiling() and key_padding_mask.device.type == "cpu":
         late = key_padding_mask[:, 1:] & ~key_padding_mask[:, :-1]

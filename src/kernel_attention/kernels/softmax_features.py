@@ -1,7 +1,7 @@
 """Explicit features of the softmax kernel exp(x . y / sqrt(p)): random ones, and a truncated Taylor series.
 
-Both are modules: their constants are buffers, which move and are saved with the layer that owns them. They
-are called like the functions of ``kernel_attention.kernels.feature_maps``.
+Both are modules: what they need besides the input is a buffer, which moves and is saved with the layer that
+owns them. They are called as the functions of :mod:`kernel_attention.kernels.feature_maps` are.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class SoftmaxPlusFeatures(nn.Module):
             blocks = math.ceil(num_features / head_dim)
             gaussian = torch.randn(blocks, head_dim, head_dim, generator=generator, dtype=torch.float64)
             directions, triangle = torch.linalg.qr(gaussian)
-            # The signs that a QR chooses are not those of a uniform rotation, and would bias the kernel.
+            # The signs that a QR happens to choose are no uniform rotation's, and would bias the kernel.
             directions = directions * triangle.diagonal(dim1=-2, dim2=-1).sign()[:, None, :]
             drawn = directions.flatten(0, 1)[:num_features] * drawn.norm(dim=1, keepdim=True)
         with torch.no_grad():
@@ -75,7 +75,7 @@ class SoftmaxPlusFeatures(nn.Module):
         out.
 
         The largest feature of a query, and of all real keys of a head, becomes 1: long vectors do not
-        underflow. A causal call leaves the keys' factor out, because it would depend on the future.
+        underflow. A causal call leaves the keys' factor out, for it would depend on the future.
         """
         of_q, of_k = self._exponents(q), self._exponents(k)
         of_q = of_q - of_q.detach().amax(dim=-1, keepdim=True)

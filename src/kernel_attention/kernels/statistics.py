@@ -1,7 +1,7 @@
 """Statistics of a padded sequence that no padded position can influence.
 
 Masks are (B, N) bool with True = real token. A real token's *rank* is the number of real tokens before it,
-so every function here returns for a masked sequence what it returns for the same tokens moved together.
+so every function here gives a masked sequence what it would give the same tokens moved together.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def exactly(x: Tensor) -> Tensor:
-    """x in the precision that sums accumulate in."""
+    """x in the precision things accumulate in."""
     return x.to(accumulation_dtype(x.dtype))
 
 
@@ -58,7 +58,7 @@ def running_mean(
     Args:
         x: tokens.
         key_padding_mask: (B, N), True = real token.
-        before: sum (B, h, 1, p) and number (B,) of the real tokens that lie before these.
+        before: of real tokens that lie before these, their sum (B, h, 1, p) and their number (B,).
     """
     total = x.to(accumulation_dtype(x.dtype))
     if key_padding_mask is None:
@@ -91,7 +91,7 @@ def sample_rows(x: Tensor, num_rows: int, key_padding_mask: Tensor | None = None
 def sample_positions(
     x: Tensor, num_rows: int, key_padding_mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """Positions that ``sample_rows`` reads, int64, (M,) without a mask or (B, M); and which hold a row."""
+    """Where :func:`sample_rows` reads: positions int64, (M,) without a mask or (B, M); which hold a row."""
     if key_padding_mask is None:
         return evenly_spaced(num_rows, x.size(1), x.device), None
     rank, present = _spaced_ranks(key_padding_mask, num_rows)
@@ -101,7 +101,7 @@ def sample_positions(
 def part_positions(
     x: Tensor, num_rows: int, key_padding_mask: Tensor | None, before: Tensor, total: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """``sample_positions`` where x (B, N, d) is one part of every sequence.
+    """:func:`sample_positions` where x (B, N, d) is one part of every sequence.
 
     Args:
         x: this part's tokens.
@@ -124,13 +124,13 @@ def part_positions(
 
 
 def _spaced_ranks(key_padding_mask: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
-    """Evenly spaced ranks (B, M) int64, 0 where a sequence has fewer, and which of them exist."""
+    """Evenly spaced ranks (B, M) int64, 0 where a sequence has no more, and where it has one."""
     length = key_padding_mask.sum(dim=1, keepdim=True)
     return _spaced(length, num_rows, min(num_rows, key_padding_mask.size(1)))
 
 
 def _spaced(length: Tensor, num_rows: int, places: int) -> tuple[Tensor, Tensor]:
-    """The ranks and their presence as above, of sequences with ``length`` (B, 1) real tokens."""
+    """Of sequences with length (B, 1) real tokens: ranks and presence as above, for the first places."""
     count = length.clamp_max(num_rows)
     row = torch.arange(places, device=length.device)[None]
     rank = row * (length - 1) // (count - 1).clamp_min(1)

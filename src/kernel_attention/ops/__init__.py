@@ -1,1 +1,1 @@
-"""Fast forms of the mechanisms: the same numbers as ``kernel_attention.functional``, in less time."""
+"""Hardware paths of the mechanisms: the same numbers as :mod:`kernel_attention.functional`, sooner."""

@@ -5,8 +5,7 @@ through V_j, so that all of them together give
 
     y = X M,    M = sum_j s_j W_j^T V_j,    s_j = 1 / ||X W_j^T||_F,    ||X W_j^T||_F^2 = <X^T X, W_j^T W_j>.
 
-For short sequences the number of calls sets the time, and automatic differentiation makes three times as
-many.
+In short sequences the time is that of the calls, and automatic differentiation makes three times as many.
 
 Legend: B batch, N tokens, d width, d' = d + 1 where there are biases (X has a column of ones then) or d, p
 width of a mode, B' = B, or 1 where V is that of all sequences.
@@ -118,7 +117,7 @@ class _MultilinearPass(torch.autograd.Function):
 
 
 def _token_gram(x: Tensor, count: Tensor | None) -> Tensor:
-    """X^T X in float32 or better, (B, d', d'); with ``count`` (B,), X has a column of that many ones."""
+    """X^T X in float32 or better, (B, d', d'); with ``count`` (B,), X has a column of as many ones."""
     exact = exactly(x)
     gram = exact.mT @ exact
     if count is None:

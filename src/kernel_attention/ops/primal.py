@@ -3,10 +3,10 @@
 Everything right of the feature maps is the same for every token, so it is multiplied out beforehand. With
 z_i = [phi(q_i) ; phi(k_i)] a head's output is z_i G, G = [W_{e|X} C_e ; W_{r|X} C_r] being (2p, p), and the
 energy of the objective is <Z^T Z, S>, S being (p, p) for each half of z. A token then costs two small
-products. The backward pass keeps only the input, and computes z again.
+products. The backward pass keeps the input, and nothing else of its size, and computes z again.
 
-An engine loops over the tokens: ``kernel_attention.ops.primal_slices`` in PyTorch,
-``kernel_attention.ops.primal_triton`` on GPUs.
+What walks over the tokens is an engine: :mod:`kernel_attention.ops.primal_slices` in PyTorch,
+:mod:`kernel_attention.ops.primal_triton` on GPUs.
 
 Legend: B batch, N tokens, h heads, p head width, d = h p, M sampled rows, k groups of heads mapped together,
 o outputs of a group.
@@ -27,7 +27,7 @@ from kernel_attention.ops.primal_slices import Tokens
 
 
 class Folded(NamedTuple):
-    """A layer's weights multiplied out, without the tokens; B is 1 where they do not depend on the sequence.
+    """What a layer's weights come to when the tokens are left out; B is 1 where no token enters.
 
     ``maps`` (B, k, 2d / k, o) and ``constant`` (k o,) make the output; ``energy`` (B, h, 2, p, p) is S for
     queries and keys, None where there is no objective.
@@ -39,7 +39,7 @@ class Folded(NamedTuple):
 
 
 class Samples(NamedTuple):
-    """The positions of the sampled rows.
+    """Where the sampled rows lie.
 
     ``positions`` int64, (M,) for all sequences or (B, M); ``present`` (B, M) bool, which of them hold a row,
     or None for all.
@@ -49,7 +49,7 @@ class Samples(NamedTuple):
     present: Tensor | None = None
 
     def read(self, x: Tensor) -> Tensor:
-        """The rows, (B, M, d); zero where a row is missing."""
+        """The rows, (B, M, d); zeros where there is none."""
         if self.positions.dim() == 1:
             rows = x.index_select(1, self.positions)
         else:
@@ -92,7 +92,7 @@ def primal_pass(
         weight: projection to the queries and keys, (h * 2 * p, d): a head's query and key lie side by side.
         bias: (h * 2 * p,) or None.
         num_heads: h.
-        fold: ``fold(rows, *parameters)`` gives ``Folded``; rows are (B, M, d), or None without samples.
+        fold: ``fold(rows, *parameters)`` gives :class:`Folded`; rows are (B, M, d), or None without samples.
         parameters: tensors that ``fold`` is differentiated by.
         samples: where the rows are read.
         normalize: whether phi divides by the norm (cosine), or is the identity.
@@ -110,7 +110,7 @@ class _PrimalPass(torch.autograd.Function):
         samples: Samples | None, engine: ModuleType, *parameters: Tensor,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         with torch.autocast(x.device.type, enabled=False):
-            # Folding the weights is cheap, so autograd differentiates it, in a graph of its own.
+            # Folding the weights is small and left to autograd, in a graph of its own.
             with torch.set_grad_enabled(any(ctx.needs_input_grad)):
                 leaves = [parameter.detach().requires_grad_() for parameter in parameters]
                 rows = None if samples is None else samples.read(x.detach()).requires_grad_()
@@ -148,12 +148,12 @@ class _PrimalPass(torch.autograd.Function):
 
 
 def _gradients(folded: Folded, inputs: list[Tensor], grads: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
-    """Gradients by the inputs, through the outputs that depend on them (the constant only with biases)."""
+    """By the inputs, through those outputs that depend on them: without biases the constant does not."""
     chosen = [
         (output, grad.to(output.dtype))
         for output, grad in zip(folded, grads, strict=True)
         if output is not None and grad is not None and output.requires_grad
     ]
     outputs, given = zip(*chosen, strict=True)
-    # The graph is kept for callers that run backward twice (retain_graph); it is freed with the context.
+    # The graph is kept for a caller who keeps his and comes again; it goes with the context.
     return torch.autograd.grad(outputs, inputs, given, retain_graph=True, materialize_grads=True)

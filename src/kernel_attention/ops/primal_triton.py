@@ -1,4 +1,4 @@
-"""The engine of ``kernel_attention.ops.primal`` in Triton: project, normalise and map in one kernel.
+"""The engine of :mod:`kernel_attention.ops.primal` in Triton: project, normalise and map in one kernel.
 
 A program takes one head of one sequence and ``_TOKENS`` of its tokens, a block at a time: the block of the
 input is projected to the head's query and key, normalised, multiplied into the output, and added to the
@@ -47,7 +47,7 @@ def _features(
     x, w, bias, n, real, D, P: tl.constexpr, PP: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
     HAS_BIAS: tl.constexpr, NORMALIZE: tl.constexpr, SMALLEST: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """phi(q) and phi(k) of a block of one head in float32, (BN, PP) each, and their scales."""
+    """phi(q) and phi(k) of a block of one head in float32, (BN, PP) each, and what they were scaled by."""
     zq = tl.zeros((BN, PP), dtype=tl.float32)
     zk = tl.zeros((BN, PP), dtype=tl.float32)
     for d0 in range(0, D, BD):
@@ -179,7 +179,7 @@ def map_tokens(
     tokens: Tokens, x: Tensor, weight: Tensor, bias: Tensor | None, maps: Tensor, constant: Tensor,
     with_gram: bool,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """The same as ``kernel_attention.ops.primal_slices.map_tokens``, with one group per head."""
+    """As :func:`kernel_attention.ops.primal_slices.map_tokens`, with one group per head."""
     size, splits = _check(tokens, x, weight, maps)
     x, maps = x.contiguous(), maps.contiguous()
     y = torch.empty_like(x)
@@ -196,7 +196,7 @@ def pull_back(
     tokens: Tokens, x: Tensor, weight: Tensor, bias: Tensor | None, maps: Tensor, pull: Tensor | None,
     grad_y: Tensor,
 ) -> Sums:  # fmt: skip
-    """The same as ``kernel_attention.ops.primal_slices.pull_back``, with one group per head."""
+    """As :func:`kernel_attention.ops.primal_slices.pull_back`, with one group per head."""
     size, splits = _check(tokens, x, weight, maps)
     x, maps, grad_y = x.contiguous(), maps.contiguous(), grad_y.contiguous()
     grad_u = x.new_empty(*x.shape[:2], weight.size(0))

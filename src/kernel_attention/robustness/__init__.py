@@ -1,4 +1,4 @@
-"""Attacks on the inputs of a model."""
+"""Attacks on inputs, and what a model makes of them."""
 
 from kernel_attention.robustness.word_swap import GENERIC_WORD, swap_words
 

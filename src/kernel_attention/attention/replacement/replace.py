@@ -34,17 +34,17 @@ SymViT and its two RPC settings, the KMLSVD thesis's FLT (every layer) and LLT (
 
 @dataclass(frozen=True)
 class Replacement:
-    """The replacement of one layer.
+    """What became of one layer.
 
     Attributes:
         layer: index among the model's self-attention layers; None for cross-attention.
         path: dotted name of the module.
-        old: class of the module that was replaced.
-        attention: name of the new mechanism.
+        old: class of what was there.
+        attention: name of the mechanism that is there now.
         options: its options, those taken from the host included.
-        carried: parameters that hold the host's values.
-        new: parameters that are newly initialised.
-        dropped: parameters of the host that were not taken over.
+        carried: its parameters that hold the host's values.
+        new: its parameters that start anew.
+        dropped: the host's parameters that nothing took over.
     """
 
     layer: int | None
@@ -66,7 +66,7 @@ class Replacement:
 
 
 class ReplacementReport(tuple[Replacement, ...]):
-    """The layers replaced, first to last; ``str`` gives a readable text."""
+    """The layers replaced, first to last; ``str`` is for reading."""
 
     __slots__ = ()
 
@@ -92,7 +92,7 @@ def replace_attention(
             self-attention, ours).
         layers: {which: mechanism}. Which: an index (negative from the end), "all", "first", "last",
             "first-K", "last-K", or the dotted name of the attention module or of the one module around it.
-            Mechanism: a name, ``(name, options)`` or ``{name: options}``. ``PATTERNS`` has the papers'.
+            Mechanism: a name, ``(name, options)`` or ``{name: options}``. :data:`PATTERNS` has the papers'.
         options: options of every layer replaced; those given with a mechanism win.
 
     Returns:
@@ -148,7 +148,7 @@ class _Plan:
         if site.host_class is TransformersAttention:
             TransformersAttention.require_usable(site.module)
         host = describe(site.module, site.owners[-1])
-        # Options that only the host can know; the user's options come last and win.
+        # Options that only the host can know; the user's own come last.
         shared = {"bias": host.bias, "dropout": host.dropout, **known_sizes(site.owners)}
         options = {**{key: value for key, value in shared.items() if key in mechanism.options}, **options}
         layer = create_attention(name, host.embed_dim, host.num_heads, **options)
@@ -188,7 +188,7 @@ class _Plan:
 
 
 def _settle_transformers(module: nn.Module, parent: nn.Module) -> None:
-    """Remove the host's output projection and key-value cache: our layer has its own, and no cache."""
+    """Our layer has its own output projection and no key-value cache: the host's must go."""
     owner = output_owner(module, parent)
     if owner is not None and owner[0] is not module:
         setattr(owner[0], owner[1], nn.Identity())

@@ -1,4 +1,4 @@
-"""The attention layers of a model: where they are, and which of them a key names."""
+"""The attention layers of a model: where they are, and which of them a person means."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ def find_sites(model: nn.Module) -> list[Site]:
 
 
 def select(key: object, sites: Sequence[Site]) -> list[Site]:
-    """The layers that a key names: an index, a pattern, or a module's dotted name.
+    """The layers a key names: an index, a pattern, or a module's dotted name.
 
     Raises:
-        InputError: for a key that names no layer, or a module that holds more than one.
+        InputError: for a key that names none, or more than one by the name of a module around them.
     """
     numbered = [site for site in sites if not site.cross]
     if isinstance(key, str):
