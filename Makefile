@@ -54,7 +54,7 @@ format: env  ## let ruff lay out the code
 docs: env  ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-bench: env  ## time and memory of the mechanisms beside what else there is
+bench: env  ## time and memory of the mechanisms and of other libraries' layers
 	$(BIN)/kernel-attention bench
 
 clean:  ## remove what the targets made, the environment included

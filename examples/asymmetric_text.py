@@ -1,8 +1,8 @@
-"""Which word follows which: an asymmetric kernel of text, where symmetric methods have no direction left.
+"""Which word follows which: an asymmetric kernel of text, in which symmetric methods lose the direction.
 
     OMP_NUM_THREADS=1 python examples/asymmetric_text.py IMDB_FOLDER --figure docs/figures/asymmetric-text.png
 
-IMDB_FOLDER holds train.jsonl.gz and test.jsonl.gz, a review a line as {"text": ...} (Maas et al. 2011).
+IMDB_FOLDER holds train.jsonl.gz and test.jsonl.gz, one review per line as {"text": ...} (Maas et al. 2011).
 Two minutes on one core.
 
 The kernel of two words is the association of "a b" in the training reviews,
@@ -11,7 +11,7 @@ The kernel of two words is the association of "a b" in the training reviews,
 
 a graph with directed edges. Its KSVD gives every word an e-score (what follows it) and an r-score (what comes
 before it), and k^(a, b) = sum_l e_l(a) r_l(b) / sigma_l. Kernel PCA decomposes (K + K^T) / 2, with twice as
-many components, so that both keep as many numbers a word.
+many components, so that both keep the same number of scores for a word.
 
 Tested on pairs of adjacent words of the test reviews that no training review has in either order:
 

@@ -11,13 +11,15 @@ In a test suite each check is a test of its own:
     def test_mine(check):
         ka.testing.check_attention("mine", only=[check])
 
-The sizes are different primes, so that a swapped axis cannot pass. The padding of a batch is promised to be without
-influence for any finite content; NaN and infinity are the caller's to keep out.
+The sizes are different primes, so that a swapped axis cannot pass. Padding has no influence for any
+finite content; NaN and infinity are the caller's to keep out.
 """
 
 from __future__ import annotations
 
 import copy
+import dataclasses
+import functools
 import io
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -115,13 +117,31 @@ def objective(layer: AttentionLayer) -> Tensor | None:
     return layer.objective if isinstance(layer, PenalizedAttention) else None
 
 
-CHECKS: dict[str, Callable[[Subject], None]] = {}
+Check = Callable[[Subject], None]
+
+CHECKS: dict[str, Check] = {}
 """Every check by name."""
 
+_NEEDS: dict[
+    str, str
+] = {}  # "causal", "context" or "decoding", which the layer must support; or "any length"
 
-def _check(function: Callable[[Subject], None]) -> Callable[[Subject], None]:
-    CHECKS[function.__name__.lstrip("_")] = function
-    return function
+
+def _check(needs: str = "") -> Callable[[Check], Check]:
+    def register(function: Check) -> Check:
+        CHECKS[function.__name__] = function
+        _NEEDS[function.__name__] = needs
+        return function
+
+    return register
+
+
+def checks_of(case: Subject) -> list[str]:
+    """The names of the checks that apply to a subject."""
+    layer = case.build()
+    able = {name for name in ("causal", "context", "decoding") if layer.supports(**{name: True})}
+    able |= {""} if case.fixed_length else {"", "any length"}
+    return [name for name, needs in _NEEDS.items() if needs in able and name not in case.exempt]
 
 
 def check_attention(
@@ -131,11 +151,11 @@ def check_attention(
     exempt: Mapping[str, str] | None = None,
     **options: Any,
 ) -> list[str]:
-    """Check what every attention mechanism promises; the names of the checks that were run.
+    """Check what every attention mechanism promises; the names of the checks that apply and were run.
 
     Args:
-        mechanism: a registered name, ``make(embed_dim, num_heads)``, or a [`Subject`][kernel_attention.testing.Subject].
-        only: names of [`CHECKS`][kernel_attention.testing.CHECKS]; None: all.
+        mechanism: a registered name, ``make(embed_dim, num_heads)``, or a ``Subject``.
+        only: names of ``CHECKS``; None: all.
         exempt: {name of a check: why it does not apply}.
         options: of a registered mechanism.
 
@@ -144,12 +164,12 @@ def check_attention(
         InputError: for an unknown mechanism, option or check.
     """
     case = mechanism if isinstance(mechanism, Subject) else subject(mechanism, **options)
-    names = list(CHECKS) if only is None else list(only)
-    exempt = {**case.exempt, **(exempt or {})}
-    for name in (*names, *exempt):
+    case = dataclasses.replace(case, exempt={**case.exempt, **(exempt or {})})
+    wanted = set(CHECKS) if only is None else set(only)
+    for name in (*wanted, *case.exempt):
         if name not in CHECKS:
             raise unknown("check", name, CHECKS)
-    run = [name for name in names if name not in exempt]
+    run = [name for name in checks_of(case) if name in wanted]
     for name in run:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
@@ -163,8 +183,8 @@ def check_attention(
 # --- shapes and refusals ------------------------------------------------------------------------------------
 
 
-def _close(actual: Any, expected: Any, **tolerance: float) -> None:
-    torch.testing.assert_close(actual, expected, **tolerance)
+def _close(actual: Any, expected: Any) -> None:
+    torch.testing.assert_close(actual, expected)
 
 
 def _refused(call: Callable[[], Any], *words: str) -> None:
@@ -172,13 +192,14 @@ def _refused(call: Callable[[], Any], *words: str) -> None:
     try:
         call()
     except InputError as error:
-        assert any(word in str(error) for word in words), f"refused without one of {words}: {error}"
-        assert "\n" not in str(error), f"more than one line: {error}"
-        return
-    raise AssertionError(f"a call was not refused that should name one of {words}")
+        message = str(error)
+    else:
+        raise AssertionError(f"a call was not refused that should name one of {words}")
+    assert any(word in message for word in words), f"refused without one of {words}: {message}"
+    assert "\n" not in message, f"more than one line: {message}"
 
 
-@_check
+@_check()
 def output_has_the_shape_and_dtype_of_the_input(case: Subject) -> None:
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
         layer, x = case.build(dtype), inputs(dtype)
@@ -189,7 +210,7 @@ def output_has_the_shape_and_dtype_of_the_input(case: Subject) -> None:
                 assert y.dtype == dtype, f"{dtype} became {y.dtype}"
 
 
-@_check
+@_check()
 def what_a_layer_does_not_support_it_refuses(case: Subject) -> None:
     layer, x = case.build(), inputs()
     if not layer.supports(causal=True):
@@ -203,11 +224,9 @@ def what_a_layer_does_not_support_it_refuses(case: Subject) -> None:
         _refused(lambda: layer.prefill(x), "does not decode")
 
 
-@_check
+@_check("context")
 def cross_attention_reads_another_sequence_of_its_own_length(case: Subject) -> None:
     layer = case.build()
-    if not layer.supports(context=True):
-        return
     x, context = inputs(), inputs(length=CONTEXT)
     y = layer(x, context=context)
     assert y.shape == (BATCH, LENGTH, EMBED_DIM)
@@ -219,7 +238,7 @@ def cross_attention_reads_another_sequence_of_its_own_length(case: Subject) -> N
         _close(y[b : b + 1], layer(x[b : b + 1], context=context[b : b + 1, : b + 1]))
 
 
-@_check
+@_check()
 def printing_a_layer_says_its_sizes(case: Subject) -> None:
     assert f"{EMBED_DIM}, {HEADS}" in repr(case.build())
 
@@ -231,10 +250,8 @@ def _with_garbage(x: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask[..., None], x, 1e4 * torch.randn_like(x))
 
 
-@_check
+@_check("any length")
 def a_padded_batch_gives_each_sequence_its_own_output(case: Subject) -> None:
-    if case.fixed_length:
-        return
     layer, x = case.build(), inputs()
     for mask in masks():
         for form in case.call_forms():
@@ -243,11 +260,11 @@ def a_padded_batch_gives_each_sequence_its_own_output(case: Subject) -> None:
                 _close(y[b, mask[b]], layer(x[b, mask[b]][None], **form)[0])
 
 
-@_check
+@_check("any length")
 def a_padded_batch_has_the_mean_objective_of_its_sequences(case: Subject) -> None:
     layer, x = case.build(), inputs()
     layer(x)
-    if objective(layer) is None or case.fixed_length:
+    if objective(layer) is None:
         return
     for mask in masks():
         for form in case.call_forms():
@@ -268,7 +285,7 @@ def _required(value: Tensor | None) -> Tensor:
     return value
 
 
-@_check
+@_check()
 def the_content_of_the_padding_changes_neither_outputs_nor_gradients(case: Subject) -> None:
     x = inputs()
     for mask in masks():
@@ -285,7 +302,7 @@ def the_content_of_the_padding_changes_neither_outputs_nor_gradients(case: Subje
                 _close(other, results[0])
 
 
-@_check
+@_check()
 def a_full_mask_is_no_mask(case: Subject) -> None:
     layer, x = case.build(), inputs()
     full = torch.ones(BATCH, LENGTH, dtype=torch.bool)
@@ -293,7 +310,7 @@ def a_full_mask_is_no_mask(case: Subject) -> None:
         _close(layer(x, key_padding_mask=full, **form), layer(x, **form))
 
 
-@_check
+@_check()
 def an_empty_sequence_disturbs_nobody(case: Subject) -> None:
     x, mask = inputs().requires_grad_(), right_padding().clone()
     mask[2] = False
@@ -306,7 +323,7 @@ def an_empty_sequence_disturbs_nobody(case: Subject) -> None:
         assert all(p.grad is None or p.grad.isfinite().all() for p in (x, *layer.parameters()))
 
 
-@_check
+@_check()
 def a_sequence_does_not_depend_on_its_batch(case: Subject) -> None:
     layer, x, mask = case.build(), inputs(), right_padding()
     order = torch.randperm(BATCH)
@@ -320,7 +337,7 @@ def a_sequence_does_not_depend_on_its_batch(case: Subject) -> None:
             _close(alone[:, : LENGTHS[b]], y[b : b + 1, : LENGTHS[b]])
 
 
-@_check
+@_check()
 def tokens_mix_as_the_table_says(case: Subject) -> None:
     if case.mixes_tokens not in ("yes", "no"):
         return
@@ -336,12 +353,10 @@ def tokens_mix_as_the_table_says(case: Subject) -> None:
 # --- causality ----------------------------------------------------------------------------------------------
 
 
-@_check
+@_check("causal")
 def the_future_changes_no_bit_of_the_past(case: Subject) -> None:
     for dtype in (torch.float64, torch.float32):
         layer, x = case.build(dtype), inputs(dtype)
-        if not layer.supports(causal=True):
-            return
         for mask in (None, right_padding(), right_padding().flip(1)):
             y = layer(x, key_padding_mask=mask, is_causal=True)
             for now in range(1, LENGTH):
@@ -353,11 +368,9 @@ def the_future_changes_no_bit_of_the_past(case: Subject) -> None:
                     assert torch.equal(seen[:, :now][real], y[:, :now][real]), f"token {now} changes its past"
 
 
-@_check
+@_check("causal")
 def the_future_of_the_mask_changes_no_bit_of_the_past(case: Subject) -> None:
     layer, x = case.build(), inputs()
-    if not layer.supports(causal=True):
-        return
     mask = torch.rand(BATCH, LENGTH) < 0.7
     y = layer(x, key_padding_mask=mask, is_causal=True)
     for now in range(1, LENGTH):
@@ -366,21 +379,17 @@ def the_future_of_the_mask_changes_no_bit_of_the_past(case: Subject) -> None:
         assert torch.equal(seen[:, :now][mask[:, :now]], y[:, :now][mask[:, :now]]), f"mask of token {now}"
 
 
-@_check
+@_check("causal")
 def a_prefix_alone_gives_the_same_outputs(case: Subject) -> None:
     layer, x = case.build(), inputs()
-    if not layer.supports(causal=True):
-        return
     y = layer(x, is_causal=True)
     for now in range(1, LENGTH):
         _close(layer(x[:, :now], is_causal=True), y[:, :now])
 
 
-@_check
+@_check("causal")
 def gradients_flow_from_no_output_to_its_future(case: Subject) -> None:
     x, layer = inputs().requires_grad_(), case.build()
-    if not layer.supports(causal=True):
-        return
     y = layer(x, is_causal=True)
     for now in range(LENGTH):
         (gradient,) = torch.autograd.grad(y[:, now].sum(), x, retain_graph=True)
@@ -391,10 +400,8 @@ def gradients_flow_from_no_output_to_its_future(case: Subject) -> None:
 # --- numbers ------------------------------------------------------------------------------------------------
 
 
-@_check
+@_check("any length")
 def gradients_equal_finite_differences(case: Subject) -> None:
-    if case.fixed_length:
-        return
     layer = case.build()
     names = [name for name, _ in layer.named_parameters()]
     mask = right_padding((5, 3))
@@ -435,7 +442,7 @@ def extreme_inputs() -> dict[str, Tensor]:
     }
 
 
-@_check
+@_check()
 def extreme_inputs_give_finite_outputs_and_gradients(case: Subject) -> None:
     for kind, x in extreme_inputs().items():
         if case.fixed_length and x.size(1) != LENGTH:
@@ -452,7 +459,7 @@ def extreme_inputs_give_finite_outputs_and_gradients(case: Subject) -> None:
                     assert _required(value).isfinite().all(), f"{kind}: {name} is not finite ({form})"
 
 
-@_check
+@_check()
 def zero_tokens_pass_no_exploding_gradient(case: Subject) -> None:
     # A token of zeros (an embedding's padding row, a dead ReLU) sits where x / ||x|| has no slope.
     x = extreme_inputs()["zero_rows"]
@@ -463,7 +470,7 @@ def zero_tokens_pass_no_exploding_gradient(case: Subject) -> None:
         assert largest < 1e3, f"a gradient of {largest:.1e}"
 
 
-@_check
+@_check()
 def float32_is_close_to_float64(case: Subject) -> None:
     x, mask = inputs(), right_padding()
     for form in case.call_forms():
@@ -473,7 +480,7 @@ def float32_is_close_to_float64(case: Subject) -> None:
         assert error < 2e-6, f"relative error {error:.1e} ({form})"
 
 
-@_check
+@_check()
 def autocast_stays_close_and_keeps_the_objective_in_float32(case: Subject) -> None:
     x, mask = inputs(torch.float32), right_padding()
     for form in case.call_forms():
@@ -492,7 +499,7 @@ def autocast_stays_close_and_keeps_the_objective_in_float32(case: Subject) -> No
         assert all(_required(p.grad).dtype == torch.float32 for p in layer.parameters())
 
 
-@_check
+@_check()
 def a_bfloat16_layer_keeps_its_objective_in_float32(case: Subject) -> None:
     layer = case.build(torch.bfloat16)
     layer(inputs(torch.bfloat16))
@@ -500,7 +507,7 @@ def a_bfloat16_layer_keeps_its_objective_in_float32(case: Subject) -> None:
     assert found is None or found.dtype == torch.float32
 
 
-@_check
+@_check()
 def training_forwards_are_deterministic(case: Subject) -> None:
     runs = []
     for _ in range(2):
@@ -512,7 +519,7 @@ def training_forwards_are_deterministic(case: Subject) -> None:
     assert all(torch.equal(first, second) for first, second in zip(*runs, strict=True))
 
 
-@_check
+@_check()
 def non_contiguous_inputs_are_inputs(case: Subject) -> None:
     layer = case.build()
     x = torch.randn(EMBED_DIM, BATCH, LENGTH, dtype=torch.float64).permute(1, 2, 0)
@@ -530,7 +537,7 @@ def _step(layer: AttentionLayer, x: Tensor, **arguments: Any) -> tuple[Tensor, d
     return y, {name: _required(p.grad).clone() for name, p in layer.named_parameters()}
 
 
-@_check
+@_check()
 def every_parameter_is_trained(case: Subject) -> None:
     # DistributedDataParallel refuses a parameter that the loss does not reach.
     for form in case.call_forms():
@@ -540,7 +547,7 @@ def every_parameter_is_trained(case: Subject) -> None:
         assert [name for name, p in layer.named_parameters() if p.grad is None] == []
 
 
-@_check
+@_check()
 def the_objective_belongs_to_training(case: Subject) -> None:
     layer = case.build()
     assert auxiliary_loss(layer).item() == 0.0, "a fresh layer adds to the loss"
@@ -558,7 +565,7 @@ def the_objective_belongs_to_training(case: Subject) -> None:
     assert auxiliary_loss(fresh).item() == 0.0, "an evaluated layer adds to the loss"
 
 
-@_check
+@_check()
 def the_auxiliary_loss_of_a_model_is_the_sum_over_its_layers(case: Subject) -> None:
     layers = [case.build(), case.build(), case.build()]
     nn.Sequential(nn.Linear(EMBED_DIM, EMBED_DIM).double(), *layers)(inputs())
@@ -568,7 +575,7 @@ def the_auxiliary_loss_of_a_model_is_the_sum_over_its_layers(case: Subject) -> N
     _close(auxiliary_loss(model, reduction="mean"), losses.mean())
 
 
-@_check
+@_check()
 def weights_return_from_a_state_dict_to_the_same_outputs(case: Subject) -> None:
     layer, x = case.build(), inputs()
     y, _ = _step(layer, x)
@@ -584,7 +591,7 @@ def weights_return_from_a_state_dict_to_the_same_outputs(case: Subject) -> None:
     assert set(layer.state_dict()) >= {name for name, _ in layer.named_parameters()}
 
 
-@_check
+@_check()
 def a_layer_can_be_copied_after_a_training_forward(case: Subject) -> None:
     for copied in (copy.deepcopy, lambda layer: pickle.loads(pickle.dumps(layer))):
         layer, x = case.build(), inputs()
@@ -597,19 +604,19 @@ def a_layer_can_be_copied_after_a_training_forward(case: Subject) -> None:
         assert all(a is not b for a, b in zip(twin.parameters(), layer.parameters(), strict=True))
 
 
-@_check
+@_check()
 def activation_checkpointing_gives_the_same_gradients(case: Subject) -> None:
     layer, x = case.build(), inputs()
     for form in case.call_forms():
         y, gradients = _step(layer, x, **form)
         layer.zero_grad()
-        again = checkpoint(layer, x, use_reentrant=False, **form)
+        again = checkpoint(functools.partial(layer, **form), x, use_reentrant=False)
         (again.square().sum() + auxiliary_loss(layer)).backward()
         _close(again, y)
         _close({name: p.grad for name, p in layer.named_parameters()}, gradients)
 
 
-@_check
+@_check()
 def reentrant_checkpointing_is_found_out_by_the_auxiliary_loss(case: Subject) -> None:
     layer, x = case.build(), inputs().requires_grad_()
     checkpoint(layer, x, use_reentrant=True)
@@ -619,9 +626,10 @@ def reentrant_checkpointing_is_found_out_by_the_auxiliary_loss(case: Subject) ->
     try:
         auxiliary_loss(layer)
     except RuntimeError as error:
-        assert "use_reentrant=False" in str(error)
+        message = str(error)
     else:
         raise AssertionError("an objective without gradients passed unnoticed")
+    assert "use_reentrant=False" in message
     with torch.no_grad():  # for a log, no gradients are wanted
         assert auxiliary_loss(layer).isfinite()
 
@@ -629,12 +637,12 @@ def reentrant_checkpointing_is_found_out_by_the_auxiliary_loss(case: Subject) ->
 # --- compilers ----------------------------------------------------------------------------------------------
 
 
-@_check
+@_check()
 def one_graph_serves_forward_and_backward(case: Subject) -> None:
     _compiled_equals_eager(case, lengths=(LENGTH,))
 
 
-@_check
+@_check()
 def graphs_of_dynamic_length_equal_eager(case: Subject) -> None:
     _compiled_equals_eager(case, lengths=(11,) if case.fixed_length else (11, 7, 2), dynamic=True)
 
@@ -659,10 +667,8 @@ def _compiled_equals_eager(case: Subject, lengths: tuple[int, ...], dynamic: boo
     torch.compiler.reset()
 
 
-@_check
+@_check("any length")
 def new_lengths_do_not_compile_anew(case: Subject) -> None:
-    if case.fixed_length:
-        return
     graphs = []
 
     def count(graph: Any, _: Any) -> Any:
@@ -680,10 +686,8 @@ def new_lengths_do_not_compile_anew(case: Subject) -> None:
     assert len(graphs) <= 2, f"{len(graphs)} graphs"
 
 
-@_check
+@_check("any length")
 def an_evaluated_layer_can_be_exported_with_any_length(case: Subject) -> None:
-    if case.fixed_length:
-        return
     layer = case.build().eval()
     x, mask = inputs(), right_padding()
     tokens = torch.export.Dim("tokens", min=5, max=13)  # shorter than the sampled rows is another graph
@@ -714,11 +718,9 @@ def _nearly(actual: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(actual, expected.detach(), rtol=1e-10, atol=1e-10)
 
 
-@_check
+@_check("decoding")
 def steps_equal_the_parallel_causal_form(case: Subject) -> None:
     layer, x = case.build(), inputs()
-    if not layer.supports(decoding=True):
-        return
     expected = layer(x, is_causal=True)
     y, _ = decoded(layer, x, layer.initial_state(BATCH))
     _nearly(y, expected)
@@ -728,11 +730,9 @@ def steps_equal_the_parallel_causal_form(case: Subject) -> None:
         _nearly(decoded(layer, x[:, now:], state)[0], expected[:, now:])
 
 
-@_check
+@_check("decoding")
 def prompts_of_different_lengths_go_on_as_if_each_were_alone(case: Subject) -> None:
     layer, new = case.build(), inputs(length=6)
-    if not layer.supports(decoding=True):
-        return
     right = right_padding((*PROMPTS, LENGTH))[:BATCH]
     for mask in (right, right.flip(1), right[:, torch.randperm(LENGTH)]):
         x = inputs().masked_fill(~mask[..., None], torch.nan)
@@ -743,11 +743,9 @@ def prompts_of_different_lengths_go_on_as_if_each_were_alone(case: Subject) -> N
             _nearly(y[b], layer(alone, is_causal=True)[0, -6:])
 
 
-@_check
+@_check("decoding")
 def a_reordered_state_goes_on_from_the_sequences_asked_for(case: Subject) -> None:
     layer, x = case.build(), inputs()
-    if not layer.supports(decoding=True):
-        return
     expected = layer(x, is_causal=True)
     kept = torch.tensor([2, 2, 0, 5])
     _, state = layer.prefill(x[:, :5])
@@ -760,11 +758,9 @@ def a_reordered_state_goes_on_from_the_sequences_asked_for(case: Subject) -> Non
     _nearly(decoded(layer, x[:, 5:], state)[0], expected[:, 5:])
 
 
-@_check
+@_check("decoding")
 def an_older_state_can_be_gone_back_to(case: Subject) -> None:
     layer, x = case.build(), inputs()
-    if not layer.supports(decoding=True):
-        return
     _, state = layer.prefill(x[:, :5])
     decoded(layer, inputs(length=4), state)
     _nearly(decoded(layer, x[:, 5:], state)[0], layer(x, is_causal=True)[:, 5:])

@@ -1,7 +1,7 @@
 """Which layers the contracts are checked on: every mechanism of the table, in the variants named here.
 
 A new mechanism is covered by being in ``list_attention()``. It needs an entry in VARIANTS only where its
-default options do not suit the sizes below, where several forms deserve the battery, or where a contract does
+default options do not suit the sizes of the battery, where several forms deserve it, or where a contract does
 not apply.
 """
 
@@ -13,17 +13,29 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from kernel_attention import list_attention
-from kernel_attention.core.layer import AttentionLayer, PenalizedAttention
-from kernel_attention.core.registry import Mechanism, create_attention
+from kernel_attention.core.layer import AttentionLayer
+from kernel_attention.core.registry import Mechanism
+from kernel_attention.testing import (
+    BATCH,
+    CONTEXT,
+    EMBED_DIM,
+    HEAD_DIM,
+    HEADS,
+    LENGTH,
+    LENGTHS,
+    MAX_LEN,
+    Subject,
+    inputs,
+    objective,
+    right_padding,
+)
 
-# Different primes, so that a swapped axis cannot pass.
-BATCH, HEADS, LENGTH, HEAD_DIM, CONTEXT = 7, 3, 11, 5, 13
-EMBED_DIM = HEADS * HEAD_DIM
-MAX_LEN = 17
-LENGTHS = (11, 7, 2, 5, 1, 10, 3)  # real tokens of each sequence of a padded batch
+__all__ = [
+    "BATCH", "CONTEXT", "EMBED_DIM", "HEADS", "HEAD_DIM", "LENGTH", "LENGTHS", "MAX_LEN",
+    "inputs", "objective", "right_padding",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -32,36 +44,25 @@ class Variant:
 
     ``objective_over``: what an objective that is one number is a mean over, "tokens" or "sequences".
     ``causal``: False where these options rule out a mechanism's causal form.
-    ``exempt``: {name of a contract test: why it does not apply}.
+    ``exempt``: {name of a check: why it does not apply}.
     """
 
     options: Mapping[str, Any] = field(default_factory=dict)
     objective_over: str = "tokens"
     causal: bool = True
+    fixed_length: bool = False
     exempt: Mapping[str, str] = field(default_factory=dict)
 
 
 _BLOCKED = {
-    "test_cross_attention_reads_another_sequence_of_its_own_length": "the blocked form is self-attention's",
-    "test_the_mask_of_cross_attention_is_over_the_context": "the blocked form is self-attention's",
+    "cross_attention_reads_another_sequence_of_its_own_length": "the blocked form is self-attention's",
 }
-_GRID = dict.fromkeys(
-    (
-        "test_a_padded_batch_gives_each_sequence_its_own_output",
-        "test_an_evaluated_layer_can_be_exported_with_any_length",
-        "test_extreme_inputs_give_finite_outputs_and_gradients",
-        "test_gradients_of_inputs_and_parameters_equal_finite_differences",
-        "test_new_lengths_do_not_compile_anew",
-    ),
-    "the token grid fixes the length; see tests/attention/test_support_vector.py",
-)
 _EAGER = dict.fromkeys(
     (
-        "test_an_evaluated_layer_can_be_exported_with_any_length",
-        "test_graphs_of_dynamic_length_equal_eager",
-        "test_inductor_equals_eager",
-        "test_new_lengths_do_not_compile_anew",
-        "test_one_graph_serves_forward_and_backward",
+        "an_evaluated_layer_can_be_exported_with_any_length",
+        "graphs_of_dynamic_length_equal_eager",
+        "new_lengths_do_not_compile_anew",
+        "one_graph_serves_forward_and_backward",
     ),
     "a backward pass written by hand is not compiled; impl='auto' takes the plain form there",
 )
@@ -131,7 +132,7 @@ VARIANTS: dict[str, dict[str, Variant]] = {
         "separable": Variant({"conv_weights": "separable", "kernel_size": 3}),
         "linear": Variant({"kernel": "linear"}),
     },
-    "conv2d": {"": Variant({"grid_size": (2, 5), "class_tokens": 1}, exempt=_GRID)},
+    "conv2d": {"": Variant({"grid_size": (2, 5), "class_tokens": 1}, fixed_length=True)},
     "multilinear": {
         "": Variant({"rank": 3, "eta": 0.3}, objective_over="sequences"),
         "data_dependent": Variant(
@@ -206,25 +207,31 @@ class Case:
     def causal(self) -> bool:
         return self.mechanism.causal and self.variant.causal
 
-    @property
-    def any_mask(self) -> bool:
-        return True
-
-    def build(self, dtype: torch.dtype = torch.float64, **options: Any) -> AttentionLayer:
-        """The layer in training mode, with every parameter moved off its start: zeros would hide errors."""
+    def make(self, embed_dim: int, num_heads: int, **options: Any) -> AttentionLayer:
+        """A new layer of the variant."""
         options = {**self.variant.options, **options}
         if "max_len" in self.mechanism.options:
             options.setdefault("max_len", MAX_LEN)
-        torch.manual_seed(1)
-        layer = create_attention(self.mechanism.name, EMBED_DIM, HEADS, **options)
-        with torch.no_grad():
-            for parameter in layer.parameters():
-                parameter.add_(0.1 * torch.randn_like(parameter))
-        return layer.to(dtype)
+        return self.mechanism.build(embed_dim, num_heads, **options)
+
+    def subject(self, **options: Any) -> Subject:
+        """What the battery checks."""
+        return Subject(
+            str(self),
+            lambda d, h: self.make(d, h, **options),
+            objective_over=self.variant.objective_over,
+            mixes_tokens=self.mechanism.mixes_tokens,
+            fixed_length=self.variant.fixed_length,
+            exempt=self.variant.exempt,
+        )
+
+    def build(self, dtype: torch.dtype = torch.float64, **options: Any) -> AttentionLayer:
+        """The layer in training mode, with every parameter moved off its start."""
+        return self.subject(**options).build(dtype)
 
     def call_forms(self) -> list[dict[str, bool]]:
         """The ways a layer of this kind may be called on one sequence batch."""
-        return [{"is_causal": False}, {"is_causal": True}] if self.causal else [{"is_causal": False}]
+        return self.subject().call_forms()
 
 
 def _cases() -> list[Case]:
@@ -252,19 +259,3 @@ def cases_where(accept: Callable[[Case], bool] = lambda case: True, *, others_sl
 
 
 every_case = cases_where()
-causal_cases = cases_where(lambda case: case.causal)
-
-
-def inputs(dtype: torch.dtype = torch.float64, batch: int = BATCH, length: int = LENGTH) -> Tensor:
-    """(B, N, d)."""
-    return torch.randn(batch, length, EMBED_DIM, dtype=dtype)
-
-
-def right_padding(lengths: tuple[int, ...] = LENGTHS) -> Tensor:
-    """(B, N) bool, True = real token."""
-    return torch.arange(max(lengths))[None] < torch.tensor(lengths)[:, None]
-
-
-def objective(layer: AttentionLayer) -> Tensor | None:
-    """J of the last training forward, a number or (B,); None for a layer without one."""
-    return layer.objective if isinstance(layer, PenalizedAttention) else None

@@ -11,7 +11,6 @@ from contracts.cases import (
     EMBED_DIM,
     HEAD_DIM,
     HEADS,
-    LENGTH,
     cases_where,
     every_case,
     inputs,
@@ -19,29 +18,16 @@ from contracts.cases import (
 )
 
 from kernel_attention import InputError, create_attention
-from kernel_attention.functional import KeyValueCache, move, reorder, state_bytes
-
-PROMPTS = (6, 1, 4, 3, 2, 0, 5)  # real tokens of each sequence's prompt
-NEW = 6
+from kernel_attention.functional import KeyValueCache, move, state_bytes
+from kernel_attention.testing import decoded
 
 
 def decodes(case) -> bool:
     return case.mechanism.decoding != "no" and case.causal
 
 
-decoding_cases = cases_where(decodes)
 one_variant_each = cases_where(decodes, others_slow=True)
-other_cases = cases_where(lambda case: not decodes(case))
 defaults = cases_where(lambda case: decodes(case) and not case.variant_name)
-
-
-def decoded(layer, x, state):
-    """The outputs for x (B, N, d) one by one, and the last state."""
-    y = []
-    for token in x.unbind(dim=1):
-        out, state = layer.step(token, state)
-        y.append(out)
-    return torch.stack(y, dim=1), state
 
 
 def close(actual, expected):
@@ -67,64 +53,6 @@ def tensors(state):
 @every_case
 def test_a_layer_says_whether_it_decodes(case):
     assert case.build().supports(decoding=True) == decodes(case)
-
-
-@decoding_cases
-def test_step_by_step_equals_the_parallel_causal_form(case):
-    layer, x = case.build(), inputs()
-    y, _ = decoded(layer, x, layer.initial_state(BATCH))
-    close(y, layer(x, is_causal=True).detach())
-
-
-@decoding_cases
-def test_a_prompt_and_steps_equal_the_parallel_form(case):
-    layer, x = case.build(), inputs()
-    expected = layer(x, is_causal=True).detach()
-    for now in (1, 4, 6, LENGTH - 1):
-        y, state = layer.prefill(x[:, :now])
-        close(y, expected[:, :now])
-        close(decoded(layer, x[:, now:], state)[0], expected[:, now:])
-
-
-@decoding_cases
-@pytest.mark.parametrize(
-    "side", [*(pytest.param(side, marks=pytest.mark.slow) for side in ("right", "left")), "holes"]
-)
-def test_prompts_of_different_lengths_go_on_as_if_each_were_alone(case, side):
-    layer, x, new = case.build(), inputs(), inputs(length=NEW)
-    mask = right_padding((*PROMPTS, LENGTH))[:BATCH]
-    if side == "left":
-        mask = mask.flip(1)
-    elif side == "holes":
-        mask = mask[:, torch.randperm(LENGTH)]
-    x[~mask] = torch.nan
-    _, state = layer.prefill(x, mask)
-    y, _ = decoded(layer, new, state)
-    for b in range(BATCH):
-        alone = torch.cat([x[b, mask[b]], new[b]])[None]
-        close(y[b], layer(alone, is_causal=True)[0, -NEW:].detach())
-
-
-@one_variant_each
-def test_a_reordered_state_goes_on_from_the_sequences_asked_for(case):
-    layer, x = case.build(), inputs()
-    kept = torch.tensor([2, 2, 0, 5])
-    _, state = layer.prefill(x[:, :5])
-    beams = reorder(state, kept)
-    assert type(beams) is type(state)
-    new = torch.randn(4, 3, EMBED_DIM, dtype=x.dtype)
-    y, _ = decoded(layer, new, beams)
-    close(y, layer(torch.cat([x[kept, :5], new], dim=1), is_causal=True)[:, 5:].detach())
-    # The copy was written into, not the state it was made from.
-    close(decoded(layer, x[:, 5:], state)[0], layer(x, is_causal=True)[:, 5:].detach())
-
-
-@one_variant_each
-def test_an_older_state_can_be_gone_back_to(case):
-    layer, x = case.build(), inputs()
-    _, state = layer.prefill(x[:, :5])
-    decoded(layer, inputs(length=4), state)
-    close(decoded(layer, x[:, 5:], state)[0], layer(x, is_causal=True)[:, 5:].detach())
 
 
 @one_variant_each
@@ -187,20 +115,6 @@ def test_a_token_of_another_shape_is_refused(case, shape):
         layer.step(torch.zeros(shape, dtype=torch.float64), layer.initial_state(2))
 
 
-@other_cases
-def test_a_layer_that_cannot_decode_says_so(case):
-    layer, x = case.build(), inputs()
-    for call in (
-        lambda: layer.initial_state(BATCH),
-        lambda: layer.step(x[:, 0], None),
-        lambda: layer.prefill(x),
-    ):
-        with pytest.raises(
-            InputError, match=r"does not decode|no causal form|no data-dependent causal|no linear"
-        ):
-            call()
-
-
 # Forms that the battery's variants leave out.
 FURTHER = [
     ("primal", {"rank": 2, "rank_multiplier": 2, "max_len": 17, "feature_map": "frobenius"}),
@@ -236,7 +150,7 @@ def test_further_forms_equal_the_parallel_form(name, options):
 def test_options_without_a_causal_form_are_named():
     for name, options, message in [
         ("conv2d", {"grid_size": (2, 3)}, "a convolution over a grid has no causal form"),
-        ("batch_norm", {"kernel": "linear"}, "has no linear form"),
+        ("batch_norm", {"kernel": "linear"}, "has no causal form in linear time"),
         ("rpc", {}, "RobustPrincipalAttention does not decode step by step"),
         ("primal", {"impl": "fused"}, "impl='fused' has no data-dependent causal form"),
         ("multilinear", {"impl": "fused"}, "impl='fused' has no causal form"),

@@ -1,0 +1,94 @@
+"""Every mechanism, in every variant, keeps what `kernel_attention.testing` says any mechanism must keep."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from contracts.cases import CASES, CONTEXT, EMBED_DIM, VARIANTS, Case, inputs, right_padding
+
+from kernel_attention import InputError, create_attention, list_attention
+from kernel_attention.testing import CHECKS, Subject, check_attention, checks_of, subject
+
+# A compilation takes seconds: of these the quick suite runs one variant of each mechanism, or none.
+COMPILED = {
+    "one_graph_serves_forward_and_backward",
+    "new_lengths_do_not_compile_anew",
+    "an_evaluated_layer_can_be_exported_with_any_length",
+}
+SLOW = {"graphs_of_dynamic_length_equal_eager"}
+
+
+def _pairs():
+    for case in CASES:
+        for check in checks_of(case.subject()):
+            slow = check in SLOW or (check in COMPILED and case.variant_name)
+            yield pytest.param(case, check, marks=pytest.mark.slow if slow else (), id=f"{check}-{case}")
+
+
+@pytest.mark.parametrize(("case", "check"), list(_pairs()))
+def test_the_contract(case: Case, check: str):
+    assert check_attention(case.subject(), only=[check]) == [check]
+
+
+def test_the_battery_covers_every_mechanism_and_exempts_only_from_checks_that_exist():
+    names = {mechanism.name for mechanism in list_attention()}
+    assert {case.mechanism.name for case in CASES} == names
+    assert set(VARIANTS) <= names
+    assert {check for case in CASES for check in case.variant.exempt} <= set(CHECKS)
+
+
+def test_a_layer_that_breaks_a_promise_is_found_out():
+    class Leaking(type(create_attention("softmax", 15, 3))):
+        def attend(self, x, context, key_padding_mask, is_causal):
+            return super().attend(x, context, key_padding_mask, False)
+
+    with pytest.raises(AssertionError, match=r"leaking: the_future_changes_no_bit_of_the_past: token 1"):
+        check_attention(Subject("leaking", Leaking), only=["the_future_changes_no_bit_of_the_past"])
+
+
+def test_an_unknown_check_or_mechanism_is_refused():
+    with pytest.raises(InputError, match="unknown check 'a_full_mask'"):
+        check_attention("softmax", only=["a_full_mask"])
+    with pytest.raises(InputError, match="unknown attention mechanism 'mine'"):
+        check_attention("mine")
+    assert subject("primal", rank=2).build().max_len == 17
+
+
+# What the base class refuses is the same for every mechanism: once is enough.
+
+
+def refused(message: str, x, **arguments: object) -> None:
+    layer = create_attention("softmax", EMBED_DIM, 3).double()
+    with pytest.raises(InputError, match=re.escape(message)) as error:
+        layer(x, **arguments)
+    assert "\n" not in str(error.value)
+
+
+def test_a_bad_call_is_refused_with_the_argument_and_the_value():
+    x, mask = inputs(), right_padding()
+    refused(f"x has shape (11, 15), expected (B, N, {EMBED_DIM})", x[0])
+    refused("x has shape (7, 11, 14)", x[..., 1:])
+    refused("x has shape (7, 0, 15)", x[:, :0])
+    refused("x has dtype torch.int64", x.long())
+    refused("key_padding_mask has shape (7, 11) and dtype torch.float64", x, key_padding_mask=mask.double())
+    refused("torch.bool (True = real token)", x, key_padding_mask=mask.long())
+    refused("key_padding_mask has shape (7, 10)", x, key_padding_mask=mask[:, 1:])
+    refused("key_padding_mask has shape (11,)", x, key_padding_mask=mask[0])
+    refused("expected (7, 11)", x, key_padding_mask=mask[:1])
+    refused("context has shape (6, 11, 15), expected (7, S, 15)", x, context=x[1:])
+    refused("context has shape (11, 15)", x, context=x[0])
+    refused("context has shape (7, 11, 14)", x, context=x[..., 1:])
+    refused("context has shape (7, 0, 15)", x, context=x[:, :0])
+    refused("key_padding_mask has shape (7, 11)", x, context=inputs(length=CONTEXT), key_padding_mask=mask)
+
+
+def test_sizes_that_do_not_fit_are_refused():
+    with pytest.raises(InputError, match="embed_dim=15 must be divisible by num_heads=4"):
+        create_attention("softmax", 15, 4)
+    for bad in (0, -3, 2.5, "15", None, True):
+        for name, sizes in (("embed_dim", (bad, 3)), ("num_heads", (15, bad))):
+            with pytest.raises(
+                InputError, match=re.escape(f"{name}={bad!r} must be a whole number of at least 1")
+            ):
+                create_attention("softmax", *sizes)
