@@ -271,15 +271,17 @@ def loss_and_gradients(
     return [y.detach(), *torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)]
 
 
-def close(found: list[Tensor], wanted: list[Tensor], again: Callable[[], list[Tensor]], unit: float) -> None:
-    """Equal but for rounding: by a plain bound, or by what the roundings of the computation do to it."""
+def close(
+    found: list[Tensor], wanted: list[Tensor], unit: float, *computations: Callable[[], list[Tensor]]
+) -> None:
+    """Equal but for rounding: by a plain bound, or by what rounding does to the computations behind both."""
+    plain = 1e3 if unit == UNITS[torch.float64] else 8.0
     offs = [(a.double() - b.double()).norm().item() for a, b in zip(found, wanted, strict=True)]
-    if all(off <= 1e3 * unit * (1 + b.norm().item()) for off, b in zip(offs, wanted, strict=True)):
+    if all(off <= plain * unit * (1 + b.norm().item()) for off, b in zip(offs, wanted, strict=True)):
         return
-    exact = again()
-    far = spread(again, exact, unit=unit, draws=4)
-    for n, (off, radius, value) in enumerate(zip(offs, far, wanted, strict=True)):
-        bound = 32 * radius + 64 * unit * (1 + value.norm().item())
+    spreads = [spread(run, run(), unit=unit, draws=4) for run in computations]
+    for n, (off, *radii, value) in enumerate(zip(offs, *spreads, wanted, strict=True)):
+        bound = 32 * sum(radii) + 64 * unit * (1 + value.norm().item())
         assert off <= bound, f"result {n} is off by {off:.3g} where roundings explain {bound:.3g}"
 
 
@@ -337,15 +339,17 @@ def equals_reference(case: Case) -> None:
     total = (y * towards)[case.real].sum() + penalty
     wanted = [y[case.real].detach()]
     wanted += torch.autograd.grad(total, [x, *weights.values()], allow_unused=True, materialize_grads=True)
-    close(found_by_layer, wanted, again, UNITS[torch.float64])
+    close(found_by_layer, wanted, UNITS[torch.float64], again)
 
 
 def equals_the_other_form(case: Case) -> None:
     """impl plain against fused, dense against blocked, whole against chunked."""
     other, towards = case.twin(case.drawn.other or {}), torch.randn_like(case.x)
-    again = lambda: loss_and_gradients(case.layer, case.x, case.arguments, case.real, towards)  # noqa: E731
-    found = loss_and_gradients(other, case.x, case.arguments, case.real, towards)
-    close(found, again(), again, UNITS[torch.float64])
+    one, two = (
+        lambda layer=layer: loss_and_gradients(layer, case.x, case.arguments, case.real, towards)
+        for layer in (other, case.layer)
+    )
+    close(one(), two(), UNITS[torch.float64], one, two)
 
 
 def equals_each_sequence_alone(case: Case) -> None:
@@ -367,7 +371,7 @@ def equals_each_sequence_alone(case: Case) -> None:
             arguments["context"] = case.context[b : b + 1, mask[b]]
             y = case.layer(case.x, **{**padded, "context": garbage})[b]
         again = lambda alone=alone, arguments=arguments: [case.layer(alone, **arguments)[0].detach()]  # noqa: E731
-        close([y.detach()], again(), again, UNITS[torch.float64])
+        close([y.detach()], again(), UNITS[torch.float64], again)
 
 
 def sees_its_prefix_alone(case: Case) -> None:
@@ -379,7 +383,7 @@ def sees_its_prefix_alone(case: Case) -> None:
     real = case.real[:, :last]
     again = lambda: [case.layer(case.x[:, :last], **arguments)[real].detach()]  # noqa: E731
     y = case.layer(case.x, **case.arguments)[:, :last][real]
-    close([y.detach()], again(), again, UNITS[torch.float64])
+    close([y.detach()], again(), UNITS[torch.float64], again)
 
 
 def decodes_what_it_computes_in_parallel(case: Case) -> None:
@@ -394,7 +398,7 @@ def decodes_what_it_computes_in_parallel(case: Case) -> None:
         y, state = layer.step(token, state)
         outputs.append(y)
     again = lambda: [layer(case.x, is_causal=True).detach()]  # noqa: E731
-    close([torch.stack(outputs, dim=1)], again(), again, UNITS[torch.float64])
+    close([torch.stack(outputs, dim=1)], again(), UNITS[torch.float64], again)
 
 
 def is_close_in_lower_precision(case: Case) -> None:
@@ -415,7 +419,7 @@ def is_close_in_lower_precision(case: Case) -> None:
     again = lambda: loss_and_gradients(exact, x.double(), raised, case.real, towards.double())  # noqa: E731
     assert all(value.isfinite().all() for value in found)
     count = len(found) if dtype == torch.float32 else 1
-    close(found[:count], again()[:count], lambda: again()[:count], UNITS[dtype])
+    close(found[:count], again()[:count], UNITS[dtype], lambda: again()[:count])
 
 
 def equals_the_formula_of_attention(case: Case) -> None:
@@ -425,7 +429,7 @@ def equals_the_formula_of_attention(case: Case) -> None:
     again = lambda: loss_and_gradients(case.layer, x, case.arguments, case.real, towards)  # noqa: E731
     with sdpa_kernel(SDPBackend.MATH):
         wanted = again()
-    close(again(), wanted, again, UNITS[torch.float64])
+    close(again(), wanted, UNITS[torch.float64], again)
 
 
 def relations(case: Case) -> Iterator[Callable[[Case], None]]:
