@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from kernel_attention import InputError, PrimalAttention, SoftmaxAttention, auxiliary_loss
+from kernel_attention.core import layer as base
+from kernel_attention.core.layer import bounded_square
+from kernel_attention.experiments.data import load_time_series
+from kernel_attention.models import SequenceClassifier
 
 
 def layers(*etas: float) -> nn.Sequential:
@@ -70,3 +77,109 @@ def test_minimising_it_brings_the_objective_to_zero():
         auxiliary_loss(model).backward()
         optimizer.step()
     assert model[0].objective.abs() < 1e-2
+
+
+def test_the_bounded_square_is_the_square_up_to_the_bound_and_joins_smoothly():
+    j = torch.tensor([-4.0, -3.999, 0.0, 1.5, 4.0], dtype=torch.float64, requires_grad=True)
+    inside = bounded_square(j, 4.0)
+    assert torch.equal(inside, j.square())
+    assert torch.equal(torch.autograd.grad(inside.sum(), j)[0], 2 * j)
+    past = torch.tensor([4 * (1 + 1e-9), -4 * (1 + 1e-9)], dtype=torch.float64, requires_grad=True)
+    beyond = bounded_square(past, 4.0)
+    torch.testing.assert_close(beyond, past.square(), rtol=1e-12, atol=0.0)
+    torch.testing.assert_close(torch.autograd.grad(beyond.sum(), past)[0], 2 * past, rtol=1e-8, atol=0.0)
+
+
+@pytest.mark.parametrize("bound", [4.0, math.inf, torch.tensor([3.0, 5.0, 7.0])], ids=str)
+def test_the_bounded_square_has_finite_gradients_up_to_the_largest_objectives(bound):
+    sizes = [0.0, 10.0, 1e18] if isinstance(bound, float) and math.isinf(bound) else [0.0, 10.0, 1e36]
+    j = torch.tensor(sizes, requires_grad=True)
+    penalty = bounded_square(j, bound)
+    (gradient,) = torch.autograd.grad(penalty.sum(), j)
+    assert penalty.isfinite().all()
+    assert gradient.isfinite().all()
+    assert gradient[1] > 0
+    assert gradient[2] > 0  # a step goes on downhill
+
+
+def test_the_penalty_points_where_the_square_points():
+    model, x = layers(0.1), 30 * torch.randn(3, 5, 6)
+    gradients = []
+    for bound in (16.0, math.inf):
+        model.zero_grad()
+        model[0].objective_bound = bound
+        model(x)
+        assert model[0].objective > 16
+        auxiliary_loss(model).backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in model[0].parameters() if p.grad is not None]))
+    bounded, bare = gradients
+    torch.testing.assert_close(bounded / bounded.norm(), bare / bare.norm())
+
+
+@pytest.mark.parametrize("square_per", ["batch", "sequence"])
+def test_the_sum_form_counts_its_bound_in_real_tokens(square_per):
+    # sum form = N times the mean form for sequences of one length: both must leave the square at one place.
+    torch.manual_seed(0)
+    x, mask = 60 * torch.randn(3, 7, 6), torch.arange(7)[None] < torch.tensor([5, 5, 5])[:, None]
+    squares = []
+    for form in ("mean", "sum"):
+        torch.manual_seed(1)
+        layer = PrimalAttention(6, 2, rank=2, eta=1.0, objective_form=form, square_per=square_per)
+        with torch.no_grad():
+            layer.w_r.zero_()  # no trace, which is no sum over tokens
+        layer(x, key_padding_mask=mask)
+        assert (layer.objective > 16 * layer.objective_unit).any()
+        squares.append(auxiliary_loss(layer))
+    torch.testing.assert_close(squares[1], 25 * squares[0])
+
+
+def test_large_objectives_are_warned_of_once(caplog):
+    base._warn_of_large_objectives.cache_clear()
+    model = layers(0.1)
+    model(torch.randn(3, 5, 6))
+    auxiliary_loss(model)
+    assert not caplog.records
+    for _ in range(3):
+        model(100 * torch.randn(3, 5, 6))
+        auxiliary_loss(model)
+    (record,) = caplog.records
+    assert "Standardise the inputs" in record.message
+
+
+def test_the_loop_of_getting_started_holds_on_real_data_as_it_comes():
+    # BasicMotions in its own units, eta 0.1, RAdam 1e-3, no clipping. With the bare J^2 the penalty was 2e3,
+    # 6e7, infinite.
+    data = load_time_series("BasicMotions").train
+    x, target = torch.from_numpy(np.stack(data.sequences)), torch.from_numpy(data.targets)
+    model = SequenceClassifier(
+        in_features=6, num_outputs=4, max_len=100,
+        attention={"primal": {"rank": 10, "eta": 0.1}}, embed_dim=32, num_heads=2, feedforward_dim=64,
+    )  # fmt: skip
+    optimizer = torch.optim.RAdam(model.parameters(), lr=1e-3)
+    model.train()
+    task, objectives = [], []
+    for _ in range(40):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(x), target)
+        objectives.append(max(layer.attention.objective.item() for layer in model.encoder.layers))
+        (loss + auxiliary_loss(model)).backward()
+        optimizer.step()
+        task.append(loss.item())
+        assert all(p.grad.isfinite().all() for p in model.parameters())
+    assert objectives[0] > 50  # past the bound, so that the bound is what is tested
+    assert objectives[-1] < objectives[0] / 2
+    assert task[-1] < task[0] / 2
+
+
+def test_the_identity_map_has_finite_penalties_and_gradients_at_large_inputs():
+    layer = PrimalAttention(32, 4, eta=0.1, feature_map="identity")
+    x = (1e5 * torch.randn(2, 1, 32)).expand(2, 512, 32).clone().requires_grad_()
+    layer(x)
+    penalty = auxiliary_loss(layer)
+    penalty.backward()
+    assert layer.objective > 1e19  # its square is past float32
+    assert penalty.isfinite()
+    assert x.grad.isfinite().all()
+    for parameter in (layer.w_e, layer.w_r, layer.sqrt_lambda, layer.q_proj.weight):
+        assert parameter.grad.isfinite().all()
+        assert parameter.grad.abs().max() > 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -15,6 +17,11 @@ from torch import Tensor, nn
 from kernel_attention.core.sequence_group import SequenceGroup
 from kernel_attention.errors import InputError
 from kernel_attention.tensors.padding import compaction
+
+_log = logging.getLogger(__name__)
+
+OBJECTIVE_BOUND = 16.0
+"""Up to this |J| a layer's penalty is the papers' J^2; beyond, it grows with log |J|."""
 
 
 class AttentionLayer(nn.Module, ABC):
@@ -283,13 +290,26 @@ class PenalizedAttention(AttentionLayer):
         objective: J of the last forward in training mode, a 0-dimensional tensor, or (B,) where a layer
             squares it per sequence; None before that or where the layer's weight of it is 0. It is not part
             of the state dict, of copies or of pickles.
+        objective_bound: up to this |J| the square is that of the papers, see :func:`bounded_square`; infinity
+            leaves it bare.
+        objective_unit: what that bound is counted in: 1, or the number of tokens where J is a sum over them.
     """
 
     objective: Tensor | None
+    objective_bound: float = OBJECTIVE_BOUND
+    objective_unit: float | Tensor = 1.0
 
     def __init__(self, embed_dim: int, num_heads: int) -> None:
         super().__init__(embed_dim, num_heads)
         self.objective = None
+
+    def squared_objective(self, objective: Tensor) -> Tensor:
+        """J^2 as :func:`bounded_square` has it; a warning is logged once where |J| is past the bound."""
+        bound = self.objective_bound * self.objective_unit
+        # Elsewhere the question would stop the stream or break the graph.
+        if objective.device.type == "cpu" and not is_traced() and (objective.detach().abs() > bound).any():
+            _warn_of_large_objectives()
+        return bounded_square(objective, bound)
 
     @abstractmethod
     def penalty(self) -> Tensor | None:
@@ -311,9 +331,41 @@ class PenalizedAttention(AttentionLayer):
         return {**self.__dict__, "objective": None}  # a tensor inside an autograd graph cannot be copied
 
 
+def bounded_square(objective: Tensor, bound: float | Tensor = OBJECTIVE_BOUND) -> Tensor:
+    """J^2 where |J| <= c, and c^2 (1 + 2 log(|J| / c)) beyond: once differentiable, and increasing in |J|.
+
+    J is quadratic in the weights and in the input, and J^2 quartic. On inputs that are not standardised its
+    gradient throws the first steps of an optimiser further than they came from, and the next J^2 overflows.
+    The gradient of the logarithm is 2 c^2 dJ / J: its direction is that of J^2, and its size does not depend
+    on the size of the input.
+
+    Args:
+        objective: J, of any shape.
+        bound: c; a positive number, infinity, or a tensor that broadcasts to J.
+    """
+    size = objective.abs()
+    inside = size <= bound
+    # Both branches have a gradient of their own, so that neither may overflow where the other is taken.
+    square = objective.where(inside, 0.0).square()
+    beyond = size.where(~inside, bound).div(bound).log() * (2 * bound**2) + bound**2
+    return torch.where(inside, square, beyond)
+
+
+@functools.cache
+def _warn_of_large_objectives() -> None:
+    """Once in a process."""
+    _log.warning(
+        "auxiliary_loss: an objective |J| exceeds its layer's objective_bound, beyond which the penalty "
+        "grows with log |J|, not J^2. Standardise the inputs: mean 0 and variance 1 of every channel"
+    )
+
+
 def auxiliary_loss(model: nn.Module, reduction: str = "sum") -> Tensor:
     """What the layers of ``model`` add to the task's loss: sum over layers of eta J^2, a 0-dimensional
     tensor.
+
+    Where |J| exceeds a layer's ``objective_bound``, which it does on inputs that are not standardised, the
+    square gives way to :func:`bounded_square`, and a warning is logged once.
 
     Call it after a forward in training mode, once per backward: the square is taken per micro-batch, so
     gradient accumulation and data parallelism average J^2 of the parts, which is not J^2 of the whole batch.

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
+from kernel_attention.tensors.fused_softmax import fused_attention
 from kernel_attention.tensors.padding import in_blocks
 from kernel_attention.tensors.statistics import accumulation_dtype
 
@@ -73,16 +73,15 @@ def block_causal_attention(
     parts = [high] if dtype == q.dtype else [high, (own - high).to(q.dtype)]
     q = torch.cat([q, *(-part for part in parts)], dim=-1)
     keys, values = completed(k, factor, length), completed(v, factor, length)
-    keys = torch.nn.functional.pad(
-        torch.cat([keys, torch.ones_like(keys[..., : len(parts)])], dim=-1), (0, 0, 1, 0)
-    )
+    ones = keys.new_ones(*keys.shape[:-1], len(parts))  # heads may be narrower than that
+    keys = torch.nn.functional.pad(torch.cat([keys, ones], dim=-1), (0, 0, 1, 0))
     mark = (
         torch.arange(width + len(parts), device=v.device) == width
     )  # the common key's value: (0, ..., 0, 1)
     mark = mark.to(v.dtype).expand(*values.shape[:2], 1, -1)
     values = torch.cat([mark, torch.nn.functional.pad(values, (0, len(parts)))], dim=2)
     if allowed is None:
-        out = scaled_dot_product_attention(
+        out = fused_attention(
             by_offset(q, factor), for_each_offset(keys, factor), for_each_offset(values, factor),
             is_causal=True, dropout_p=dropout_p, scale=scale,
         )  # fmt: skip
@@ -91,7 +90,7 @@ def block_causal_attention(
         block = torch.arange(keys.size(2) - 1, device=q.device)
         earlier = block < (torch.arange(length, device=q.device) // factor)[:, None]
         seen = torch.nn.functional.pad(earlier & allowed[:, : block.size(0)], (1, 0), value=True)
-        out = scaled_dot_product_attention(q, keys, values, attn_mask=seen, dropout_p=dropout_p, scale=scale)
+        out = fused_attention(q, keys, values, mask=seen, dropout_p=dropout_p, scale=scale)
     return out[..., :width] + out[..., width : width + 1] * v
 
 
@@ -114,4 +113,4 @@ def softmax_over_blocks(
     if is_causal and factor > 1:
         return block_causal_attention(q, k, v, factor=factor, dropout_p=dropout_p)
     mask = None if is_causal or key_padding_mask is None else key_padding_mask[:, None, None, :]
-    return scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal, dropout_p=dropout_p)
+    return fused_attention(q, k, v, mask=mask, is_causal=is_causal, dropout_p=dropout_p)

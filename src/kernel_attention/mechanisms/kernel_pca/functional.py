@@ -15,7 +15,6 @@ from torch import Tensor
 
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.mechanisms.softmax.functional import softmax_attention
-from kernel_attention.tensors.shrinkage import shrink
 from kernel_attention.tensors.statistics import accumulation_dtype, running_mean, valid_ranks
 
 Convention = Literal["released", "paper"]
@@ -80,14 +79,18 @@ def principal_attention_pursuit(
         data = data.masked_fill(~key_padding_mask[:, None, :, None], 0.0)
     low_rank = sparse = cleaned = dual = torch.zeros_like(data)
     for step in range(iterations):
-        sparse = shrink(data - low_rank + dual, threshold)
-        cleaned = data - sparse - dual
+        residual = data - low_rank + dual
+        # What shrinking takes from the residual. The data cancel out of K - S - Y/mu and K - L - S: forming
+        # those from data of 1e4 and a threshold of 1e-3 would leave rounding errors in the place of T.
+        taken = residual.clamp(-threshold, threshold)
+        sparse = residual - taken
+        cleaned = low_rank - 2 * dual + taken
         keys = cleaned.to(k.dtype)
-        low_rank = softmax_attention(
+        before, low_rank = low_rank, softmax_attention(
             keys if q is None else q, keys, v, key_padding_mask=key_padding_mask, is_causal=is_causal,
             dropout_p=dropout_p if step == iterations - 1 else 0.0,
         )  # fmt: skip
-        dual = dual + data - low_rank - sparse
+        dual = before - low_rank + taken
     return PrincipalPursuit(low_rank, sparse, cleaned)
 
 

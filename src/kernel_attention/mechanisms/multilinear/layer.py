@@ -268,7 +268,10 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
         if self.objective is None or self.core_objective is None:
             return None
         penalty = self.eta_core * self.core_objective
-        return penalty + self.eta * self.objective**self.objective_power if self.eta > 0 else penalty
+        if self.eta == 0:
+            return penalty
+        bare = self.objective_power == 1
+        return penalty + self.eta * (self.objective if bare else self.squared_objective(self.objective))
 
     def factors(self) -> tuple[Tensor, list[Tensor]]:
         """The core in use, (h, R, .., R), and the factors right of Phi_n, D times (h, M, R)."""

@@ -157,6 +157,10 @@ class PrimalAttention(PenalizedAttention):
             num_tokens = None
             if self.sequence_group is not None:
                 num_tokens = self.sequence_group.places(num_real(x, key_padding_mask))[1]
+            if self.objective_form == "sum":
+                tokens = num_real(x, key_padding_mask) if num_tokens is None else num_tokens
+                tokens = tokens.clamp_min(1).to(energy)
+                self.objective_unit = tokens if self.square_per == "sequence" else tokens.mean()
             self.objective = objective_from_energy(
                 energy,
                 self.w_e,
@@ -253,7 +257,7 @@ class PrimalAttention(PenalizedAttention):
 
     def penalty(self) -> Tensor | None:
         """eta J^2 of the last forward in training mode."""
-        return None if self.objective is None else self.eta * self.objective.square().mean()
+        return None if self.objective is None else self.eta * self.squared_objective(self.objective).mean()
 
     def kernel_matrix(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """The kernel whose singular vectors the layer learns (theorem 3.2), (B, h, N, N); for analysis,

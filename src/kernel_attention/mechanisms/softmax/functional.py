@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+
+from kernel_attention.tensors.fused_softmax import fused_attention
 
 
 def softmax_attention(
@@ -35,6 +36,4 @@ def softmax_attention(
     if is_causal and mask is not None:
         mask = mask & torch.ones(q.size(2), k.size(2), dtype=torch.bool, device=q.device).tril()
         is_causal = False
-    return scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale
-    )
+    return fused_attention(q, k, v, mask=mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale)

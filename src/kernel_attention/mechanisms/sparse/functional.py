@@ -13,11 +13,11 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.mechanisms.sparse.blocked import blocked_attention
 from kernel_attention.tensors.blocks import block_causal_attention
+from kernel_attention.tensors.fused_softmax import fused_attention
 
 PatternName = Literal["strided", "fixed"]
 Implementation = Literal["auto", "blocked", "dense"]
@@ -143,4 +143,4 @@ def sparse_attention(
         seen = seen.tril()
     elif key_padding_mask is not None:
         seen = seen & key_padding_mask[:, None, None, :]
-    return scaled_dot_product_attention(q, k, v, attn_mask=seen, dropout_p=dropout_p)
+    return fused_attention(q, k, v, mask=seen, dropout_p=dropout_p)

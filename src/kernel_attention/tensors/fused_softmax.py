@@ -1,0 +1,200 @@
+"""Fused softmax attention whose gradients hold at logits of any size.
+
+PyTorch's fused kernel on CPU keeps lse_i = logsumexp_j(S_ij) and forms the weights of the backward pass anew,
+P_ij = exp(S_ij - lse_i). S_ij is computed by another order of additions then, and differs from the logit that
+entered lse_i by a rounding of the size of u L, where u is the unit roundoff and L bounds the logits:
+|q_i . k_j| / sqrt(p) <= L = max_i ||q_i|| max_j ||k_j|| / sqrt(p). The weights are off by the factor
+exp(u L), up to a constant before u L. In float32 that is harmless at L = 1e3 and infinite at L = 1e10.
+
+A softmax that is formed from its own logits has no such factor: its rows sum to 1 whatever the logits'
+rounding. So the backward pass looks at L. Up to L = 1 / sqrt(eps), where the fused kernel's error u L is
+below sqrt(eps), it is the fused kernel. Above, the weights are formed by the softmax of a slice of queries at
+a time, in memory that does not grow with N^2, and in float64: there the products of float32 numbers are
+exact, so that two keys tie where q and k say so, not where float32 cannot tell 1e9 from 1e9 + 30.
+
+The forward pass is the fused kernel in either case. Its running maximum makes it safe, and what is computed
+from the past must not depend on the size of the future.
+
+The decision is made inside an operator, which compilers do not look into.
+
+Legend: B batch, h heads, N queries, S keys, p head width, p_v width of the values.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from kernel_attention.tensors.padding import is_exporting
+from kernel_attention.tensors.statistics import accumulation_dtype
+
+_SLICE = 2**22  # weights held at a time where the backward pass forms them
+
+
+def fused_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: Tensor | None = None,
+    is_causal: bool = False,
+    dropout_p: float = 0.0,
+    scale: float | None = None,
+) -> Tensor:
+    """softmax(scale q k^T) v through PyTorch's fused kernels, with gradients that hold at large logits.
+
+    Without a gradient, and where PyTorch takes no fused kernel of the CPU, this is
+    :func:`torch.nn.functional.scaled_dot_product_attention` itself: with dropout, with values of another
+    width, in programs that are exported, under the transforms of torch.func, on GPUs.
+
+    Args:
+        q: queries, (B, h, N, p).
+        k: keys, (B, h, S, p).
+        v: values, (B, h, S, p_v).
+        mask: bool, True = seen; broadcasts to (B, h, N, S). None with ``is_causal``.
+        is_causal: query i sees keys 0..i only.
+        dropout_p: probability of dropping an attention weight.
+        scale: replaces 1/sqrt(p).
+
+    Returns:
+        (B, h, N, p_v). A query that sees no key gets zeros.
+    """
+    if not _is_ours(q, k, v, dropout_p):
+        return scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale
+        )
+    if torch.is_autocast_enabled("cpu"):
+        q, k, v = (x.to(torch.get_autocast_dtype("cpu")) for x in (q, k, v))
+    scale = q.size(3) ** -0.5 if scale is None else scale
+    return _attention(q, k, v, _additive(mask, q), is_causal, scale)[0]
+
+
+def _is_ours(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> bool:
+    """Whether a gradient is wanted of what PyTorch gives to its fused kernel for CPUs."""
+    return (
+        torch.is_grad_enabled()
+        and (q.requires_grad or k.requires_grad or v.requires_grad)
+        and q.device.type == "cpu"
+        and dropout_p == 0.0
+        and q.size(3) == v.size(3)
+        and not is_exporting()
+        and (torch.compiler.is_compiling() or _may_be_fused())
+    )
+
+
+def _may_be_fused() -> bool:
+    """Whether neither sdpa_kernel nor a transform of torch.func, which need the formula, forbids it."""
+    # The switch of sdpa_kernel, for CPUs too.
+    return torch.backends.cuda.flash_sdp_enabled() and not torch._C._are_functorch_transforms_active()
+
+
+def _additive(mask: Tensor | None, q: Tensor) -> Tensor | None:
+    """The mask as what is added to the logits, four-dimensional: 0 where seen and -inf elsewhere."""
+    if mask is None:
+        return None
+    return (
+        torch.zeros((), dtype=q.dtype)
+        .masked_fill(~mask, -torch.inf)
+        .expand(*(1,) * (4 - mask.dim()), *mask.shape)
+    )
+
+
+@torch.library.custom_op("kernel_attention::softmax_attention", mutates_args=())
+def _attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Outputs (B, h, N, p_v) and lse (B, h, N)."""
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        q, k, v, 0.0, is_causal, attn_mask=mask, scale=scale
+    )
+
+
+@torch.library.custom_op("kernel_attention::softmax_attention_backward", mutates_args=())
+def _attention_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, mask: Tensor | None,
+    is_causal: bool, scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients by q, k and v."""
+    if _largest_logit(q, k, scale) <= torch.finfo(accumulation_dtype(q.dtype)).eps ** -0.5:
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            grad, q, k, v, out, lse, 0.0, is_causal, attn_mask=mask, scale=scale
+        )
+    return _by_slices(grad, q, k, v, mask, is_causal, scale)
+
+
+def _largest_logit(q: Tensor, k: Tensor, scale: float) -> float:
+    """L, an upper bound of |scale q_i . k_j|."""
+    dtype = accumulation_dtype(q.dtype)
+    q_norm, k_norm = (torch.linalg.vector_norm(x, dim=-1, dtype=dtype).amax().item() for x in (q, k))
+    return scale * q_norm * k_norm
+
+
+def _by_slices(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients by q, k and v with the weights of a slice of queries at a time, in float64."""
+    dtype = torch.float64
+    keys, values = k.to(dtype), v.to(dtype)
+    grad_q, grad_k, grad_v = _like(q), torch.zeros_like(keys), torch.zeros_like(values)
+    rows = max(1, _SLICE // (q.size(0) * q.size(1) * k.size(2)))
+    for start in range(0, q.size(2), rows):
+        here = slice(start, start + rows)
+        queries, slope = q[:, :, here].to(dtype) * scale, grad[:, :, here].to(dtype)
+        logits = queries @ keys.mT
+        if mask is not None:
+            logits += mask if mask.size(2) == 1 else mask[:, :, here]
+        if is_causal:
+            position = torch.arange(start, start + logits.size(2), device=q.device)
+            future = torch.arange(k.size(2), device=q.device) > position[:, None]
+            logits.masked_fill_(future, -torch.inf)
+        weights = logits.softmax(dim=-1)
+        if mask is not None:  # a query that sees no key
+            weights = weights.masked_fill(logits.amax(dim=-1, keepdim=True) == -torch.inf, 0.0)
+        grad_v += weights.mT @ slope
+        change = slope @ values.mT
+        change = weights * (change - (weights * change).sum(dim=-1, keepdim=True))
+        grad_q[:, :, here] = change @ keys * scale
+        grad_k += change.mT @ queries
+    return grad_q, _like(k).copy_(grad_k), _like(v).copy_(grad_v)
+
+
+def _like(x: Tensor) -> Tensor:
+    """(B, h, N, p) laid out as the fused kernel lays its gradients out, token by token."""
+    return torch.empty_permuted(x.shape, (0, 2, 1, 3), dtype=x.dtype, device=x.device)
+
+
+@_attention.register_fake
+def _(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        q, k, v, 0.0, is_causal, attn_mask=mask, scale=scale
+    )
+
+
+@_attention_backward.register_fake
+def _(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, mask: Tensor | None,
+    is_causal: bool, scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    return _like(q), _like(k), _like(v)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, mask, ctx.is_causal, ctx.scale = inputs
+    ctx.save_for_backward(q, k, v, *output, mask)
+    ctx.set_materialize_grads(False)
+
+
+def _pull_back(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    if grad is None:
+        return (None,) * 6
+    q, k, v, out, lse, mask = ctx.saved_tensors
+    grads = _attention_backward(grad, q, k, v, out, lse, mask, ctx.is_causal, ctx.scale)
+    return (*grads, None, None, None)
+
+
+_attention.register_autograd(_pull_back, setup_context=_keep)
