@@ -266,6 +266,20 @@ def is_traced() -> bool:
     return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
 
 
+@torch.no_grad()
+def require_causal_form(layer: AttentionLayer, name: str) -> None:
+    """Raise InputError unless the layer has a causal form; its options decide, not only its mechanism."""
+    training = layer.training
+    layer.eval()
+    parameter = next(layer.parameters())
+    try:
+        layer(parameter.new_zeros(1, 1, layer.embed_dim), is_causal=True)
+    except InputError as error:
+        raise InputError(f"attention {name!r} cannot be a layer of a causal model: {error}") from None
+    finally:
+        layer.train(training)
+
+
 def require_positive(**values: int) -> None:
     """Raise InputError for the first argument that is not a whole number of at least 1."""
     for name, value in values.items():

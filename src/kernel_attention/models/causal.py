@@ -16,13 +16,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kernel_attention.attention import (
-    AttentionLayer,
     AttentionSpec,
     create_attention,
     get_mechanism,
     layer_specs,
 )
-from kernel_attention.attention.base import require_positive, require_probability
+from kernel_attention.attention.base import require_causal_form, require_positive, require_probability
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.models.cross_entropy import linear_cross_entropy
 from kernel_attention.models.decoding import DecodingState, decode_step, initial_state, prefill
@@ -82,7 +81,7 @@ class CausalLanguageModel(nn.Module):
         for name, options in layer_specs(attention, num_layers):
             known = {key: value for key, value in shared.items() if key in get_mechanism(name).options}
             layer = create_attention(name, embed_dim, num_heads, **{**known, **options})
-            _require_causal(layer, name)
+            require_causal_form(layer, name)
             self.layers.append(EncoderLayer(layer, feedforward_dim, dropout, norm_first))
         self.norm = nn.LayerNorm(embed_dim) if norm_first else nn.Identity()
         self.dropout = nn.Dropout(dropout)
@@ -169,16 +168,3 @@ class CausalLanguageModel(nn.Module):
             self.register_buffer("positions", table, persistent=False)
         else:
             raise unknown("positions", kind, ("learnt", "fixed"))
-
-
-@torch.no_grad()
-def _require_causal(layer: AttentionLayer, name: str) -> None:
-    """InputError unless the layer has a causal form: a table's word is not enough, options decide too."""
-    layer.eval()
-    parameter = next(layer.parameters())
-    try:
-        layer(parameter.new_zeros(1, 1, layer.embed_dim), is_causal=True)
-    except InputError as error:
-        raise InputError(f"attention {name!r} cannot be a layer of a causal model: {error}") from None
-    finally:
-        layer.train()
