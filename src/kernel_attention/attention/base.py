@@ -258,14 +258,6 @@ def auxiliary_loss(model: nn.Module, reduction: str = "sum") -> Tensor:
     return total if reduction == "sum" else total / len(penalties)
 
 
-def is_traced() -> bool:
-    """Whether torch.compile, torch.export or torch.func traces what runs.
-
-    Forms with a backward pass written by hand are for eager calls; the compiler fuses the formulas itself.
-    """
-    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
-
-
 @torch.no_grad()
 def require_causal_form(layer: AttentionLayer, name: str) -> None:
     """Raise InputError unless the layer has a causal form; its options decide, not only its mechanism."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from kernel_attention import functional
-from kernel_attention.attention.base import PenalizedAttention, is_traced, require_positive
+from kernel_attention.attention.base import PenalizedAttention, require_positive
 from kernel_attention.attention.modes import ReadsModes, compatibility_tensor, orthonormal, sampled_rows
 from kernel_attention.attention.primal_decoding import MultilinearDecoder
 from kernel_attention.errors import InputError, unknown
@@ -22,6 +22,7 @@ from kernel_attention.kernels import (
     part_positions,
     sample_rows,
 )
+from kernel_attention.kernels.padding import is_traced
 from kernel_attention.kernels.statistics import exactly
 from kernel_attention.ops.primal import Samples
 

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from kernel_attention import functional
 from kernel_attention.attention.base import (
     PenalizedAttention,
-    is_traced,
     require_positive,
     require_weight,
 )
@@ -30,6 +29,7 @@ from kernel_attention.kernels import (
     part_positions,
     sample_positions,
 )
+from kernel_attention.kernels.padding import is_traced
 from kernel_attention.ops.primal import Samples
 
 _log = logging.getLogger(__name__)
