@@ -206,8 +206,8 @@ class Case:
         return self.mechanism.causal != "no" and self.variant.causal
 
     @property
-    def any_mask(self) -> bool:
-        return self.mechanism.padding == "any mask"
+    def has_objective(self) -> bool:
+        return bool(self.variant.options.get("eta"))
 
     def build(self, dtype: torch.dtype = torch.float64, **options: Any) -> AttentionLayer:
         """The layer in training mode, with every parameter moved off its start: zeros would hide errors."""
@@ -250,7 +250,14 @@ def cases_where(accept: Callable[[Case], bool] = lambda case: True, *, others_sl
     )
 
 
+def _first_of_its_class(case: Case) -> bool:
+    return case is next(other for other in CASES if other.mechanism.layer is case.mechanism.layer)
+
+
 every_case = cases_where()
+# For what the base classes do, once for each class of layers: its own options change nothing about it.
+every_class = cases_where(_first_of_its_class)
+objective_cases = cases_where(lambda case: case.has_objective)
 causal_cases = cases_where(lambda case: case.causal)
 
 

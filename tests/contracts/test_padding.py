@@ -6,7 +6,6 @@ NaN in the products of attention, and in the gradients of every projection).
 
 from __future__ import annotations
 
-import pytest
 import torch
 from contracts.cases import (
     BATCH,
@@ -17,20 +16,20 @@ from contracts.cases import (
     every_case,
     inputs,
     objective,
+    objective_cases,
     right_padding,
 )
 
-from kernel_attention import InputError, auxiliary_loss
+from kernel_attention import auxiliary_loss
 
 
-def masks(case):
-    """Right padding; holes and left padding too where any mask is promised."""
+def masks():
+    """Right padding, left padding and holes."""
     yield right_padding()
-    if case.any_mask:
-        yield right_padding().flip(1)
-        holes = torch.rand(BATCH, LENGTH) < 0.6
-        holes[:, 4] = True
-        yield holes
+    yield right_padding().flip(1)
+    holes = torch.rand(BATCH, LENGTH) < 0.6
+    holes[:, 4] = True
+    yield holes
 
 
 def with_garbage(x, mask, size=1e4):
@@ -40,19 +39,17 @@ def with_garbage(x, mask, size=1e4):
 @every_case
 def test_a_padded_batch_gives_each_sequence_its_own_output(case):
     layer, x = case.build(), inputs()
-    for mask in masks(case):
+    for mask in masks():
         for form in case.call_forms():
             y = layer(with_garbage(x, mask), key_padding_mask=mask, **form)
             for b in range(BATCH):
                 torch.testing.assert_close(y[b, mask[b]], layer(x[b, mask[b]][None], **form)[0])
 
 
-@every_case
+@objective_cases
 def test_a_padded_batch_has_the_mean_objective_of_its_sequences(case):
     layer, x = case.build(), inputs()
-    if layer(x) is not None and objective(layer) is None:
-        pytest.skip("no objective")
-    for mask in masks(case):
+    for mask in masks():
         for form in case.call_forms():
             layer(with_garbage(x, mask), key_padding_mask=mask, **form)
             together, alone = objective(layer), []
@@ -69,7 +66,7 @@ def test_a_padded_batch_has_the_mean_objective_of_its_sequences(case):
 @every_case
 def test_the_content_of_the_padding_changes_neither_outputs_nor_gradients(case):
     x = inputs()
-    for mask in masks(case):
+    for mask in masks():
         for form in case.call_forms():
             results = []
             for content in (x, with_garbage(x, mask), x.masked_fill(~mask[..., None], 0.0)):
@@ -103,12 +100,6 @@ def test_an_empty_sequence_disturbs_nobody(case):
         assert all(p.grad is None or p.grad.isfinite().all() for p in (x, *layer.parameters()))
 
 
-@cases_where(lambda case: not case.any_mask)
-def test_a_mask_that_is_not_right_padding_is_refused(case):
-    with pytest.raises(InputError, match="key_padding_mask"):
-        case.build()(inputs(), key_padding_mask=right_padding().flip(1))
-
-
 @every_case
 def test_a_sequence_does_not_depend_on_its_batch(case):
     layer, x, mask = case.build(), inputs(), right_padding()
@@ -122,7 +113,7 @@ def test_a_sequence_does_not_depend_on_its_batch(case):
             torch.testing.assert_close(alone[:, : LENGTHS[b]], y[b : b + 1, : LENGTHS[b]])
 
 
-@every_case
+@objective_cases
 def test_the_objective_does_not_depend_on_the_order_of_the_batch(case):
     layer, x, mask = case.build(), inputs(), right_padding()
     order = torch.randperm(BATCH)
@@ -133,10 +124,8 @@ def test_the_objective_does_not_depend_on_the_order_of_the_batch(case):
     torch.testing.assert_close(*losses)
 
 
-@every_case
+@cases_where(lambda case: case.mechanism.mixes_tokens in ("yes", "no"))  # of others it depends on the form
 def test_whether_tokens_mix_is_as_the_table_says(case):
-    if case.mechanism.mixes_tokens not in ("yes", "no"):
-        pytest.skip(f"depends on the form: {case.mechanism.mixes_tokens}")
     layer, x = case.build(), inputs()
     y = layer(x)
     x[:, 3] = torch.randn(BATCH, EMBED_DIM)

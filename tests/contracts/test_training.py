@@ -8,7 +8,15 @@ import pickle
 
 import pytest
 import torch
-from contracts.cases import cases_where, every_case, inputs, objective, right_padding
+from contracts.cases import (
+    cases_where,
+    every_case,
+    every_class,
+    inputs,
+    objective,
+    objective_cases,
+    right_padding,
+)
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -34,7 +42,7 @@ def test_every_parameter_is_trained(case):
         assert [name for name, p in layer.named_parameters() if p.grad is None] == []
 
 
-@every_case
+@objective_cases
 def test_an_evaluation_leaves_the_objective_of_training_alone(case):
     layer = case.build()
     layer(inputs())
@@ -47,6 +55,14 @@ def test_an_evaluation_leaves_the_objective_of_training_alone(case):
 
 
 @every_case
+def test_a_layer_has_an_objective_where_its_weight_is_positive(case):
+    layer = case.build()
+    layer(inputs())
+    assert (objective(layer) is not None) == case.has_objective
+    assert (auxiliary_loss(layer) > 0) == case.has_objective
+
+
+@every_case
 def test_a_fresh_layer_adds_nothing_to_the_loss(case):
     assert auxiliary_loss(case.build()).item() == 0.0
     layer = case.build().eval()
@@ -54,7 +70,7 @@ def test_a_fresh_layer_adds_nothing_to_the_loss(case):
     assert auxiliary_loss(layer).item() == 0.0
 
 
-@every_case
+@objective_cases
 def test_the_auxiliary_loss_of_a_model_is_the_sum_over_its_layers(case):
     layers = [case.build(), case.build(), case.build()]
     model = nn.Sequential(nn.Linear(15, 15).double(), *layers)
@@ -105,20 +121,17 @@ def test_activation_checkpointing_gives_the_same_gradients(case):
         torch.testing.assert_close({name: p.grad for name, p in layer.named_parameters()}, gradients)
 
 
-@every_case
+@objective_cases
 def test_reentrant_checkpointing_is_found_out_by_the_auxiliary_loss(case):
     layer, x = case.build(), inputs().requires_grad_()
     checkpoint(layer, x, use_reentrant=True)
-    if objective(layer) is None:
-        assert auxiliary_loss(layer).item() == 0.0
-        return
     with pytest.raises(RuntimeError, match="use_reentrant=False"):
         auxiliary_loss(layer)
     with torch.no_grad():  # for a log, no gradients are wanted
         assert auxiliary_loss(layer).isfinite()
 
 
-@every_case
+@every_class
 def test_printing_a_layer_says_its_sizes(case):
     assert "15, 3" in repr(case.build())
 
