@@ -26,6 +26,7 @@ from kernel_attention.experiments.data import (
     as_sequences,
     make_loader,
     stratified_split,
+    windows_of,
 )
 from kernel_attention.experiments.training import Recipe, SequenceTask, fit, predict_outputs
 from kernel_attention.experiments.training.fit import private_generators, training_device
@@ -37,6 +38,7 @@ class _AttentionEstimator(BaseEstimator):
     """Parameters, training and raw outputs, which classification and regression share."""
 
     max_len_: int
+    equal_length_: bool
     model_: SequenceClassifier
 
     def __init__(
@@ -123,6 +125,7 @@ class _AttentionEstimator(BaseEstimator):
         model.zero_grad(set_to_none=True)
         self.model_ = model.cpu().eval()
         self.max_len_ = max_len
+        self.equal_length_ = all(len(sequence) == max_len for sequence in split.sequences)
         self.n_features_in_ = num_features
         self.history_ = recorder.rows
         self.best_epoch_ = recorder.best_epoch or len(recorder.rows)
@@ -169,17 +172,39 @@ class _AttentionEstimator(BaseEstimator):
         if channels != self.n_features_in_:
             raise InputError(f"X has {channels} channels, expected {self.n_features_in_} as in fit")
         for case, sequence in enumerate(sequences):
-            if len(sequence) > self.max_len_:
+            if self.equal_length_ and len(sequence) > self.max_len_:
                 raise InputError(
-                    f"case {case} of X has {len(sequence)} steps, more than max_len={self.max_len_}, where "
-                    f"positions and head end; fit with max_len={len(sequence)} or more to leave room"
+                    f"case {case} of X has {len(sequence)} steps, and every sequence in fit had "
+                    f"{self.max_len_}; fit with max_len={len(sequence)} or more to leave room"
                 )
+        windows, counts = windows_of(sequences, self.max_len_)
         # The model rests on the CPU, so that an estimator pickled on a GPU machine opens on any other.
         try:
             model = self.model_.to(training_device(self.accelerator))
-            return predict_outputs(model, sequences, self.batch_size)
+            outputs = predict_outputs(model, windows, self.batch_size)
         finally:
             self.model_.cpu()
+        outputs = torch.stack([part.mean(dim=0) for part in outputs.split(counts)])
+        self._require_finite(outputs, sequences)
+        return outputs
+
+    def _require_finite(self, outputs: Tensor, sequences: Sequence[np.ndarray]) -> None:
+        """InputError for the first case whose values are beyond the float32 arithmetic of the model."""
+        failed = (~outputs.isfinite()).any(dim=-1).nonzero()
+        if not len(failed):
+            return
+        case = int(failed[0])
+        mean, std = (
+            buffer.double().numpy()
+            for buffer in (self.model_.encoder.input_mean, self.model_.encoder.input_std)
+        )
+        distance = np.abs(sequences[case] - mean) / std
+        step, channel = np.unravel_index(distance.argmax(), distance.shape)
+        raise InputError(
+            f"case {case} of X overflows float32 in the model: channel {channel}, step {step} is "
+            f"{sequences[case][step, channel]:.6g}, {distance[step, channel]:.3g} standard deviations from "
+            "the training mean"
+        )
 
 
 class AttentionClassifier(ClassifierMixin, _AttentionEstimator):
@@ -189,8 +214,10 @@ class AttentionClassifier(ClassifierMixin, _AttentionEstimator):
     lengths. ``y`` holds n labels of any type. The model standardises channels by the training data. Fitting
     leaves the global random generators as they were.
 
-    Sequences longer than ``max_len_`` cannot be predicted. Where lengths differ, set ``max_len``: a fold of a
-    cross-validation may hold a sequence longer than all that its model was fitted on.
+    Where the lengths of the training sequences differ, a sequence to predict may be longer than ``max_len_``,
+    as in a fold of a cross-validation. It is then cut into ceil(n_i / max_len_) windows of ``max_len_``
+    steps, evenly spaced from its first step to its last, which overlap where they must. Its output (logits,
+    or the value of a regressor) is the mean over the windows.
 
     Args:
         attention: a mechanism's name, ``{name: options}``, ``(name, options)``, or a list with one per layer.
@@ -203,7 +230,7 @@ class AttentionClassifier(ClassifierMixin, _AttentionEstimator):
         dropout: dropout probability.
         positions: "learnt" or "fixed" (sinusoidal).
         pooling: "flatten" all positions, or take their "mean".
-        max_len: longest sequence that the model accepts; None: the longest one it is fitted on.
+        max_len: longest sequence that the model takes whole; None: the longest one it is fitted on.
         epochs: passes over the training data.
         batch_size: sequences per step, in prediction too.
         optimizer: "radam", "adam" or "adamw".
@@ -219,7 +246,8 @@ class AttentionClassifier(ClassifierMixin, _AttentionEstimator):
     Attributes:
         classes_: the labels, sorted, (k,).
         n_features_in_: channels c.
-        max_len_: longest sequence that can be predicted.
+        max_len_: longest sequence that the model takes whole.
+        equal_length_: whether all training sequences had ``max_len_`` steps; longer ones are refused then.
         model_: the trained :class:`kernel_attention.models.SequenceClassifier`, on the CPU.
         history_: a dict for every epoch: ``train_loss``, ``train_accuracy``, ``objective_layer_i``, and
             ``val_loss`` and ``val_accuracy`` where cases are held out.

@@ -334,16 +334,47 @@ def test_targets_that_do_not_fit_are_refused(arrays, small):
 
 @pytest.mark.parametrize("positions", ["learnt", "fixed"])
 @pytest.mark.parametrize("pooling", ["flatten", "mean"])
-def test_longer_sequences_need_room(arrays, small, positions, pooling):
-    """Shorter ones are fine; longer ones need ``max_len``, whatever positions and pooling are."""
+def test_a_longer_sequence_gets_the_mean_of_its_windows(estimator, arrays, positions, pooling):
+    """Of 13 steps a model of 5 sees 0..4, 4..8 and 8..12; shorter cases of the batch are as they were."""
+    X, labels, values = arrays
+    estimator.set_params(positions=positions, pooling=pooling, max_len=None)
+    ragged = [case[:, : 4 + index % 2] for index, case in enumerate(X)]
+    estimator.fit(ragged, target(estimator, labels, values))
+    long = np.concatenate([X[0], X[1][:, :6]], axis=1)
+    mixed = estimator._outputs([X[2][:, :4], long, X[3][:, :5]])
+    windows = torch.stack([estimator._outputs([long[:, start : start + 5]])[0] for start in (0, 4, 8)])
+    alone = torch.stack([estimator._outputs([case])[0] for case in (X[2][:, :4], X[3][:, :5])])
+    torch.testing.assert_close(mixed[1], windows.mean(dim=0), atol=1e-5, rtol=0)
+    torch.testing.assert_close(mixed[[0, 2]], alone, atol=1e-5, rtol=0)
+    assert estimator.predict([long]).shape == (1,)
+
+
+def test_a_model_of_one_length_takes_longer_sequences_where_max_len_leaves_room(arrays, small):
     X, labels, _ = arrays
-    classifier = AttentionClassifier(**small, positions=positions, pooling=pooling).fit(X[..., :5], labels)
+    classifier = AttentionClassifier(**small).fit(X[..., :5], labels)
     assert classifier.predict(X[..., :4]).shape == (23,)
-    with pytest.raises(ka.InputError, match=r"case 0 of X has 7 steps, more than max_len=5.*max_len=7"):
+    with pytest.raises(
+        ka.InputError, match=r"case 0 of X has 7 steps, and every sequence in fit had 5.*max_len=7"
+    ):
         classifier.predict(X)
     classifier.set_params(max_len=7).fit(X[..., :5], labels)
     assert classifier.max_len_ == 7
-    assert classifier.predict(X).shape == (23,)
+    assert not torch.equal(classifier._outputs(X[..., :5]), classifier._outputs(X))
+
+
+@pytest.mark.parametrize("attention", ["primal", "softmax", "linear"])
+@pytest.mark.parametrize("size", [1e20, 1e30, 3e38, -3e38])
+def test_a_value_beyond_float32_is_named(arrays, small, attention, size):
+    """It is finite, but the model's numbers are not: there is no class to be confident of."""
+    X, labels, values = arrays
+    small = small | {"attention": attention, "attention_options": None}
+    for fitted in (AttentionClassifier(**small).fit(X, labels), AttentionRegressor(**small).fit(X, values)):
+        extreme = X.copy()
+        extreme[5, 1, 2] = size
+        for call in (fitted.predict, getattr(fitted, "predict_proba", fitted.predict)):
+            with pytest.raises(ka.InputError, match=r"case 5 of X overflows float32.*channel 1, step 2 is "):
+                call(extreme)
+        assert isinstance(fitted.predict(np.delete(extreme, 5, axis=0)), np.ndarray)
 
 
 def test_another_number_of_channels_is_refused(estimator, arrays):

@@ -2,8 +2,15 @@
 
 import numpy as np
 import pytest
+from aeon.datasets import load_japanese_vowels
 from sklearn.base import clone, is_classifier, is_regressor
-from sklearn.model_selection import GridSearchCV, RandomizedSearchCV, cross_val_predict, cross_val_score
+from sklearn.model_selection import (
+    GridSearchCV,
+    KFold,
+    RandomizedSearchCV,
+    cross_val_predict,
+    cross_val_score,
+)
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils import get_tags
@@ -93,15 +100,21 @@ def test_search_that_draws_numpy_numbers(arrays, small):
     assert search.fit(X, labels).predict(X).shape == (23,)
 
 
-def test_cross_validation_of_unequal_lengths(ragged, small):
-    """With ``max_len`` no fold meets a sequence that is too long for its model."""
-    X, labels, values = ragged
-    scores = cross_val_score(
-        AttentionClassifier(**small, max_len=7), X, labels, cv=3, scoring="roc_auc", error_score="raise"
-    )
+@pytest.mark.parametrize("pooling", ["flatten", "mean"])
+def test_cross_validation_of_unequal_lengths(small, pooling):
+    """JapaneseVowels: the longest utterance is held out of one fold's training, and still predicted."""
+    X, labels = load_japanese_vowels(split="train")
+    lengths = np.array([case.shape[1] for case in X])
+    longest = int(lengths.argmax())
+    assert (lengths == lengths[longest]).sum() == 1
+    X, labels = [X[longest], *X[0::9]], [labels[longest], *labels[0::9]]
+    classifier = AttentionClassifier(**small, pooling=pooling)
+    scores = cross_val_score(classifier, X, labels, cv=KFold(3), error_score="raise")
     assert scores.shape == (3,)
     assert np.isfinite(scores).all()
-    assert cross_val_predict(AttentionRegressor(**small, max_len=7), X, values, cv=3).shape == (23,)
+    values = [case.mean() for case in X]
+    predicted = cross_val_predict(AttentionRegressor(**small, pooling=pooling), X, values, cv=KFold(3))
+    assert np.isfinite(predicted).all()
 
 
 def test_in_a_pipeline(arrays, small):

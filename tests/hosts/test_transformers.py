@@ -153,3 +153,83 @@ def test_rotary_positions_are_refused_before_anything_changes(transformers):
     with pytest.raises(ka.InputError, match="position_embeddings"):
         ka.replace_attention(model, {0: "softmax"})
     assert str(model) == before
+
+
+OPT = {
+    **{"hidden_size": EMBED_DIM, "word_embed_proj_dim": EMBED_DIM, "ffn_dim": 17, "vocab_size": 50},
+    **{"num_attention_heads": HEADS, "num_hidden_layers": 2, "max_position_embeddings": 40},
+    **{"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0},
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    [("OPTForCausalLM", OPT), ("BartForConditionalGeneration", {**BART, "max_position_embeddings": 40})],
+)
+def test_a_decoder_generates_what_its_host_generates(transformers, family, sizes):
+    """The key-value cache goes from both configurations, so that a plain ``generate`` works."""
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family.partition('For')[0]}Config")(**sizes)
+    model = scatter(getattr(transformers, family)(config)).eval()
+    tokens = torch.randint(3, 50, (BATCH, 5))
+    call = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
+    expected = model.generate(tokens, **call)
+    ka.replace_attention(model, {"all": "softmax"})
+    assert (model.generate(tokens, **call) == expected).all()
+    ka.replace_attention(model, {"all": "primal"}, rank=3)
+    assert model.generate(tokens, **call).shape == expected.shape
+
+
+@pytest.mark.parametrize("name", ["bart", "bert_decoder"])
+def test_a_causal_host_gives_the_layer_its_longest_sequence(transformers, name):
+    """Causal data-dependent attention needs ``max_len``; BART says it in its configuration alone."""
+    model = build(transformers, name).eval()
+    report = ka.replace_attention(model, {"all": "primal"}, rank=3)
+    assert {record.options["max_len"] for record in report} == {model.config.max_position_embeddings}
+    text = tokens()["input_ids"]
+    changed = text.clone()
+    changed[:, 7:] = 3
+
+    def decoded(target):
+        return model(input_ids=text, decoder_input_ids=target) if name == "bart" else model(input_ids=target)
+
+    assert largest_difference(decoded(changed)[0][:, :7], decoded(text)[0][:, :7]) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("attention", "message"),
+    [
+        ("tensor", "'tensor' cannot be a layer of a causal model"),
+        ({"primal": {"max_len": None}}, "'primal' cannot be a layer of a causal model: max_len=None"),
+    ],
+)
+def test_a_layer_without_a_causal_form_is_refused_before_anything_changes(transformers, attention, message):
+    model = build(transformers, "bart")
+    before = str(model)
+    with pytest.raises(ka.InputError, match=message):
+        ka.replace_attention(model, {"all": attention})
+    assert str(model) == before
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "reason"),
+    [
+        ("GPT2", {"n_embd": 16, "n_head": 2, "n_layer": 1}, "GPT2Attention keeps its projections in Conv1D"),
+        ("ModernBert", {"hidden_size": 16, "cls_token_id": 1}, "ModernBertAttention uses rotary positions"),
+        ("T5", {"d_model": 16, "d_kv": 8, "num_heads": 2, "num_layers": 1}, "T5Attention uses relative pos"),
+        ("Deberta", {"relative_attention": True}, "DisentangledSelfAttention uses relative positions"),
+        ("DebertaV2", {"relative_attention": True}, "DisentangledSelfAttention uses relative positions"),
+        ("Albert", {"embedding_size": 8}, "AlbertAttention holds its layer norm and residual connection"),
+        ("Bloom", {"hidden_size": 16, "n_head": 2, "n_layer": 1}, "BloomAttention uses linear position bias"),
+    ],
+)
+def test_a_host_that_is_not_served_yet_is_told_why_in_one_line(transformers, family, options, reason):
+    sizes = {**TEXT, "hidden_size": 16, "pad_token_id": 0, "sep_token_id": 2}
+    config = getattr(transformers, f"{family}Config")(
+        **(options if family in ("GPT2", "Bloom") else {**sizes, **options})
+    )
+    config.vocab_size = 50
+    model = getattr(transformers, f"{family}Model")(config)
+    with pytest.raises(ka.InputError, match=f"{family}Model holds no attention .*: {reason}") as error:
+        ka.replace_attention(model, {0: "softmax"})
+    assert "\n" not in str(error.value)

@@ -40,9 +40,13 @@ def test_no_position_sees_a_later_token(name, norm_first, tokens):
 
 
 def test_last_positions_are_those_of_the_whole(tokens):
+    """The product with the vocabulary's weights has other shapes, so its sums of d terms round otherwise."""
     model = small(["softmax", "primal"])
     with torch.no_grad():
-        assert torch.equal(model(tokens, last=4), model(tokens)[:, -4:])
+        last, whole = model(tokens, last=4), model(tokens)[:, -4:]
+        # |x . w| <= sqrt(d) |w| after the layer norm; each of d products rounds once, on either side.
+        largest = model.embedding.weight.norm(dim=1).max() * 6**0.5 + model.output_bias.abs().max()
+        assert (last - whole).abs().max() <= 2 * 7 * torch.finfo(torch.float64).eps * 6**0.5 * largest
 
 
 def test_tied_weights_are_one_parameter(tokens):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from kernel_attention.core.sequence_group import SequenceGroup
 from kernel_attention.errors import InputError
-from kernel_attention.tensors.padding import compaction
+from kernel_attention.tensors.padding import compaction, is_traced
 
 _log = logging.getLogger(__name__)
 
@@ -394,12 +394,10 @@ def auxiliary_loss(model: nn.Module, reduction: str = "sum") -> Tensor:
     return total if reduction == "sum" else total / len(penalties)
 
 
-def is_traced() -> bool:
-    """Whether torch.compile, torch.export or torch.func traces what runs.
-
-    Forms with a backward pass written by hand are for eager calls; the compiler fuses the formulas itself.
-    """
-    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+def require_causal_form(layer: AttentionLayer, name: str) -> None:
+    """Raise InputError unless the layer, with its options, has a causal form."""
+    if (reason := layer.why_not_causal()) is not None:
+        raise InputError(f"attention {name!r} cannot be a layer of a causal model: {reason}")
 
 
 def require_positive(**values: int) -> None:

@@ -235,6 +235,22 @@ class TransformersAttention(HostedAttention):
             )
 
     @classmethod
+    def why_not(cls, module: nn.Module) -> str | None:
+        """Why an attention of transformers cannot be replaced; None for a module that is none."""
+        parameters = _parameters(module)
+        projections = [child for child in module.children() if _is_projection(child)]
+        if "hidden_states" not in parameters or not projections:
+            return None
+        name = type(module).__name__
+        if positions := [_POSITIONS[key] for key in parameters if key in _POSITIONS]:
+            return f"{name} uses {positions[0]}, which no attention here has"
+        if norm := next((key for key, child in module.named_children() if "norm" in key.lower()), None):
+            return f"{name} holds its layer norm and residual connection ({norm}), which would be lost"
+        if odd := next((child for child in projections if not isinstance(child, nn.Linear)), None):
+            return f"{name} keeps its projections in {type(odd).__name__}, expected nn.Linear"
+        return f"{name} has projections that are not recognised ({_names_of(module, projections)})"
+
+    @classmethod
     def around(cls, attention: AttentionLayer, host: nn.Module, dropout: float) -> TransformersAttention:
         """The layer with the settings of the module it replaces."""
         return cls(attention, dropout, is_causal=bool(getattr(host, "is_causal", False)))
@@ -245,6 +261,24 @@ HOSTS: tuple[type[TorchAttention] | type[TimmAttention] | type[TransformersAtten
     TimmAttention,
     TransformersAttention,
 )
+
+
+# Arguments by which transformers hands positions to its attentions.
+_POSITIONS = {
+    "position_embeddings": "rotary positions",
+    "alibi": "linear position biases (alibi)",
+    "position_bias": "relative positions in the logits",
+    "relative_pos": "relative positions in the logits",
+}
+
+
+def _is_projection(module: nn.Module) -> bool:
+    weight = getattr(module, "weight", None)
+    return isinstance(weight, nn.Parameter) and weight.dim() == 2 and not isinstance(module, nn.Embedding)
+
+
+def _names_of(module: nn.Module, children: list[nn.Module]) -> str:
+    return ", ".join(key for key, child in module.named_children() if child in children)
 
 
 def _parameters(module: nn.Module) -> Any:

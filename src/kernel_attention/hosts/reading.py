@@ -67,7 +67,7 @@ def known_sizes(owners: Sequence[nn.Module]) -> dict[str, Any]:
     for owner in reversed(owners):
         if sizes := _own_sizes(owner) or _timm_sizes(owner) or _transformers_sizes(owner):
             return sizes
-    return {}
+    return next((sizes for owner in reversed(owners) if (sizes := _configured_length(owner))), {})
 
 
 def _own_sizes(owner: nn.Module) -> dict[str, Any]:
@@ -92,6 +92,12 @@ def _transformers_sizes(owner: nn.Module) -> dict[str, Any]:
         if isinstance(table, nn.Parameter) and table.dim() == 3:
             return {"max_len": table.size(1), **_image_grid(embeddings, table.size(1))}
     return {}
+
+
+def _configured_length(owner: nn.Module) -> dict[str, Any]:
+    """For transformers' models whose table of positions stands elsewhere: BART, OPT."""
+    longest = getattr(getattr(owner, "config", None), "max_position_embeddings", None)
+    return {"max_len": longest} if isinstance(longest, int) else {}
 
 
 def _image_grid(embeddings: object, num_tokens: int) -> dict[str, Any]:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from torch import nn
 
-from kernel_attention.core.layer import AttentionLayer
+from kernel_attention.core.layer import AttentionLayer, require_causal_form
 from kernel_attention.core.registry import AttentionSpec, create_attention, get_mechanism, layer_specs
 from kernel_attention.errors import InputError
 from kernel_attention.hosts.known import HostedAttention, TransformersAttention
 from kernel_attention.hosts.projections import Source, carry, output_owner
 from kernel_attention.hosts.reading import HostDescription, describe, known_sizes
-from kernel_attention.hosts.sites import Site, find_sites, select
+from kernel_attention.hosts.sites import Site, find_sites, select, why_none
 
 PATTERNS: Mapping[str, Mapping[int | str, AttentionSpec]] = MappingProxyType(
     {
@@ -108,9 +108,12 @@ def replace_attention(
         )
     sites = find_sites(model)
     if not sites:
+        reason = why_none(model) or (
+            "accepted: nn.MultiheadAttention, timm's or transformers' self-attention, "
+            "or a layer of kernel-attention"
+        )
         raise InputError(
-            f"model: {type(model).__name__} holds no attention layer that can be replaced "
-            "(nn.MultiheadAttention, timm's or transformers' self-attention, or a layer of kernel-attention)"
+            f"model: {type(model).__name__} holds no attention layer that can be replaced: {reason}"
         )
     numbered = [site.path for site in sites if not site.cross]
     plans: dict[str, _Plan] = {}
@@ -152,6 +155,8 @@ class _Plan:
         shared = {"bias": host.bias, "dropout": host.dropout, **known_sizes(site.owners)}
         options = {**{key: value for key, value in shared.items() if key in mechanism.options}, **options}
         layer = create_attention(name, host.embed_dim, host.num_heads, **options)
+        if not site.cross and getattr(site.module, "is_causal", False) is True:
+            require_causal_form(layer, name)
         layer.to(device=host.like.device, dtype=host.like.dtype).train(site.module.training)
         return cls(site, host, name, options, layer, carry(layer, host.sources))
 
@@ -179,7 +184,7 @@ class _Plan:
         if host_class is not None:
             new = host_class.around(self.layer, module, self.host.dropout).train(module.training)
         if host_class is TransformersAttention:
-            _settle_transformers(module, self.site.owners[-1])
+            _settle_transformers(module, self.site.owners)
         for owner in self.site.owners:
             if isinstance(owner, nn.TransformerEncoder):
                 owner.use_nested_tensor = False  # it would pass nested tensors in eval mode
@@ -187,14 +192,21 @@ class _Plan:
             setattr(parent, name, new)
 
 
-def _settle_transformers(module: nn.Module, parent: nn.Module) -> None:
+def _settle_transformers(module: nn.Module, owners: Sequence[nn.Module]) -> None:
     """Our layer has its own output projection and no key-value cache: the host's must go."""
-    owner = output_owner(module, parent)
+    owner = output_owner(module, owners[-1])
     if owner is not None and owner[0] is not module:
         setattr(owner[0], owner[1], nn.Identity())
-    config: Any = getattr(module, "config", None)
-    if getattr(module, "is_causal", False) and hasattr(config, "use_cache"):
-        config.use_cache = False
+    if not getattr(module, "is_causal", False):
+        return
+    # ``generate`` reads the model's generation_config, a copy of the config that the layers read.
+    configs: list[Any] = [
+        getattr(module, "config", None),
+        *(getattr(owner, "generation_config", None) for owner in owners),
+    ]
+    for config in configs:
+        if hasattr(config, "use_cache"):
+            config.use_cache = False
 
 
 def _dropped(old: nn.Module, sources: Mapping[str, Source], carried: tuple[str, ...]) -> tuple[str, ...]:

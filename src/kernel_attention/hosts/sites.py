@@ -55,6 +55,14 @@ def find_sites(model: nn.Module) -> list[Site]:
     return list(sites.values())
 
 
+def why_none(model: nn.Module) -> str | None:
+    """Why the first attention of a model without sites is none; None where it has no attention at all."""
+    for module in model.modules():
+        if "attention" in type(module).__name__.lower() and (reason := TransformersAttention.why_not(module)):
+            return reason
+    return None
+
+
 def select(key: object, sites: Sequence[Site]) -> list[Site]:
     """The layers a key names: an index, a pattern, or a module's dotted name.
 

@@ -15,7 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kernel_attention.core.layer import AttentionLayer, require_positive, require_probability
+from kernel_attention.core.layer import (
+    require_causal_form,
+    require_positive,
+    require_probability,
+)
 from kernel_attention.core.registry import AttentionSpec, create_attention, get_mechanism, layer_specs
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.models.cross_entropy import linear_cross_entropy
@@ -76,7 +80,7 @@ class CausalLanguageModel(nn.Module):
         for name, options in layer_specs(attention, num_layers):
             known = {key: value for key, value in shared.items() if key in get_mechanism(name).options}
             layer = create_attention(name, embed_dim, num_heads, **{**known, **options})
-            _require_causal(layer, name)
+            require_causal_form(layer, name)
             self.layers.append(EncoderLayer(layer, feedforward_dim, dropout, norm_first))
         self.norm = nn.LayerNorm(embed_dim) if norm_first else nn.Identity()
         self.dropout = nn.Dropout(dropout)
@@ -163,10 +167,3 @@ class CausalLanguageModel(nn.Module):
             self.register_buffer("positions", table, persistent=False)
         else:
             raise unknown("positions", kind, ("learnt", "fixed"))
-
-
-@torch.no_grad()
-def _require_causal(layer: AttentionLayer, name: str) -> None:
-    """InputError unless the layer, with its options, has a causal form."""
-    if (reason := layer.why_not_causal()) is not None:
-        raise InputError(f"attention {name!r} cannot be a layer of a causal model: {reason}")

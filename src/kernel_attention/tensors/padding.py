@@ -22,7 +22,7 @@ class Compaction(NamedTuple):
     key_padding_mask: Tensor
 
     def apply(self, x: Tensor) -> Tensor:
-        """Move the tokens of x (B, N, d)."""
+        """Move the tokens of x, (B, N, d) or (B, h, N, p)."""
         return _take(x, self.order)
 
     def undo(self, x: Tensor) -> Tensor:
@@ -39,10 +39,11 @@ def compaction(key_padding_mask: Tensor) -> Compaction | None:
     """How to compact sequences with this mask (B, N; True = real token); None where they are known to be
     compact.
 
-    They are known to be where looking costs nothing: on the CPU, outside compiled code. Elsewhere the answer
-    would stop the stream or break the graph, so that the tokens are moved anyway, possibly to where they are.
+    They are known to be where looking costs nothing: on the CPU, in code that nothing traces. Elsewhere the
+    answer would stop the stream or break the graph, so that the tokens are moved anyway, possibly to where
+    they are.
     """
-    if not torch.compiler.is_compiling() and key_padding_mask.device.type == "cpu":
+    if not is_traced() and key_padding_mask.device.type == "cpu":
         late = key_padding_mask[:, 1:] & ~key_padding_mask[:, :-1]
         if not late.any():
             return None
@@ -50,7 +51,7 @@ def compaction(key_padding_mask: Tensor) -> Compaction | None:
     padded = (~key_padding_mask).cumsum(dim=1)
     place = torch.where(key_padding_mask, real, real[:, -1:] + padded) - 1
     positions = torch.arange(place.size(1), device=place.device).expand_as(place)
-    order = torch.empty_like(place).scatter_(1, place, positions)
+    order = torch.zeros_like(place).scatter(1, place, positions)  # in place, vmap has no rule for it
     return Compaction(order, place, positions < real[:, -1:])
 
 
@@ -75,10 +76,16 @@ def in_blocks(x: Tensor, size: int, value: float = 0.0) -> Tensor:
     return pad_tokens(x, count * size, value).unflatten(-2, (count, size))
 
 
+def is_traced() -> bool:
+    """Whether torch.compile, torch.export or torch.func traces what runs."""
+    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+
+
 def is_exporting() -> bool:
     """Whether torch.export is tracing; before torch 2.7, whether anything is."""
     return getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)()
 
 
 def _take(x: Tensor, index: Tensor) -> Tensor:
-    return x.gather(1, index[..., None].expand(-1, -1, x.size(-1)))
+    index = index[..., None] if x.dim() == 3 else index[:, None, :, None]
+    return x.gather(-2, index.expand_as(x))

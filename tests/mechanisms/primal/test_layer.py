@@ -137,9 +137,8 @@ def test_which_forms_mix_tokens():
 
     def mixes(is_causal=False, **options):
         layer = build(**options)
-        return not torch.equal(
-            layer(x, is_causal=is_causal)[:, untouched], layer(other, is_causal=is_causal)[:, untouched]
-        )
+        change = (layer(x, is_causal=is_causal) - layer(other, is_causal=is_causal))[:, untouched]
+        return bool(change.abs().max() > 1e-9)
 
     assert mixes()  # token 3 is on the grid of 4 rows over 11 tokens: 0, 3, 6, 10
     assert not mixes(data_dependent=False)
@@ -157,7 +156,7 @@ def test_features_sampled_are_the_heads_own_slices():
     other[..., :WIDTH] = torch.randn(3, TOKENS, WIDTH, dtype=torch.float64)
     before, after = layer.scores(x), layer.scores(other)
     assert not torch.allclose(before.e[:, 0], after.e[:, 0])
-    assert torch.equal(before.e[:, 1:], after.e[:, 1:])
+    torch.testing.assert_close(before.e[:, 1:], after.e[:, 1:])
 
 
 # Decoding

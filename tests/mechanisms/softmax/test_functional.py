@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from kernel_attention import create_attention
 from kernel_attention.functional import cosine_attention, softmax_attention
 from kernel_attention.mechanisms.linear.functional import causal_product
 
@@ -74,6 +77,73 @@ def test_a_query_that_sees_no_key_gets_zeros_and_finite_gradients(attention, is_
     assert y[0, :, 0].any() == (not is_causal)
     for gradient in torch.autograd.grad(y.sum(), (q, k, v)):
         assert gradient.isfinite().all()
+
+
+MASKS = {
+    "right": torch.arange(61)[None] < torch.tensor([[61], [40], [1]]),
+    "left": torch.arange(61)[None] >= torch.tensor([[0], [21], [60]]),
+    "holes": torch.rand(3, 61, generator=torch.Generator().manual_seed(1)) < 0.6,
+    "an empty sequence": torch.arange(61)[None] < torch.tensor([[61], [0], [7]]),
+}
+
+
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+def test_causality_with_padding_equals_the_masked_softmax(mask):
+    """Outputs of real tokens and all gradients; what padding holds, however large, reaches neither."""
+    leaves = [random(3, H, 61, width).requires_grad_() for width in (P, P, P_V)]
+    real = mask[:, None, :, None]
+    logits = (leaves[0] @ leaves[1].mT) / P**0.5
+    seen = mask[:, None, None, :] & torch.ones(61, 61, dtype=torch.bool).tril() & real
+    weights = logits.masked_fill(~seen, -torch.inf).softmax(dim=-1).masked_fill(~seen, 0.0)
+    expected = weights @ leaves[2]
+    downstream = torch.randn_like(expected)
+    gradients = torch.autograd.grad((expected * downstream).masked_fill(~real, 0.0).sum(), leaves)
+    garbage = [torch.where(real, leaf, 1e200 * torch.randn_like(leaf)) for leaf in leaves]
+    for given in (leaves, garbage):
+        y = softmax_attention(*given, key_padding_mask=mask, is_causal=True)
+        torch.testing.assert_close(y, expected.masked_fill(~real, 0.0))
+        torch.testing.assert_close(torch.autograd.grad((y * downstream).sum(), leaves), gradients)
+
+
+class LargestTensor(TorchDispatchMode):
+    """The number of elements of the largest tensor that any operation makes, in forward and backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        tensors = (leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor))
+        self.elements = max(self.elements, *(tensor.untyped_storage().nbytes() // 4 for tensor in tensors), 0)
+        return out
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("name", ["softmax", "symmetric", "rpc", "scaled", "batch_norm", "conv1d"])
+def test_causality_with_padding_makes_no_matrix_over_the_tokens(name, side):
+    length = 1024
+    layer, x = create_attention(name, 8, 2), torch.randn(2, length, 8, requires_grad=True)
+    mask = torch.arange(length)[None] < torch.tensor([[length], [700]])
+    with LargestTensor() as largest:
+        y = layer(x, key_padding_mask=mask if side == "right" else mask.flip(1), is_causal=True)
+        y[mask].sum().backward()
+    assert largest.elements < 64 * length  # an input has B N d = 16 N, the kernel's blocks a little more
+
+
+def test_causality_with_padding_serves_function_transforms():
+    """Gradients of each sequence of a batch, as torch.func takes them: the mask is one of many there."""
+    q, k, v = random(3, H, 61, P), random(3, H, 61, P), random(3, H, 61, P_V)
+    mask = MASKS["holes"]
+
+    def loss(q, k, v, mask):
+        q, k, v, mask = (x[None] for x in (q, k, v, mask))
+        return softmax_attention(q, k, v, key_padding_mask=mask, is_causal=True).square().sum()
+
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    softmax_attention(*leaves, key_padding_mask=mask, is_causal=True).square().sum().backward()
+    each = torch.func.vmap(torch.func.grad(loss, argnums=(0, 1, 2)))(q, k, v, mask)
+    torch.testing.assert_close(list(each), [leaf.grad for leaf in leaves])
 
 
 def test_the_scale_replaces_one_over_the_root_of_the_width():

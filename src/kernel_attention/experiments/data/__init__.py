@@ -6,7 +6,7 @@ Legend of shapes: n_i steps of case i, c channels, B cases of a batch, N steps o
 from kernel_attention.experiments.data.archive import DatasetInfo, list_time_series
 from kernel_attention.experiments.data.batches import Batch, EpochSampler, make_loader
 from kernel_attention.experiments.data.loading import load_time_series, read_sequences
-from kernel_attention.experiments.data.sequences import as_sequences
+from kernel_attention.experiments.data.sequences import as_sequences, windows_of
 from kernel_attention.experiments.data.time_series import (
     SequenceSplit,
     Standardizer,
@@ -27,4 +27,5 @@ __all__ = [
     "make_loader",
     "read_sequences",
     "stratified_split",
+    "windows_of",
 ]

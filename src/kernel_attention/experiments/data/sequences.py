@@ -44,6 +44,21 @@ def as_sequences(X: Any, missing: str = "error") -> list[np.ndarray]:
     return resolve_missing([np.atleast_2d(case).T for case in cases], missing, "X")
 
 
+def windows_of(sequences: list[np.ndarray], length: int) -> tuple[list[np.ndarray], list[int]]:
+    """Sequences (n_i, c) with every longer one cut into windows of `length` steps, and their number for each.
+
+    A sequence of n_i > length steps becomes ceil(n_i / length) windows whose starts are evenly spaced from 0
+    to n_i - length, so that every step lies in one at least. Windows share the memory of their sequence.
+    """
+    windows, counts = [], []
+    for sequence in sequences:
+        count = -(-len(sequence) // length)
+        starts = (i * (len(sequence) - length) // max(count - 1, 1) for i in range(count))
+        windows += [sequence[max(start, 0) :][:length] for start in starts]
+        counts.append(count)
+    return windows, counts
+
+
 def check_missing(missing: str) -> None:
     """Raise InputError for a way of treating missing values that does not exist."""
     if missing not in MISSING:

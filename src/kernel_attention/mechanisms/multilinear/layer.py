@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from kernel_attention.core.layer import PenalizedAttention, is_traced, require_positive
+from kernel_attention.core.layer import PenalizedAttention, require_positive
 from kernel_attention.core.registry import register_attention
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.features.feature_maps import FeatureMapSpec, frobenius, get_feature_map, identity
@@ -24,6 +24,7 @@ from kernel_attention.mechanisms.multilinear.objective import core_penalty, kmls
 from kernel_attention.mechanisms.multilinear.one_pass import multilinear_layer
 from kernel_attention.tensors.kernel_tensors import multilinear_kernel
 from kernel_attention.tensors.multilinear import mlsvd_core, multilinear_factors
+from kernel_attention.tensors.padding import is_traced
 from kernel_attention.tensors.sampling import Samples, grid_row, part_positions, sample_rows, sampled_rows
 from kernel_attention.tensors.statistics import exactly, num_real
 

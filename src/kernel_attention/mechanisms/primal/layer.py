@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from kernel_attention.core.layer import PenalizedAttention, is_traced, require_positive, require_weight
+from kernel_attention.core.layer import PenalizedAttention, require_positive, require_weight
 from kernel_attention.core.registry import register_attention
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.features.feature_maps import FeatureMap, cosine, get_feature_map, identity
@@ -29,6 +29,7 @@ from kernel_attention.mechanisms.primal.functional import (
     scores_energy,
 )
 from kernel_attention.mechanisms.primal.one_pass import PrimalWeights, primal_layer
+from kernel_attention.tensors.padding import is_traced
 from kernel_attention.tensors.sampling import (
     Samples,
     grid_row,
