@@ -30,7 +30,7 @@ from torch import Tensor, nn
 import kernel_attention as ka
 from kernel_attention.data import make_loader
 from kernel_attention.reporting.figures import PALETTE, report_style
-from kernel_attention.training.files import read_json
+from kernel_attention.run_folder import read_json
 from kernel_attention.training.recipe import Recipe, read_keys, recipes_dir
 from kernel_attention.training.run import build_model, train
 from kernel_attention.training.saved import load_run

@@ -13,6 +13,7 @@ import pytest
 from training.runs import assert_same_outcome, train_small, write_recipe
 
 from kernel_attention.cli import main
+from kernel_attention.run_folder import read_json
 from kernel_attention.training import (
     Interrupted,
     SequenceTask,
@@ -21,7 +22,6 @@ from kernel_attention.training import (
     run,
     time_series_experiment,
 )
-from kernel_attention.training.files import read_json
 
 pytestmark = pytest.mark.usefixtures("brief")
 

@@ -16,6 +16,7 @@ import torch
 from training.runs import SRC
 
 from kernel_attention.errors import InputError
+from kernel_attention.run_folder import read_json
 from kernel_attention.training import files
 from kernel_attention.training.checkpoint import AtomicCheckpointIO
 
@@ -115,7 +116,7 @@ def test_damaged_json_is_refused(text, tmp_path):
     if text is not None:
         path.write_bytes(text.encode("latin-1"))
     with pytest.raises(InputError, match="not readable as JSON"):
-        files.read_json(path)
+        read_json(path)
 
 
 class Bomb:

@@ -21,7 +21,7 @@ class CapturedAttention:
 
     Attributes:
         name: dotted name of the module.
-        mechanism: class of the module.
+        mechanism: name of the mechanism, of other libraries' modules the class.
         queries: (B, h, N, p), scaled so that the logits are q.k / sqrt(p); None where the layer has none.
         keys: (B, h, S, p); grouped keys are repeated for each of their queries.
         values: (B, h, S, width); None for mechanisms without values.

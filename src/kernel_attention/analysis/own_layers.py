@@ -21,6 +21,7 @@ from kernel_attention.attention import (
 )
 from kernel_attention.attention.base import PenalizedAttention
 from kernel_attention.attention.modes import ReadsModes
+from kernel_attention.attention.registry import mechanism_name
 
 
 def captured_own(
@@ -44,7 +45,7 @@ def captured_own(
     real_queries = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
     return CapturedAttention(
         name=name,
-        mechanism=type(layer).__name__,
+        mechanism=mechanism_name(layer),
         queries=q,
         keys=k,
         values=v,

@@ -29,10 +29,12 @@ class AttentionLayer(nn.Module, ABC):
     Attributes:
         sequence_group: the processes that share every sequence, see :func:`shard_sequence`; None: this one
             has it whole.
+        mechanism: the name that the layer was made by; None: it was made from its class.
     """
 
     supports_context = False
     sequence_group: SequenceGroup | None = None
+    mechanism: str | None = None
 
     def __init__(self, embed_dim: int, num_heads: int) -> None:
         super().__init__()

@@ -177,7 +177,24 @@ def create_attention(name: str, embed_dim: int, num_heads: int, **options: Any) 
     """
     mechanism = get_mechanism(name)
     _check_options(mechanism, options)
-    return mechanism.layer(embed_dim, num_heads, **{**mechanism.preset, **options})
+    layer = mechanism.layer(embed_dim, num_heads, **{**mechanism.preset, **options})
+    layer.mechanism = name
+    return layer
+
+
+def mechanism_name(layer: AttentionLayer) -> str:
+    """What a layer is called in the table.
+
+    A layer made by name has that name. One made from its class has the name of the row whose preset it
+    agrees with; the class's own name where no row does.
+    """
+    if layer.mechanism is not None:
+        return layer.mechanism
+    for row in MECHANISMS.values():
+        agrees = all(getattr(layer, key, value) == value for key, value in row.preset.items())
+        if row.layer is type(layer) and agrees:
+            return row.name
+    return type(layer).__name__
 
 
 def _check_options(mechanism: Mechanism, options: Mapping[str, Any]) -> None:

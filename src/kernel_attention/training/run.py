@@ -18,17 +18,18 @@ import torch
 import kernel_attention
 from kernel_attention.errors import InputError
 from kernel_attention.reporting import write_report
+from kernel_attention.run_folder import RunFolder
 from kernel_attention.training.experiment import Experiment, Metric
 from kernel_attention.training.facts import read_facts, require_same_data
 from kernel_attention.training.files import (
     is_unfinished,
-    read_json,
     read_weights,
     remove_unfinished,
     write_json,
     write_yaml,
 )
 from kernel_attention.training.fit import check_trainer, fit
+from kernel_attention.training.precision import with_precision
 from kernel_attention.training.recipe import BaseRecipe
 from kernel_attention.training.tasks import experiment_class
 
@@ -44,7 +45,8 @@ def train(
 ) -> dict[str, Any]:
     """Train and evaluate a recipe with every one of its seeds.
 
-    Nothing is written before the data and the model were found good.
+    Nothing is written before the data and the model were found good. The folder's ``config.yaml`` has the
+    precision that ``auto`` became on this processor.
 
     Args:
         recipe: what to do.
@@ -64,6 +66,7 @@ def train(
     """
     if not resume:
         _check_unused(output)
+    recipe = with_precision(recipe)
     check_trainer(recipe)
     experiment = experiment_class(recipe.task_name)(recipe, data_root)
     experiment.check()
@@ -150,8 +153,7 @@ def _reopen_folder(output: Path, recipe: BaseRecipe, facts: dict[str, Any]) -> s
             stale.unlink(missing_ok=True)
     except OSError as error:
         raise InputError(f"run {output}: cannot be written ({error.strerror or error})") from None
-    versions = read_json(output / "versions.json")
-    return versions.get("recipe") if isinstance(versions, dict) else None
+    return (RunFolder(output).versions() or {}).get("recipe")
 
 
 def _versions() -> dict[str, str]:
@@ -168,8 +170,9 @@ def _versions() -> dict[str, str]:
 
 
 def _train_seed(experiment: Experiment, folder: Path, seed: int, progress: bool) -> dict[str, Any]:
-    if (folder / "evaluation.json").exists():  # a finished seed of a resumed run
-        return read_json(folder / "evaluation.json")
+    finished = RunFolder(folder.parent).evaluation(seed)  # of a resumed run
+    if finished is not None:
+        return finished
     recipe = experiment.recipe
     folder.mkdir(exist_ok=True)
     L.seed_everything(seed, verbose=False)
