@@ -1,4 +1,4 @@
-"""What a user installs: the wheel holds recipes and templates, whether built from the clone or from the sdist."""
+"""What a user installs: the wheel holds recipes and templates, built from the clone or from the sdist."""
 
 import subprocess
 import sys

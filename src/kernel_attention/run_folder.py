@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import stat
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,8 +111,19 @@ class RunFolder:
         return content
 
 
+def require_file(path: Path) -> None:
+    """InputError unless this is a file with an end, or a link to one: a device or a pipe would never end."""
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
+    if not stat.S_ISREG(mode):
+        raise InputError(f"{path}: cannot be read (it is no regular file)")
+
+
 def read_json(path: Path) -> Any:
     """InputError where the file is missing or no JSON."""
+    require_file(path)
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -120,6 +132,7 @@ def read_json(path: Path) -> Any:
 
 def read_yaml(path: Path) -> Any:
     """Plain values only; InputError where the file is unreadable, no YAML, or says a key twice."""
+    require_file(path)
     try:
         with path.open(encoding="utf-8") as file:
             return yaml.load(file, _Loader)  # a SafeLoader: it makes no objects

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import io
+import json
 
 import pytest
 from rich.console import Console
 
-from kernel_attention.reporting import headline, summary_table
+from kernel_attention.reporting import evaluation_table, headline, summary_table
 from kernel_attention.reporting.formats import (
     attention_details,
     attention_title,
     format_duration,
     format_metric,
     format_number,
+    metric_name,
     sentence,
 )
 
@@ -97,10 +99,32 @@ def test_durations_are_said_as_people_say_them(seconds, text):
     assert format_duration(seconds) == text
 
 
+@pytest.mark.parametrize("kind", ["language, several seeds", "tokens", "regression", "one seed"])
+def test_evaluations_of_every_task_fit_a_terminal(finished, kind):
+    """Every figure is there, whole, at 80 characters."""
+    rows = [
+        {"seed": int(folder.name.removeprefix("seed-"))}
+        | json.loads((folder / "evaluation.json").read_text())
+        for folder in sorted(finished(kind).glob("seed-*"))
+    ]
+    console = Console(file=io.StringIO(), width=80)
+    console.print(evaluation_table(rows, "a test split"))
+    text = console.file.getvalue()
+    assert "…" not in text
+    lines = {line.split("│")[1].strip(): line.split("│")[2:-1] for line in text.splitlines() if "│" in line}
+    for key in rows[0].keys() - {"seed", "confusion_matrix"}:
+        assert [cell.strip() for cell in lines[metric_name(key)]] == [
+            format_metric(key, r[key]) for r in rows
+        ]
+    assert "confusion matrix" not in text
+
+
 def test_numbers_and_sentences():
     assert format_number(-0.0012345678) == "−0.001235"
     assert format_number(None) == "–"
     assert format_number(float("nan")) == "nan"
+    assert format_number(10000.0) == "10000"
+    assert format_number(12345678.0) == "1.235e+07"
     assert format_metric("accuracy", None) == "–"
     assert format_metric("accuracy", 0.5) == "50.00 %"
     assert sentence("the best epoch") == "The best epoch."

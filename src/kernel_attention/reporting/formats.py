@@ -154,7 +154,7 @@ def attention_details(spec: Any) -> str:
     """The mechanism with its options, for each layer where layers differ."""
     parts = []
     for name, options in attention_layers(spec):
-        listed = ", ".join(f"{key} {format_value(value)}" for key, value in options.items())
+        listed = ", ".join(f"{key.replace('_', ' ')} {format_value(value)}" for key, value in options.items())
         parts.append(f"{name} ({listed})" if listed else name)
     if len(set(parts)) <= 1:
         return parts[0] if parts else "unknown"

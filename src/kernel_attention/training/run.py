@@ -18,7 +18,7 @@ import torch
 import kernel_attention
 from kernel_attention.errors import InputError
 from kernel_attention.reporting import write_report
-from kernel_attention.run_folder import RunFolder
+from kernel_attention.run_folder import read_json
 from kernel_attention.training.experiment import Experiment, Metric
 from kernel_attention.training.facts import read_facts, require_same_data
 from kernel_attention.training.files import (
@@ -153,7 +153,8 @@ def _reopen_folder(output: Path, recipe: BaseRecipe, facts: dict[str, Any]) -> s
             stale.unlink(missing_ok=True)
     except OSError as error:
         raise InputError(f"run {output}: cannot be written ({error.strerror or error})") from None
-    return (RunFolder(output).versions() or {}).get("recipe")
+    versions = read_json(output / "versions.json")
+    return versions.get("recipe") if isinstance(versions, dict) else None
 
 
 def _versions() -> dict[str, str]:
@@ -170,9 +171,8 @@ def _versions() -> dict[str, str]:
 
 
 def _train_seed(experiment: Experiment, folder: Path, seed: int, progress: bool) -> dict[str, Any]:
-    finished = RunFolder(folder.parent).evaluation(seed)  # of a resumed run
-    if finished is not None:
-        return finished
+    if (folder / "evaluation.json").exists():  # a finished seed of a resumed run
+        return read_json(folder / "evaluation.json")
     recipe = experiment.recipe
     folder.mkdir(exist_ok=True)
     L.seed_everything(seed, verbose=False)
