@@ -75,6 +75,11 @@ def test_the_headline_never_stands_without_its_protocol():
             "layer 0: softmax; layer 1: primal (rank 9)",
         ),
         (["primal", "primal"], "primal", "primal"),
+        (
+            [*[{"rpc": {"iterations": 4}}] * 3, "symmetric", "softmax", "softmax"],
+            "rpc + symmetric + softmax",
+            "layers 0 to 2: rpc (iterations 4); layer 3: symmetric; layers 4 to 5: softmax",
+        ),
         (None, "unknown", "unknown"),
     ],
 )

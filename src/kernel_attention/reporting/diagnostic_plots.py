@@ -81,7 +81,7 @@ def measures_figure(records: Sequence[Mapping[str, Any]]) -> Figure | None:
     count = len(curves) + len(quantities)
     if not count:
         return None
-    columns = min(count, 3)
+    columns = 2 if count == 4 else min(count, 3)
     rows = -(-count // columns)
     figure = Figure(figsize=(3.5 * columns + (3.3 if columns == 1 else 0.0), 3.0 * rows + 0.4))
     axes = figure.subplots(rows, columns, squeeze=False).ravel().tolist()
@@ -136,7 +136,7 @@ def select_maps(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         layer, _, quantity = key.rpartition("/")
         if value.ndim == 3 and np.isfinite(value).all():
             if quantity == "attention_map":
-                found[layer_name(layer)] = value
+                found[f"{layer_name(layer)}, attention"] = value
             elif quantity.startswith("scores_"):
                 found[f"{layer_name(layer)}, {quantity.replace('_', ' ')}"] = value
     return found

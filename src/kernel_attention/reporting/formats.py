@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Any, TypeGuard
 
 METRIC_NAMES = {"rmse": "RMSE", "r2": "R²"}
@@ -158,7 +159,13 @@ def attention_details(spec: Any) -> str:
         parts.append(f"{name} ({listed})" if listed else name)
     if len(set(parts)) <= 1:
         return parts[0] if parts else "unknown"
-    return "; ".join(f"layer {index}: {part}" for index, part in enumerate(parts))
+    said, start = [], 0
+    for part, group in groupby(parts):
+        end = start + len(list(group))
+        where = f"layer {start}" if end == start + 1 else f"layers {start} to {end - 1}"
+        said.append(f"{where}: {part}")
+        start = end
+    return "; ".join(said)
 
 
 def _distinct(names: Iterable[str]) -> list[str]:

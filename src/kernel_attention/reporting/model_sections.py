@@ -10,7 +10,6 @@ from kernel_attention.reporting.formats import MISSING, format_metric, format_nu
 from kernel_attention.reporting.records import RunRecord
 from kernel_attention.reporting.spectrum_plots import (
     REACHED,
-    SINGULAR_FLOOR,
     cumulative_share,
     explained_variance,
     singular_values,
@@ -119,7 +118,7 @@ def _spectrum_pictures(layers: Spectra, names: dict[int, str]) -> list[html.Pict
             data_uri(singular_values(layers, names)),
             f"Line chart of the singular values of the kernel, relative to the largest, on a logarithmic "
             f"axis, for {len(layers)} {'layer' if len(layers) == 1 else 'layers'}.",
-            f"Singular values relative to the largest, cut off below {SINGULAR_FLOOR:g}. {lines}",
+            f"Singular values relative to the largest, cut off where float32 has no digits left. {lines}",
             wide=len(layers) > 1,
         ),
         html.Picture(
