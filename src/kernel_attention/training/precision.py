@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import torch
 
 from kernel_attention.training.fit import training_device
 from kernel_attention.training.recipe import BaseRecipe
 
+Resolved = Literal["32-true", "bf16-mixed", "16-mixed"]
 AnyRecipe = TypeVar("AnyRecipe", bound=BaseRecipe)
 
 
-def resolve_precision(recipe: BaseRecipe) -> str:
+def resolve_precision(recipe: BaseRecipe) -> Resolved:
     """The recipe's precision; of ``auto``, bf16-mixed where the processor has it, else 32-true."""
     if recipe.precision != "auto":
         return recipe.precision
