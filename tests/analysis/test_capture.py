@@ -161,7 +161,7 @@ def test_layers_of_ours_in_a_host_go_by_the_hosts_name():
     ka.replace_attention(model, {1: "symmetric"})
     captured = capture(model, torch.randn(BATCH, LENGTH, EMBED_DIM))
     assert [attention.mechanism for attention in captured.values()] == [
-        *("MultiheadAttention", "SoftmaxAttention", "MultiheadAttention")
+        *("MultiheadAttention", "symmetric", "MultiheadAttention")
     ]
     assert list(captured) == [f"layers.{index}.self_attn" for index in range(3)]
 
