@@ -30,7 +30,7 @@ from torch import Tensor, nn
 import kernel_attention as ka
 from kernel_attention.experiments.data import make_loader
 from kernel_attention.experiments.reporting.figures import PALETTE, report_style
-from kernel_attention.experiments.training.files import read_json
+from kernel_attention.experiments.run_folder import read_json
 from kernel_attention.experiments.training.recipe import Recipe, read_keys, recipes_dir
 from kernel_attention.experiments.training.run import build_model, train
 from kernel_attention.experiments.training.saved import load_run

@@ -1,4 +1,4 @@
-"""What a user installs: the wheel holds the recipes, whether built from the clone or from the sdist."""
+"""What a user installs: the wheel holds recipes and templates, built from the clone or from the sdist."""
 
 import subprocess
 import sys
@@ -34,3 +34,5 @@ def test_the_sdist_builds_the_wheel_of_the_clone(tmp_path):
     assert recipes
     assert {f"kernel_attention/{recipe}" for recipe in recipes} <= from_clone
     assert "kernel_attention/py.typed" in from_clone
+    templates = ROOT / "src" / "kernel_attention" / "experiments" / "reporting" / "templates"
+    assert {str(path.relative_to(ROOT / "src")) for path in templates.iterdir()} <= from_clone

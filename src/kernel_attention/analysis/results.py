@@ -41,7 +41,7 @@ class LayerDiagnostics:
     Attributes:
         name: dotted name of the module.
         index: place among the layers measured.
-        mechanism: class of the module.
+        mechanism: name of the mechanism, of other libraries' modules the class.
         lengths: real tokens of every sequence.
         values: the arrays by name, float32 on the CPU.
         notes: what was sampled or left out, and why.

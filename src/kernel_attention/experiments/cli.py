@@ -113,6 +113,7 @@ def _tell_failure(error: BaseException, folder: Path, data_root: str | None) -> 
 
 
 def _evaluate(options: Namespace) -> int:
+    from kernel_attention.experiments.reporting import evaluation_table
     from kernel_attention.experiments.training.saved import load_run
 
     _check_output(options.output)
@@ -124,13 +125,8 @@ def _evaluate(options: Namespace) -> int:
         {"seed": seed, "protocol": run.recipe.protocol} | figures
         for seed, figures in run.evaluate(options.file, options.data_root, options.split)
     ]
-    table = Table(title=f"{run.recipe.dataset}: {options.file or (options.split or 'test') + ' split'}")
-    shown = [key for key in rows[0] if key != "confusion_matrix"]
-    for key in shown:
-        table.add_column(key)
-    for row in rows:
-        table.add_row(*(f"{row[key]:.4f}" if isinstance(row[key], float) else str(row[key]) for key in shown))
-    Console().print(table)
+    what = options.file or f"{options.split or 'test'} split"
+    Console().print(evaluation_table(rows, f"{run.recipe.dataset}: {what}"))
     if options.output:
         _write_rows(rows, Path(options.output))
     return 0

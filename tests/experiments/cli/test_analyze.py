@@ -50,7 +50,7 @@ def test_the_numbers_are_those_of_the_python_call(cli, run, waves, monkeypatch):
         for name, value in expected.arrays().items():
             np.testing.assert_allclose(arrays[name], value, rtol=1e-4, atol=1e-6)
     content = json.loads((run / "seed-1/diagnostics.json").read_text())
-    assert content["note"] == "3 evenly spaced test sequences"
+    assert content["note"] == "3 evenly spaced sequences of the test split"
     assert [layer["name"] for layer in content["layers"]] == ["encoder.layers.1.attention"]
 
 

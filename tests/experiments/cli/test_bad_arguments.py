@@ -43,7 +43,7 @@ from experiments.training.runs import write_recipe
         ("train demo --seeds []", "seeds=[] must be one or more different whole numbers"),
         ("train demo --protocol holdot", "--protocol 'holdot' must be one of holdout, paper"),
         ("train demo --optimizer sgd", "--optimizer 'sgd' must be one of radam, adam, adamw"),
-        ("train demo --precision 64-true", "--precision '64-true' must be one of 32-true, bf16-mixed,"),
+        ("train demo --precision 64-true", "--precision '64-true' must be one of auto, 32-true, bf16-mixed,"),
         ("train demo --accelerator abacus", "accelerator='abacus' cannot be used here"),
         ("train demo --missing fill", "--missing 'fill' must be one of auto, interpolate, error"),
         ("train demo --dataset JapanesVowels", "'JapanesVowels'; did you mean 'JapaneseVowels'?"),

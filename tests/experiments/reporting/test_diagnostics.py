@@ -10,11 +10,13 @@ from torch import nn
 
 import kernel_attention as ka
 from kernel_attention.analysis import DiagnosticsReport, diagnose
-from kernel_attention.experiments.reporting import plot_diagnostics
+from kernel_attention.experiments.reporting import html, plot_diagnostics
 from kernel_attention.experiments.reporting.diagnostic_plots import maps_figure, measures_figure
 from kernel_attention.experiments.reporting.diagnostic_sections import diagnostics_section
 from kernel_attention.experiments.reporting.records import read_run
+from kernel_attention.experiments.reporting.tables import diagnostics_rows
 from kernel_attention.experiments.training.files import write_json
+from kernel_attention.models.sequence import SequenceEncoder
 
 
 @pytest.fixture(scope="module")
@@ -30,32 +32,43 @@ def report() -> DiagnosticsReport:
 
 @pytest.fixture
 def analysed(make_run, report):
-    folder = make_run(seeds=(0, 1))
+    folder = make_run("regression, several seeds")
     for seed in (0, 1):
         write_json(folder / f"seed-{seed}/diagnostics.json", {"note": "3 cases", "layers": report.records()})
         report.save(folder / f"seed-{seed}/diagnostics.npz")
     return folder
 
 
+def page_of(folder):
+    return html.page("title", "lead", [], [diagnostics_section(read_run(folder))], "footer")
+
+
 def test_the_section_has_the_numbers(analysed, report):
-    section = diagnostics_section(read_run(analysed))
-    assert section.title == "What the attention does"
-    page = section.body
-    for text in ("0: SoftmaxAttention", "effective rank", "J_proj (median)", "seed 0. 3 cases.", "Seed 1"):
+    page = page_of(analysed)
+    assert "What the attention does" in page
+    for text in (
+        "0: softmax",
+        "1: primal",
+        "2: dual_multilinear",
+        "effective rank",
+        "J_proj (median)",
+        "seed 0. 3 cases.",
+        "Seed 1",
+    ):
         assert text in page
     assert f"{report[0].summary()['effective_rank']:.4g}" in page
     assert page.count("attention with queries down") == 2, "a picture of the maps for each seed"
 
 
 def test_a_run_that_was_not_analysed_has_no_section(make_run):
-    assert diagnostics_section(read_run(make_run())) is None
+    assert diagnostics_section(read_run(make_run("one epoch"))) is None
 
 
 def test_a_damaged_array_file_costs_the_maps_only(analysed):
     (analysed / "seed-0/diagnostics.npz").write_bytes(b"PK not an archive")
     (analysed / "seed-1/diagnostics.npz").unlink()
-    page = diagnostics_section(read_run(analysed)).body
-    assert "0: SoftmaxAttention" in page
+    page = page_of(analysed)
+    assert "0: softmax" in page
     assert "attention with queries down" not in page
 
 
@@ -72,9 +85,7 @@ def test_damaged_numbers_are_named(analysed, content):
     write_json(analysed / "seed-0/diagnostics.json", content)
     shutil.rmtree(analysed / "seed-1")
     run = read_run(analysed)
-    assert [problem.partition(":")[0] for problem in run.problems] == [
-        "seed-0/diagnostics.json could not be read"
-    ]
+    assert [problem.partition(":")[0] for problem in run.problems] == ["seed-0/diagnostics.json"]
     assert diagnostics_section(run) is None
 
 
@@ -134,3 +145,45 @@ def test_plots_that_cannot_be(report, tmp_path):
         plot_diagnostics(report, tmp_path / "figure.nonsense")
     with pytest.raises(ka.InputError, match="nothing to draw"):
         plot_diagnostics(DiagnosticsReport(()), tmp_path / "figure.png")
+
+
+def test_layers_of_our_models_are_called_by_their_number_and_mechanism():
+    """Also where a later layer alone was measured, and for every mechanism, preset or not."""
+    names = [mechanism.name for mechanism in ka.list_attention()]
+    options = {"conv2d": {"grid_size": [1, 7]}}
+    model = SequenceEncoder(
+        3, 7, attention=[{name: options.get(name, {})} for name in names], embed_dim=8, num_heads=2,
+        num_layers=len(names), feedforward_dim=8,
+    )  # fmt: skip
+    found = diagnose(model, torch.randn(2, 7, 3), [2, 5], quantities=("spectrum", "objective", "maps"))
+    _, rows = diagnostics_rows(found.records())
+    assert [row[0] for row in rows] == [f"layer {place}: {names[place]}" for place in (2, 5)]
+    kinds = [layer.mechanism for layer in diagnose(model, torch.randn(2, 7, 3), quantities=("maps",)).layers]
+    assert kinds == names
+    axis = next(a for a in measures_figure(found.records()).axes if a.get_xlabel() == "layer")
+    assert [label.get_text() for label in axis.get_xticklabels()] == ["2", "5"]
+
+
+@pytest.mark.parametrize(
+    ("layer", "name"),
+    [
+        (ka.SoftmaxAttention(8, 2, symmetric=True), "symmetric"),
+        (ka.SoftmaxAttention(8, 2, kernel="cosine"), "cosine"),
+        (ka.SupportVectorAttention(8, 2), "batch_norm_scaled_heads"),
+        (nn.MultiheadAttention(8, 2, batch_first=True), "MultiheadAttention"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_layer_made_from_its_class_has_the_name_that_its_options_have(layer, name):
+    batch = (torch.randn(2, 5, 8),) * (3 if isinstance(layer, nn.MultiheadAttention) else 1)
+    model = layer if len(batch) == 3 else nn.Sequential(layer)
+    assert diagnose(model, batch, quantities=("maps",))[0].mechanism == name
+
+
+def test_labels_of_maps_are_whole():
+    """A long name is broken at its dots and never cut."""
+    name = "bert.encoder.layer.11.attention.self.scaled_dot_product"
+    figure = maps_figure({name: np.ones((2, 4, 4))})
+    label = next(axis.get_ylabel() for axis in figure.axes if axis.get_ylabel())
+    assert label.replace("\n", "") == name
+    assert max(map(len, label.splitlines())) <= 20

@@ -28,7 +28,7 @@ def spectra(seeds=(0,), layers=(0, 1), heads=3, values=11):
 
 def all_figures():
     return [
-        plots.learning_curves({0: curve(1)}, {0: curve(2)}, "loss", selected_epochs={0: 5}),
+        plots.learning_curves({0: curve(1)}, {0: curve(2)}, "loss", selected={0: 5}),
         plots.learning_curves({0: curve(1), 1: curve(3)}, {}, "accuracy", percent=True),
         plots.objective_curves({0: {0: curve(1)}, 1: {0: curve(-2)}}),
         plots.objective_curves({0: {0: curve(1), 1: curve(-1)}}),
@@ -53,11 +53,22 @@ def test_no_figure_is_registered_with_pyplot():
 
 
 def test_curves_show_the_values_of_one_seed():
-    axis = plots.learning_curves({0: curve(1)}, {0: curve(2)}, "loss", selected_epochs={0: 5}).axes[0]
+    axis = plots.learning_curves({0: curve(1)}, {0: curve(2)}, "loss", selected={0: 5}).axes[0]
     lines = {line.get_label(): line for line in axis.lines}
     np.testing.assert_array_equal(lines["training"].get_ydata(), curve(1)[1])
     np.testing.assert_array_equal(lines["validation"].get_ydata(), curve(2)[1])
     assert lines["selected epoch 5"].get_xdata()[0] == 5
+
+
+def test_training_counted_in_steps_has_steps_on_its_axes():
+    for figure in (
+        plots.learning_curves({0: curve(1)}, {0: curve(2)}, "loss", unit="step", selected={0: 5}),
+        plots.learning_curves({0: curve(1), 1: curve(2)}, {}, "loss", unit="step"),
+        plots.objective_curves({0: {0: curve(1)}}, unit="step"),
+    ):
+        assert {axis.get_xlabel() for axis in figure.axes} == {"step"}
+        labels = [line.get_label() for axis in figure.axes for line in axis.lines]
+        assert not any("epoch" in label for label in labels)
 
 
 def test_the_mean_of_seeds_covers_the_epochs_they_share():

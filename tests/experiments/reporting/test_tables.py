@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import io
+import json
 
 import pytest
 from rich.console import Console
 
-from kernel_attention.experiments.reporting import headline, summary_table
+from kernel_attention.experiments.reporting import evaluation_table, headline, summary_table
 from kernel_attention.experiments.reporting.formats import (
     attention_details,
     attention_title,
     format_duration,
     format_metric,
     format_number,
+    metric_name,
     sentence,
 )
 
@@ -73,6 +75,11 @@ def test_the_headline_never_stands_without_its_protocol():
             "layer 0: softmax; layer 1: primal (rank 9)",
         ),
         (["primal", "primal"], "primal", "primal"),
+        (
+            [*[{"rpc": {"iterations": 4}}] * 3, "symmetric", "softmax", "softmax"],
+            "rpc + symmetric + softmax",
+            "layers 0 to 2: rpc (iterations 4); layer 3: symmetric; layers 4 to 5: softmax",
+        ),
         (None, "unknown", "unknown"),
     ],
 )
@@ -97,10 +104,32 @@ def test_durations_are_said_as_people_say_them(seconds, text):
     assert format_duration(seconds) == text
 
 
+@pytest.mark.parametrize("kind", ["language, several seeds", "tokens", "regression", "one seed"])
+def test_evaluations_of_every_task_fit_a_terminal(finished, kind):
+    """Every figure is there, whole, at 80 characters."""
+    rows = [
+        {"seed": int(folder.name.removeprefix("seed-"))}
+        | json.loads((folder / "evaluation.json").read_text())
+        for folder in sorted(finished(kind).glob("seed-*"))
+    ]
+    console = Console(file=io.StringIO(), width=80)
+    console.print(evaluation_table(rows, "a test split"))
+    text = console.file.getvalue()
+    assert "…" not in text
+    lines = {line.split("│")[1].strip(): line.split("│")[2:-1] for line in text.splitlines() if "│" in line}
+    for key in rows[0].keys() - {"seed", "confusion_matrix"}:
+        assert [cell.strip() for cell in lines[metric_name(key)]] == [
+            format_metric(key, r[key]) for r in rows
+        ]
+    assert "confusion matrix" not in text
+
+
 def test_numbers_and_sentences():
     assert format_number(-0.0012345678) == "−0.001235"
     assert format_number(None) == "–"
     assert format_number(float("nan")) == "nan"
+    assert format_number(10000.0) == "10000"
+    assert format_number(12345678.0) == "1.235e+07"
     assert format_metric("accuracy", None) == "–"
     assert format_metric("accuracy", 0.5) == "50.00 %"
     assert sentence("the best epoch") == "The best epoch."

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,20 +53,22 @@ def write_ts(path: Path, cases: list[np.ndarray], labels: list[str], header: str
     return path
 
 
-def make_waves(root: Path, name: str = "Waves", *, regression: bool = False) -> Path:
-    """A data set of three classes of noisy waves of unequal length (or their frequencies to regress on)."""
+def make_waves(
+    root: Path, name: str = "Waves", *, regression: bool = False, names: Sequence[str] = "abc"
+) -> Path:
+    """A data set of noisy waves of unequal length, in classes of these names or with values to predict."""
     generator = np.random.default_rng(0)
-    for part, count in (("TRAIN", 24), ("TEST", 15)):
+    for part, count in (("TRAIN", max(24, 2 * len(names))), ("TEST", max(15, len(names)))):
         cases, labels = [], []
         for index in range(count):
             steps = np.arange(generator.integers(*LENGTHS, endpoint=True))
-            frequency = 0.5 + index % 3 + (generator.uniform(-0.2, 0.2) if regression else 0.0)
+            frequency = 0.5 + index % len(names) + (generator.uniform(-0.2, 0.2) if regression else 0.0)
             phases = generator.uniform(0, 1, CHANNELS)
             cases.append(
                 np.sin(frequency * steps[:, None] + phases) + generator.normal(0, 0.2, (len(steps), CHANNELS))
             )
-            labels.append(f"{frequency:.4f}" if regression else "abc"[index % 3])
-        header = "@targetlabel true" if regression else "@classLabel true a b c"
+            labels.append(f"{frequency:.4f}" if regression else names[index % len(names)])
+        header = "@targetlabel true" if regression else f"@classLabel true {' '.join(names)}"
         write_ts(root / name / f"{name}_{part}.ts", cases, labels, header)
     return root
 

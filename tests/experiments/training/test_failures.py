@@ -13,6 +13,7 @@ import pytest
 from experiments.training.runs import assert_same_outcome, train_small, write_recipe
 
 from kernel_attention.experiments.cli import main
+from kernel_attention.experiments.run_folder import read_json
 from kernel_attention.experiments.training import (
     Interrupted,
     SequenceTask,
@@ -21,7 +22,6 @@ from kernel_attention.experiments.training import (
     run,
     time_series_experiment,
 )
-from kernel_attention.experiments.training.files import read_json
 
 pytestmark = pytest.mark.usefixtures("brief")
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-import random
 import shutil
 
+import numpy as np
 import pytest
 import torch
 import yaml
 from experiments.cli.conftest import cli, here, refused  # noqa: F401
 from experiments.training.runs import assert_same_outcome
+from experiments.training.text_data import LANGUAGE, make_text
 
 from kernel_attention import list_attention
+from kernel_attention.analysis import diagnose
 from kernel_attention.analysis.perplexity import perplexity
 from kernel_attention.experiments.cli import main
 from kernel_attention.experiments.data.vocabulary import WordVocabulary
@@ -22,47 +24,15 @@ from kernel_attention.experiments.training.recipe import list_recipes, make_reci
 from kernel_attention.experiments.training.saved import load_run
 from kernel_attention.experiments.training.tasks import experiment_class
 
-SMALL = {
-    "task": "language",
-    "dataset": "fables",
-    "attention": ["softmax", {"primal": {"rank": 3, "eta": 0.1}}],
-    "embed_dim": 8,
-    "num_heads": 2,
-    "num_layers": 2,
-    "feedforward_dim": 16,
-    "context": 7,
-    "max_len": 30,
-    "batch_size": 4,
-    "steps": 30,
-    "warmup_steps": 3,
-    "evaluate_every": 10,
-    "optimizer": "adamw",
-    "learning_rate": 0.01,
-    "swap_rate": 0.3,
-    "accelerator": "cpu",
-    "threads": 1,
-}
-
-
-def sentences(count: int, seed: int) -> str:
-    chance = random.Random(seed)
-    words = [("the a one", "cat dog fox"), ("sat ran slept", "here there")]
-    lines = [" ".join(chance.choice(part.split()) for pair in words for part in pair) for _ in range(count)]
-    return "\n".join([*lines, ""])
-
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    (folder / "fables").mkdir()
-    for seed, (name, count) in enumerate([("train", 60), ("valid", 12), ("test", 13)]):
-        (folder / "fables" / f"{name}.txt").write_text(sentences(count, seed))
-    return folder
+    return make_text(tmp_path_factory.mktemp("data"))
 
 
 def recipe_file(folder, **changes):
     path = folder / "small.yaml"
-    path.write_text(yaml.safe_dump(SMALL | changes, sort_keys=False))
+    path.write_text(yaml.safe_dump(LANGUAGE | changes, sort_keys=False))
     return path
 
 
@@ -161,6 +131,39 @@ def test_evaluate_again_on_parts_and_on_files(cli, run, data, tmp_path):  # noqa
     paper = figures("--split", "validation", "--stride", 1, "--evaluation_tokens", 20, "--swap_rate", 0)
     assert (paper["stride"], paper["tokens"]) == (1, 19)
     assert "attacked_perplexity" not in paper
+
+
+def test_evaluate_shows_every_figure_at_eighty_characters(cli, run, data, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, _ = cli("evaluate", run, "--data_root", data)
+    assert code == 0
+    assert "…" not in out
+    figures = evaluation(run)
+    for name in ("perplexity", "attacked_inputs_perplexity", "validation_unigram_perplexity", "bigram_k"):
+        (line,) = [line for line in out.splitlines() if f"│ {name.replace('_', ' ')} " in line]
+        assert f"{figures[name]:.4g}" in line
+
+
+def test_analyze_measures_windows_of_the_test_text(cli, run, data):  # noqa: F811
+    code, out, err = cli("analyze", run, "--data_root", data, "--cases", 5)
+    assert (code, err) == (0, "")
+    assert "layer 0: softmax" in out
+    assert "layer 1: primal" in out
+    saved = load_run(run)
+    text = (data / "fables" / "test.txt").read_text()
+    tokens = language_experiment.read_vocabulary(saved.facts).encode(text)
+    context = LANGUAGE["context"]
+    starts = np.linspace(0, len(tokens) - context, 5).round().astype(int)
+    windows = torch.stack([torch.from_numpy(tokens[start : start + context]) for start in starts])
+    expected = diagnose(saved.model(), windows)
+    assert expected.layers[0].lengths == (context,) * 5
+    with np.load(run / "seed-0/diagnostics.npz", allow_pickle=False) as arrays:
+        assert set(arrays.files) == set(expected.arrays())
+        for name, value in expected.arrays().items():
+            np.testing.assert_allclose(arrays[name], value, rtol=1e-4, atol=1e-6)
+    page = (run / "report.html").read_text()
+    assert "What the attention does" in page
+    assert "5 evenly spaced sequences of the test split" in page
 
 
 def test_generated_text_is_greedy_or_drawn(cli, run):  # noqa: F811

@@ -10,8 +10,9 @@ import yaml
 from experiments.training.runs import SMALL
 
 from kernel_attention.errors import InputError
+from kernel_attention.experiments.run_folder import read_yaml
 from kernel_attention.experiments.training import Recipe, read_recipe
-from kernel_attention.experiments.training.files import read_yaml, write_yaml
+from kernel_attention.experiments.training.files import write_yaml
 
 
 def test_a_recipe_survives_its_file(tmp_path):
@@ -52,7 +53,7 @@ def test_words_that_look_like_numbers_stay_words(tmp_path):
         ("dataset", 3, "a name"),
         ("protocol", "holdot", "one of holdout, paper"),
         ("optimizer", ["adam"], "one of radam, adam, adamw"),
-        ("precision", 32, "one of 32-true, bf16-mixed, 16-mixed"),
+        ("precision", 32, "one of auto, 32-true, bf16-mixed, 16-mixed"),
         ("seeds", 3, "whole numbers"),
         ("seeds", [0, 1.5], "whole numbers"),
         ("seeds", [], "one or more different whole numbers"),

@@ -189,6 +189,7 @@ def test_the_trained_model_comes_back_from_the_folder(trained, waves):
         saved.model(7)
 
 
+@pytest.mark.filterwarnings("ignore:precision=bf16-mixed")  # slow on a processor without bfloat16, but right
 def test_mixed_precision_trains_and_evaluates(waves, tmp_path):
     folder = train_small(tmp_path / "run", waves, "--precision", "bf16-mixed")
     exact = train_small(tmp_path / "exact", waves)

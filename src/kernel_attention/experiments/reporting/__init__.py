@@ -5,11 +5,16 @@ from typing import Any
 from kernel_attention.experiments.reporting.benchmark_tables import benchmark_tables
 from kernel_attention.experiments.reporting.benchmarks import write_benchmark
 from kernel_attention.experiments.reporting.report import write_report
-from kernel_attention.experiments.reporting.tables import diagnostics_table, headline, summary_table
+from kernel_attention.experiments.reporting.tables import (
+    diagnostics_table,
+    evaluation_table,
+    headline,
+    summary_table,
+)
 
 __all__ = [
-    "benchmark_tables", "diagnostics_table", "headline", "plot_diagnostics", "summary_table",
-    "write_benchmark", "write_report",
+    "benchmark_tables", "diagnostics_table", "evaluation_table", "headline", "plot_diagnostics",
+    "summary_table", "write_benchmark", "write_report",
 ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The parts of the report that follow the epochs: learning curves and the objective."""
+"""The parts of the report that follow the training: learning curves and the objective."""
 
 from __future__ import annotations
 
@@ -8,23 +8,37 @@ import numpy as np
 
 from kernel_attention.experiments.reporting import html, plots
 from kernel_attention.experiments.reporting.figures import data_uri
-from kernel_attention.experiments.reporting.formats import format_metric, format_number, metric_name
+from kernel_attention.experiments.reporting.formats import (
+    column_name,
+    format_metric,
+    format_number,
+    metric_name,
+)
 from kernel_attention.experiments.reporting.records import Curve, RunRecord, SeedRecord
 
-ROW_LIMIT = 30  # epochs listed for each seed; all of them stand in metrics.csv
+ROW_LIMIT = 30  # rows listed for each seed; all of them stand in metrics.csv
 QUANTITIES = ("loss", "accuracy", "rmse", "r2")
 
 
 def curves_section(run: RunRecord) -> html.Section:
-    """Loss and accuracy (RMSE and R² for regression) of training and validation over the epochs."""
+    """Loss and accuracy (RMSE and R² for regression) of training and validation by epoch or step."""
+    title = "Learning curves"
     charts = [chart for name in QUANTITIES if (chart := _learning_chart(run, name))]
     if not charts:
-        return html.Section("curves", "Learning curves", html.paragraph("No epoch has been completed yet."))
-    body = html.pictures(charts, pair=len(run.seeds) == 1)
-    tables = "\n".join(_epoch_table(record) for record in run.seeds if record.metrics)
+        return html.Section("curves", title, [_nothing_yet(run)])
+    tables = [_table(run, record) for record in run.seeds if record.metrics]
     return html.Section(
-        "curves", "Learning curves", body + html.folded("The numbers behind the curves", tables)
+        "curves",
+        title,
+        [
+            html.Pictures(charts, pair=len(charts) == 2 and len(run.seeds) == 1),
+            html.Folded("The numbers behind the curves", tables),
+        ],
     )
+
+
+def _nothing_yet(run: RunRecord) -> html.Piece:
+    return html.Paragraph(f"No {run.unit} has been completed yet.")
 
 
 def _learning_chart(run: RunRecord, name: str) -> html.Picture | None:
@@ -32,37 +46,39 @@ def _learning_chart(run: RunRecord, name: str) -> html.Picture | None:
     evaluated = _curves(run, f"val_{name}")
     if not train and not evaluated:
         return None
-    # Under the paper's protocol the epoch is selected on the test split, which must not pass as another.
-    where = "test split" if run.protocol == "paper" else "validation"
+    where = run.selection_split
     figure = plots.learning_curves(
         train,
         evaluated,
-        metric_name(name),
+        _axis_name(run, name),
         evaluated_label=where,
+        unit=run.unit,
         percent=name == "accuracy",
-        selected_epochs={
-            record.seed: record.evaluation["best_epoch"]
-            for record in run.seeds
-            if record.evaluation and isinstance(record.evaluation.get("best_epoch"), int)
-        },
+        selected={record.seed: record.selected for record in run.seeds if record.selected is not None},
     )
     ends = [
         _ending(name, words, curves) for words, curves in (("training", train), (where, evaluated)) if curves
     ]
     seeds = f" for {len(run.seeds)} seeds" if len(run.seeds) > 1 else ""
-    alt = f"Line chart of the {metric_name(name)} over the epochs{seeds}. {' '.join(ends)}"
-    return html.Picture(
-        data_uri(figure), alt, f"{_capital(metric_name(name))} by epoch. {_caption(run, name, where)}"
-    )
+    alt = f"Line chart of the {metric_name(name)} over the {run.unit}s{seeds}. {' '.join(ends)}"
+    caption = f"{_capital(_axis_name(run, name))} by {run.unit}. {_caption(run, name)}"
+    return html.Picture(data_uri(figure), alt, caption.strip(), wide=len(run.seeds) > 1)
 
 
-def _caption(run: RunRecord, name: str, where: str) -> str:
+def _axis_name(run: RunRecord, name: str) -> str:
+    per_token = run.task == "language" and name == "loss"
+    return f"{metric_name(name)}{' (nats per token)' if per_token else ''}"
+
+
+def _caption(run: RunRecord, name: str) -> str:
     parts = []
-    if name == "loss":
+    if name == "loss" and any(_objectives(run)):
         parts.append("The task's loss alone, without the objective.")
-    if where == "test split":
+    if name == "loss" and run.task == "language":
+        parts.append("Its exponential is the perplexity.")
+    if run.protocol == "paper":
         parts.append(
-            "Under the protocol paper the epoch is selected on the test split, which these curves show."
+            f"Under the protocol paper the {run.unit} is selected on the test split, which these curves show."
         )
     if len(run.seeds) > 1:
         parts.append("One light line a seed, their mean dark.")
@@ -75,28 +91,34 @@ def _ending(name: str, words: str, curves: dict[int, Curve]) -> str:
 
 
 def objective_section(run: RunRecord) -> html.Section:
-    """The auxiliary objective J of each layer over the epochs."""
+    """The auxiliary objective J of each layer by epoch or step."""
     title = "Objective"
     if not any(record.metrics for record in run.seeds):
-        return html.Section("objective", title, html.paragraph("No epoch has been completed yet."))
-    keys = {key for record in run.seeds for row in record.metrics for key in row}
-    numbers = sorted(int(match[1]) for key in keys if (match := re.fullmatch(r"objective_layer_(\d+)", key)))
-    layers = {number: _curves(run, f"objective_layer_{number}") for number in numbers}
+        return html.Section("objective", title, [_nothing_yet(run)])
+    layers = {number: _curves(run, f"objective_layer_{number}") for number in _objectives(run)}
     if not layers:
-        text = "This mechanism has no objective: training minimised the task's loss alone."
-        return html.Section("objective", title, html.paragraph(text))
+        text = "No layer has an objective: training minimised the task's loss alone."
+        return html.Section("objective", title, [html.Paragraph(text)])
     ends = [
         f"Layer {number}: {format_number(_mean_at(curves, 0))} to {format_number(_mean_at(curves, -1))}."
         for number, curves in layers.items()
     ]
     picture = html.Picture(
-        data_uri(plots.objective_curves(layers)),
-        f"Line chart of the objective J over the epochs, on a symmetric logarithmic axis. {' '.join(ends)}",
+        data_uri(plots.objective_curves(layers, unit=run.unit)),
+        f"Line chart of the objective J over the {run.unit}s, on a symmetric logarithmic axis. "
+        f"{' '.join(ends)}",
         "The auxiliary objective J of each layer; for Primal-Attention the KSVD objective. Training adds its "
         "weighted square to the task's loss, which draws J to 0 from either side. J = 0 is necessary for a "
         "singular value decomposition of the kernel, not sufficient.",
+        wide=len(run.seeds) > 1,
     )
-    return html.Section("objective", title, html.pictures([picture]))
+    return html.Section("objective", title, [html.Pictures([picture])])
+
+
+def _objectives(run: RunRecord) -> list[int]:
+    """The layers that have an objective."""
+    keys = {key for record in run.seeds for row in record.metrics for key in row}
+    return sorted(int(match[1]) for key in keys if (match := re.fullmatch(r"objective_layer_(\d+)", key)))
 
 
 def _curves(run: RunRecord, key: str) -> dict[int, Curve]:
@@ -108,19 +130,19 @@ def _mean_at(curves: dict[int, Curve], position: int) -> float:
     return float(np.mean([curve[1][position] for curve in curves.values()]))
 
 
-def _epoch_table(record: SeedRecord) -> str:
-    columns = list(dict.fromkeys(key for row in record.metrics for key in row))
+def _table(run: RunRecord, record: SeedRecord) -> html.Table:
+    left = {"epoch"} if record.unit == "step" else set()  # a number of the row, which says nothing
+    columns = [key for key in dict.fromkeys(key for row in record.metrics for key in row) if key not in left]
     count = len(record.metrics)
     chosen = sorted(set(np.linspace(0, count - 1, min(count, ROW_LIMIT)).round().astype(int).tolist()))
     left_out = (
-        f": {len(chosen)} of {count} epochs, all of them in seed-{record.seed}/metrics.csv"
+        f": {len(chosen)} of {count} rows, all of them in seed-{record.seed}/metrics.csv"
         if len(chosen) < count
         else ""
     )
     rows = [[format_number(record.metrics[index].get(key)) for key in columns] for index in chosen]
-    return html.table(
-        [key.replace("_", " ") for key in columns], rows, f"Seed {record.seed}{left_out}", numbers=True
-    )
+    head = [column_name(key, run.selection_split) for key in columns]
+    return html.Table(head, rows, f"Seed {record.seed}{left_out}", numbers=True)
 
 
 def _capital(text: str) -> str:

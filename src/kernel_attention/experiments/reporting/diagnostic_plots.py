@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from kernel_attention.experiments.reporting.figures import (
     ordered_colors,
     report_style,
 )
+from kernel_attention.experiments.reporting.formats import layer_name
 
 REACHED = 0.999  # the explained variance beyond which its curve is of no interest
 HEAD_LIMIT, MAP_LIMIT = 8, 6  # heads and layers that a picture of attention maps shows
@@ -73,12 +75,13 @@ def measures_figure(records: Sequence[Mapping[str, Any]]) -> Figure | None:
     Returns:
         The figure; None where no layer has anything to show.
     """
+    names = _layer_names(records)
     curves = _curves(records)
     quantities = [key for key in LABELS if any(record["by_head"].get(key) for record in records)]
     count = len(curves) + len(quantities)
     if not count:
         return None
-    columns = min(count, 3)
+    columns = 2 if count == 4 else min(count, 3)
     rows = -(-count // columns)
     figure = Figure(figsize=(3.5 * columns + (3.3 if columns == 1 else 0.0), 3.0 * rows + 0.4))
     axes = figure.subplots(rows, columns, squeeze=False).ravel().tolist()
@@ -87,10 +90,12 @@ def measures_figure(records: Sequence[Mapping[str, Any]]) -> Figure | None:
     for axis, (title, by_layer) in zip(axes, curves.items(), strict=False):
         _curve_panel(axis, title, by_layer, len(records))
     for axis, key in zip(axes[len(curves) :], quantities, strict=False):
-        _dot_panel(axis, LABELS[key], [record["by_head"].get(key) or [] for record in records])
+        _dot_panel(axis, LABELS[key], [record["by_head"].get(key) or [] for record in records], names)
     if curves:
         for place in sorted({place for by_layer in curves.values() for place in by_layer}):
-            axes[0].plot([], [], color=ordered_colors(len(records))[place], label=_label(place, len(records)))
+            is_named = len(names) <= 12 or place in (0, len(names) - 1)  # of many the first and the last
+            label = names[place] if is_named else None
+            axes[0].plot([], [], color=ordered_colors(len(names))[place], label=label)
         legend_below(figure, axes[0])
     return figure
 
@@ -120,7 +125,7 @@ def maps_figure(maps: Mapping[str, np.ndarray]) -> Figure | None:
             colors = matplotlib.colormaps["viridis"]
             axis.imshow(maps[name][head], cmap=colors, interpolation="nearest", aspect="auto")
             axis.set_title(f"head {head}", fontsize=8, fontweight="normal")
-        row[0].set_ylabel(_short(name), fontsize=8, parse_math=False)
+        row[0].set_ylabel(_folded(name), fontsize=8, parse_math=False)
     return figure
 
 
@@ -131,9 +136,9 @@ def select_maps(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         layer, _, quantity = key.rpartition("/")
         if value.ndim == 3 and np.isfinite(value).all():
             if quantity == "attention_map":
-                found[layer] = value
+                found[f"{layer_name(layer)}, attention"] = value
             elif quantity.startswith("scores_"):
-                found[f"{layer}, {quantity.replace('_', ' ')}"] = value
+                found[f"{layer_name(layer)}, {quantity.replace('_', ' ')}"] = value
     return found
 
 
@@ -160,12 +165,9 @@ def _curve_panel(axis: Axes, title: str, by_layer: Mapping[int, np.ndarray], lay
     axis.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, steps=[1, 2, 5, 10]))
 
 
-def _label(place: int, layers: int) -> str | None:
-    """In the legend; of many layers the first and the last."""
-    return f"layer {place}" if layers <= 12 or place in (0, layers - 1) else None
-
-
-def _dot_panel(axis: Axes, label: str, by_layer: Sequence[Sequence[float | None]]) -> None:
+def _dot_panel(
+    axis: Axes, label: str, by_layer: Sequence[Sequence[float | None]], names: Sequence[str]
+) -> None:
     for place, values in enumerate(by_layer):
         known = [value for value in values if value is not None]
         axis.plot([place] * len(known), known, "o", color=PALETTE[0], markersize=3.5, alpha=0.55)
@@ -175,8 +177,24 @@ def _dot_panel(axis: Axes, label: str, by_layer: Sequence[Sequence[float | None]
     if known and max(map(abs, known)) > 1e3 * max(float(np.median(np.abs(known))), 1e-12):
         axis.set_yscale("symlog", linthresh=max(float(np.median(np.abs(known))), 1e-12))
     axis.set(title=label, xlabel="layer", xlim=(-0.6, len(by_layer) - 0.4))
-    axis.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
+    step = -(-len(names) // 8)
+    places = range(0, len(names), step)
+    axis.set_xticks(places, [names[place].removeprefix("layer ") for place in places])
 
 
-def _short(name: str, limit: int = 20) -> str:
-    return name if len(name) <= limit else "…" + name[-limit + 1 :]
+def _layer_names(records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """``layer K``: the model's own number where every layer has one, else the place among those measured."""
+    names = [layer_name(str(record["name"])) for record in records]
+    if all(name.startswith("layer ") for name in names):
+        return names
+    return [f"layer {place}" for place in range(len(names))]
+
+
+def _folded(name: str, width: int = 18) -> str:
+    """A long dotted name on several lines, broken at its dots; a comma begins a line of its own."""
+    lines = [""]
+    for word in re.findall(r"[^.]+\.?", name.replace(", ", "\n")):
+        if lines[-1] and len(lines[-1]) + len(word) > width:
+            lines.append("")
+        lines[-1] += word
+    return "\n".join(lines)

@@ -17,7 +17,7 @@ from kernel_attention.experiments.reporting.diagnostic_plots import (
     select_maps,
 )
 from kernel_attention.experiments.reporting.figures import data_uri
-from kernel_attention.experiments.reporting.formats import sentence
+from kernel_attention.experiments.reporting.formats import layer_name, sentence
 from kernel_attention.experiments.reporting.records import RunRecord, SeedRecord
 from kernel_attention.experiments.reporting.spectrum_plots import HEAD_LIMIT
 from kernel_attention.experiments.reporting.tables import diagnostics_rows
@@ -29,55 +29,88 @@ def diagnostics_section(run: RunRecord) -> html.Section | None:
     if not records:
         return None
     first, *others = records
-    body = html.pictures(_pictures(run, first)) + _table(first)
-    for record in others:
-        body += html.folded(f"Seed {record.seed}", html.pictures(_pictures(run, record)) + _table(record))
-    body += html.paragraph(
-        "J_proj and gamma are those of softmax attention with the layer's queries, keys and values; head "
-        "distances are L2 distances between rows of the heads' attention matrices, averaged over the rows. "
-        "All numbers, per sequence and head, are in diagnostics.npz in the folder of each seed.",
-        "muted",
+    pieces = _pieces(run, first)
+    pieces += [html.Folded(f"Seed {record.seed}", _pieces(run, record)) for record in others]
+    return html.Section("diagnostics", "What the attention does", [*pieces, *_explanation(records)])
+
+
+def _pieces(run: RunRecord, record: SeedRecord) -> list[html.Piece]:
+    layers = _layers(record)
+    head, rows = diagnostics_rows(layers)
+    note = str((record.diagnostics or {}).get("note") or "")
+    caption = f"Means over sequences and heads, seed {record.seed}. {sentence(note)}".strip()
+    remarks = dict.fromkeys(
+        f"{layer_name(str(layer['name']))}: {text}" for layer in layers for text in layer["notes"]
     )
-    return html.Section("diagnostics", "What the attention does", body)
+    return [
+        html.Pictures(_pictures(run, record)),
+        html.Table(head, rows, caption, numbers=True),
+        *(html.Paragraph(sentence(text), muted=True) for text in remarks),
+    ]
+
+
+def _explanation(records: Sequence[SeedRecord]) -> list[html.Piece]:
+    """What the numbers mean that are there."""
+    measured = {key for record in records for layer in _layers(record) for key in layer["summary"]}
+    said = []
+    names = {"projection_error": "J_proj", "gamma_spread": "gamma"}
+    softmax = [name for key, name in names.items() if key in measured]
+    if softmax:
+        verb = "is that" if len(softmax) == 1 else "are those"
+        said.append(
+            f"{' and '.join(softmax)} {verb} of softmax attention with the layer's queries, keys and values."
+        )
+    if "head_distance" in measured:
+        said.append(
+            "Head distances are L2 distances between rows of the heads' attention matrices, averaged over "
+            "the rows."
+        )
+    said.append("All numbers, by sequence and head, are in diagnostics.npz in the folder of each seed.")
+    return [html.Paragraph(" ".join(said), muted=True)]
 
 
 def _layers(record: SeedRecord) -> Sequence[Mapping[str, Any]]:
     return (record.diagnostics or {}).get("layers", [])
 
 
-def _table(record: SeedRecord) -> str:
-    layers = _layers(record)
-    head, rows = diagnostics_rows(layers)
-    note = str((record.diagnostics or {}).get("note") or "")
-    remarks = dict.fromkeys(f"{layer['name']}: {text}" for layer in layers for text in layer["notes"])
-    caption = f"Means over sequences and heads, seed {record.seed}. {sentence(note)}"
-    written = "".join(html.paragraph(sentence(text), "muted") for text in remarks)
-    return html.table(head, rows, caption, numbers=True) + written
-
-
 def _pictures(run: RunRecord, record: SeedRecord) -> list[html.Picture]:
     pictures = []
-    figure = measures_figure(_layers(record))
+    layers = _layers(record)
+    figure = measures_figure(layers)
     if figure is not None:
-        shown = {key for layer in _layers(record) for key in layer["by_head"]}
+        shown = {key for layer in layers for key in layer["by_head"]}
+        has_curves = any(layer.get("explained_variance") for layer in layers)
+        panels = [LABELS[key] for key in LABELS if key in shown]
+        said = [f"Seed {record.seed}."]
+        if has_curves:
+            panels.insert(0, "cumulative explained variance")
+            said.append(
+                "Explained variance of each layer's attention, mean over sequences and heads; the dashed "
+                "line is 90 %."
+            )
+        if shown:
+            said.append("Elsewhere a dot is a head (of distances: a pair of heads), the bar their median.")
         pictures.append(
             html.Picture(
                 data_uri(figure),
-                "Charts by layer: cumulative explained variance of the attention, and "
-                f"{', '.join(LABELS[key] for key in LABELS if key in shown) or 'nothing else'}.",
-                f"Seed {record.seed}. Mean cumulative explained variance of each layer's attention, with a "
-                "dashed line at 90 %; in the other panels a dot is a head (of distances: a pair of heads), "
-                "the bar their median.",
+                f"Charts by layer: {', '.join(panels)}.",
+                " ".join(said),
+                wide=True,
             )
         )
-    maps = maps_figure(_maps(run, record))
-    if maps is not None:
+    maps = _maps(run, record)
+    figure = maps_figure(maps)
+    if figure is not None:
+        heads = max(len(array) for array in maps.values())
+        left_out = len(maps) > MAP_LIMIT or heads > HEAD_LIMIT
+        shown_part = f"; {MAP_LIMIT} maps and {HEAD_LIMIT} heads at most" if left_out else ""
         pictures.append(
             html.Picture(
-                data_uri(maps),
+                data_uri(figure),
                 "Attention maps of one sequence by layer and head.",
-                "The first sequence: attention with queries down and keys across, or scores of the tokens "
-                f"(down); each map on its own scale, up to {MAP_LIMIT} of them and {HEAD_LIMIT} heads.",
+                "The first sequence: attention with queries down and keys across, or scores with tokens down "
+                f"and components across; each map on its own scale{shown_part}.",
+                wide=heads > 3,
             )
         )
     return pictures
@@ -85,7 +118,7 @@ def _pictures(run: RunRecord, record: SeedRecord) -> list[html.Picture]:
 
 def _maps(run: RunRecord, record: SeedRecord) -> dict[str, np.ndarray]:
     """From ``diagnostics.npz``; empty where it is missing or damaged, which costs the picture only."""
-    path = run.path / f"seed-{record.seed}" / "diagnostics.npz"
+    path = run.folder.diagnostics_arrays_path(record.seed)
     try:
         with np.load(path, allow_pickle=False) as arrays:
             return select_maps({name: arrays[name] for name in arrays.files})

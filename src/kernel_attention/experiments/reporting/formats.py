@@ -3,16 +3,44 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Any, TypeGuard
 
-METRIC_NAMES = {"accuracy": "accuracy", "rmse": "RMSE", "r2": "R²", "loss": "loss"}
+METRIC_NAMES = {"rmse": "RMSE", "r2": "R²"}
+STAGES = {"train": "training", "val": "validation"}
+COLUMN_NAMES = {
+    "tokens_per_second": "tokens per second",
+    "peak_rss_mb": "peak memory (MiB)",
+    "peak_gpu_mb": "peak GPU memory (MiB)",
+}
 MISSING = "–"
 
 
 def metric_name(metric: str) -> str:
-    """The name of a metric as a reader knows it; an unknown one keeps its own."""
-    return METRIC_NAMES.get(metric, metric)
+    """The name of a metric as a reader knows it; an unknown one is spelled out."""
+    return METRIC_NAMES.get(metric, metric.replace("_", " "))
+
+
+def column_name(key: str, evaluated: str = "validation") -> str:
+    """What a column of ``metrics.csv`` holds.
+
+    Args:
+        key: the column.
+        evaluated: what the split is called that selects the epoch.
+    """
+    stage, _, metric = key.partition("_")
+    if stage in STAGES:
+        return f"{evaluated if stage == 'val' else STAGES[stage]} {metric_name(metric)}"
+    layer = re.fullmatch(r"objective_layer_(\d+)", key)
+    return f"J, layer {layer[1]}" if layer else COLUMN_NAMES.get(key, key.replace("_", " "))
+
+
+def layer_name(path: str) -> str:
+    """``encoder.layers.1.attention`` of a model of ours is ``layer 1``; any other module keeps its path."""
+    ours = re.fullmatch(r"(?:encoder\.)?layers\.(\d+)\.attention", path)
+    return f"layer {ours[1]}" if ours else path
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
@@ -29,14 +57,20 @@ def format_number(value: object, digits: int = 4) -> str:
     if isinstance(value, int):
         return str(value)
     if isinstance(value, float):
-        text = f"{value:.{digits}g}"
+        is_long = 10**digits <= abs(value) < 1e6  # in full: 10000 and not 1e+04
+        text = f"{value:.0f}" if is_long else f"{value:.{digits}g}"
         return text.replace("-", "−", 1) if text.startswith("-") else text
     return str(value)
 
 
+def is_share(metric: str) -> bool:
+    """Whether a metric is a fraction of the cases, to be shown in per cent."""
+    return metric.rpartition("_")[2] == "accuracy"
+
+
 def format_metric(metric: str, value: object) -> str:
     """A metric's value with its unit: accuracies in per cent, everything else as it is."""
-    if metric == "accuracy" and is_number(value):
+    if is_share(metric) and is_number(value):
         return f"{100 * float(value):.2f} %"
     return format_number(value)
 
@@ -45,7 +79,7 @@ def format_spread(metric: str, mean: object, std: object) -> str:
     """``mean ± std`` in the unit of the metric; the mean alone where there is no deviation."""
     if not is_number(std):
         return format_metric(metric, mean)
-    if metric == "accuracy" and is_number(mean):
+    if is_share(metric) and is_number(mean):
         return f"{100 * float(mean):.2f} ± {100 * float(std):.2f} %"
     return f"{format_metric(metric, mean)} ± {format_number(std, digits=2)}"
 
@@ -121,11 +155,17 @@ def attention_details(spec: Any) -> str:
     """The mechanism with its options, for each layer where layers differ."""
     parts = []
     for name, options in attention_layers(spec):
-        listed = ", ".join(f"{key} {format_value(value)}" for key, value in options.items())
+        listed = ", ".join(f"{key.replace('_', ' ')} {format_value(value)}" for key, value in options.items())
         parts.append(f"{name} ({listed})" if listed else name)
     if len(set(parts)) <= 1:
         return parts[0] if parts else "unknown"
-    return "; ".join(f"layer {index}: {part}" for index, part in enumerate(parts))
+    said, start = [], 0
+    for part, group in groupby(parts):
+        end = start + len(list(group))
+        where = f"layer {start}" if end == start + 1 else f"layers {start} to {end - 1}"
+        said.append(f"{where}: {part}")
+        start = end
+    return "; ".join(said)
 
 
 def _distinct(names: Iterable[str]) -> list[str]:

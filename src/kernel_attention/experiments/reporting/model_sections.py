@@ -16,7 +16,6 @@ from kernel_attention.experiments.reporting.formats import (
 from kernel_attention.experiments.reporting.records import RunRecord
 from kernel_attention.experiments.reporting.spectrum_plots import (
     REACHED,
-    SINGULAR_FLOOR,
     cumulative_share,
     explained_variance,
     singular_values,
@@ -27,16 +26,22 @@ Spectra = dict[int, dict[int, list[np.ndarray]]]  # layer -> seed -> singular va
 SHARES = (0.9, 0.95, 0.99)
 
 
-def confusion_section(run: RunRecord) -> html.Section:
-    """The confusion matrix on the test split, all seeds added up, and precision and recall by class."""
+def confusion_section(run: RunRecord) -> html.Section | None:
+    """The confusion matrix on the test split, all seeds added up, and precision and recall by class.
+
+    None for tasks without classes.
+    """
     title = "Confusion matrix"
-    if run.task == "regression":
-        return html.Section("confusion", title, html.paragraph("A regression has no classes to confuse."))
+    if run.task != "classification":
+        return None
     counts = run.confusion_counts
     if counts is None:
-        return html.Section(
-            "confusion", title, html.paragraph("No confusion matrix: the test split has not been evaluated.")
+        reason = (
+            "the evaluations hold none that fit together"
+            if run.evaluated
+            else "the test split has not been evaluated"
         )
+        return html.Section("confusion", title, [html.Paragraph(f"No confusion matrix: {reason}.")])
     classes = len(counts)
     names = run.class_names if len(run.class_names) == classes else [str(index) for index in range(classes)]
     seeds = [record.seed for record in run.evaluated]
@@ -49,7 +54,7 @@ def confusion_section(run: RunRecord) -> html.Section:
         f"Test cases by true (row) and predicted (column) class{added}. "
         f"Colours are shares of the row{written}. {worst}",
     )
-    return html.Section("confusion", title, html.pictures([picture]) + _class_table(counts, names))
+    return html.Section("confusion", title, [html.Pictures([picture]), _class_table(counts, names)])
 
 
 def _worst_confusion(counts: np.ndarray, names: list[str]) -> str:
@@ -63,7 +68,7 @@ def _worst_confusion(counts: np.ndarray, names: list[str]) -> str:
     return f"The most frequent error: {names[row]} taken for {names[column]}, {times} times."
 
 
-def _class_table(counts: np.ndarray, names: list[str]) -> str:
+def _class_table(counts: np.ndarray, names: list[str]) -> html.Piece:
     hits, true, predicted = np.diag(counts), counts.sum(axis=1), counts.sum(axis=0)
 
     def share(part: int, whole: int) -> str:
@@ -80,18 +85,23 @@ def _class_table(counts: np.ndarray, names: list[str]) -> str:
         for index, name in enumerate(names)
     ]
     head = ["class", "true cases", "predicted", "recall", "precision"]
-    return html.folded("Recall and precision by class", html.table(head, rows, numbers=True))
+    return html.Folded("Recall and precision by class", [html.Table(head, rows, numbers=True)])
 
 
-def spectrum_section(run: RunRecord) -> html.Section:
-    """The singular values of the learnt kernel by layer and head, and how many of them carry its energy."""
+def spectrum_section(run: RunRecord) -> html.Section | None:
+    """The singular values of the learnt kernel by layer and head, and how many of them carry its energy.
+
+    None for a run that recorded none, as a language model does.
+    """
     title = "Spectrum of the learnt kernel"
     layers = spectra(run)
     recorded = [str((record.spectra or {}).get("note") or "") for record in run.seeds]
-    notes = "".join(html.paragraph(sentence(note), "muted") for note in dict.fromkeys(recorded) if note)
+    notes = [html.Paragraph(sentence(note), muted=True) for note in dict.fromkeys(recorded) if note]
+    if not any(record.spectra for record in run.seeds):
+        return None
     if not layers:
-        text = "No spectra: they are computed when a run is evaluated, for mechanisms that define a kernel."
-        return html.Section("spectrum", title, html.paragraph(text) + notes)
+        text = "No layer of this run has a kernel whose spectrum could be taken."
+        return html.Section("spectrum", title, [html.Paragraph(text), *notes])
     names = _mechanisms(run)
     rows = [
         [names.get(layer, f"layer {layer}"), *(_needed(by_seed, share) for share in SHARES)]
@@ -99,8 +109,8 @@ def spectrum_section(run: RunRecord) -> html.Section:
     ]
     head = ["layer", *(f"{share:.0%}" for share in SHARES)]
     caption = "How many singular values explain a share of the variance: mean over heads and seeds, and range"
-    body = html.pictures(_spectrum_pictures(layers, names)) + html.table(head, rows, caption, numbers=True)
-    return html.Section("spectrum", title, body + notes)
+    table = html.Table(head, rows, caption, numbers=True)
+    return html.Section("spectrum", title, [html.Pictures(_spectrum_pictures(layers, names)), table, *notes])
 
 
 def _spectrum_pictures(layers: Spectra, names: dict[int, str]) -> list[html.Picture]:
@@ -114,7 +124,8 @@ def _spectrum_pictures(layers: Spectra, names: dict[int, str]) -> list[html.Pict
             data_uri(singular_values(layers, names)),
             f"Line chart of the singular values of the kernel, relative to the largest, on a logarithmic "
             f"axis, for {len(layers)} {'layer' if len(layers) == 1 else 'layers'}.",
-            f"Singular values relative to the largest, cut off below {SINGULAR_FLOOR:g}. {lines}",
+            f"Singular values relative to the largest, cut off where float32 has no digits left. {lines}",
+            wide=len(layers) > 1,
         ),
         html.Picture(
             data_uri(explained_variance(layers, names)),
@@ -123,6 +134,7 @@ def _spectrum_pictures(layers: Spectra, names: dict[int, str]) -> list[html.Pict
             "Cumulative explained variance: the share that the first i carry of the squares of all values, "
             f"drawn until {REACHED:.1%} is reached. The dashed line is 90 %. The sooner a curve is flat, the "
             "lower the rank that the kernel really uses.",
+            wide=len(layers) > 1,
         ),
     ]
 

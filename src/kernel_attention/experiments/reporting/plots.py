@@ -29,7 +29,7 @@ from kernel_attention.experiments.reporting.figures import (
     whole_numbers,
 )
 
-Curve = tuple[np.ndarray, np.ndarray]  # epochs and values, (rows,) each
+Curve = tuple[np.ndarray, np.ndarray]  # epochs or steps, and values, (rows,) each
 Curves = Mapping[int, Curve]  # by seed
 
 COUNT_LIMIT = 20  # classes up to which a confusion matrix shows its counts
@@ -43,28 +43,30 @@ def learning_curves(
     label: str,
     *,
     evaluated_label: str = "validation",
+    unit: str = "epoch",
     percent: bool = False,
-    selected_epochs: Mapping[int, int] | None = None,
+    selected: Mapping[int, int] | None = None,
 ) -> Figure:
-    """A quantity over the epochs.
+    """A quantity over the epochs or steps.
 
-    One seed: training and validation in one panel, with the selected epoch marked. Several: a panel each, one
+    One seed: training and validation in one panel, with the selected one marked. Several: a panel each, one
     light line a seed, their mean in dark.
 
     Args:
-        train: seed -> (epochs, values), (rows,) each; may be empty where ``evaluated`` is not.
-        evaluated: the same on the split that selects the epoch; may be empty where ``train`` is not.
+        train: seed -> (epochs or steps, values), (rows,) each; may be empty where ``evaluated`` is not.
+        evaluated: the same on the split that selects the weights; may be empty where ``train`` is not.
         label: what the vertical axis shows.
         evaluated_label: what that split is called.
+        unit: what training is counted in, "epoch" or "step".
         percent: whether values are fractions to be shown as percentages.
-        selected_epochs: seed -> the epoch whose weights were kept.
+        selected: seed -> the epoch or step whose weights were kept.
     """
     seeds = sorted({*train, *evaluated})
     panels = [
         (name, curves) for name, curves in (("training", train), (evaluated_label, evaluated)) if curves
     ]
     if len(seeds) == 1:
-        figure, axes = _one_seed(panels, (selected_epochs or {}).get(seeds[0]))
+        figure, axes = _one_seed(panels, (selected or {}).get(seeds[0]), unit)
     else:
         figure = Figure(figsize=(5.2 * len(panels), 3.5))
         axes = list(figure.subplots(1, len(panels), sharey=True, squeeze=False)[0])
@@ -74,7 +76,7 @@ def learning_curves(
         legend_below(figure, axes[0])
     values = np.concatenate([curve[1] for _, curves in panels for curve in curves.values()])
     for axis in axes:
-        _epoch_axis(axis)
+        _time_axis(axis, unit)
         if percent:
             axis.yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
         elif _spans_decades(values):
@@ -85,15 +87,16 @@ def learning_curves(
 
 
 @report_style()
-def objective_curves(layers: Mapping[int, Curves]) -> Figure:
-    """The objective J of each layer over the epochs, on an axis linear around 0 and logarithmic beyond.
+def objective_curves(layers: Mapping[int, Curves], unit: str = "epoch") -> Figure:
+    """The objective J of each layer by epoch or step, on an axis linear around 0 and logarithmic beyond.
 
     Args:
-        layers: layer -> seed -> (epochs, J), (rows,) each.
+        layers: layer -> seed -> (epochs or steps, J), (rows,) each.
+        unit: what training is counted in, "epoch" or "step".
     """
     seeds = sorted({seed for curves in layers.values() for seed in curves})
     if len(seeds) == 1:
-        figure = Figure(figsize=(6.8, 3.4))
+        figure = Figure(figsize=(5.2, 3.3))
         axes = [figure.subplots()]
         colors = ordered_colors(len(layers)) if len(layers) > len(PALETTE) else PALETTE
         for color, (layer, curves) in zip(colors, sorted(layers.items()), strict=False):
@@ -114,7 +117,7 @@ def objective_curves(layers: Mapping[int, Curves]) -> Figure:
         axis.yaxis.set_minor_locator(NullLocator())
         axis.yaxis.set_major_formatter(FuncFormatter(_plain_power))
         axis.axhline(0, color=MUTED, linewidth=1, zorder=1)
-        _epoch_axis(axis)
+        _time_axis(axis, unit)
     axes[0].set_ylabel("objective J (symmetric log)")
     return figure
 
@@ -151,7 +154,9 @@ def confusion_matrix(counts: np.ndarray, class_names: Sequence[str]) -> Figure:
     return figure
 
 
-def _one_seed(panels: Sequence[tuple[str, Curves]], selected: int | None) -> tuple[Figure, list[Axes]]:
+def _one_seed(
+    panels: Sequence[tuple[str, Curves]], selected: int | None, unit: str
+) -> tuple[Figure, list[Axes]]:
     figure = Figure(figsize=(5.2, 3.3))
     axis = figure.subplots()
     for name, curves in panels:
@@ -159,7 +164,7 @@ def _one_seed(panels: Sequence[tuple[str, Curves]], selected: int | None) -> tup
         for curve in curves.values():
             axis.plot(*curve, color=color, label=name, **markers(curve[0]))
     if selected is not None:
-        label = f"selected epoch {selected}"
+        label = f"selected {unit} {selected}"
         axis.axvline(selected, color=MUTED, linewidth=1.1, linestyle=(0, (2, 2)), label=label)
     axis.legend(loc="best")
     return figure, [axis]
@@ -181,8 +186,8 @@ def _mean_curve(curves: Sequence[Curve]) -> Curve:
     return np.array(epochs), np.array(means)
 
 
-def _epoch_axis(axis: Axes) -> None:
-    axis.set_xlabel("epoch")
+def _time_axis(axis: Axes, unit: str) -> None:
+    axis.set_xlabel(unit)
     axis.xaxis.set_major_locator(whole_numbers())
 
 

@@ -11,6 +11,7 @@ from kernel_attention.experiments.reporting.formats import attention_title, form
 from kernel_attention.experiments.reporting.records import RunRecord, read_run
 
 REPORT_NAME = "report.html"
+TASKS = {"language": "language model"}
 
 
 def write_report(run_dir: Path) -> Path:
@@ -25,7 +26,7 @@ def write_report(run_dir: Path) -> Path:
     """
     run = read_run(Path(run_dir))
     text = render(run)
-    target = run.path / REPORT_NAME
+    target = run.folder.path / REPORT_NAME
     try:
         write_text_atomically(target, text)
     except OSError as error:
@@ -43,15 +44,18 @@ def render(run: RunRecord) -> str:
         configuration_section,
         data_section,
         opening,
+        perplexity_section,
         reproduce_section,
         seeds_section,
     )
 
-    recipe = run.fact("recipe")
-    origin = f"Recipe {format_value(recipe)}" if recipe else f"Run folder {run.path.resolve().name}"
+    recipe = run.summary.get("recipe") or run.versions.get("recipe")
+    origin = f"Recipe {format_value(recipe)}" if recipe else f"Run folder {run.folder.path.resolve().name}"
     dataset = str(run.data.get("dataset") or run.fact("dataset") or "unknown data set")
+    mechanism = run.config.get("attention") or run.summary.get("attention")
     sections = [
         seeds_section(run),
+        perplexity_section(run),
         curves_section(run),
         objective_section(run),
         confusion_section(run),
@@ -62,8 +66,8 @@ def render(run: RunRecord) -> str:
         reproduce_section(run),
     ]
     return html.page(
-        title=f"{attention_title(run.fact('attention'))} attention on {dataset}",
-        lead=f"{origin} · {run.task}",
+        title=f"{attention_title(mechanism)} attention on {dataset}",
+        lead=f"{origin} · {TASKS.get(run.task, run.task)}",
         opening=opening(run),
         sections=[section for section in sections if section is not None],
         footer="Written by kernel-attention from the files of the run folder; needs no network.",

@@ -12,6 +12,7 @@ from kernel_attention.experiments.reporting.formats import (
     format_number,
     format_seeds,
     format_spread,
+    layer_name,
     metric_name,
 )
 
@@ -64,6 +65,27 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
     return table
 
 
+def evaluation_table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
+    """The figures of every seed, a line each; nothing in it is read as rich markup.
+
+    Args:
+        rows: a record a seed, with ``seed`` among its keys; lists, such as a confusion matrix, are left out.
+        title: above the table.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    keys = dict.fromkeys(key for row in rows for key, value in row.items() if not isinstance(value, list))
+    keys.pop("seed", None)
+    table = Table(title=Text(title))
+    table.add_column("figure")
+    for row in rows:
+        table.add_column(Text(f"seed {row['seed']}"), justify="right")
+    for key in keys:
+        table.add_row(Text(metric_name(key)), *(Text(format_metric(key, row.get(key))) for row in rows))
+    return table
+
+
 # Of a layer's summary, what a table shows and the report under what heading.
 DIAGNOSTIC_HEADINGS = {
     "values_for_90_percent": "values for 90 %",
@@ -97,7 +119,7 @@ def diagnostics_rows(records: Sequence[Mapping[str, Any]]) -> tuple[list[str], l
     columns = [key for key in DIAGNOSTIC_HEADINGS if any(key in record["summary"] for record in records)]
     rows = [
         [
-            f"{record['name']}: {record['mechanism']}",
+            f"{layer_name(record['name'])}: {record['mechanism']}",
             *(
                 format_number(value) if (value := record["summary"].get(key)) is not None else MISSING
                 for key in columns

@@ -1,9 +1,9 @@
-"""The parts of the report that are words and tables: result, seeds, data, configuration, reproduction."""
+"""The parts of the report that are words and tables: result, seeds, perplexity, data, configuration."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,55 +20,85 @@ from kernel_attention.experiments.reporting.formats import (
     format_value,
     is_number,
     metric_name,
+    sentence,
 )
 from kernel_attention.experiments.reporting.records import RunRecord, SeedRecord
 
-CHANNEL_LIMIT = 40  # channels whose standardisation is listed
+# What a seed is measured by, beside the headline figure.
+FIGURES = ("accuracy", "swapped_accuracy", "perplexity", "rmse", "r2", "loss")
+FIGURE_NAMES = {"swapped_accuracy": "accuracy, words swapped"}
+# Who predicts a text: the model, also where words of the text were swapped, and what needs no network.
+MODEL = {
+    "perplexity": "the model",
+    "attacked_perplexity": "the model, words swapped",
+    "attacked_inputs_perplexity": "the model, words swapped in its input only",
+}
+COUNTS = {
+    "bigram_perplexity": "bigram counts",
+    "unigram_perplexity": "unigram counts",
+    "uniform_perplexity": "a uniform guess",
+}
+FACTS = {
+    "dataset": "data set",
+    "num_features": "channels",
+    "max_len": "longest sequence",
+    "parts": "texts in a case",
+    "train_cases": "training cases",
+    "test_cases": "test cases",
+    "train_tokens": "training tokens",
+    "validation_tokens": "validation tokens",
+    "test_tokens": "test tokens",
+}
+VOCABULARIES = {"word": "words", "byte": "bytes", "bpe": "byte pairs"}
+VERSIONS = {
+    "kernel_attention": "kernel-attention",
+    "python": "Python",
+    "torch": "PyTorch",
+    "lightning": "Lightning",
+    "numpy": "NumPy",
+    "platform": "system",
+}
 
 
-def opening(run: RunRecord) -> str:
+def opening(run: RunRecord) -> list[html.Piece]:
     """The test figure with its protocol, what is wrong with the run if anything is, and the main facts."""
-    parts = [_result(run)]
+    pieces: list[html.Piece] = [_result(run)]
     unfinished = [seed for seed in run.planned_seeds if seed not in {record.seed for record in run.evaluated}]
     if not run.summary:
-        parts.append(html.notice(_unfinished_text(run, unfinished)))
+        pieces.append(html.Notice(_unfinished_text(run, unfinished)))
     if run.problems:
-        parts.append(html.notice("Some files of the run could not be used:", run.problems))
-    cases = run.data.get("test_cases")
+        pieces.append(html.Notice("Some files of the run could not be used:", run.problems))
+    warning = _worse_than_counts(run)
+    if warning:
+        pieces.append(html.Notice(warning))
+    length, tokens = run.planned_length, run.mean("tokens")
     pairs = [
-        ("Mechanism", attention_details(run.setting("attention") or run.summary.get("attention"))),
+        ("Mechanism", attention_details(run.config.get("attention") or run.summary.get("attention"))),
         ("Protocol", run.protocol or MISSING),
         ("Seeds", ", ".join(str(seed) for seed in run.planned_seeds) or MISSING),
-        ("Test cases", format_value(cases)),
+        ("Training", f"{length} {run.unit}s" if is_number(length) else MISSING),
+        ("Test cases", format_value(run.data.get("test_cases"))),
+        ("Predicted tokens", MISSING if tokens is None else str(int(tokens))),
         ("Training time", format_duration(run.summary.get("seconds"))),
     ]
-    parts.append(html.facts(pair for pair in pairs if pair[1] != MISSING))
-    return "\n".join(parts)
+    return [*pieces, html.Facts(tuple(pair for pair in pairs if pair[1] != MISSING))]
 
 
-def _result(run: RunRecord) -> str:
+def _result(run: RunRecord) -> html.Result:
     metric = run.metric
-    found = [(record.evaluation or {}).get(metric) for record in run.evaluated]
-    values = [value for value in found if is_number(value)]
     seeds: Sequence[Any] = [record.seed for record in run.evaluated]
-    mean, std = (float(np.mean(values)) if values else None), None
+    mean, std = run.mean(metric), None
     if run.summary:
         mean, std, seeds = run.summary.get("mean"), run.summary.get("std"), run.planned_seeds
     protocol = run.protocol or "unknown"
+    context = " ".join(part for part in (run.protocol_text, _majority(run), _counts(run)) if part)
     if mean is None:
-        value = html.paragraph("no test figure", "value")
         said = f"The test split has not been evaluated (protocol {protocol})."
-    else:
-        value = html.paragraph(format_spread(metric, mean, std), "value")
-        spread = (
-            "mean ± standard deviation over " if is_number(std) else ("mean of " if len(seeds) > 1 else "")
-        )
-        partial = "" if run.summary else "; preliminary"
-        said = f"Test {metric_name(metric)}, protocol {protocol}: {spread}{format_seeds(seeds)}{partial}."
-    meaning = html.paragraph(said) + html.paragraph(
-        " ".join((run.protocol_text, _majority(run))).strip(), "muted"
-    )
-    return f'<div class="result"><div>{value}</div><div class="meaning">{meaning}</div></div>'
+        return html.Result("no test figure", said, context)
+    spread = "mean ± standard deviation over " if is_number(std) else ("mean of " if len(seeds) > 1 else "")
+    partial = "" if run.summary else "; preliminary"
+    said = f"Test {metric_name(metric)}, protocol {protocol}: {spread}{format_seeds(seeds)}{partial}."
+    return html.Result(format_spread(metric, mean, std), said, context)
 
 
 def _majority(run: RunRecord) -> str:
@@ -80,13 +110,35 @@ def _majority(run: RunRecord) -> str:
     return f"Always answering the test split's most frequent class would score {share}."
 
 
+def _counts(run: RunRecord) -> str:
+    """What counts of the training text score: the same for a perplexity."""
+    known = [(COUNTS[key], run.mean(key)) for key in ("unigram_perplexity", "bigram_perplexity")]
+    said = [f"{name} {format_number(value)}" for name, value in known if value is not None]
+    return f"Without a network: {', '.join(said)}; lower is better." if said else ""
+
+
+def _worse_than_counts(run: RunRecord) -> str:
+    """A warning where the model predicts its test text no better than counts do; empty where it does."""
+    found = run.mean("perplexity")
+    known = {key: run.mean(key) for key in COUNTS}
+    if found is None:
+        return ""
+    better = [key for key, value in known.items() if value is not None and value <= found]
+    if not better:
+        return ""
+    listed = " and ".join(f"{COUNTS[key]} ({format_number(known[key])})" for key in better)
+    return (
+        f"The model predicts the test split no better than {listed}, which need no network: its perplexity "
+        f"is {format_number(found)}."
+    )
+
+
 def _unfinished_text(run: RunRecord, unfinished: Sequence[int]) -> str:
     started = [record for record in run.seeds if record.seed in unfinished]
-    epochs = run.setting("epochs") or run.setting("max_epochs")
-    of = f" of {epochs}" if is_number(epochs) else ""
+    of = f" of {run.planned_length}" if is_number(run.planned_length) else ""
     reached = [
         f"seed {record.seed} has completed "
-        + ("no epoch" if record.last_epoch is None else f"epoch {record.last_epoch}{of}")
+        + (f"no {run.unit}" if record.reached is None else f"{run.unit} {record.reached}{of}")
         for record in started
     ]
     waiting = [seed for seed in unfinished if seed not in {record.seed for record in started}]
@@ -97,69 +149,89 @@ def _unfinished_text(run: RunRecord, unfinished: Sequence[int]) -> str:
 
 
 def seeds_section(run: RunRecord) -> html.Section:
-    """One row a seed: the test figure, the epoch it came from, and the time."""
-    metrics = [
-        name
-        for name in ("accuracy", "rmse", "r2", "loss")
-        if any(name in (s.evaluation or {}) for s in run.seeds)
-    ]
-    head = ["seed", *(f"test {metric_name(name)}" for name in metrics)]
-    head += ["selected epoch", "epochs trained", "test cases", "training time", "state"]
+    """One row a seed: the test figures, the epoch or step they came from, the time; then the mean."""
     if not run.seeds:
-        return html.Section("seeds", "Seeds", html.paragraph("No seed has started."))
-    rows = [_seed_row(record, metrics) for record in run.seeds]
-    text = html.table(head, rows, f"Protocol {run.protocol or 'unknown'}.", numbers=True)
-    return html.Section("seeds", "Seeds", text)
+        return html.Section("seeds", "Seeds", [html.Paragraph("No seed has started.")])
+    keys = dict.fromkeys((run.metric, *FIGURES))
+    metrics = [key for key in keys if any(key in (record.evaluation or {}) for record in run.seeds)]
+    head = ["seed", *(f"test {FIGURE_NAMES.get(key, metric_name(key))}" for key in metrics)]
+    head += [f"selected {run.unit}", f"{run.unit}s trained", "training time", "state"]
+    rows = [_seed_row(run, record, metrics) for record in run.seeds]
+    several = len(run.evaluated) > 1
+    if several:
+        spreads = [_spread(run, key) for key in metrics]
+        rows.append(["mean ± deviation", *spreads, *[""] * (len(head) - len(spreads) - 1)])
+    table = html.Table(head, rows, f"Protocol {run.protocol or 'unknown'}.", numbers=True, total=several)
+    return html.Section("seeds", "Seeds", [table])
 
 
-def _seed_row(record: SeedRecord, metrics: Sequence[str]) -> list[str]:
+def _seed_row(run: RunRecord, record: SeedRecord, metrics: Sequence[str]) -> list[str]:
     evaluation = record.evaluation or {}
     seconds = record.curve("seconds")
-    state = "evaluated" if evaluation else f"stopped after epoch {record.last_epoch}"
+    state = "evaluated" if evaluation else f"stopped after {run.unit} {record.reached}"
     return [
         str(record.seed),
         *(format_metric(name, evaluation.get(name)) for name in metrics),
-        format_value(evaluation.get("best_epoch")),
-        str(len(record.metrics)),
-        format_value(evaluation.get("cases")),
+        format_value(record.selected),
+        format_value(record.reached),
         format_duration(float(np.nansum(seconds[1])) if seconds else None),
-        state if evaluation or record.metrics else "no epoch completed",
+        state if evaluation or record.metrics else f"no {run.unit} completed",
     ]
 
 
+def _spread(run: RunRecord, metric: str) -> str:
+    found = [(record.evaluation or {}).get(metric) for record in run.evaluated]
+    values = [float(value) for value in found if is_number(value)]
+    std = float(np.std(values, ddof=1)) if len(values) > 1 else None
+    return format_spread(metric, run.mean(metric), std)
+
+
+def perplexity_section(run: RunRecord) -> html.Section | None:
+    """The model's perplexities, also under attack, and those of counts; None for other tasks."""
+    splits = {"": "test", "validation_": "validation"}
+    names = MODEL | COUNTS
+    values = {key: [run.mean(f"{split}{key}") for split in splits] for key in names}
+    if run.mean("perplexity") is None:
+        return None
+    shown = {key: row for key, row in values.items() if row != [None, None]}
+    rows = [[names[key], *map(format_number, row)] for key, row in shown.items()]
+    head = ["what predicts the next token", *splits.values()]
+    caption = "Perplexity by split; lower is better. Counts are those of the training text."
+    if len(run.evaluated) > 1:
+        caption += " Means over the seeds."
+    return html.Section("perplexity", "Perplexity", [html.Table(head, rows, caption, numbers=True)])
+
+
 def data_section(run: RunRecord) -> html.Section:
-    """What went in: sizes, classes, and the standardisation fitted on the training split."""
+    """What went in: sizes, classes and vocabulary, in words; lists stand in ``data.json``."""
+    title = "Data"
     if not run.data:
-        return html.Section("data", "Data", html.paragraph("data.json is missing or could not be read."))
-    listed = ("class_names", "mean", "std")
-    values = {
-        key.replace("_", " "): format_value(value) for key, value in run.data.items() if key not in listed
-    }
-    if run.class_names:
-        values["classes"] = str(len(run.class_names))
-    body = html.key_values(values)
-    if run.class_names:
-        body += html.folded("Names of the classes", html.paragraph(", ".join(run.class_names)))
-    mean, std = run.data.get("mean"), run.data.get("std")
-    if isinstance(mean, list) and isinstance(std, list):
-        rows = [
-            [str(channel), format_number(m), format_number(s)]
-            for channel, (m, s) in enumerate(zip(mean, std, strict=False))
-        ]
-        left_out = f" (the first {CHANNEL_LIMIT} of {len(rows)})" if len(rows) > CHANNEL_LIMIT else ""
-        grid = html.table(["channel", "mean", "deviation"], rows[:CHANNEL_LIMIT], numbers=True)
-        body += html.folded(f"Standardisation of the channels{left_out}", grid)
-    return html.Section("data", "Data", body)
+        return html.Section("data", title, [html.Paragraph("data.json is missing or could not be read.")])
+    values = [
+        [FACTS.get(key, key.replace("_", " ")), format_value(value)]
+        for key, value in run.data.items()
+        if key not in ("task", "vocabulary_size") and isinstance(value, str | int | float)
+    ]
+    if "vocabulary_size" in run.data:
+        known = run.data.get("vocabulary")
+        kind = str(known.get("kind")) if isinstance(known, Mapping) else "token"
+        size = format_value(run.data["vocabulary_size"])
+        values.append(["vocabulary", f"{size} {VOCABULARIES.get(kind, kind + 's')}"])
+    names = run.class_names
+    if names:
+        values.append(["classes", str(len(names))])
+    pieces: list[html.Piece] = [html.Table((), values)]
+    if names:
+        pieces.append(html.Folded("Names of the classes", [html.Paragraph(", ".join(names))]))
+    return html.Section("data", title, pieces)
 
 
 def configuration_section(run: RunRecord) -> html.Section:
     """The resolved recipe as written."""
-    body = (
-        html.code(run.config_text)
-        if run.config_text
-        else html.paragraph("config.yaml is missing or could not be read.")
+    missing = html.Paragraph("config.yaml is missing or could not be read.")
+    return html.Section(
+        "configuration", "Configuration", [html.Code(run.config_text) if run.config_text else missing]
     )
-    return html.Section("configuration", "Configuration", body)
 
 
 def reproduce_section(run: RunRecord) -> html.Section:
@@ -167,23 +239,21 @@ def reproduce_section(run: RunRecord) -> html.Section:
     command = run.versions.get("command")
     if isinstance(command, list):
         command = shlex.join(str(word) for word in command)
-    parts = [html.code(str(command)) if command else html.paragraph("The command was not recorded.")]
-    rows = {
-        key.replace("_", " "): format_value(value) for key, value in run.versions.items() if key != "command"
-    }
+    pieces: list[html.Piece] = [
+        html.Code(str(command), wrap=True) if command else html.Paragraph("The command was not recorded.")
+    ]
+    rows = {key: value for key, value in run.versions.items() if key != "command"}
     if "machine" in run.summary:
-        machine = run.summary["machine"]
-        nested = machine if isinstance(machine, dict) else {"machine": machine}
-        rows |= {str(key).replace("_", " "): format_value(value) for key, value in nested.items()}
+        rows["machine"] = run.summary["machine"]
+    said = [[VERSIONS.get(key, key.replace("_", " ")), format_value(value)] for key, value in rows.items()]
     if "seconds" in run.summary:
-        rows["training time of all seeds"] = format_duration(run.summary["seconds"])
-    if rows:
-        parts.append(html.key_values(rows, "Versions, machine and duration"))
-    parts.append(
-        html.paragraph(
-            "Beside this page the run folder keeps for every seed the metrics as CSV and JSON, the "
-            "evaluation, the spectra, and the weights of the selected and of the last epoch.",
-            "muted",
-        )
-    )
-    return html.Section("reproduce", "Reproduce", "\n".join(parts))
+        said.append(["training time of all seeds", format_duration(run.summary["seconds"])])
+    if said:
+        pieces.append(html.Table((), said, "Versions, machine and duration"))
+    kept = ["the metrics as CSV and JSON"]
+    kept += ["the evaluation"] if run.evaluated else []
+    kept += ["the spectra"] if any(record.spectra for record in run.seeds) else []
+    kept += ["the diagnostics"] if any(record.diagnostics for record in run.seeds) else []
+    text = f"Beside this page the run folder keeps {', '.join(kept)} and the weights of every seed"
+    pieces.append(html.Paragraph(sentence(text), muted=True))
+    return html.Section("reproduce", "Reproduce", pieces)

@@ -44,7 +44,7 @@ def analyze_run(
     chosen = read_layers(layers)
     batches = experiment.batches(cases)
     reports = {seed: diagnose(run.model(seed), batches, chosen, cases=cases) for seed in run.seeds}
-    note = f"{sum(len(batch[0]) for batch in batches)} evenly spaced test sequences"
+    note = f"{sum(len(batch[0]) for batch in batches)} evenly spaced sequences of the test split"
     try:
         for seed, report in reports.items():
             folder = (output or run.folder) / f"seed-{seed}"

@@ -85,7 +85,7 @@ def kernel_spectra(model: SequenceClassifier, split: SequenceSplit) -> dict[str,
         if "singular_values" in layer.values
     ]
     count = min(len(sequences), _SPECTRUM_SEQUENCES)
-    return {"layers": layers, "note": f"mean over {count} test sequences of sigma / sigma_1"}
+    return {"layers": layers, "note": f"means over {count} test sequences, each value over the largest"}
 
 
 def labelled_split(path: Path, facts: dict[str, Any], missing: str) -> SequenceSplit:

@@ -106,9 +106,12 @@ class Experiment(ABC):
         self.build_model(self.recipe, self.facts())
         self.loaders(self.recipe.seeds[0])
 
+    @abstractmethod
     def batches(self, cases: int) -> Iterable[Any]:
-        """Batches of ``cases`` evenly spaced test cases, for diagnostics."""
-        raise InputError(f"task {self.recipe.task_name}: diagnostics are not available for it")
+        """Batches of ``cases`` evenly spaced test cases, or of all where there are fewer, for diagnostics.
+
+        A batch is a sequence of the model's arguments; the first holds a row a case.
+        """
 
     @staticmethod
     def evaluate_file(model: Any, file: Path, recipe: Any, facts: dict[str, Any]) -> dict[str, Any]:

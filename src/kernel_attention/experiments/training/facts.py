@@ -8,7 +8,7 @@ from typing import Any
 
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.data import TimeSeriesData
-from kernel_attention.experiments.training.files import read_json
+from kernel_attention.experiments.run_folder import RunFolder
 from kernel_attention.experiments.training.tasks import experiment_class
 
 
@@ -61,6 +61,8 @@ def check_facts(facts: Any, path: Path) -> None:
 def read_facts(folder: Path, task: str) -> dict[str, Any]:
     """The facts in a run folder; InputError where they are missing, damaged or of another task."""
     path = folder / "data.json"
-    facts = read_json(path)
+    facts = RunFolder(folder).data()
+    if facts is None:
+        raise InputError(f"{path}: is missing, and with it what the model depends on of its data")
     experiment_class(task).check_facts(facts, path)
     return facts

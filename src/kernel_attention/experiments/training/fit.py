@@ -45,12 +45,13 @@ def make_trainer(recipe: BaseRecipe, callbacks: list[Callback], progress: bool) 
     from lightning.pytorch.callbacks import Checkpoint, RichProgressBar
 
     from kernel_attention.experiments.training.checkpoint import AtomicCheckpointIO
+    from kernel_attention.experiments.training.precision import resolve_precision
 
     try:
         return L.Trainer(
             accelerator=recipe.accelerator,
             devices=1,
-            precision=recipe.precision,
+            precision=resolve_precision(recipe),
             max_epochs=recipe.rounds,
             gradient_clip_val=recipe.gradient_clip or None,
             check_val_every_n_epoch=recipe.rounds_per_evaluation,

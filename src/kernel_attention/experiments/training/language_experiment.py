@@ -28,6 +28,7 @@ from kernel_attention.experiments.training.module import RecipeTask
 from kernel_attention.experiments.training.step_recorder import StepRecorder
 from kernel_attention.models.causal import CausalLanguageModel
 
+_DIAGNOSED_AT_ONCE = 8
 _EVALUATION_BATCH = 32  # windows at once; the logits of a large vocabulary are what takes the memory
 
 
@@ -101,6 +102,14 @@ class LanguageExperiment(Experiment):
             tokens["train"], recipe.context, recipe.batch_size, recipe.steps_per_round, seed
         )
         return train, ordered_contexts(tokens["validation"], recipe.context, recipe.batch_size)
+
+    def batches(self, cases: int) -> list[tuple[Tensor]]:
+        """Evenly spaced windows of ``context`` tokens of the test split."""
+        text = self.tokens["test"]
+        length = min(self.recipe.context, len(text))
+        starts = np.linspace(0, len(text) - length, min(cases, len(text) - length + 1)).round().astype(int)
+        windows = torch.stack([torch.from_numpy(text[start : start + length]) for start in starts])
+        return [(part,) for part in windows.split(_DIAGNOSED_AT_ONCE)]
 
     def task(self, model: nn.Module) -> LanguageTask:
         return LanguageTask(model, self.recipe)

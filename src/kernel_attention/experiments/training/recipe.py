@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 
 from kernel_attention.core.registry import layer_specs
 from kernel_attention.errors import InputError, unknown
-from kernel_attention.experiments.training.files import read_yaml
+from kernel_attention.experiments.run_folder import read_yaml
 from kernel_attention.experiments.training.recipe_values import field_names, plain_attention, typed_value
 from kernel_attention.experiments.training.tasks import DEFAULT_TASK, recipe_class
 
@@ -49,7 +49,7 @@ class BaseRecipe(ABC):
         auxiliary_reduction: sum or mean over the layers of eta J^2.
         protocol: holdout or paper, see ``PROTOCOLS``.
         seeds: one run each; the same seeds give the same figures.
-        precision: 32-true, or a mixed precision.
+        precision: 32-true, a mixed precision, or auto: bf16-mixed where the processor has it.
         accelerator: Lightning's accelerator: auto, cpu, gpu or mps.
         threads: CPU threads of PyTorch; 0 leaves its choice.
 
@@ -76,7 +76,7 @@ class BaseRecipe(ABC):
     auxiliary_reduction: Literal["sum", "mean"] = "sum"
     protocol: Protocol = "holdout"
     seeds: list[int] = field(default_factory=lambda: [0])
-    precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
+    precision: Literal["auto", "32-true", "bf16-mixed", "16-mixed"] = "32-true"
     accelerator: str = "auto"
     threads: int = 0
 

@@ -17,17 +17,18 @@ import torch
 
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.reporting import write_report
+from kernel_attention.experiments.run_folder import read_json
 from kernel_attention.experiments.training.experiment import Experiment, Metric
 from kernel_attention.experiments.training.facts import read_facts, require_same_data
 from kernel_attention.experiments.training.files import (
     is_unfinished,
-    read_json,
     read_weights,
     remove_unfinished,
     write_json,
     write_yaml,
 )
 from kernel_attention.experiments.training.fit import check_trainer, fit
+from kernel_attention.experiments.training.precision import with_precision
 from kernel_attention.experiments.training.recipe import BaseRecipe
 from kernel_attention.experiments.training.tasks import experiment_class
 from kernel_attention.version import __version__
@@ -44,7 +45,8 @@ def train(
 ) -> dict[str, Any]:
     """Train and evaluate a recipe with every one of its seeds.
 
-    Nothing is written before the data and the model were found good.
+    Nothing is written before the data and the model were found good. The folder's ``config.yaml`` has the
+    precision that ``auto`` became on this processor.
 
     Args:
         recipe: what to do.
@@ -64,6 +66,7 @@ def train(
     """
     if not resume:
         _check_unused(output)
+    recipe = with_precision(recipe)
     check_trainer(recipe)
     experiment = experiment_class(recipe.task_name)(recipe, data_root)
     experiment.check()

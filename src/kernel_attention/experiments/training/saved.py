@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.data import SequenceSplit
+from kernel_attention.experiments.run_folder import RunFolder
 from kernel_attention.experiments.training.experiment import Experiment
 from kernel_attention.experiments.training.facts import read_facts, require_same_data
 from kernel_attention.experiments.training.files import read_weights
@@ -75,7 +76,7 @@ class SavedRun(NamedTuple):
         if seed not in self.seeds:
             raise InputError(f"seed={seed} is not in {self.folder} (trained: {self.seeds or 'none'})")
         model = build_model(self.recipe, self.facts)
-        path = self.folder / f"seed-{seed}" / "best.safetensors"
+        path = RunFolder(self.folder).weights_path(seed)
         try:
             model.load_state_dict(read_weights(path))
         except RuntimeError as error:
@@ -93,13 +94,13 @@ def load_run(folder: str | Path) -> SavedRun:
     folder = Path(folder)
     recipe = read_config(folder)
     facts = read_facts(folder, recipe.task_name)
-    seeds = [seed for seed in recipe.seeds if (folder / f"seed-{seed}" / "best.safetensors").is_file()]
+    seeds = [seed for seed in recipe.seeds if RunFolder(folder).weights_path(seed).is_file()]
     return SavedRun(folder, recipe, facts, seeds)
 
 
 def read_config(folder: Path) -> BaseRecipe:
     """The resolved recipe of a run folder."""
-    path = folder / "config.yaml"
+    path = RunFolder(folder).config_path
     if not path.is_file():
         raise InputError(f"run {folder}: not a run folder (it has no config.yaml)")
     values = read_keys(path)

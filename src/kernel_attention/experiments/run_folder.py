@@ -1,0 +1,205 @@
+"""What a run folder holds, read back: one reader for reports, opened models and resumed runs.
+
+Nothing in a folder is executed, and nothing that is wrong with a file passes unseen: a file that is absent is
+``None``, one that cannot be used is an :class:`InputError` that names it. Who can do without a file says so
+where it reads.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import stat
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from kernel_attention.errors import InputError
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The files of a run by what they mean; each method reads its file anew.
+
+    Args:
+        path: the folder that ``train`` wrote.
+    """
+
+    path: Path
+
+    @property
+    def config_path(self) -> Path:
+        """The resolved recipe. It makes a folder a run."""
+        return self.path / "config.yaml"
+
+    def config(self) -> dict[str, Any] | None:
+        """The keys of the resolved recipe."""
+        return _object(self.config_path, read_yaml) if self.config_path.is_file() else None
+
+    def config_text(self) -> str | None:
+        """The resolved recipe as written."""
+        if not self.config_path.is_file():
+            return None
+        try:
+            return self.config_path.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise InputError(f"{self.config_path}: cannot be read ({error})") from None
+
+    def data(self) -> dict[str, Any] | None:
+        """What the model depends on of its data."""
+        return self._object("data.json")
+
+    def versions(self) -> dict[str, Any] | None:
+        """The command, the versions of what ran, the machine."""
+        return self._object("versions.json")
+
+    def summary(self) -> dict[str, Any] | None:
+        """The figures of all seeds; written when the last of them is evaluated."""
+        return self._object("summary.json")
+
+    def seeds(self) -> list[int]:
+        """The seeds that have started, in order."""
+        found = (re.fullmatch(r"seed-(\d+)", child.name) for child in self.path.iterdir() if child.is_dir())
+        return sorted(int(match[1]) for match in found if match)
+
+    def seed_path(self, seed: int) -> Path:
+        """The folder of a seed."""
+        return self.path / f"seed-{seed}"
+
+    def weights_path(self, seed: int) -> Path:
+        """The weights of a seed's chosen epoch or step."""
+        return self.seed_path(seed) / "best.safetensors"
+
+    def metrics(self, seed: int) -> list[dict[str, Any]] | None:
+        """A row for every epoch, or every ``evaluate_every`` steps; a figure that diverged is None."""
+        return self._read(f"seed-{seed}/metrics.json", _check_rows)
+
+    def evaluation(self, seed: int) -> dict[str, Any] | None:
+        """The figures of the test split."""
+        return self._object(f"seed-{seed}/evaluation.json")
+
+    def spectra(self, seed: int) -> dict[str, Any] | None:
+        """Singular values of every layer's kernel."""
+        return self._read(f"seed-{seed}/spectra.json", _check_spectra)
+
+    def diagnostics(self, seed: int) -> dict[str, Any] | None:
+        """What ``analyze`` measured."""
+        return self._read(f"seed-{seed}/diagnostics.json", _check_diagnostics)
+
+    def diagnostics_arrays_path(self, seed: int) -> Path:
+        """Every array that ``analyze`` measured."""
+        return self.seed_path(seed) / "diagnostics.npz"
+
+    def _object(self, name: str) -> dict[str, Any] | None:
+        return self._read(name, _check_object)
+
+    def _read(self, name: str, check: Callable[[Any], None]) -> Any:
+        path = self.path / name
+        if not path.is_file():
+            return None
+        content = read_json(path)
+        try:
+            check(content)
+        except KeyError as error:
+            raise InputError(f"{path}: has no {error}") from None
+        except (TypeError, ValueError, OverflowError, AttributeError) as error:
+            raise InputError(f"{path}: {error}") from None
+        return content
+
+
+def require_file(path: Path) -> None:
+    """InputError unless this is a file with an end, or a link to one: a device or a pipe would never end."""
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
+    if not stat.S_ISREG(mode):
+        raise InputError(f"{path}: cannot be read (it is no regular file)")
+
+
+def read_json(path: Path) -> Any:
+    """InputError where the file is missing or no JSON."""
+    require_file(path)
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path}: not readable as JSON ({error})") from None
+
+
+def read_yaml(path: Path) -> Any:
+    """Plain values only; InputError where the file is unreadable, no YAML, or says a key twice."""
+    require_file(path)
+    try:
+        with path.open(encoding="utf-8") as file:
+            return yaml.load(file, _Loader)  # a SafeLoader: it makes no objects
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise InputError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from None
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads 1e-3 as the number it is in YAML 1.2, and refuses a key that stands twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        twice = next((key for key in keys if keys.count(key) > 1), None)
+        if twice is not None:
+            problem = f"key {twice!r} stands twice"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
+
+
+def _object(path: Path, read: Callable[[Path], Any]) -> dict[str, Any]:
+    content = read(path)
+    try:
+        _check_object(content)
+    except ValueError as error:
+        raise InputError(f"{path}: {error}") from None
+    return content
+
+
+def _check_object(content: Any) -> None:
+    if not isinstance(content, dict):
+        raise ValueError(f"expected named values, found {type(content).__name__}")
+
+
+def _check_rows(content: Any) -> None:
+    if not isinstance(content, list) or not all(isinstance(row, dict) for row in content):
+        raise ValueError("expected a list of rows of named values")
+    for number, row in enumerate(content):
+        for key, value in row.items():
+            if value is not None and not isinstance(value, int | float):
+                raise ValueError(f"{key} of row {number} is {value!r}, not a number")
+
+
+def _check_spectra(content: Any) -> None:
+    _check_object(content)
+    for entry in content["layers"]:
+        int(entry["layer"])
+        if not all(isinstance(head, list) for head in entry["singular_values"]):
+            raise ValueError("singular_values must be one list a head")
+
+
+def _check_diagnostics(content: Any) -> None:
+    _check_object(content)
+    for entry in content["layers"]:
+        str(entry["name"]), str(entry["mechanism"])
+        curves = [entry.get("explained_variance", []), *entry.get("mode_explained_variance", [])]
+        numbers = [*entry["summary"].values(), *(value for curve in curves for value in curve)]
+        numbers += [value for values in entry["by_head"].values() for value in values if value is not None]
+        if not isinstance(entry["notes"], list) or not all(map(_is_finite, numbers)):
+            raise ValueError(f"the figures of layer {entry['name']} are not numbers")
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
