@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from kernel_attention.attention.decoding import AnyDecoder
 from kernel_attention.errors import InputError
@@ -259,11 +260,15 @@ def auxiliary_loss(model: nn.Module, reduction: str = "sum") -> Tensor:
 
 
 def is_traced() -> bool:
-    """Whether torch.compile, torch.export or torch.func traces what runs.
+    """Whether torch.compile, torch.export, torch.func or forward-mode differentiation traces what runs.
 
     Forms with a backward pass written by hand are for eager calls; the compiler fuses the formulas itself.
     """
-    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+    )
 
 
 def require_positive(**values: int) -> None:

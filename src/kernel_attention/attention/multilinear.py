@@ -64,7 +64,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
         max_len: longest sequence. It caps M, and fixes the sampling grid of the causal data-dependent form,
             which needs it.
         bias: whether the projections have biases.
-        impl: "plain", the formulas; "fused", everything a token meets in one product (first derivatives), see
+        impl: "plain", the formulas; "fused", everything a token meets in one product, see
             :func:`kernel_attention.functional.multilinear_layer`; "auto", fused where it exists and wins.
 
     Attributes:
