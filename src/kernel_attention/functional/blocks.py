@@ -73,9 +73,8 @@ def block_causal_attention(
     parts = [high] if dtype == q.dtype else [high, (own - high).to(q.dtype)]
     q = torch.cat([q, *(-part for part in parts)], dim=-1)
     keys, values = completed(k, factor, length), completed(v, factor, length)
-    keys = torch.nn.functional.pad(
-        torch.cat([keys, torch.ones_like(keys[..., : len(parts)])], dim=-1), (0, 0, 1, 0)
-    )
+    ones = keys.new_ones(*keys.shape[:-1], len(parts))  # heads may be narrower than that
+    keys = torch.nn.functional.pad(torch.cat([keys, ones], dim=-1), (0, 0, 1, 0))
     mark = (
         torch.arange(width + len(parts), device=v.device) == width
     )  # the common key's value: (0, ..., 0, 1)
