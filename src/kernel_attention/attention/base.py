@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 
 from kernel_attention.attention.decoding import AnyDecoder
 from kernel_attention.errors import InputError
 from kernel_attention.kernels.padding import compaction
+from kernel_attention.memory_limit import require_parameters
 from kernel_attention.ops.sequence_group import SequenceGroup
 
 
@@ -40,6 +40,10 @@ class AttentionLayer(nn.Module, ABC):
         require_positive(embed_dim=embed_dim, num_heads=num_heads)
         if embed_dim % num_heads:
             raise InputError(f"embed_dim={embed_dim} must be divisible by num_heads={num_heads}")
+        # Every mechanism has three (d, d) projections or more.
+        require_parameters(
+            f"{type(self).__name__}: embed_dim={embed_dim}", 3 * embed_dim**2, "lower embed_dim"
+        )
         self.embed_dim = embed_dim
         self.num_heads = num_heads
         self.head_dim = embed_dim // num_heads
@@ -257,18 +261,6 @@ def auxiliary_loss(model: nn.Module, reduction: str = "sum") -> Tensor:
         )
     total = torch.stack(penalties).sum()
     return total if reduction == "sum" else total / len(penalties)
-
-
-def is_traced() -> bool:
-    """Whether torch.compile, torch.export, torch.func or forward-mode differentiation traces what runs.
-
-    Forms with a backward pass written by hand are for eager calls; the compiler fuses the formulas itself.
-    """
-    return (
-        torch.compiler.is_compiling()
-        or torch._C._are_functorch_transforms_active()
-        or forward_ad._current_level >= 0
-    )
 
 
 def require_positive(**values: int) -> None:

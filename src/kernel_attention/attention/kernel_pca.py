@@ -12,6 +12,7 @@ from kernel_attention import functional
 from kernel_attention.attention.base import AttentionLayer, require_positive, require_probability
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.functional.kernel_pca import CONVENTIONS, Convention, PrincipalPursuit
+from kernel_attention.memory_limit import require_parameters
 
 _SCALINGS = ("symmetric", "matrix")
 
@@ -196,6 +197,11 @@ def _zero_matrix(num_heads: int, max_len: int | None) -> nn.Parameter:
     if max_len is None:
         raise InputError("max_len=None: scaling='matrix' needs max_len, the size of the learnt S")
     require_positive(max_len=max_len)
+    require_parameters(
+        f"ScaledAttention: max_len={max_len} with num_heads={num_heads} and scaling='matrix'",
+        num_heads * max_len**2,
+        "lower max_len or choose scaling='symmetric'",
+    )
     return nn.Parameter(torch.zeros(num_heads, max_len, max_len))
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from kernel_attention import functional
-from kernel_attention.attention.base import PenalizedAttention, is_traced, require_positive
+from kernel_attention.attention.base import PenalizedAttention, require_positive
 from kernel_attention.attention.modes import ReadsModes, compatibility_tensor, orthonormal, sampled_rows
 from kernel_attention.attention.primal_decoding import MultilinearDecoder
 from kernel_attention.errors import InputError, unknown
@@ -23,7 +23,9 @@ from kernel_attention.kernels import (
     sample_rows,
 )
 from kernel_attention.kernels.statistics import exactly
+from kernel_attention.memory_limit import require_parameters
 from kernel_attention.ops.primal import Samples
+from kernel_attention.ops.recompute import is_traced
 
 Variant = Literal["standard", "data_dependent", "learnable", "learnable_diagonal"]
 CoreTreatment = Literal["none", "cost", "mlsvd"]
@@ -45,7 +47,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
     Args:
         embed_dim: model width d.
         num_heads: number of heads h; divides d.
-        order: number of modes D, at least 2.
+        order: number of modes D, from 2 to 16.
         rank: R, of every mode; None: the head width p. The thesis asks R <= p.
         variant: what C is: "standard" (superdiagonal identity), "learnable" (the whole tensor, h p^D
             numbers), "learnable_diagonal" (its superdiagonal), "data_dependent" (the tensorised sequence: M
@@ -126,6 +128,15 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
                 f"it gives {width}"
             )
         weight_rows = self.num_rows if variant == "data_dependent" else width
+        learnt = width**order if variant == "learnable" else 0
+        # While the factors are made, every row of W meets the core in all modes but one.
+        met = weight_rows * rank ** (order - 1)
+        require_parameters(
+            f"MultilinearAttention: order={order} with rank={rank}, {weight_rows} rows of w and "
+            f"variant={variant!r}",
+            num_heads * (order * weight_rows * rank + rank**order + learnt + met),
+            "lower order or rank" + (", or choose another variant" if learnt else ""),
+        )
         self.w = nn.Parameter(torch.stack([orthonormal(num_heads, weight_rows, rank) for _ in range(order)]))
         self.core = nn.Parameter(functional.mlsvd_core(torch.randn(num_heads, *[rank] * order)).contiguous())
         self.register_parameter("compatibility", compatibility_tensor(variant, num_heads, width, order))

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from kernel_attention import functional
 from kernel_attention.attention.base import (
     PenalizedAttention,
-    is_traced,
     require_positive,
     require_weight,
 )
@@ -30,7 +29,9 @@ from kernel_attention.kernels import (
     part_positions,
     sample_positions,
 )
+from kernel_attention.memory_limit import require_parameters
 from kernel_attention.ops.primal import Samples
+from kernel_attention.ops.recompute import is_traced
 
 _log = logging.getLogger(__name__)
 
@@ -122,6 +123,11 @@ class PrimalAttention(PenalizedAttention):
         self.num_rows = rank * rank_multiplier if max_len is None else min(rank * rank_multiplier, max_len)
 
         weight_rows = self.num_rows if data_dependent else self.head_dim
+        require_parameters(
+            f"PrimalAttention: rank={rank} with {weight_rows} rows of w_e and w_r in num_heads={num_heads}",
+            2 * num_heads * weight_rows * rank + 2 * rank * self.head_dim,
+            "lower rank" + (", rank_multiplier or max_len" if data_dependent else ""),
+        )
         self.q_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
         self.k_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
         self.w_e = nn.Parameter(_orthogonal(num_heads, weight_rows, rank, init))

@@ -19,6 +19,7 @@ from kernel_attention.functional.support_vector import EPSILON, head_groups
 from kernel_attention.kernels import is_tokenwise
 from kernel_attention.kernels.padding import Compaction, compaction, is_exporting
 from kernel_attention.kernels.pooling import Pooling, pool, pool_mask, running_pool
+from kernel_attention.memory_limit import require_parameters
 
 
 class SupportVectorAttention(AttentionLayer):
@@ -94,6 +95,11 @@ class SupportVectorAttention(AttentionLayer):
         self.normalize = normalize
         self.eps = eps
         self.factors = checked_factors(factors, num_heads)
+        require_parameters(
+            f"{type(self).__name__}: factors={list(self.factors)} with pooling={pooling!r}",
+            embed_dim * sum(set(self.factors)) if pooling == "conv" else 0,
+            "lower factors or choose another pooling",
+        )
         self.pooling: Pooling = pooling
         self.dropout = dropout
         self.q_proj = nn.Linear(embed_dim, embed_dim, bias=bias)

@@ -1,4 +1,4 @@
-"""Gradients that can be differentiated again, for backward passes written by hand."""
+"""Where backward passes written by hand may run, and gradients of theirs that can be differentiated again."""
 
 from __future__ import annotations
 
@@ -6,6 +6,19 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
+
+
+def is_traced() -> bool:
+    """Whether torch.compile, torch.export, torch.func or forward-mode differentiation traces what runs.
+
+    Forms with a backward pass written by hand are for eager calls; the compiler fuses the formulas itself.
+    """
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+    )
 
 
 def differentiable_gradients(
