@@ -98,7 +98,7 @@ def _windows_memory() -> int | None:
 def _group_limits(
     listing: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
 ) -> list[int]:
-    """Limits of the control groups that this process is in: "0::/path" in version 2, "4:memory:/path" in 1."""
+    """Limits of the process's control groups: "0::/path" in version 2, "4:memory:/path" in version 1."""
     try:
         lines = listing.read_text().splitlines()
     except OSError:

@@ -13,13 +13,11 @@ import torch
 from torch import Tensor
 
 from kernel_attention.functional.blocks import by_offset, completed, for_each_offset, from_offset
-from kernel_attention.kernels.feature_maps import FeatureMap, elu
+from kernel_attention.kernels.feature_maps import FeatureMap, elu, smallest
 from kernel_attention.kernels.padding import in_blocks
 from kernel_attention.kernels.softmax_features import SoftmaxPlusFeatures
 from kernel_attention.kernels.statistics import accumulation_dtype, exactly
 from kernel_attention.ops.sequence_group import SequenceGroup
-
-_SMALLEST_SUM = 1e-20  # a query whose weights sum to less sees no key; its gradients would leave float32
 
 
 def linear_attention(
@@ -127,4 +125,5 @@ def _over_blocks(phi_q: Tensor, phi_k: Tensor, v: Tensor, factor: int) -> Tensor
 def divide(out: Tensor, weights: Tensor) -> Tensor:
     """The weighted sums over the weights' sums; 0 where nothing was seen."""
     # Neither the quotient nor its gradient exists where nothing was seen.
-    return (out / weights.masked_fill(weights < _SMALLEST_SUM, torch.inf)).to(out.dtype)
+    exact = exactly(weights)
+    return (out / exact.masked_fill(exact < smallest(exact.dtype), torch.inf)).to(out.dtype)

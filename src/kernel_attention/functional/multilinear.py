@@ -20,7 +20,7 @@ from torch import Tensor
 
 from kernel_attention.errors import InputError
 from kernel_attention.functional.multilinear_factors import alike, multilinear_factors
-from kernel_attention.kernels.feature_maps import FeatureMap, frobenius, inverse_norm
+from kernel_attention.kernels.feature_maps import FeatureMap, balanced, frobenius, inverse_norm
 from kernel_attention.kernels.statistics import exactly, valid_ranks
 
 Masks = Tensor | Sequence[Tensor | None] | None
@@ -129,6 +129,8 @@ def _modes(
         unread = ahead if unread is None else unread | ahead
     if unread is not None:
         joined = joined.masked_fill(unread, 0.0)
+    if norm_later:
+        joined = balanced(joined, exactly(joined.detach()).abs().amax(dim=(-2, -1), keepdim=True))
     parts = list(joined.split(features[0].size(-1), dim=-1))
     with torch.autocast(joined.device.type, enabled=False):
         exact = [exactly(part) for part in parts]
@@ -178,8 +180,10 @@ def _sequence_projections(
         rows = exactly(rows)
         if not rows_in_features:
             projections = rows.mT @ projections
-            grams = None if grams is None else rows @ grams @ rows.mT
-        if grams is not None:
+        if grams is not None and not rows_in_features:
+            normed = frobenius(rows)
+            grams = normed @ grams @ normed.mT
+        elif grams is not None:
             grams = grams * inverse_norm(rows.square().sum((-2, -1)))[..., None, None].square()
     return projections, grams
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kernel_attention.functional.affine import Affine, autocast
 from kernel_attention.functional.multilinear import padded_rows
-from kernel_attention.kernels.feature_maps import frobenius
+from kernel_attention.kernels.feature_maps import balanced, frobenius
 from kernel_attention.kernels.statistics import accumulation_dtype, exactly, num_real
 from kernel_attention.ops.multilinear import multilinear_pass
 from kernel_attention.ops.sequence_group import SequenceGroup
@@ -70,6 +70,9 @@ def multilinear_layer(
         if key_padding_mask is not None:
             centred = centred.masked_fill(~key_padding_mask[..., None], 0.0)
         level = torch.nn.functional.linear(middle, weight, _biases(modes)).unflatten(1, (num_modes, -1))
+        if normalize:
+            size = _size(centred, level, group)
+            centred, level = balanced(centred, size), balanced(level, size)
         y, grams = multilinear_pass(
             centred, weight.unflatten(0, (num_modes, -1)), level, maps, constant, count, normalize=normalize,
             with_grams=with_grams, group=group,
@@ -95,6 +98,13 @@ def _middle(x: Tensor, mask: Tensor | None, group: SequenceGroup | None) -> tupl
         if group is not None:
             count, total = group.places(count)[1], group.total(total)
         return total / count.clamp_min(1)[:, None], count
+
+
+def _size(centred: Tensor, level: Tensor, group: SequenceGroup | None) -> Tensor:
+    """About the largest entry of what goes into a sequence's norms, (B, 1, 1) in float32 or better."""
+    with torch.no_grad():
+        of_tokens, of_levels = (exactly(x).abs().amax(dim=(1, 2), keepdim=True) for x in (centred, level))
+        return of_levels.maximum(of_tokens if group is None else group.total(of_tokens))
 
 
 def _biases(modes: Sequence[Affine]) -> Tensor | None:

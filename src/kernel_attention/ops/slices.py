@@ -1,4 +1,4 @@
-"""Results over slices of a sequence: the intermediate tensors of one slice exist at a time, in either pass."""
+"""Results over slices of a sequence: one slice's intermediate tensors exist at a time, in either pass."""
 
 from __future__ import annotations
 
