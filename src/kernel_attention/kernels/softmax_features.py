@@ -90,7 +90,9 @@ class SoftmaxPlusFeatures(nn.Module):
         if not is_causal:
             largest = of_k.detach()
             if key_padding_mask is not None:
-                largest = largest.masked_fill(~key_padding_mask[:, None, :, None], -1e30)
+                largest = largest.masked_fill(
+                    ~key_padding_mask[:, None, :, None], torch.finfo(largest.dtype).min
+                )
             # Padded keys could overflow; they are multiplied by zero later, and infinity times zero is not
             # zero.
             of_k = (of_k - largest.amax(dim=(-2, -1), keepdim=True)).clamp_max(0.0)

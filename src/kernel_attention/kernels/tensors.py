@@ -70,7 +70,7 @@ def _scaled_eigh(gram: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     by the rounding error leaves the eigenvectors and keeps its iteration away from those.
     """
     precision = torch.finfo(gram.dtype)
-    largest = gram.abs().amax(dim=(-2, -1), keepdim=True).clamp_min(precision.tiny**0.5)
+    largest = gram.abs().amax(dim=(-2, -1), keepdim=True).clamp_min(precision.tiny / precision.eps)
     shift = precision.eps * torch.eye(gram.size(-1), dtype=gram.dtype, device=gram.device)
     values, vectors = torch.linalg.eigh(gram / largest + shift)
     return values.flip(-1) - precision.eps, vectors.flip(-1), largest
