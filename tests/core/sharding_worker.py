@@ -172,6 +172,49 @@ def check_traffic(name: str, is_causal: bool) -> None:
         )
 
 
+def check_second_derivatives(name: str) -> None:
+    """The gradient of a gradient's norm, over the ranks and on one device."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    x = torch.randn(BATCH, LENGTH, EMBED_DIM, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    part = slice(([0] + CUTS[world])[rank], CUTS[world][rank])
+    found = {}
+    for sharded in (False, True):
+        layer = build(name, torch.float64)
+        tokens = (x[:, part] if sharded else x).clone().requires_grad_()
+        y = (ka.shard_sequence(layer) if sharded else layer)(tokens)
+        (slope,) = torch.autograd.grad(y.square().sum(), tokens, create_graph=True)
+        own = slope if sharded else slope[:, part]
+        slope.square().sum().backward()
+        if sharded:
+            for parameter in layer.parameters():
+                if parameter.grad is not None:
+                    dist.all_reduce(parameter.grad)
+        grad = tokens.grad if sharded else tokens.grad[:, part]
+        found[sharded] = {"first": own.detach(), "second": grad} | {
+            key: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            for key, parameter in layer.named_parameters()
+        }
+    torch.testing.assert_close(found[True], found[False], rtol=1e-9, atol=1e-9)
+
+
+def check_offset() -> None:
+    """Tokens far from the origin, which the projections take away: the squares are those of centred parts."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    part = slice(([0] + CUTS[world])[rank], CUTS[world][rank])
+    x = torch.randn(BATCH, LENGTH, EMBED_DIM, generator=torch.Generator().manual_seed(1)) + 1e4
+    layers = []
+    for dtype in (torch.float64, torch.float32):
+        layer = build("multilinear", torch.float32)
+        with torch.no_grad():
+            for projection in (layer.q_proj, layer.k_proj, layer.f_proj):
+                projection.weight -= projection.weight.mean(dim=1, keepdim=True)
+        layers.append(layer.to(dtype).eval())
+    exact = layers[0](x.double())[:, part]
+    found = ka.shard_sequence(layers[1])(x[:, part])
+    # Measured with the norms from uncentred tokens: 0.5.
+    assert (found - exact).norm() < 1e-2 * exact.norm()
+
+
 def check_layer_without_coupling() -> None:
     """A data-independent layer without an objective mixes no tokens, so its ranks say nothing."""
     layer = ka.shard_sequence(ka.PrimalAttention(EMBED_DIM, HEADS, data_dependent=False, eta=0.0))
@@ -204,6 +247,9 @@ def run_all(rank: int, world: int, meeting_point: str) -> None:
                 check(name, masks()["holes"], torch.float32, is_causal, parallel=True)
                 if world == 2 or name == "primal":
                     check_traffic(name, is_causal)
+        for name in ("primal", "primal, data-independent", "multilinear", "multilinear, data-dependent"):
+            check_second_derivatives(name)
+        check_offset()
         check_layer_without_coupling()
         check_copies()
     finally:

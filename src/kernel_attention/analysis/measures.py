@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernel_attention.tensors.unfoldings import mode_gram
+from kernel_attention.tensors.unfoldings import unfold
 
 
 def singular_values(matrix: Tensor) -> Tensor:
@@ -21,9 +21,13 @@ def mode_singular_values(tensor: Tensor) -> list[Tensor]:
     """
     order = tensor.dim() - 1
     exact = tensor.double()
-    grams = (mode_gram(exact, mode, order) for mode in range(order))
-    values = (torch.linalg.eigvalsh(gram).flip(-1).clamp_min(0.0).sqrt() for gram in grams)
-    return [value.to(tensor.dtype) for value in values]
+    found = []
+    for mode in range(order):
+        # Not from the Gram matrix, whose rounding would leave a zero at 1e-8 of the largest.
+        values = torch.linalg.svdvals(unfold(exact, mode, order))
+        missing = tensor.size(1 + mode) - values.size(-1)  # rows beyond the columns
+        found.append(torch.nn.functional.pad(values, (0, missing)).to(tensor.dtype))
+    return found
 
 
 def explained_variance(values: Tensor) -> Tensor:

@@ -16,7 +16,9 @@ from torch import Tensor, nn
 
 from kernel_attention.core.sequence_group import SequenceGroup
 from kernel_attention.errors import InputError
-from kernel_attention.tensors.padding import compaction, is_traced
+from kernel_attention.memory_limit import require_parameters
+from kernel_attention.tensors.padding import compaction
+from kernel_attention.tensors.recompute import is_traced
 
 _log = logging.getLogger(__name__)
 
@@ -53,6 +55,10 @@ class AttentionLayer(nn.Module, ABC):
         require_positive(embed_dim=embed_dim, num_heads=num_heads)
         if embed_dim % num_heads:
             raise InputError(f"embed_dim={embed_dim} must be divisible by num_heads={num_heads}")
+        # Every mechanism has three (d, d) projections or more.
+        require_parameters(
+            f"{type(self).__name__}: embed_dim={embed_dim}", 3 * embed_dim**2, "lower embed_dim"
+        )
         self.embed_dim = embed_dim
         self.num_heads = num_heads
         self.head_dim = embed_dim // num_heads

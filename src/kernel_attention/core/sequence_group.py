@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -38,7 +37,7 @@ class SequenceGroup:
 
     def before(self, x: Tensor) -> Tensor:
         """Sum of x over the ranks before this one, zero on the first; one all-gather, and one backward."""
-        return _Before.apply(x, self)
+        return _Others.apply(x, self, True)
 
     def places(self, num_tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Of counts (B,) int64: how many the ranks before this one have, and how many all have."""
@@ -69,18 +68,19 @@ class _Total(torch.autograd.Function):
         return group._reduce(x)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return ctx.group._reduce(grad), None
+        return _Total.apply(grad, ctx.group), None
 
 
-class _Before(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: SequenceGroup) -> Tensor:
-        ctx.group = group
-        return group._gather(x)[: group.rank].sum(dim=0)
+class _Others(torch.autograd.Function):
+    """Sum over the ranks before this one, or over those after it; each is the other's gradient."""
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return ctx.group._gather(grad)[ctx.group.rank + 1 :].sum(dim=0), None
+    def forward(ctx: Any, x: Tensor, group: SequenceGroup, before: bool) -> Tensor:
+        ctx.group, ctx.before = group, before
+        parts = group._gather(x)
+        return (parts[: group.rank] if before else parts[group.rank + 1 :]).sum(dim=0)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return _Others.apply(grad, ctx.group, not ctx.before), None, None

@@ -8,6 +8,7 @@ The maps with a state of their own are modules, in :mod:`kernel_attention.featur
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,31 +17,52 @@ from torch import Tensor, nn
 
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.features.softmax_features import SoftmaxPlusFeatures, TaylorFeatures
-from kernel_attention.tensors.statistics import accumulation_dtype, exactly
+from kernel_attention.tensors.statistics import accumulation_dtype, exactly, smallest
 
 FeatureMap = Callable[[Tensor, Tensor | None, bool], Tensor]
 
-SMALLEST_NORM = 1e-12  # shorter rows count as zero rows
+SMALLEST_NORM = 1e-12  # shorter rows count as zero rows in the kernels for GPUs
 
 
 def cosine(x: Tensor, key_padding_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
     """x / ||x|| per token, the map of the cosine-similarity kernel (Primal-Attention, section 4.1).
 
-    The norm accumulates in float32 for 16-bit inputs; a zero row stays zero and passes no gradient.
+    The norm accumulates in float32 for 16-bit inputs, and no square of it leaves the range; a zero row stays
+    zero and passes no gradient.
     """
-    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=accumulation_dtype(x.dtype))
-    # Dividing by a clamped norm would give a zero row the slope 1e12, which no gradient clipping survives.
-    return (x / norm.masked_fill(norm < SMALLEST_NORM, torch.inf)).to(x.dtype)
+    exact = exactly(x)
+    largest = exact.detach().abs().amax(dim=-1, keepdim=True)
+    # Dividing by a clamped size would give a zero row a slope that no gradient clipping survives.
+    scaled = exact / largest.masked_fill(largest < smallest(exact.dtype), torch.inf)
+    norm = torch.linalg.vector_norm(scaled, dim=-1, keepdim=True)
+    return (scaled / norm.masked_fill(norm == 0, torch.inf)).to(x.dtype)
+
+
+def balanced(x: Tensor, size: Tensor) -> Tensor:
+    """x over the power of two next to ``size``, about its largest entry: exact, and a constant to
+    differentiation. Squares stay in the range, for those who divide by a norm afterwards.
+    """
+    return x * balancing(size, x.dtype).to(x.dtype)
+
+
+def balancing(size: Tensor, dtype: torch.dtype) -> Tensor:
+    """One over the power of two next to ``size``, in its precision, as far as ``dtype`` holds it."""
+    reach = math.log2(torch.finfo(dtype).max) - 2
+    exponent = size.detach().clamp(smallest(size.dtype), torch.finfo(size.dtype).max).log2().round()
+    return exponent.clamp(-reach, reach).neg().exp2()
 
 
 def frobenius(x: Tensor, key_padding_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
     """X / ||X||_F per sequence and head over its real tokens (KMLSVD thesis, eq. 3-8); 0 at padded tokens.
 
     The causal form divides token i by the norm of x_0..x_i. The norm accumulates in float32 for 16-bit
-    inputs; where it is zero the output is too, and no gradient passes.
+    inputs; where it is zero the output is too, and no gradient passes. The squares of a prefix are summed as
+    they are: the causal form's inputs keep within the square root of the range.
     """
     if key_padding_mask is not None:
         x = x.masked_fill(~key_padding_mask[:, None, :, None], 0.0)
+    if not is_causal:
+        x = balanced(x, exactly(x.detach()).abs().amax(dim=(-2, -1), keepdim=True))
     energy = x.to(accumulation_dtype(x.dtype)).square().sum(dim=-1, keepdim=True)
     energy = energy.cumsum(dim=2) if is_causal else energy.sum(dim=2, keepdim=True)
     return (x * inverse_norm(energy)).to(x.dtype)
@@ -48,7 +70,7 @@ def frobenius(x: Tensor, key_padding_mask: Tensor | None = None, is_causal: bool
 
 def inverse_norm(energy: Tensor) -> Tensor:
     """1 / ||x|| from ||x||^2; 0 with no gradient where ||x|| counts as zero."""
-    return energy.masked_fill(energy < SMALLEST_NORM**2, torch.inf).rsqrt()
+    return energy.masked_fill(energy < smallest(energy.dtype), torch.inf).rsqrt()
 
 
 def identity(x: Tensor, key_padding_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:

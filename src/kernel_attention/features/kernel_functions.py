@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from kernel_attention.errors import InputError, unknown
+from kernel_attention.features import feature_maps
 
 KernelFunction = Callable[..., Tensor]
 """``kernel(x, z, **parameters)``: (n, p), (m, p) -> (n, m)."""
@@ -34,7 +35,7 @@ def linear(x: Tensor, z: Tensor) -> Tensor:
 
 def cosine(x: Tensor, z: Tensor) -> Tensor:
     """The cosine of the angle between x and z; 0 where one of them is zero."""
-    return torch.nn.functional.normalize(x, dim=-1) @ torch.nn.functional.normalize(z, dim=-1).mT
+    return feature_maps.cosine(x) @ feature_maps.cosine(z).mT
 
 
 def polynomial(

@@ -13,6 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from kernel_attention.errors import InputError
+from kernel_attention.memory_limit import require_memory
+
+_BYTES_OF_MONOMIAL = 64  # for each of its factors, while the table is made
 
 
 class SoftmaxPlusFeatures(nn.Module):
@@ -42,6 +45,11 @@ class SoftmaxPlusFeatures(nn.Module):
         num_features = head_dim if num_features is None else num_features
         if not isinstance(num_features, int) or num_features < 1:
             raise InputError(f"num_features={num_features!r} must be a whole number of at least 1")
+        require_memory(
+            f"SoftmaxPlusFeatures: drawing num_features={num_features} of width {head_dim}",
+            8 * head_dim * (num_features + 2 * head_dim * math.ceil(num_features / head_dim)),
+            "lower num_features",
+        )
         self.num_features = num_features
         self.seed = seed
         self.orthogonal = orthogonal
@@ -82,7 +90,9 @@ class SoftmaxPlusFeatures(nn.Module):
         if not is_causal:
             largest = of_k.detach()
             if key_padding_mask is not None:
-                largest = largest.masked_fill(~key_padding_mask[:, None, :, None], -1e30)
+                largest = largest.masked_fill(
+                    ~key_padding_mask[:, None, :, None], torch.finfo(largest.dtype).min
+                )
             # Padded keys could overflow; they are multiplied by zero later, and infinity times zero is not
             # zero.
             of_k = (of_k - largest.amax(dim=(-2, -1), keepdim=True)).clamp_max(0.0)
@@ -116,6 +126,11 @@ class TaylorFeatures(nn.Module):
             raise InputError(f"order={order!r} must be a whole number of at least 0")
         self.order = order
         self.num_features = math.comb(head_dim + order, order)
+        require_memory(
+            f"TaylorFeatures: the monomials of order={order} in {head_dim} variables",
+            _BYTES_OF_MONOMIAL * (order + 1) * self.num_features,
+            "lower order",
+        )
         for degree in range(1, order + 1):
             monomials = list(itertools.combinations_with_replacement(range(head_dim), degree))
             weights = [

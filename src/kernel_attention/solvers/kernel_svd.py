@@ -64,7 +64,7 @@ def kernel_svd(
             and ``rmatmul`` on tensors (K B and K^T C), or a SciPy LinearOperator.
         Z: (m, q); None: X.
         n_components: s, at most min(n, m).
-        kernel: a name in ``kernel_attention.kernels.KERNELS``, "precomputed", or a callable (n, p), (m, q) ->
+        kernel: a name in ``kernel_attention.features.kernel_functions.KERNELS``, "precomputed", or a callable (n, p), (m, q) ->
             (n, m), which is given X in blocks of rows.
         kernel_params: of the kernel.
         method: "dense" decomposes the whole matrix; "truncated" keeps the matrix in memory and looks for the

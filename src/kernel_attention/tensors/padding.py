@@ -9,6 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kernel_attention.tensors.recompute import is_traced
+
 
 class Compaction(NamedTuple):
     """A permutation of the tokens that puts the real ones first, in their order.
@@ -74,11 +76,6 @@ def in_blocks(x: Tensor, size: int, value: float = 0.0) -> Tensor:
     """Blocks of ``size`` rows, the last filled up: (..., N, d) -> (..., ceil(N / size), size, d)."""
     count = (x.size(-2) + size - 1) // size
     return pad_tokens(x, count * size, value).unflatten(-2, (count, size))
-
-
-def is_traced() -> bool:
-    """Whether torch.compile, torch.export or torch.func traces what runs."""
-    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
 
 
 def is_exporting() -> bool:

@@ -9,8 +9,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_SMALLEST_SUM = 1e-20  # a query whose weights sum to less sees no key; its gradients would leave float32
-
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """float32 for 16-bit inputs, the input's own precision otherwise."""
@@ -63,7 +61,14 @@ def running_mean(
     return (total / count).to(x.dtype)
 
 
+def smallest(dtype: torch.dtype) -> float:
+    """What is smaller counts as zero: its digits begin to go, and slopes of 1 / x leave the range."""
+    precision = torch.finfo(accumulation_dtype(dtype))
+    return precision.tiny / precision.eps
+
+
 def divide(out: Tensor, weights: Tensor) -> Tensor:
     """The weighted sums over the weights' sums; 0 where nothing was seen."""
     # Neither the quotient nor its gradient exists where nothing was seen.
-    return (out / weights.masked_fill(weights < _SMALLEST_SUM, torch.inf)).to(out.dtype)
+    exact = exactly(weights)
+    return (out / exact.masked_fill(exact < smallest(exact.dtype), torch.inf)).to(out.dtype)

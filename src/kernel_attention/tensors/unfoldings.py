@@ -70,7 +70,7 @@ def _scaled_eigh(gram: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     by the rounding error leaves the eigenvectors and keeps its iteration away from those.
     """
     precision = torch.finfo(gram.dtype)
-    largest = gram.abs().amax(dim=(-2, -1), keepdim=True).clamp_min(precision.tiny**0.5)
+    largest = gram.abs().amax(dim=(-2, -1), keepdim=True).clamp_min(precision.tiny / precision.eps)
     shift = precision.eps * torch.eye(gram.size(-1), dtype=gram.dtype, device=gram.device)
     values, vectors = torch.linalg.eigh(gram / largest + shift)
     return values.flip(-1) - precision.eps, vectors.flip(-1), largest
@@ -79,7 +79,8 @@ def _scaled_eigh(gram: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def pseudo_inverse(gram: Tensor) -> Tensor:
     """Moore-Penrose inverse of positive semi-definite (..., n, n); eigenvalues below n eps count as zero.
 
-    The gradient is that of the inverse on the matrix's range, -P dG P: finite whatever the eigenvalues.
+    The derivatives are those of the inverse on the matrix's range, -P dG P and 2 P dG P dG P: finite whatever
+    the eigenvalues. First and second ones only.
     """
     with torch.no_grad():
         values, vectors, largest = _scaled_eigh(gram)
@@ -87,7 +88,8 @@ def pseudo_inverse(gram: Tensor) -> Tensor:
         kept = values > limit
         scale = torch.where(kept, 1.0 / values.where(kept, 1.0), 0.0)
         inverse = (vectors * scale[..., None, :]) @ vectors.mT / largest
-    return 2 * inverse - inverse @ gram @ inverse
+    change = inverse @ (gram - gram.detach())  # zero, with the derivatives of the Gram matrix
+    return 2 * inverse - inverse @ gram @ inverse + change @ change @ inverse
 
 
 def leading_eigenvectors(gram: Tensor, rank: int) -> Tensor:

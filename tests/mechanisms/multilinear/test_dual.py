@@ -4,7 +4,10 @@ every form.
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -249,3 +252,25 @@ def test_what_has_no_sound_reading_is_refused():
 def test_bad_options_are_refused(options, message):
     with pytest.raises(InputError, match=re.escape(message)):
         ka.create_attention("dual_multilinear", EMBED_DIM, HEADS, **options)
+
+
+_PEAK = """
+import resource, torch, kernel_attention as ka
+layer = ka.DualMultilinearAttention(16, 4, rank=2, chunk_size=1)
+x = torch.randn(2, 100, 16, requires_grad=True)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+layer(x).sum().backward()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ru_maxrss is in kilobytes on Linux")
+def test_the_thinnest_slices_take_less_memory_than_the_kernel_tensor_in_training():
+    done = subprocess.run(
+        [sys.executable, "-c", _PEAK], env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True,
+        text=True, check=True,
+    )  # fmt: skip
+    kernel = (
+        2 * 4 * 100**3 * 4
+    )  # the tensor of a batch; training on all of it at once takes six times as much
+    assert int(done.stdout) * 1024 < 2.5 * kernel  # a Gram matrix and a graph for every slice took 17

@@ -104,3 +104,38 @@ def test_what_it_cannot_do_is_refused(options, call):
     layer = ka.MultilinearAttention(8, 2, impl="fused", **options)
     with pytest.raises(ka.InputError, match="impl='fused'"):
         layer(torch.randn(1, 11, 8), **call)
+
+
+def blind_to_offsets(dtype, **options):
+    """A layer whose projections take an offset common to all channels away, up to rounding."""
+    layer = make_layer(**options).float()
+    with torch.no_grad():
+        for name, weight in layer.named_parameters():
+            if name in ("q_proj.weight", "k_proj.weight", "f_proj.weight"):
+                weight -= weight.mean(dim=1, keepdim=True)
+    return layer.to(dtype)
+
+
+@torch.no_grad()
+def cancellation(layer, x):
+    """By how much the projections shrink what they add up: || |X| |W_j|^T || / ||X W_j^T||, the largest."""
+    worst = 0.0
+    for weight, bias in layer.projections():
+        for rows, own in zip(weight.split(layer.head_dim), bias.split(layer.head_dim), strict=True):
+            added = (x.abs() @ rows.abs().mT).flatten(1).norm(dim=1)
+            worst = max(worst, float((added / (x @ rows.mT + own).flatten(1).norm(dim=1)).max()))
+    return worst
+
+
+@pytest.mark.parametrize("offset", [0, 10, 100, 1e3, 1e4, 1e5])
+@pytest.mark.parametrize("options", ["standard", "data_dependent", "no_objective"])
+def test_an_offset_of_all_tokens_costs_no_more_digits_than_the_projections_lose(options, offset):
+    x = (torch.randn(2, 128, 15) + offset).double()
+    exact_layer = blind_to_offsets(F64, impl="plain", **OPTIONS[options])
+    exact = run(exact_layer, x, None)
+    found = run(blind_to_offsets(torch.float32, impl="fused", **OPTIONS[options]), x.float(), None)
+    # What is added up has d terms, whose roundings grow with sqrt(d); a gradient meets it twice.
+    bound = 15**0.5 * torch.finfo(torch.float32).eps * cancellation(exact_layer, x)
+    for name, value in exact.items():
+        error = (found[name] - value).norm() / value.norm()
+        assert error < 2 * bound + 1e-5, f"{name}: {error:.1e}, {bound:.1e}"

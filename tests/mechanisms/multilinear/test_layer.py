@@ -360,7 +360,7 @@ def test_the_thesis_counts_of_parameters():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"order": 1}, "order=1 must be a whole number of at least 2"),
+        ({"order": 1}, "order=1 must be a whole number from 2 to 16"),
         ({"rank": 0}, "rank=0 must be a whole number"),
         ({"variant": "learnabel"}, "unknown variant 'learnabel'; did you mean 'learnable'"),
         ({"core": "svd"}, "unknown core 'svd'"),

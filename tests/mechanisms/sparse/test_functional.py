@@ -7,8 +7,9 @@ import itertools
 import pytest
 import torch
 
-from kernel_attention import InputError
+from kernel_attention import InputError, memory_limit
 from kernel_attention.functional import SparsePattern, sparse_attention, sparse_mask
+from kernel_attention.tensors.blocks import softmax_over_blocks
 from kernel_attention.tensors.pooling import pool, pool_mask, running_pool
 from reference.support_vector import allowed
 
@@ -70,6 +71,39 @@ def test_a_pattern_that_sees_everything_is_softmax_attention():
         torch.testing.assert_close(
             y, torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
         )
+
+
+@pytest.mark.parametrize("pattern", [SparsePattern("strided", 10**9), SparsePattern("fixed", 10**9, 3)])
+@pytest.mark.parametrize("factor", [1, 2, 5])
+@pytest.mark.parametrize("impl", ["auto", "blocked", "dense"])
+def test_a_stride_beyond_the_sequence_costs_what_softmax_costs(pattern, factor, impl):
+    length, pooled = 700, {False: pool, True: running_pool}
+    q, k, v = (torch.randn(1, 2, length, WIDTH, dtype=torch.float64) for _ in range(3))
+    real = torch.arange(length)[None] < 650
+    for is_causal, padded in itertools.product((False, True), (False, True)):
+        mask = pool_mask(real, factor) if padded and not is_causal else None
+        keys, values = (pooled[is_causal](x, factor) for x in (k, v))
+        call = {"factor": factor, "is_causal": is_causal, "key_padding_mask": mask}
+        y = sparse_attention(q, keys, values, pattern, impl=impl, **call)
+        torch.testing.assert_close(y, softmax_over_blocks(q, keys, values, **call), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("pattern", [SparsePattern("strided", 300), SparsePattern("strided", 1)])
+def test_auto_keeps_to_the_form_with_fewer_logits(pattern):
+    """At stride 300 of 1024 the blocked form has as many logits as there are pairs, and three keys a copy."""
+    kept = []
+    q, k, v = (torch.randn(1, 1, 1024, WIDTH, requires_grad=True) for _ in range(3))
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()) or x, lambda x: x):
+        sparse_attention(q, k, v, pattern)
+    assert max(kept) <= 1024**2
+
+
+def test_a_mask_beyond_the_limit_is_refused_before_it_is_made(monkeypatch):
+    monkeypatch.setenv(memory_limit.VARIABLE, "0.001")
+    q = torch.randn(1, 1, 600, WIDTH)
+    with pytest.raises(InputError, match=r"stride=500 over 600 queries and 600 keys would take .* GiB"):
+        sparse_attention(q, q, q, SparsePattern("strided", 500))
+    assert sparse_attention(q, q, q, SparsePattern("strided", 25)).shape == q.shape
 
 
 @pytest.mark.parametrize("name", ["strided", "fixed"])

@@ -202,3 +202,21 @@ def test_the_shortcut_does_not_hold_for_a_linear_kernel():
 def test_neighbours_of_one_factor_share_a_call():
     assert head_groups([1, 1, 2, 2, 4]) == [(slice(0, 2), 1), (slice(2, 4), 2), (slice(4, 5), 4)]
     assert head_groups([2, 1, 2]) == [(slice(0, 1), 2), (slice(1, 2), 1), (slice(2, 3), 2)]
+
+
+@pytest.mark.parametrize("width", [1, 2])
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_narrowest_heads_are_pooled_in_16_bits(dtype, is_causal, width):
+    q, k, v = (x[..., :width].to(dtype).requires_grad_() for x in draw())
+    out = scaled_heads_attention(q, k, v, [1, 2, 3], is_causal=is_causal)
+    exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    expected = scaled_heads_attention(*exact, [1, 2, 3], is_causal=is_causal)
+    probe = torch.randn_like(expected)
+    (out.double() * probe).sum().backward()
+    (expected * probe).sum().backward()
+    # Pooled keys and values, logits, weights and their products: a handful of roundings.
+    bound = 8 * torch.finfo(dtype).eps
+    assert (out.double() - expected).norm() < bound * expected.norm()
+    for found, wanted in zip((q, k, v), exact, strict=True):
+        assert (found.grad.double() - wanted.grad).norm() < bound * wanted.grad.norm()

@@ -19,6 +19,7 @@ from kernel_attention.mechanisms.kernel_pca.functional import (
     scaled_attention,
 )
 from kernel_attention.mechanisms.softmax.functional import softmax_attention
+from kernel_attention.memory_limit import require_parameters
 
 _SCALINGS = ("symmetric", "matrix")
 
@@ -222,6 +223,11 @@ def _zero_matrix(num_heads: int, max_len: int | None) -> nn.Parameter:
     if max_len is None:
         raise InputError("max_len=None: scaling='matrix' needs max_len, the size of the learnt S")
     require_positive(max_len=max_len)
+    require_parameters(
+        f"ScaledAttention: max_len={max_len} with num_heads={num_heads} and scaling='matrix'",
+        num_heads * max_len**2,
+        "lower max_len or choose scaling='symmetric'",
+    )
     return nn.Parameter(torch.zeros(num_heads, max_len, max_len))
 
 

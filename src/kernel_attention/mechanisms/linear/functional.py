@@ -41,7 +41,7 @@ def linear_attention(
         q: queries, (B, h, N, p).
         k: keys, (B, h, S, p).
         v: values, (B, h, S, p_v).
-        feature_map: phi, from :mod:`kernel_attention.kernels`.
+        feature_map: phi, from `kernel_attention.features`.
         normalize: wants a phi whose kernel is not negative. A query whose weights sum to zero gets zeros.
         key_padding_mask: (B, S), True = real token.
         query_padding_mask: (B, N), for the feature maps that normalise over the sequence.

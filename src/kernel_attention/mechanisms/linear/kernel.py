@@ -20,7 +20,7 @@ class LinearKernel(AttentionKernel):
     Args:
         head_dim: p.
         max_len: not read.
-        feature_map: phi, a name, ``{name: options}`` or a callable of :mod:`kernel_attention.kernels`.
+        feature_map: phi, a name, ``{name: options}`` or a callable of `kernel_attention.features`.
         normalize: None: where the feature map's kernel is never negative.
     """
 

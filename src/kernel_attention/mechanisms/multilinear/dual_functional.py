@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
+from kernel_attention.mechanisms.multilinear.dual_slices import joined_slices, summed_slices
 from kernel_attention.tensors.kernel_tensors import cubemax_kernel, masked_logits
 from kernel_attention.tensors.statistics import accumulation_dtype
 from kernel_attention.tensors.unfoldings import fold, leading_eigenvectors, mode_gram, project_modes, unfold
@@ -32,21 +32,23 @@ class _Kernel:
         self.sequences, self.mask, self.chunk_size, self.order = sequences, mask, chunk_size, len(sequences)
         self.whole = cubemax_kernel(sequences, [mask] * self.order) if chunk_size is None else None
         # Of every i-slice, (B, h, M); for slices that run across, and for tokens outside the sample.
-        self.log_normalizer = None
+        self.log_normalizer: Tensor | None = None
         if is_sample or chunk_size is not None:
-            self.log_normalizer = torch.cat(
-                self._in_slices(self._slice_normalizer, sequences[0], mask), dim=2
-            )
+            self.log_normalizer = self._over(self._slice_normalizer, sequences[0], mask)
 
-    def _slice_normalizer(self, queries: Tensor, mask: Tensor | None) -> Tensor:
-        logits = masked_logits([queries, *self.sequences[1:]], [mask] + [self.mask] * (self.order - 1))
+    def _slice_normalizer(self, queries: Tensor, mask: Tensor | None, *shared: Tensor) -> Tensor:
+        logits = masked_logits([queries, *shared[1:]], [mask] + [self.mask] * (self.order - 1))
         return logits.flatten(3).logsumexp(dim=-1)
 
-    def block(self, mode: int, tokens: Tensor, mask: Tensor | None) -> Tensor:
-        """K with ``mode`` read at these tokens (B, h, n, p) instead; the other modes at the sample."""
-        parts, masks = list(self.sequences), [self.mask] * self.order
+    def _block(self, mode: int, tokens: Tensor, mask: Tensor | None, *shared: Tensor) -> Tensor:
+        """K with ``mode`` read at these tokens (B, h, n, p) instead; the other modes at the sample.
+
+        ``shared`` are the sample's sequences, and the slices' normalizer where there is one.
+        """
+        parts, masks = list(shared[: self.order]), [self.mask] * self.order
         parts[mode], masks[mode] = tokens, mask
-        return cubemax_kernel(parts, masks, None if mode == 0 else self.log_normalizer)
+        normalizer = shared[self.order] if mode > 0 and len(shared) > self.order else None
+        return cubemax_kernel(parts, masks, normalizer)
 
     def grams(self) -> list[Tensor]:
         """K_(n) K_(n)^T of every mode, (B, h, M, M)."""
@@ -61,11 +63,10 @@ class _Kernel:
         return [grams[n] for n in range(self.order)]
 
     def _summed_gram(self, mode: int, along: int) -> Tensor:
-        def read(tokens: Tensor, mask: Tensor | None) -> Tensor:
-            return mode_gram(self.block(along, tokens, mask), mode, self.order)
+        def read(tokens: Tensor, mask: Tensor | None, *shared: Tensor) -> Tensor:
+            return mode_gram(self._block(along, tokens, mask, *shared), mode, self.order)
 
-        slices = self._in_slices(read, self.sequences[along], self.mask)
-        return torch.stack(slices).sum(dim=0)
+        return self._over(read, self.sequences[along], self.mask, summed=True)
 
     def contract(
         self, mode: int, bases: Sequence[Tensor], tokens: Tensor | None, mask: Tensor | None
@@ -78,23 +79,27 @@ class _Kernel:
                 return project_modes(self.whole, bases, mode)
             tokens, mask = self.sequences[mode], self.mask
 
-        def read(tokens: Tensor, mask: Tensor | None) -> Tensor:
-            return project_modes(self.block(mode, tokens, mask), bases, mode)
+        def read(tokens: Tensor, mask: Tensor | None, *shared: Tensor) -> Tensor:
+            block = self._block(mode, tokens, mask, *shared[: -self.order])
+            return project_modes(block, shared[-self.order :], mode)
 
-        return torch.cat(self._in_slices(read, tokens, mask), dim=2)
+        return self._over(read, tokens, mask, *bases)
 
-    def _in_slices(
-        self, read: Callable[[Tensor, Tensor | None], Tensor], tokens: Tensor, mask: Tensor | None
-    ) -> list[Tensor]:
+    def _over(
+        self, read: Callable[..., Tensor], tokens: Tensor, mask: Tensor | None, *more: Tensor,
+        summed: bool = False,
+    ) -> Tensor:  # fmt: skip
+        """read(tokens, mask, the sample's sequences, the slices' normalizer, more), in slices of tokens."""
+        normalizer = () if self.log_normalizer is None else (self.log_normalizer,)
+        shared = (*self.sequences, *normalizer, *more)
         if self.chunk_size is None:
-            return [read(tokens, mask)]
-        results = []
-        for start in range(0, tokens.size(2), self.chunk_size):
-            stop = start + self.chunk_size
-            part = (tokens[:, :, start:stop], None if mask is None else mask[:, start:stop])
-            # Only the result of a slice is kept; the backward pass computes the slice again.
-            results.append(checkpoint(read, *part, use_reentrant=False, preserve_rng_state=False))
-        return results
+            return read(tokens, mask, *shared)
+
+        def of_slice(start: int, stop: int, tokens: Tensor, *shared: Tensor) -> Tensor:
+            return read(tokens[:, :, start:stop], None if mask is None else mask[:, start:stop], *shared)
+
+        over = summed_slices if summed else joined_slices
+        return over(of_slice, tokens.size(2), self.chunk_size, tokens, *shared)
 
 
 def dual_multilinear_scores(

@@ -36,7 +36,7 @@ class DualMultilinearAttention(ReadsModes):
     Args:
         embed_dim: model width d.
         num_heads: number of heads h; divides d.
-        order: number of modes D, at least 2. Order 2 is attention's matrix with its SVD.
+        order: number of modes D, from 2 to 16. Order 2 is attention's matrix with its SVD.
         rank: R, of every mode; None: the head width p. Scores past the number of tokens are zero.
         num_samples: decompose the kernel tensor of this many tokens, evenly spaced over the real ones, and
             score all tokens against it: N M^(D - 1) numbers in place of N^D. None: all tokens.

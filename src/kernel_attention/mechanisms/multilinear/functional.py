@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from kernel_attention.errors import InputError
-from kernel_attention.features.feature_maps import FeatureMap, frobenius, inverse_norm
+from kernel_attention.features.feature_maps import FeatureMap, balanced, frobenius, inverse_norm
 from kernel_attention.tensors.multilinear import alike, multilinear_factors
 from kernel_attention.tensors.statistics import exactly, valid_ranks
 
@@ -65,7 +65,7 @@ def multilinear_modes(
         rows: sampled rows f(X) of the layer input, (B, h, M', p) with M' <= M: the data-dependent form, whose
             features are f(X) phi(x) (eq. 3-11 in index form: the sequence takes the place of C, linearly).
         grid: positions of ``rows`` in the sequence, (M',) int64; needed with ``rows`` when ``is_causal``.
-        feature_map: phi, from ``kernel_attention.kernels``.
+        feature_map: phi, from ``kernel_attention.features``.
         key_padding_mask: (B, N), True = real token; or one per mode, (B, N_n) or None.
         is_causal: token i sees tokens 0..i only.
         with_grams: whether the objective will need Phi_n^T Phi_n.
@@ -129,6 +129,8 @@ def _modes(
         unread = ahead if unread is None else unread | ahead
     if unread is not None:
         joined = joined.masked_fill(unread, 0.0)
+    if norm_later:
+        joined = balanced(joined, exactly(joined.detach()).abs().amax(dim=(-2, -1), keepdim=True))
     parts = list(joined.split(features[0].size(-1), dim=-1))
     with torch.autocast(joined.device.type, enabled=False):
         exact = [exactly(part) for part in parts]
@@ -178,8 +180,10 @@ def _sequence_projections(
         rows = exactly(rows)
         if not rows_in_features:
             projections = rows.mT @ projections
-            grams = None if grams is None else rows @ grams @ rows.mT
-        if grams is not None:
+        if grams is not None and not rows_in_features:
+            normed = frobenius(rows)
+            grams = normed @ grams @ normed.mT
+        elif grams is not None:
             grams = grams * inverse_norm(rows.square().sum((-2, -1)))[..., None, None].square()
     return projections, grams
 

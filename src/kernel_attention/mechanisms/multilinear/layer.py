@@ -22,9 +22,10 @@ from kernel_attention.mechanisms.multilinear.functional import Modes, join_modes
 from kernel_attention.mechanisms.multilinear.modes import ReadsModes, compatibility_tensor, orthonormal
 from kernel_attention.mechanisms.multilinear.objective import core_penalty, kmlsvd_objective
 from kernel_attention.mechanisms.multilinear.one_pass import multilinear_layer
+from kernel_attention.memory_limit import require_parameters
 from kernel_attention.tensors.kernel_tensors import multilinear_kernel
 from kernel_attention.tensors.multilinear import mlsvd_core, multilinear_factors
-from kernel_attention.tensors.padding import is_traced
+from kernel_attention.tensors.recompute import is_traced
 from kernel_attention.tensors.sampling import Samples, grid_row, part_positions, sample_rows, sampled_rows
 from kernel_attention.tensors.statistics import exactly, num_real
 
@@ -57,7 +58,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
     Args:
         embed_dim: model width d.
         num_heads: number of heads h; divides d.
-        order: number of modes D, at least 2.
+        order: number of modes D, from 2 to 16.
         rank: R, of every mode; None: the head width p. The thesis asks R <= p.
         variant: what C is: "standard" (superdiagonal identity), "learnable" (the whole tensor, h p^D
             numbers), "learnable_diagonal" (its superdiagonal), "data_dependent" (the tensorised sequence: M
@@ -65,7 +66,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
         core: how S is kept a multilinear SVD's core: "none", "cost" (J_S is added to the loss) or "mlsvd" (S
             is replaced by the core of its own multilinear SVD in every forward).
         feature_map: phi: a name, ``{name: options}`` or a callable; see
-            :func:`kernel_attention.kernels.get_feature_map`.
+            `kernel_attention.features.get_feature_map`.
         eta: weight of J in :func:`auxiliary_loss` (eta_1 of the thesis).
         eta_core: weight of J_S (eta_2); above 0 exactly where ``core="cost"``.
         objective_power: 2 adds eta J^2; 1 adds eta J as the thesis prints it, which is unbounded below and
@@ -76,7 +77,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
         max_len: longest sequence. It caps M, and fixes the sampling grid of the causal data-dependent form,
             which needs it.
         bias: whether the projections have biases.
-        impl: "plain", the formulas; "fused", everything a token meets in one product (first derivatives), see
+        impl: "plain", the formulas; "fused", everything a token meets in one product, see
             :func:`kernel_attention.mechanisms.multilinear.one_pass`; "auto", fused where it exists and wins.
 
     Attributes:
@@ -139,6 +140,15 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
                 f"it gives {width}"
             )
         weight_rows = self.num_rows if variant == "data_dependent" else width
+        learnt = width**order if variant == "learnable" else 0
+        # While the factors are made, every row of W meets the core in all modes but one.
+        met = weight_rows * rank ** (order - 1)
+        require_parameters(
+            f"MultilinearAttention: order={order} with rank={rank}, {weight_rows} rows of w and "
+            f"variant={variant!r}",
+            num_heads * (order * weight_rows * rank + rank**order + learnt + met),
+            "lower order or rank" + (", or choose another variant" if learnt else ""),
+        )
         self.w = nn.Parameter(torch.stack([orthonormal(num_heads, weight_rows, rank) for _ in range(order)]))
         self.core = nn.Parameter(mlsvd_core(torch.randn(num_heads, *[rank] * order)).contiguous())
         self.register_parameter("compatibility", compatibility_tensor(variant, num_heads, width, order))

@@ -11,7 +11,10 @@ from torch import Tensor, nn
 
 from kernel_attention.core.layer import AttentionLayer
 from kernel_attention.errors import InputError
+from kernel_attention.memory_limit import require_parameters
 from kernel_attention.tensors.kernel_tensors import cubemax_kernel
+
+_LARGEST_ORDER = 16  # torch's kernels take some twenty dimensions, and an einsum two letters for a mode
 
 
 class ReadsModes(AttentionLayer):
@@ -20,14 +23,19 @@ class ReadsModes(AttentionLayer):
     Args:
         embed_dim: model width d.
         num_heads: number of heads h; divides d.
-        order: number of modes D, at least 2.
+        order: number of modes D, from 2 to 16.
         bias: whether the projections have biases.
     """
 
     def __init__(self, embed_dim: int, num_heads: int, order: int, bias: bool) -> None:
         super().__init__(embed_dim, num_heads)
-        if not isinstance(order, int) or isinstance(order, bool) or order < 2:
-            raise InputError(f"order={order!r} must be a whole number of at least 2")
+        if not isinstance(order, int) or isinstance(order, bool) or not 2 <= order <= _LARGEST_ORDER:
+            raise InputError(f"order={order!r} must be a whole number from 2 to {_LARGEST_ORDER}")
+        require_parameters(
+            f"{type(self).__name__}: order={order} with embed_dim={embed_dim}",
+            (order + 1) * embed_dim**2,
+            "lower order or embed_dim",
+        )
         self.order = order
         self.q_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
         self.k_proj = nn.Linear(embed_dim, embed_dim, bias=bias)

@@ -1,7 +1,8 @@
 """A whole multilinear layer through the Gram matrix of its input, where the feature maps are linear.
 
 The Frobenius map divides by one number per sequence, so E_n is linear in the tokens: a token costs one (d, d)
-product. Norms and Gram matrices of the modes follow from X^T X, one more. Source and legend as in
+product. Norms and Gram matrices of the modes follow from X^T X, one more, where X is centred: what the tokens
+have in common would drown their differences in the squares. Source and legend as in
 :mod:`kernel_attention.mechanisms.multilinear.functional`.
 """
 
@@ -13,11 +14,11 @@ import torch
 from torch import Tensor
 
 from kernel_attention.core.sequence_group import SequenceGroup
-from kernel_attention.features.feature_maps import frobenius
+from kernel_attention.features.feature_maps import balanced, frobenius
 from kernel_attention.mechanisms.multilinear.functional import padded_rows
 from kernel_attention.mechanisms.multilinear.fused import multilinear_pass
 from kernel_attention.tensors.affine import Affine, autocast
-from kernel_attention.tensors.statistics import exactly, num_real
+from kernel_attention.tensors.statistics import accumulation_dtype, exactly, num_real
 
 
 def multilinear_layer(
@@ -58,15 +59,24 @@ def multilinear_layer(
         x = x.masked_fill(~key_padding_mask[..., None], 0.0)  # padding may hold anything, NaN included
     with torch.autocast(x.device.type, enabled=False):
         projections = torch.stack([exactly(factor) for factor in factors])[:, None]  # (D, 1, h, M, R)
-        weight = _side_by_side(modes, projections.size(2))
+        num_modes = len(modes) * projections.size(2)
+        weight = torch.cat([exactly(matrix) for matrix, _ in modes])  # (D h p, d)
         if rows is not None:
             rows = exactly(padded_rows(rows, projections[0, 0]))
             projections = rows.mT @ projections
         maps, constant = _after_features(projections, concat, out_proj)
-        count = num_real(x, key_padding_mask) if weight.size(-1) > x.size(-1) else None
+        middle, count = _middle(x, key_padding_mask, group)
+        centred = (x - middle[:, None]).to(x.dtype)
+        if key_padding_mask is not None:
+            centred = centred.masked_fill(~key_padding_mask[..., None], 0.0)
+        level = torch.nn.functional.linear(middle, weight, _biases(modes)).unflatten(1, (num_modes, -1))
+        if normalize:
+            size = _size(centred, level, group)
+            centred, level = balanced(centred, size), balanced(level, size)
         y, grams = multilinear_pass(
-            x, weight, maps, constant, count, normalize=normalize, with_grams=with_grams, group=group
-        )
+            centred, weight.unflatten(0, (num_modes, -1)), level, maps, constant, count, normalize=normalize,
+            with_grams=with_grams, group=group,
+        )  # fmt: skip
         if grams is None:
             return y, None
         grams = grams.unflatten(0, (len(modes), -1)).transpose(1, 2)  # (D, B, h, p, p)
@@ -76,13 +86,31 @@ def multilinear_layer(
         return y, list(grams.unbind())
 
 
-def _side_by_side(modes: Sequence[Affine], num_heads: int) -> Tensor:
-    """Every mode's and head's projection, (D h, p, d), or (.., d + 1) with the biases in the last column."""
-    weight = torch.cat([exactly(matrix) for matrix, _ in modes])
+def _middle(x: Tensor, mask: Tensor | None, group: SequenceGroup | None) -> tuple[Tensor, Tensor]:
+    """Mean of the real tokens of x (B, N, d), zero at padded ones: (B, d) in float32 or better, and their
+    number (B,); over all parts.
+
+    The mean is a constant to differentiation: the layer is the same function whatever is subtracted from the
+    tokens and added to the levels.
+    """
+    with torch.no_grad():
+        count, total = num_real(x, mask), x.sum(dim=1, dtype=accumulation_dtype(x.dtype))
+        if group is not None:
+            count, total = group.places(count)[1], group.total(total)
+        return total / count.clamp_min(1)[:, None], count
+
+
+def _size(centred: Tensor, level: Tensor, group: SequenceGroup | None) -> Tensor:
+    """About the largest entry of what goes into a sequence's norms, (B, 1, 1) in float32 or better."""
+    with torch.no_grad():
+        of_tokens, of_levels = (exactly(x).abs().amax(dim=(1, 2), keepdim=True) for x in (centred, level))
+        return of_levels.maximum(of_tokens if group is None else group.total(of_tokens))
+
+
+def _biases(modes: Sequence[Affine]) -> Tensor | None:
+    """Every mode's bias, (D d,), or None."""
     biases = [exactly(bias) for _, bias in modes if bias is not None]
-    if biases:
-        weight = torch.cat([weight, torch.cat(biases)[:, None]], dim=1)
-    return weight.unflatten(0, (len(modes) * num_heads, -1))
+    return torch.cat(biases) if biases else None
 
 
 def _after_features(projections: Tensor, concat: Affine, out_proj: Affine) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,7 @@ from kernel_attention.errors import InputError
 from kernel_attention.mechanisms.multilinear.dual_layer import check_kernel_size
 from kernel_attention.mechanisms.multilinear.modes import ReadsModes
 from kernel_attention.mechanisms.multilinear.tensor_functional import Option, tensor_scores
+from kernel_attention.memory_limit import require_parameters
 from kernel_attention.tensors.padding import compaction
 from kernel_attention.tensors.statistics import accumulation_dtype
 
@@ -37,7 +38,7 @@ class TensorAttention(ReadsModes):
         max_len: longest sequence; needed.
         option: 1, 2 or 3 of eq. 4-10, see :func:`kernel_attention.functional.tensor_scores`. Parameters per
             head: D N R + R^D, D N^(D - 1) R^(D - 1) + R^D, D N^(D - 1) R.
-        order: number of modes D, at least 2.
+        order: number of modes D, from 2 to 16.
         rank: R, of every mode; None: the head width p.
         memory_limit: GiB that the kernel tensor may take; training takes about six times as much.
         bias: whether the projections have biases.
@@ -75,10 +76,15 @@ class TensorAttention(ReadsModes):
         if not memory_limit > 0:
             raise InputError(f"memory_limit={memory_limit!r} must be a positive number of GiB")
         self.max_len, self.option, self.rank, self.memory_limit = max_len, option, rank, memory_limit
-        positions = [max_len] if option == 1 else [max_len] * (order - 1)
-        self.w = nn.Parameter(
-            torch.randn(order, num_heads, *positions, rank ** (order - 1) if option == 2 else rank)
+        columns = rank ** (order - 1) if option == 2 else rank
+        own = 0 if option == 3 else rank**order
+        require_parameters(
+            f"TensorAttention: max_len={max_len} with order={order}, rank={rank} and option={option}",
+            num_heads * (order * max_len ** (1 if option == 1 else order - 1) * columns + own),
+            "lower max_len, order or rank, or choose option 1",
         )
+        positions = [max_len] if option == 1 else [max_len] * (order - 1)
+        self.w = nn.Parameter(torch.randn(order, num_heads, *positions, columns))
         self.register_parameter(
             "core", nn.Parameter(torch.randn(num_heads, *[rank] * order)) if option != 3 else None
         )

@@ -55,7 +55,7 @@ def primal_scores(
         rows: sampled rows f(X) of the layer input, (B, h, M', p) with M' <= M: W_{e|X} = f(X)^T W_e.
         grid: positions of ``rows`` in the sequence, (M',) int64; needed with ``rows`` when ``is_causal``.
         running_means: with ``is_causal``, replace q and k by their means over the prefix first (listing 1).
-        feature_map: phi, from ``kernel_attention.kernels``.
+        feature_map: phi, from ``kernel_attention.features``.
         key_padding_mask: (B, N), True = real token.
         is_causal: token i sees tokens 0..i only.
     """

@@ -14,17 +14,20 @@ o outputs of a group.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from kernel_attention.features.feature_maps import cosine
 from kernel_attention.mechanisms.primal import slices as primal_slices
 from kernel_attention.mechanisms.primal.slices import Tokens
+from kernel_attention.tensors.recompute import differentiable_gradients
 from kernel_attention.tensors.sampling import Samples
+from kernel_attention.tensors.statistics import exactly
 
 
 class Folded(NamedTuple):
@@ -57,7 +60,8 @@ def primal_pass(
 ) -> tuple[Tensor, Tensor | None]:
     """Project, normalise and map every token: y (B, N, k o) and the energy, (B,) in float32 or better.
 
-    First derivatives only. Sums over tokens accumulate in float32 for 16-bit inputs.
+    Sums over tokens accumulate in float32 for 16-bit inputs. A gradient that is to be differentiated again is
+    that of the formulas, which store z.
 
     Args:
         x: layer input, (B, N, d).
@@ -91,8 +95,8 @@ class _PrimalPass(torch.autograd.Function):
                 tokens, x, weight, bias, folded.maps.detach().to(x.dtype), folded.constant.detach(),
                 folded.energy is not None,
             )  # fmt: skip
-        ctx.save_for_backward(x, weight, bias, gram)
-        ctx.tokens, ctx.samples, ctx.engine = tokens, samples, engine
+        ctx.save_for_backward(x, weight, bias, gram, *parameters)
+        ctx.tokens, ctx.samples, ctx.engine, ctx.fold = tokens, samples, engine, fold
         ctx.folded, ctx.inputs = folded, leaves if rows is None else [rows, *leaves]
         energy = None
         if gram is not None and folded.energy is not None:
@@ -100,10 +104,17 @@ class _PrimalPass(torch.autograd.Function):
         return y, energy
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad_y: Tensor, grad_energy: Tensor | None) -> tuple[Tensor | None, ...]:
-        x, weight, bias, gram = ctx.saved_tensors
+        x, weight, bias, gram, *parameters = ctx.saved_tensors
         folded: Folded = ctx.folded
+        if torch.is_grad_enabled():
+            needed = [*ctx.needs_input_grad[:3], *ctx.needs_input_grad[7:]]
+            with torch.autocast(x.device.type, enabled=False):
+                first = differentiable_gradients(
+                    functools.partial(_formulas, ctx.tokens, ctx.fold, ctx.samples),
+                    (x, weight, bias, *parameters), needed, (grad_y, grad_energy),
+                )  # fmt: skip
+            return *first[:3], None, None, None, None, *first[3:]
         with torch.autocast(x.device.type, enabled=False):
             pull, grad_s = None, None
             if gram is not None and folded.energy is not None and grad_energy is not None:
@@ -117,6 +128,28 @@ class _PrimalPass(torch.autograd.Function):
                 ctx.samples.add_to(sums.x, small.pop(0))
         grad_bias = None if bias is None else sums.bias.to(bias.dtype)
         return sums.x, sums.weight.to(weight.dtype), grad_bias, None, None, None, None, *small
+
+
+def _formulas(
+    tokens: Tokens, fold: Fold, samples: Samples | None, x: Tensor, weight: Tensor, bias: Tensor | None,
+    *parameters: Tensor,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """What :func:`primal_pass` gives, in differentiable operations that keep z."""
+    folded = fold(None if samples is None else samples.read(x), *parameters)
+    if tokens.mask is not None:
+        x = x.masked_fill(~tokens.mask[..., None], 0.0)
+    z = torch.nn.functional.linear(x, weight, bias).unflatten(-1, (2 * tokens.num_heads, -1))  # (B, N, 2h, p)
+    if tokens.normalize:
+        z = cosine(z)
+    if tokens.mask is not None:
+        z = z.masked_fill(~tokens.mask[..., None, None], 0.0)
+    maps = folded.maps.to(x.dtype)
+    by_group = z.flatten(2).unflatten(-1, (maps.size(1), -1)).transpose(1, 2)  # (B, k, N, 2d / k)
+    y = (by_group @ maps).transpose(1, 2).flatten(2) + folded.constant.to(x.dtype)
+    if folded.energy is None:
+        return y, None
+    halves = exactly(z).transpose(1, 2).unflatten(1, (-1, 2))  # (B, h, 2, N, p)
+    return y, ((halves.mT @ halves) * folded.energy).sum(dim=(1, 2, 3, 4))
 
 
 def _gradients(folded: Folded, inputs: list[Tensor], grads: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:

@@ -29,7 +29,8 @@ from kernel_attention.mechanisms.primal.functional import (
     scores_energy,
 )
 from kernel_attention.mechanisms.primal.one_pass import PrimalWeights, primal_layer
-from kernel_attention.tensors.padding import is_traced
+from kernel_attention.memory_limit import require_parameters
+from kernel_attention.tensors.recompute import is_traced
 from kernel_attention.tensors.sampling import (
     Samples,
     grid_row,
@@ -73,7 +74,7 @@ class PrimalAttention(PenalizedAttention):
         max_len: longest sequence. It caps M, and fixes the sampling grid of the causal data-dependent form,
             which needs it.
         running_means: whether the causal form averages q and k over the prefix first (listing 1).
-        feature_map: phi, a name or a callable of :mod:`kernel_attention.kernels`.
+        feature_map: phi, a name or a callable of `kernel_attention.features`.
         objective_form: "mean" over the tokens (released code) or "sum" (paper); see
             :func:`kernel_attention.functional.ksvd_objective`.
         square_per: "batch" squares one J over the batch's tokens; "sequence" squares every sequence's own J
@@ -139,6 +140,11 @@ class PrimalAttention(PenalizedAttention):
         self.num_rows = rank * rank_multiplier if max_len is None else min(rank * rank_multiplier, max_len)
 
         weight_rows = self.num_rows if data_dependent else self.head_dim
+        require_parameters(
+            f"PrimalAttention: rank={rank} with {weight_rows} rows of w_e and w_r in num_heads={num_heads}",
+            2 * num_heads * weight_rows * rank + 2 * rank * self.head_dim,
+            "lower rank" + (", rank_multiplier or max_len" if data_dependent else ""),
+        )
         self.q_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
         self.k_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
         self.w_e = nn.Parameter(_orthogonal(num_heads, weight_rows, rank, init))

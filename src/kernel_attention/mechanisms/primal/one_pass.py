@@ -49,8 +49,8 @@ def primal_layer(
     """The layer's output and its objective's energy, sum_i ||L e_i||^2 + ||L r_i||^2 averaged over heads.
 
     What a token costs does not depend on the rank: O(N d^2) time, and no memory but that of the output. The
-    weights are multiplied out first, O(d p s) per sequence, so very short sequences gain nothing. First
-    derivatives only; the same numbers as :func:`primal_attention` between its projections up to rounding.
+    weights are multiplied out first, O(d p s) per sequence, so very short sequences gain nothing. The
+    same numbers as :func:`primal_attention` between its projections up to rounding.
 
     Args:
         x: (B, N, d).

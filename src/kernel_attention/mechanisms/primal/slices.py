@@ -8,8 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernel_attention.features.feature_maps import SMALLEST_NORM
-from kernel_attention.tensors.statistics import accumulation_dtype
+from kernel_attention.tensors.statistics import accumulation_dtype, smallest
 
 _SLICE = 2048  # tokens; their z and its gradient stay in the second-level caches at common widths
 
@@ -59,7 +58,7 @@ def map_tokens(
     for i, own_map in enumerate(maps.expand(x.size(0), -1, -1, -1)):
         for part, mask, out in _slices(i, x, tokens.mask, y):
             z = rooms.get(0, part.size(0))
-            _features(part, mask, weight, bias, tokens, z)
+            _features(part, mask, weight, bias, tokens, z, rooms.get(2, part.size(0)))
             _by_group(out, groups).baddbmm_(z.by_group, own_map, beta=0)
             out += constant  # apart: with two threads faster than a product that starts from it
             if gram is not None:
@@ -86,7 +85,7 @@ def pull_back(
     for i, (own_map, own_sum) in enumerate(zip(maps.mT.expand(shape), sums.maps.expand(shape), strict=True)):
         for part, mask, grad, grad_x in _slices(i, x, tokens.mask, grad_y, sums.x):
             z, grad_z = rooms.get(0, part.size(0)), rooms.get(1, part.size(0))
-            part, scale = _features(part, mask, weight, bias, tokens, z)
+            part, scale = _features(part, mask, weight, bias, tokens, z, rooms.get(2, part.size(0)))
             _add_rows(sums.constant, grad)
             by_group = _by_group(grad, groups)
             _add_product(own_sum, z.by_group.mT, by_group)
@@ -132,7 +131,13 @@ class _Rooms:
 
 
 def _features(
-    part: Tensor, mask: Tensor | None, weight: Tensor, bias: Tensor | None, tokens: Tokens, z: _Room
+    part: Tensor,
+    mask: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    tokens: Tokens,
+    z: _Room,
+    spare: _Room,
 ) -> tuple[Tensor, Tensor | None]:
     """Fill z; the tokens themselves, zero where they are padding, and 1 / norm (n, 2h, 1) or None."""
     if mask is not None:
@@ -144,8 +149,12 @@ def _features(
         if mask is not None:
             z.flat.masked_fill_(~mask[:, None], 0.0)
         return part, None
-    norm = torch.linalg.vector_norm(z.halves, dim=-1, keepdim=True, dtype=accumulation_dtype(part.dtype))
-    scale = torch.threshold_(norm, SMALLEST_NORM, torch.inf).reciprocal_()
+    exact = accumulation_dtype(part.dtype)
+    largest = torch.linalg.vector_norm(z.halves, ord=torch.inf, dim=-1, keepdim=True, dtype=exact)
+    scale = torch.threshold_(largest, smallest(exact), torch.inf).reciprocal_()
+    torch.mul(z.halves, scale, out=spare.halves)  # whose squares stay in the range
+    norm = torch.linalg.vector_norm(spare.halves, dim=-1, keepdim=True, dtype=exact)
+    scale.div_(norm.masked_fill_(norm == 0, 1.0))
     if mask is not None:
         scale.masked_fill_(~mask[:, None, None], 0.0)
     z.halves.mul_(scale)

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.mechanisms.sparse.blocked import blocked_attention
-from kernel_attention.tensors.blocks import block_causal_attention
+from kernel_attention.memory_limit import require_memory
+from kernel_attention.tensors.blocks import block_causal_attention, softmax_over_blocks
 from kernel_attention.tensors.fused_softmax import fused_attention
 
 PatternName = Literal["strided", "fixed"]
@@ -25,6 +26,7 @@ PATTERNS: tuple[PatternName, ...] = ("strided", "fixed")
 IMPLEMENTATIONS: tuple[Implementation, ...] = ("auto", "blocked", "dense")
 
 _LONG = 512  # queries from which the blocked form is the faster one, measured on a CPU core at l = sqrt(N)
+_SAVING = 2  # the blocked form wants that many times fewer logits: a fused call makes them sooner
 
 
 class SparsePattern(NamedTuple):
@@ -110,10 +112,15 @@ def sparse_attention(
         dropout_p: probability of dropping an attention weight.
         impl: "dense": a fused call with an N x S mask. "blocked": plain products of O(N (l + N / l)) size,
             for self-attention with a stride that ``factor`` divides. "auto": blocked for long sequences where
-            it is defined.
+            it is defined and has fewer logits. A stride that no two positions are apart leaves nothing out:
+            it is softmax attention then, without a mask.
 
     Returns:
         (B, h, N, p). A query that sees no key gets zeros.
+
+    Raises:
+        InputError: for a form that is not defined, or a mask beyond the limit of
+            :mod:`kernel_attention.memory_limit`.
     """
     if impl not in IMPLEMENTATIONS:
         raise unknown("impl", impl, IMPLEMENTATIONS)
@@ -123,7 +130,14 @@ def sparse_attention(
             f"impl='blocked' needs self-attention and a stride that factor={factor} divides, "
             f"got stride={pattern.stride}, {q.size(2)} queries and {k.size(2)} keys; impl='dense' serves all"
         )
-    if aligned and (impl == "blocked" or (impl == "auto" and q.size(2) >= _LONG)):
+    num_keys = -(-q.size(2) // factor) if is_causal else k.size(2)
+    # Compiled code would be made anew for such lengths.
+    if not torch.compiler.is_compiling() and pattern.stride >= max(q.size(2), num_keys * factor):
+        return softmax_over_blocks(
+            q, k, v, factor=factor, key_padding_mask=key_padding_mask, is_causal=is_causal,
+            dropout_p=dropout_p,
+        )  # fmt: skip
+    if aligned and (impl == "blocked" or (impl == "auto" and _saves(pattern, q.size(2), factor))):
         return blocked_attention(
             q,
             k,
@@ -135,7 +149,7 @@ def sparse_attention(
             is_causal=is_causal,
             dropout_p=dropout_p,
         )
-    num_keys = -(-q.size(2) // factor) if is_causal else k.size(2)
+    _require_mask(pattern, q, num_keys)
     seen = sparse_mask(pattern, q.size(2), num_keys, factor=factor, device=q.device)
     if is_causal and factor > 1:
         return block_causal_attention(q, k, v, factor=factor, dropout_p=dropout_p, allowed=seen)
@@ -144,3 +158,29 @@ def sparse_attention(
     elif key_padding_mask is not None:
         seen = seen & key_padding_mask[:, None, None, :]
     return fused_attention(q, k, v, mask=seen, dropout_p=dropout_p)
+
+
+def _saves(pattern: SparsePattern, length: int, factor: int) -> bool:
+    """Whether the blocked form of so many queries pays: three rows of l keys for each of them and a column of
+    N / l, or a row and the summaries, against all keys.
+    """
+    if length < _LONG:
+        return False
+    num_keys, stride = length // factor, pattern.stride // factor
+    if pattern.name == "strided":
+        logits = 3 * stride + num_keys // stride
+    else:
+        logits = stride + -(-pattern.summary // factor) * (num_keys // stride)
+    return _SAVING * logits <= num_keys
+
+
+def _require_mask(pattern: SparsePattern, q: Tensor, num_keys: int) -> None:
+    """The mask, and the numbers that the fused call makes of it."""
+    if not torch.compiler.is_compiling():
+        require_memory(
+            f"sparse_attention: the mask of stride={pattern.stride} over {q.size(2)} queries and "
+            f"{num_keys} keys",
+            q.size(2) * num_keys * (1 + q.element_size()),
+            "choose a stride near the square root of the length, which impl='auto' needs no mask for, or "
+            "shorten the sequence",
+        )

@@ -29,6 +29,7 @@ from kernel_attention.mechanisms.support_vector.functional import (
 from kernel_attention.mechanisms.support_vector.kernels import KernelSpec, get_kernel
 from kernel_attention.mechanisms.support_vector.moments import empty_moments, read_moments, recentre_step
 from kernel_attention.mechanisms.support_vector.token_convolution import ConvWeights, token_convolution
+from kernel_attention.memory_limit import require_parameters
 from kernel_attention.tensors.padding import is_exporting
 from kernel_attention.tensors.pooling import Pooling, pool, pool_mask, running_pool
 from kernel_attention.tensors.statistics import accumulation_dtype
@@ -159,6 +160,11 @@ class SupportVectorAttention(QueryKeyValueAttention):
         self.pooling: Pooling = pooling
         self.dropout = dropout
         self.add_projections(bias)
+        require_parameters(
+            f"{type(self).__name__}: factors={list(self.factors)} with pooling={pooling!r}",
+            embed_dim * sum(set(self.factors)) if pooling == "conv" else 0,
+            "lower factors or choose another pooling",
+        )
         pooled = sorted({factor for factor in self.factors if factor > 1}) if pooling == "conv" else []
         kernels = {
             str(factor): nn.Parameter(torch.full((embed_dim, factor), 1 / factor)) for factor in pooled

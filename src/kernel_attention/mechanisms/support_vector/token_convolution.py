@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from kernel_attention.core.layer import require_positive
 from kernel_attention.errors import InputError, unknown
+from kernel_attention.memory_limit import require_parameters
 from kernel_attention.tensors.convolution import convolve_grid, convolve_sequence
 
 ConvWeights = Literal["shared", "separate", "separable"]
@@ -56,6 +57,11 @@ class TokenConvolution(nn.Module):
         self.weights = weights
         self.grid_size = grid_size
         self.class_tokens = class_tokens
+        require_parameters(
+            f"TokenConvolution: kernel_size={kernel_size} with conv_weights={weights!r}",
+            kernel_size ** (1 if grid_size is None else 2) * (3 * channels if weights == "separable" else 2),
+            "lower kernel_size",
+        )
         identity = torch.zeros(kernel_size)
         identity[kernel_size // 2] = 1.0
         if grid_size is not None:

@@ -1,0 +1,76 @@
+"""Results over slices of a sequence: one slice's intermediate tensors exist at a time, in either pass."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
+
+from kernel_attention.tensors.recompute import is_traced
+
+Read = Callable[..., Tensor]
+"""``read(start, stop, *tensors)``: the result of the tokens from start to stop."""
+
+
+def summed_slices(read: Read, length: int, size: int, *tensors: Tensor) -> Tensor:
+    """The sum of read's results over slices of ``size`` of ``length`` tokens. First derivatives only."""
+    return _over_slices(read, length, size, tensors, summed=True)
+
+
+def joined_slices(read: Read, length: int, size: int, *tensors: Tensor) -> Tensor:
+    """read's results (B, h, n, ..) one after the other, (B, h, N, ..). First derivatives only."""
+    return _over_slices(read, length, size, tensors, summed=False)
+
+
+def _over_slices(read: Read, length: int, size: int, tensors: tuple[Tensor, ...], *, summed: bool) -> Tensor:
+    if not is_traced():
+        return _Slices.apply(read, length, size, summed, *tensors)
+    parts = [
+        checkpoint(read, start, start + size, *tensors, use_reentrant=False, preserve_rng_state=False)
+        for start in range(0, length, size)
+    ]
+    return functools.reduce(torch.add, parts) if summed else torch.cat(parts, dim=2)
+
+
+class _Slices(torch.autograd.Function):
+    """Nothing outlives its slice but the result: a graph for each would lie between the blocks of memory that
+    the slices free, and keep the allocator from using them again.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, read: Read, length: int, size: int, summed: bool, *tensors: Tensor) -> Tensor:
+        ctx.save_for_backward(*tensors)
+        ctx.read, ctx.length, ctx.size, ctx.summed = read, length, size, summed
+        result = None
+        for start in range(0, length, size):
+            part = read(start, start + size, *tensors)
+            if result is None:
+                shape = part.shape if summed else (*part.shape[:2], length, *part.shape[3:])
+                result = part.new_zeros(shape)
+            into = result if summed else result[:, :, start : start + size]
+            into += part
+        assert result is not None  # a sequence has at least one token
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        needed = ctx.needs_input_grad[4:]
+        leaves = [x.detach().requires_grad_(need) for x, need in zip(ctx.saved_tensors, needed, strict=True)]
+        asked = [leaf for leaf in leaves if leaf.requires_grad]
+        sums = [torch.zeros_like(leaf) for leaf in asked]
+        for start in range(0, ctx.length, ctx.size):
+            own = grad if ctx.summed else grad[:, :, start : start + ctx.size]
+            with torch.enable_grad():
+                part = ctx.read(start, start + ctx.size, *leaves)
+            if part.requires_grad:
+                found = torch.autograd.grad(part, asked, own, materialize_grads=True)
+                for into, each in zip(sums, found, strict=True):
+                    into += each
+        given = iter(sums)
+        return None, None, None, None, *(next(given) if need else None for need in needed)

@@ -1,0 +1,130 @@
+"""One limit for what a single layer or call may ask of the machine, checked before anything is allocated.
+
+The limit is half of the memory that this process may use: the machine's, or its control group's where that is
+less. ``KERNEL_ATTENTION_MEMORY_LIMIT``, in GiB, takes its place.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from pathlib import Path
+
+from kernel_attention.errors import InputError
+
+VARIABLE = "KERNEL_ATTENTION_MEMORY_LIMIT"
+
+_GIB = 2**30
+_SHARE = 0.5  # the other half is for everything else
+_TRAINING = 4 * 4  # bytes of a float32 parameter, its gradient, and the two averages of Adam
+
+
+def require_memory(what: str, size: int, advice: str) -> None:
+    """Refuse ``size`` bytes beyond the limit; sizes are Python's whole numbers, which do not overflow.
+
+    Args:
+        what: who asks, with the option and its value: "PrimalAttention: rank=10000000".
+        size: bytes.
+        advice: what to change: "lower rank".
+
+    Raises:
+        InputError: naming all of that, the limit and how to raise it.
+    """
+    limit = memory_limit()
+    if limit is not None and size > limit:
+        raise InputError(
+            f"{what} would take about {_gib(size)}, more than the limit of {_gib(int(limit))}; {advice}, "
+            f"or set the environment variable {VARIABLE} to more GiB"
+        )
+
+
+def require_parameters(what: str, count: int, advice: str) -> None:
+    """:func:`require_memory` for ``count`` parameters in training: with gradients and Adam's averages."""
+    require_memory(f"{what}: training {_number(count)} parameters", count * _TRAINING, advice)
+
+
+def memory_limit() -> float | None:
+    """The limit in bytes; None where the system does not say what it has.
+
+    Raises:
+        InputError: where the environment variable holds no positive number.
+    """
+    given = os.environ.get(VARIABLE)
+    if given is None:
+        available = _usable_memory()
+        return None if available is None else _SHARE * available
+    try:
+        limit = float(given)
+    except ValueError:
+        limit = 0.0
+    if not limit > 0:
+        raise InputError(f"{VARIABLE}={given!r} must be a positive number of GiB")
+    return limit * _GIB
+
+
+@functools.cache
+def _usable_memory() -> int | None:
+    """Bytes of the machine, or of this process's control group where they are fewer."""
+    sizes = [size for size in (_machine_memory(), *_group_limits()) if size is not None]
+    return min(sizes, default=None)
+
+
+def _machine_memory() -> int | None:
+    if sys.platform == "win32":
+        return _windows_memory()
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
+def _windows_memory() -> int | None:
+    import ctypes
+
+    names = ("total", "free", "total_page", "free_page", "total_virtual", "free_virtual", "extended")
+
+    class Status(ctypes.Structure):  # MEMORYSTATUSEX
+        _fields_ = [
+            *((name, ctypes.c_ulong) for name in ("length", "load")),
+            *((name, ctypes.c_ulonglong) for name in names),
+        ]
+
+    status = Status(length=ctypes.sizeof(Status))
+    windll = getattr(ctypes, "windll")  # noqa: B009  # exists on Windows alone
+    return status.total if windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status)) else None
+
+
+def _group_limits(
+    listing: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
+) -> list[int]:
+    """Limits of the process's control groups: "0::/path" in version 2, "4:memory:/path" in version 1."""
+    try:
+        lines = listing.read_text().splitlines()
+    except OSError:
+        return []
+    limits = []
+    for line in lines:
+        _, kinds, path = line.split(":", 2)
+        if kinds and "memory" not in kinds.split(","):
+            continue
+        base, name = (root / "memory", "memory.limit_in_bytes") if kinds else (root, "memory.max")
+        # A group is bound by those it lies in. In a container the root may be the group itself.
+        group = base / path.lstrip("/")
+        for folder in (group, *group.parents):
+            if not folder.is_relative_to(base):
+                break
+            try:
+                limits.append(int((folder / name).read_text()))
+            except (OSError, ValueError):  # "max", or no such file
+                continue
+    return limits
+
+
+def _gib(size: int) -> str:
+    """A size in GiB; exact to the bit length where it is beyond all measure."""
+    return f"{size / _GIB:,.2f} GiB" if size < _GIB**2 else f"2^{size.bit_length() - 31} GiB"
+
+
+def _number(count: int) -> str:
+    return f"{count:,}" if count < 10**15 else f"2^{count.bit_length() - 1}"
