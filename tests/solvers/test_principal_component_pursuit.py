@@ -176,7 +176,7 @@ def test_scikit_learns_own_checks(estimator, check):
     [
         (torch.ones(3), {}, r"matrix has shape \(3,\)"),
         (torch.ones(0, 3), {}, "not empty"),
-        (torch.full((2, 2), torch.nan), {}, "NaN or infinity where it is known"),
+        (torch.full((2, 2), torch.nan), {}, "matrix .where it is known. holds NaN"),
         (torch.ones(2, 3), {"mask": torch.ones(3, 2).bool()}, r"mask has shape \(3, 2\)"),
         (torch.ones(2, 3), {"mask": torch.zeros(2, 3).bool()}, "keeps no entry"),
         (torch.ones(2, 3), {"lam": -1.0}, "lam=-1.0 must be a positive number"),

@@ -19,6 +19,7 @@ from kernel_attention.functional import multilinear_kernel, multilinear_scores
 from kernel_attention.kernels import identity
 from kernel_attention.kernels.statistics import accumulation_dtype
 from kernel_attention.kernels.tensors import deterministic_signs, project_modes, unfold
+from kernel_attention.solvers.finite import require_finite, require_range
 from kernel_attention.solvers.multilinear_svd import Method, Multilinear, Ranks, core_of, multilinear_svd
 
 
@@ -57,13 +58,14 @@ def kernel_multilinear_svd(
         max_iter: likewise.
 
     Raises:
-        InputError: for features or a compatibility whose shapes do not fit, and what
+        InputError: for features or a compatibility whose shapes do not fit or that are not finite, and what
             :func:`multilinear_svd` raises.
     """
     features = _read_features(features, compatibility)
     lift = None if compatibility is None else compatibility.to(features[0])[None]
     bases, small = zip(*(torch.linalg.qr(phi) for phi in features), strict=True)
     kernel = multilinear_kernel([r[None, None] for r in small], lift)[0, 0]
+    require_range("features", "the entries of their kernel", kernel)
     svd = multilinear_svd(kernel, ranks, method=method, tol=tol, max_iter=max_iter)
     objective = kmlsvd_dual_objective(kernel, svd.factors, svd.core)
     # The signs of Q are LAPACK's.
@@ -72,6 +74,7 @@ def kernel_multilinear_svd(
     weights = [phi.mT @ u for phi, u in zip(features, factors, strict=True)]
     svd = svd._replace(core=core, factors=tuple(factors))
     scores = kmlsvd_primal_scores(features, weights, core, compatibility=compatibility)
+    require_range("features", "the scores and J of their kernel", *weights, *scores, objective)
     return KernelMultilinear(svd, tuple(weights), scores, objective)
 
 
@@ -119,10 +122,12 @@ def kmlsvd_dual_objective(tensor: Tensor, factors: Sequence[Tensor], core: Tenso
     """
     order = len(factors)
     energy = tensor.new_zeros(())
+    # S comes from K by a product with each factor, so its rounding is of the size of K, whatever its own.
+    rounding = sum(tensor.shape) * torch.finfo(core.dtype).eps
+    cutoff = rounding * torch.maximum(torch.linalg.vector_norm(tensor), torch.linalg.vector_norm(core))
     for n in range(order):
         # Tr(P S^T (S S^T)^+ S P^T): P = K_(n) (.. (x) U (x) ..) on the row space of S_(n).
         _, values, rows = torch.linalg.svd(unfold(core, n, order), full_matrices=False)
-        cutoff = values[0] * core.numel() * torch.finfo(core.dtype).eps
         inside = rows[: int((values > cutoff).sum())]
         energy = energy + (project_modes(tensor, factors, n) @ inside.mT).square().sum()
     alignment = (core_of(tensor, factors) * core).sum()
@@ -144,4 +149,8 @@ def _read_features(features: Sequence[Tensor], compatibility: Tensor | None) -> 
         raise InputError(
             f"features have widths {widths} and compatibility the shape {given}, expected features {accepted}"
         )
+    for n, phi in enumerate(features):
+        require_finite(f"features[{n}]", phi)
+    if compatibility is not None:
+        require_finite("compatibility", compatibility)
     return [phi.to(accumulation_dtype(phi.dtype)) for phi in features]

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.kernels.functions import KernelFunction, get_kernel
+from kernel_attention.solvers.finite import require_range
 from kernel_attention.solvers.krylov import dense_triplets, leading_triplets
 from kernel_attention.solvers.operators import (
     CenteredOperator,
@@ -25,6 +26,7 @@ from kernel_attention.solvers.operators import (
     ForeignOperator,
     KernelOperator,
     MatrixOperator,
+    centered,
     is_operator,
 )
 from kernel_attention.solvers.singular_directions import (
@@ -80,7 +82,7 @@ def kernel_svd(
         generator: of the iteration's random start.
 
     Raises:
-        InputError: for arguments that are not accepted, or shapes that do not fit.
+        InputError: for arguments that are not accepted, shapes that do not fit, or a kernel that is not finite.
     """
     operator = _operator(X, Z, kernel, kernel_params, block_size)
     check_components(n_components, operator.shape)
@@ -105,8 +107,9 @@ def kernel_svd(
     objective = ksvd_objective(e, r, found.values, trace=(right * r).sum(dim=0))
     zeros = torch.zeros_like(found.values)
     means = (zeros, zeros)
-    if center:  # the columns of H_e and H_r sum to 0, so only these means tell scores of K from centred ones
-        means = (operator.matmul(right).mean(dim=0), operator.rmatmul(left).mean(dim=0))
+    if center:  # scores of K with centred H_e and H_r differ from those of the centred K by these means only
+        means = (operator.matmul(centered(right)).mean(dim=0), operator.rmatmul(centered(left)).mean(dim=0))
+    require_range("X", "the singular values and scores of its kernel", found.values, e, r, objective)
     return SingularDirections(
         left, found.values, right, e, r, objective, found.num_visits, None, None, *means
     )

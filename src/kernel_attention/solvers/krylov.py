@@ -18,8 +18,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernel_attention.solvers.operators import MatrixOperator
+from kernel_attention.solvers.finite import binary_unit, require_finite
+from kernel_attention.solvers.operators import MatrixOperator, ScaledOperator
 
+_KERNEL = "the kernel matrix of X and Z"
 _BLOCKS_BEFORE_RESTART = 6
 
 
@@ -41,12 +43,14 @@ class Triplets(NamedTuple):
 def dense_triplets(operator: MatrixOperator, rank: int) -> Triplets:
     """The same from a full decomposition; the scores are computed from K, not from the decomposition."""
     matrix = operator.dense()
+    require_finite(_KERNEL, matrix)
+    unit = binary_unit(matrix)
+    matrix = matrix / unit
     left, values, right_t = torch.linalg.svd(matrix, full_matrices=False)
     left, values, right = left[:, :rank], values[:rank], right_t[:rank].mT
     scores = matrix.mT @ left
-    return Triplets(
-        left, values, right, matrix @ right, scores, 1, _relative(scores - right * values, values)
-    )
+    error = _relative(scores - right * values, values)
+    return Triplets(left, values * unit, right, (matrix @ right) * unit, scores * unit, 1, error)
 
 
 def leading_triplets(
@@ -80,10 +84,16 @@ def leading_triplets(
     start = torch.randn(m, width, dtype=like.dtype, generator=generator).to(like.device)
     block = torch.linalg.qr(start)[0]
     basis, images, normals = (like.new_empty(size, 0) for size in (m, operator.shape[0], m))
-    visits = 0
+    visits, unit = 0, 1.0
     while True:
         image, normal = operator.normal(block)
         visits += 1
+        require_finite(_KERNEL, image)
+        if visits == 1 and not precision.tiny**0.25 < binary_unit(image) < precision.tiny**-0.25:
+            # K^T K B may have left the range where K B has not: once more, with K in a unit of its own.
+            unit = binary_unit(image)
+            operator = ScaledOperator(operator, unit)
+            continue
         basis = torch.cat([basis, block], dim=1)
         images = torch.cat([images, image], dim=1)
         normals = torch.cat([normals, normal], dim=1)
@@ -112,7 +122,12 @@ def leading_triplets(
             stacklevel=2,
         )
     left, right, values = left[:, :rank], right[:, :rank], values[:rank]
-    return Triplets(left, values, right, left_scores[:, :rank], right_scores[:, :rank], visits, error)
+    left_scores, right_scores = left_scores[:, :rank], right_scores[:, :rank]
+    if (values <= precision.eps**0.5 * values[0]).any():
+        # There eps sigma_1^2 / sigma, the error of K^T u as it was found, exceeds the tolerance: from K itself.
+        right_scores = operator.rmatmul(left)
+        visits += 1
+    return Triplets(left, values * unit, right, left_scores * unit, right_scores * unit, visits, error)
 
 
 def _relative(residual: Tensor, values: Tensor) -> float:

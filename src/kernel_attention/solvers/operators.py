@@ -86,7 +86,7 @@ class KernelOperator:
         """Rows start..stop of K.
 
         Raises:
-            InputError: for a kernel that returns another shape, or numbers that are not finite.
+            InputError: for a kernel that returns another shape.
         """
         rows = self.x[start:stop]
         block = self.kernel(rows, self.z, **self._options)
@@ -187,6 +187,26 @@ class CenteredOperator:
 
     def dense(self) -> Tensor:
         return centered(centered(self.operator.dense()).mT).mT
+
+
+class ScaledOperator:
+    """K over a power of two, so that products with K^T K stay in range."""
+
+    def __init__(self, operator: MatrixOperator, unit: float) -> None:
+        self.operator, self.shape, self.like, self.unit = operator, operator.shape, operator.like, unit
+
+    def matmul(self, right: Tensor) -> Tensor:
+        return self.operator.matmul(right / self.unit)
+
+    def rmatmul(self, left: Tensor) -> Tensor:
+        return self.operator.rmatmul(left / self.unit)
+
+    def normal(self, right: Tensor) -> tuple[Tensor, Tensor]:
+        image, total = self.operator.normal(right / self.unit)
+        return image, total / self.unit
+
+    def dense(self) -> Tensor:
+        return self.operator.dense() / self.unit
 
 
 def centered(matrix: Tensor) -> Tensor:

@@ -23,8 +23,8 @@ class SingularDirections(NamedTuple):
     entry of largest size in each column of H_e is positive.
 
     ``e`` (n, s) and ``r`` (m, s) are the scores: K H_r and K^T H_e in the dual, Phi_x W_e and Phi_z W_r in
-    the primal; with ``center`` their means, ``e_mean`` and ``r_mean`` (s,), are taken off, which are zeros
-    otherwise. ``w_e`` and ``w_r`` (p, s) are None in the dual.
+    the primal; with ``center`` (and H_e, H_r centred) their means, ``e_mean`` and ``r_mean`` (s,), are taken
+    off, which are zeros otherwise. ``w_e`` and ``w_r`` (p, s) are None in the dual.
 
     ``objective`` is J with Lambda = Sigma^{-1}, 0 at a solution (lemma 4.2); directions whose singular value
     is rounding error do not enter. ``num_iter`` counts visits to the matrix, or epochs.
@@ -55,9 +55,10 @@ def ksvd_objective(e: Tensor, r: Tensor, values: Tensor, trace: Tensor) -> Tenso
     out.
     """
     floor = values[0] * max(e.size(0), r.size(0)) * torch.finfo(values.dtype).eps
-    weights = torch.where(values > floor, 1 / values, 0.0)
-    energy = e.square().sum(dim=0) + r.square().sum(dim=0)
-    return (0.5 * weights * energy - torch.where(values > floor, trace, 0.0)).sum()
+    # J is of the size of sigma, and so are the squares of e / sqrt(sigma); those of e may leave the range.
+    root = torch.where(values > floor, values.rsqrt(), 0.0)
+    energy = (root * e).square().sum(dim=0) + (root * r).square().sum(dim=0)
+    return (0.5 * energy - torch.where(values > floor, trace, 0.0)).sum()
 
 
 def check_components(n_components: int, shape: tuple[int, ...]) -> None:

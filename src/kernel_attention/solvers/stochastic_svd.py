@@ -25,10 +25,19 @@ Batches = Callable[[], Iterable[Tensor]]
 """Called for every pass over a sample: its features in mini-batches (n_b, p)."""
 
 _BLOCKS_BEFORE_RESTART = 4
-_SMALLEST = 1e-13  # relative energy of a combination of the basis that counts as none
-ROUNDING = (
-    1e-6  # relative singular value below which its square, and what is divided by it, is mostly rounding
-)
+_ERROR = 2**12  # of a sum of squares, in units of the precision: the root of the number of terms, and more
+
+
+def rounding(dtype: torch.dtype) -> float:
+    """Relative singular value below which its square, and what is divided by it, is mostly rounding: 1e-6 in
+    float64.
+    """
+    return (_ERROR * torch.finfo(dtype).eps) ** 0.5
+
+
+def _smallest(dtype: torch.dtype) -> float:
+    """Relative energy of a combination of the basis that counts as none: 1e-13 in float64."""
+    return _ERROR / 8 * torch.finfo(dtype).eps
 
 
 def stochastic_weights(
@@ -96,11 +105,11 @@ def _refined(
         z_sum = gram_product(z_batches, block)
         energy = (block * z_sum).sum(dim=0).clamp_min(0.0).sqrt()  # the norms of Phi_z block
         if basis.size(1) > 0:
-            held = values[:rank] > ROUNDING * values[0]
+            held = values[:rank] > rounding(start.dtype) * values[0]
             residual = float((energy[: held.numel()] / values[:rank])[held].max()) if held.any() else 0.0
         if residual <= tol or epoch >= max_epochs:
             break
-        kept = energy > _SMALLEST * energy.max()
+        kept = energy > _smallest(start.dtype) * energy.max()
         if not kept.any():  # Z is zero
             residual = 0.0
             break
@@ -110,7 +119,7 @@ def _refined(
         epoch += 1
         values, c = _ritz(basis, z_sums, x_sums, width)
         right, w_e, normal = basis @ c, z_sums @ c, x_sums @ c
-        w_r = normal * torch.where(values > ROUNDING * values[0], 1 / values, 0.0)
+        w_r = normal * torch.where(values > rounding(start.dtype) * values[0], 1 / values, 0.0)
         block = w_r - right * values
         if basis.size(1) > (_BLOCKS_BEFORE_RESTART - 1) * width:
             basis, z_sums, x_sums = right, w_e, normal
@@ -133,7 +142,7 @@ def _ritz(basis: Tensor, z_sums: Tensor, x_sums: Tensor, count: int) -> tuple[Te
     F = Phi_x^T Phi_x D.
     """
     norms, vectors = torch.linalg.eigh(_symmetric(basis.mT @ z_sums))
-    kept = norms > _SMALLEST * norms[-1]
+    kept = norms > _smallest(norms.dtype) * norms[-1]
     whitening = vectors[:, kept] / norms[kept].sqrt()
     squares, rotation = torch.linalg.eigh(_symmetric(whitening.mT @ (z_sums.mT @ x_sums) @ whitening))
     leading = slice(None, count)
