@@ -47,6 +47,6 @@ def binary_unit(x: Tensor) -> float:
 
 
 def times_exp(x: Tensor, exponent: Tensor) -> Tensor:
-    """x exp(exponent), 0 where x is, and infinite only where the product leaves the range, not the exponential."""
+    """x exp(exponent): 0 where x is, and infinite where the product leaves the range, not the exponential."""
     # log 0 = -inf, whose exponential is 0.
     return x.sign() * (x.abs().log() + exponent).exp()

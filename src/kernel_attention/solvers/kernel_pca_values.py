@@ -49,7 +49,7 @@ class KernelPCA(NamedTuple):
 class CentredGram(NamedTuple):
     """K~ = exp(log_scale) ``centred``, (..., N, N), the largest entry of K_phi being exp(log_scale).
 
-    ``rounding`` (...) bounds the 2-norm of what floating point adds to ``centred``; see :func:`gram_rounding`.
+    ``rounding`` (...) bounds the 2-norm of what floating point adds to ``centred``: :func:`gram_rounding`.
     """
 
     centred: Tensor
@@ -140,8 +140,8 @@ def gram_rounding(width: int, num_keys: Tensor, largest: Tensor, row_sum: Tensor
     * centring sums N entries three times and rounds the differences, at most 3 (N + 4) u s;
     * the eigenvectors and the Rayleigh quotients, sums of N^2 terms: at most 9 N u s.
 
-    The sum is below eps s (2 (p + 5) M + 8 (N + 3)). So equal keys have no component at any length, though exp
-    turns the rounding of their logits into differences that grow with M.
+    The sum is below eps s (2 (p + 5) M + 8 (N + 3)). So equal keys have no component at any length, though
+    exp turns the rounding of their logits into differences that grow with M.
 
     Args:
         width: p.

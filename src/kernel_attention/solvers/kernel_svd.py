@@ -82,7 +82,8 @@ def kernel_svd(
         generator: of the iteration's random start.
 
     Raises:
-        InputError: for arguments that are not accepted, shapes that do not fit, or a kernel that is not finite.
+        InputError: for arguments that are not accepted, shapes that do not fit, or a kernel that is not
+            finite.
     """
     operator = _operator(X, Z, kernel, kernel_params, block_size)
     check_components(n_components, operator.shape)

@@ -124,7 +124,7 @@ def leading_triplets(
     left, right, values = left[:, :rank], right[:, :rank], values[:rank]
     left_scores, right_scores = left_scores[:, :rank], right_scores[:, :rank]
     if (values <= precision.eps**0.5 * values[0]).any():
-        # There eps sigma_1^2 / sigma, the error of K^T u as it was found, exceeds the tolerance: from K itself.
+        # There eps sigma_1^2 / sigma, the error of K^T u so far, exceeds the tolerance: from K itself.
         right_scores = operator.rmatmul(left)
         visits += 1
     return Triplets(left, values * unit, right, left_scores * unit, right_scores * unit, visits, error)

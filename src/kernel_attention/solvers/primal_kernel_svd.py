@@ -111,7 +111,8 @@ def stochastic_kernel_svd(
         generator: of the random part of the start.
 
     Raises:
-        InputError: for arguments that are not accepted, shapes that do not fit, or numbers that are not finite.
+        InputError: for arguments that are not accepted, shapes that do not fit, or numbers that are not
+            finite.
     """
     check_iteration(n_oversamples, tol, max_epochs, "max_epochs")
     x, z = _Sample("x_batches", x_batches, center), _Sample("z_batches", z_batches, center)
