@@ -84,6 +84,7 @@ def leading_triplets(
     start = torch.randn(m, width, dtype=like.dtype, generator=generator).to(like.device)
     block = torch.linalg.qr(start)[0]
     basis, images, normals = (like.new_empty(size, 0) for size in (m, operator.shape[0], m))
+    terms = 8 + max(operator.shape) ** 0.5  # rounding of a sum of n terms, in units of the precision
     visits, unit = 0, 1.0
     while True:
         image, normal = operator.normal(block)
@@ -100,19 +101,22 @@ def leading_triplets(
         factor, small = torch.linalg.qr(images)
         u, values, wt = torch.linalg.svd(small, full_matrices=False)
         left, values, w = factor @ u[:, :width], values[:width], wt[:width].mT
-        floor = 8 * precision.eps * values[0]
+        size = values[0].clamp_min(operator.size)
+        floor = terms * precision.eps * size
         inverse = torch.where(values > floor, 1 / values, 0.0)
         right, left_scores, right_scores = basis @ w, images @ w, (normals @ w) * inverse
         residual = right_scores - right * values
         norms = torch.linalg.vector_norm(residual, dim=0)
         # K^T K v carries a rounding error of eps sigma_1^2, which 1 / sigma turns into that of K^T u.
-        reachable = torch.maximum((tol * values[0]).clamp_min(floor), floor * values[0] * inverse)
+        reachable = torch.maximum((tol * values[0]).clamp_min(floor), floor * size * inverse)
         found = bool((norms <= reachable)[:rank].all())
         if found or visits >= max_iter:
             break
         if basis.size(1) >= _BLOCKS_BEFORE_RESTART * width:
             basis, images, normals = right, left_scores, normals @ w
-        block = _orthonormal(residual[:, norms > precision.eps * values[0]], basis)
+        block = _orthonormal(residual[:, norms > reachable], basis)
+        if block.size(1) == 0:
+            break  # the space holds all that K^T K makes of it
     error = _relative(residual[:, :rank], values)
     if not found:
         warnings.warn(
@@ -123,7 +127,7 @@ def leading_triplets(
         )
     left, right, values = left[:, :rank], right[:, :rank], values[:rank]
     left_scores, right_scores = left_scores[:, :rank], right_scores[:, :rank]
-    if (values <= precision.eps**0.5 * values[0]).any():
+    if (values <= precision.eps**0.5 * size).any():
         # There eps sigma_1^2 / sigma, the error of K^T u so far, exceeds the tolerance: from K itself.
         right_scores = operator.rmatmul(left)
         visits += 1
@@ -136,8 +140,13 @@ def _relative(residual: Tensor, values: Tensor) -> float:
 
 
 def _orthonormal(block: Tensor, basis: Tensor) -> Tensor:
-    """An orthonormal basis of the columns, orthogonal to ``basis``: projected twice, which is enough."""
+    """An orthonormal basis of what the columns, none zero, have outside the span of ``basis``.
+
+    What is below sqrt(eps) of a column is left out: of the rest rounding is a part of sqrt(eps) at most, of which
+    a second projection leaves eps. Less of it may be all rounding, and then of any direction, ``basis`` included.
+    """
     block = block / torch.linalg.vector_norm(block, dim=0)
     for _ in range(2):
-        block = torch.linalg.qr(block - basis @ (basis.mT @ block))[0]
+        block, sizes, _ = torch.linalg.svd(block - basis @ (basis.mT @ block), full_matrices=False)
+        block = block[:, sizes > torch.finfo(block.dtype).eps ** 0.5]
     return block

@@ -18,10 +18,14 @@ _BLOCK_BYTES = 2**24  # a block that stays in the cache is evaluated and multipl
 
 
 class MatrixOperator(Protocol):
-    """A matrix K (n, m) as its products; ``like`` is a tensor of its device and precision."""
+    """A matrix K (n, m) as its products; ``like`` is a tensor of its device and precision.
+
+    Rounding of the products is relative to the norm of K, or to ``size`` where that is more.
+    """
 
     shape: tuple[int, int]
     like: Tensor
+    size: float
 
     def matmul(self, right: Tensor) -> Tensor:
         """K B, (n, k)."""
@@ -38,6 +42,8 @@ class MatrixOperator(Protocol):
 
 class DenseOperator:
     """A matrix in memory."""
+
+    size = 0.0
 
     def __init__(self, matrix: Tensor) -> None:
         self.like = self.matrix = matrix
@@ -67,6 +73,8 @@ class KernelOperator:
         block_size: rows of a block; None: as many as fit the cache.
         reference: what rows are normalised over, (m', p); None: z.
     """
+
+    size = 0.0
 
     def __init__(
         self,
@@ -135,6 +143,8 @@ class ForeignOperator:
     ``matmat`` and ``rmatmat`` on arrays.
     """
 
+    size = 0.0
+
     def __init__(self, operator: Any) -> None:
         self.operator = operator
         self.shape = (int(operator.shape[0]), int(operator.shape[1]))
@@ -171,8 +181,11 @@ class CenteredOperator:
 
     def __init__(self, operator: MatrixOperator) -> None:
         self.operator, self.shape, self.like = operator, operator.shape, operator.like
-        ones = torch.ones(self.shape[0], 1, dtype=self.like.dtype, device=self.like.device)
-        self._column_sums = operator.rmatmul(ones)
+        ones = [torch.ones(n, 1, dtype=self.like.dtype, device=self.like.device) for n in self.shape]
+        self._column_sums, row_sums = operator.rmatmul(ones[0]), operator.matmul(ones[1])
+        # What centring takes off K is no larger than K, whose rounding it leaves behind.
+        taken = (self._column_sums / self.shape[0] ** 0.5, row_sums / self.shape[1] ** 0.5)
+        self.size = max(float(torch.linalg.vector_norm(part)) for part in taken)
 
     def matmul(self, right: Tensor) -> Tensor:
         return centered(self.operator.matmul(centered(right)))
@@ -194,6 +207,7 @@ class ScaledOperator:
 
     def __init__(self, operator: MatrixOperator, unit: float) -> None:
         self.operator, self.shape, self.like, self.unit = operator, operator.shape, operator.like, unit
+        self.size = operator.size / unit
 
     def matmul(self, right: Tensor) -> Tensor:
         return self.operator.matmul(right / self.unit)

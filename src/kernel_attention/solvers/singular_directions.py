@@ -48,13 +48,13 @@ def column_signs(left: Tensor) -> Tensor:
     return torch.where((deterministic_signs(left) * left).sum(dim=0) < 0, -1.0, 1.0).to(left)
 
 
-def ksvd_objective(e: Tensor, r: Tensor, values: Tensor, trace: Tensor) -> Tensor:
+def ksvd_objective(e: Tensor, r: Tensor, values: Tensor, trace: Tensor, size: float = 0.0) -> Tensor:
     """J = 1/2 sum_i e_i^T Lambda e_i + 1/2 sum_j r_j^T Lambda r_j - Tr(W_e^T W_r), Lambda = Sigma^{-1}.
 
-    ``trace`` (s,) is the diagonal of W_e^T W_r. Directions whose singular value is rounding error are left
-    out.
+    ``trace`` (s,) is the diagonal of W_e^T W_r. Directions whose singular value is rounding error, of sigma_1
+    or of ``size`` where that is more, are left out.
     """
-    floor = values[0] * max(e.size(0), r.size(0)) * torch.finfo(values.dtype).eps
+    floor = values[0].clamp_min(size) * max(e.size(0), r.size(0)) * torch.finfo(values.dtype).eps
     # J is of the size of sigma, and so are the squares of e / sqrt(sigma); those of e may leave the range.
     root = torch.where(values > floor, values.rsqrt(), 0.0)
     energy = (root * e).square().sum(dim=0) + (root * r).square().sum(dim=0)

@@ -35,11 +35,6 @@ def rounding(dtype: torch.dtype) -> float:
     return (_ERROR * torch.finfo(dtype).eps) ** 0.5
 
 
-def _smallest(dtype: torch.dtype) -> float:
-    """Relative energy of a combination of the basis that counts as none: 1e-13 in float64."""
-    return _ERROR / 8 * torch.finfo(dtype).eps
-
-
 def stochastic_weights(
     x_batches: Batches,
     z_batches: Batches,
@@ -109,7 +104,7 @@ def _refined(
             residual = float((energy[: held.numel()] / values[:rank])[held].max()) if held.any() else 0.0
         if residual <= tol or epoch >= max_epochs:
             break
-        kept = energy > _smallest(start.dtype) * energy.max()
+        kept = energy > torch.finfo(start.dtype).eps * energy.max()
         if not kept.any():  # Z is zero
             residual = 0.0
             break
@@ -117,8 +112,7 @@ def _refined(
         basis, z_sums = torch.cat([basis, block], dim=1), torch.cat([z_sums, z_sum], dim=1)
         x_sums = torch.cat([x_sums, gram_product(x_batches, z_sum)], dim=1)
         epoch += 1
-        values, c = _ritz(basis, z_sums, x_sums, width)
-        right, w_e, normal = basis @ c, z_sums @ c, x_sums @ c
+        values, right, w_e, normal = _ritz(basis, z_sums, x_sums, width)
         w_r = normal * torch.where(values > rounding(start.dtype) * values[0], 1 / values, 0.0)
         block = w_r - right * values
         if basis.size(1) > (_BLOCKS_BEFORE_RESTART - 1) * width:
@@ -135,18 +129,21 @@ def _refined(
     return PrimalWeights(values, w_e, w_r, epoch, residual)
 
 
-def _ritz(basis: Tensor, z_sums: Tensor, x_sums: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Ritz values sigma (k,) and coefficients c with ||Phi_z B c|| = 1 of K on the span of Phi_z B.
+def _ritz(basis: Tensor, z_sums: Tensor, x_sums: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Ritz values sigma (k,) of K on the span of Phi_z B, their vectors B c with ||Phi_z B c|| = 1, and D c, F c.
 
     ||Phi_z B c||^2 = c^T (B^T D) c and ||K Phi_z B c||^2 = c^T (D^T F) c, for D = Phi_z^T Phi_z B and
     F = Phi_x^T Phi_x D.
     """
-    norms, vectors = torch.linalg.eigh(_symmetric(basis.mT @ z_sums))
-    kept = norms > _smallest(norms.dtype) * norms[-1]
-    whitening = vectors[:, kept] / norms[kept].sqrt()
-    squares, rotation = torch.linalg.eigh(_symmetric(whitening.mT @ (z_sums.mT @ x_sums) @ whitening))
-    leading = slice(None, count)
-    return squares.flip(0)[leading].clamp_min(0.0).sqrt(), (whitening @ rotation.flip(1))[:, leading]
+    for _ in range(2):  # the second time B^T D is 1 but for what rounding left of it the first time
+        norms, vectors = torch.linalg.eigh(_symmetric(basis.mT @ z_sums))
+        # Division by these roots multiplies the rounding of B, D and F, by _ERROR at most.
+        kept = norms > _ERROR**-2 * norms[-1]
+        whitening = vectors[:, kept] / norms[kept].sqrt()
+        basis, z_sums, x_sums = basis @ whitening, z_sums @ whitening, x_sums @ whitening
+    squares, rotation = torch.linalg.eigh(_symmetric(z_sums.mT @ x_sums))
+    values, c = squares.flip(0)[:count].clamp_min(0.0).sqrt(), rotation.flip(1)[:, :count]
+    return values, basis @ c, z_sums @ c, x_sums @ c
 
 
 def _symmetric(matrix: Tensor) -> Tensor:
