@@ -46,7 +46,14 @@ def binary_unit(x: Tensor) -> float:
     return min(max(math.ldexp(1.0, math.frexp(largest)[1] - 1), tiny), 1 / tiny)
 
 
+def size_of(x: Tensor) -> float:
+    """The 2-norm of all entries, whose squares may leave the range."""
+    unit = binary_unit(x)
+    return unit * float(torch.linalg.vector_norm(x / unit))
+
+
 def times_exp(x: Tensor, exponent: Tensor) -> Tensor:
     """x exp(exponent): 0 where x is, and infinite where the product leaves the range, not the exponential."""
-    # log 0 = -inf, whose exponential is 0.
-    return x.sign() * (x.abs().log() + exponent).exp()
+    # In two steps: where the root leaves the range, so does its square times any normal number.
+    root = (exponent / 2).exp()
+    return torch.where(x == 0, 0.0, x * root * root)

@@ -19,7 +19,7 @@ from kernel_attention.functional import multilinear_kernel, multilinear_scores
 from kernel_attention.kernels import identity
 from kernel_attention.kernels.statistics import accumulation_dtype
 from kernel_attention.kernels.tensors import deterministic_signs, project_modes, unfold
-from kernel_attention.solvers.finite import require_finite, require_range
+from kernel_attention.solvers.finite import require_finite, require_range, size_of
 from kernel_attention.solvers.multilinear_svd import Method, Multilinear, Ranks, core_of, multilinear_svd
 
 
@@ -124,7 +124,7 @@ def kmlsvd_dual_objective(tensor: Tensor, factors: Sequence[Tensor], core: Tenso
     energy = tensor.new_zeros(())
     # S comes from K by a product with each factor, so its rounding is of the size of K, whatever its own.
     rounding = sum(tensor.shape) * torch.finfo(core.dtype).eps
-    cutoff = rounding * torch.maximum(torch.linalg.vector_norm(tensor), torch.linalg.vector_norm(core))
+    cutoff = rounding * max(size_of(tensor), size_of(core))
     for n in range(order):
         # Tr(P S^T (S S^T)^+ S P^T): P = K_(n) (.. (x) U (x) ..) on the row space of S_(n).
         _, values, rows = torch.linalg.svd(unfold(core, n, order), full_matrices=False)

@@ -142,8 +142,9 @@ def _relative(residual: Tensor, values: Tensor) -> float:
 def _orthonormal(block: Tensor, basis: Tensor) -> Tensor:
     """An orthonormal basis of what the columns, none zero, have outside the span of ``basis``.
 
-    What is below sqrt(eps) of a column is left out: of the rest rounding is a part of sqrt(eps) at most, of which
-    a second projection leaves eps. Less of it may be all rounding, and then of any direction, ``basis`` included.
+    What is below sqrt(eps) of a column is left out. At most sqrt(eps) of the rest is rounding, and a second
+    projection leaves eps of that. Anything smaller could be all rounding, in any direction, that of ``basis``
+    included.
     """
     block = block / torch.linalg.vector_norm(block, dim=0)
     for _ in range(2):

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kernel_attention.errors import InputError
 from kernel_attention.kernels.functions import KernelFunction, takes_reference
+from kernel_attention.solvers.finite import size_of
 
 _BLOCK_BYTES = 2**24  # a block that stays in the cache is evaluated and multiplied several times faster
 
@@ -185,7 +186,7 @@ class CenteredOperator:
         self._column_sums, row_sums = operator.rmatmul(ones[0]), operator.matmul(ones[1])
         # What centring takes off K is no larger than K, whose rounding it leaves behind.
         taken = (self._column_sums / self.shape[0] ** 0.5, row_sums / self.shape[1] ** 0.5)
-        self.size = max(float(torch.linalg.vector_norm(part)) for part in taken)
+        self.size = max(size_of(part) for part in taken)
 
     def matmul(self, right: Tensor) -> Tensor:
         return centered(self.operator.matmul(centered(right)))

@@ -60,15 +60,20 @@ def stochastic_weights(
         n_oversamples: columns beyond s.
         tol: stop where ||K^T h_e - sigma h_r|| is this times sigma for every direction. Its sine against the
             true one is then about tol over the relative gap. Directions below 1e-6 of the first singular
-            value are beyond what sums of squares hold, and do not count.
+            value, and those of Phi_z below 1e-6 of its largest, are beyond what sums of squares hold, and do
+            not count.
         max_epochs: passes over the data; a RuntimeWarning where they do not suffice. 1 is the sketch alone.
         generator: of the random columns beyond the sketch's directions.
     """
     size = 2 * (rank + n_oversamples)
-    sketched = sketched_weights(_sketch(x_batches, size), _sketch(z_batches, size), rank)
+    x_sketch, z_sketch = _sketch(x_batches, size), _sketch(z_batches, size)
+    sketched = sketched_weights(x_sketch, z_sketch, rank)
     if max_epochs == 1:
         return sketched
-    return _refined(x_batches, z_batches, sketched.w_r, rank, n_oversamples, tol, max_epochs, generator)
+    least = rounding(z_sketch.dtype) * float(torch.linalg.matrix_norm(z_sketch, ord=2))
+    return _refined(
+        x_batches, z_batches, sketched.w_r, least, rank, n_oversamples, tol, max_epochs, generator
+    )  # fmt: skip
 
 
 def _sketch(batches: Batches, size: int) -> Tensor:
@@ -82,13 +87,17 @@ def _refined(
     x_batches: Batches,
     z_batches: Batches,
     start: Tensor,
+    least: float,
     rank: int,
     n_oversamples: int,
     tol: float,
     max_epochs: int,
     generator: torch.Generator | None,
 ) -> PrimalWeights:
-    """Block Krylov iteration: right vectors are Phi_z B c, for a basis B of the feature space."""
+    """Block Krylov iteration: right vectors are Phi_z B c, for a basis B of the feature space.
+
+    Columns b with ||Phi_z b|| below ``least`` ||b|| are left out: their sums are mostly rounding.
+    """
     p, width = start.size(0), rank + n_oversamples
     # Random columns reach what the sketches missed: leading directions of both need not be those of K.
     noise = torch.randn(p, max(n_oversamples, 1), generator=generator, dtype=torch.float64).to(start)
@@ -104,8 +113,8 @@ def _refined(
             residual = float((energy[: held.numel()] / values[:rank])[held].max()) if held.any() else 0.0
         if residual <= tol or epoch >= max_epochs:
             break
-        kept = energy > torch.finfo(start.dtype).eps * energy.max()
-        if not kept.any():  # Z is zero
+        kept = energy > least * torch.linalg.vector_norm(block, dim=0)
+        if not kept.any():  # nothing is left but rounding
             residual = 0.0
             break
         block, z_sum = block[:, kept] / energy[kept], z_sum[:, kept] / energy[kept]
@@ -130,7 +139,7 @@ def _refined(
 
 
 def _ritz(basis: Tensor, z_sums: Tensor, x_sums: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Ritz values sigma (k,) of K on the span of Phi_z B, their vectors B c with ||Phi_z B c|| = 1, and D c, F c.
+    """Ritz values sigma (k,) of K on the span of Phi_z B; their vectors B c, ||Phi_z B c|| = 1; D c and F c.
 
     ||Phi_z B c||^2 = c^T (B^T D) c and ||K Phi_z B c||^2 = c^T (D^T F) c, for D = Phi_z^T Phi_z B and
     F = Phi_x^T Phi_x D.
