@@ -102,3 +102,11 @@ def test_gradients(name):
 def test_bad_kernels(kernel, parameters, words):
     with pytest.raises(InputError, match=words.replace("?", r"\?")):
         get_kernel(kernel, **parameters)
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1e-20, 1e20, 1e300])
+def test_the_cosine_does_not_know_lengths(scale):
+    x, z = torch.randn(5, 3, dtype=torch.float64), torch.randn(4, 3, dtype=torch.float64)
+    cosine = get_kernel("cosine")
+    torch.testing.assert_close(cosine(scale * x, z / scale), cosine(x, z))
+    assert not cosine(0 * x, z).any()

@@ -232,6 +232,32 @@ def test_a_kernel_of_low_rank_and_a_zero_one():
     assert zero.objective == 0
 
 
+@pytest.mark.parametrize("rank", [1, 4])
+@pytest.mark.parametrize("center", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_the_iteration_ends_on_a_matrix_of_few_directions(rank, center, dtype):
+    """Its Krylov space is used up after a step or two: what is left to add to the basis is rounding."""
+    for seed in range(20):
+        torch.manual_seed(seed)
+        X, Z = (part.to(dtype) for part in two_samples(50, 45, rank, rank))
+        X, Z = X + 10.0 ** (seed % 4), Z + 10.0 ** (seed % 3)
+        K = X @ Z.T
+        generator = torch.Generator().manual_seed(seed)
+        found = kernel_svd(
+            K, n_components=4, kernel="precomputed", method="truncated", n_oversamples=1, center=center,
+            generator=generator,
+        )  # fmt: skip
+        exact = (K - K.mean(0) - K.mean(1, keepdim=True) + K.mean() if center else K).double()
+        # Rounding of K, and the residual that the iteration is asked for.
+        eps = torch.finfo(dtype).eps
+        atol = 8 * 95 * eps * K.norm().item() + eps**0.5 * torch.linalg.matrix_norm(exact, ord=2).item()
+        torch.testing.assert_close(found.values.double(), torch.linalg.svdvals(exact)[:4], rtol=0, atol=atol)
+        for vectors in (found.left, found.right):
+            gram = vectors.mT @ vectors
+            torch.testing.assert_close(gram, torch.eye(4, dtype=dtype), rtol=0, atol=8 * 95 * eps)
+        torch.testing.assert_close(found.r.double(), exact.T @ found.left.double(), rtol=0, atol=2 * atol)
+
+
 class Products:
     """A matrix that shows nothing but its products."""
 

@@ -90,6 +90,10 @@ def kmlsvd_primal_scores(
     The features may be those of other samples than the weights were found from. Arguments as for
     :func:`kernel_multilinear_svd`.
     """
+    features = _read_features(features, compatibility)
+    for n, weight in enumerate(weights):
+        require_finite(f"weights[{n}]", weight)
+    require_finite("core", core)
     lift = None if compatibility is None else compatibility.to(core)[None]
     found = multilinear_scores(
         [phi[None, None] for phi in features], [w[None] for w in weights], core[None],
@@ -104,6 +108,7 @@ def kmlsvd_dual_scores(tensor: Tensor, factors: Sequence[Tensor], core: Tensor) 
     They equal the primal scores for any factors with W_n = Phi_n^T U_n, and U_n S_(n) S_(n)^T where the core
     is that of the full-rank multilinear SVD or of a fixed point of HOOI.
     """
+    _require_all_finite(tensor, factors, core)
     return tuple(mode_scores(tensor, factors, core, n) for n in range(len(factors)))
 
 
@@ -120,6 +125,7 @@ def kmlsvd_dual_objective(tensor: Tensor, factors: Sequence[Tensor], core: Tenso
     truncation of it. At a fixed point of HOOI it is (D - 2)/2 (||K||^2 - ||S||^2), half of what is lost at
     order 3; at a truncated HOSVD it is at least (D - 2)/2 times what that loses.
     """
+    _require_all_finite(tensor, factors, core)
     order = len(factors)
     energy = tensor.new_zeros(())
     # S comes from K by a product with each factor, so its rounding is of the size of K, whatever its own.
@@ -132,6 +138,13 @@ def kmlsvd_dual_objective(tensor: Tensor, factors: Sequence[Tensor], core: Tenso
         energy = energy + (project_modes(tensor, factors, n) @ inside.mT).square().sum()
     alignment = (core_of(tensor, factors) * core).sum()
     return energy / 2 - (order - 1) * alignment + (order - 2) / 2 * tensor.square().sum()
+
+
+def _require_all_finite(tensor: Tensor, factors: Sequence[Tensor], core: Tensor) -> None:
+    require_finite("tensor", tensor)
+    for n, factor in enumerate(factors):
+        require_finite(f"factors[{n}]", factor)
+    require_finite("core", core)
 
 
 def _read_features(features: Sequence[Tensor], compatibility: Tensor | None) -> list[Tensor]:

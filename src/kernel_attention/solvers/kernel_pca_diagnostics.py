@@ -69,7 +69,14 @@ def eigenvalue_ratios(
         keys: (..., N, p).
         values: (..., N, d), a layer's own or those of :func:`kernel_pca_values`.
         key_padding_mask: broadcast to (..., N), True = real key.
+
+    Raises:
+        InputError: for a single key, whose centred kernel is 0 without eigenvectors, and for keys or values
+            of other shapes or not finite.
     """
+    require_matrix("keys", keys)
+    if keys.size(-2) < 2:
+        raise InputError(f"keys has shape {tuple(keys.shape)}, expected (..., N, p) with N at least 2")
     gram = centred_gram(keys, key_padding_mask)
     coefficients, _ = _recovered(gram, values)
     coefficients = coefficients / _norm(coefficients)
