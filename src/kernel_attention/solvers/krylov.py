@@ -107,9 +107,18 @@ def leading_triplets(
         right, left_scores, right_scores = basis @ w, images @ w, (normals @ w) * inverse
         residual = right_scores - right * values
         norms = torch.linalg.vector_norm(residual, dim=0)
+        goal = (tol * values[0]).clamp_min(floor)
         # K^T K v carries a rounding error of eps sigma_1^2, which 1 / sigma turns into that of K^T u.
-        reachable = torch.maximum((tol * values[0]).clamp_min(floor), floor * size * inverse)
+        reachable = torch.maximum(goal, floor * size * inverse)
         found = bool((norms <= reachable)[:rank].all())
+        if found and bool((reachable > goal)[:rank].any()):
+            # That error is more than is asked for: from K itself.
+            right_scores = operator.rmatmul(left)
+            visits += 1
+            residual = right_scores - right * values
+            norms = torch.linalg.vector_norm(residual, dim=0)
+            reachable = goal.expand_as(norms)
+            found = bool((norms <= reachable)[:rank].all())
         if found or visits >= max_iter:
             break
         if basis.size(1) >= _BLOCKS_BEFORE_RESTART * width:
@@ -127,10 +136,6 @@ def leading_triplets(
         )
     left, right, values = left[:, :rank], right[:, :rank], values[:rank]
     left_scores, right_scores = left_scores[:, :rank], right_scores[:, :rank]
-    if (values <= precision.eps**0.5 * size).any():
-        # There eps sigma_1^2 / sigma, the error of K^T u so far, exceeds the tolerance: from K itself.
-        right_scores = operator.rmatmul(left)
-        visits += 1
     return Triplets(left, values * unit, right, left_scores * unit, right_scores * unit, visits, error)
 
 
