@@ -3,6 +3,15 @@
 One function each, on torch tensors, and a thin scikit-learn estimator that remembers what it found.
 """
 
+try:
+    import sklearn  # noqa: F401
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "kernel_attention.solvers needs sklearn, which is not installed: "
+        "pip install 'kernel-attention[solvers]'",
+        name=error.name,
+    ) from None
+
 from kernel_attention.solvers.kernel_multilinear_svd import (
     KernelMultilinear,
     kernel_multilinear_svd,
