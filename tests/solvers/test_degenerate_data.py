@@ -22,7 +22,7 @@ from torch import Tensor
 pytest.importorskip("sklearn")
 
 from kernel_attention import solvers
-from kernel_attention.kernels.functions import KERNELS, get_kernel
+from kernel_attention.kernels.functions import KERNEL_FUNCTIONS, get_kernel_function
 from reference.degenerate import Case
 
 pytestmark = pytest.mark.slow
@@ -136,7 +136,10 @@ def doubly_centred(K: Tensor) -> Tensor:
 def kernel_svd_keeps_its_theorems(case: Case) -> None:
     X, Z = two(case)
     n, m = X.size(0), (X if Z is None else Z).size(0)
-    name, method = case.rng.choice(sorted(KERNELS)), case.rng.choice(("dense", "truncated", "matrix_free"))
+    name, method = (
+        case.rng.choice(sorted(KERNEL_FUNCTIONS)),
+        case.rng.choice(("dense", "truncated", "matrix_free")),
+    )
     precomputed, center, rank = case.rng.random() < 0.2, case.rng.random() < 0.5, components(case, min(n, m))
     spoiled = case.rng.random() < 0.05
     if precomputed:
@@ -156,7 +159,7 @@ def kernel_svd_keeps_its_theorems(case: Case) -> None:
     left, values, right, e, r = (getattr(found, part) for part in parts)
     finite(left, values, right, e, r, torch.tensor(found.objective_, dtype=F64))
     signs_are_those_of_the_largest_entry(left)
-    raw = X if precomputed else get_kernel(name)(X, X if Z is None else Z)
+    raw = X if precomputed else get_kernel_function(name)(X, X if Z is None else Z)
     unsure = 0.0 if precomputed else kernel_rounding(name, X, X if Z is None else Z)
     if unsure > 0.1:  # nothing is known of this kernel but that it is finite
         return
@@ -193,7 +196,7 @@ def iterative_kernel_svd_is_the_dense_one(case: Case) -> None:
         dense = solvers.KernelSVD(svd_method="dense", **options).fit(X, Z)
     e, r = found.left_scores_, found.right_scores_
     finite(found.singular_values_, e, r, found.left_singular_vectors_, found.right_singular_vectors_)
-    raw, unsure = get_kernel(name)(X, Z), kernel_rounding(name, X, Z)
+    raw, unsure = get_kernel_function(name)(X, Z), kernel_rounding(name, X, Z)
     if unsure > 0.1:
         return
     size, (raw, values, expected, e, r) = unit_size(

@@ -24,7 +24,7 @@ class Products:
 
 
 def close(tensor, array):
-    """The same formula on another buffer, whose alignment may change the order of sums of some hundred terms."""
+    """The same formula on another buffer, whose alignment may change the order of a sum."""
     size = tensor.abs().max().item()
     np.testing.assert_allclose(array, tensor.numpy(), rtol=0, atol=1e3 * torch.finfo(tensor.dtype).eps * size)
 

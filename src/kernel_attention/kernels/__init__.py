@@ -14,7 +14,7 @@ from kernel_attention.kernels.feature_maps import (
     is_tokenwise,
     relu,
 )
-from kernel_attention.kernels.functions import KERNELS, KernelFunction, get_kernel
+from kernel_attention.kernels.functions import KERNEL_FUNCTIONS, KernelFunction, get_kernel_function
 from kernel_attention.kernels.softmax_features import SoftmaxPlusFeatures, TaylorFeatures
 from kernel_attention.kernels.statistics import (
     accumulation_dtype,
@@ -33,7 +33,7 @@ from kernel_attention.kernels.thresholds import shrink
 __all__ = [
     "FEATURE_MAPS",
     "FEATURE_MODULES",
-    "KERNELS",
+    "KERNEL_FUNCTIONS",
     "FeatureMap",
     "FeatureMapSpec",
     "KernelFunction",
@@ -46,7 +46,7 @@ __all__ = [
     "frobenius",
     "gather_ranks",
     "get_feature_map",
-    "get_kernel",
+    "get_kernel_function",
     "identity",
     "is_positive",
     "is_tokenwise",

@@ -25,7 +25,7 @@ from kernel_attention.solvers.kernel_pca_diagnostics import (
     projection_error,
     recovered_coefficients,
 )
-from kernel_attention.solvers.kernel_pca_values import KernelPCA, KernelPCAValues, kernel_pca_values
+from kernel_attention.solvers.kernel_pca_values import KernelPCAResult, KernelPCAValues, kernel_pca_values
 from kernel_attention.solvers.kernel_svd import kernel_svd
 from kernel_attention.solvers.kernel_svd_estimator import KernelSVD
 from kernel_attention.solvers.multilinear_svd import Multilinear, multilinear_svd
@@ -46,7 +46,7 @@ from kernel_attention.solvers.support_vector_expansion import (
 __all__ = [
     "EigenvalueRatios",
     "KernelMultilinear",
-    "KernelPCA",
+    "KernelPCAResult",
     "KernelPCAValues",
     "KernelSVD",
     "Multilinear",

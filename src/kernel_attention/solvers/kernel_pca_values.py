@@ -28,7 +28,7 @@ from kernel_attention.solvers.arrays import fitted, give_back, read_matrix
 from kernel_attention.solvers.finite import require_finite, require_range, times_exp
 
 
-class KernelPCA(NamedTuple):
+class KernelPCAResult(NamedTuple):
     """The principal components of a set of keys, the largest first.
 
     ``values`` (..., N, d) are v_dj, what theorem 1 predicts as a layer's value matrix; ``coefficients``
@@ -62,7 +62,7 @@ class CentredGram(NamedTuple):
 
 def kernel_pca_values(
     keys: Tensor, n_components: int | None = None, *, key_padding_mask: Tensor | None = None
-) -> KernelPCA:
+) -> KernelPCAResult:
     """The value matrix that kernel PCA predicts for a layer with these keys (theorem 1).
 
     v_dj = a_dj / g(k_j) - (1/N) sum_j' a_dj' / g(k_j): softmax attention of any queries on the keys, with
@@ -94,7 +94,7 @@ def kernel_pca_values(
     log_eigenvalues = log_eigenvalues.masked_fill(~exists, -math.inf)
     coefficients = times_exp(directions, -half)
     parts = (values, coefficients, log_eigenvalues.exp(), log_eigenvalues, gram.log_normalizer)
-    found = KernelPCA(*(part.to(accumulation_dtype(keys.dtype)) for part in parts))
+    found = KernelPCAResult(*(part.to(accumulation_dtype(keys.dtype)) for part in parts))
     require_range("keys", "the logarithms of their normalisers", found.log_normalizer)
     return found
 

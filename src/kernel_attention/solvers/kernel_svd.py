@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from kernel_attention.errors import InputError, unknown
-from kernel_attention.kernels.functions import KernelFunction, get_kernel
+from kernel_attention.kernels.functions import KernelFunction, get_kernel_function
 from kernel_attention.solvers.finite import require_range
 from kernel_attention.solvers.krylov import dense_triplets, leading_triplets
 from kernel_attention.solvers.operators import (
@@ -66,8 +66,8 @@ def kernel_svd(
             and ``rmatmul`` on tensors (K B and K^T C), or a SciPy LinearOperator.
         Z: (m, q); None: X.
         n_components: s, at most min(n, m).
-        kernel: a name in ``kernel_attention.kernels.KERNELS``, "precomputed", or a callable (n, p), (m, q) ->
-            (n, m), which is given X in blocks of rows.
+        kernel: a name in ``kernel_attention.kernels.KERNEL_FUNCTIONS``, "precomputed", or a callable
+            (n, p), (m, q) -> (n, m), which is given X in blocks of rows.
         kernel_params: of the kernel.
         method: "dense" decomposes the whole matrix; "truncated" keeps the matrix in memory and looks for the
             leading directions only; "matrix_free" does so without the matrix, whose blocks are evaluated anew
@@ -136,7 +136,9 @@ def _operator(
             f"Z has {Z.size(1)} features and X {X.size(1)}, which kernel={kernel!r} cannot compare: use a "
             "callable kernel, or a primal solver with a compatibility matrix"
         )
-    return KernelOperator(get_kernel(kernel, **(parameters or {})), X, X if Z is None else Z, block_size)
+    return KernelOperator(
+        get_kernel_function(kernel, **(parameters or {})), X, X if Z is None else Z, block_size
+    )
 
 
 def _method(operator: MatrixOperator, rank: int) -> SvdMethod:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.kernels.feature_maps import FeatureMapSpec
-from kernel_attention.kernels.functions import KernelFunction, get_kernel, parameters_of
+from kernel_attention.kernels.functions import KernelFunction, get_kernel_function, parameters_of
 from kernel_attention.solvers.arrays import fitted, give_back
 from kernel_attention.solvers.closed_form import sketched_weights
 from kernel_attention.solvers.finite import require_range
@@ -328,5 +328,5 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         width = 0 if self._z_fit is None else self._z_fit.size(1)
         if z.size(1) != width:
             raise InputError(f"Z has {z.size(1)} features, expected {width} as in fit")
-        kernel = get_kernel(self.kernel, **self._kernel_parameters())
+        kernel = get_kernel_function(self.kernel, **self._kernel_parameters())
         return KernelOperator(kernel, x, z, self.block_size, reference=fitted(self._z_fit, z))
