@@ -7,8 +7,8 @@ import torch
 
 import kernel_attention as ka
 from kernel_attention.analysis.measures import mode_singular_values, numerical_rank
-from kernel_attention.features.kernel_functions import get_kernel
 from kernel_attention.features.softmax_features import SoftmaxPlusFeatures
+from kernel_attention.mechanisms.support_vector.kernels import get_kernel
 from kernel_attention.tensors.unfoldings import leading_eigenvectors, pseudo_inverse
 
 LAYERS = {

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernel_attention.errors import InputError
-from kernel_attention.features.kernel_functions import KERNELS, get_kernel, takes_reference
+from kernel_attention.features.kernel_functions import KERNEL_FUNCTIONS, get_kernel_function, takes_reference
 
 N, M, P = 7, 5, 3
 
@@ -47,7 +47,7 @@ CASES = [
 
 
 def test_every_kernel_is_tested():
-    assert set(ENTRIES) == set(KERNELS)
+    assert set(ENTRIES) == set(KERNEL_FUNCTIONS)
 
 
 @pytest.mark.parametrize(("name", "parameters", "entry"), CASES)
@@ -56,13 +56,13 @@ def test_kernel_is_its_formula(name, parameters, entry):
     expected = by_loops(entry, x, z)
     if name in {"softmax", "sne"}:
         expected = expected / expected.sum(dim=1, keepdim=True)
-    torch.testing.assert_close(get_kernel(name, **parameters)(x, z), expected)
+    torch.testing.assert_close(get_kernel_function(name, **parameters)(x, z), expected)
 
 
 @pytest.mark.parametrize("name", ["softmax", "sne"])
 def test_a_new_point_is_measured_against_the_sample_of_the_fit(name):
     x, z = torch.randn(N, P, dtype=torch.float64), torch.randn(M, P, dtype=torch.float64)
-    kernel = get_kernel(name)
+    kernel = get_kernel_function(name)
     assert takes_reference(kernel)
     torch.testing.assert_close(kernel(x, z[1:3], reference=z), kernel(x, z)[:, 1:3])
 
@@ -70,20 +70,20 @@ def test_a_new_point_is_measured_against_the_sample_of_the_fit(name):
 @pytest.mark.parametrize("name", ["softmax", "sne", "rbf"])
 def test_large_inputs_stay_finite(name):
     x = 1e3 * torch.randn(N, P)
-    assert get_kernel(name)(x, x).isfinite().all()
+    assert get_kernel_function(name)(x, x).isfinite().all()
 
 
 @pytest.mark.parametrize("name", ["rbf", "sne"])
 def test_distances_survive_far_from_the_origin(name):
     x, z = 1e3 + torch.randn(N, P), 1e3 + torch.randn(M, P)
-    exact = get_kernel(name)(x.double(), z.double())
-    torch.testing.assert_close(get_kernel(name)(x, z).double(), exact, rtol=1e-4, atol=1e-6)
+    exact = get_kernel_function(name)(x.double(), z.double())
+    torch.testing.assert_close(get_kernel_function(name)(x, z).double(), exact, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", sorted(KERNELS))
+@pytest.mark.parametrize("name", sorted(KERNEL_FUNCTIONS))
 def test_gradients(name):
     x, z = (torch.randn(n, P, dtype=torch.float64, requires_grad=True) for n in (N, M))
-    assert torch.autograd.gradcheck(get_kernel(name), (x, z))
+    assert torch.autograd.gradcheck(get_kernel_function(name), (x, z))
 
 
 @pytest.mark.parametrize(
@@ -100,4 +100,12 @@ def test_gradients(name):
 )
 def test_bad_kernels(kernel, parameters, words):
     with pytest.raises(InputError, match=words.replace("?", r"\?")):
-        get_kernel(kernel, **parameters)
+        get_kernel_function(kernel, **parameters)
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1e-20, 1e20, 1e300])
+def test_the_cosine_does_not_know_lengths(scale):
+    x, z = torch.randn(5, 3, dtype=torch.float64), torch.randn(4, 3, dtype=torch.float64)
+    cosine = get_kernel_function("cosine")
+    torch.testing.assert_close(cosine(scale * x, z / scale), cosine(x, z))
+    assert not cosine(0 * x, z).any()

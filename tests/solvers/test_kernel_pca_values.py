@@ -16,6 +16,7 @@ from sklearn.decomposition import KernelPCA as ReferenceKernelPCA
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from kernel_attention import solvers
+from kernel_attention.solvers.kernel_pca_values import centred_gram
 
 BATCH, HEADS, QUERIES, KEYS, WIDTH, COMPONENTS = 2, 3, 7, 11, 5, 4
 
@@ -171,6 +172,14 @@ def test_padding_counts_for_nothing(keys):
     )
     expected = solvers.projection_error(keys[:, :, :7][:, :, other], keys[:, :, :real], values[:, :, :real])
     torch.testing.assert_close(found, expected)
+    # Padding may hold anything.
+    spoiled = padded.masked_fill(~mask[..., None], torch.nan)
+    other = values.masked_fill(~mask[..., None], torch.nan)
+    torch.testing.assert_close(
+        solvers.projection_error(spoiled, spoiled, other, key_padding_mask=mask), whole
+    )
+    found = solvers.kernel_pca_values(spoiled, 3, key_padding_mask=mask)
+    torch.testing.assert_close(found.values[:, :, :real], alone.values)
 
 
 def test_causal_projection_error_is_that_of_every_prefix(keys):
@@ -221,15 +230,64 @@ def test_components_that_are_not_there_are_zero():
         assert (solvers.kernel_pca_values(none).values == 0).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("scale", [1e-6, 1e-2, 1.0, 3.0, 10.0, 30.0, 1e3, 1e6])
+def test_equal_keys_have_no_component_at_any_length(dtype, scale):
+    for seed in range(15):
+        torch.manual_seed(seed)
+        key = scale * torch.randn(1, 1 + seed % 7, dtype=dtype)
+        found = solvers.kernel_pca_values(key.repeat(2 + 3 * seed, 1), 2)
+        assert (found.values == 0).all()
+        assert (found.coefficients == 0).all()  # not 0 * inf, where exp(logit) is out of range
+        assert found.log_eigenvalues.isneginf().all()
+
+
+@pytest.mark.parametrize("scale", [0.5, 1.0, 3.0])
+@pytest.mark.parametrize("distance", [0.0, 1e-15, 1e-12, 1e-9, 1e-3])
+def test_repeated_and_nearly_repeated_keys_have_the_components_that_their_distances_carry(scale, distance):
+    different = scale * torch.randn(4, WIDTH, dtype=torch.float64)
+    keys = different.repeat(5, 1)
+    keys = keys + distance * torch.randn_like(keys)
+    found = solvers.kernel_pca_values(keys, 20)
+    number = int(found.log_eigenvalues.isfinite().sum())
+    # Points apart by delta have a kernel apart by delta^2, which is rounding below delta = 1e-8 or so.
+    assert number == 3 if distance < 1e-8 else number > 3
+    gram = centring(20) @ plain_kernel(keys, keys, keys) @ centring(20)
+    exact = torch.linalg.eigvalsh(gram).flip(0) / 20
+    torch.testing.assert_close(found.eigenvalues[:number], exact[:number], rtol=1e-4, atol=1e-15)
+
+
+def test_the_rounding_of_the_gram_matrix_is_within_its_bound():
+    """Against arithmetic with more digits, for keys whose components are nearly lost in rounding."""
+    for seed in range(40):
+        torch.manual_seed(seed)
+        n, p = 2 + seed % 13, 1 + seed % 5
+        keys = 10.0 ** (-3 + seed % 5) * torch.ones(n, p, dtype=torch.float64)
+        keys = keys * (1 + 10.0 ** -(seed % 9) * torch.randn_like(keys))
+        gram = centred_gram(keys, None)
+        exact = keys.numpy().astype(np.longdouble)
+        logits = exact @ exact.T / np.sqrt(np.longdouble(p))
+        largest = logits.max(1)
+        log_g = largest + np.log(np.exp(logits - largest[:, None]).sum(1))
+        kernel = logits - log_g[:, None] - log_g
+        kernel = np.exp(kernel - kernel.max())
+        centred = kernel - kernel.mean(0) - kernel.mean(1)[:, None] + kernel.mean()
+        # One scale for both: the common factor exp(log_scale) is rounded too, and is no part of the error.
+        error = np.linalg.norm((centred - gram.centred.numpy()).astype(np.float64), 2)
+        common = np.linalg.norm(centred.astype(np.float64), 2) * 1e-15 * (1 + float(abs(logits).max()))
+        assert error <= gram.rounding.item() + common
+
+
 def test_the_estimator_projects_as_the_function_does_numpy_or_torch(keys, queries):
     k, q = keys[0, 0], queries[0, 0]
     estimator = solvers.KernelPCAValues(n_components=COMPONENTS).fit(k.numpy())
     projected = estimator.transform(q.numpy())
     assert isinstance(projected, np.ndarray)
     found = solvers.kernel_pca_values(k, COMPONENTS)
-    np.testing.assert_array_equal(estimator.values_, found.values)
-    np.testing.assert_array_equal(estimator.coefficients_, found.coefficients)
-    np.testing.assert_array_equal(estimator.eigenvalues_, found.eigenvalues)
+    # The same formula on another buffer, whose alignment may change the order of a sum.
+    for name in ("values", "coefficients", "eigenvalues"):
+        mine, theirs = getattr(estimator, f"{name}_"), getattr(found, name)
+        np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-10 * theirs.abs().max().item())
     expected = plain_kernel(q, k, k) @ centring(KEYS) @ found.coefficients
     np.testing.assert_allclose(projected, expected, rtol=1e-8, atol=1e-12)
     same = solvers.KernelPCAValues(n_components=COMPONENTS).fit(k).transform(q)
@@ -256,7 +314,17 @@ def test_scikit_learns_own_checks(estimator, check):
         (lambda k: solvers.projection_error(k[:, :, :2], k, k, is_causal=True), "as many queries as keys"),
         (lambda k: solvers.KernelPCAValues().fit(k), r"X has shape \(2, 3, 11, 5\)"),
         (lambda k: solvers.KernelPCAValues().fit(k[0, 0]).transform(k[0, 0, :, :2]), "X has 2 features"),
-        (lambda k: solvers.KernelPCAValues().fit(k[0, 0] / 0), "NaN or infinity"),
+        (lambda k: solvers.KernelPCAValues().fit(k[0, 0] / 0), "X holds NaN or infinity"),
+        (
+            lambda k: solvers.KernelPCAValues().fit(1e9 * k[0, 0]).transform(1e300 * k[0, 0]),
+            "X holds numbers so large",
+        ),
+        (lambda k: solvers.kernel_pca_values(k / 0), "keys holds NaN or infinity"),
+        (lambda k: solvers.kernel_pca_values(1e200 * k), "keys holds numbers so large that their products"),
+        (lambda k: solvers.eigenvalue_ratios(k, k / 0), "values holds NaN or infinity"),
+        (lambda k: solvers.eigenvalue_ratios(k[..., :1, :], k[..., :1, :]), "N at least 2"),
+        (lambda k: solvers.projection_error(k / 0, k, k), "queries holds NaN or infinity"),
+        (lambda k: solvers.projection_error(k, k, 1e200 * k), "values holds numbers so large"),
     ],
 )
 def test_bad_input_is_named(keys, call, message):

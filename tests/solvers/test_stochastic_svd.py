@@ -124,6 +124,20 @@ def test_a_kernel_of_fewer_directions_than_were_asked_for(rank):
     assert abs(found.objective_) <= 1e-10 * exact.sum()
 
 
+@pytest.mark.parametrize("offset", [0.0, 1e3, 1e6])
+@pytest.mark.parametrize("repeats", [1, 6])
+def test_one_direction_in_all_the_features(offset, repeats):
+    """Features that all but agree: a basis of them is singular to working precision."""
+    for seed in range(10):
+        torch.manual_seed(seed)
+        X, Z = two_samples(6, 5, 6, 6)
+        X, Z = (part[: 6 // repeats].repeat(repeats, 1) + offset for part in (X, Z))
+        found = KernelSVD(3, solver="primal_stochastic", random_state=0).fit(X, Z)
+        exact = torch.linalg.svdvals(X @ Z.T)[:3]
+        # Values are known to 1e-6 of the first, the root of the rounding of sums of squares.
+        torch.testing.assert_close(found.singular_values_, exact, rtol=0, atol=1e-6 * exact[0].item())
+
+
 def test_too_few_epochs_say_so():
     X, Z = two_samples(300, 300, 100, 100)
     with pytest.warns(RuntimeWarning, match="2 epochs left a relative residual"):

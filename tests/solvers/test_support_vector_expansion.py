@@ -94,6 +94,19 @@ def test_large_inputs_stay_in_log_space(problem):
     assert np.isfinite(estimator.predict(35 * queries)).all()
 
 
+def test_keys_that_are_no_support_vectors_have_the_value_0_whatever_their_length():
+    # On a line, a short key's h is the exponential of a product with the long one: 1/h overflows, times 0.
+    keys = torch.tensor([[1.0], [2.0], [30.0], [31.0]], dtype=torch.float64)
+    targets = torch.tensor([[0.0], [0.05], [0.0], [5.0]], dtype=torch.float64)
+    found = solvers.support_vector_expansion(keys, targets)
+    assert not found.values.isnan().any()
+    assert not found.dual_coefficients.isnan().any()
+    assert solvers.SupportVectorExpansion().fit(keys, targets).predict(keys).isfinite().all()
+    wide = solvers.SupportVectorExpansion(epsilon=10.0).fit(100 * keys, targets)
+    assert not wide.values_.any()
+    assert wide.predict(100 * keys).isfinite().all()
+
+
 def test_torch_in_torch_out_and_the_shape_of_the_targets(problem):
     keys, queries, targets = problem
     one = solvers.SupportVectorExpansion().fit(keys, targets[:, 0])
@@ -122,6 +135,12 @@ def test_scikit_learns_own_checks(estimator, check):
         ({"targets": torch.ones(4)}, {}, r"targets has shape \(4,\)"),
         ({"targets": torch.full((4, 1), torch.nan)}, {}, "targets holds NaN"),
         ({"keys": torch.full((4, 2), torch.inf)}, {}, "keys holds NaN or infinity"),
+        ({"keys": 1e200 * torch.ones(4, 2).double()}, {}, "keys holds numbers so large that their products"),
+        (
+            {"keys": torch.tensor([[1.0], [2.0], [500.0], [510.0]]), "targets": torch.arange(4.0)[:, None]},
+            {},
+            "keys holds numbers so large that the values of their regression",
+        ),
         ({}, {"C": 0.0}, "C=0.0 must be positive"),
         ({}, {"epsilon": -0.1}, "epsilon=-0.1 must be 0 or more"),
     ],

@@ -79,17 +79,25 @@ def test_the_librarys_kernel_matrix_is_that_of_the_theorem(solution):
 
 
 @settings
-def test_theorem_3_2_the_dual_variables_are_the_singular_vectors_of_the_kernel(solution):
-    scaled = solution.sigma[:, None, :]
-    torch.testing.assert_close(solution.kernel @ solution.h_r, solution.h_e * scaled)
-    torch.testing.assert_close(solution.kernel.mT @ solution.h_e, solution.h_r * scaled)
+def test_theorem_3_2_the_dual_variables_are_the_singular_vectors_of_the_layers_kernel(solution):
+    solvers = pytest.importorskip("kernel_attention.solvers")
+    rank = solution.sigma.size(1)
+    for h, kernel in enumerate(primal_kernel(solution.q, solution.k, rows=solution.rows)[0]):
+        found = solvers.kernel_svd(kernel, n_components=rank, kernel="precomputed")
+        torch.testing.assert_close(found.values, solution.sigma[h])
+        sign = (found.left * solution.h_e[h]).sum(0).sign()
+        torch.testing.assert_close(found.left * sign, solution.h_e[h])
+        torch.testing.assert_close(found.right * sign, solution.h_r[h])
+        torch.testing.assert_close(solution.kernel[h] @ found.right, found.left * found.values)
+        torch.testing.assert_close(solution.kernel[h].mT @ found.left, found.right * found.values)
 
 
 @settings
-def test_the_kernel_is_asymmetric_and_no_larger_in_rank_than_the_feature_space(solution):
-    assert not torch.allclose(solution.kernel, solution.kernel.mT)
+def test_the_layers_kernel_is_asymmetric_and_no_larger_in_rank_than_the_feature_space(solution):
+    kernel = primal_kernel(solution.q, solution.k, rows=solution.rows)[0]
+    assert not torch.allclose(kernel, kernel.mT)
     dimension = WIDTH if solution.rows is None else min(WIDTH, solution.rows.size(2))
-    assert torch.linalg.matrix_rank(solution.kernel).tolist() == [dimension] * HEADS
+    assert torch.linalg.matrix_rank(kernel).tolist() == [dimension] * HEADS
 
 
 @settings

@@ -1,7 +1,8 @@
-"""Lanczos' decomposition (1958), in float64: what the shifted eigenvalue problem A V = U S, A^T U = V S says.
+"""The library's kernel SVD is Lanczos' decomposition (1958): A V = U S, A^T U = V S, a shifted eigenproblem.
 
 Sources: the Primal-Attention poster (U^T U = V^T V = I asked for) and theorem 2.1 of the KMLSVD thesis (not
-asked for, but claimed of every solution: it is not so, below). No SVD is called where one is to be found.
+asked for, but claimed of every solution: it is not so, below). The eigenvectors are those of the shifted
+matrix, the decomposition is that of each method of :func:`kernel_attention.solvers.kernel_svd`.
 """
 
 from __future__ import annotations
@@ -10,12 +11,23 @@ import pytest
 import torch
 from torch import Tensor
 
+pytest.importorskip("sklearn")
+
+from kernel_attention.solvers import kernel_svd
+from kernel_attention.solvers.singular_directions import SingularDirections
+
 F64 = torch.float64
-ROWS, COLUMNS, RANK = 7, 5, 3
+ROWS, COLUMNS, RANK = 37, 29, 3
+methods = pytest.mark.parametrize("method", ["dense", "truncated", "matrix_free"])
 
 
 def matrix() -> Tensor:
     return torch.randn(ROWS, RANK, dtype=F64) @ torch.randn(RANK, COLUMNS, dtype=F64)
+
+
+def decomposed(a: Tensor, rank: int, method: str) -> SingularDirections:
+    options = {"n_oversamples": 1, "generator": torch.Generator().manual_seed(0)}
+    return kernel_svd(a, n_components=rank, kernel="precomputed", method=method, **options)
 
 
 def shifted(a: Tensor) -> Tensor:
@@ -25,62 +37,74 @@ def shifted(a: Tensor) -> Tensor:
     return whole
 
 
-def solve(a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """U, S (as a vector), V from the shifted eigenvalue problem: its positive eigenvalues."""
-    values, vectors = torch.linalg.eigh(shifted(a))
-    kept = vectors[:, -RANK:] * 2**0.5  # an eigenvector's two halves have norm 1 / sqrt(2) each
-    return kept[:ROWS], values[-RANK:], kept[ROWS:]
-
-
-def solves(a: Tensor, u: Tensor, s: Tensor, v: Tensor) -> None:
-    torch.testing.assert_close(a @ v, u * s)
-    torch.testing.assert_close(a.T @ u, v * s)
-
-
-def test_the_spectrum_is_plus_and_minus_the_singular_values_and_zeros():
+@methods
+def test_the_spectrum_of_the_shifted_matrix_is_plus_and_minus_the_singular_values_and_zeros(method):
     a = matrix()
+    found = decomposed(a, RANK + 2, method).values
     values = torch.linalg.eigvalsh(shifted(a))
-    singular = (a.T @ a).trace().sqrt()  # their squares sum to ||A||^2
-    torch.testing.assert_close(values, -values.flip(0))
-    torch.testing.assert_close(values[-RANK:].norm(), singular)
-    torch.testing.assert_close(values[RANK:-RANK], torch.zeros(ROWS + COLUMNS - 2 * RANK, dtype=F64))
-    assert (values[-RANK:] > 1e-3).all()
+    zeros = torch.zeros(ROWS + COLUMNS - 2 * (RANK + 2), dtype=F64)
+    expected = torch.cat([-found, zeros, found.flip(0)])
+    # Both are off by a sum over the entries of A at most.
+    atol = 8 * (ROWS + COLUMNS) * torch.finfo(F64).eps * a.norm().item()
+    torch.testing.assert_close(values, expected, rtol=0, atol=atol)
+    assert (found[:RANK] > 1e-3).all()
 
 
-def test_its_positive_part_is_an_orthonormal_decomposition_of_the_matrix():
+@methods
+def test_the_directions_are_the_halves_of_its_positive_eigenvectors(method):
     a = matrix()
-    u, s, v = solve(a)
-    solves(a, u, s, v)
-    torch.testing.assert_close(u.T @ u, torch.eye(RANK, dtype=F64))
-    torch.testing.assert_close(v.T @ v, torch.eye(RANK, dtype=F64))
-    torch.testing.assert_close(u * s @ v.T, a)
+    found = decomposed(a, RANK, method)
+    vectors = torch.linalg.eigh(shifted(a))[1][:, -RANK:].flip(1)
+    pairs = torch.cat([found.left, found.right]) / 2**0.5  # a half of a unit eigenvector has norm 1 / sqrt(2)
+    torch.testing.assert_close((vectors * pairs).sum(0).abs(), torch.ones(RANK, dtype=F64))
+    torch.testing.assert_close(shifted(a) @ pairs, pairs * found.values)
 
 
-def test_with_different_singular_values_solutions_are_orthogonal_but_of_any_size():
+@methods
+def test_the_decomposition_gives_the_matrix_back(method):
     a = matrix()
-    u, s, v = solve(a)
+    found = decomposed(a, RANK, method)
+    torch.testing.assert_close(a @ found.right, found.left * found.values)
+    torch.testing.assert_close(a.T @ found.left, found.right * found.values)
+    for vectors in (found.left, found.right):
+        torch.testing.assert_close(vectors.T @ vectors, torch.eye(RANK, dtype=F64))
+    torch.testing.assert_close(found.left * found.values @ found.right.T, a)
+
+
+@methods
+def test_the_equations_leave_the_sizes_open_and_the_solver_does_not(method):
+    # Any other size of a pair solves the equations too, but does not give A back.
+    a = matrix()
+    found = decomposed(a, RANK, method)
     size = torch.tensor([2.0, 0.5, 3.0], dtype=F64)
-    solves(a, u * size, s, v * size)
-    gram = (u * size).T @ (u * size)
-    torch.testing.assert_close(gram, gram.diagonal().diag())
-    # So the equations do not give A back by themselves: the normalisation has to be asked for.
-    assert not torch.allclose((u * size * s) @ (v * size).T, a)
-    # One column of U and its partner in V have the same size in every solution (eq. 8 of the supplement).
-    torch.testing.assert_close((u * size).norm(dim=0), (v * size).norm(dim=0))
+    u, v = found.left * size, found.right * size
+    torch.testing.assert_close(a @ v, u * found.values)
+    torch.testing.assert_close(a.T @ u, v * found.values)
+    assert not torch.allclose(u * found.values @ v.T, a)
 
 
-def test_with_equal_singular_values_solutions_need_not_be_orthogonal():
-    u, _, v = solve(matrix())
-    a = 2.0 * u @ v.T
+@methods
+def test_equal_singular_values_have_orthogonal_directions_though_the_equations_ask_for_none(method):
+    start = decomposed(matrix(), RANK, "dense")
+    a = 2.0 * start.left @ start.right.T
     mixing = torch.tensor([[1.0, 1.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]], dtype=F64)
-    solves(a, u @ mixing, torch.full((RANK,), 2.0, dtype=F64), v @ mixing)
-    assert abs(((u @ mixing).T @ (u @ mixing))[0, 1]) > 0.5
+    torch.testing.assert_close(
+        a @ (start.right @ mixing), 2.0 * start.left @ mixing
+    )  # a solution, not orthogonal
+    found = decomposed(a, RANK, method)
+    torch.testing.assert_close(found.values, torch.full((RANK,), 2.0, dtype=F64))
+    for vectors in (found.left, found.right):
+        torch.testing.assert_close(vectors.T @ vectors, torch.eye(RANK, dtype=F64))
 
 
+@methods
 @pytest.mark.parametrize("kept", [1, 2])
-def test_every_subset_of_the_triplets_is_a_solution_that_is_not_the_matrix(kept):
+def test_the_leading_pairs_are_the_first_of_all_and_miss_the_rest_of_the_matrix(kept, method):
     a = matrix()
-    u, s, v = solve(a)
-    solves(a, u[:, :kept], s[:kept], v[:, :kept])
-    missing = a - u[:, :kept] * s[:kept] @ v[:, :kept].T
-    torch.testing.assert_close(missing.norm(), s[kept:].norm())
+    found, every = decomposed(a, kept, method), decomposed(a, RANK, "dense")
+    torch.testing.assert_close(found.values, every.values[:kept])
+    torch.testing.assert_close(
+        found.left, every.left[:, :kept], rtol=0, atol=1e-6
+    )  # of the iteration's tolerance
+    missing = a - found.left * found.values @ found.right.T
+    torch.testing.assert_close(missing.norm(), every.values[kept:].norm())

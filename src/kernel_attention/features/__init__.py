@@ -1,4 +1,4 @@
-"""Feature maps and small linear algebra: tensors in, tensors out."""
+"""Feature maps of queries and keys, random features, and kernel functions of two samples."""
 
 from kernel_attention.features.feature_maps import (
     FEATURE_MAPS,
@@ -14,46 +14,29 @@ from kernel_attention.features.feature_maps import (
     is_tokenwise,
     relu,
 )
-from kernel_attention.features.kernel_functions import KERNELS, KernelFunction, get_kernel
-from kernel_attention.features.softmax_features import SoftmaxPlusFeatures, TaylorFeatures
-from kernel_attention.tensors.sampling import (
-    evenly_spaced,
-    gather_ranks,
-    part_positions,
-    rows_before,
-    sample_positions,
-    sample_rows,
+from kernel_attention.features.kernel_functions import (
+    KERNEL_FUNCTIONS,
+    KernelFunction,
+    get_kernel_function,
 )
-from kernel_attention.tensors.shrinkage import shrink
-from kernel_attention.tensors.statistics import accumulation_dtype, num_real, running_mean, valid_ranks
+from kernel_attention.features.softmax_features import SoftmaxPlusFeatures, TaylorFeatures
 
 __all__ = [
     "FEATURE_MAPS",
     "FEATURE_MODULES",
-    "KERNELS",
+    "KERNEL_FUNCTIONS",
     "FeatureMap",
     "FeatureMapSpec",
     "KernelFunction",
     "SoftmaxPlusFeatures",
     "TaylorFeatures",
-    "accumulation_dtype",
     "cosine",
     "elu",
-    "evenly_spaced",
     "frobenius",
-    "gather_ranks",
     "get_feature_map",
-    "get_kernel",
+    "get_kernel_function",
     "identity",
     "is_positive",
     "is_tokenwise",
-    "num_real",
-    "part_positions",
     "relu",
-    "rows_before",
-    "running_mean",
-    "sample_positions",
-    "sample_rows",
-    "shrink",
-    "valid_ranks",
 ]

@@ -90,7 +90,7 @@ def _minus_squared_distances(x: Tensor, z: Tensor, gamma: float | None) -> Tenso
     return left @ torch.cat([z, torch.ones_like(z_norm), -scale * z_norm], dim=-1).mT
 
 
-KERNELS: dict[str, KernelFunction] = {
+KERNEL_FUNCTIONS: dict[str, KernelFunction] = {
     "cosine": cosine, "exponential": exponential, "linear": linear, "polynomial": polynomial, "rbf": rbf,
     "sne": sne, "softmax": softmax,
 }  # fmt: skip
@@ -103,18 +103,20 @@ def parameters_of(kernel: str) -> list[str]:
     Raises:
         InputError: for an unknown name.
     """
-    if kernel not in KERNELS:
-        raise unknown("kernel", kernel, KERNELS)
+    if kernel not in KERNEL_FUNCTIONS:
+        raise unknown("kernel", kernel, KERNEL_FUNCTIONS)
     return [
-        name for name in inspect.signature(KERNELS[kernel]).parameters if name not in {"x", "z", "reference"}
+        name
+        for name in inspect.signature(KERNEL_FUNCTIONS[kernel]).parameters
+        if name not in {"x", "z", "reference"}
     ]
 
 
-def get_kernel(kernel: str | KernelFunction, **parameters: Any) -> KernelFunction:
+def get_kernel_function(kernel: str | KernelFunction, **parameters: Any) -> KernelFunction:
     """The kernel with these parameters, as a function of x, z and, where it has one, ``reference``.
 
     Args:
-        kernel: a name in ``KERNELS``, or a callable (x, z, **parameters) -> (n, m).
+        kernel: a name in ``KERNEL_FUNCTIONS``, or a callable (x, z, **parameters) -> (n, m).
         parameters: of that kernel; None is a parameter's default.
 
     Raises:
@@ -123,7 +125,7 @@ def get_kernel(kernel: str | KernelFunction, **parameters: Any) -> KernelFunctio
     if callable(kernel):
         return functools.partial(kernel, **parameters) if parameters else kernel
     if not isinstance(kernel, str):
-        raise InputError(f"kernel={kernel!r} must be a callable or one of: {', '.join(KERNELS)}")
+        raise InputError(f"kernel={kernel!r} must be a callable or one of: {', '.join(KERNEL_FUNCTIONS)}")
     accepted = parameters_of(kernel)
     for name, value in parameters.items():
         if name not in accepted:
@@ -134,7 +136,9 @@ def get_kernel(kernel: str | KernelFunction, **parameters: Any) -> KernelFunctio
             raise InputError(f"{name}={value!r} of kernel {kernel!r} must be a finite number")
         if (kernel, name) in _POSITIVE and value <= 0:
             raise InputError(f"{name}={value!r} of kernel {kernel!r} must be above 0")
-    return functools.partial(KERNELS[kernel], **{k: v for k, v in parameters.items() if v is not None})
+    return functools.partial(
+        KERNEL_FUNCTIONS[kernel], **{k: v for k, v in parameters.items() if v is not None}
+    )
 
 
 def takes_reference(kernel: KernelFunction) -> bool:

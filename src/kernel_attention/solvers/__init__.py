@@ -3,6 +3,15 @@
 One function each, on torch tensors, and a thin scikit-learn estimator that remembers what it found.
 """
 
+try:
+    import sklearn  # noqa: F401
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "kernel_attention.solvers needs sklearn, which is not installed: "
+        "pip install 'kernel-attention[solvers]'",
+        name=error.name,
+    ) from None
+
 from kernel_attention.solvers.kernel_multilinear_svd import (
     KernelMultilinear,
     kernel_multilinear_svd,
@@ -16,7 +25,7 @@ from kernel_attention.solvers.kernel_pca_diagnostics import (
     projection_error,
     recovered_coefficients,
 )
-from kernel_attention.solvers.kernel_pca_values import KernelPCA, KernelPCAValues, kernel_pca_values
+from kernel_attention.solvers.kernel_pca_values import KernelPCAResult, KernelPCAValues, kernel_pca_values
 from kernel_attention.solvers.kernel_svd import kernel_svd
 from kernel_attention.solvers.kernel_svd_estimator import KernelSVD
 from kernel_attention.solvers.multilinear_svd import Multilinear, multilinear_svd
@@ -37,7 +46,7 @@ from kernel_attention.solvers.support_vector_expansion import (
 __all__ = [
     "EigenvalueRatios",
     "KernelMultilinear",
-    "KernelPCA",
+    "KernelPCAResult",
     "KernelPCAValues",
     "KernelSVD",
     "Multilinear",

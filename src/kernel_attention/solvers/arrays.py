@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from sklearn.utils.validation import validate_data
 from torch import Tensor
 
 from kernel_attention.errors import InputError
+from kernel_attention.solvers.finite import require_finite
 
 
 def read_matrix(
@@ -37,8 +39,7 @@ def read_matrix(
         )
     X = X.detach()
     X = X if X.is_floating_point() else X.to(torch.get_default_dtype())
-    if X.isinf().any() or (not allow_nan and X.isnan().any()):
-        raise InputError("X holds NaN or infinity")
+    require_finite("X", X.nan_to_num(nan=0.0, posinf=math.inf, neginf=-math.inf) if allow_nan else X)
     if reset:
         estimator.n_features_in_ = X.size(1)
         if hasattr(estimator, "feature_names_in_"):

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from kernel_attention.solvers.finite import require_range
+
 
 class PrimalWeights(NamedTuple):
     """``values`` (s,), ``w_e`` and ``w_r`` (p, s): e(x) = W_e^T phi(x), r(z) = W_r^T phi(z).
@@ -32,7 +34,9 @@ def closed_form(phi_x: Tensor, phi_z: Tensor, rank: int) -> tuple[Tensor, Tensor
     factors keep all digits of small singular values.
     """
     (q_x, r_x), (q_z, r_z) = torch.linalg.qr(phi_x), torch.linalg.qr(phi_z)
-    u, values, vt = torch.linalg.svd(r_x @ r_z.mT, full_matrices=False)
+    small = r_x @ r_z.mT
+    require_range("X", "the features' products with those of Z", small)
+    u, values, vt = torch.linalg.svd(small, full_matrices=False)
     return q_x @ u[:, :rank], values[:rank], q_z @ vt[:rank].mT
 
 

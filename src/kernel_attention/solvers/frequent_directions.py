@@ -48,7 +48,8 @@ class FrequentDirections:
         _, values, vectors = torch.linalg.svd(rows, full_matrices=False)
         if values.numel() < self.size:
             return values[:, None] * vectors
-        energy = values.square()
-        last = slice(-max(1, int(_SHRUNK * self.size)), None)
-        energy[: self.size][last] -= energy[self.size - 1].clone()
-        return energy[: self.size - 1].clamp_min(0.0).sqrt()[:, None] * vectors[: self.size - 1]
+        kept, least = values[: self.size - 1].clone(), values[self.size - 1]
+        last = slice(self.size - max(1, int(_SHRUNK * self.size)), None)
+        # sqrt(s^2 - l^2), without squares that leave the range.
+        kept[last] = (kept[last] - least).sqrt() * (kept[last] + least).sqrt()
+        return kept[:, None] * vectors[: self.size - 1]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from kernel_attention.errors import InputError
+from kernel_attention.solvers.finite import require_finite, require_range, size_of
 from kernel_attention.solvers.multilinear_svd import Method, Multilinear, Ranks, core_of, multilinear_svd
 from kernel_attention.tensors.kernel_tensors import multilinear_kernel
 from kernel_attention.tensors.multilinear import multilinear_factors
@@ -57,13 +58,14 @@ def kernel_multilinear_svd(
         max_iter: likewise.
 
     Raises:
-        InputError: for features or a compatibility whose shapes do not fit, and what
+        InputError: for features or a compatibility whose shapes do not fit or that are not finite, and what
             :func:`multilinear_svd` raises.
     """
     features = _read_features(features, compatibility)
     lift = None if compatibility is None else compatibility.to(features[0])[None]
     bases, small = zip(*(torch.linalg.qr(phi) for phi in features), strict=True)
     kernel = multilinear_kernel([r[None, None] for r in small], lift)[0, 0]
+    require_range("features", "the entries of their kernel", kernel)
     svd = multilinear_svd(kernel, ranks, method=method, tol=tol, max_iter=max_iter)
     objective = kmlsvd_dual_objective(kernel, svd.factors, svd.core)
     # The signs of Q are LAPACK's.
@@ -72,6 +74,7 @@ def kernel_multilinear_svd(
     weights = [phi.mT @ u for phi, u in zip(features, factors, strict=True)]
     svd = svd._replace(core=core, factors=tuple(factors))
     scores = kmlsvd_primal_scores(features, weights, core, compatibility=compatibility)
+    require_range("features", "the scores and J of their kernel", *weights, *scores, objective)
     return KernelMultilinear(svd, tuple(weights), scores, objective)
 
 
@@ -87,6 +90,10 @@ def kmlsvd_primal_scores(
     The features may be those of other samples than the weights were found from. Arguments as for
     :func:`kernel_multilinear_svd`.
     """
+    features = _read_features(features, compatibility)
+    for n, weight in enumerate(weights):
+        require_finite(f"weights[{n}]", weight)
+    require_finite("core", core)
     lift = None if compatibility is None else compatibility.to(core)[None]
     factors = multilinear_factors([w[None] for w in weights], core[None], lift)
     return tuple(phi @ factor[0] for phi, factor in zip(features, factors, strict=True))
@@ -98,6 +105,7 @@ def kmlsvd_dual_scores(tensor: Tensor, factors: Sequence[Tensor], core: Tensor) 
     They equal the primal scores for any factors with W_n = Phi_n^T U_n, and U_n S_(n) S_(n)^T where the core
     is that of the full-rank multilinear SVD or of a fixed point of HOOI.
     """
+    _require_all_finite(tensor, factors, core)
     return tuple(mode_scores(tensor, factors, core, n) for n in range(len(factors)))
 
 
@@ -114,16 +122,26 @@ def kmlsvd_dual_objective(tensor: Tensor, factors: Sequence[Tensor], core: Tenso
     truncation of it. At a fixed point of HOOI it is (D - 2)/2 (||K||^2 - ||S||^2), half of what is lost at
     order 3; at a truncated HOSVD it is at least (D - 2)/2 times what that loses.
     """
+    _require_all_finite(tensor, factors, core)
     order = len(factors)
     energy = tensor.new_zeros(())
+    # S comes from K by a product with each factor, so its rounding is of the size of K, whatever its own.
+    rounding = sum(tensor.shape) * torch.finfo(core.dtype).eps
+    cutoff = rounding * max(size_of(tensor), size_of(core))
     for n in range(order):
         # Tr(P S^T (S S^T)^+ S P^T): P = K_(n) (.. (x) U (x) ..) on the row space of S_(n).
         _, values, rows = torch.linalg.svd(unfold(core, n, order), full_matrices=False)
-        cutoff = values[0] * core.numel() * torch.finfo(core.dtype).eps
         inside = rows[: int((values > cutoff).sum())]
         energy = energy + (project_modes(tensor, factors, n) @ inside.mT).square().sum()
     alignment = (core_of(tensor, factors) * core).sum()
     return energy / 2 - (order - 1) * alignment + (order - 2) / 2 * tensor.square().sum()
+
+
+def _require_all_finite(tensor: Tensor, factors: Sequence[Tensor], core: Tensor) -> None:
+    require_finite("tensor", tensor)
+    for n, factor in enumerate(factors):
+        require_finite(f"factors[{n}]", factor)
+    require_finite("core", core)
 
 
 def _read_features(features: Sequence[Tensor], compatibility: Tensor | None) -> list[Tensor]:
@@ -141,4 +159,8 @@ def _read_features(features: Sequence[Tensor], compatibility: Tensor | None) -> 
         raise InputError(
             f"features have widths {widths} and compatibility the shape {given}, expected features {accepted}"
         )
+    for n, phi in enumerate(features):
+        require_finite(f"features[{n}]", phi)
+    if compatibility is not None:
+        require_finite("compatibility", compatibility)
     return [phi.to(accumulation_dtype(phi.dtype)) for phi in features]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from kernel_attention.errors import InputError
+from kernel_attention.solvers.finite import require_finite, require_range, times_exp
 from kernel_attention.solvers.kernel_pca_values import CentredGram, centred_gram, double, require_matrix
 from kernel_attention.tensors.statistics import accumulation_dtype
 
@@ -54,7 +55,7 @@ def recovered_coefficients(keys: Tensor, values: Tensor, *, key_padding_mask: Te
     """
     gram = centred_gram(keys, key_padding_mask)
     coefficients, log_scale = _recovered(gram, values)
-    return (coefficients * log_scale[..., None, None].exp()).to(accumulation_dtype(keys.dtype))
+    return times_exp(coefficients, log_scale[..., None, None]).to(accumulation_dtype(keys.dtype))
 
 
 def eigenvalue_ratios(
@@ -68,7 +69,14 @@ def eigenvalue_ratios(
         keys: (..., N, p).
         values: (..., N, d), a layer's own or those of :func:`kernel_pca_values`.
         key_padding_mask: broadcast to (..., N), True = real key.
+
+    Raises:
+        InputError: for a single key, whose centred kernel is 0 without eigenvectors, and for keys or values
+            of other shapes or not finite.
     """
+    require_matrix("keys", keys)
+    if keys.size(-2) < 2:
+        raise InputError(f"keys has shape {tuple(keys.shape)}, expected (..., N, p) with N at least 2")
     gram = centred_gram(keys, key_padding_mask)
     coefficients, _ = _recovered(gram, values)
     coefficients = coefficients / _norm(coefficients)
@@ -113,7 +121,7 @@ def projection_error(
         is_causal: query i sees keys 0..i: each has the feature map of its own prefix. Needs M = N.
 
     Raises:
-        InputError: where the shapes do not fit.
+        InputError: where the shapes do not fit, or what counts is not finite.
     """
     require_matrix("keys", keys)
     if queries.dim() < 2 or queries.size(-1) != keys.size(-1):
@@ -125,9 +133,14 @@ def projection_error(
         raise InputError(
             f"is_causal=True needs as many queries as keys, got {queries.size(-2)} and {keys.size(-2)}"
         )
-    queries, exact = double(queries), double(keys)
+    counted = query_padding_mask
+    if counted is None and queries.size(-2) == keys.size(-2):
+        counted = key_padding_mask
+    queries = _counted("queries", queries, counted)
+    exact, values = (_counted(*each, key_padding_mask) for each in (("keys", keys), ("values", values)))
     scale = keys.size(-1) ** -0.5
     logits = scale * queries @ exact.mT
+    require_range("queries", "their products with the keys", logits)
     if key_padding_mask is not None:
         logits = logits.masked_fill(~key_padding_mask[..., None, :], -math.inf)
     if is_causal:
@@ -135,11 +148,13 @@ def projection_error(
         logits = logits.masked_fill(ahead, -math.inf)
     log_normalizer = logits.logsumexp(-1)
     lengths = (scale * queries.square().sum(-1) - 2 * log_normalizer).exp()
-    outputs = (logits - log_normalizer[..., None]).exp() @ double(values)
-    errors = lengths - outputs.square().sum(-1)
-    counted = query_padding_mask
-    if counted is None and queries.size(-2) == keys.size(-2):
-        counted = key_padding_mask
+    # A query that sees no key has phi(q) infinite and the output 0.
+    weights = (
+        logits - log_normalizer[..., None].masked_fill(log_normalizer[..., None] == -math.inf, 0.0)
+    ).exp()
+    projected = (weights @ values).square().sum(-1)
+    require_range("values", "the squares of the outputs", projected)
+    errors = lengths - projected
     if counted is None:
         mean = errors.mean(-1)
     else:
@@ -148,12 +163,21 @@ def projection_error(
     return mean.to(accumulation_dtype(keys.dtype))
 
 
+def _counted(name: str, x: Tensor, mask: Tensor | None) -> Tensor:
+    """x in double precision, 0 where it does not count: padding may hold anything, NaN included."""
+    x = double(x)
+    x = x if mask is None else x.masked_fill(~mask[..., None], 0.0)
+    require_finite(name, x)
+    return x
+
+
 def _recovered(gram: CentredGram, values: Tensor) -> tuple[Tensor, Tensor]:
     """A^ over exp(log_scale), and log_scale, the largest log g."""
     _require_values(values, gram.centred)
+    values = _counted("values", values, gram.real)
     largest = gram.log_normalizer.masked_fill(~gram.real, -math.inf).amax(-1).nan_to_num(neginf=0.0)
     weights = (gram.log_normalizer - largest[..., None]).exp() * gram.real
-    coefficients = weights[..., None] * double(values).masked_fill(~gram.real[..., None], 0.0)
+    coefficients = weights[..., None] * values
     mean = coefficients.sum(-2, keepdim=True) / gram.num_keys[..., None, None]
     return (coefficients - mean) * gram.real[..., None], largest
 

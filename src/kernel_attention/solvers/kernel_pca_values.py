@@ -19,22 +19,24 @@ import torch
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from kernel_attention.errors import InputError
-from kernel_attention.mechanisms.softmax.functional import softmax_attention
 from kernel_attention.solvers.arrays import fitted, give_back, read_matrix
+from kernel_attention.solvers.finite import require_finite, require_range, times_exp
 from kernel_attention.tensors.statistics import accumulation_dtype
 from kernel_attention.tensors.unfoldings import leading_eigenvectors
 
 
-class KernelPCA(NamedTuple):
+class KernelPCAResult(NamedTuple):
     """The principal components of a set of keys, the largest first.
 
     ``values`` (..., N, d) are v_dj, what theorem 1 predicts as a layer's value matrix; ``coefficients``
-    (..., N, d) the dual a_dj, eigenvectors of the centred Gram matrix K~ with N lambda a.a = 1;
-    ``eigenvalues`` (..., d) are lambda, those of K~ / N, and ``log_eigenvalues`` their logarithms, which do
-    not underflow; ``log_normalizer`` (..., N) is log g(k_j). A component that the keys do not have (its
-    eigenvalue is rounding error) is zero throughout.
+    (..., N, d) the dual a_dj, eigenvectors of the centred Gram matrix K~ with N lambda a.a = 1, infinite
+    where lambda leaves the range; ``eigenvalues`` (..., d) are lambda, those of K~ / N, and
+    ``log_eigenvalues`` their logarithms, which do not underflow; ``log_normalizer`` (..., N) is log g(k_j). A
+    component that the keys do not have (its eigenvalue is rounding error, :func:`gram_rounding`) is zero
+    throughout.
     """
 
     values: Tensor
@@ -45,18 +47,22 @@ class KernelPCA(NamedTuple):
 
 
 class CentredGram(NamedTuple):
-    """K~ = exp(log_scale) ``centred``, (..., N, N), the largest entry of K_phi being exp(log_scale)."""
+    """K~ = exp(log_scale) ``centred``, (..., N, N), the largest entry of K_phi being exp(log_scale).
+
+    ``rounding`` (...) bounds the 2-norm of what floating point adds to ``centred``: :func:`gram_rounding`.
+    """
 
     centred: Tensor
     log_scale: Tensor
     log_normalizer: Tensor
     real: Tensor
     num_keys: Tensor
+    rounding: Tensor
 
 
 def kernel_pca_values(
     keys: Tensor, n_components: int | None = None, *, key_padding_mask: Tensor | None = None
-) -> KernelPCA:
+) -> KernelPCAResult:
     """The value matrix that kernel PCA predicts for a layer with these keys (theorem 1).
 
     v_dj = a_dj / g(k_j) - (1/N) sum_j' a_dj' / g(k_j): softmax attention of any queries on the keys, with
@@ -71,14 +77,13 @@ def kernel_pca_values(
             0.
 
     Raises:
-        InputError: for keys of fewer than two dimensions, or another n_components.
+        InputError: for keys of fewer than two dimensions or not finite, or another n_components.
     """
     gram = centred_gram(keys, key_padding_mask)
     rank = _rank(n_components, keys)
     vectors = leading_eigenvectors(gram.centred, rank)
     scaled = ((gram.centred @ vectors) * vectors).sum(-2)
-    # The entries of K_phi reach 1 here: what centring leaves of equal ones is rounding, however small.
-    exists = scaled > keys.size(-2) * torch.finfo(scaled.dtype).eps * scaled[..., :1].clamp_min(1.0)
+    exists = scaled > gram.rounding[..., None]
     # exp(log_scale) is an eigenvalue's size: the root of its inverse may overflow where its product with 1/g
     # does not.
     directions = torch.where(exists, scaled, 1.0).rsqrt()[..., None, :] * vectors * exists[..., None, :]
@@ -87,8 +92,11 @@ def kernel_pca_values(
     values = directions * (-normalizer - half).exp() * gram.real[..., None]
     log_eigenvalues = scaled.clamp_min(0.0).log() + (gram.log_scale - gram.num_keys.log())[..., None]
     log_eigenvalues = log_eigenvalues.masked_fill(~exists, -math.inf)
-    parts = (values, directions * (-half).exp(), log_eigenvalues.exp(), log_eigenvalues, gram.log_normalizer)
-    return KernelPCA(*(part.to(accumulation_dtype(keys.dtype)) for part in parts))
+    coefficients = times_exp(directions, -half)
+    parts = (values, coefficients, log_eigenvalues.exp(), log_eigenvalues, gram.log_normalizer)
+    found = KernelPCAResult(*(part.to(accumulation_dtype(keys.dtype)) for part in parts))
+    require_range("keys", "the logarithms of their normalisers", found.log_normalizer)
+    return found
 
 
 def centred_gram(keys: Tensor, key_padding_mask: Tensor | None) -> CentredGram:
@@ -97,9 +105,14 @@ def centred_gram(keys: Tensor, key_padding_mask: Tensor | None) -> CentredGram:
     real = torch.ones(keys.shape[:-1], dtype=torch.bool, device=keys.device)
     if key_padding_mask is not None:
         real = real & key_padding_mask
-    exact = double(keys)
+    # Padding may hold anything, NaN included.
+    exact = double(keys).masked_fill(~real[..., None], 0.0)
+    require_finite("keys", exact)
     pairs = real[..., :, None] & real[..., None, :]
-    logits = (keys.size(-1) ** -0.5 * exact @ exact.mT).masked_fill(~pairs, -math.inf)
+    logits = keys.size(-1) ** -0.5 * exact @ exact.mT
+    require_range("keys", "their products", 6 * logits)  # 6: what is subtracted from them below
+    largest = logits.diagonal(dim1=-2, dim2=-1).amax(-1)
+    logits = logits.masked_fill(~pairs, -math.inf)
     log_normalizer = logits.logsumexp(-1).masked_fill(~real, 0.0)
     logits = logits - log_normalizer[..., :, None] - log_normalizer[..., None, :]
     log_scale = logits.amax((-2, -1)).nan_to_num(neginf=0.0)  # no keys at all
@@ -108,7 +121,36 @@ def centred_gram(keys: Tensor, key_padding_mask: Tensor | None) -> CentredGram:
     mean = kernel.sum(-1) / count[..., None]
     centred = kernel - mean[..., :, None] - mean[..., None, :] + (mean.sum(-1) / count)[..., None, None]
     centred = centred.masked_fill(~pairs, 0.0)
-    return CentredGram((centred + centred.mT) / 2, log_scale, log_normalizer, real, count)
+    rounding = gram_rounding(keys.size(-1), count, largest, kernel.sum(-1).amax(-1))
+    return CentredGram((centred + centred.mT) / 2, log_scale, log_normalizer, real, count, rounding)
+
+
+def gram_rounding(width: int, num_keys: Tensor, largest: Tensor, row_sum: Tensor) -> Tensor:
+    """A bound on the rounding error of the centred Gram matrix and of its eigenvalues, in the 2-norm.
+
+    With M the largest k.k / sqrt(p), which no |logit| exceeds, s the largest row sum of K_phi (entries up to
+    1), u = eps / 2 the unit of rounding, and first order in u throughout:
+
+    * a logit, a scaled product of p terms, is off by (p + 2) u M at most;
+    * log g, at most M + log N, is off by that, by (N + 2) u for its sum and by u (M + log N) for itself;
+    * the exponent of an entry of K_phi, a logit less two log g, is off by three times the first, twice the
+      rest of the second, and by the roundings of its differences, u (5 M + 3 log N): together by less than
+      3 u ((p + 5) M + N + 3), and exp makes of this a relative error of the entry;
+    * an error relative to entries at least 0 has a 2-norm of at most that times s;
+    * centring sums N entries three times and rounds the differences, at most 3 (N + 4) u s;
+    * the eigenvectors and the Rayleigh quotients, sums of N^2 terms: at most 9 N u s.
+
+    The sum is below eps s (2 (p + 5) M + 8 (N + 3)). So equal keys have no component at any length, though
+    exp turns the rounding of their logits into differences that grow with M.
+
+    Args:
+        width: p.
+        num_keys: N, (...).
+        largest: M, (...).
+        row_sum: s, (...).
+    """
+    eps = torch.finfo(row_sum.dtype).eps
+    return eps * row_sum * (2 * (width + 5) * largest + 8 * (num_keys + 3))
 
 
 def double(x: Tensor) -> Tensor:
@@ -168,7 +210,9 @@ class KernelPCAValues(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         check_is_fitted(self)
         queries = read_matrix(self, X, reset=False)
         keys, values = (fitted(each, queries)[None, None] for each in (self.keys_, self.values_))
-        return give_back(softmax_attention(queries[None, None], keys, values)[0, 0], X)
+        projected = scaled_dot_product_attention(queries[None, None], keys, values)[0, 0]
+        require_range("X", "its products with the keys", projected)
+        return give_back(projected, X)
 
     @property
     def _n_features_out(self) -> int:

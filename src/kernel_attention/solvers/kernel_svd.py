@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from kernel_attention.errors import InputError, unknown
-from kernel_attention.features.kernel_functions import KernelFunction, get_kernel
+from kernel_attention.features.kernel_functions import KernelFunction, get_kernel_function
+from kernel_attention.solvers.finite import require_range
 from kernel_attention.solvers.krylov import dense_triplets, leading_triplets
 from kernel_attention.solvers.operators import (
     CenteredOperator,
@@ -25,6 +26,7 @@ from kernel_attention.solvers.operators import (
     ForeignOperator,
     KernelOperator,
     MatrixOperator,
+    centered,
     is_operator,
 )
 from kernel_attention.solvers.singular_directions import (
@@ -64,8 +66,8 @@ def kernel_svd(
             and ``rmatmul`` on tensors (K B and K^T C), or a SciPy LinearOperator.
         Z: (m, q); None: X.
         n_components: s, at most min(n, m).
-        kernel: a name in ``kernel_attention.features.kernel_functions.KERNELS``, "precomputed", or a callable (n, p), (m, q) ->
-            (n, m), which is given X in blocks of rows.
+        kernel: a name in ``kernel_attention.features.KERNEL_FUNCTIONS``, "precomputed", or a callable
+            (n, p), (m, q) -> (n, m), which is given X in blocks of rows.
         kernel_params: of the kernel.
         method: "dense" decomposes the whole matrix; "truncated" keeps the matrix in memory and looks for the
             leading directions only; "matrix_free" does so without the matrix, whose blocks are evaluated anew
@@ -80,7 +82,8 @@ def kernel_svd(
         generator: of the iteration's random start.
 
     Raises:
-        InputError: for arguments that are not accepted, or shapes that do not fit.
+        InputError: for arguments that are not accepted, shapes that do not fit, or a kernel that is not
+            finite.
     """
     operator = _operator(X, Z, kernel, kernel_params, block_size)
     check_components(n_components, operator.shape)
@@ -102,11 +105,12 @@ def kernel_svd(
     parts = (found.left, found.right, found.left_scores, found.right_scores)
     left, right, e, r = (part * signs for part in parts)
     # Tr(W_e^T W_r) = Tr(H_r^T K^T H_e), without features.
-    objective = ksvd_objective(e, r, found.values, trace=(right * r).sum(dim=0))
+    objective = ksvd_objective(e, r, found.values, trace=(right * r).sum(dim=0), size=whole.size)
     zeros = torch.zeros_like(found.values)
     means = (zeros, zeros)
-    if center:  # the columns of H_e and H_r sum to 0, so only these means tell scores of K from centred ones
-        means = (operator.matmul(right).mean(dim=0), operator.rmatmul(left).mean(dim=0))
+    if center:  # scores of K with centred H_e and H_r differ from those of the centred K by these means only
+        means = (operator.matmul(centered(right)).mean(dim=0), operator.rmatmul(centered(left)).mean(dim=0))
+    require_range("X", "the singular values and scores of its kernel", found.values, e, r, objective)
     return SingularDirections(
         left, found.values, right, e, r, objective, found.num_visits, None, None, *means
     )
@@ -132,7 +136,9 @@ def _operator(
             f"Z has {Z.size(1)} features and X {X.size(1)}, which kernel={kernel!r} cannot compare: use a "
             "callable kernel, or a primal solver with a compatibility matrix"
         )
-    return KernelOperator(get_kernel(kernel, **(parameters or {})), X, X if Z is None else Z, block_size)
+    return KernelOperator(
+        get_kernel_function(kernel, **(parameters or {})), X, X if Z is None else Z, block_size
+    )
 
 
 def _method(operator: MatrixOperator, rank: int) -> SvdMethod:

@@ -12,12 +12,13 @@ from torch import Tensor
 
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.features.feature_maps import FeatureMapSpec
-from kernel_attention.features.kernel_functions import KernelFunction, get_kernel, parameters_of
+from kernel_attention.features.kernel_functions import KernelFunction, get_kernel_function, parameters_of
 from kernel_attention.solvers.arrays import fitted, give_back
 from kernel_attention.solvers.closed_form import sketched_weights
+from kernel_attention.solvers.finite import require_range
 from kernel_attention.solvers.frequent_directions import FrequentDirections
 from kernel_attention.solvers.kernel_svd import SvdMethod, kernel_svd
-from kernel_attention.solvers.operators import KernelOperator, is_operator
+from kernel_attention.solvers.operators import KernelOperator, centered, is_operator
 from kernel_attention.solvers.primal_kernel_svd import compatible, primal_kernel_svd, stochastic_kernel_svd
 from kernel_attention.solvers.samples import features, make_generator, read_first, read_second
 from kernel_attention.solvers.singular_directions import SingularDirections, check_components, column_signs
@@ -285,13 +286,23 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         if self.solver != "dual":
             w_e = fitted(self.w_e_, x)
             e = self._compatible(self._features(x, "x"), w_e.size(0)) @ w_e
-        elif self.kernel == "precomputed":
-            e = x @ fitted(self.right_singular_vectors_, x)
         else:
-            e = self._kernel_operator(x, fitted(self._z_fit, x)).matmul(
-                fitted(self.right_singular_vectors_, x)
-            )
-        return e - fitted(self._left_mean, x)
+            right = self._dual_vectors(self.right_singular_vectors_, x)
+            if self.kernel == "precomputed":
+                e = x @ right
+            else:
+                e = self._kernel_operator(x, fitted(self._z_fit, x)).matmul(right)
+        e = e - fitted(self._left_mean, x)
+        require_range("X", "its scores", e)
+        return e
+
+    def _dual_vectors(self, vectors: Any, like: Tensor) -> Tensor:
+        """H_e or H_r as sums over the sample use them: the centred kernel sees of them what is centred.
+
+        Those of a singular value above 0 are; one of the null space may be anything, constants included.
+        """
+        found = fitted(vectors, like)
+        return centered(found) if self.center else found
 
     def _right_scores(self, z: Tensor) -> Tensor:
         if self.solver != "dual":
@@ -300,7 +311,7 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
                 raise InputError(f"Z has {phi.size(1)} features, expected {w_r.size(0)} as in fit")
             r = phi @ w_r
         else:
-            left = fitted(self.left_singular_vectors_, z)
+            left = self._dual_vectors(self.left_singular_vectors_, z)
             if self.kernel == "precomputed":
                 if z.size(0) != left.size(0):
                     raise InputError(
@@ -309,11 +320,13 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
                 r = z.mT @ left
             else:
                 r = self._kernel_operator(fitted(self._x_fit, z), z).rmatmul(left)
-        return r - fitted(self._right_mean, z)
+        r = r - fitted(self._right_mean, z)
+        require_range("Z", "its scores", r)
+        return r
 
     def _kernel_operator(self, x: Tensor, z: Tensor) -> KernelOperator:
         width = 0 if self._z_fit is None else self._z_fit.size(1)
         if z.size(1) != width:
             raise InputError(f"Z has {z.size(1)} features, expected {width} as in fit")
-        kernel = get_kernel(self.kernel, **self._kernel_parameters())
+        kernel = get_kernel_function(self.kernel, **self._kernel_parameters())
         return KernelOperator(kernel, x, z, self.block_size, reference=fitted(self._z_fit, z))

@@ -18,8 +18,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernel_attention.solvers.operators import MatrixOperator
+from kernel_attention.solvers.finite import binary_unit, require_finite
+from kernel_attention.solvers.operators import MatrixOperator, ScaledOperator
 
+_KERNEL = "the kernel matrix of X and Z"
 _BLOCKS_BEFORE_RESTART = 6
 
 
@@ -41,12 +43,14 @@ class Triplets(NamedTuple):
 def dense_triplets(operator: MatrixOperator, rank: int) -> Triplets:
     """The same from a full decomposition; the scores are computed from K, not from the decomposition."""
     matrix = operator.dense()
+    require_finite(_KERNEL, matrix)
+    unit = binary_unit(matrix)
+    matrix = matrix / unit
     left, values, right_t = torch.linalg.svd(matrix, full_matrices=False)
     left, values, right = left[:, :rank], values[:rank], right_t[:rank].mT
     scores = matrix.mT @ left
-    return Triplets(
-        left, values, right, matrix @ right, scores, 1, _relative(scores - right * values, values)
-    )
+    error = _relative(scores - right * values, values)
+    return Triplets(left, values * unit, right, (matrix @ right) * unit, scores * unit, 1, error)
 
 
 def leading_triplets(
@@ -80,29 +84,48 @@ def leading_triplets(
     start = torch.randn(m, width, dtype=like.dtype, generator=generator).to(like.device)
     block = torch.linalg.qr(start)[0]
     basis, images, normals = (like.new_empty(size, 0) for size in (m, operator.shape[0], m))
-    visits = 0
+    terms = 8 + max(operator.shape) ** 0.5  # rounding of a sum of n terms, in units of the precision
+    visits, unit = 0, 1.0
     while True:
         image, normal = operator.normal(block)
         visits += 1
+        require_finite(_KERNEL, image)
+        if visits == 1 and not precision.tiny**0.25 < binary_unit(image) < precision.tiny**-0.25:
+            # K^T K B may have left the range where K B has not: once more, with K in a unit of its own.
+            unit = binary_unit(image)
+            operator = ScaledOperator(operator, unit)
+            continue
         basis = torch.cat([basis, block], dim=1)
         images = torch.cat([images, image], dim=1)
         normals = torch.cat([normals, normal], dim=1)
         factor, small = torch.linalg.qr(images)
         u, values, wt = torch.linalg.svd(small, full_matrices=False)
         left, values, w = factor @ u[:, :width], values[:width], wt[:width].mT
-        floor = 8 * precision.eps * values[0]
+        size = values[0].clamp_min(operator.size)
+        floor = terms * precision.eps * size
         inverse = torch.where(values > floor, 1 / values, 0.0)
         right, left_scores, right_scores = basis @ w, images @ w, (normals @ w) * inverse
         residual = right_scores - right * values
         norms = torch.linalg.vector_norm(residual, dim=0)
+        goal = (tol * values[0]).clamp_min(floor)
         # K^T K v carries a rounding error of eps sigma_1^2, which 1 / sigma turns into that of K^T u.
-        reachable = torch.maximum((tol * values[0]).clamp_min(floor), floor * values[0] * inverse)
+        reachable = torch.maximum(goal, floor * size * inverse)
         found = bool((norms <= reachable)[:rank].all())
+        if found and bool((reachable > goal)[:rank].any()):
+            # That error is more than is asked for: from K itself.
+            right_scores = operator.rmatmul(left)
+            visits += 1
+            residual = right_scores - right * values
+            norms = torch.linalg.vector_norm(residual, dim=0)
+            reachable = goal.expand_as(norms)
+            found = bool((norms <= reachable)[:rank].all())
         if found or visits >= max_iter:
             break
         if basis.size(1) >= _BLOCKS_BEFORE_RESTART * width:
             basis, images, normals = right, left_scores, normals @ w
-        block = _orthonormal(residual[:, norms > precision.eps * values[0]], basis)
+        block = _orthonormal(residual[:, norms > reachable], basis)
+        if block.size(1) == 0:
+            break  # the space holds all that K^T K makes of it
     error = _relative(residual[:, :rank], values)
     if not found:
         warnings.warn(
@@ -112,7 +135,8 @@ def leading_triplets(
             stacklevel=2,
         )
     left, right, values = left[:, :rank], right[:, :rank], values[:rank]
-    return Triplets(left, values, right, left_scores[:, :rank], right_scores[:, :rank], visits, error)
+    left_scores, right_scores = left_scores[:, :rank], right_scores[:, :rank]
+    return Triplets(left, values * unit, right, left_scores * unit, right_scores * unit, visits, error)
 
 
 def _relative(residual: Tensor, values: Tensor) -> float:
@@ -121,8 +145,14 @@ def _relative(residual: Tensor, values: Tensor) -> float:
 
 
 def _orthonormal(block: Tensor, basis: Tensor) -> Tensor:
-    """An orthonormal basis of the columns, orthogonal to ``basis``: projected twice, which is enough."""
+    """An orthonormal basis of what the columns, none zero, have outside the span of ``basis``.
+
+    What is below sqrt(eps) of a column is left out. At most sqrt(eps) of the rest is rounding, and a second
+    projection leaves eps of that. Anything smaller could be all rounding, in any direction, that of ``basis``
+    included.
+    """
     block = block / torch.linalg.vector_norm(block, dim=0)
     for _ in range(2):
-        block = torch.linalg.qr(block - basis @ (basis.mT @ block))[0]
+        block, sizes, _ = torch.linalg.svd(block - basis @ (basis.mT @ block), full_matrices=False)
+        block = block[:, sizes > torch.finfo(block.dtype).eps ** 0.5]
     return block

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from kernel_attention.errors import InputError, unknown
+from kernel_attention.solvers.finite import binary_unit, require_finite, require_range
 from kernel_attention.tensors.statistics import accumulation_dtype
 from kernel_attention.tensors.unfoldings import deterministic_signs, mode_product, project_modes, unfold
 
@@ -68,6 +69,15 @@ def multilinear_svd(
     _require_tensor(tensor)
     sizes = read_ranks(ranks, tensor.shape)
     tensor = tensor.to(accumulation_dtype(tensor.dtype))
+    unit = binary_unit(tensor)
+    found = _of_unit_size(tensor / unit, sizes, method, tol, max_iter)
+    core, spectra = found.core * unit, tuple(values * unit for values in found.singular_values)
+    require_range("tensor", "its singular values", core, *spectra)
+    return found._replace(core=core, singular_values=spectra)
+
+
+def _of_unit_size(tensor: Tensor, sizes: list[int], method: Method, tol: float, max_iter: int) -> Multilinear:
+    """:func:`multilinear_svd` of a tensor whose largest entry is near 1."""
     order = tensor.dim()
     bases, spectra = zip(*(_left_singular(unfold(tensor, n, order)) for n in range(order)), strict=True)
     factors = [basis[:, :rank] for basis, rank in zip(bases, sizes, strict=True)]
@@ -138,5 +148,4 @@ def _iterate(
 def _require_tensor(tensor: Tensor) -> None:
     if tensor.dim() < 2 or tensor.numel() == 0:
         raise InputError(f"tensor has shape {tuple(tensor.shape)}, expected two modes or more, none empty")
-    if not tensor.isfinite().all():
-        raise InputError("tensor holds NaN or infinity")
+    require_finite("tensor", tensor)

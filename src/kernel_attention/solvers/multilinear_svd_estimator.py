@@ -16,6 +16,7 @@ from torch import Tensor
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.features.feature_maps import FeatureMapSpec, get_feature_map
 from kernel_attention.solvers.arrays import give_back
+from kernel_attention.solvers.finite import require_finite, require_range
 from kernel_attention.solvers.kernel_multilinear_svd import (
     kernel_multilinear_svd,
     kmlsvd_dual_objective,
@@ -119,6 +120,7 @@ class MultilinearSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
             svd = multilinear_svd(tensor, self.ranks, **options)
             scores = kmlsvd_dual_scores(tensor, svd.factors, svd.core)
             objective = kmlsvd_dual_objective(tensor, svd.factors, svd.core)
+            require_range("X", "the scores and J of its tensor", *scores, objective)
         if not svd.converged:
             warnings.warn(f"max_iter={self.max_iter} ended the iteration", ConvergenceWarning, stacklevel=2)
         like = X if self.kernel == "precomputed" else X[0]
@@ -146,7 +148,9 @@ class MultilinearSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
                     f"X has shape {tuple(tensor.shape)}, expected the fitted one but for the first mode, "
                     f"(n, {', '.join(str(u.size(0)) for u in factors[1:])})"
                 )
-            return give_back(mode_scores(tensor, factors, core, 0), X)
+            scores = mode_scores(tensor, factors, core, 0)
+            require_range("X", "its scores", scores)
+            return give_back(scores, X)
         if len(X) != len(factors):
             raise InputError(
                 f"X holds {len(X)} samples, expected {len(factors)}: one, or None, for every mode"
@@ -175,10 +179,16 @@ class MultilinearSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         else:
             kernel = self._kernel_tensor(samples, mode)
             scores = mode_scores(kernel, self._svd_.factors, core, mode)
+        require_range("X", "its scores", scores)
         return give_back(scores, X)
 
     def _kernel_tensor(self, samples: Sequence[Tensor], mode: int = 0) -> Tensor:
         """K of the samples, of which that of ``mode`` may be new."""
+        kernel = self._any_kernel_tensor(samples, mode)
+        require_finite("the kernel tensor of X", kernel)
+        return kernel
+
+    def _any_kernel_tensor(self, samples: Sequence[Tensor], mode: int) -> Tensor:
         if callable(self.kernel):
             return self.kernel(samples)
         if self.kernel == "features":
@@ -212,6 +222,7 @@ class MultilinearSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         if isinstance(X, Tensor):
             if reset:
                 self.n_features_in_ = X.size(1) if X.dim() > 1 else 0
+            require_finite("X", X)
             return X.detach() if X.is_floating_point() else X.to(torch.get_default_dtype())
         array = validate_data(self, X, reset=reset, dtype=[np.float64, np.float32], allow_nd=True)
         return torch.from_numpy(np.array(array, order="C"))
@@ -225,8 +236,9 @@ def _matrix(X: Any, mode: int) -> Tensor:
     """One sample as a floating tensor (N_n, p_n)."""
     sample = torch.as_tensor(X).detach()
     sample = sample if sample.is_floating_point() else sample.to(torch.float64)
-    if sample.dim() != 2 or sample.numel() == 0 or not sample.isfinite().all():
+    if sample.dim() != 2 or sample.numel() == 0:
         raise InputError(
-            f"sample {mode} of X has shape {tuple(sample.shape)}, expected finite (N_n, p_n), not empty"
+            f"sample {mode} of X has shape {tuple(sample.shape)}, expected (N_n, p_n), not empty"
         )
+    require_finite(f"sample {mode} of X", sample)
     return sample

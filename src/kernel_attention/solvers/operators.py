@@ -13,15 +13,20 @@ from torch import Tensor
 
 from kernel_attention.errors import InputError
 from kernel_attention.features.kernel_functions import KernelFunction, takes_reference
+from kernel_attention.solvers.finite import size_of
 
 _BLOCK_BYTES = 2**24  # a block that stays in the cache is evaluated and multiplied several times faster
 
 
 class MatrixOperator(Protocol):
-    """A matrix K (n, m) as its products; ``like`` is a tensor of its device and precision."""
+    """A matrix K (n, m) as its products; ``like`` is a tensor of its device and precision.
+
+    Rounding of the products is relative to the norm of K, or to ``size`` where that is more.
+    """
 
     shape: tuple[int, int]
     like: Tensor
+    size: float
 
     def matmul(self, right: Tensor) -> Tensor:
         """K B, (n, k)."""
@@ -38,6 +43,8 @@ class MatrixOperator(Protocol):
 
 class DenseOperator:
     """A matrix in memory."""
+
+    size = 0.0
 
     def __init__(self, matrix: Tensor) -> None:
         self.like = self.matrix = matrix
@@ -61,12 +68,14 @@ class KernelOperator:
     """k(x_i, z_j), evaluated in blocks of rows whenever it is multiplied.
 
     Args:
-        kernel: from :func:`kernel_attention.features.kernel_functions.get_kernel`.
+        kernel: from :func:`kernel_attention.features.kernel_functions.get_kernel_function`.
         x: (n, p).
         z: (m, p).
         block_size: rows of a block; None: as many as fit the cache.
         reference: what rows are normalised over, (m', p); None: z.
     """
+
+    size = 0.0
 
     def __init__(
         self,
@@ -86,7 +95,7 @@ class KernelOperator:
         """Rows start..stop of K.
 
         Raises:
-            InputError: for a kernel that returns another shape, or numbers that are not finite.
+            InputError: for a kernel that returns another shape.
         """
         rows = self.x[start:stop]
         block = self.kernel(rows, self.z, **self._options)
@@ -135,6 +144,8 @@ class ForeignOperator:
     ``matmat`` and ``rmatmat`` on arrays.
     """
 
+    size = 0.0
+
     def __init__(self, operator: Any) -> None:
         self.operator = operator
         self.shape = (int(operator.shape[0]), int(operator.shape[1]))
@@ -171,8 +182,11 @@ class CenteredOperator:
 
     def __init__(self, operator: MatrixOperator) -> None:
         self.operator, self.shape, self.like = operator, operator.shape, operator.like
-        ones = torch.ones(self.shape[0], 1, dtype=self.like.dtype, device=self.like.device)
-        self._column_sums = operator.rmatmul(ones)
+        ones = [torch.ones(n, 1, dtype=self.like.dtype, device=self.like.device) for n in self.shape]
+        self._column_sums, row_sums = operator.rmatmul(ones[0]), operator.matmul(ones[1])
+        # What centring takes off K is no larger than K, whose rounding it leaves behind.
+        taken = (self._column_sums / self.shape[0] ** 0.5, row_sums / self.shape[1] ** 0.5)
+        self.size = max(size_of(part) for part in taken)
 
     def matmul(self, right: Tensor) -> Tensor:
         return centered(self.operator.matmul(centered(right)))
@@ -187,6 +201,27 @@ class CenteredOperator:
 
     def dense(self) -> Tensor:
         return centered(centered(self.operator.dense()).mT).mT
+
+
+class ScaledOperator:
+    """K over a power of two, so that products with K^T K stay in range."""
+
+    def __init__(self, operator: MatrixOperator, unit: float) -> None:
+        self.operator, self.shape, self.like, self.unit = operator, operator.shape, operator.like, unit
+        self.size = operator.size / unit
+
+    def matmul(self, right: Tensor) -> Tensor:
+        return self.operator.matmul(right / self.unit)
+
+    def rmatmul(self, left: Tensor) -> Tensor:
+        return self.operator.rmatmul(left / self.unit)
+
+    def normal(self, right: Tensor) -> tuple[Tensor, Tensor]:
+        image, total = self.operator.normal(right / self.unit)
+        return image, total / self.unit
+
+    def dense(self) -> Tensor:
+        return self.operator.dense() / self.unit
 
 
 def centered(matrix: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from kernel_attention.errors import InputError
 from kernel_attention.solvers.closed_form import closed_form
+from kernel_attention.solvers.finite import binary_unit, require_finite, require_range
 from kernel_attention.solvers.singular_directions import (
     SingularDirections,
     check_components,
@@ -26,7 +27,7 @@ from kernel_attention.solvers.singular_directions import (
     column_signs,
     ksvd_objective,
 )
-from kernel_attention.solvers.stochastic_svd import ROUNDING, Batches, stochastic_weights
+from kernel_attention.solvers.stochastic_svd import Batches, rounding, stochastic_weights
 
 
 def primal_kernel_svd(
@@ -49,10 +50,14 @@ def primal_kernel_svd(
         center: take the means off the features first. The papers do not.
 
     Raises:
-        InputError: for shapes that do not fit.
+        InputError: for shapes that do not fit, or numbers that are not finite.
     """
+    for name, phi in (("phi_x", phi_x), ("phi_z", phi_z)):
+        require_finite(name, phi)
     phi_x = compatible(phi_x, phi_z.size(1), compatibility)
     check_components(n_components, (phi_x.size(0), *phi_z.shape))
+    x_unit, z_unit = binary_unit(phi_x), binary_unit(phi_z)
+    phi_x, phi_z = phi_x / x_unit, phi_z / z_unit
     x_mean, z_mean = (part.mean(dim=0) if center else part.new_zeros(part.size(1)) for part in (phi_x, phi_z))
     phi_x, phi_z = phi_x - x_mean, phi_z - z_mean
     left, values, right = closed_form(phi_x, phi_z, n_components)
@@ -61,7 +66,21 @@ def primal_kernel_svd(
     w_e, w_r = phi_z.mT @ right, phi_x.mT @ left
     e, r = phi_x @ w_e, phi_z @ w_r
     objective = ksvd_objective(e, r, values, trace=(w_e * w_r).sum(dim=0))
-    return SingularDirections(left, values, right, e, r, objective, 1, w_e, w_r, x_mean @ w_e, z_mean @ w_r)
+    found = SingularDirections(left, values, right, e, r, objective, 1, w_e, w_r, x_mean @ w_e, z_mean @ w_r)
+    return _of_size(found, x_unit, z_unit)
+
+
+def _of_size(found: SingularDirections, x_unit: float, z_unit: float) -> SingularDirections:
+    """The directions of ``x_unit`` Phi_x and ``z_unit`` Phi_z from those of Phi_x and Phi_z."""
+    kernel = (found.values, found.e, found.r, found.objective, found.e_mean, found.r_mean)
+    values, e, r, objective, e_mean, r_mean = (part * x_unit * z_unit for part in kernel)
+    require_range("X", "the singular values and scores of its kernel with Z", values, e, r, e_mean, r_mean)
+    assert found.w_e is not None
+    assert found.w_r is not None
+    return found._replace(
+        values=values, e=e, r=r, objective=objective, e_mean=e_mean, r_mean=r_mean,
+        w_e=found.w_e * z_unit, w_r=found.w_r * x_unit,
+    )  # fmt: skip
 
 
 def stochastic_kernel_svd(
@@ -90,9 +109,13 @@ def stochastic_kernel_svd(
         tol: stop where ||K^T h_e - sigma h_r|| is this times sigma for every direction.
         max_epochs: most passes; a RuntimeWarning where they do not suffice.
         generator: of the random part of the start.
+
+    Raises:
+        InputError: for arguments that are not accepted, shapes that do not fit, or numbers that are not
+            finite.
     """
     check_iteration(n_oversamples, tol, max_epochs, "max_epochs")
-    x, z = (_Sample(batches, center) for batches in (x_batches, z_batches))
+    x, z = _Sample("x_batches", x_batches, center), _Sample("z_batches", z_batches, center)
     if x.mean.numel() != z.mean.numel():
         raise InputError(
             f"batches of X have {x.mean.numel()} features and those of Z {z.mean.numel()}: they must agree"
@@ -109,33 +132,43 @@ def stochastic_kernel_svd(
     )
     values, w_e, w_r = (part.to(x.mean.dtype) for part in found[:3])
     e, r = (torch.cat([batch @ w for batch in part.centered()]) for part, w in ((x, w_e), (z, w_r)))
-    inverse = torch.where(values > ROUNDING * values[0], 1 / values, 0.0)
+    held = values > rounding(found.values.dtype) * values[0]
+    inverse = torch.where(held, 1 / values, 0.0)
     signs = column_signs(e)
     e, r, w_e, w_r = (part * signs for part in (e, r, w_e, w_r))
-    objective = ksvd_objective(e, r, values, trace=(w_e * w_r).sum(dim=0))
+    objective = ksvd_objective(e, r, torch.where(held, values, 0.0), trace=(w_e * w_r).sum(dim=0))
     means = (x.mean @ w_e, z.mean @ w_r)
-    return SingularDirections(
+    directions = SingularDirections(
         e * inverse, values, r * inverse, e, r, objective, found.num_epochs, w_e, w_r, *means
     )
+    return _of_size(directions, x.unit, z.unit)
 
 
 class _Sample:
-    """Mini-batches of features, how many rows they have, and their mean (0 unless it is to be taken off)."""
+    """Mini-batches of features over a power of two, ``unit``, so that sums of their squares stay in range.
 
-    def __init__(self, batches: Batches, center: bool) -> None:
+    How many rows they have, and their mean over that unit (0 unless it is to be taken off).
+    """
+
+    def __init__(self, name: str, batches: Batches, center: bool) -> None:
         self.batches = batches
-        total, self.count = None, 0
+        total, self.count, self.unit = None, 0, 0.0
         for batch in batches():
+            require_finite(name, batch)
             self.count += batch.size(0)
+            if batch.any():
+                self.unit = max(self.unit, binary_unit(batch))
             added = batch.sum(dim=0) if center else torch.zeros_like(batch[0])
             total = added if total is None else total + added
         if total is None:
-            raise InputError("no mini-batches: both samples need at least one point")
-        self.mean = total / self.count
+            raise InputError(f"{name} gives no mini-batches: both samples need at least one point")
+        require_range(name, "the sums of its columns", total)
+        self.unit = self.unit or 1.0
+        self.mean = total / self.count / self.unit
 
     def centered(self) -> Iterator[Tensor]:
         for batch in self.batches():
-            yield batch - self.mean
+            yield batch / self.unit - self.mean
 
 
 def compatible(phi_x: Tensor, width: int, compatibility: Tensor | None) -> Tensor:
@@ -154,4 +187,7 @@ def compatible(phi_x: Tensor, width: int, compatibility: Tensor | None) -> Tenso
     if tuple(compatibility.shape) != (phi_x.size(1), width):
         expected = (phi_x.size(1), width)
         raise InputError(f"compatibility has shape {tuple(compatibility.shape)}, expected {expected}")
-    return phi_x @ compatibility.to(phi_x)
+    require_finite("compatibility", compatibility)
+    product = phi_x @ compatibility.to(phi_x)
+    require_range("compatibility", "the features of X times it", product)
+    return product

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from kernel_attention.errors import InputError
 from kernel_attention.solvers.arrays import give_back, read_matrix
+from kernel_attention.solvers.finite import require_finite, require_range
 from kernel_attention.tensors.shrinkage import shrink
 from kernel_attention.tensors.statistics import accumulation_dtype
 
@@ -113,7 +114,9 @@ def principal_component_pursuit(
     gap = _duality_gap(data, low_rank, mu * dual, lam, known)
     if known is not None:
         sparse = torch.where(known, sparse, 0.0)
-    return Pursuit(low_rank * unit, sparse * unit, mu * dual, iteration, converged, gap)
+    low_rank, sparse = low_rank * unit, sparse * unit
+    require_range("matrix", "its two parts", low_rank, sparse)
+    return Pursuit(low_rank, sparse, mu * dual, iteration, converged, gap)
 
 
 def _threshold_singular_values(x: Tensor, threshold: float) -> Tensor:
@@ -152,8 +155,7 @@ def _read(matrix: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
     data = matrix.detach().to(accumulation_dtype(matrix.dtype))
     if mask is not None:
         data = torch.where(mask, data, 0.0)
-    if not data.isfinite().all():
-        raise InputError("matrix holds NaN or infinity where it is known")
+    require_finite("matrix (where it is known)", data)
     return data, None if mask is None or bool(mask.all()) else mask
 
 

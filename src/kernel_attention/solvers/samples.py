@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from kernel_attention.errors import InputError
 from kernel_attention.features.feature_maps import FeatureMapSpec, frobenius, get_feature_map
 from kernel_attention.solvers.arrays import read_matrix
+from kernel_attention.solvers.finite import require_finite
 
 
 def read_first(estimator: Any, X: Any, *, reset: bool) -> Tensor:
@@ -38,8 +39,7 @@ def read_second(Z: Any, like: Tensor | None) -> Tensor:
         Z = torch.from_numpy(check_array(Z, dtype="numeric", input_name="Z", copy=True))
     elif Z.dim() != 2 or Z.size(0) < 1 or Z.size(1) < 1:
         raise InputError(f"Z has shape {tuple(Z.shape)}, expected (m, features) with m at least 1")
-    if not Z.isfinite().all():
-        raise InputError("Z holds NaN or infinity")
+    require_finite("Z", Z)
     return Z.detach() if like is None else Z.detach().to(like)
 
 
@@ -47,7 +47,8 @@ def features(feature_map: FeatureMapSpec | Callable[[Tensor], Tensor], x: Tensor
     """phi of the rows of (n, d), (n, p); ``name`` is that of the argument, for errors.
 
     Raises:
-        InputError: for an unknown map, one that is not of single points, or one that returns another shape.
+        InputError: for an unknown map, one that is not of single points, or one that returns another shape or
+            numbers that are not finite.
     """
     if callable(feature_map):
         phi = feature_map(x)  # type: ignore[call-arg]
@@ -61,6 +62,10 @@ def features(feature_map: FeatureMapSpec | Callable[[Tensor], Tensor], x: Tensor
     if not isinstance(phi, Tensor) or phi.dim() != 2 or phi.size(0) != x.size(0):
         got = tuple(phi.shape) if isinstance(phi, Tensor) else type(phi).__name__
         raise InputError(f"{name} must return a tensor of shape ({x.size(0)}, p) here, not {got}")
+    if not phi.isfinite().all():
+        raise InputError(
+            f"{name}={feature_map!r} returns NaN or infinity for these points, expected finite numbers"
+        )
     return phi.detach()
 
 

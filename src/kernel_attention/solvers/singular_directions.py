@@ -23,8 +23,8 @@ class SingularDirections(NamedTuple):
     entry of largest size in each column of H_e is positive.
 
     ``e`` (n, s) and ``r`` (m, s) are the scores: K H_r and K^T H_e in the dual, Phi_x W_e and Phi_z W_r in
-    the primal; with ``center`` their means, ``e_mean`` and ``r_mean`` (s,), are taken off, which are zeros
-    otherwise. ``w_e`` and ``w_r`` (p, s) are None in the dual.
+    the primal; with ``center`` (and H_e, H_r centred) their means, ``e_mean`` and ``r_mean`` (s,), are taken
+    off, which are zeros otherwise. ``w_e`` and ``w_r`` (p, s) are None in the dual.
 
     ``objective`` is J with Lambda = Sigma^{-1}, 0 at a solution (lemma 4.2); directions whose singular value
     is rounding error do not enter. ``num_iter`` counts visits to the matrix, or epochs.
@@ -48,16 +48,17 @@ def column_signs(left: Tensor) -> Tensor:
     return torch.where((deterministic_signs(left) * left).sum(dim=0) < 0, -1.0, 1.0).to(left)
 
 
-def ksvd_objective(e: Tensor, r: Tensor, values: Tensor, trace: Tensor) -> Tensor:
+def ksvd_objective(e: Tensor, r: Tensor, values: Tensor, trace: Tensor, size: float = 0.0) -> Tensor:
     """J = 1/2 sum_i e_i^T Lambda e_i + 1/2 sum_j r_j^T Lambda r_j - Tr(W_e^T W_r), Lambda = Sigma^{-1}.
 
-    ``trace`` (s,) is the diagonal of W_e^T W_r. Directions whose singular value is rounding error are left
-    out.
+    ``trace`` (s,) is the diagonal of W_e^T W_r. Directions whose singular value is rounding error, of sigma_1
+    or of ``size`` where that is more, are left out.
     """
-    floor = values[0] * max(e.size(0), r.size(0)) * torch.finfo(values.dtype).eps
-    weights = torch.where(values > floor, 1 / values, 0.0)
-    energy = e.square().sum(dim=0) + r.square().sum(dim=0)
-    return (0.5 * weights * energy - torch.where(values > floor, trace, 0.0)).sum()
+    floor = values[0].clamp_min(size) * max(e.size(0), r.size(0)) * torch.finfo(values.dtype).eps
+    # J is of the size of sigma, and so are the squares of e / sqrt(sigma); those of e may leave the range.
+    root = torch.where(values > floor, values.rsqrt(), 0.0)
+    energy = (root * e).square().sum(dim=0) + (root * r).square().sum(dim=0)
+    return (0.5 * energy - torch.where(values > floor, trace, 0.0)).sum()
 
 
 def check_components(n_components: int, shape: tuple[int, ...]) -> None:

@@ -25,10 +25,14 @@ Batches = Callable[[], Iterable[Tensor]]
 """Called for every pass over a sample: its features in mini-batches (n_b, p)."""
 
 _BLOCKS_BEFORE_RESTART = 4
-_SMALLEST = 1e-13  # relative energy of a combination of the basis that counts as none
-ROUNDING = (
-    1e-6  # relative singular value below which its square, and what is divided by it, is mostly rounding
-)
+_ERROR = 2**12  # of a sum of squares, in units of the precision: the root of the number of terms, and more
+
+
+def rounding(dtype: torch.dtype) -> float:
+    """Relative singular value below which its square, and what is divided by it, is mostly rounding: 1e-6 in
+    float64.
+    """
+    return (_ERROR * torch.finfo(dtype).eps) ** 0.5
 
 
 def stochastic_weights(
@@ -56,15 +60,20 @@ def stochastic_weights(
         n_oversamples: columns beyond s.
         tol: stop where ||K^T h_e - sigma h_r|| is this times sigma for every direction. Its sine against the
             true one is then about tol over the relative gap. Directions below 1e-6 of the first singular
-            value are beyond what sums of squares hold, and do not count.
+            value, and those of Phi_z below 1e-6 of its largest, are beyond what sums of squares hold, and do
+            not count.
         max_epochs: passes over the data; a RuntimeWarning where they do not suffice. 1 is the sketch alone.
         generator: of the random columns beyond the sketch's directions.
     """
     size = 2 * (rank + n_oversamples)
-    sketched = sketched_weights(_sketch(x_batches, size), _sketch(z_batches, size), rank)
+    x_sketch, z_sketch = _sketch(x_batches, size), _sketch(z_batches, size)
+    sketched = sketched_weights(x_sketch, z_sketch, rank)
     if max_epochs == 1:
         return sketched
-    return _refined(x_batches, z_batches, sketched.w_r, rank, n_oversamples, tol, max_epochs, generator)
+    least = rounding(z_sketch.dtype) * float(torch.linalg.matrix_norm(z_sketch, ord=2))
+    return _refined(
+        x_batches, z_batches, sketched.w_r, least, rank, n_oversamples, tol, max_epochs, generator
+    )  # fmt: skip
 
 
 def _sketch(batches: Batches, size: int) -> Tensor:
@@ -78,13 +87,17 @@ def _refined(
     x_batches: Batches,
     z_batches: Batches,
     start: Tensor,
+    least: float,
     rank: int,
     n_oversamples: int,
     tol: float,
     max_epochs: int,
     generator: torch.Generator | None,
 ) -> PrimalWeights:
-    """Block Krylov iteration: right vectors are Phi_z B c, for a basis B of the feature space."""
+    """Block Krylov iteration: right vectors are Phi_z B c, for a basis B of the feature space.
+
+    Columns b with ||Phi_z b|| below ``least`` ||b|| are left out: their sums are mostly rounding.
+    """
     p, width = start.size(0), rank + n_oversamples
     # Random columns reach what the sketches missed: leading directions of both need not be those of K.
     noise = torch.randn(p, max(n_oversamples, 1), generator=generator, dtype=torch.float64).to(start)
@@ -96,21 +109,20 @@ def _refined(
         z_sum = gram_product(z_batches, block)
         energy = (block * z_sum).sum(dim=0).clamp_min(0.0).sqrt()  # the norms of Phi_z block
         if basis.size(1) > 0:
-            held = values[:rank] > ROUNDING * values[0]
+            held = values[:rank] > rounding(start.dtype) * values[0]
             residual = float((energy[: held.numel()] / values[:rank])[held].max()) if held.any() else 0.0
         if residual <= tol or epoch >= max_epochs:
             break
-        kept = energy > _SMALLEST * energy.max()
-        if not kept.any():  # Z is zero
+        kept = energy > least * torch.linalg.vector_norm(block, dim=0)
+        if not kept.any():  # nothing is left but rounding
             residual = 0.0
             break
         block, z_sum = block[:, kept] / energy[kept], z_sum[:, kept] / energy[kept]
         basis, z_sums = torch.cat([basis, block], dim=1), torch.cat([z_sums, z_sum], dim=1)
         x_sums = torch.cat([x_sums, gram_product(x_batches, z_sum)], dim=1)
         epoch += 1
-        values, c = _ritz(basis, z_sums, x_sums, width)
-        right, w_e, normal = basis @ c, z_sums @ c, x_sums @ c
-        w_r = normal * torch.where(values > ROUNDING * values[0], 1 / values, 0.0)
+        values, right, w_e, normal = _ritz(basis, z_sums, x_sums, width)
+        w_r = normal * torch.where(values > rounding(start.dtype) * values[0], 1 / values, 0.0)
         block = w_r - right * values
         if basis.size(1) > (_BLOCKS_BEFORE_RESTART - 1) * width:
             basis, z_sums, x_sums = right, w_e, normal
@@ -126,18 +138,21 @@ def _refined(
     return PrimalWeights(values, w_e, w_r, epoch, residual)
 
 
-def _ritz(basis: Tensor, z_sums: Tensor, x_sums: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Ritz values sigma (k,) and coefficients c with ||Phi_z B c|| = 1 of K on the span of Phi_z B.
+def _ritz(basis: Tensor, z_sums: Tensor, x_sums: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Ritz values sigma (k,) of K on the span of Phi_z B; their vectors B c, ||Phi_z B c|| = 1; D c and F c.
 
     ||Phi_z B c||^2 = c^T (B^T D) c and ||K Phi_z B c||^2 = c^T (D^T F) c, for D = Phi_z^T Phi_z B and
     F = Phi_x^T Phi_x D.
     """
-    norms, vectors = torch.linalg.eigh(_symmetric(basis.mT @ z_sums))
-    kept = norms > _SMALLEST * norms[-1]
-    whitening = vectors[:, kept] / norms[kept].sqrt()
-    squares, rotation = torch.linalg.eigh(_symmetric(whitening.mT @ (z_sums.mT @ x_sums) @ whitening))
-    leading = slice(None, count)
-    return squares.flip(0)[leading].clamp_min(0.0).sqrt(), (whitening @ rotation.flip(1))[:, leading]
+    for _ in range(2):  # the second time B^T D is 1 but for what rounding left of it the first time
+        norms, vectors = torch.linalg.eigh(_symmetric(basis.mT @ z_sums))
+        # Division by these roots multiplies the rounding of B, D and F, by _ERROR at most.
+        kept = norms > _ERROR**-2 * norms[-1]
+        whitening = vectors[:, kept] / norms[kept].sqrt()
+        basis, z_sums, x_sums = basis @ whitening, z_sums @ whitening, x_sums @ whitening
+    squares, rotation = torch.linalg.eigh(_symmetric(z_sums.mT @ x_sums))
+    values, c = squares.flip(0)[:count].clamp_min(0.0).sqrt(), rotation.flip(1)[:, :count]
+    return values, basis @ c, z_sums @ c, x_sums @ c
 
 
 def _symmetric(matrix: Tensor) -> Tensor:

@@ -19,10 +19,11 @@ from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
 from sklearn.svm import SVR
 from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from kernel_attention.errors import InputError
-from kernel_attention.mechanisms.softmax.functional import softmax_attention
 from kernel_attention.solvers.arrays import fitted, give_back, read_matrix
+from kernel_attention.solvers.finite import require_finite, require_range, times_exp
 from kernel_attention.tensors.statistics import accumulation_dtype
 
 
@@ -31,7 +32,9 @@ class SupportVectors(NamedTuple):
 
     ``values`` v_j, (N, d), zero at keys that are no support vectors; ``intercept`` b, (d,);
     ``dual_coefficients`` alpha_j - alpha~_j, (N, d); ``unit`` the mean of the kernel over its diagonal, which
-    ``C`` is measured by, 0-dimensional; ``num_iterations`` libsvm's, the most of any target.
+    ``C`` is measured by, 0-dimensional; ``num_iterations`` libsvm's, the most of any target. For long keys
+    (logits above 88 in float32, 709 in float64) ``unit`` may be 0 and ``dual_coefficients`` infinite where
+    the values, their quotients by h, are finite.
     """
 
     values: Tensor
@@ -65,6 +68,7 @@ def support_vector_expansion(
     _check(keys, targets, C, epsilon)
     exact = keys.detach().double().cpu()
     logits = exact @ exact.mT / exact.size(1) ** 0.5
+    require_range("keys", "their products", logits)
     log_h = logits.logsumexp(dim=1)
     log_kernel = logits - log_h[:, None] - log_h
     log_unit = log_kernel.diagonal().logsumexp(0) - np.log(len(exact))
@@ -80,11 +84,13 @@ def support_vector_expansion(
         iterations = max(iterations, int(np.max(model.n_iter_)))
     scaled = torch.from_numpy(np.stack(duals, axis=1))
     # alpha / h: either may leave the range of floating point where the quotient does not.
-    values = scaled * (-log_unit - log_h).exp()[:, None]
+    values = times_exp(scaled, (-log_unit - log_h)[:, None])
     intercept = torch.tensor(intercepts, dtype=torch.float64)
-    parts = (values, intercept, scaled * (-log_unit).exp(), log_unit.exp())
+    parts = (values, intercept, times_exp(scaled, -log_unit), log_unit.exp())
     dtype = accumulation_dtype(keys.dtype)
     values, intercept, coefficients, unit = (part.to(keys.device, dtype) for part in parts)
+    require_range("keys", "the values of their regression", values)
+    require_range("targets", "the intercepts of their regression", intercept)
     return SupportVectors(values, intercept, coefficients, unit, iterations)
 
 
@@ -94,8 +100,7 @@ def _check(keys: Tensor, targets: Tensor, C: float, epsilon: float) -> None:
     if targets.dim() != 2 or targets.size(0) != keys.size(0) or targets.size(1) == 0:
         raise InputError(f"targets has shape {tuple(targets.shape)}, expected ({keys.size(0)}, d)")
     for name, x in (("keys", keys), ("targets", targets)):
-        if not x.isfinite().all():
-            raise InputError(f"{name} holds NaN or infinity")
+        require_finite(name, x)
     if not C > 0:
         raise InputError(f"C={C!r} must be positive")
     if not epsilon >= 0:
@@ -168,7 +173,9 @@ class SupportVectorExpansion(MultiOutputMixin, RegressorMixin, BaseEstimator):
 
     def _attend(self, queries: Tensor) -> Tensor:
         keys, values = (fitted(each, queries)[None, None] for each in (self.keys_, self.values_))
-        return softmax_attention(queries[None, None], keys, values)[0, 0]
+        attended = scaled_dot_product_attention(queries[None, None], keys, values)[0, 0]
+        require_range("X", "its products with the keys", attended)
+        return attended
 
 
 def _targets(y: Any) -> Tensor:

@@ -1,0 +1,59 @@
+"""Numbers that are finite, and computations that stay in the range of floating point."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from kernel_attention.errors import InputError
+
+
+def require_finite(name: str, x: Tensor) -> None:
+    """Refuse an argument that holds NaN or infinity.
+
+    Raises:
+        InputError: with the argument's name.
+    """
+    if not x.isfinite().all():
+        raise InputError(f"{name} holds NaN or infinity, expected finite numbers")
+
+
+def require_range(name: str, results: str, *computed: Tensor) -> None:
+    """Refuse an argument, itself finite, whose ``results`` are not.
+
+    Raises:
+        InputError: with the argument's name.
+    """
+    for part in computed:
+        if not part.isfinite().all():
+            raise InputError(
+                f"{name} holds numbers so large that {results} leave the range of {part.dtype}: scale {name}"
+            )
+
+
+def binary_unit(x: Tensor) -> float:
+    """The largest power of two that is no larger than the largest entry's size; 1 where all are zero.
+
+    A division by it is exact, so that what follows may square its numbers. It is kept between the smallest
+    normal number and its inverse, so that its inverse is in range too.
+    """
+    largest = float(x.abs().max()) if x.numel() else 0.0
+    if largest == 0.0 or not math.isfinite(largest):
+        return 1.0
+    tiny = torch.finfo(x.dtype).tiny
+    return min(max(math.ldexp(1.0, math.frexp(largest)[1] - 1), tiny), 1 / tiny)
+
+
+def size_of(x: Tensor) -> float:
+    """The 2-norm of all entries, whose squares may leave the range."""
+    unit = binary_unit(x)
+    return unit * float(torch.linalg.vector_norm(x / unit))
+
+
+def times_exp(x: Tensor, exponent: Tensor) -> Tensor:
+    """x exp(exponent): 0 where x is, and infinite where the product leaves the range, not the exponential."""
+    # In two steps: where the root leaves the range, so does its square times any normal number.
+    root = (exponent / 2).exp()
+    return torch.where(x == 0, 0.0, x * root * root)
