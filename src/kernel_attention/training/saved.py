@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from kernel_attention.data import SequenceSplit
 from kernel_attention.errors import InputError
+from kernel_attention.training.data_root import recorded_data_root
 from kernel_attention.training.experiment import Experiment
 from kernel_attention.training.facts import read_facts, require_same_data
 from kernel_attention.training.files import read_weights
@@ -28,8 +29,12 @@ class SavedRun(NamedTuple):
     seeds: list[int]
 
     def experiment(self, data_root: str | Path | None = None) -> Experiment:
-        """The run's task with its data loaded; InputError where the data have changed since training."""
-        experiment = experiment_class(self.recipe.task_name)(self.recipe, data_root)
+        """The run's task with its data loaded, by default from where they lay when it was trained.
+
+        InputError where the data have changed since training.
+        """
+        root = recorded_data_root(self.folder, data_root)
+        experiment = experiment_class(self.recipe.task_name)(self.recipe, root)
         require_same_data(experiment.facts(), self.facts)
         return experiment
 
