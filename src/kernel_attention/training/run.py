@@ -112,8 +112,8 @@ def _opened(output: Path, experiment: Experiment, name: str, resume: bool) -> It
 
 
 def build_model(recipe: BaseRecipe, facts: dict[str, Any]) -> Any:
-    """The recipe's model for data with these facts."""
-    return experiment_class(recipe.task_name).build_model(recipe, facts)
+    """The recipe's model for data with these facts; InputError where this machine cannot hold it."""
+    return experiment_class(recipe.task_name).open_model(recipe, facts)
 
 
 def summarise(recipe: BaseRecipe, name: str, results: list[dict[str, Any]], metric: Metric) -> dict[str, Any]:

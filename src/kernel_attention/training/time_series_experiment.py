@@ -30,6 +30,7 @@ from kernel_attention.training.evaluation import (
 from kernel_attention.training.experiment import Experiment, Loaders, Metric
 from kernel_attention.training.facts import check_facts, describe_data
 from kernel_attention.training.module import SequenceTask
+from kernel_attention.training.ranges import require_in_range
 from kernel_attention.training.recipe import Recipe
 from kernel_attention.training.recorder import RunRecorder
 
@@ -107,8 +108,11 @@ class TimeSeriesExperiment(Experiment):
         return {"spectra.json": kernel_spectra(model, self.data.test)}
 
     def check(self) -> None:
-        self.build_model(self.recipe, self.facts())
-        split_data(self.data, self.recipe, self.recipe.seeds[0])
+        self.check_model()
+        train, _ = split_data(self.data, self.recipe, self.recipe.seeds[0])
+        scale = Standardizer.fit(train.sequences)
+        for name, split in (("training", self.data.train), ("test", self.data.test)):
+            require_in_range(split.sequences, scale.mean, scale.std, f"the {name} split")
 
     def batches(self, cases: int) -> Iterable[Batch]:
         test = self.data.test
