@@ -74,6 +74,8 @@ class Experiment(ABC):
             return cls.build_model(recipe, facts)
         except InputError:
             raise
+        except OverflowError:
+            raise InputError(f"the model has sizes that no machine can hold: {advice}") from None
         except (RuntimeError, TypeError, ValueError, ArithmeticError, MemoryError) as error:
             reason = " ".join(str(error).split())[:200]
             raise InputError(f"the model of this recipe and data cannot be built ({reason})") from None
@@ -152,12 +154,15 @@ class Experiment(ABC):
 
 
 def _model_bytes(build: Callable[[], nn.Module]) -> int:
-    """Bytes of a model's parameters and buffers, found without allocating them; 0 where that cannot be."""
+    """Bytes of a model's parameters and buffers, found without allocating them.
+
+    0 for a model that cannot be built without its values; OverflowError for sizes beyond 64 bits.
+    """
     try:
         with torch.device("meta"):
             model = build()
-    except (RuntimeError, TypeError, OverflowError) as error:
+    except (RuntimeError, TypeError) as error:
         if "overflow" in str(error).lower():
-            raise
-        return 0  # something in it computes with values while it is built
+            raise OverflowError from None
+        return 0
     return sum(tensor.nbytes for tensors in (model.parameters(), model.buffers()) for tensor in tensors)

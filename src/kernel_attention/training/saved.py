@@ -76,9 +76,11 @@ class SavedRun(NamedTuple):
 
     def model(self, seed: int | None = None) -> Any:
         """The best model of ``seed``, by default the first one."""
-        seed = self.seeds[0] if seed is None and self.seeds else seed
+        if not self.seeds:
+            raise InputError(f"run {self.folder}: no trained seed in it yet")
+        seed = self.seeds[0] if seed is None else seed
         if seed not in self.seeds:
-            raise InputError(f"seed={seed} is not in {self.folder} (trained: {self.seeds or 'none'})")
+            raise InputError(f"seed={seed} is not in {self.folder} (trained: {self.seeds})")
         model = build_model(self.recipe, self.facts)
         path = self.folder / f"seed-{seed}" / "best.safetensors"
         try:
