@@ -13,15 +13,17 @@ from typing import Any
 import yaml
 
 VALUES: tuple[Any, ...] = (
-    None, True, False, 0, 1, -1, 2, 7, 10**12, -(10**12), 80_000_000_000, 2**63, 10**30, 0.0, 0.5, -0.5, 1e-300,
-    1e30, 1e300, float("inf"), float("nan"), "", "a", "0", "softmax", "primal", "../..", "\u0000", "é" * 50,
-    [], [0], [None], [[]], {}, {"a": 1}, {"softmax": {"rank": 3}}, {"primal": {"rank": 10**10}}, [1, "a", {}],
+    None, True, False, 0, 1, -1, 2, 7, 10**12, -(10**12), 80_000_000_000, 2**63, 10**30, 0.0, 0.5, -0.5,
+    1e-300, 1e30, 1e300, float("inf"), float("nan"), "", "a", "0", "softmax", "primal", "../..", "\u0000",
+    "é" * 50, [], [0], [None], [[]], {}, {"a": 1}, {"softmax": {"rank": 3}}, {"primal": {"rank": 10**10}},
+    [1, "a", {}],
 )  # fmt: skip
 TEXTS: tuple[bytes, ...] = (
-    b"", b"\n", b"null", b"3", b"-1", b"1e999", b'"text"', b"[]", b"{}", b"[[]]", b"{", b"[" * 5000, b"\xff\xfe\x00",
-    b"\xef\xbb\xbf{}", b"{'a': 1}", b"a: [", b"a: &a [*a]", b"? !!python/object:os.system x", b"- - - -", b"\x00" * 64,
-    b'{"a": 1, "a": 2}', b"task: language", b"dataset: 3", b"9" * 5000, b"PK\x03\x04", b"PK\x05\x06" + b"\x00" * 18,
-    b"<html>", b'[{"epoch": 1}]', b'{"layers": [{}]}', b'{"layers": 3}',
+    b"", b"\n", b"null", b"3", b"-1", b"1e999", b'"text"', b"[]", b"{}", b"[[]]", b"{", b"[" * 5000,
+    b"\xff\xfe\x00", b"\xef\xbb\xbf{}", b"{'a': 1}", b"a: [", b"a: &a [*a]", b"- - - -", b"\x00" * 64,
+    b"? !!python/object:os.system x", b'{"a": 1, "a": 2}', b"task: language", b"dataset: 3", b"9" * 5000,
+    b"PK\x03\x04", b"PK\x05\x06" + b"\x00" * 18, b"<html>", b'[{"epoch": 1}]', b'{"layers": [{}]}',
+    b'{"layers": 3}',
 )  # fmt: skip
 
 Damage = Callable[[Path, random.Random], None]
@@ -45,7 +47,9 @@ def overwrite(path: Path, chance: random.Random) -> None:
     if content:
         start = chance.randrange(len(content))
         stretch = min(len(content) - start, chance.choice((4, 64, 4096)))
-        content[start : start + stretch] = chance.randbytes(stretch) if chance.random() < 0.5 else bytes(stretch)
+        content[start : start + stretch] = (
+            chance.randbytes(stretch) if chance.random() < 0.5 else bytes(stretch)
+        )
     path.write_bytes(content)
 
 
@@ -93,7 +97,9 @@ def change_value(path: Path, chance: random.Random) -> None:
     value = load(path.read_text())
     places = list(_places(value))
     # Of lists as long as a vocabulary no more than a few, so that other keys have their turn.
-    container, key = chance.choice([place for place in places if not isinstance(place[1], int) or place[1] < 4])
+    container, key = chance.choice(
+        [place for place in places if not isinstance(place[1], int) or place[1] < 4]
+    )
     if chance.random() < 0.15:
         del container[key]
     else:

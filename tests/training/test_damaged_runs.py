@@ -1,4 +1,4 @@
-"""Damaged run folders: every command ends with the exit code of its contract and one line, and loses nothing."""
+"""Damaged run folders: every command ends with its contract's exit code and one line, and loses nothing."""
 
 from __future__ import annotations
 
@@ -104,7 +104,9 @@ def snapshot(folder: Path) -> dict[str, object]:
         if stat.S_ISLNK(mode):
             found[str(path.relative_to(folder))] = os.readlink(path)
         else:
-            found[str(path.relative_to(folder))] = path.read_bytes() if stat.S_ISREG(mode) else stat.S_IFMT(mode)
+            found[str(path.relative_to(folder))] = (
+                path.read_bytes() if stat.S_ISREG(mode) else stat.S_IFMT(mode)
+            )
     return found
 
 
@@ -143,8 +145,10 @@ def complaint(arguments: list[str], folder: Path) -> str | None:
     if code not in (0, 1, 2):
         return f"exit code {code}"
     if code == 2 and before != after:
-        return f"exit code 2, and changed {[n for n in before | after if before.get(n) != after.get(n)]}: {said}"
-    left = [name for name in after if name.endswith(".tmp") and name not in before or name.endswith(".lock")]
+        return (
+            f"exit code 2, and changed {[n for n in before | after if before.get(n) != after.get(n)]}: {said}"
+        )
+    left = [name for name in after if name.endswith((".tmp", ".lock")) and name not in before]
     lost = [name for name in before if name not in after and name != "error.txt"]
     return f"left behind {left}, lost {lost}" if left or lost else None
 

@@ -122,11 +122,12 @@ def test_any_flipped_bit_of_weights_is_refused_or_without_effect(tmp_path):
             try:
                 found = files.read_weights(path)
             except InputError as error:
-                assert place < begin or "checksum" in str(error)
-                continue
-            assert place < begin
-            assert found.keys() == weights.keys()
-            assert all(torch.equal(found[name], weights[name]) for name in weights)
+                message = str(error)
+            else:
+                assert found.keys() == weights.keys()
+                assert all(torch.equal(found[name], weights[name]) for name in weights)
+                message = None
+            assert place < begin or (message and "checksum" in message)
 
 
 def test_weights_of_an_earlier_version_open_and_it_is_said_once(tmp_path, caplog):
@@ -195,8 +196,7 @@ def test_any_damage_to_a_trainer_state_is_refused_or_without_effect(trained, tmp
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :])
         try:
             found = AtomicCheckpointIO().load_checkpoint(path)
-        except InputError as error:
-            assert str(error).startswith(f"checkpoint {path}: ")
+        except InputError:
             refused += 1
             continue
         assert plain(found) == plain(torch.load(trained / "seed-0/last.ckpt", weights_only=True))

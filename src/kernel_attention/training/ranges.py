@@ -1,8 +1,8 @@
 """Values that are finite and yet too large for a model in float32.
 
-A network squares what it is given: layer norms sum squares, attention multiplies queries with keys. Beyond the
-root of the largest float32 the squares are infinite, and what comes out is NaN, or, behind a layer norm, a
-finite answer that does not depend on the input. So such values are refused instead of answered.
+A network squares what it is given: layer norms sum squares, attention multiplies queries with keys. Beyond
+the root of the largest float32 the squares are infinite, and what comes out is NaN, or, behind a layer norm,
+a finite answer that does not depend on the input. So such values are refused instead of answered.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def require_in_range(
         if scaled.max() > LARGEST:
             step, channel = np.unravel_index(scaled.argmax(), scaled.shape)
             raise InputError(
-                f"case {case} of {where}: value {sequence[step, channel]:g} in channel {channel}, step {step} is "
-                f"{scaled.max():.0e} standard deviations from the training data (the model takes up to "
+                f"case {case} of {where}: value {sequence[step, channel]:g} in channel {channel}, step "
+                f"{step} is {scaled.max():.0e} standard deviations from the training data (the model takes up to "
                 f"{LARGEST:.0e})"
             )
 
