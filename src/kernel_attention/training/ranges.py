@@ -37,9 +37,9 @@ def require_in_range(
         if scaled.max() > LARGEST:
             step, channel = np.unravel_index(scaled.argmax(), scaled.shape)
             raise InputError(
-                f"case {case} of {where}: value {sequence[step, channel]:g} in channel {channel}, step "
-                f"{step} is {scaled.max():.0e} standard deviations from the training data (the model takes up to "
-                f"{LARGEST:.0e})"
+                f"case {case} of {where}: value {sequence[step, channel]:g} in channel {channel}, "
+                f"step {step} is {scaled.max():.0e} standard deviations from the training data "
+                f"(the model takes up to {LARGEST:.0e})"
             )
 
 
