@@ -326,7 +326,7 @@ def test_finite_values_that_overflow_in_the_model_are_refused(estimator, arrays)
     huge = X.copy()
     huge[1, 0, 2] = 1e30
     with pytest.raises(
-        ka.InputError, match=r"case 1 of the sequences: value 1e\+30 in channel 0, step 2 is "
+        ka.InputError, match=r"case 1 of the sequences: value 1e\+30 in channel 0, step 2"
     ):
         fitted.predict(huge)
 
