@@ -325,9 +325,7 @@ def test_finite_values_that_overflow_in_the_model_are_refused(estimator, arrays)
     fitted = estimator.fit(X, target(estimator, labels, values))
     huge = X.copy()
     huge[1, 0, 2] = 1e30
-    with pytest.raises(
-        ka.InputError, match=r"case 1 of the sequences: value 1e\+30 in channel 0, step 2"
-    ):
+    with pytest.raises(ka.InputError, match=r"case 1 of the sequences: value 1e\+30 in channel 0, step 2"):
         fitted.predict(huge)
 
 
