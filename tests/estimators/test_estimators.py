@@ -319,6 +319,16 @@ def test_values_that_are_not_finite_are_refused(estimator, arrays, bad):
             call()
 
 
+def test_finite_values_that_overflow_in_the_model_are_refused(estimator, arrays):
+    """Not answered: float32 squares them to infinity, and a class would come out all the same."""
+    X, labels, values = arrays
+    fitted = estimator.fit(X, target(estimator, labels, values))
+    huge = X.copy()
+    huge[1, 0, 2] = 1e30
+    with pytest.raises(ka.InputError, match=r"case 1 of the sequences: value 1e\+30 in channel 0, step 2"):
+        fitted.predict(huge)
+
+
 def test_targets_that_do_not_fit_are_refused(arrays, small):
     X, labels, values = arrays
     for cls, y in ((AttentionClassifier, labels), (AttentionRegressor, values)):

@@ -91,13 +91,15 @@ def _run_training(
 
 def _tell_failure(error: BaseException, folder: Path, data_root: str | None) -> None:
     """What happened, what is saved, how to go on."""
+    from kernel_attention.experiments.training.saved_state import saved_state
+
     is_expected = isinstance(error, KeyboardInterrupt | FloatingPointError | OSError)
     failure = " ".join(f"failed: {type(error).__name__}: {error}".split())
     lines = ["interrupted" if isinstance(error, KeyboardInterrupt) else failure]
     if not (folder / "config.yaml").is_file():
         lines.append("nothing is saved: the run had not begun")
     else:
-        lines.append(f"saved: {folder} (checkpoint of the last completed epoch, metrics)")
+        lines.append(f"saved: {folder} ({saved_state(folder)})")
         if not is_expected:
             with contextlib.suppress(OSError):
                 (folder / "error.txt").write_text("".join(traceback.format_exception(error)))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
+import zipfile
 
 import numpy as np
 import pytest
+import torch
 from experiments.training.runs import CHANNELS, LENGTHS, make_waves, write_recipe, write_ts
 
 CLASSES = "@classLabel true a b c"
@@ -118,6 +121,97 @@ def test_prediction_refuses_files(name, content, message, refused, trained, tmp_
     assert message in refused("predict", trained, tmp_path / name, "--output", "out.csv")
 
 
+def header(shape, version=(1, 0)):
+    """The header of a float64 array of this shape, and no values."""
+    text = repr({"descr": "<f8", "fortran_order": False, "shape": shape}).encode()
+    length = len(text).to_bytes(2 if version == (1, 0) else 4, "little")
+    return np.lib.format.magic(*version) + length + text
+
+
+@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
+@pytest.mark.parametrize("shape", [(10**12, CHANNELS, 4), (10**30, 1), (2, CHANNELS, 4)], ids=str)
+def test_an_array_that_claims_more_than_its_file_holds(shape, version, refused, trained, tmp_path):
+    content = header(shape, version)
+    (tmp_path / "x.npy").write_bytes(content + bytes(8))
+    with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
+        archive.writestr("X.npy", content + bytes(8))
+    for name in ("x.npy", "x.npz"):
+        message = refused("predict", trained, tmp_path / name)
+        assert f"its header says shape {shape} of float64, {8 * math.prod(shape)} bytes; it has 8" in message
+
+
+def test_whole_arrays_of_every_version_are_read(cli, trained, tmp_path):
+    values = np.random.default_rng(0).standard_normal((2, CHANNELS, 4))
+    np.savez_compressed(tmp_path / "x.npz", X=np.asfortranarray(values), y=np.array([0, 1]), more=np.zeros(3))
+    with (tmp_path / "x.npy").open("wb") as file:
+        np.lib.format.write_array(file, values, version=(3, 0))
+    outputs = [cli("predict", trained, tmp_path / name) for name in ("x.npy", "x.npz")]
+    assert outputs[0] == outputs[1]
+    assert outputs[0][0] == 0
+
+
+@pytest.mark.parametrize("value", ["1e30", "-1e20", "3e38"])
+def test_finite_values_that_overflow_in_the_model(value, refused, trained, broken, tmp_path):
+    """A squared 1e20 is infinite in float32: a class would come out all the same, with NaN behind it."""
+    cases = np.zeros((3, CHANNELS, 4))
+    cases[2, 1, 3] = float(value)
+    np.save(tmp_path / "x.npy", cases)
+    message = refused("predict", trained, tmp_path / "x.npy")
+    assert f"case 2 of the sequences: value {float(np.float32(value)):g} in channel 1, step 3 is " in message
+    root = broken("TEST", line(5, first_value(value)))
+    assert f"case 1 of the sequences: value {float(np.float32(value)):g} in channel 0, step 0" in refused(
+        "evaluate", trained, "--data-root", root
+    )
+    recipe = write_recipe(tmp_path / "recipe.yaml")
+    message = refused("train", recipe, "--data-root", root, "--output", "run")
+    assert f"case 1 of the test split: value {float(np.float32(value)):g} in channel 0, step 0 is " in message
+
+
+def test_large_values_that_do_not_overflow_are_answered(cli, trained, tmp_path):
+    np.save(tmp_path / "x.npy", np.full((1, CHANNELS, 4), 1e14))
+    code, out, _ = cli("predict", trained, tmp_path / "x.npy")
+    probabilities = [float(word) for word in out.splitlines()[1].split(",")[2:]]
+    assert code == 0
+    assert sum(probabilities) == pytest.approx(1)
+
+
+def test_missing_values_in_a_file_advise_what_can_be_done(refused, trained, tmp_path):
+    cases = np.zeros((2, CHANNELS, 4))
+    cases[1, 2, 3] = np.nan
+    np.save(tmp_path / "x.npy", cases)
+    message = refused("predict", trained, tmp_path / "x.npy")
+    assert "missing value (NaN) in case 1, channel 2, step 3" in message
+    assert message.endswith("fill such gaps in the file; a model that was trained with missing: interpolate "
+                            "fills them itself")  # fmt: skip
+
+
+def test_the_type_of_a_file_is_not_guessed(refused, trained, tmp_path):
+    (tmp_path / "x.csv").write_text("1,2")
+    message = refused("predict", trained, tmp_path / "x.csv")
+    assert message == f"{tmp_path / 'x.csv'}: unknown type of file '.csv' (accepted: .ts, .npy, .npz)"
+
+
+def test_a_folder_that_holds_no_time_series_says_what_it_lacks(refused, tmp_path):
+    folder = tmp_path / "data" / "MyCsv"
+    folder.mkdir(parents=True)
+    (folder / "train.csv").touch()
+    recipe = write_recipe(tmp_path / "recipe.yaml", dataset="MyCsv")
+    message = refused("train", recipe, "--data-root", tmp_path / "data", "--output", "run")
+    lacks = "has no MyCsv_TRAIN.ts and MyCsv_TEST.ts (it has: train.csv)"
+    assert message == f"dataset 'MyCsv': {folder} {lacks}"
+
+
+@pytest.mark.parametrize("accelerator", ["tpu", "hpu", "gpu", "cuda", "mps", "abacus"])
+def test_an_accelerator_that_is_not_there(accelerator, refused, waves, tmp_path):
+    if accelerator in ("gpu", "cuda") and torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    if accelerator in ("gpu", "mps") and torch.backends.mps.is_available():
+        pytest.skip("this machine has a GPU")
+    recipe = write_recipe(tmp_path / "recipe.yaml")
+    options = ("--data-root", waves, "--output", "run", "--accelerator", accelerator)
+    assert f"accelerator='{accelerator}' cannot be used here: " in refused("train", recipe, *options)
+
+
 def test_an_array_of_objects_executes_nothing(refused, trained, tmp_path):
     np.save(tmp_path / "x.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
     assert "is not a readable .npy file" in refused("predict", trained, tmp_path / "x.npy")
@@ -175,6 +269,11 @@ def run(trained, tmp_path):
         (("num_heads: 2", "num_heads: 3"), "embed_dim=8 must be divisible by num_heads=3"),
         (("embed_dim: 8", "embed_dim: ["), "config.yaml: not valid YAML"),
         (("embed_dim: 8", "embed_dim: 16"), "does not fit the run's recipe"),
+        (("embed_dim: 8", "embed_dim: 80000000000"), "the model has sizes that no machine can hold: make it"),
+        (("embed_dim: 8", "embed_dim: 800000"), "GiB, more than the limit of "),
+        (("rank: 3", "rank: 10000000000"), "GiB, more than the limit of "),
+        (("num_layers: 2", "num_layers: 80000000000"), "num_layers=80000000000 must be at most 10000"),
+        (("threads: 1", "threads: 80000000000"), "threads=80000000000 must be at most 4096"),
     ],
 )
 def test_a_config_edited_by_hand(change, message, refused, run, waves):
@@ -182,8 +281,27 @@ def test_a_config_edited_by_hand(change, message, refused, run, waves):
     assert change[0] in text
     (run / "config.yaml").write_text(text.replace(*change))
     assert message in refused("evaluate", run, "--data-root", waves)
-    if "fit" not in message:  # finished seeds need no model
+    if "fit" not in message:  # a finished seed's weights are not read again
         assert message in refused("train", "--resume", run, "--data-root", waves)
+
+
+@pytest.mark.parametrize("key", ["max_len", "num_features"])
+def test_facts_that_describe_a_model_beyond_the_machine(key, refused, run, waves):
+    facts = json.loads((run / "data.json").read_text()) | {key: 10**12}
+    (run / "data.json").write_text(json.dumps(facts))
+    message = refused("predict", run, waves / "Waves/Waves_TEST.ts")
+    assert "the model needs " in message
+    assert "GiB, more than the limit of " in message
+
+
+@pytest.mark.parametrize(
+    "content", ["[]", "{}", "3", '{"accuracy": "high", "loss": 1, "seconds": 1}', '{"accuracy": 1}']
+)
+def test_resuming_refuses_figures_of_another_shape(content, refused, run, waves):
+    path = run / "seed-0" / "evaluation.json"
+    path.write_text(content)
+    message = refused("train", "--resume", run, "--data-root", waves, "--progress", "false")
+    assert f"{path}: does not hold the figures of a finished seed (accuracy, loss, seconds)" in message
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,10 @@ def test_a_folder_with_one_of_the_two_files(toy):
 
 def test_an_empty_folder_is_no_set(tmp_path):
     (tmp_path / "Empty").mkdir()
-    with pytest.raises(InputError, match="unknown dataset 'Empty'"):
+    with pytest.raises(
+        InputError,
+        match=r"dataset 'Empty': .*Empty has no Empty_TRAIN.ts and Empty_TEST.ts \(it has: nothing\)",
+    ):
         load_time_series("Empty", tmp_path)
 
 

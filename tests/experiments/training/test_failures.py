@@ -13,6 +13,7 @@ import pytest
 from experiments.training.runs import assert_same_outcome, train_small, write_recipe
 
 from kernel_attention.experiments.cli import main
+from kernel_attention.experiments.reporting import report
 from kernel_attention.experiments.run_folder import read_json
 from kernel_attention.experiments.training import (
     Interrupted,
@@ -91,10 +92,64 @@ def test_ctrl_c_saves_and_says_how_to_go_on(
     assert_same_outcome(tmp_path / "run", trained)
 
 
-def test_ctrl_c_keeps_the_weights_of_the_unfinished_epoch(arguments, tmp_path, monkeypatch):
-    monkeypatch.setattr(SequenceTask, "training_step", failing(SequenceTask.training_step, 2, interrupt))
-    assert main(arguments) == 1
-    assert (tmp_path / "run/seed-0/interrupted.safetensors").is_file()
+@pytest.mark.parametrize("step", [1, 2, 3, 4, 5])
+def test_ctrl_c_saves_the_step_it_stops_after(step, arguments, trained, tmp_path, monkeypatch, capsys):
+    """Three steps an epoch: behind an epoch's last one its evaluation comes first."""
+    with monkeypatch.context() as patched:
+        patched.setattr(SequenceTask, "training_step", failing(SequenceTask.training_step, step, interrupt))
+        assert main(arguments) == 1
+    err = capsys.readouterr().err
+    assert err.startswith(f"interrupted\nsaved: {tmp_path / 'run'} (seed 0: checkpoint after step {step})\n")
+    assert main(command_of(err)) == 0
+    assert_same_outcome(tmp_path / "run", trained)
+
+
+def test_ctrl_c_after_every_step(arguments, trained, tmp_path, monkeypatch, capsys):
+    """One step each time, from the first to the last of both seeds."""
+    command, stops = arguments, 0
+    while True:
+        with monkeypatch.context() as patched:
+            patched.setattr(SequenceTask, "training_step", failing(SequenceTask.training_step, 1, interrupt))
+            code = main(command)
+        if code == 0:
+            break
+        command, stops = command_of(capsys.readouterr().err), stops + 1
+    assert stops == 2 * 3 * 3
+    assert_same_outcome(tmp_path / "run", trained)
+
+
+def test_a_second_ctrl_c_stops_at_once(arguments, trained, tmp_path, monkeypatch, capsys):
+    def twice():
+        interrupt()
+        interrupt()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SequenceTask, "training_step", failing(SequenceTask.training_step, 5, twice))
+        assert main(arguments) == 1
+    err = capsys.readouterr().err
+    assert "seed 0: checkpoint after step 3)" in err, "that of the last whole epoch"
+    assert main(command_of(err)) == 0
+    assert_same_outcome(tmp_path / "run", trained)
+
+
+def test_what_is_saved_before_the_first_step_and_after_the_first_seed(
+    arguments, tmp_path, monkeypatch, capsys
+):
+    def twice():
+        interrupt()
+        interrupt()
+
+    run_folder = tmp_path / "run"
+    with monkeypatch.context() as patched:
+        patched.setattr(SequenceTask, "training_step", failing(SequenceTask.training_step, 1, twice))
+        assert main(arguments) == 1
+    err = capsys.readouterr().err
+    assert f"saved: {run_folder} (seed 0: checkpoint of step 0, nothing trained yet)\n" in err
+    with monkeypatch.context() as patched:
+        patched.setattr(SequenceTask, "training_step", failing(SequenceTask.training_step, 11, interrupt))
+        assert main(command_of(err)) == 1
+    err = capsys.readouterr().err
+    assert f"saved: {run_folder} (seed 0: finished; seed 1: checkpoint after step 2)\n" in err
 
 
 def test_ctrl_c_before_the_run_began(arguments, tmp_path, monkeypatch, capsys):
@@ -155,10 +210,25 @@ def test_a_full_disk_during_training(arguments, trained, tmp_path, capsys):
         assert main(arguments) == 1
     err = capsys.readouterr().err
     assert err.startswith("failed: ")
+    assert f"saved: {tmp_path / 'run'} (its recipe, no checkpoint yet)\n" in err
     assert "Traceback" not in err
     assert [path.name for path in (tmp_path / "run/seed-0").iterdir()] == []
     assert main(command_of(err)) == 0
     assert_same_outcome(tmp_path / "run", trained)
+
+
+def test_a_full_disk_at_the_report(arguments, trained, tmp_path, monkeypatch, capsys):
+    """All is saved but the page: no bad input, and a resumed run writes the page."""
+    monkeypatch.setattr(run, "write_report", report.write_report)
+    largest = max(path.stat().st_size for path in trained.rglob("*") if path.name != "report.html")
+    with limited_disk(largest + 1000):
+        assert main(arguments) == 1
+    err = capsys.readouterr().err
+    assert err.startswith(f"failed: OSError: report '{tmp_path / 'run' / 'report.html'}' cannot be written")
+    assert f"saved: {tmp_path / 'run'} (seed 0: finished; seed 1: finished)\n" in err
+    assert not (tmp_path / "run/error.txt").exists()
+    assert main(command_of(err)) == 0
+    assert (tmp_path / "run/report.html").stat().st_size > largest + 1000
 
 
 def test_a_full_disk_before_training(arguments, tmp_path, capsys):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 
 import numpy as np
 import pytest
@@ -97,6 +99,62 @@ def test_resumed_anywhere_the_run_ends_the_same(trained, data, tmp_path, monkeyp
     monkeypatch.undo()
     assert not (folder / "seed-0" / "evaluation.json").exists()
     assert main(["train", "--resume", str(folder), "--data_root", str(data), "--progress", "false"]) == 0
+    assert_same_outcome(folder, trained)
+
+
+def train_with_signals(steps, arguments, monkeypatch, number=signal.SIGINT):
+    """Exit code of a command that gets a signal in these steps of its run, each once."""
+    due, original = set(steps), language_experiment.LanguageTask.training_step
+
+    def training_step(self, batch):
+        if self.trainer.global_step in due:
+            due.discard(self.trainer.global_step)
+            os.kill(os.getpid(), number)
+        return original(self, batch)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(language_experiment.LanguageTask, "training_step", training_step)
+        return main(arguments)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(("during", "saved"), [(0, 1), (4, 5), (9, 10), (16, 17), (28, 29), (29, 30)])
+def test_ctrl_c_saves_the_step_and_the_run_goes_on_from_it(
+    during, saved, number, trained, data, tmp_path, monkeypatch, capsys
+):
+    """Bit for bit. Rounds have 10 steps; in a round's last step its evaluation comes before the end."""
+    folder = tmp_path / "run"
+    begin = ["train", str(recipe_file(tmp_path)), "--data_root", str(data), "--output", str(folder),
+             "--progress", "false"]  # fmt: skip
+    assert train_with_signals([during], begin, monkeypatch, number) == 1
+    err = capsys.readouterr().err
+    assert err.startswith(f"interrupted\nsaved: {folder} (seed 0: checkpoint after step {saved})\n")
+    state = torch.load(folder / "seed-0/last.ckpt", weights_only=True)
+    assert state["global_step"] == saved
+    if saved < 10:
+        assert not (folder / "seed-0/metrics.json").exists(), "no round is whole yet"
+    seen = []
+    original = language_experiment.LanguageTask.training_step
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            language_experiment.LanguageTask,
+            "training_step",
+            lambda self, batch: (seen.append(self.trainer.global_step), original(self, batch))[1],
+        )
+        assert main(["train", "--resume", str(folder), "--progress", "false"]) == 0
+    assert seen == list(range(saved, 30)), "no step is done again"
+    assert_same_outcome(folder, trained)
+
+
+def test_ctrl_c_again_and_again(trained, data, tmp_path, monkeypatch):
+    """Also twice within one round, and in the first step after going on."""
+    folder = tmp_path / "run"
+    command = ["train", str(recipe_file(tmp_path)), "--data_root", str(data), "--output", str(folder),
+               "--progress", "false"]  # fmt: skip
+    for step in (2, 3, 6, 9, 10, 13, 14, 25):
+        assert train_with_signals([step], command, monkeypatch) == 1
+        command = ["train", "--resume", str(folder), "--progress", "false"]
+    assert main(command) == 0
     assert_same_outcome(folder, trained)
 
 

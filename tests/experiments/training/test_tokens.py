@@ -62,7 +62,7 @@ def test_a_run_learns_and_says_how_fast(root, tmp_path):
 
 
 @pytest.mark.parametrize(("dataset", "at"), [("sst2", 6), ("sst2", 9), ("lra/retrieval", 11)])
-def test_a_run_stopped_at_any_step_ends_as_if_it_had_not(dataset, at, root, tmp_path, monkeypatch):
+def test_a_run_stopped_at_any_step_ends_as_if_it_had_not(dataset, at, root, tmp_path, monkeypatch, capsys):
     """4 steps a round through epochs of 8 (sst2) or 4 batches: the stops lie inside of both."""
     (tmp_path / "reference").mkdir()
     reference = trained(tmp_path / "reference" / "run", root, dataset=dataset, seeds=[0, 1])
@@ -77,6 +77,7 @@ def test_a_run_stopped_at_any_step_ends_as_if_it_had_not(dataset, at, root, tmp_
     with monkeypatch.context() as patched:
         patched.setattr(SequenceTask, "training_step", step)
         assert main(arguments(tmp_path / "run", root, dataset=dataset, seeds=[0, 1])) == 1
+    assert f"(seed 0: checkpoint after step {at})\n" in capsys.readouterr().err
     assert (
         main(["train", "--resume", str(tmp_path / "run"), "--data-root", str(root), "--progress", "false"])
         == 0

@@ -188,6 +188,13 @@ def _download(name: str, root: Path | None) -> Location:
 
 
 def _unknown_dataset(name: str, root: Path | None, archive: dict[str, str]) -> InputError:
+    for _, folder in _places(root):
+        if (place := folder / name).is_dir():
+            held = sorted(path.name for path in place.iterdir())
+            shown = ", ".join([*held[:6], *(["..."] if len(held) > 6 else [])]) or "nothing"
+            return InputError(
+                f"dataset {name!r}: {place} has no {name}_TRAIN.ts and {name}_TEST.ts (it has: {shown})"
+            )
     at_hand = [info.name for info in list_time_series(root)]
     by_lower = {known.lower(): known for known in (*archive, *at_hand)}
     near = difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.6)

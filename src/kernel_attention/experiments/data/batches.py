@@ -42,10 +42,15 @@ class EpochSampler(Sampler[int]):
         self.length = length
         self.seed = int(seed)
         self.epoch = 0
+        self._skipped = 0
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the permutation of this epoch for the next pass."""
         self.epoch = int(epoch)
+
+    def skip(self, batches: int, batch_size: int) -> None:
+        """Leave out the first batches of the next pass, for a run that stopped behind them."""
+        self._skipped = batches * batch_size
 
     def __len__(self) -> int:
         return self.length
@@ -54,7 +59,8 @@ class EpochSampler(Sampler[int]):
         # A hash of the pair, because seed + epoch would give run 1 in epoch 0 the order of run 0 in epoch 1.
         state = np.random.SeedSequence([self.seed, self.epoch]).generate_state(1, np.uint64)[0]
         generator = torch.Generator().manual_seed(int(state) & (2**63 - 1))
-        yield from torch.randperm(self.length, generator=generator).tolist()
+        start, self._skipped = self._skipped, 0
+        yield from torch.randperm(self.length, generator=generator)[start:].tolist()
 
 
 class _Cases(Dataset[tuple[Tensor, Tensor | None]]):

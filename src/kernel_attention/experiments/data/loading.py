@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
+from typing import IO, TextIO
 
 import numpy as np
 
-from kernel_attention.errors import InputError, unknown
+from kernel_attention.errors import InputError
 from kernel_attention.experiments.data.archive import Location, locate
 from kernel_attention.experiments.data.sequences import as_sequences, check_missing, resolve_missing
 from kernel_attention.experiments.data.time_series import SequenceSplit, TimeSeriesData
 from kernel_attention.experiments.data.ts_format import TsFile, read_ts
+from kernel_attention.memory_limit import require_memory
+
+# `missing` is no option of the commands that read files: it is the trained model's.
+_ADVICE = "fill such gaps in the file; a model that was trained with missing: interpolate fills them itself"
 
 
 def load_time_series(
@@ -96,12 +101,14 @@ def read_sequences(
             file = read_ts(text, str(path))
         if not file.sequences:
             raise InputError(f"{path} is empty: no case after @data")
-        sequences = resolve_missing(file.sequences, missing, str(path), declared=file.header.missing)
+        sequences = resolve_missing(
+            file.sequences, missing, str(path), declared=file.header.missing, advice=_ADVICE
+        )
         return sequences, np.array(file.labels) if file.header.task else None
     if path.suffix in (".npy", ".npz"):
         X, labels = _read_numpy(path)
         try:
-            sequences = as_sequences(X, missing)
+            sequences = as_sequences(X, missing, _ADVICE)
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
         if labels is not None and labels.shape != (len(sequences),):
@@ -109,23 +116,45 @@ def read_sequences(
                 f"{path}: y has shape {labels.shape}, accepted: ({len(sequences)},), the cases of X"
             )
         return sequences, labels
-    raise unknown("type of file", path.suffix, (".ts", ".npy", ".npz"))
+    raise InputError(f"{path}: unknown type of file {path.suffix!r} (accepted: .ts, .npy, .npz)")
 
 
 def _read_numpy(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
-    # allow_pickle stays off: a data file must not run code.
     try:
-        with path.open("rb") as file:
-            content = np.load(file, allow_pickle=False)
-            if isinstance(content, np.ndarray):
-                return content, None
-            if "X" not in content:
-                raise InputError(f"{path} has no array 'X' (it has: {', '.join(content.files) or 'nothing'})")
-            return content["X"], content.get("y")
+        if path.suffix == ".npy":
+            with path.open("rb") as file:
+                return _read_array(file, path.stat().st_size, str(path)), None
+        with zipfile.ZipFile(path) as archive:
+            sizes = {entry.filename.removesuffix(".npy"): entry.file_size for entry in archive.infolist()}
+            if "X" not in sizes:
+                raise InputError(f"{path} has no array 'X' (it has: {', '.join(sizes) or 'nothing'})")
+            arrays = {}
+            for name in {"X", "y"} & set(sizes):
+                with archive.open(f"{name}.npy") as file:
+                    arrays[name] = _read_array(file, sizes[name], f"array {name!r} of {path}")
+            return arrays["X"], arrays.get("y")
     except InputError:
         raise
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise InputError(f"{path} is not a readable {path.suffix} file ({error})") from None
+    except Exception as error:  # a damaged archive can raise anything
+        raise InputError(
+            f"{path} is not a readable {path.suffix} file ({error or type(error).__name__})"
+        ) from None
+
+
+def _read_array(file: IO[bytes], size: int, where: str) -> np.ndarray:
+    """The array in ``size`` bytes of NumPy's format, whose header is not believed."""
+    require_memory(where, size, "read it in parts")
+    content = io.BytesIO(file.read(size))
+    version = np.lib.format.read_magic(content)
+    reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = reader(content)
+    claimed, found = math.prod(shape) * dtype.itemsize, size - content.tell()
+    if claimed > found:
+        raise InputError(
+            f"{where}: its header says shape {shape} of {dtype}, {claimed} bytes; it has {found}"
+        )
+    content.seek(0)
+    return np.lib.format.read_array(content, allow_pickle=False)  # a data file must not run code
 
 
 def _read_both(location: Location) -> tuple[TsFile, TsFile]:

@@ -11,12 +11,13 @@ from kernel_attention.errors import InputError, unknown
 MISSING = ("auto", "interpolate", "error")
 
 
-def as_sequences(X: Any, missing: str = "error") -> list[np.ndarray]:
+def as_sequences(X: Any, missing: str = "error", advice: str | None = None) -> list[np.ndarray]:
     """Collections in aeon's conventions to a list of float32 sequences (n_i, c), time first.
 
     X: array (cases, channels, time), or (cases, time) for one channel, or a list of arrays (channels, time)
        or (time,), whose lengths may differ.
     missing: "error" (also "auto": an array declares nothing) or "interpolate", see `resolve_missing`.
+    advice: as in `resolve_missing`.
 
     Raises InputError for no cases, no steps, no channels, differing channel counts, values that are not real
     numbers, NaN unless interpolated, and infinite values.
@@ -41,7 +42,7 @@ def as_sequences(X: Any, missing: str = "error") -> list[np.ndarray]:
         cases = list(array)
     if not cases:
         raise InputError("X has 0 cases, at least 1 is needed (found array with 0 sample(s))")
-    return resolve_missing([np.atleast_2d(case).T for case in cases], missing, "X")
+    return resolve_missing([np.atleast_2d(case).T for case in cases], missing, "X", advice=advice or ADVICE)
 
 
 def windows_of(sequences: list[np.ndarray], length: int) -> tuple[list[np.ndarray], list[int]]:
@@ -86,14 +87,18 @@ def _numeric(values: Any, where: str) -> np.ndarray:
     return array
 
 
+ADVICE = "missing='interpolate' fills such gaps"
+
+
 def resolve_missing(
-    sequences: list[np.ndarray], missing: str, where: str, *, declared: bool = False
+    sequences: list[np.ndarray], missing: str, where: str, *, declared: bool = False, advice: str = ADVICE
 ) -> list[np.ndarray]:
     """Check sequences (n_i, c) and return them as float32 without a NaN.
 
     missing: "interpolate" fills a gap linearly within its case and channel and continues the nearest value to
         the ends; "error" refuses; "auto" interpolates where the file's header declares missing values.
     where: what the sequences are called in messages, for example "the train split of Handwriting".
+    advice: what the message says of a gap that is refused.
     """
     check_missing(missing)
     fill = missing == "interpolate" or (missing == "auto" and declared)
@@ -112,12 +117,12 @@ def resolve_missing(
         with np.errstate(over="ignore"):
             values = np.ascontiguousarray(sequence, dtype=np.float32)
         if not np.isfinite(values).all():
-            values = _finite(values, fill, f"of {where}", case)
+            values = _finite(values, fill, f"of {where}", case, advice)
         resolved.append(values)
     return resolved
 
 
-def _finite(values: np.ndarray, fill: bool, where: str, case: int) -> np.ndarray:
+def _finite(values: np.ndarray, fill: bool, where: str, case: int, advice: str) -> np.ndarray:
     infinite = np.argwhere(np.isinf(values))
     if len(infinite):
         step, channel = infinite[0]
@@ -128,8 +133,7 @@ def _finite(values: np.ndarray, fill: bool, where: str, case: int) -> np.ndarray
     if not fill:
         step, channel = np.argwhere(gaps)[0]
         raise InputError(
-            f"missing value (NaN) in case {case}, channel {channel}, step {step} {where}; "
-            "missing='interpolate' fills such gaps"
+            f"missing value (NaN) in case {case}, channel {channel}, step {step} {where}; {advice}"
         )
     values = values.copy()
     steps = np.arange(len(values))

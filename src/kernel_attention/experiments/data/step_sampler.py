@@ -30,6 +30,7 @@ class StepSampler(Sampler[list[int]]):
         self.batch_size = batch_size
         self.steps = steps
         self.round = 0
+        self._skipped = 0
 
     @abstractmethod
     def batches(self, epoch: int) -> list[list[int]]:
@@ -39,12 +40,17 @@ class StepSampler(Sampler[list[int]]):
         """Choose the round (Lightning's epoch) of the next pass."""
         self.round = int(epoch)
 
+    def skip(self, batches: int, batch_size: int = 1) -> None:
+        """Leave out the first batches of the next pass, for a run that stopped behind them."""
+        self._skipped = batches
+
     def __len__(self) -> int:
         return self.steps
 
     def __iter__(self) -> Iterator[list[int]]:
         drawn, batches = -1, []
-        for number in range(self.round * self.steps, (self.round + 1) * self.steps):
+        start, self._skipped = self._skipped, 0
+        for number in range(self.round * self.steps + start, (self.round + 1) * self.steps):
             epoch, place = divmod(number, self.per_epoch)
             if epoch != drawn:
                 drawn, batches = epoch, self.batches(epoch)

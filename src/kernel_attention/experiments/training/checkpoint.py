@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import warnings
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 
 from kernel_attention.atomic import write_atomically
 from kernel_attention.errors import InputError
+from kernel_attention.experiments.training.files import require_file
 
 _PARTS = ("callbacks", "epoch", "global_step", "loops", "optimizer_states", "state_dict")
 
@@ -29,6 +31,7 @@ class AtomicCheckpointIO(CheckpointIO):
         self, path: Any, map_location: Any | None = None, weights_only: bool | None = True
     ) -> dict[str, Any]:
         """Always with ``weights_only=True``; InputError where the file is damaged or is no checkpoint."""
+        check_checkpoint(Path(path))
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # what is wrong with the file is said below
@@ -48,3 +51,21 @@ class AtomicCheckpointIO(CheckpointIO):
     def remove_checkpoint(self, path: Any) -> None:
         """See :class:`CheckpointIO`."""
         Path(path).unlink(missing_ok=True)
+
+
+def check_checkpoint(path: Path) -> None:
+    """InputError where the file is damaged.
+
+    A checkpoint is a zip archive with a checksum of every part. PyTorch writes these and does not read them.
+    """
+    require_file(path)
+    if not zipfile.is_zipfile(path):
+        return  # the reader says what else it is
+    try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+    except Exception as error:  # a damaged archive can raise anything
+        reason = str(error) or type(error).__name__
+        raise InputError(f"checkpoint {path}: truncated or not a checkpoint ({reason})") from None
+    if damaged is not None:
+        raise InputError(f"checkpoint {path}: damaged, its part {damaged} does not have its checksum")

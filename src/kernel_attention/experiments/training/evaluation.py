@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from kernel_attention.analysis import diagnose
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.data import SequenceSplit, make_loader, read_sequences
+from kernel_attention.experiments.training.ranges import require_finite, require_in_range
 from kernel_attention.experiments.training.recipe import BaseRecipe
 from kernel_attention.models import SequenceClassifier
 
@@ -41,8 +42,16 @@ def predict_outputs(
     batch_size: int = 64,
     precision: str = "32-true",
 ) -> Tensor:
-    """Logits or values of every sequence, (cases, outputs); see :func:`collect_outputs`."""
-    return collect_outputs(model, make_loader(sequences, batch_size), precision)
+    """Logits or values of every sequence, (cases, outputs); see :func:`collect_outputs`.
+
+    Raises:
+        InputError: for a sequence with a value that is too large for the model.
+    """
+    cases = sequences.sequences if isinstance(sequences, SequenceSplit) else sequences
+    require_in_range(cases, model.encoder.input_mean.cpu().numpy(), model.encoder.input_std.cpu().numpy())
+    outputs = collect_outputs(model, make_loader(sequences, batch_size), precision)
+    require_finite(outputs, cases)
+    return outputs
 
 
 def classification_figures(logits: Tensor, targets: np.ndarray) -> dict[str, Any]:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
+import torch
 from torch import nn
 
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.training.recorder import RunRecorder
+from kernel_attention.memory_limit import require_memory
 
 if TYPE_CHECKING:
     from kernel_attention.experiments.training.module import RecipeTask
     from kernel_attention.experiments.training.recipe import BaseRecipe
 
 Loaders: TypeAlias = tuple[Iterable[Any], Iterable[Any]]
+
+_TRAINING_COPIES = 4  # weights, gradients, and the two moments of every optimizer there is
 
 
 class Metric(NamedTuple):
@@ -51,6 +55,30 @@ class Experiment(ABC):
     @abstractmethod
     def build_model(recipe: Any, facts: dict[str, Any]) -> nn.Module:
         """The recipe's model, untrained, for data with these facts."""
+
+    @classmethod
+    def open_model(cls, recipe: Any, facts: dict[str, Any], copies: int = 2) -> nn.Module:
+        """:meth:`build_model`, for a recipe and facts that nobody has checked against this machine.
+
+        Args:
+            recipe: of the task's class.
+            facts: the content of ``data.json``.
+            copies: how many times the weights are in memory at once.
+
+        Raises:
+            InputError: for a model that cannot be built, or that this machine cannot hold.
+        """
+        advice = "make it smaller (embed_dim, feedforward_dim, num_layers, the mechanism's own sizes)"
+        try:
+            require_memory("the model", copies * _model_bytes(lambda: cls.build_model(recipe, facts)), advice)
+            return cls.build_model(recipe, facts)
+        except InputError:
+            raise
+        except OverflowError:
+            raise InputError(f"the model has sizes that no machine can hold: {advice}") from None
+        except (RuntimeError, TypeError, ValueError, ArithmeticError, MemoryError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise InputError(f"the model of this recipe and data cannot be built ({reason})") from None
 
     @classmethod
     def check_facts(cls, facts: Any, path: Path) -> None:
@@ -103,8 +131,12 @@ class Experiment(ABC):
 
     def check(self) -> None:
         """InputError for options that the model or the loaders refuse, before anything is written."""
-        self.build_model(self.recipe, self.facts())
+        self.check_model()
         self.loaders(self.recipe.seeds[0])
+
+    def check_model(self) -> None:
+        """InputError for a model that cannot be built, or not be trained on this machine."""
+        self.open_model(self.recipe, self.facts(), _TRAINING_COPIES)
 
     @abstractmethod
     def batches(self, cases: int) -> Iterable[Any]:
@@ -122,3 +154,18 @@ class Experiment(ABC):
     def predict(model: Any, file: Path, recipe: Any, facts: dict[str, Any]) -> list[dict[str, Any]]:
         """A record for every case of an unlabelled file."""
         raise InputError(f"task {recipe.task_name}: predictions of a file are not available for it")
+
+
+def _model_bytes(build: Callable[[], nn.Module]) -> int:
+    """Bytes of a model's parameters and buffers, found without allocating them.
+
+    0 for a model that cannot be built without its values; OverflowError for sizes beyond 64 bits.
+    """
+    try:
+        with torch.device("meta"):
+            model = build()
+    except (RuntimeError, TypeError) as error:
+        if "overflow" in str(error).lower():
+            raise OverflowError from None
+        return 0
+    return sum(tensor.nbytes for tensors in (model.parameters(), model.buffers()) for tensor in tensors)

@@ -3,18 +3,38 @@
 from __future__ import annotations
 
 import csv
+import functools
+import hashlib
 import io
 import json
+import logging
 import re
+import stat
 from pathlib import Path
 from typing import Any
 
+import safetensors
 import safetensors.torch
+import torch
 import yaml
 from torch import Tensor
 
 from kernel_attention.atomic import write_atomically, write_text_atomically
 from kernel_attention.errors import InputError
+
+_CHECKSUM = "sha256"
+
+_log = logging.getLogger(__name__)
+
+
+def require_file(path: Path) -> None:
+    """InputError unless this is a file with an end, or a link to one: a device or a pipe would never end."""
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
+    if not stat.S_ISREG(mode):
+        raise InputError(f"{path}: cannot be read (it is no regular file)")
 
 
 def is_unfinished(path: Path) -> bool:
@@ -55,14 +75,40 @@ def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def write_weights(path: Path, weights: dict[str, Tensor]) -> None:
-    """A state dict as safetensors."""
-    data = safetensors.torch.save({name: tensor.detach().contiguous() for name, tensor in weights.items()})
+    """A state dict as safetensors, with a checksum of its tensors in the metadata."""
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
+    data = safetensors.torch.save(tensors, {_CHECKSUM: _checksum(tensors)})
     write_atomically(path, lambda file: file.write(data))
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
     """A state dict from safetensors; InputError where the file is missing or damaged."""
+    require_file(path)
     try:
-        return safetensors.torch.load_file(path)
+        with safetensors.safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
     except (OSError, safetensors.SafetensorError) as error:
         raise InputError(f"{path}: not readable as safetensors weights ({error})") from None
+    if _CHECKSUM not in metadata:
+        _say_unchecked(path)
+    elif metadata[_CHECKSUM] != _checksum(weights):
+        raise InputError(f"{path}: damaged, its weights do not have the checksum that was written with them")
+    return weights
+
+
+def _checksum(weights: dict[str, Tensor]) -> str:
+    """SHA-256 over the name, type, shape and bytes of every tensor."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(weights.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+@functools.cache
+def _say_unchecked(path: Path) -> None:
+    """Once a file: runs of earlier versions have no checksum."""
+    _log.warning(
+        "%s has no checksum (it was written by an earlier version): its weights are not checked", path
+    )

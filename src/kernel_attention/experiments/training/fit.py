@@ -63,8 +63,9 @@ def make_trainer(recipe: BaseRecipe, callbacks: list[Callback], progress: bool) 
             callbacks=[*callbacks, *([RichProgressBar()] if progress else [])],
             plugins=[AtomicCheckpointIO()],
         )
-    except (MisconfigurationException, ValueError) as error:
-        raise InputError(f"accelerator={recipe.accelerator!r} cannot be used here: {error}") from None
+    except (MisconfigurationException, ImportError, RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"accelerator={recipe.accelerator!r} cannot be used here: {reason}") from None
 
 
 def check_trainer(recipe: BaseRecipe) -> None:
@@ -85,7 +86,7 @@ def fit(
     """Train ``task``, from ``checkpoint`` where one is given.
 
     Raises:
-        Interrupted: Ctrl-C.
+        Interrupted: Ctrl-C or SIGTERM.
     """
     if task.recipe.threads:
         torch.set_num_threads(task.recipe.threads)

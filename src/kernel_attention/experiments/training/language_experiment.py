@@ -77,8 +77,11 @@ class LanguageExperiment(Experiment):
     @classmethod
     def check_facts(cls, facts: Any, path: Path) -> None:
         super().check_facts(facts, path)
+        described = facts.get("vocabulary")
         try:
-            require_same_vocabulary(read_vocabulary(facts).describe(), facts.get("vocabulary") or {})
+            require_same_vocabulary(
+                read_vocabulary(facts).describe(), described if isinstance(described, dict) else {}
+            )
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
 

@@ -31,6 +31,9 @@ class MemoryRecorder(RunRecorder):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Nothing to write."""
 
+    def on_train_batch_end(self, *_: Any) -> None:
+        """Nothing to go on with."""
+
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Note the figures; keep the weights if they are the best so far."""
         row = self._row(trainer)
@@ -38,6 +41,3 @@ class MemoryRecorder(RunRecorder):
         if self._improves(row):
             assert isinstance(pl_module.model, torch.nn.Module)
             self.weights = copy.deepcopy(pl_module.model.state_dict())
-
-    def on_exception(self, *_: Any) -> None:
-        """Nothing to save."""

@@ -25,6 +25,8 @@ PROTOCOLS: dict[str, str] = {
 }
 
 _MAX_SEED = 2**32 - 1  # NumPy's generators take no larger one
+_MAX_LAYERS = 10_000  # a list of them is made before anything else can refuse it
+_MAX_THREADS = 4096  # a system that cannot start them ends the process
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,9 @@ class BaseRecipe(ABC):
             object.__setattr__(self, name, typed_value(type(self), name, getattr(self, name)))
         self.require_at_least(1, "batch_size", "num_layers")
         self.require_at_least(0, "gradient_clip", "weight_decay", "threads")
+        for name, most in (("num_layers", _MAX_LAYERS), ("threads", _MAX_THREADS)):
+            if getattr(self, name) > most:
+                raise InputError(f"{name}={getattr(self, name)} must be at most {most}")
         if not self.learning_rate > 0:
             raise InputError(f"learning_rate={self.learning_rate} must be positive")
         in_range = all(0 <= seed <= _MAX_SEED for seed in self.seeds)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import random
 import time
@@ -15,8 +14,7 @@ import torch
 from lightning.pytorch.callbacks import Checkpoint
 
 from kernel_attention.experiments.training.files import write_csv, write_json, write_weights
-
-_log = logging.getLogger(__name__)
+from kernel_attention.experiments.training.stopping import StopRequest
 
 
 class RunRecorder(Checkpoint):
@@ -24,6 +22,9 @@ class RunRecorder(Checkpoint):
 
     ``last.ckpt`` is written last and by rename, so it is the point of truth: whatever was written after the
     previous one is written again, identically, by the resumed run.
+
+    Ctrl-C and SIGTERM stop training after the step, with a checkpoint of that step; an epoch's last step is
+    followed by its evaluation, and the checkpoint of the epoch.
 
     Args:
         folder: the seed's folder.
@@ -37,7 +38,9 @@ class RunRecorder(Checkpoint):
         self.best_epoch: int | None = None
         self.best: tuple[float, float] | None = None
         self._generators: dict[str, Any] | None = None
+        self._partial: dict[str, Any] | None = None
         self._started = 0.0
+        self._stop = StopRequest()
 
     @property
     def checkpoint(self) -> Path:
@@ -45,16 +48,39 @@ class RunRecorder(Checkpoint):
         return self.folder / "last.ckpt"
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Step 0 is a checkpoint too."""
-        if not self.rows:
+        """Step 0 is a checkpoint too; a run that stopped inside an epoch goes on behind its last batch."""
+        self._stop.listen()
+        if trainer.global_step == 0:
             trainer.save_checkpoint(self.checkpoint)
+        if self._partial is not None:
+            loader: Any = trainer.train_dataloader
+            loader.sampler.skip(self._partial["batches"], loader.batch_size or 1)
+            self._started = time.perf_counter() - self._partial["seconds"]
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._started = time.perf_counter()
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
         """Go on with the random numbers of the interrupted run."""
         if self._generators is not None:
             _set_generators(self._generators)
             self._generators = None
-        self._started = time.perf_counter()
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Add what the interrupted run had summed up in this epoch; stop here if that was asked for."""
+        sums = trainer.fit_loop.epoch_loop._results
+        if self._partial is not None:
+            _add_sums(sums, self._partial["sums"])
+            self._partial = None
+        is_last = batch_idx + 1 == trainer.num_training_batches
+        if self._stop.is_made and not is_last:
+            self._partial = self._state_within_epoch() | {"batches": batch_idx + 1, "sums": _get_sums(sums)}
+            trainer.save_checkpoint(self.checkpoint)
+            raise KeyboardInterrupt
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write everything; the checkpoint last."""
@@ -67,13 +93,18 @@ class RunRecorder(Checkpoint):
         write_json(self.folder / "metrics.json", self.rows)
         write_csv(self.folder / "metrics.csv", self.rows)
         trainer.save_checkpoint(self.checkpoint)
+        if self._stop.is_made:
+            raise KeyboardInterrupt
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._stop.leave()
+        if self._stop.is_made:
+            raise KeyboardInterrupt
 
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
-        """Keep the weights of the unfinished epoch too; resuming does not need them."""
-        if isinstance(exception, KeyboardInterrupt):
-            write_weights(self.folder / "interrupted.safetensors", _weights(pl_module))
+        self._stop.leave()
 
     def state_dict(self) -> dict[str, Any]:
         """Inside the trainer's checkpoint."""
@@ -81,16 +112,22 @@ class RunRecorder(Checkpoint):
             "rows": self.rows,
             "best_epoch": self.best_epoch,
             "best": self.best,
-            # Those of a loaded checkpoint stand until the epoch starts that takes them over.
+            "partial": self._partial,
+            # Those of a loaded checkpoint stand until the step starts that takes them over.
             "generators": self._generators or _get_generators(),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """From the trainer's checkpoint; the generators are set once the first epoch starts."""
+        """From the trainer's checkpoint; the generators are set once the first step starts."""
         self.rows = state_dict["rows"]
         self.best_epoch = state_dict["best_epoch"]
         self.best = state_dict["best"]
+        self._partial = state_dict.get("partial")  # checkpoints of earlier versions stand between epochs
         self._generators = state_dict["generators"]
+
+    def _state_within_epoch(self) -> dict[str, Any]:
+        """What the row of an unfinished epoch counts, beside the sums of its figures."""
+        return {"seconds": time.perf_counter() - self._started}
 
     def choice(self) -> dict[str, Any]:
         """What ``evaluation.json`` says of the round whose weights were chosen."""
@@ -130,6 +167,19 @@ def _weights(pl_module: L.LightningModule) -> dict[str, Any]:
     """Of the model inside the task, under the names the model itself knows."""
     assert isinstance(pl_module.model, torch.nn.Module)
     return pl_module.model.state_dict()
+
+
+def _get_sums(results: Any) -> dict[str, Any]:
+    """Lightning's running sums of an epoch's figures, which are no part of its checkpoints."""
+    return {key: (figure.value, figure.cumulated_batch_size) for key, figure in results.items()}
+
+
+def _add_sums(results: Any, sums: dict[str, Any]) -> None:
+    """Put them before the first figure since: x + y is y + x in every bit."""
+    for key, (value, weight) in sums.items():
+        figure = results[key]
+        figure.value = value.to(figure.value) + figure.value
+        figure.cumulated_batch_size = weight.to(figure.cumulated_batch_size) + figure.cumulated_batch_size
 
 
 def _get_generators() -> dict[str, Any]:

@@ -6,8 +6,10 @@ import contextlib
 import math
 import os
 import platform
+import shlex
 import statistics
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ import torch
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.reporting import write_report
 from kernel_attention.experiments.run_folder import read_json
+from kernel_attention.experiments.training.checkpoint import check_checkpoint
+from kernel_attention.experiments.training.data_root import find_data_root, recorded_data_root
 from kernel_attention.experiments.training.experiment import Experiment, Metric
 from kernel_attention.experiments.training.facts import read_facts, require_same_data
 from kernel_attention.experiments.training.files import (
@@ -28,6 +32,7 @@ from kernel_attention.experiments.training.files import (
     write_yaml,
 )
 from kernel_attention.experiments.training.fit import check_trainer, fit
+from kernel_attention.experiments.training.lock import LOCK_NAME, locked
 from kernel_attention.experiments.training.precision import with_precision
 from kernel_attention.experiments.training.recipe import BaseRecipe
 from kernel_attention.experiments.training.tasks import experiment_class
@@ -52,7 +57,7 @@ def train(
         recipe: what to do.
         output: the run folder; must not exist or be empty, unless ``resume``.
         name: what the summary calls the recipe; a resumed run has its own.
-        data_root: where data sets are looked for first.
+        data_root: where data sets are looked for first; by default a resumed run has its own.
         resume: continue the run in ``output`` from its last checkpoint.
         progress: show a progress bar.
 
@@ -61,30 +66,57 @@ def train(
 
     Raises:
         InputError: bad recipe, data or folder.
-        Interrupted: Ctrl-C.
+        Interrupted: Ctrl-C or SIGTERM.
         FloatingPointError: the loss is no longer finite.
+        OSError: the folder can no longer be written, for want of room perhaps.
     """
     if not resume:
         _check_unused(output)
     recipe = with_precision(recipe)
     check_trainer(recipe)
+    if resume:
+        data_root = recorded_data_root(output, data_root)
     experiment = experiment_class(recipe.task_name)(recipe, data_root)
     experiment.check()
-    facts = experiment.facts()
-    if resume:
-        name = _reopen_folder(output, recipe, facts) or name
-    else:
-        _open_folder(output, recipe, facts, name)
-    results = [_train_seed(experiment, output / f"seed-{seed}", seed, progress) for seed in recipe.seeds]
-    summary = summarise(recipe, name, results, experiment.metric)
-    write_json(output / "summary.json", summary)
-    write_report(output)
+    with _opened(output, experiment, name, resume) as name:
+        results = [_train_seed(experiment, output / f"seed-{seed}", seed, progress) for seed in recipe.seeds]
+        summary = summarise(recipe, name, results, experiment.metric)
+        write_json(output / "summary.json", summary)
+        try:
+            write_report(output)
+        except InputError as error:  # the input was good; the disk is not, and all but the page is saved
+            raise OSError(str(error)) from error
     return summary
 
 
+@contextlib.contextmanager
+def _opened(output: Path, experiment: Experiment, name: str, resume: bool) -> Iterator[str]:
+    """The run folder, held by this process and ready to be trained into; the name of the recipe."""
+    created = [folder for folder in (output, *output.parents) if not folder.exists()]
+    facts = experiment.facts()
+    with contextlib.ExitStack() as held:
+        try:
+            output.mkdir(parents=True, exist_ok=True)
+            held.enter_context(locked(output))
+            if resume:
+                name = _reopen_folder(output, experiment, facts) or name
+            else:
+                _check_unused(output)  # again: another process may have been quicker
+                _open_folder(output, experiment, facts, name)
+        except BaseException as error:
+            held.close()
+            with contextlib.suppress(OSError):
+                for folder in created:
+                    folder.rmdir()
+            if isinstance(error, OSError):
+                raise InputError(f"output {output}: cannot be written ({error.strerror or error})") from None
+            raise
+        yield name
+
+
 def build_model(recipe: BaseRecipe, facts: dict[str, Any]) -> Any:
-    """The recipe's model for data with these facts."""
-    return experiment_class(recipe.task_name).build_model(recipe, facts)
+    """The recipe's model for data with these facts; InputError where this machine cannot hold it."""
+    return experiment_class(recipe.task_name).open_model(recipe, facts)
 
 
 def summarise(recipe: BaseRecipe, name: str, results: list[dict[str, Any]], metric: Metric) -> dict[str, Any]:
@@ -118,48 +150,70 @@ def _check_unused(output: Path) -> None:
         found = [path for path in output.iterdir() if not is_unfinished(path)] if output.exists() else []
     except OSError as error:
         raise InputError(f"output {output}: cannot be a run folder ({error.strerror or error})") from None
-    if {path.name for path in found} - {"versions.json", "data.json"}:
+    if {path.name for path in found} - {"versions.json", "data.json", LOCK_NAME}:
         raise InputError(
             f"output {output} is not empty: choose another folder, or continue it with --resume {output}"
         )
 
 
-def _open_folder(output: Path, recipe: BaseRecipe, facts: dict[str, Any], name: str) -> None:
-    """Make the run folder; failing, leave all as it was. ``config.yaml`` comes last: it makes it a run."""
-    created = [folder for folder in (output, *output.parents) if not folder.exists()]
+def _open_folder(output: Path, experiment: Experiment, facts: dict[str, Any], name: str) -> None:
+    """Fill the run folder; failing, leave none of it. ``config.yaml`` comes last: it makes it a run."""
+    recipe = experiment.recipe
+    data_root = find_data_root(recipe.dataset, experiment.data_root)
     try:
-        output.mkdir(parents=True, exist_ok=True)
         remove_unfinished(output)
-        write_json(output / "versions.json", {"recipe": name, **_versions()})
+        write_json(output / "versions.json", {"recipe": name, "data_root": data_root, **_versions()})
         write_json(output / "data.json", facts)
         write_yaml(output / "config.yaml", recipe.keys())
-    except BaseException as error:
+    except BaseException:
         with contextlib.suppress(OSError):
             for file in ("versions.json", "data.json", "config.yaml"):
                 (output / file).unlink(missing_ok=True)
-            for folder in created:
-                folder.rmdir()
-        if isinstance(error, OSError):
-            raise InputError(f"output {output}: cannot be written ({error.strerror or error})") from None
         raise
 
 
-def _reopen_folder(output: Path, recipe: BaseRecipe, facts: dict[str, Any]) -> str | None:
-    """Make an unfinished run ready to go on; the name of its recipe."""
+def _reopen_folder(output: Path, experiment: Experiment, facts: dict[str, Any]) -> str | None:
+    """Check all that an unfinished run goes on from, and make it ready; the name of its recipe."""
+    recipe = experiment.recipe
     require_same_data(facts, read_facts(output, recipe.task_name))
-    try:
-        remove_unfinished(output)
-        for stale in (output / "error.txt", *output.glob("seed-*/interrupted.safetensors")):
-            stale.unlink(missing_ok=True)
-    except OSError as error:
-        raise InputError(f"run {output}: cannot be written ({error.strerror or error})") from None
-    versions = read_json(output / "versions.json")
-    return versions.get("recipe") if isinstance(versions, dict) else None
+    for seed in recipe.seeds:
+        folder = output / f"seed-{seed}"
+        if (folder / "evaluation.json").exists():
+            _read_result(folder, experiment.metric)
+        elif (folder / "last.ckpt").exists():
+            check_checkpoint(folder / "last.ckpt")
+    versions = read_json(output / "versions.json") if (output / "versions.json").exists() else {}
+    if not isinstance(versions, dict):
+        versions = {}
+    remove_unfinished(output)
+    (output / "error.txt").unlink(missing_ok=True)
+    data_root = find_data_root(recipe.dataset, experiment.data_root)
+    if versions.get("data_root") != data_root:
+        write_json(output / "versions.json", versions | {"data_root": data_root})
+    name = versions.get("recipe")
+    return name if isinstance(name, str) else None
+
+
+def _read_result(folder: Path, metric: Metric) -> dict[str, Any]:
+    """The figures of a finished seed; InputError where the file holds something else."""
+    path = folder / "evaluation.json"
+    result = read_json(path)
+    needed = (metric.name, "loss", "seconds")
+    if not isinstance(result, dict) or not all(_is_finite(result.get(name)) for name in needed):
+        raise InputError(
+            f"{path}: does not hold the figures of a finished seed ({', '.join(needed)}); without this file "
+            "a resumed run measures the seed again"
+        )
+    return result
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _versions() -> dict[str, str]:
     return {
-        "command": " ".join(sys.argv),
+        "command": _command(sys.argv),
         "kernel_attention": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -170,9 +224,16 @@ def _versions() -> dict[str, str]:
     }
 
 
+def _command(words: list[str]) -> str:
+    """What a shell takes to run these words again; our own command by its name, wherever it is installed."""
+    program = Path(words[0])
+    is_ours = program.stem == "kernel-attention" or program.parts[-2:] == ("kernel_attention", "__main__.py")
+    return shlex.join(["kernel-attention" if is_ours else words[0], *words[1:]])
+
+
 def _train_seed(experiment: Experiment, folder: Path, seed: int, progress: bool) -> dict[str, Any]:
     if (folder / "evaluation.json").exists():  # a finished seed of a resumed run
-        return read_json(folder / "evaluation.json")
+        return _read_result(folder, experiment.metric)
     recipe = experiment.recipe
     folder.mkdir(exist_ok=True)
     L.seed_everything(seed, verbose=False)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.data import SequenceSplit
 from kernel_attention.experiments.run_folder import RunFolder
+from kernel_attention.experiments.training.data_root import recorded_data_root
 from kernel_attention.experiments.training.experiment import Experiment
 from kernel_attention.experiments.training.facts import read_facts, require_same_data
 from kernel_attention.experiments.training.files import read_weights
@@ -29,8 +30,12 @@ class SavedRun(NamedTuple):
     seeds: list[int]
 
     def experiment(self, data_root: str | Path | None = None) -> Experiment:
-        """The run's task with its data loaded; InputError where the data have changed since training."""
-        experiment = experiment_class(self.recipe.task_name)(self.recipe, data_root)
+        """The run's task with its data loaded, by default from where they lay when it was trained.
+
+        InputError where the data have changed since training.
+        """
+        root = recorded_data_root(self.folder, data_root)
+        experiment = experiment_class(self.recipe.task_name)(self.recipe, root)
         require_same_data(experiment.facts(), self.facts)
         return experiment
 
@@ -72,9 +77,11 @@ class SavedRun(NamedTuple):
 
     def model(self, seed: int | None = None) -> Any:
         """The best model of ``seed``, by default the first one."""
-        seed = self.seeds[0] if seed is None and self.seeds else seed
+        if not self.seeds:
+            raise InputError(f"run {self.folder}: no trained seed in it yet")
+        seed = self.seeds[0] if seed is None else seed
         if seed not in self.seeds:
-            raise InputError(f"seed={seed} is not in {self.folder} (trained: {self.seeds or 'none'})")
+            raise InputError(f"seed={seed} is not in {self.folder} (trained: {self.seeds})")
         model = build_model(self.recipe, self.facts)
         path = RunFolder(self.folder).weights_path(seed)
         try:

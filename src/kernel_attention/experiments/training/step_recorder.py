@@ -38,9 +38,16 @@ class StepRecorder(RunRecorder):
         super().on_train_epoch_start(trainer, pl_module)
         self._tokens, self._training_seconds = 0, 0.0
 
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
+        if self._partial is not None:
+            self._tokens = self._partial["tokens"]
+            self._training_seconds = self._partial["training_seconds"]
+
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
+        super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
         self._batch_started = time.perf_counter()
 
     def on_train_batch_end(
@@ -49,10 +56,15 @@ class StepRecorder(RunRecorder):
         """Count the real tokens; padding is no work that anybody asked for."""
         self._training_seconds += time.perf_counter() - self._batch_started
         self._tokens += count_tokens(batch)
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
 
     def choice(self) -> dict[str, Any]:
         chosen = super().choice()
         return chosen | {"best_step": (self.best_epoch or 0) * self.steps_per_round}
+
+    def _state_within_epoch(self) -> dict[str, Any]:
+        counts = {"tokens": self._tokens, "training_seconds": self._training_seconds}
+        return super()._state_within_epoch() | counts
 
     def _row(self, trainer: L.Trainer) -> dict[str, Any]:
         row = super()._row(trainer)

@@ -29,6 +29,7 @@ from kernel_attention.experiments.training.evaluation import (
 from kernel_attention.experiments.training.experiment import Experiment, Loaders, Metric
 from kernel_attention.experiments.training.facts import check_facts, describe_data
 from kernel_attention.experiments.training.module import SequenceTask
+from kernel_attention.experiments.training.ranges import require_in_range
 from kernel_attention.experiments.training.recipe import Recipe
 from kernel_attention.experiments.training.recorder import RunRecorder
 from kernel_attention.models import SequenceClassifier
@@ -107,8 +108,11 @@ class TimeSeriesExperiment(Experiment):
         return {"spectra.json": kernel_spectra(model, self.data.test)}
 
     def check(self) -> None:
-        self.build_model(self.recipe, self.facts())
-        split_data(self.data, self.recipe, self.recipe.seeds[0])
+        self.check_model()
+        train, _ = split_data(self.data, self.recipe, self.recipe.seeds[0])
+        scale = Standardizer.fit(train.sequences)
+        for name, split in (("training", self.data.train), ("test", self.data.test)):
+            require_in_range(split.sequences, scale.mean, scale.std, f"the {name} split")
 
     def batches(self, cases: int) -> Iterable[Batch]:
         test = self.data.test

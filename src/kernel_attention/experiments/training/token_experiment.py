@@ -118,7 +118,7 @@ class TokenExperiment(Experiment):
         )
 
     def check(self) -> None:
-        self.build_model(self.recipe, self.facts())
+        self.check_model()
         self._split(self.recipe.seeds[0])
 
     def batches(self, cases: int) -> Iterable[tuple[Tensor, Tensor]]:

@@ -1,0 +1,89 @@
+"""One process at a time trains into a run folder."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from kernel_attention.errors import InputError
+
+LOCK_NAME = ".lock"
+
+_FAR = 1 << 30  # Windows keeps locked bytes from other readers, so the locked byte lies behind the text
+_HELD = (errno.EACCES, errno.EAGAIN, errno.EDEADLK)
+
+_log = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the folder for this process.
+
+    The operating system holds the lock, and releases it when the process ends, however it ends.
+
+    Raises:
+        InputError: where another process holds it, named with its number and machine.
+        OSError: where the folder cannot be written.
+    """
+    path = folder / LOCK_NAME
+    file = _take(path)
+    try:
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {platform.node()}".encode())
+        yield
+    finally:
+        _release(file, path)
+
+
+def _take(path: Path) -> IO[bytes]:
+    while True:
+        file = path.open("a+b", buffering=0)  # what does not fit fails here, and not when it is closed
+        try:
+            is_ours = _lock(file)
+            if not is_ours:
+                file.seek(0)
+                holder = file.read(200).decode(errors="replace") or "another process"
+                raise InputError(f"run {path.parent}: {holder} is training into it; wait for it, or end it")
+            # Whoever held it before may have removed the file between our opening and our locking it.
+            if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                return file
+        except BaseException:
+            file.close()
+            raise
+        file.close()
+
+
+def _release(file: IO[bytes], path: Path) -> None:
+    if os.name == "nt":  # an open file cannot be removed there
+        file.close()
+        with contextlib.suppress(OSError):
+            path.unlink()
+        return
+    with contextlib.suppress(OSError):
+        path.unlink()
+    file.close()
+
+
+def _lock(file: IO[bytes]) -> bool:
+    """Whether this process has the lock now; True also where the file system knows no locks."""
+    try:
+        if os.name == "nt":
+            import msvcrt
+
+            file.seek(_FAR)
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined, unused-ignore]
+        else:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _HELD:
+            return False
+        _log.warning("%s cannot be locked (%s): start no second process in it", file.name, error.strerror)
+    return True
