@@ -187,7 +187,7 @@ class AttentionClassifier(ClassifierMixin, _AttentionEstimator):
     cross-validation may hold a sequence longer than all that its model was fitted on.
 
     Args:
-        attention: a mechanism's name, ``{name: options}``, ``(name, options)``, or a list with one per layer.
+        attention: a mechanism's name, ``{name: options}``, or a list with one per layer.
         attention_options: merged over the options in ``attention`` (not where that is a list). A grid search
             takes ``{"attention_options": [{"rank": 10}, {"rank": 20}]}``.
         embed_dim: model width d.

@@ -54,7 +54,7 @@ from training.runs import write_recipe
         ("train demo --attention '{primal: {rank: 0}}'", "rank=0 must be a whole number of at least 1"),
         ("train demo --attention '{primal: {rank: many}}'", "rank='many' must be a whole number"),
         ("train demo --attention '{primal: 3}'", "must be a name, {name: options}"),
-        ("train demo --attention '[primal]'", "lists 1 mechanisms for num_layers=2"),
+        ("train demo --attention '[primal]'", "lists 1 entries for num_layers=2"),
         ("train demo --num-heads 7", "embed_dim=64 must be divisible by num_heads=7"),
         ("train demo --embed-dim 0", "embed_dim=0 must be a whole number of at least 1"),
         ("train demo --evaluate-every 61", "evaluate_every=61 exceeds epochs=60"),

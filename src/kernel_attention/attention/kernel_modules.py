@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -20,8 +19,9 @@ from kernel_attention.errors import InputError, unknown
 from kernel_attention.functional.blocks import softmax_over_blocks
 from kernel_attention.functional.sparse import IMPLEMENTATIONS, Implementation, PatternName, SparsePattern
 from kernel_attention.kernels import FeatureMapSpec, get_feature_map, is_positive
+from kernel_attention.specs import Spec, SpecReader
 
-KernelSpec = str | Mapping[str, Mapping[str, Any] | None]
+KernelSpec = Spec
 """A kernel: "softmax", "linear" or "sparse", or ``{name: options}``."""
 
 _DEFAULT_STRIDE = 16
@@ -139,19 +139,13 @@ KERNELS: dict[str, type[Kernel]] = {"softmax": SoftmaxKernel, "linear": LinearKe
 
 def get_kernel(kernel: KernelSpec, head_dim: int, max_len: int | None = None) -> Kernel:
     """The kernel of that spec; InputError for an unknown name, option or value."""
-    if isinstance(kernel, Mapping) and len(kernel) == 1:
-        ((name, given),) = kernel.items()
-        options = dict(given or {})
-    elif isinstance(kernel, str):
-        name, options = kernel, {}
-    else:
-        raise InputError(f"kernel={kernel!r} must be a name or {{name: options}}")
-    if name not in KERNELS:
-        raise unknown("kernel", name, KERNELS)
-    accepted = [
-        key for key in inspect.signature(KERNELS[name]).parameters if key not in ("head_dim", "max_len")
-    ]
-    for option in options:
-        if option not in accepted:
-            raise unknown(f"option of kernel {name!r}", option, accepted)
+    name, options = KERNEL_SPECS.read(kernel)
     return KERNELS[name](head_dim, max_len, **options)
+
+
+def _options_of(name: str) -> list[str]:
+    accepted = inspect.signature(KERNELS[name]).parameters
+    return [option for option in accepted if option not in ("head_dim", "max_len")]
+
+
+KERNEL_SPECS = SpecReader(argument="kernel", kind="kernel", names=KERNELS, options_of=_options_of)

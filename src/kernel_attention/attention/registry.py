@@ -17,10 +17,10 @@ from kernel_attention.attention.softmax import SoftmaxAttention
 from kernel_attention.attention.sparse import SparseAttention
 from kernel_attention.attention.support_vector import SupportVectorAttention
 from kernel_attention.attention.tensor import TensorAttention
-from kernel_attention.errors import InputError, unknown
+from kernel_attention.specs import Choice, Spec, SpecReader
 
-AttentionSpec = str | Mapping[str, Mapping[str, Any] | None] | tuple[str, Mapping[str, Any]]
-"""A mechanism: its name, ``{name: options}`` or ``(name, options)``."""
+AttentionSpec = Spec
+"""A mechanism: its name or ``{name: options}``."""
 
 
 @dataclass(frozen=True)
@@ -162,10 +162,18 @@ def list_attention() -> tuple[Mechanism, ...]:
     return tuple(MECHANISMS.values())
 
 
+ATTENTION_SPECS = SpecReader(
+    argument="attention",
+    kind="attention mechanism",
+    names=MECHANISMS,
+    options_of=lambda name: MECHANISMS[name].options,
+    listing="kernel-attention list attention",
+)
+
+
 def get_mechanism(name: str) -> Mechanism:
     """The row of that name; InputError with the nearest names otherwise."""
-    if not isinstance(name, str) or name not in MECHANISMS:
-        raise unknown("attention mechanism", name, MECHANISMS)
+    ATTENTION_SPECS.require(name)
     return MECHANISMS[name]
 
 
@@ -176,42 +184,17 @@ def create_attention(name: str, embed_dim: int, num_heads: int, **options: Any) 
         InputError: for an unknown name, an option the mechanism does not have, or a value it does not accept.
     """
     mechanism = get_mechanism(name)
-    _check_options(mechanism, options)
+    options = ATTENTION_SPECS.read({name: options}).options
     return mechanism.layer(embed_dim, num_heads, **{**mechanism.preset, **options})
 
 
-def _check_options(mechanism: Mechanism, options: Mapping[str, Any]) -> None:
-    for option in options:
-        if option not in mechanism.options:
-            raise unknown(f"option of attention {mechanism.name!r}", option, mechanism.options)
-
-
-def layer_specs(
-    attention: AttentionSpec | Sequence[AttentionSpec], num_layers: int
-) -> list[tuple[str, dict[str, Any]]]:
+def layer_specs(attention: AttentionSpec | Sequence[AttentionSpec], num_layers: int) -> list[Choice]:
     """(name, options) for every layer: one spec serves all layers, a list gives one for each.
 
-    >>> layer_specs(["softmax", {"primal": {"rank": 30}}], 2)
+    >>> [tuple(choice) for choice in layer_specs(["softmax", {"primal": {"rank": 30}}], 2)]
     [('softmax', {}), ('primal', {'rank': 30})]
+
+    Raises:
+        InputError: for an unknown name or option, or a list that is not one entry a layer.
     """
-    if isinstance(attention, list):
-        if len(attention) != num_layers:
-            raise InputError(
-                f"attention={attention!r} lists {len(attention)} mechanisms for num_layers={num_layers}"
-            )
-        return [_spec(entry) for entry in attention]
-    return [_spec(attention) for _ in range(num_layers)]
-
-
-def _spec(entry: Any) -> tuple[str, dict[str, Any]]:
-    if isinstance(entry, Mapping) and len(entry) == 1:
-        ((name, options),) = entry.items()
-    elif isinstance(entry, tuple) and len(entry) == 2:
-        name, options = entry
-    else:
-        name, options = entry, {}
-    options = {} if options is None else options
-    if not isinstance(name, str) or not isinstance(options, Mapping):
-        raise InputError(f"attention={entry!r} must be a name, {{name: options}} or (name, options)")
-    _check_options(get_mechanism(name), options)  # here too: create_attention could not take a size twice
-    return name, dict(options)
+    return ATTENTION_SPECS.read_layers(attention, num_layers)

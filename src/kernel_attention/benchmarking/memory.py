@@ -20,13 +20,13 @@ from pathlib import Path
 
 import torch
 
-from kernel_attention.benchmarking.plans import Setting, Spec
+from kernel_attention.benchmarking.plans import ContenderSpec, Setting
 from kernel_attention.errors import InputError
 
 _WARM_LENGTH = 128  # what the peers' buckets and landmarks divide
 
 
-def measure_peaks(spec: Spec, setting: Setting, passes: Sequence[str]) -> dict[str, object]:
+def measure_peaks(spec: ContenderSpec, setting: Setting, passes: Sequence[str]) -> dict[str, object]:
     """Bytes by pass, ``{"forward": .., "step": ..}``, and ``"how"``; ``{"failed": why}`` where it fails."""
     asked = json.dumps({"spec": spec, "setting": setting.record(), "passes": list(passes)})
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": str(setting.threads)}
@@ -43,7 +43,7 @@ def measure_peaks(spec: Spec, setting: Setting, passes: Sequence[str]) -> dict[s
     return dict(json.loads(lines[-1]))
 
 
-def _peaks(spec: Spec, setting: Setting, passes: Sequence[str]) -> dict[str, object]:
+def _peaks(spec: ContenderSpec, setting: Setting, passes: Sequence[str]) -> dict[str, object]:
     from kernel_attention.benchmarking import timing
     from kernel_attention.benchmarking.contenders import find_contender
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from kernel_attention.benchmarking.plans import Plan, Spec
+from kernel_attention.benchmarking.plans import ContenderSpec, Plan
 from kernel_attention.benchmarking.suites import SUITES
 from kernel_attention.errors import unknown
 
@@ -16,7 +16,10 @@ SIZES = ("length", "embed_dim", "num_heads", "batch_size", "dtype", "threads", "
 
 
 def plan_from_options(
-    suite: str | None, contenders: Sequence[Spec], options: Mapping[str, Any], is_causal: bool | None = None
+    suite: str | None,
+    contenders: Sequence[ContenderSpec],
+    options: Mapping[str, Any],
+    is_causal: bool | None = None,
 ) -> Plan:
     """The suite, with everything given in the place of its own.
 

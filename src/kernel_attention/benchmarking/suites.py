@@ -5,9 +5,10 @@ from __future__ import annotations
 from kernel_attention.attention import list_attention
 from kernel_attention.benchmarking.contenders import PEERS
 from kernel_attention.benchmarking.plans import Plan
+from kernel_attention.specs import Spec
 
 _PRIMAL = {"primal": {"rank": 30, "eta": 0.1}}  # rank_multiplier 10 is the default
-_TWICE = tuple([peer.name] * 2 for peer in PEERS)
+_TWICE: tuple[list[Spec], ...] = tuple([peer.name] * 2 for peer in PEERS)
 _RELEASED = {"primal": {"rank": 20, "eta": 0.01}}  # rank_multiplier 10, as the recipes lra/... have it
 _EVEN = {
     "stride": 64

@@ -1,7 +1,7 @@
 """The causal language model: a decoder with any causal-capable mechanism in each layer.
 
 Primal-Attention's WikiText-103 model is ``attention=["softmax"] * 5 + ["primal"]`` (supplement, table 5), the
-kernel-PCA paper's ``[("rpc", {"iterations": 4, "lam": 4.0})] * 4 + ["symmetric"] * 12`` (appendix A).
+kernel-PCA paper's ``[{"rpc": {"iterations": 4, "lam": 4.0}}] * 4 + ["symmetric"] * 12`` (appendix A).
 
 Legend: B texts, N tokens, d model width, V tokens of the vocabulary.
 """

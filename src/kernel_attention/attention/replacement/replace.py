@@ -22,8 +22,8 @@ PATTERNS: Mapping[str, Mapping[int | str, AttentionSpec]] = MappingProxyType(
         "primalformer": {"all": "primal"},
         "primal+": {"last": "primal"},
         "symvit": {"all": "symmetric"},
-        "rpc-first": {"first": ("rpc", {"iterations": 4, "lam": 4.0})},
-        "rpc-all": {"all": ("rpc", {"iterations": 2, "lam": 3.0})},
+        "rpc-first": {"first": {"rpc": {"iterations": 4, "lam": 4.0}}},
+        "rpc-all": {"all": {"rpc": {"iterations": 2, "lam": 3.0}}},
         "flt": {"all": "multilinear"},
         "llt": {"last": "multilinear"},
     }
@@ -92,7 +92,7 @@ def replace_attention(
             self-attention, ours).
         layers: {which: mechanism}. Which: an index (negative from the end), "all", "first", "last",
             "first-K", "last-K", or the dotted name of the attention module or of the one module around it.
-            Mechanism: a name, ``(name, options)`` or ``{name: options}``. :data:`PATTERNS` has the papers'.
+            Mechanism: a name or ``{name: options}``. :data:`PATTERNS` has the papers'.
         options: options of every layer replaced; those given with a mechanism win.
 
     Returns:
