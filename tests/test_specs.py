@@ -41,7 +41,7 @@ def test_a_spec_is_a_name_or_a_name_with_options(spec, choice):
         ({"apple": 3}, "must be a name or {name: options}"),
         ({"apple": "size"}, "must be a name or {name: options}"),
         ({3: {}}, "must be a name or {name: options}"),
-        ("aple", "unknown fruit 'aple'; did you mean 'apple'? (accepted: apple, pear)"),
+        ("applle", "unknown fruit 'applle'; did you mean 'apple'? (accepted: apple, pear)"),
         ("", "unknown fruit '' (accepted: apple, pear)"),
         (
             {"apple": {"siz": 3}},

@@ -22,6 +22,7 @@ from kernel_attention.attention.base import require_positive
 from kernel_attention.data import SequenceSplit, Standardizer, as_sequences, make_loader, stratified_split
 from kernel_attention.errors import InputError
 from kernel_attention.models import SequenceClassifier
+from kernel_attention.notes import note_once
 from kernel_attention.training import Recipe, SequenceTask, fit, predict_outputs
 from kernel_attention.training.fit import private_generators, training_device
 from kernel_attention.training.memory import MemoryRecorder
@@ -94,6 +95,8 @@ class _AttentionEstimator(BaseEstimator):
         """Fit ``model_`` and everything that belongs to it; nothing is set unless training succeeds."""
         seed = _seed(self.random_state)
         recipe = self._recipe(seed)
+        for remark in recipe.remarks():
+            note_once(remark)
         max_len = self._longest(split.sequences)
         num_features = split.sequences[0].shape[1]
         task = "regression" if is_regressor(self) else "classification"
@@ -188,6 +191,8 @@ class AttentionClassifier(ClassifierMixin, _AttentionEstimator):
 
     Args:
         attention: a mechanism's name, ``{name: options}``, or a list with one per layer.
+            A name alone has the mechanism's default options: eta is 0, there is no auxiliary objective, which
+            the first fit of a process says. ``{"primal": {"eta": 0.1}}`` adds it.
         attention_options: merged over the options in ``attention`` (not where that is a list). A grid search
             takes ``{"attention_options": [{"rank": 10}, {"rank": 20}]}``.
         embed_dim: model width d.

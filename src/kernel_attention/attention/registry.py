@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -160,6 +160,23 @@ MECHANISMS: dict[str, Mechanism] = {
 def list_attention() -> tuple[Mechanism, ...]:
     """Every mechanism with its paper, equation, costs and abilities."""
     return tuple(MECHANISMS.values())
+
+
+def dropped_objective(layers: Iterable[Choice]) -> str | None:
+    """A sentence about the mechanisms that have an auxiliary objective and, silent about ``eta``, leave it
+    out; None where there are none.
+    """
+    silent = {
+        name for name, options in layers if "eta" in get_mechanism(name).options and "eta" not in options
+    }
+    if not silent:
+        return None
+    name = min(silent)
+    return (
+        f"attention {', '.join(map(repr, sorted(silent)))} trains without an auxiliary objective: eta is 0 "
+        f"unless it is given. {{{name}: {{eta: 0.1}}}} adds it, {{{name}: {{eta: 0}}}} keeps it out without "
+        "this note"
+    )
 
 
 ATTENTION_SPECS = SpecReader(

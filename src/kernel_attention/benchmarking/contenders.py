@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from kernel_attention.attention import MECHANISMS, create_attention, get_mechanism, list_attention
+from kernel_attention.attention import MECHANISMS, create_attention, get_mechanism
 from kernel_attention.benchmarking import peers
 from kernel_attention.benchmarking.baselines import (
     EagerScaledHeads,
@@ -105,9 +105,9 @@ PEERS = (
 CONTENDERS = {contender.name: contender for contender in (*_baselines(), *PEERS)}
 
 
-def contender_names() -> list[str]:
-    """Every name that :func:`find_contender` knows: baselines, peers, our mechanisms."""
-    return [*CONTENDERS, *(mechanism.name for mechanism in list_attention())]
+def contender_names(*, with_mechanisms: bool = True) -> list[str]:
+    """Every name that :func:`find_contender` knows: baselines, peers and, unless left out, our mechanisms."""
+    return [*CONTENDERS, *(MECHANISMS if with_mechanisms else ())]
 
 
 def find_contender(spec: ContenderSpec) -> Contender:

@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import re
-from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 
@@ -75,31 +74,3 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: not readable as JSON ({error})") from None
-
-
-def read_yaml(path: Path) -> Any:
-    """Plain values only; InputError where the file is unreadable, no YAML, or says a key twice."""
-    try:
-        with path.open(encoding="utf-8") as file:
-            return yaml.load(file, _Loader)  # a SafeLoader: it makes no objects
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise InputError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from None
-
-
-class _Loader(yaml.SafeLoader):
-    """Reads 1e-3 as the number it is in YAML 1.2, and refuses a key that stands twice."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        twice = next((key for key in keys if keys.count(key) > 1), None)
-        if twice is not None:
-            problem = f"key {twice!r} stands twice"
-            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
-        return super().construct_mapping(node, deep)
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
-)

@@ -17,6 +17,7 @@ import torch
 
 import kernel_attention
 from kernel_attention.errors import InputError
+from kernel_attention.notes import note
 from kernel_attention.reporting import write_report
 from kernel_attention.training.experiment import Experiment, Metric
 from kernel_attention.training.facts import read_facts, require_same_data
@@ -72,6 +73,8 @@ def train(
         name = _reopen_folder(output, recipe, facts) or name
     else:
         _open_folder(output, recipe, facts, name)
+        for remark in recipe.remarks():
+            note(remark)
     results = [_train_seed(experiment, output / f"seed-{seed}", seed, progress) for seed in recipe.seeds]
     summary = summarise(recipe, name, results, experiment.metric)
     write_json(output / "summary.json", summary)

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 from kernel_attention.data import SequenceSplit
 from kernel_attention.errors import InputError
+from kernel_attention.settings import field_names
 from kernel_attention.training.experiment import Experiment
 from kernel_attention.training.facts import read_facts, require_same_data
 from kernel_attention.training.files import read_weights
 from kernel_attention.training.recipe import BaseRecipe, make_recipe, read_keys
-from kernel_attention.training.recipe_values import field_names
 from kernel_attention.training.run import build_model
 from kernel_attention.training.tasks import experiment_class
 from kernel_attention.training.time_series_experiment import TimeSeriesExperiment
