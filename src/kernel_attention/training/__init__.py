@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from kernel_attention.training.fit import Interrupted, fit
 from kernel_attention.training.recipe import (
     PROTOCOLS,
     BaseRecipe,
@@ -18,7 +19,6 @@ from kernel_attention.training.recipe import (
 if TYPE_CHECKING:
     from kernel_attention.training.evaluation import evaluate_split, predict_outputs
     from kernel_attention.training.experiment import Experiment, Metric
-    from kernel_attention.training.fit import Interrupted, fit
     from kernel_attention.training.module import RecipeTask, SequenceTask
     from kernel_attention.training.recorder import RunRecorder
     from kernel_attention.training.run import train
@@ -43,16 +43,14 @@ __all__ = [
     "train",
 ]
 
-# torch, Lightning and scikit-learn take seconds to import; a command that only reads recipes should not wait.
+# Lightning and scikit-learn take seconds to import; a command that only reads recipes should not wait.
 _HOMES = {
     "Experiment": "experiment",
-    "Interrupted": "fit",
     "Metric": "experiment",
     "RecipeTask": "module",
     "RunRecorder": "recorder",
     "SequenceTask": "module",
     "evaluate_split": "evaluation",
-    "fit": "fit",
     "predict_outputs": "evaluation",
     "train": "run",
 }
