@@ -197,6 +197,7 @@ def test_help_of_a_command(command, cli):
     code, out, err = cli(command, "--help")
     assert (code, err) == (0, "")
     assert out.startswith(f"usage: kernel-attention {command} ")
+    assert "required" not in out, "the usage line says what may be left out"
     assert max(map(len, out.splitlines())) <= 200
 
 

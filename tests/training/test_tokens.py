@@ -195,7 +195,7 @@ def test_changed_data_are_refused_in_a_short_line(root, tmp_path, capsys):
     ("change", "message"),
     [
         ({"steps": 10}, "steps=10 must be a multiple of evaluate_every=4"),
-        ({"steps": 0}, "steps=0 must be at least 1"),
+        ({"steps": 0}, "steps=0 must be a whole number of at least 1"),
         ({"swap_rate": 1.5}, "swap_rate=1.5"),
         ({"dataset": "lra/text", "swap_rate": 0.1}, "has no words"),
         ({"dataset": "lra/listop"}, "did you mean 'lra/listops'"),
