@@ -5,29 +5,33 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from kernel_attention import functional, mechanisms
-from kernel_attention.core.layer import auxiliary_loss
-from kernel_attention.core.registry import create_attention, list_attention
-from kernel_attention.core.sharding import shard_sequence
-from kernel_attention.errors import InputError
-from kernel_attention.hosts.replace import replace_attention
-from kernel_attention.hosts.timm_class import timm_attention
-from kernel_attention.mechanisms.kernel_pca.layer import RobustPrincipalAttention, ScaledAttention
-from kernel_attention.mechanisms.linear.layer import LinearAttention
-from kernel_attention.mechanisms.multilinear.dual_layer import DualMultilinearAttention
-from kernel_attention.mechanisms.multilinear.layer import MultilinearAttention
-from kernel_attention.mechanisms.multilinear.tensor_layer import TensorAttention
-from kernel_attention.mechanisms.primal.layer import PrimalAttention
-from kernel_attention.mechanisms.softmax.layer import SoftmaxAttention
-from kernel_attention.mechanisms.sparse.layer import SparseAttention
-from kernel_attention.mechanisms.support_vector.layer import SupportVectorAttention
+from kernel_attention.errors import InputError, missing_package
 from kernel_attention.version import __version__
 
 if TYPE_CHECKING:
+    from kernel_attention import analysis, functional, hosts, models, solvers, testing
+    from kernel_attention.core.layer import AttentionLayer, auxiliary_loss
+    from kernel_attention.core.registry import register_attention
+    from kernel_attention.core.sharding import shard_sequence
     from kernel_attention.estimators import AttentionClassifier, AttentionRegressor
+    from kernel_attention.experiments import reporting
+    from kernel_attention.hosts import replace_attention, timm_attention
+    from kernel_attention.mechanisms import create_attention, list_attention
+    from kernel_attention.mechanisms.kernel_pca import RobustPrincipalAttention, ScaledAttention
+    from kernel_attention.mechanisms.linear import LinearAttention
+    from kernel_attention.mechanisms.multilinear import (
+        DualMultilinearAttention,
+        MultilinearAttention,
+        TensorAttention,
+    )
+    from kernel_attention.mechanisms.primal import PrimalAttention
+    from kernel_attention.mechanisms.softmax import SoftmaxAttention
+    from kernel_attention.mechanisms.sparse import SparseAttention
+    from kernel_attention.mechanisms.support_vector import SupportVectorAttention
 
 __all__ = [
     "AttentionClassifier",
+    "AttentionLayer",
     "AttentionRegressor",
     "DualMultilinearAttention",
     "InputError",
@@ -40,35 +44,67 @@ __all__ = [
     "SparseAttention",
     "SupportVectorAttention",
     "TensorAttention",
+    "__version__",
+    "analysis",
     "auxiliary_loss",
     "create_attention",
     "functional",
+    "hosts",
     "list_attention",
+    "models",
+    "register_attention",
     "replace_attention",
+    "reporting",
     "shard_sequence",
+    "solvers",
+    "testing",
     "timm_attention",
 ]
 
-_ESTIMATORS = ("AttentionClassifier", "AttentionRegressor")
 _ROOMS = {
-    "analysis": "analysis",
-    "experiments": "experiments",
-    "hosts": "hosts",
-    "models": "models",
+    **{room: room for room in ("analysis", "functional", "hosts", "models", "solvers", "testing")},
     "reporting": "experiments.reporting",
-    "solvers": "solvers",
-    "testing": "testing",
+}
+_HOMES = {
+    "AttentionClassifier": "estimators",
+    "AttentionLayer": "core.layer",
+    "AttentionRegressor": "estimators",
+    "DualMultilinearAttention": "mechanisms.multilinear",
+    "LinearAttention": "mechanisms.linear",
+    "MultilinearAttention": "mechanisms.multilinear",
+    "PrimalAttention": "mechanisms.primal",
+    "RobustPrincipalAttention": "mechanisms.kernel_pca",
+    "ScaledAttention": "mechanisms.kernel_pca",
+    "SoftmaxAttention": "mechanisms.softmax",
+    "SparseAttention": "mechanisms.sparse",
+    "SupportVectorAttention": "mechanisms.support_vector",
+    "TensorAttention": "mechanisms.multilinear",
+    "auxiliary_loss": "core.layer",
+    "create_attention": "mechanisms",
+    "list_attention": "mechanisms",
+    "register_attention": "core.registry",
+    "replace_attention": "hosts",
+    "shard_sequence": "core.sharding",
+    "timm_attention": "hosts",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Rooms that need more than torch are opened when first asked for."""
-    if name in _ESTIMATORS:
-        return getattr(importlib.import_module("kernel_attention.estimators"), name)
-    if name in _ROOMS:
-        return importlib.import_module(f"kernel_attention.{_ROOMS[name]}")
+    """Everything is imported when it is first asked for: torch and the extras take seconds to import, and
+    ``kernel-attention --help`` needs neither.
+    """
+    try:
+        if name in _ROOMS:
+            return importlib.import_module(f"{__name__}.{_ROOMS[name]}")
+        if name in _HOMES:
+            return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    except ModuleNotFoundError as error:
+        missing = missing_package(error, f"{__name__}.{name}", "solvers" if name == "solvers" else None)
+        if missing is None:
+            raise
+        raise ModuleNotFoundError(missing, name=error.name) from None
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_ESTIMATORS, *_ROOMS})
+    return sorted({*globals(), *__all__})

@@ -18,7 +18,6 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from kernel_attention.core.layer import require_positive
-from kernel_attention.core.registry import AttentionSpec, layer_specs
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.data import (
     SequenceSplit,
@@ -28,9 +27,11 @@ from kernel_attention.experiments.data import (
     stratified_split,
     windows_of,
 )
+from kernel_attention.experiments.notes import note_once
 from kernel_attention.experiments.training import Recipe, SequenceTask, fit, predict_outputs
 from kernel_attention.experiments.training.fit import private_generators, training_device
 from kernel_attention.experiments.training.memory import MemoryRecorder
+from kernel_attention.mechanisms import AttentionSpec, layer_specs
 from kernel_attention.models import SequenceClassifier
 
 
@@ -102,6 +103,8 @@ class _AttentionEstimator(BaseEstimator):
         """Fit ``model_`` and everything that belongs to it; nothing is set unless training succeeds."""
         seed = _seed(self.random_state)
         recipe = self._recipe(seed)
+        for remark in recipe.remarks():
+            note_once(remark)
         max_len = self._longest(split.sequences)
         num_features = split.sequences[0].shape[1]
         task = "regression" if is_regressor(self) else "classification"
@@ -220,7 +223,9 @@ class AttentionClassifier(ClassifierMixin, _AttentionEstimator):
     or the value of a regressor) is the mean over the windows.
 
     Args:
-        attention: a mechanism's name, ``{name: options}``, ``(name, options)``, or a list with one per layer.
+        attention: a mechanism's name, ``{name: options}``, or a list with one per layer.
+            A name alone has the mechanism's default options: eta is 0, there is no auxiliary objective, which
+            the first fit of a process says. ``{"primal": {"eta": 0.1}}`` adds it.
         attention_options: merged over the options in ``attention`` (not where that is a list). A grid search
             takes ``{"attention_options": [{"rank": 10}, {"rank": 20}]}``.
         embed_dim: model width d.

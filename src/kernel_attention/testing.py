@@ -32,8 +32,8 @@ from torch.utils.checkpoint import checkpoint
 
 from kernel_attention.core.decoding import reorder
 from kernel_attention.core.layer import AttentionLayer, PenalizedAttention, auxiliary_loss
-from kernel_attention.core.registry import get_mechanism
 from kernel_attention.errors import InputError, unknown
+from kernel_attention.mechanisms import get_mechanism
 
 BATCH, HEADS, LENGTH, HEAD_DIM, CONTEXT = 7, 3, 11, 5, 13
 EMBED_DIM = HEADS * HEAD_DIM

@@ -130,7 +130,7 @@ def test_own_layers(name):
     torch.manual_seed(0)
     options = {"rank": 3} if name == "primal" else {}
     sizes = {"embed_dim": 14, "num_heads": 2, "num_layers": 2, "feedforward_dim": 17}
-    model = scatter(SequenceEncoder(3, LENGTH, (name, options), **sizes)).eval()
+    model = scatter(SequenceEncoder(3, LENGTH, {name: options}, **sizes)).eval()
     inputs = []
     for layer in model.layers:
         layer.attention.register_forward_pre_hook(lambda module, args: inputs.append(args[0]))

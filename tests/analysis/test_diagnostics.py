@@ -59,7 +59,7 @@ def test_spectra_are_those_of_the_attention_matrices():
 def test_padding_changes_nothing(name):
     """A padded batch is its sequences one by one."""
     options = {"primal": {"rank": 3, "eta": 0.1}, "multilinear": {"rank": 3}, "dual_multilinear": {"rank": 3}}
-    model, (x, real) = encoder((name, options.get(name, {}))), batch()
+    model, (x, real) = encoder({name: options.get(name, {})}), batch()
     together = diagnose(model, (x, real))[0].values
     alone = [diagnose(model, x[case : case + 1, :length])[0].values for case, length in enumerate(LENGTHS)]
     assert {key for values in alone for key in values} == set(together)
@@ -106,7 +106,7 @@ def test_causal_layers_have_no_gamma(transformers):
 
 
 def test_objective_is_that_of_the_training_forward():
-    model, (x, real) = encoder(("primal", {"rank": 3, "eta": 0.1})), batch()
+    model, (x, real) = encoder({"primal": {"rank": 3, "eta": 0.1}}), batch()
     found = diagnose(model, (x, real), quantities=["objective"])[0].objective
     layer = model.layers[0].attention
     assert layer.objective is None, "the layer's own objective is that of its own last training forward"
@@ -115,12 +115,12 @@ def test_objective_is_that_of_the_training_forward():
     for case in range(BATCH):
         layer(attention.x[case : case + 1], key_padding_mask=real[case : case + 1])
         torch.testing.assert_close(found[case], layer.objective.detach())
-    assert "objective" not in diagnose(encoder(("primal", {"rank": 3})), (x, real))[0].values
+    assert "objective" not in diagnose(encoder({"primal": {"rank": 3}}), (x, real))[0].values
 
 
 def test_order_two_is_the_attention_matrix():
     """The kernel tensor of order 2 is a matrix: both modes have its singular values."""
-    model, (x, real) = encoder(("dual_multilinear", {"order": 2, "rank": 3})), batch()
+    model, (x, real) = encoder({"dual_multilinear": {"order": 2, "rank": 3}}), batch()
     modes = diagnose(model, (x, real))[0].mode_singular_values
     (attention,) = capture(model, (x, real)).values()
     expected = torch.zeros(2, 64)

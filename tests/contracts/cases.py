@@ -16,7 +16,7 @@ import torch
 
 from kernel_attention import list_attention
 from kernel_attention.core.layer import AttentionLayer
-from kernel_attention.core.registry import Mechanism
+from kernel_attention.mechanisms import Mechanism
 from kernel_attention.testing import (
     BATCH,
     CONTEXT,

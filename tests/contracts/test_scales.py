@@ -7,8 +7,8 @@ import torch
 
 import kernel_attention as ka
 from kernel_attention.analysis.measures import mode_singular_values, numerical_rank
+from kernel_attention.features.kernel_functions import get_kernel_function
 from kernel_attention.features.softmax_features import SoftmaxPlusFeatures
-from kernel_attention.mechanisms.support_vector.kernels import get_kernel
 from kernel_attention.tensors.unfoldings import leading_eigenvectors, pseudo_inverse
 
 LAYERS = {
@@ -78,7 +78,7 @@ def test_eigenvectors_and_inverses_know_no_scale(exponent, dtype):
 @pytest.mark.parametrize("exponent", [-66, -40, 40, 66])
 def test_the_cosine_kernel_knows_no_scale(exponent, dtype):
     x, z = torch.randn(2, 7, 5, dtype=dtype)
-    kernel = get_kernel("cosine")
+    kernel = get_kernel_function("cosine")
     torch.testing.assert_close(kernel(2.0**exponent * x, 2.0**-exponent * z), kernel(x, z))
     assert not kernel(torch.zeros_like(x), z).any()
 

@@ -12,7 +12,7 @@ import kernel_attention as ka
 from kernel_attention import InputError, create_attention, list_attention
 from kernel_attention.core import registry
 from kernel_attention.core.layer import AttentionLayer
-from kernel_attention.core.registry import get_mechanism, layer_specs
+from kernel_attention.mechanisms import get_mechanism, layer_specs
 
 mechanisms = pytest.mark.parametrize("mechanism", list_attention(), ids=lambda mechanism: mechanism.name)
 
@@ -101,9 +101,8 @@ def test_options_reach_the_layer():
         ("softmax", 2, [("softmax", {}), ("softmax", {})]),
         ({"primal": {"rank": 30}}, 1, [("primal", {"rank": 30})]),
         ({"primal": None}, 1, [("primal", {})]),
-        (("primal", {"rank": 30}), 2, [("primal", {"rank": 30}), ("primal", {"rank": 30})]),
         (["softmax", {"primal": {"rank": 30}}], 2, [("softmax", {}), ("primal", {"rank": 30})]),
-        ([("primal", {}), "cosine"], 2, [("primal", {}), ("cosine", {})]),
+        ([{"primal": {}}, "cosine"], 2, [("primal", {}), ("cosine", {})]),
     ],
 )
 def test_attention_may_be_said_in_these_ways(attention, num_layers, expected):
@@ -113,15 +112,16 @@ def test_attention_may_be_said_in_these_ways(attention, num_layers, expected):
 @pytest.mark.parametrize(
     ("attention", "message"),
     [
-        (["softmax"], "lists 1 mechanisms for num_layers=2"),
-        ([], "lists 0 mechanisms for num_layers=2"),
-        ({"primal": {}, "softmax": {}}, "must be a name, {name: options} or (name, options)"),
-        ({}, "must be a name, {name: options} or (name, options)"),
-        (("softmax", "primal"), "must be a name, {name: options} or (name, options)"),
-        (("softmax", "primal", "cosine"), "must be a name, {name: options} or (name, options)"),
-        ({"primal": 20}, "must be a name, {name: options} or (name, options)"),
-        (None, "must be a name, {name: options} or (name, options)"),
-        (["softmax", 3], "must be a name, {name: options} or (name, options)"),
+        (["softmax"], "lists 1 entries for num_layers=2"),
+        ([], "lists 0 entries for num_layers=2"),
+        ({"primal": {}, "softmax": {}}, "must be a name or {name: options}"),
+        ({}, "must be a name or {name: options}"),
+        (("primal", {"rank": 30}), "must be a name or {name: options}"),
+        (("softmax", "primal"), "must be a name or {name: options}"),
+        (("softmax", "primal", "cosine"), "must be a name or {name: options}"),
+        ({"primal": 20}, "must be a name or {name: options}"),
+        (None, "must be a name or {name: options}"),
+        (["softmax", 3], "must be a name or {name: options}"),
         (["softmax", "primale"], "did you mean 'primal'"),
     ],
 )

@@ -63,7 +63,7 @@ def test_tags():
 
 
 def test_parameters_are_stored_verbatim_and_cloned():
-    attention, options = [{"primal": {"rank": 3}}, ("softmax", {})], {}
+    attention, options = [{"primal": {"rank": 3}}, {"softmax": {}}], {}
     classifier = AttentionClassifier(attention, options, epochs=3)
     assert classifier.attention is attention
     assert classifier.attention_options is options

@@ -130,7 +130,7 @@ def test_maps_with_options_are_made_from_their_spec():
         ({"softmax_plus": {"number": 3}}, "unknown option of feature_map 'softmax_plus' 'number'"),
         ({"softmax_plus": {"num_features": 0}}, "num_features=0 must be a whole number of at least 1"),
         ({"taylor": {"order": -1}}, "order=-1 must be a whole number of at least 0"),
-        ({"elu": {"alpha": 1}}, "'elu' has no options"),
+        ({"elu": {"alpha": 1}}, "unknown option of feature_map 'elu' 'alpha' .accepted: none."),
         ({"elu": None, "relu": None}, "must be a name, "),
         (3, "feature_map=3 must be a name, "),
     ):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kernel_attention.core.registry import Mechanism, list_attention
+from kernel_attention.mechanisms import Mechanism, list_attention
 from kernel_attention.models import SequenceEncoder
 
 # Different primes, so that a swapped axis cannot pass; the head width is one too.

@@ -19,8 +19,8 @@ from hosts.models_of_hosts import (
 from torch import nn
 
 import kernel_attention as ka
-from kernel_attention.core.registry import MECHANISMS, layer_specs
 from kernel_attention.hosts.replace import PATTERNS
+from kernel_attention.mechanisms import MECHANISMS, layer_specs
 from kernel_attention.models import SequenceClassifier
 
 
@@ -50,7 +50,7 @@ def test_which_layers(which, expected):
 def test_several_keys_and_forms_of_a_mechanism():
     model = torch_encoder()
     report = ka.replace_attention(
-        model, {2: "softmax", 0: ("primal", {"rank": 4}), "layers.1": {"primal": {"eta": 0.5}}}, bias=False
+        model, {2: "softmax", 0: {"primal": {"rank": 4}}, "layers.1": {"primal": {"eta": 0.5}}}, bias=False
     )
     assert [record.attention for record in report] == ["primal", "primal", "softmax"]
     assert report[0].options == {"bias": False, "rank": 4}
@@ -59,7 +59,7 @@ def test_several_keys_and_forms_of_a_mechanism():
 
 
 def test_a_layers_own_option_wins_over_the_common_one():
-    report = ka.replace_attention(torch_encoder(), {0: ("primal", {"rank": 4}), 1: "primal"}, rank=5)
+    report = ka.replace_attention(torch_encoder(), {0: {"primal": {"rank": 4}}, 1: "primal"}, rank=5)
     assert [record.options["rank"] for record in report] == [4, 5]
 
 
@@ -138,7 +138,7 @@ def test_the_papers_patterns_name_known_mechanisms_and_options():
 def test_our_own_models(mechanism):
     model = own_encoder()
     options = {key: value for key, value in small_options(mechanism).items() if key != "max_len"}
-    (record,) = ka.replace_attention(model, {-1: (mechanism.name, options)})
+    (record,) = ka.replace_attention(model, {-1: {mechanism.name: options}})
     assert record.path == "layers.2.attention"
     given = {"max_len": LENGTH, "dropout": 0.1, "bias": True}
     assert {key: record.options[key] for key in given if key in mechanism.options} == {
@@ -147,7 +147,7 @@ def test_our_own_models(mechanism):
     y = model(torch.randn(BATCH, LENGTH, 3), real_tokens())
     assert y.isfinite().all()
     again = own_encoder(seed=1)
-    ka.replace_attention(again, {-1: (mechanism.name, options)})
+    ka.replace_attention(again, {-1: {mechanism.name: options}})
     again.load_state_dict(model.state_dict())
 
 

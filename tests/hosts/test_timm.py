@@ -63,7 +63,7 @@ def test_every_mechanism_trains_in_a_vision_transformer(timm, mechanism):
     """The token grid and the class token, which conv2d needs, come from the host."""
     model = create(timm, img_size=32)
     options = {key: value for key, value in small_options(mechanism).items() if key != "max_len"}
-    (record,) = ka.replace_attention(model, {"last": (mechanism.name, options)})
+    (record,) = ka.replace_attention(model, {"last": {mechanism.name: options}})
     sizes = {"max_len": 17, "grid_size": (4, 4), "class_tokens": 1}
     assert all(record.options[key] == value for key, value in sizes.items() if key in mechanism.options)
     (model(torch.randn(2, 3, 32, 32)).square().mean() + ka.auxiliary_loss(model)).backward()

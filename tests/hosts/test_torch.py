@@ -117,7 +117,7 @@ def test_whole_transformer_counts_encoder_and_decoder_layers():
 def test_padding_does_not_change_the_result(mechanism):
     """In eval and without gradients, where the fused path lurks."""
     model = torch_encoder().eval()
-    ka.replace_attention(model, {-1: (mechanism.name, small_options(mechanism))})
+    ka.replace_attention(model, {-1: {mechanism.name: small_options(mechanism)}})
     x, real = torch.randn(BATCH, LENGTH, EMBED_DIM), real_tokens()
     with torch.no_grad():
         padded = model(x, src_key_padding_mask=~real)
@@ -129,7 +129,7 @@ def test_padding_does_not_change_the_result(mechanism):
 @every_mechanism
 def test_trains_saves_loads_and_copies(mechanism, tmp_path):
     safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
-    layers = {0: (mechanism.name, small_options(mechanism))}
+    layers = {0: {mechanism.name: small_options(mechanism)}}
     model = torch_encoder(dropout=0.1)
     ka.replace_attention(model, layers)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

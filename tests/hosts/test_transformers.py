@@ -93,14 +93,14 @@ def test_the_models_longest_sequence_reaches_the_layer(transformers):
     (record,) = ka.replace_attention(model, {-1: "primal"}, rank=3)
     assert record.options == {"bias": True, "max_len": 40, "rank": 3}
     vit = transformers.ViTModel(transformers.ViTConfig(**IMAGE))
-    ka.replace_attention(vit, {0: ("primal", {"rank": 3}), 1: "conv2d"})
+    ka.replace_attention(vit, {0: {"primal": {"rank": 3}}, 1: "conv2d"})
     assert vit.layers[0].attention.attention.max_len == 5, "patches and the class token"
     assert vit(torch.randn(3, 3, 16, 16))[0].isfinite().all()
 
 
 def test_trains_saves_and_loads(transformers, tmp_path):
     safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
-    layers = {"first": "softmax", "last": ("primal", {"rank": 3, "eta": 0.1})}
+    layers = {"first": "softmax", "last": {"primal": {"rank": 3, "eta": 0.1}}}
     model = build(transformers)
     checkpointing = (
         getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable

@@ -72,7 +72,7 @@ def test_fixed_positions_are_no_weights(tokens):
     ("layout", "num_layers"),
     [
         (["softmax"] * 5 + ["primal"], 6),
-        ([("rpc", {"iterations": 4, "lam": 4.0})] * 4 + ["symmetric"] * 12, 16),
+        ([{"rpc": {"iterations": 4, "lam": 4.0}}] * 4 + ["symmetric"] * 12, 16),
     ],
 )
 def test_the_papers_layouts_learn(layout, num_layers, tokens):

@@ -192,7 +192,7 @@ def test_the_length_and_the_dropout_reach_the_layers_that_know_them_unless_said_
     model = build(["softmax", {"primal": {"rank": 3}}], dropout=0.3)
     assert model.encoder.layers[0].attention.dropout == 0.3
     assert model.encoder.layers[1].attention.max_len == MAX_LEN
-    model = build([{"softmax": {"dropout": 0.0}}, ("primal", {"max_len": 29})], dropout=0.3)
+    model = build([{"softmax": {"dropout": 0.0}}, {"primal": {"max_len": 29}}], dropout=0.3)
     assert model.encoder.layers[0].attention.dropout == 0.0
     assert model.encoder.layers[1].attention.max_len == 29
 
@@ -260,7 +260,7 @@ def test_the_whole_model_compiles_to_one_graph():
         ({"positions": "learned"}, "unknown positions 'learned'; did you mean 'learnt'?"),
         ({"pooling": "max"}, "unknown pooling 'max'"),
         ({"attention": "primale"}, "unknown attention mechanism 'primale'; did you mean 'primal'?"),
-        ({"attention": ["primal"]}, "lists 1 mechanisms for num_layers=2"),
+        ({"attention": ["primal"]}, "lists 1 entries for num_layers=2"),
         (
             {"attention": {"primal": {"ranks": 3}}},
             "unknown option of attention 'primal' 'ranks'; did you mean 'rank'",

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from kernel_attention.analysis.output_map import fit_output_map, ridge_solution
 from kernel_attention.core.layer import require_positive
-from kernel_attention.core.registry import create_attention
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.hosts.known import HostedAttention
 from kernel_attention.hosts.projections import carry
 from kernel_attention.hosts.reading import describe
+from kernel_attention.mechanisms import create_attention
 from kernel_attention.mechanisms.linear.layer import LinearAttention
 from kernel_attention.mechanisms.primal.layer import PrimalAttention
 from kernel_attention.mechanisms.softmax.layer import SoftmaxAttention

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from kernel_attention.analysis.captured import CapturedAttention
 from kernel_attention.core.layer import AttentionLayer, PenalizedAttention
-from kernel_attention.core.registry import mechanism_name
+from kernel_attention.mechanisms import mechanism_name
 
 
 def captured_own(

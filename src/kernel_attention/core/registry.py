@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
@@ -12,10 +12,10 @@ import torch
 
 from kernel_attention.core.layer import AttentionLayer
 from kernel_attention.errors import InputError, unknown
+from kernel_attention.specs import Choice, Spec, SpecReader
 
-AttentionSpec = str | Mapping[str, Mapping[str, Any] | None] | tuple[str, Mapping[str, Any]]
-"""A mechanism: its name, ``{name: options}`` or ``(name, options)``."""
-
+AttentionSpec = Spec
+"""A mechanism: its name or ``{name: options}``."""
 
 Layer = TypeVar("Layer", bound=type[AttentionLayer])
 
@@ -56,9 +56,7 @@ class Mechanism:
 
     def build(self, embed_dim: int, num_heads: int, **options: Any) -> AttentionLayer:
         """A layer with these options; InputError for one that the mechanism does not have."""
-        for option in options:
-            if option not in self.options:
-                raise unknown(f"option of attention {self.name!r}", option, self.options)
+        options = ATTENTION_SPECS.read({self.name: options}).options
         layer = self.layer(embed_dim, num_heads, **{**self.preset, **options})
         layer.mechanism_name = self.name
         return layer
@@ -154,10 +152,35 @@ def list_attention() -> tuple[Mechanism, ...]:
     return tuple(MECHANISMS.values())
 
 
+def dropped_objective(layers: Iterable[Choice]) -> str | None:
+    """A sentence about the mechanisms that have an auxiliary objective and, silent about ``eta``, leave it
+    out; None where there are none.
+    """
+    silent = {
+        name for name, options in layers if "eta" in get_mechanism(name).options and "eta" not in options
+    }
+    if not silent:
+        return None
+    name = min(silent)
+    return (
+        f"attention {', '.join(map(repr, sorted(silent)))} trains without an auxiliary objective: eta is 0 "
+        f"unless it is given. {{{name}: {{eta: 0.1}}}} adds it, {{{name}: {{eta: 0}}}} keeps it out without "
+        "this note"
+    )
+
+
+ATTENTION_SPECS = SpecReader(
+    argument="attention",
+    kind="attention mechanism",
+    names=MECHANISMS,
+    options_of=lambda name: MECHANISMS[name].options,
+    listing="kernel-attention list attention",
+)
+
+
 def get_mechanism(name: str) -> Mechanism:
     """The row of that name; InputError with the nearest names otherwise."""
-    if not isinstance(name, str) or name not in MECHANISMS:
-        raise unknown("attention mechanism", name, MECHANISMS)
+    ATTENTION_SPECS.require(name)
     return MECHANISMS[name]
 
 
@@ -181,38 +204,13 @@ def create_attention(name: str, embed_dim: int, num_heads: int, **options: Any) 
     return get_mechanism(name).build(embed_dim, num_heads, **options)
 
 
-def _check_options(mechanism: Mechanism, options: Mapping[str, Any]) -> None:
-    for option in options:
-        if option not in mechanism.options:
-            raise unknown(f"option of attention {mechanism.name!r}", option, mechanism.options)
-
-
-def layer_specs(
-    attention: AttentionSpec | Sequence[AttentionSpec], num_layers: int
-) -> list[tuple[str, dict[str, Any]]]:
+def layer_specs(attention: AttentionSpec | Sequence[AttentionSpec], num_layers: int) -> list[Choice]:
     """(name, options) for every layer: one spec serves all layers, a list gives one for each.
 
-    >>> layer_specs(["softmax", {"primal": {"rank": 30}}], 2)
+    >>> [tuple(choice) for choice in layer_specs(["softmax", {"primal": {"rank": 30}}], 2)]
     [('softmax', {}), ('primal', {'rank': 30})]
+
+    Raises:
+        InputError: for an unknown name or option, or a list that is not one entry a layer.
     """
-    if isinstance(attention, list):
-        if len(attention) != num_layers:
-            raise InputError(
-                f"attention={attention!r} lists {len(attention)} mechanisms for num_layers={num_layers}"
-            )
-        return [_spec(entry) for entry in attention]
-    return [_spec(attention) for _ in range(num_layers)]
-
-
-def _spec(entry: Any) -> tuple[str, dict[str, Any]]:
-    if isinstance(entry, Mapping) and len(entry) == 1:
-        ((name, options),) = entry.items()
-    elif isinstance(entry, tuple) and len(entry) == 2:
-        name, options = entry
-    else:
-        name, options = entry, {}
-    options = {} if options is None else options
-    if not isinstance(name, str) or not isinstance(options, Mapping):
-        raise InputError(f"attention={entry!r} must be a name, {{name: options}} or (name, options)")
-    _check_options(get_mechanism(name), options)  # here too: create_attention could not take a size twice
-    return name, dict(options)
+    return ATTENTION_SPECS.read_layers(attention, num_layers)

@@ -1,65 +1,215 @@
-"""The command line's arguments, and what is wrong with them in one line."""
+"""From what was typed to a command's options, and what is wrong with it in one line.
+
+The options are the fields of the classes in :mod:`kernel_attention.experiments.options`; ``train`` takes the keys of the
+recipe's class besides. argparse splits the words and writes the help. Values are read and checked as those of
+a recipe are (:mod:`kernel_attention.experiments.settings`).
+"""
 
 from __future__ import annotations
 
 import argparse
-import difflib
+import dataclasses
 import re
+from collections.abc import Collection
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from jsonargparse import ArgumentParser, Namespace
-
-from kernel_attention.errors import InputError, unknown
-from kernel_attention.version import __version__
+import kernel_attention
+from kernel_attention.errors import InputError, nearest, unknown
+from kernel_attention.experiments.options import COMMANDS, POSITIONAL, REPEATED, Command
 
 if TYPE_CHECKING:
     from kernel_attention.experiments.training.recipe import BaseRecipe
 
-_SEEDS = re.compile(r"-?\d+(,-?\d+)*,?")
-_WORDS = {"bool": "true or false", "int": "a whole number"}
-_DATA_ROOT = "folder with data sets (default: $KERNEL_ATTENTION_DATA)"
+_INTEGERS = re.compile(r"-?\d+(,-?\d+)*,?")
+_OPTION = re.compile(r"--?[^\W\d]")
+_WITH_RESUME = ("resume", "data_root", "progress", "plugin")
 
 
-def parse(arguments: list[str]) -> tuple[str, Namespace]:
-    """The command and its options; those of ``train`` only as far as they were typed.
+class Typed(NamedTuple):
+    """A command, its options, and the keys of a recipe that were typed, which ``train`` alone takes."""
+
+    command: str
+    options: Any
+    keys: dict[str, Any]
+
+
+def parse(arguments: list[str]) -> Typed:
+    """The command and its options.
 
     Raises:
         InputError: for an unknown command or option, and a value that is not of the option's type.
+        SystemExit: after ``--help`` or ``--version`` was printed.
     """
-    recipe = _recipe_class(arguments)
-    parsers = {
-        "train": (_train_parser(recipe), "train a recipe and report on it"),
-        "evaluate": (_evaluate_parser(), "measure a trained run on held-out or new data"),
-        "predict": (_predict_parser(), "predict new sequences with a trained run"),
-        "generate": (_generate_parser(), "continue a text with a trained language model"),
-        "analyze": (_analyze_parser(), "diagnose the attention of a trained run"),
-        "bench": (_bench_parser(), "time and memory of attention layers, beside what else there is"),
-        "list": (_list_parser(), "what there is: attention, recipes, datasets"),
-    }
-    parser = ArgumentParser(
-        prog="kernel-attention",
-        description="The kernel-machine view of self-attention as software: layers, functions, solvers, recipes.",
-        version=__version__,
-        exit_on_error=False,
-        allow_abbrev=False,
+    first = 0  # --plugin may stand before the command too
+    while first < len(arguments) and arguments[first].partition("=")[0] == "--plugin":
+        first += 1 if "=" in arguments[first] else 2
+    plugins, words = arguments[:first], arguments[first:]
+    command = words[0] if words else ""
+    if command.startswith("-"):
+        _main_parser().parse_args(words)
+    if not command or command.startswith("-"):
+        raise InputError(f"no command given (accepted: {', '.join(COMMANDS)}; see: kernel-attention --help)")
+    if command not in COMMANDS:
+        raise unknown("command", command, COMMANDS)
+    recipe = _recipe_class(words) if command == "train" else None
+    return _Line(command, COMMANDS[command], recipe).read([*plugins, *words[1:]])
+
+
+class _Line:
+    """The words after a command, and the classes of settings whose fields they fill."""
+
+    def __init__(self, command: str, options: type[Command], recipe: type[BaseRecipe] | None) -> None:
+        self.command = command
+        self.options = options
+        self.see = f"see: kernel-attention {command} --help"
+        self.owners: dict[str, type] = {entry.name: options for entry in dataclasses.fields(options)}
+        if recipe is not None:
+            # The recipe's key `plugins` is the option --plugin.
+            keys = [entry.name for entry in dataclasses.fields(recipe) if entry.name != "plugins"]
+            self.owners |= dict.fromkeys(keys, recipe)
+
+    def read(self, words: list[str]) -> Typed:
+        """The options that the words say."""
+        end = words.index("--") if "--" in words else len(words)
+        typed = {_with_underscores(word): word for word in words[:end]}
+        words, after = [_with_underscores(word) for word in words[:end]], words[end + 1 :]
+        if {"-h", "--help"} & set(words):
+            self.parser(for_help=True).print_help()
+            raise SystemExit(0)
+        found, rest = self.parser().parse_known_args(_join_numbers(words, self.takers_of_numbers()))
+        strange = [typed[word].partition("=")[0] for word in rest if _OPTION.match(word)]
+        if hasattr(found, "resume"):
+            refused = [f"--{name}" for name in vars(found) if name not in _WITH_RESUME] + strange
+            if refused:
+                raise InputError(
+                    f"--resume continues a run as its config.yaml says, it cannot take {', '.join(refused)}"
+                )
+        if strange:
+            raise self.unknown_option(strange[0])
+        texts = vars(found) | self.positionals([*rest, *after])
+        values = {name: self.value(name, text) for name, text in texts.items()}
+        own = {name: value for name, value in values.items() if self.owners[name] is self.options}
+        keys = {name: value for name, value in values.items() if name not in own}
+        return Typed(self.command, self.options(**own), keys)
+
+    def value(self, name: str, text: str | list[str]) -> Any:
+        """What was typed for a field, in its type."""
+        from kernel_attention.experiments.plain_yaml import parse_yaml
+        from kernel_attention.experiments.settings import checked, field_schema, from_text
+
+        owner, label = self.owners[name], name if self.is_positional(name) else f"--{name}"
+        if isinstance(text, str):
+            return from_text(owner, name, text, f"{label} {text!r}")
+        is_words = field_schema(owner, name)["items"].get("type") == "string"
+        entries = text if is_words else [parse_yaml(entry, f"{label} {entry!r}") for entry in text]
+        return checked(owner, name, entries, f"{label} {' '.join(map(repr, text))}")
+
+    def parser(self, for_help: bool = False) -> argparse.ArgumentParser:
+        """The options. The fields written without their names are there for the help text alone: argparse
+        would share the words out before it has seen all options.
+        """
+        from kernel_attention.experiments.settings import field_helps
+
+        parser = _Parser(
+            usage=f"kernel-attention {self.options.usage}",
+            description=" ".join((self.options.__doc__ or "").partition("Args:")[0].split()),
+            allow_abbrev=False,
+            argument_default=argparse.SUPPRESS,
+            add_help=for_help,
+        )
+        parser.see = self.see
+        helps = {owner: field_helps(owner) for owner in set(self.owners.values())}
+        for name, owner in self.owners.items():
+            text = helps[owner].get(name, "").rstrip(".").replace("``", "")
+            text = f"{text}{'' if '(default' in text else _default_text(owner, name)}".replace("%", "%%")
+            if not self.is_positional(name):
+                parser.add_argument(f"--{name}", help=text, **_form(owner, name))
+            elif for_help:
+                parser.add_argument(name, help=text)
+        return parser
+
+    def is_positional(self, name: str) -> bool:
+        """Whether the field's value is written without its name."""
+        from kernel_attention.experiments.settings import field_metadata
+
+        return POSITIONAL in field_metadata(self.owners[name], name)
+
+    def positionals(self, words: list[str]) -> dict[str, Any]:
+        """The words that belong to no option, by the field they fill."""
+        from kernel_attention.experiments.settings import field_schema
+
+        texts: dict[str, Any] = {}
+        missing = []
+        for entry in dataclasses.fields(self.options):
+            if not self.is_positional(entry.name):
+                continue
+            if words and field_schema(self.owners[entry.name], entry.name).get("type") == "array":
+                texts[entry.name], words = words, []
+            elif words:
+                texts[entry.name], *words = words
+            elif entry.default is entry.default_factory is dataclasses.MISSING:
+                missing.append(entry.name)
+        if words:
+            raise InputError(f"unrecognized arguments: {' '.join(words)} ({self.see})")
+        if missing:
+            raise InputError(f"the following arguments are required: {', '.join(missing)} ({self.see})")
+        return texts
+
+    def takers_of_numbers(self) -> set[str]:
+        """The options whose values are several whole numbers."""
+        from kernel_attention.experiments.settings import field_schema
+
+        schemas = {f"--{name}": field_schema(owner, name) for name, owner in self.owners.items()}
+        return {name for name, schema in schemas.items() if schema.get("items", {}).get("type") == "integer"}
+
+    def unknown_option(self, given: str) -> InputError:
+        """The error for an option that the command does not have."""
+        options = [f"--{name}" for name in self.owners if not self.is_positional(name)]
+        near = nearest(given, options, count=2, cutoff=0.7)
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        return InputError(f"{self.command} has no option {given}{hint} ({self.see})")
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse's parser, whose complaints are ours to print."""
+
+    see = "see: kernel-attention --help"
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what argparse would print before it ends the program."""
+        raise InputError(f"{message} ({self.see})")
+
+
+def _main_parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="kernel-attention", description=kernel_attention.__doc__, allow_abbrev=False)
+    parser.add_argument(
+        "--version", action="version", version=f"kernel-attention {kernel_attention.__version__}"
     )
-    commands = parser.add_subcommands(required=True)
-    for name, (subparser, summary) in parsers.items():
-        commands.add_subcommand(name, subparser, help=summary)
-    command = next(iter(arguments), "")
-    if not command:
-        raise InputError(f"no command given (accepted: {', '.join(parsers)}; see: kernel-attention --help)")
-    if command not in parsers and not command.startswith("-"):
-        raise unknown("command", command, parsers)
-    if command in parsers:
-        _check_names(command, parsers[command][0], arguments)
-    words = _join_seeds([_with_underscores(word) for word in arguments])
-    try:
-        options = parser.parse_args(words, defaults=command != "train")
-    except argparse.ArgumentError as error:
-        raise _explained(error, command, words, recipe) from None
-    return command, options[command]
+    plugin = "import this module first, which registers mechanisms; may be given several times"
+    parser.add_argument("--plugin", metavar="MODULE", action="append", help=plugin)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    for name, options in COMMANDS.items():
+        commands.add_parser(name, help=options.summary)
+    return parser
+
+
+def _recipe_class(words: list[str]) -> type[BaseRecipe]:
+    """The class of the recipe that ``train`` is given, whose keys are its options."""
+    from kernel_attention.experiments.training.recipe import Recipe, list_recipes, read_recipe
+    from kernel_attention.experiments.training.tasks import DEFAULT_TASK, recipe_class
+
+    shipped = list_recipes()
+    names = []
+    for before, word in pairwise(words):
+        is_value = before.startswith("--") and before != "--" and "=" not in before
+        if is_value or word.startswith("-") or _INTEGERS.fullmatch(word):
+            continue
+        names.append(word)
+        if word in shipped or Path(word).is_file():
+            break
+    return recipe_class(read_recipe(names[-1])[1].get("task", DEFAULT_TASK)) if names else Recipe
 
 
 def _with_underscores(word: str) -> str:
@@ -70,190 +220,44 @@ def _with_underscores(word: str) -> str:
     return "--" + name[2:].replace("-", "_") + equals + value
 
 
-def _join_seeds(words: list[str]) -> list[str]:
-    """``--seeds 0 1 2`` and ``--seeds 0,1,2`` are ``--seeds=[0,1,2]``."""
-    start = next((index for index, word in enumerate(words) if word.partition("=")[0] == "--seeds"), None)
-    if start is None:
-        return words
-    inline = words[start].partition("=")[2]
-    values, end = [inline] if inline else [], start + 1
-    while end < len(words) and _SEEDS.fullmatch(words[end]):
-        values.append(words[end])
-        end += 1
-    if not values or not all(_SEEDS.fullmatch(value) for value in values):
-        return words
-    return [*words[:start], f"--seeds=[{','.join(value.strip(',') for value in values)}]", *words[end:]]
+def _join_numbers(words: list[str], takers: Collection[str]) -> list[str]:
+    """``--seeds 0 1 2``, ``--seeds 0,1,2`` and ``--seeds=0,1,2`` as ``--seeds=[0,1,2]``."""
+    joined: list[str] = []
+    index = 0
+    while index < len(words):
+        word = words[index]
+        index += 1
+        name, _, inline = word.partition("=")
+        values = [inline] if inline else []
+        if name in takers and (not inline or _INTEGERS.fullmatch(inline)):
+            while index < len(words) and _INTEGERS.fullmatch(words[index]):
+                values.append(words[index])
+                index += 1
+            word = f"{name}=[{','.join(value.strip(',') for value in values)}]" if values else word
+        joined.append(word)
+    return joined
 
 
-def _check_names(command: str, parser: ArgumentParser, arguments: list[str]) -> None:
-    """InputError for an option the command does not have."""
-    # jsonargparse's own --seeds+ would add to a list that is not there yet.
-    known = [name for action in parser._actions for name in action.option_strings if not name.endswith("+")]
-    for word in arguments:
-        name = _with_underscores(word).partition("=")[0]
-        if word == "--":
-            return
-        if word.startswith("--") and name not in known:
-            near = difflib.get_close_matches(name, known, n=2)
-            hint = f"; did you mean {' or '.join(near)}?" if near else ""
-            given = word.partition("=")[0]
-            raise InputError(
-                f"{command} has no option {given}{hint} (see: kernel-attention {command} --help)"
-            )
+def _form(settings: type, name: str) -> dict[str, Any]:
+    """How many words the option takes, and what the help calls them."""
+    from kernel_attention.experiments.settings import field_metadata, field_schema
+
+    if REPEATED in field_metadata(settings, name):
+        return {"action": "append", "metavar": "MODULE"}
+    schema = field_schema(settings, name)
+    words = {"integer": "INT", "number": "FLOAT", "boolean": "{true,false}", "string": "TEXT"}
+    if "enum" in schema:
+        return {"metavar": f"{{{','.join(schema['enum'])}}}"}
+    if schema.get("type") != "array":
+        return {"metavar": words.get(schema.get("type", ""), "SPEC")}
+    if schema["items"]["type"] == "integer":
+        return {"metavar": "INT,INT,..."}
+    return {"nargs": "+", "metavar": "TEXT"}
 
 
-def _explained(
-    error: argparse.ArgumentError, command: str, words: list[str], recipe: type[BaseRecipe]
-) -> InputError:
-    """The parser's complaint in our words."""
-    from kernel_attention.experiments.training.recipe_values import field_names, typed_value
-
-    message = str(error)
-    found = re.search(r'Parser key "(?:\w+\.)?(\w+)"', message)
-    if found is None:
-        return InputError(f"{message.replace(f'{command}.', '')} (see: kernel-attention {command} --help)")
-    name, value = found[1], ""
-    for word, following in zip(words, [*words[1:], ""], strict=True):
-        if word.partition("=")[0] == f"--{name}":
-            value = word.partition("=")[2] or following
-    given = f"--{name} {value!r}"
-    try:
-        if name in field_names(recipe):
-            typed_value(recipe, name, value, given)
-    except InputError as explained:
-        return explained
-    kind = re.search(r"Expected an? <class '(\w+)'>", message)
-    if kind is not None and kind[1] in _WORDS:
-        return InputError(f"{given} must be {_WORDS[kind[1]]}")
-    return InputError(f"{given} is not accepted: {message.partition(': ')[2]}")
-
-
-def _recipe_class(arguments: list[str]) -> type[BaseRecipe]:
-    """The class of the recipe that ``train`` is given, whose keys are its options."""
-    from kernel_attention.experiments.training.recipe import Recipe, list_recipes, read_keys
-    from kernel_attention.experiments.training.tasks import DEFAULT_TASK, recipe_class
-
-    if next(iter(arguments), "") != "train":
-        return Recipe
-    shipped = list_recipes()
-    for word in arguments[1:]:
-        path = shipped.get(word, Path(word))
-        if word in shipped or (path.suffix in (".yaml", ".yml") and path.is_file()):
-            return recipe_class(read_keys(path).get("task", DEFAULT_TASK))
-    return Recipe
-
-
-def _train_parser(recipe: type[BaseRecipe]) -> ArgumentParser:
-    parser = _subparser(
-        "train RECIPE [options] | train --resume RUN",
-        "Train a recipe: a shipped one by name, or a YAML file. Options replace the recipe's values; the "
-        "defaults below are those of a recipe that says nothing.",
-    )
-    parser.add_argument("recipe", nargs="?", help="name (see: kernel-attention list recipes) or YAML file")
-    parser.add_argument("--output", type=str, help="run folder (default: runs/RECIPE-ATTENTION-TIME)")
-    parser.add_argument("--data_root", type=str, help=_DATA_ROOT)
-    parser.add_argument("--resume", type=str, metavar="RUN", help="continue this run folder; takes no recipe")
-    parser.add_argument("--progress", type=bool, default=True, help="show a progress bar")
-    parser.add_argument("--dataset", type=str, help="name of a data set of the recipe's task")
-    parser.add_class_arguments(recipe, skip={"dataset"})
-    return parser
-
-
-def _evaluate_parser() -> ArgumentParser:
-    parser = _subparser(
-        "evaluate RUN [FILE] [options]",
-        "Measure every seed of a run on the test split of its data set, or on a file. The last four options "
-        "are for language models; by default they are as in the run's recipe.",
-    )
-    parser.add_argument("run", help="run folder")
-    parser.add_argument("file", nargs="?", help="file of the task's kind, with labels")
-    parser.add_argument("--data_root", type=str, help=_DATA_ROOT)
-    parser.add_argument("--output", type=str, help="write the figures to this .json or .csv file")
-    parser.add_argument("--split", type=str, help="train, validation or test alone")
-    parser.add_argument("--stride", type=int, help="how far the window moves; 1 predicts from a full past")
-    parser.add_argument("--evaluation_tokens", type=int, help="the first so many tokens only; 0 is all")
-    parser.add_argument("--swap_rate", type=float, help="part of the words that the word swap replaces")
-    return parser
-
-
-def _predict_parser() -> ArgumentParser:
-    parser = _subparser("predict RUN FILE [options]", "Predict the sequences of a .ts, .npy or .npz file.")
-    parser.add_argument("run", help="run folder")
-    parser.add_argument("file", help="sequences; arrays are (cases, channels, time) as in aeon")
-    parser.add_argument("--seed", type=int, help="which of the run's models (default: the first)")
-    parser.add_argument(
-        "--output", type=str, help="write to this .csv or .json file (default: CSV, to the screen)"
-    )
-    return parser
-
-
-def _generate_parser() -> ArgumentParser:
-    parser = _subparser(
-        "generate RUN --prompt TEXT [options]", "Continue a text with a language model, one token at a time."
-    )
-    parser.add_argument("run", help="run folder of a recipe of task language")
-    parser.add_argument("--prompt", type=str, help="what the text begins with")
-    parser.add_argument("--tokens", type=int, default=50, help="how many tokens to generate")
-    parser.add_argument("--temperature", type=float, default=0.0, help="0 takes the most likely token")
-    parser.add_argument("--top_k", type=int, help="draw among so many most likely tokens")
-    parser.add_argument("--seed", type=int, default=0, help="of the draws")
-    parser.add_argument("--model_seed", type=int, help="which of the run's models (default: the first)")
-    return parser
-
-
-def _analyze_parser() -> ArgumentParser:
-    parser = _subparser(
-        "analyze RUN [options]",
-        "Measure what the attention of every seed does with test sequences: spectra, head distances, "
-        "kernel-PCA figures, J, maps. Written beside the seed's weights and into the run's report.",
-    )
-    parser.add_argument("run", help="run folder")
-    parser.add_argument(
-        "--layers", type=str, default="all", help="all, first, last-2, indices, names; several as 0,-1"
-    )
-    parser.add_argument("--cases", type=int, default=16, help="how many test sequences")
-    parser.add_argument(
-        "--output", type=str, help="write to this folder, pictures too, and leave the run alone"
-    )
-    parser.add_argument("--data_root", type=str, help=_DATA_ROOT)
-    return parser
-
-
-def _bench_parser() -> ArgumentParser:
-    parser = _subparser(
-        "bench [attention ...] [--suite NAME] [options]",
-        "Measure attention layers in interleaved rounds. Sizes take several values; every combination is "
-        "measured. Suites: docs/performance.md.",
-    )
-    parser.add_argument(
-        "attention",
-        nargs="*",
-        help="contenders: names, '{primal: {rank: 30}}', or '[sdpa, primal]' for an encoder",
-    )
-    parser.add_argument("--suite", type=str, help="a plan by name; what is given else replaces its own")
-    for name in ("length", "embed_dim", "num_heads", "batch_size", "threads"):
-        parser.add_argument(f"--{name}", type=int, nargs="+")
-    parser.add_argument("--dtype", type=str, nargs="+", help="float32, bfloat16, float16")
-    parser.add_argument("--device", type=str, nargs="+", help="cpu, cuda")
-    parser.add_argument("--causal", type=bool, help="whether the layers are causal")
-    parser.add_argument("--passes", type=str, nargs="+", help="forward (inference), step (training)")
-    parser.add_argument("--rounds", type=int, help="how often every contender is timed")
-    parser.add_argument("--warmup", type=int, default=1, help="passes before the first that counts")
-    parser.add_argument("--seed", type=int, default=0, help="of the order in which they take turns")
-    parser.add_argument("--memory", type=bool, help="measure peaks, a process for every contender")
-    parser.add_argument("--flops", type=bool, help="count operations")
-    parser.add_argument("--output", type=str, help="folder (default: runs/bench-SUITE-TIME)")
-    return parser
-
-
-def _list_parser() -> ArgumentParser:
-    parser = _subparser("list [attention|recipes|datasets] [options]", "What there is.")
-    parser.add_argument("what", nargs="?", help="attention, recipes or datasets (default: all three)")
-    parser.add_argument("--data_root", type=str, help=_DATA_ROOT)
-    return parser
-
-
-def _subparser(usage: str, description: str) -> ArgumentParser:
-    return ArgumentParser(
-        usage=f"kernel-attention {usage}", description=description, exit_on_error=False, allow_abbrev=False
-    )
+def _default_text(settings: type, name: str) -> str:
+    entry = next(entry for entry in dataclasses.fields(settings) if entry.name == name)
+    value = entry.default if entry.default_factory is dataclasses.MISSING else entry.default_factory()
+    if value is dataclasses.MISSING or value is None or value == []:
+        return ""
+    return f" (default: {str(value).lower() if isinstance(value, bool) else value})"

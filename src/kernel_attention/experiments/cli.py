@@ -1,36 +1,48 @@
-"""The command line's commands: call, print. Their arguments are in :mod:`kernel_attention.experiments.arguments`."""
+"""The command line's commands: call, print. Their options are in :mod:`kernel_attention.experiments.options`.
+
+Everything heavy is imported by the command that needs it: ``--help`` should not wait for torch, and an
+installation without the extra ``train`` should be told so in one line.
+"""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import shlex
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jsonargparse import Namespace
-from rich.console import Console
-from rich.table import Table
-
-from kernel_attention.core.registry import list_attention
-from kernel_attention.errors import InputError, unknown
+from kernel_attention.errors import InputError, missing_package, unknown
 from kernel_attention.experiments.arguments import parse
+from kernel_attention.experiments.notes import notes_on_stderr
+from kernel_attention.experiments.options import Analyze, Bench, Evaluate, Generate, List, Predict, Train
+from kernel_attention.experiments.plugins import load_plugins
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from kernel_attention.experiments.training.recipe import BaseRecipe
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run a command; the exit code: 0 done, 2 bad input, 1 a run that failed."""
     try:
-        command, options = parse(sys.argv[1:] if argv is None else argv)
-        code = _COMMANDS[command](options)
+        command, options, keys = parse(sys.argv[1:] if argv is None else argv)
+        load_plugins(options.plugin)
+        with notes_on_stderr():
+            code = _train(options, keys) if command == "train" else _COMMANDS[command](options)
         sys.stdout.flush()
-    except (InputError, argparse.ArgumentError) as error:
+    except ModuleNotFoundError as error:
+        missing = missing_package(error, "kernel-attention")
+        if missing is None:
+            raise
+        print(f"error: {missing}", file=sys.stderr)
+        return 2
+    except InputError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -42,32 +54,31 @@ def main(argv: list[str] | None = None) -> int:
     return code
 
 
-def _train(options: Namespace) -> int:
-    from kernel_attention.experiments.training.recipe import make_recipe, read_recipe
+def _train(options: Train, typed: dict[str, Any]) -> int:
+    from kernel_attention.experiments.training.recipe import make_recipe, read_recipe, recipe_plugins
 
-    values = options.as_dict()
-    recipe_name, output, resume = (values.pop(name, None) for name in ("recipe", "output", "resume"))
-    data_root, progress = values.pop("data_root", None), values.pop("progress", True)
-    if (recipe_name is None) == (resume is None):
+    if (options.recipe is None) == (options.resume is None):
         raise InputError(
             "train needs a recipe or --resume RUN, one of them (see: kernel-attention train --help)"
         )
-    if resume is not None:
-        if values or output:
-            given = ", ".join(f"--{name}" for name in [*values, *(["output"] if output else [])])
-            raise InputError(f"--resume continues a run as its config.yaml says, it cannot take {given}")
-        return _run_training(None, Path(resume), None, data_root, progress)
-    name, keys = read_recipe(recipe_name)
-    if "dataset" not in keys | values:
-        raise InputError(f"recipe {recipe_name}: has no key dataset (or give it with --dataset)")
-    recipe = make_recipe(keys | values)
-    folder = Path(output or f"runs/{name}-{recipe.attention_name()}-{time.strftime('%Y%m%d-%H%M%S')}")
-    return _run_training(recipe, folder, name, data_root, progress)
+    if options.resume is not None:
+        return _run_training(None, Path(options.resume), None, options.data_root, options.progress)
+    assert options.recipe is not None
+    name, keys = read_recipe(options.recipe)
+    if "dataset" not in keys | typed:
+        raise InputError(f"recipe {options.recipe}: has no key dataset (or give it with --dataset)")
+    plugins = recipe_plugins(keys, options.plugin)
+    load_plugins(plugins)
+    recipe = make_recipe(keys | typed | {"plugins": plugins})
+    folder = Path(options.output or f"runs/{name}-{recipe.attention_name()}-{time.strftime('%Y%m%d-%H%M%S')}")
+    return _run_training(recipe, folder, name, options.data_root, options.progress)
 
 
 def _run_training(
     recipe: BaseRecipe | None, folder: Path, name: str | None, data_root: str | None, progress: bool
 ) -> int:
+    from rich.console import Console
+
     from kernel_attention.experiments.reporting import summary_table
     from kernel_attention.experiments.training import train
     from kernel_attention.experiments.training.saved import read_config
@@ -81,6 +92,8 @@ def _run_training(
     except InputError:
         raise
     except (KeyboardInterrupt, Exception) as error:
+        if isinstance(error, ModuleNotFoundError) and missing_package(error, "this run") is not None:
+            raise
         _tell_failure(error, folder, data_root)
         return 1
     console = Console()
@@ -114,12 +127,14 @@ def _tell_failure(error: BaseException, folder: Path, data_root: str | None) -> 
     print("\n".join(lines), file=sys.stderr)
 
 
-def _evaluate(options: Namespace) -> int:
+def _evaluate(options: Evaluate) -> int:
+    from rich.console import Console
+
     from kernel_attention.experiments.reporting import evaluation_table
     from kernel_attention.experiments.training.saved import load_run
 
     _check_output(options.output)
-    keys = {name: options[name] for name in ("stride", "evaluation_tokens", "swap_rate")}
+    keys = {name: getattr(options, name) for name in ("stride", "evaluation_tokens", "swap_rate")}
     run = load_run(options.run).with_keys({name: value for name, value in keys.items() if value is not None})
     if not run.seeds:
         raise InputError(f"run {run.folder}: no trained seed in it yet")
@@ -134,7 +149,7 @@ def _evaluate(options: Namespace) -> int:
     return 0
 
 
-def _predict(options: Namespace) -> int:
+def _predict(options: Predict) -> int:
     from kernel_attention.experiments.training.files import csv_text
     from kernel_attention.experiments.training.saved import load_run
 
@@ -147,18 +162,24 @@ def _predict(options: Namespace) -> int:
     return 0
 
 
-def _generate(options: Namespace) -> int:
+def _generate(options: Generate) -> int:
     from kernel_attention.experiments.training.generation import generate_text
     from kernel_attention.experiments.training.saved import load_run
 
     if options.prompt is None:
         raise InputError("generate needs --prompt TEXT (see: kernel-attention generate --help)")
     choices = ("tokens", "temperature", "top_k", "seed", "model_seed")
-    print(generate_text(load_run(options.run), options.prompt, **{key: options[key] for key in choices}))
+    print(
+        generate_text(
+            load_run(options.run), options.prompt, **{key: getattr(options, key) for key in choices}
+        )
+    )
     return 0
 
 
-def _analyze(options: Namespace) -> int:
+def _analyze(options: Analyze) -> int:
+    from rich.console import Console
+
     from kernel_attention.experiments.reporting import diagnostics_table
     from kernel_attention.experiments.training.analyze import analyze_run
     from kernel_attention.experiments.training.saved import load_run
@@ -173,12 +194,13 @@ def _analyze(options: Namespace) -> int:
     return 0
 
 
-def _bench(options: Namespace) -> int:
+def _bench(options: Bench) -> int:
+    from rich.console import Console
+
     from kernel_attention.experiments.benchmarking import plan_from_options, run_benchmark
     from kernel_attention.experiments.reporting import benchmark_tables, write_benchmark
 
-    values = options.as_dict()
-    plan = plan_from_options(options.suite, options.attention or (), values, options.causal)
+    plan = plan_from_options(options.suite, options.attention, vars(options), options.causal)
     folder = Path(
         options.output or f"runs/bench-{options.suite or 'layers'}-{time.strftime('%Y%m%d-%H%M%S')}"
     )
@@ -214,7 +236,9 @@ def _write_rows(rows: list[dict[str, Any]], path: Path) -> None:
         raise InputError(f"output {path}: cannot be written ({error.strerror or error})") from None
 
 
-def _list(options: Namespace) -> int:
+def _list(options: List) -> int:
+    from rich.console import Console
+
     what = options.what
     if what is not None and what not in _TABLES:
         raise unknown("list", what, _TABLES)
@@ -225,62 +249,69 @@ def _list(options: Namespace) -> int:
     return 0
 
 
-def _attention_table(options: Namespace) -> Table:
-    table = Table(title="attention (N tokens, p head width, s rank)")
-    columns = (
-        "name",
-        "paper",
-        "equation",
-        "time",
-        "memory",
-        "causal",
-        "cross",
-        "decoding",
-        "mixes tokens",
-    )
+def _table(title: str, *columns: str) -> Table:
+    from rich.table import Table
+
+    table = Table(title=title)
     for column in columns:
         table.add_column(column, overflow="fold")
-    for mechanism in list_attention():
-        table.add_row(
-            mechanism.name,
-            mechanism.paper,
-            mechanism.equation,
-            mechanism.time,
-            mechanism.memory,
-            "yes" if mechanism.causal else "no",
-            "yes" if mechanism.cross else "no",
-            mechanism.decoding,
-            mechanism.mixes_tokens,
-        )
     return table
 
 
-def _recipe_table(options: Namespace) -> Table:
+def _attention_table(options: List) -> Table:
+    from kernel_attention.mechanisms import list_attention
+
+    table = _table(
+        "attention (N tokens, p head width, s rank)",
+        "name", "paper", "equation", "time", "memory", "causal", "cross", "decoding",
+        "mixes tokens",
+    )  # fmt: skip
+    for mechanism in list_attention():
+        table.add_row(
+            mechanism.name, mechanism.paper, mechanism.equation, mechanism.time, mechanism.memory,
+            "yes" if mechanism.causal else "no", "yes" if mechanism.cross else "no", mechanism.decoding,
+            mechanism.mixes_tokens,
+        )  # fmt: skip
+    return table
+
+
+def _contender_table(options: List) -> Table:
+    from kernel_attention.experiments.benchmarking import contender_names, find_contender
+
+    table = _table("contenders of a benchmark, beside every mechanism", "name", "package", "device")
+    for contender in map(find_contender, contender_names(with_mechanisms=False)):
+        table.add_row(contender.name, contender.package, contender.device)
+    return table
+
+
+def _dataset_table(options: List) -> Table:
+    from kernel_attention.experiments.data import list_time_series
+
+    table = _table(
+        "data sets at hand (others of the archive are downloaded by name)", "name", "source", "path"
+    )
+    for info in list_time_series(options.data_root):
+        table.add_row(info.name, info.source, str(info.path or ""))
+    return table
+
+
+def _recipe_table(options: List) -> Table:
     from kernel_attention.experiments.training.recipe import list_recipes, make_recipe, read_recipe
 
-    table = Table(title="recipes")
-    for column in ("name", "task", "data set", "attention", "length"):
-        table.add_column(column, overflow="fold")
+    table = _table("recipes", "name", "task", "data set", "attention", "length")
     for name in list_recipes():
         recipe = make_recipe(read_recipe(name)[1])
         table.add_row(name, recipe.task_name, recipe.dataset, recipe.attention_name(), recipe.duration)
     return table
 
 
-def _dataset_table(options: Namespace) -> Table:
-    from kernel_attention.experiments.data import list_time_series
-
-    table = Table(title="data sets at hand (others of the archive are downloaded by name)")
-    for column in ("name", "source", "path"):
-        table.add_column(column, overflow="fold")
-    for info in list_time_series(options.data_root):
-        table.add_row(info.name, info.source, str(info.path or ""))
-    return table
-
-
-_TABLES = {"attention": _attention_table, "recipes": _recipe_table, "datasets": _dataset_table}
-_COMMANDS = {
-    "train": _train,
+_TABLES: dict[str, Callable[[List], Table]] = {
+    "attention": _attention_table,
+    "contenders": _contender_table,
+    "datasets": _dataset_table,
+    "recipes": _recipe_table,
+}
+_COMMANDS: dict[str, Callable[[Any], int]] = {
     "evaluate": _evaluate,
     "predict": _predict,
     "generate": _generate,

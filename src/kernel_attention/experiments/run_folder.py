@@ -10,15 +10,13 @@ from __future__ import annotations
 import json
 import math
 import re
-import stat
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from kernel_attention.errors import InputError
+from kernel_attention.experiments.plain_yaml import read_yaml
 
 
 @dataclass(frozen=True)
@@ -111,16 +109,6 @@ class RunFolder:
         return content
 
 
-def require_file(path: Path) -> None:
-    """InputError unless this is a file with an end, or a link to one: a device or a pipe would never end."""
-    try:
-        mode = path.stat().st_mode
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
-    if not stat.S_ISREG(mode):
-        raise InputError(f"{path}: cannot be read (it is no regular file)")
-
-
 def read_json(path: Path) -> Any:
     """InputError where the file is missing or no JSON."""
     require_file(path)
@@ -128,35 +116,6 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: not readable as JSON ({error})") from None
-
-
-def read_yaml(path: Path) -> Any:
-    """Plain values only; InputError where the file is unreadable, no YAML, or says a key twice."""
-    require_file(path)
-    try:
-        with path.open(encoding="utf-8") as file:
-            return yaml.load(file, _Loader)  # a SafeLoader: it makes no objects
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise InputError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from None
-
-
-class _Loader(yaml.SafeLoader):
-    """Reads 1e-3 as the number it is in YAML 1.2, and refuses a key that stands twice."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        twice = next((key for key in keys if keys.count(key) > 1), None)
-        if twice is not None:
-            problem = f"key {twice!r} stands twice"
-            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
-        return super().construct_mapping(node, deep)
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
-)
 
 
 def _object(path: Path, read: Callable[[Path], Any]) -> dict[str, Any]:

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections import ChainMap
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from kernel_attention.errors import InputError, unknown
+from kernel_attention.errors import InputError
 from kernel_attention.features.softmax_features import SoftmaxPlusFeatures, TaylorFeatures
+from kernel_attention.specs import Spec, SpecReader
 from kernel_attention.tensors.statistics import accumulation_dtype, exactly, smallest
 
 FeatureMap = Callable[[Tensor, Tensor | None, bool], Tensor]
@@ -96,7 +98,7 @@ FEATURE_MAPS: dict[str, FeatureMap] = {
 }  # fmt: skip
 FEATURE_MODULES: dict[str, type[nn.Module]] = {"softmax_plus": SoftmaxPlusFeatures, "taylor": TaylorFeatures}
 
-FeatureMapSpec = str | Mapping[str, Mapping[str, Any] | None] | FeatureMap
+FeatureMapSpec = Spec | FeatureMap
 """A feature map: its name, ``{name: options}`` for one with options, or the callable itself."""
 
 
@@ -115,27 +117,27 @@ def get_feature_map(feature_map: FeatureMapSpec, head_dim: int | None = None) ->
     """
     if callable(feature_map):
         return feature_map
-    if isinstance(feature_map, Mapping) and len(feature_map) == 1:
-        ((name, given),) = feature_map.items()
-        options = dict(given or {})
-    elif isinstance(feature_map, str):
-        name, options = feature_map, {}
-    else:
-        raise InputError(f"feature_map={feature_map!r} must be a name, {{name: options}} or a callable")
-    if name in FEATURE_MAPS and not options:
+    name, options = FEATURE_MAP_SPECS.read(feature_map)
+    if name in FEATURE_MAPS:
         return FEATURE_MAPS[name]
-    if name not in FEATURE_MODULES:
-        if name in FEATURE_MAPS:
-            raise InputError(f"feature_map={feature_map!r}: {name!r} has no options")
-        raise unknown("feature_map", name, [*FEATURE_MAPS, *FEATURE_MODULES])
     if head_dim is None:
         raise InputError(f"feature_map={feature_map!r} has a state, which this mechanism has no place for")
-    module = FEATURE_MODULES[name]
-    accepted = [key for key in inspect.signature(module).parameters if key != "head_dim"]
-    for option in options:
-        if option not in accepted:
-            raise unknown(f"option of feature_map {name!r}", option, accepted)
-    return module(head_dim, **options)
+    return FEATURE_MODULES[name](head_dim, **options)
+
+
+def _options_of(name: str) -> list[str]:
+    if name in FEATURE_MAPS:
+        return []
+    return [option for option in inspect.signature(FEATURE_MODULES[name]).parameters if option != "head_dim"]
+
+
+FEATURE_MAP_SPECS = SpecReader(
+    argument="feature_map",
+    kind="feature_map",
+    names=ChainMap[str, Any](FEATURE_MAPS, FEATURE_MODULES),
+    options_of=_options_of,
+    forms="a name, {name: options} or a callable",
+)
 
 
 def is_positive(feature_map: FeatureMap) -> bool:

@@ -10,20 +10,20 @@ from typing import Any
 from torch import nn
 
 from kernel_attention.core.layer import AttentionLayer, require_causal_form
-from kernel_attention.core.registry import AttentionSpec, create_attention, get_mechanism, layer_specs
 from kernel_attention.errors import InputError
 from kernel_attention.hosts.known import HostedAttention, TransformersAttention
 from kernel_attention.hosts.projections import Source, carry, output_owner
 from kernel_attention.hosts.reading import HostDescription, describe, known_sizes
 from kernel_attention.hosts.sites import Site, find_sites, select, why_none
+from kernel_attention.mechanisms import AttentionSpec, create_attention, get_mechanism, layer_specs
 
 PATTERNS: Mapping[str, Mapping[int | str, AttentionSpec]] = MappingProxyType(
     {
         "primalformer": {"all": "primal"},
         "primal+": {"last": "primal"},
         "symvit": {"all": "symmetric"},
-        "rpc-first": {"first": ("rpc", {"iterations": 4, "lam": 4.0})},
-        "rpc-all": {"all": ("rpc", {"iterations": 2, "lam": 3.0})},
+        "rpc-first": {"first": {"rpc": {"iterations": 4, "lam": 4.0}}},
+        "rpc-all": {"all": {"rpc": {"iterations": 2, "lam": 3.0}}},
         "flt": {"all": "multilinear"},
         "llt": {"last": "multilinear"},
     }
@@ -92,7 +92,7 @@ def replace_attention(
             self-attention, ours).
         layers: {which: mechanism}. Which: an index (negative from the end), "all", "first", "last",
             "first-K", "last-K", or the dotted name of the attention module or of the one module around it.
-            Mechanism: a name, ``(name, options)`` or ``{name: options}``. :data:`PATTERNS` has the papers'.
+            Mechanism: a name or ``{name: options}``. :data:`PATTERNS` has the papers'.
         options: options of every layer replaced; those given with a mechanism win.
 
     Returns:

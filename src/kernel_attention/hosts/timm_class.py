@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from kernel_attention.core.registry import create_attention, get_mechanism
 from kernel_attention.errors import InputError
 from kernel_attention.hosts.known import TimmAttention
+from kernel_attention.mechanisms import create_attention, get_mechanism
 
 
 class _MadeForTimm(type):

@@ -1,4 +1,6 @@
-"""The mechanisms, one folder a family. Importing this package puts all of them into the table, in this order."""
+"""The mechanisms, one folder a family. Importing this package puts all of them into the table, in this order; whoever
+reads the table imports it from here.
+"""
 
 # isort: off
 from kernel_attention.mechanisms import softmax
@@ -8,6 +10,37 @@ from kernel_attention.mechanisms import support_vector
 from kernel_attention.mechanisms import primal
 from kernel_attention.mechanisms import multilinear
 from kernel_attention.mechanisms import kernel_pca
-# isort: on
 
-__all__ = ["kernel_pca", "linear", "multilinear", "primal", "softmax", "sparse", "support_vector"]
+# isort: on
+from kernel_attention.core.registry import (
+    ATTENTION_SPECS,
+    MECHANISMS,
+    AttentionSpec,
+    Mechanism,
+    create_attention,
+    dropped_objective,
+    get_mechanism,
+    layer_specs,
+    list_attention,
+    mechanism_name,
+)
+
+__all__ = [
+    "ATTENTION_SPECS",
+    "MECHANISMS",
+    "AttentionSpec",
+    "Mechanism",
+    "create_attention",
+    "dropped_objective",
+    "get_mechanism",
+    "kernel_pca",
+    "layer_specs",
+    "linear",
+    "list_attention",
+    "mechanism_name",
+    "multilinear",
+    "primal",
+    "softmax",
+    "sparse",
+    "support_vector",
+]

@@ -1,7 +1,7 @@
 """The causal language model: a decoder with any causal-capable mechanism in each layer.
 
 Primal-Attention's WikiText-103 model is ``attention=["softmax"] * 5 + ["primal"]`` (supplement, table 5), the
-kernel-PCA paper's ``[("rpc", {"iterations": 4, "lam": 4.0})] * 4 + ["symmetric"] * 12`` (appendix A).
+kernel-PCA paper's ``[{"rpc": {"iterations": 4, "lam": 4.0}}] * 4 + ["symmetric"] * 12`` (appendix A).
 
 Legend: B texts, N tokens, d model width, V tokens of the vocabulary.
 """
@@ -20,8 +20,8 @@ from kernel_attention.core.layer import (
     require_positive,
     require_probability,
 )
-from kernel_attention.core.registry import AttentionSpec, create_attention, get_mechanism, layer_specs
 from kernel_attention.errors import InputError, unknown
+from kernel_attention.mechanisms import AttentionSpec, create_attention, get_mechanism, layer_specs
 from kernel_attention.models.cross_entropy import linear_cross_entropy
 from kernel_attention.models.decoding import DecodingState, decode_step, initial_state, prefill
 from kernel_attention.models.sequence import EncoderLayer, sinusoidal_positions

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kernel_attention.core.layer import AttentionLayer, require_positive, require_probability
-from kernel_attention.core.registry import AttentionSpec, create_attention, get_mechanism, layer_specs
 from kernel_attention.errors import InputError, unknown
+from kernel_attention.mechanisms import AttentionSpec, create_attention, get_mechanism, layer_specs
 
 
 class EncoderLayer(nn.Module):

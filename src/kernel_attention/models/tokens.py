@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from kernel_attention.core.layer import require_positive
-from kernel_attention.core.registry import AttentionSpec
 from kernel_attention.errors import InputError
+from kernel_attention.mechanisms import AttentionSpec
 from kernel_attention.models.sequence import SequenceEncoder, mean_token
 
 

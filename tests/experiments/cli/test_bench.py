@@ -58,7 +58,7 @@ def test_a_suite_with_peaks(cli, here):
     ("arguments", "said"),
     [
         (["sdpaa"], "unknown contender 'sdpaa'; did you mean 'sdpa'"),
-        (["{primal: {ranks: 3}}"], "unknown option of attention 'primal' 'ranks'"),
+        (["{primal: {ranks: 3}}"], "unknown option of contender 'primal' 'ranks'"),
         (["--suite", "primal-duel"], "unknown suite 'primal-duel'; did you mean 'primal-dual'"),
         (["sdpa", "--length", "0"], "length=0 must be at least 1"),
         (["sdpa", "--length", "many"], "--length 'many'"),

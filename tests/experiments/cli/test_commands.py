@@ -26,8 +26,9 @@ from experiments.training.runs import (
 import kernel_attention as ka
 from kernel_attention.experiments.arguments import parse
 from kernel_attention.experiments.data import load_time_series
-from kernel_attention.experiments.training import list_recipes
-from kernel_attention.experiments.training.recipe import recipe_fields
+from kernel_attention.experiments.options import Train
+from kernel_attention.experiments.settings import field_names
+from kernel_attention.experiments.training import Recipe, list_recipes
 
 
 def figures(path):
@@ -76,24 +77,25 @@ def test_the_run_folder_has_a_name_of_its_own(cli, here, waves, tmp_path):
     ],
 )
 def test_seeds_may_be_typed_in_any_way(options):
-    command, parsed = parse(["train", *options])
+    command, parsed, keys = parse(["train", *options])
     assert command == "train"
-    assert parsed.seeds == [0, 1, 2]
+    assert keys["seeds"] == [0, 1, 2]
     assert parsed.recipe == "demo"
 
 
 def test_options_take_hyphens_and_underscores():
-    typed = parse(["train", "--learning-rate", "1e-2", "demo", "--data-root=a-b", "--embed_dim=16"])[1]
-    assert typed.as_dict() == {"learning_rate": 0.01, "recipe": "demo", "data_root": "a-b", "embed_dim": 16}
+    typed = parse(["train", "--learning-rate", "1e-2", "demo", "--data-root=a-b", "--embed_dim=16"])
+    assert typed.keys == {"learning_rate": 0.01, "embed_dim": 16}
+    assert typed.options == Train(recipe="demo", data_root="a-b")
 
 
 def test_one_seed_is_a_list_of_one():
-    assert parse(["train", "demo", "--seeds", "7"])[1].seeds == [7]
+    assert parse(["train", "demo", "--seeds", "7"]).keys == {"seeds": [7]}
 
 
 def test_attention_may_be_typed_with_its_options():
-    typed = parse(["train", "demo", "--attention", "{primal: {rank: 7, eta: 1e-2}}"])[1]
-    assert typed.attention == {"primal": {"rank": 7, "eta": 0.01}}
+    typed = parse(["train", "demo", "--attention", "{primal: {rank: 7, eta: 1e-2}}"])
+    assert typed.keys == {"attention": {"primal": {"rank": 7, "eta": 0.01}}}
 
 
 def test_evaluate_repeats_the_figures_of_training(cli, here, trained, waves):
@@ -183,24 +185,26 @@ def test_list_names_everything(cli, waves):
     assert not [name for name in names if f"│ {name} " not in out]
 
 
-@pytest.mark.parametrize("what", ["attention", "recipes", "datasets"])
+@pytest.mark.parametrize("what", ["attention", "contenders", "recipes", "datasets"])
 def test_list_of_one_kind(what, cli):
     code, out, err = cli("list", what)
     assert (code, err) == (0, "")
     assert out.strip().startswith(what[:4])
 
 
-@pytest.mark.parametrize("command", ["train", "evaluate", "predict", "analyze", "list"])
+@pytest.mark.parametrize("command", ["train", "evaluate", "predict", "generate", "analyze", "bench", "list"])
 def test_help_of_a_command(command, cli):
     code, out, err = cli(command, "--help")
     assert (code, err) == (0, "")
     assert out.startswith(f"usage: kernel-attention {command} ")
+    assert "required" not in out, "the usage line says what may be left out"
     assert max(map(len, out.splitlines())) <= 200
 
 
 def test_help_of_train_explains_every_key(cli):
     out = cli("train", "--help")[1]
-    assert not [name for name in recipe_fields() if f"--{name}" not in out]
+    names = [name for name in field_names(Recipe) if name != "plugins"]
+    assert not [name for name in [*names, "plugin"] if f"--{name} " not in out]
 
 
 def test_help_and_version(cli):

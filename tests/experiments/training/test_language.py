@@ -259,7 +259,7 @@ def test_generated_text_is_greedy_or_drawn(cli, run):  # noqa: F811
         ("predict RUN latin.txt", "predictions of a file are not available"),
         ("train RECIPE --context 31", "context=31 exceeds max_len=30"),
         ("train RECIPE --stride 8", "stride=8 exceeds context=7"),
-        ("train RECIPE --swap_rate 2", "swap_rate=2.0 must lie between 0 and 1"),
+        ("train RECIPE --swap_rate 2", "--swap_rate '2' must be a finite number between 0 and 1"),
         ("train RECIPE --vocabulary char", "--vocabulary 'char' must be one of word, byte, bpe"),
         ("train RECIPE --protocol paper", "protocol='paper'"),
         ("train RECIPE --attention tensor", "attention 'tensor' cannot be a layer of a causal model"),

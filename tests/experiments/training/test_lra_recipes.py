@@ -9,10 +9,10 @@ import torch
 import yaml
 
 from kernel_attention.core.layer import auxiliary_loss
-from kernel_attention.core.registry import layer_specs
 from kernel_attention.experiments.training import list_recipes, make_recipe, read_recipe
 from kernel_attention.experiments.training.token_experiment import TokenExperiment
 from kernel_attention.experiments.training.token_recipe import TokenRecipe
+from kernel_attention.mechanisms import layer_specs
 
 # batch, warm-up, steps of the released PrimalFormer; poster: Transformer, Primal., Primal.+Trans.
 LRA = {

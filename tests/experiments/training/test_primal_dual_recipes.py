@@ -7,8 +7,8 @@ import re
 import pytest
 import yaml
 
-from kernel_attention.core.registry import create_attention, layer_specs
 from kernel_attention.experiments.training import Recipe, list_recipes, read_recipe
+from kernel_attention.mechanisms import create_attention, layer_specs
 from kernel_attention.mechanisms.support_vector.layer import SupportVectorAttention
 
 NAMES = [name for name in list_recipes() if name.startswith("primal_dual/")]

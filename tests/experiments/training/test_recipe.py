@@ -10,7 +10,7 @@ import yaml
 from experiments.training.runs import SMALL
 
 from kernel_attention.errors import InputError
-from kernel_attention.experiments.run_folder import read_yaml
+from kernel_attention.experiments.plain_yaml import read_yaml
 from kernel_attention.experiments.training import Recipe, read_recipe
 from kernel_attention.experiments.training.files import write_yaml
 
@@ -47,7 +47,7 @@ def test_words_that_look_like_numbers_stay_words(tmp_path):
         ("dropout", "high", "a finite number"),
         ("learning_rate", float("nan"), "a finite number"),
         ("learning_rate", float("inf"), "a finite number"),
-        ("learning_rate", 0, "positive"),
+        ("learning_rate", 0, "above 0"),
         ("gradient_clip", -1, "at least 0"),
         ("norm_first", 1, "true or false"),
         ("dataset", 3, "a name"),
@@ -60,8 +60,8 @@ def test_words_that_look_like_numbers_stay_words(tmp_path):
         ("seeds", [1, 1], "one or more different whole numbers"),
         ("seeds", [-1], "between 0 and"),
         ("seeds", [2**32], "between 0 and"),
-        ("validation_fraction", 1, "between 0 and 1"),
-        ("evaluate_every", 10, "exceeds epochs"),
+        ("validation_fraction", 1, "above 0 and below 1"),
+        ("evaluate_every", 0, "at least 1"),
         ("threads", -1, "at least 0"),
         ("attention", "primel", "did you mean 'primal'"),
         ("attention", ["primal"], "num_layers=2"),

@@ -73,7 +73,7 @@ def test_header_names_the_command_that_runs_it(name):
     commands = re.findall(r"^# +kernel-attention +(train .+)$", header_of(name), re.MULTILINE)
     assert commands
     for command in commands:
-        parsed, options = parse(shlex.split(command))
+        parsed, options, _ = parse(shlex.split(command))
         assert (parsed, options.recipe) == ("train", name)
 
 

@@ -201,10 +201,10 @@ def test_mixed_precision_trains_and_evaluates(waves, tmp_path):
     assert load_file(folder / "seed-0/best.safetensors")["head.weight"].dtype == torch.float32
 
 
-def test_a_run_from_python_may_use_pairs_and_numpy_numbers(waves, tmp_path):
+def test_a_run_from_python_may_use_numpy_numbers(waves, tmp_path):
     """What ``config.yaml`` gives back is the same recipe."""
     options = SMALL | {
-        "attention": ("primal", {"rank": 3}),
+        "attention": {"primal": {"rank": np.int64(3)}},
         "epochs": np.int64(1),
         "dropout": np.float32(0.5),
     }

@@ -13,11 +13,11 @@ import yaml
 from experiments.training.runs import assert_same_outcome
 from experiments.training.token_data import TOKENS, make_tokens
 
-from kernel_attention.core.registry import list_attention
 from kernel_attention.experiments.cli import main
 from kernel_attention.experiments.training import SequenceTask, make_recipe
 from kernel_attention.experiments.training.saved import load_run
 from kernel_attention.experiments.training.token_experiment import TokenExperiment
+from kernel_attention.mechanisms import list_attention
 
 pytestmark = pytest.mark.usefixtures("brief")
 
@@ -196,7 +196,7 @@ def test_changed_data_are_refused_in_a_short_line(root, tmp_path, capsys):
     ("change", "message"),
     [
         ({"steps": 10}, "steps=10 must be a multiple of evaluate_every=4"),
-        ({"steps": 0}, "steps=0 must be at least 1"),
+        ({"steps": 0}, "steps=0 must be a whole number of at least 1"),
         ({"swap_rate": 1.5}, "swap_rate=1.5"),
         ({"dataset": "lra/text", "swap_rate": 0.1}, "has no words"),
         ({"dataset": "lra/listop"}, "did you mean 'lra/listops'"),

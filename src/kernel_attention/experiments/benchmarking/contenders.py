@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import yaml
 from torch import nn
 
-from kernel_attention.core.registry import create_attention, get_mechanism, layer_specs, list_attention
-from kernel_attention.errors import InputError, unknown
+from kernel_attention.errors import InputError
 from kernel_attention.experiments.benchmarking import peers
 from kernel_attention.experiments.benchmarking.baselines import (
     EagerScaledHeads,
@@ -21,7 +20,13 @@ from kernel_attention.experiments.benchmarking.baselines import (
     TorchMultihead,
 )
 from kernel_attention.experiments.benchmarking.layers import CausalCall, Encoder
-from kernel_attention.experiments.benchmarking.plans import Setting, Spec
+from kernel_attention.experiments.benchmarking.plans import ContenderSpec, Setting
+from kernel_attention.mechanisms import (
+    MECHANISMS,
+    create_attention,
+    get_mechanism,
+)
+from kernel_attention.specs import SpecReader
 
 Make = Callable[[Setting], nn.Module]
 
@@ -104,37 +109,30 @@ PEERS = (
 CONTENDERS = {contender.name: contender for contender in (*_baselines(), *PEERS)}
 
 
-def contender_names() -> list[str]:
-    """Every name that :func:`find_contender` knows: baselines, peers, our mechanisms."""
-    return [*CONTENDERS, *(mechanism.name for mechanism in list_attention())]
+def contender_names(*, with_mechanisms: bool = True) -> list[str]:
+    """Every name that :func:`find_contender` knows: baselines, peers and, unless left out, our mechanisms."""
+    return [*CONTENDERS, *(MECHANISMS if with_mechanisms else ())]
 
 
-def find_contender(spec: Spec) -> Contender:
-    """The contender of a name, of ``{mechanism: options}``, of a list of these, or of that as YAML.
+def find_contender(spec: ContenderSpec) -> Contender:
+    """The contender of a name, of ``{mechanism: options}``, or of a list of these, an encoder.
 
     Raises:
         InputError: for a name or an option that there is not.
     """
-    if isinstance(spec, str) and spec.strip().startswith(("{", "[")):
-        try:
-            spec = yaml.safe_load(spec)
-        except yaml.YAMLError:
-            raise InputError(f"contender {spec!r} is not YAML, as '{{primal: {{rank: 30}}}}' is") from None
-    if isinstance(spec, str):
-        if spec in CONTENDERS:
-            return CONTENDERS[spec]
-        spec = {spec: {}}
-    if not isinstance(spec, Mapping):
+    if isinstance(spec, list):
         return _encoder([find_contender(layer) for layer in spec])
-    if len(spec) != 1:
-        raise InputError(f"contender {dict(spec)!r} must be one mechanism with its options")
-    ((name, options),) = spec.items()
-    known = contender_names()
-    if name not in known:
-        raise unknown("contender", name, known)
-    if name in CONTENDERS:
-        raise InputError(f"contender {name!r} takes no options, got {options!r}")
-    return _mechanism(name, {} if options is None else options)
+    name, options = CONTENDER_SPECS.read(spec)
+    return CONTENDERS[name] if name in CONTENDERS else _mechanism(name, options)
+
+
+CONTENDER_SPECS = SpecReader(
+    argument="contender",
+    kind="contender",
+    names=ChainMap[str, Any](CONTENDERS, MECHANISMS),
+    options_of=lambda name: () if name in CONTENDERS else get_mechanism(name).options,
+    listing="kernel-attention list contenders",
+)
 
 
 def _encoder(layers: Sequence[Contender]) -> Contender:
@@ -157,8 +155,6 @@ def _encoder(layers: Sequence[Contender]) -> Contender:
 
 def _mechanism(name: str, options: Mapping[str, Any]) -> Contender:
     """A contender of our own; its layer's ``max_len`` is the setting's length where it has one."""
-    if not isinstance(options, Mapping):
-        raise InputError(f"contender {name!r}: options {options!r} must be a mapping, as {{rank: 30}} is")
     mechanism = get_mechanism(name)
 
     def maker(**chosen: Any) -> Make:
@@ -171,7 +167,6 @@ def _mechanism(name: str, options: Mapping[str, Any]) -> Contender:
 
         return make
 
-    layer_specs({name: options}, 1)
     _check_options(maker(), options)
     shown = ", ".join(f"{key} {value}" for key, value in options.items())
     return Contender(

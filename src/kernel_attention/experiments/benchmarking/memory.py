@@ -21,14 +21,17 @@ from pathlib import Path
 import torch
 
 from kernel_attention.errors import InputError
-from kernel_attention.experiments.benchmarking.plans import Setting, Spec
+from kernel_attention.experiments.benchmarking.plans import ContenderSpec, Setting
+from kernel_attention.experiments.plugins import load_plugins, loaded_plugins
 
 _WARM_LENGTH = 128  # what the peers' buckets and landmarks divide
 
 
-def measure_peaks(spec: Spec, setting: Setting, passes: Sequence[str]) -> dict[str, object]:
+def measure_peaks(spec: ContenderSpec, setting: Setting, passes: Sequence[str]) -> dict[str, object]:
     """Bytes by pass, ``{"forward": .., "step": ..}``, and ``"how"``; ``{"failed": why}`` where it fails."""
-    asked = json.dumps({"spec": spec, "setting": setting.record(), "passes": list(passes)})
+    asked = json.dumps(
+        {"spec": spec, "setting": setting.record(), "passes": list(passes), "plugins": loaded_plugins()}
+    )
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": str(setting.threads)}
     environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     child = subprocess.run(
@@ -43,7 +46,7 @@ def measure_peaks(spec: Spec, setting: Setting, passes: Sequence[str]) -> dict[s
     return dict(json.loads(lines[-1]))
 
 
-def _peaks(spec: Spec, setting: Setting, passes: Sequence[str]) -> dict[str, object]:
+def _peaks(spec: ContenderSpec, setting: Setting, passes: Sequence[str]) -> dict[str, object]:
     from kernel_attention.experiments.benchmarking import timing
     from kernel_attention.experiments.benchmarking.contenders import find_contender
 
@@ -105,6 +108,7 @@ def _main() -> None:
     known = {field.name for field in dataclasses.fields(Setting)}
     if set(asked["setting"]) != known:
         raise InputError(f"setting={asked['setting']!r} must have {', '.join(sorted(known))}")
+    load_plugins(asked["plugins"])
     print(json.dumps(_peaks(asked["spec"], Setting(**asked["setting"]), asked["passes"])))
 
 

@@ -9,14 +9,17 @@ from typing import Any
 import torch
 
 from kernel_attention.errors import unknown
-from kernel_attention.experiments.benchmarking.plans import Plan, Spec
+from kernel_attention.experiments.benchmarking.plans import ContenderSpec, Plan
 from kernel_attention.experiments.benchmarking.suites import SUITES
 
 SIZES = ("length", "embed_dim", "num_heads", "batch_size", "dtype", "threads", "device")
 
 
 def plan_from_options(
-    suite: str | None, contenders: Sequence[Spec], options: Mapping[str, Any], is_causal: bool | None = None
+    suite: str | None,
+    contenders: Sequence[ContenderSpec],
+    options: Mapping[str, Any],
+    is_causal: bool | None = None,
 ) -> Plan:
     """The suite, with everything given in the place of its own.
 

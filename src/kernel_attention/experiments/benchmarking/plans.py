@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import torch
 
 from kernel_attention.errors import InputError, unknown
+from kernel_attention.specs import Spec
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DEVICES = ("cpu", "cuda")
 PASSES = ("forward", "step")
 
-Spec = str | Mapping[str, Mapping[str, Any]] | Sequence["Spec"]
+ContenderSpec = Spec | list[Spec]
 """A contender: a name of the table, ``{mechanism: options}``, or a list of these, an encoder."""
 
 
@@ -54,7 +55,7 @@ class Plan:
     Attributes:
         title: what is compared.
         shows: what is to be read off.
-        contenders: see :data:`Spec`; several rows may be one mechanism.
+        contenders: see :data:`ContenderSpec`; several rows may be one mechanism.
         baseline: the contender whose time the others are divided by.
         grid: values by the name of a :class:`Setting`'s field.
         passes: "forward" (inference), "step" (forward and backward in training).
@@ -66,7 +67,7 @@ class Plan:
     """
 
     title: str
-    contenders: tuple[Spec, ...]
+    contenders: tuple[ContenderSpec, ...]
     shows: str = ""
     baseline: str = "sdpa"
     grid: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)

@@ -11,7 +11,7 @@ from kernel_attention.experiments.benchmarking import machine, timing
 from kernel_attention.experiments.benchmarking.contenders import Contender, find_contender
 from kernel_attention.experiments.benchmarking.memory import measure_peaks
 from kernel_attention.experiments.benchmarking.operations import count_operations
-from kernel_attention.experiments.benchmarking.plans import Plan, Setting, Spec, check_plan
+from kernel_attention.experiments.benchmarking.plans import ContenderSpec, Plan, Setting, check_plan
 
 FORMAT = 1  # of the record; readers refuse another
 
@@ -73,7 +73,7 @@ def run_benchmark(
 
 def _cell(
     plan: Plan,
-    contenders: dict[str, Spec],
+    contenders: dict[str, ContenderSpec],
     setting: Setting,
     absent: dict[str, str],
     seed: int,
@@ -117,7 +117,9 @@ def _cell(
     return cell
 
 
-def _roofline(contenders: dict[str, Spec], rows: list[dict[str, Any]], setting: Setting) -> dict[str, Any]:
+def _roofline(
+    contenders: dict[str, ContenderSpec], rows: list[dict[str, Any]], setting: Setting
+) -> dict[str, Any]:
     """The ceilings, and for every fused primal contender what they allow."""
     ceilings = machine.measure_ceilings(setting)
     rooflines = []

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from kernel_attention.core.registry import list_attention
 from kernel_attention.experiments.benchmarking.contenders import PEERS
 from kernel_attention.experiments.benchmarking.plans import Plan
+from kernel_attention.mechanisms import list_attention
+from kernel_attention.specs import Spec
 
 _PRIMAL = {"primal": {"rank": 30, "eta": 0.1}}  # rank_multiplier 10 is the default
-_TWICE = tuple([peer.name] * 2 for peer in PEERS)
+_TWICE: tuple[list[Spec], ...] = tuple([peer.name] * 2 for peer in PEERS)
 _RELEASED = {"primal": {"rank": 20, "eta": 0.01}}  # rank_multiplier 10, as the recipes lra/... have it
 _EVEN = {
     "stride": 64

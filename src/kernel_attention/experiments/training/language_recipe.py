@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from kernel_attention.errors import InputError
+from kernel_attention.experiments.settings import Count, Share, Whole
 from kernel_attention.experiments.training.recipe import StepRecipe
 
 
@@ -35,20 +36,18 @@ class LanguageRecipe(StepRecipe):
     attention: Any = "softmax"
     norm_first: bool = True
     vocabulary: Literal["word", "byte", "bpe"] = "word"
-    min_count: int = 1
-    max_vocabulary: int = 0
-    context: int = 128
-    max_len: int = 0
+    min_count: Count = 1
+    max_vocabulary: Whole = 0
+    context: Count = 128
+    max_len: Whole = 0
     tied: bool = True
-    stride: int = 0
-    evaluation_tokens: int = 0
-    swap_rate: float = 0.1
-    swap_seed: int = 0
+    stride: Whole = 0
+    evaluation_tokens: Whole = 0
+    swap_rate: Share = 0.1
+    swap_seed: Whole = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require_at_least(1, "min_count", "context")
-        self.require_at_least(0, "max_vocabulary", "max_len", "stride", "evaluation_tokens", "swap_seed")
         if self.max_len and self.context > self.max_len:
             raise InputError(f"context={self.context} exceeds max_len={self.max_len}")
         if self.stride > self.context:
@@ -57,7 +56,6 @@ class LanguageRecipe(StepRecipe):
             )
         if self.evaluation_tokens == 1:
             raise InputError("evaluation_tokens=1 must be at least 2 (0: all)")
-        self.require_fraction("swap_rate", with_ends=True)
         if self.protocol != "holdout":
             raise InputError(f"protocol={self.protocol!r}: a text has a validation split, use holdout")
 

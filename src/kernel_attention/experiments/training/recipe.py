@@ -5,15 +5,30 @@ from __future__ import annotations
 import dataclasses
 import importlib.resources
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from kernel_attention.core.registry import layer_specs
+from pydantic import Field
+
 from kernel_attention.errors import InputError, unknown
-from kernel_attention.experiments.run_folder import read_yaml
-from kernel_attention.experiments.training.recipe_values import field_names, plain_attention, typed_value
+from kernel_attention.experiments.plain_yaml import read_yaml
+from kernel_attention.experiments.plugins import require_plugins
+from kernel_attention.experiments.settings import (
+    DIFFERENT,
+    Count,
+    NonNegative,
+    Part,
+    Positive,
+    Probability,
+    Whole,
+    check_fields,
+    checked,
+    field_names,
+)
 from kernel_attention.experiments.training.tasks import DEFAULT_TASK, recipe_class
+from kernel_attention.specs import Choice
 
 Protocol = Literal["holdout", "paper"]
 
@@ -24,9 +39,7 @@ PROTOCOLS: dict[str, str] = {
     "an optimistic figure",
 }
 
-_MAX_SEED = 2**32 - 1  # NumPy's generators take no larger one
-_MAX_LAYERS = 10_000  # a list of them is made before anything else can refuse it
-_MAX_THREADS = 4096  # a system that cannot start them ends the process
+Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]  # NumPy's generators take no larger one
 
 
 @dataclass(frozen=True)
@@ -35,7 +48,8 @@ class BaseRecipe(ABC):
 
     Args:
         dataset: name of a data set.
-        attention: a mechanism's name, ``{name: options}``, or a list with one of these per layer.
+        attention: a mechanism's name, ``{name: options}``, or a list with one of these per layer. A name
+            alone has the mechanism's default options: eta is 0, there is no auxiliary objective.
         embed_dim: model width d.
         num_heads: attention heads.
         num_layers: encoder layers.
@@ -52,8 +66,9 @@ class BaseRecipe(ABC):
         protocol: holdout or paper, see ``PROTOCOLS``.
         seeds: one run each; the same seeds give the same figures.
         precision: 32-true, a mixed precision, or auto: bf16-mixed where the processor has it.
-        accelerator: Lightning's accelerator: auto, cpu, gpu or mps.
+        accelerator: where the model is trained; auto takes the best there is.
         threads: CPU threads of PyTorch; 0 leaves its choice.
+        plugins: modules that register further mechanisms. ``train`` imports them; nothing else does.
 
     Raises:
         InputError: for a value of the wrong type or out of its range.
@@ -63,43 +78,30 @@ class BaseRecipe(ABC):
 
     dataset: str
     attention: Any = "primal"
-    embed_dim: int = 512
-    num_heads: int = 8
-    num_layers: int = 2
-    feedforward_dim: int = 2048
-    dropout: float = 0.1
+    embed_dim: Count = 512
+    num_heads: Count = 8
+    num_layers: Annotated[int, Field(ge=1, le=10_000)] = 2  # a list of them is made before any other check
+    feedforward_dim: Count = 2048
+    dropout: Probability = 0.1
     positions: Literal["learnt", "fixed"] = "learnt"
     norm_first: bool = False
-    batch_size: int = 16
+    batch_size: Count = 16
     optimizer: Literal["radam", "adam", "adamw"] = "radam"
-    learning_rate: float = 1e-3
-    weight_decay: float = 0.0
-    gradient_clip: float = 4.0
+    learning_rate: Positive = 1e-3
+    weight_decay: NonNegative = 0.0
+    gradient_clip: NonNegative = 4.0
     auxiliary_reduction: Literal["sum", "mean"] = "sum"
     protocol: Protocol = "holdout"
-    seeds: list[int] = field(default_factory=lambda: [0])
+    seeds: Annotated[list[Seed], *DIFFERENT] = field(default_factory=lambda: [0])
     precision: Literal["auto", "32-true", "bf16-mixed", "16-mixed"] = "32-true"
-    accelerator: str = "auto"
-    threads: int = 0
+    accelerator: Literal["auto", "cpu", "gpu", "cuda", "mps"] = "auto"
+    threads: Annotated[int, Field(ge=0, le=4096)] = 0  # a system that cannot start them ends the process
+    plugins: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        for name in field_names(type(self)):
-            # YAML's 1 for 1.0 and NumPy's numbers become the types that are written to config.yaml.
-            object.__setattr__(self, name, typed_value(type(self), name, getattr(self, name)))
-        self.require_at_least(1, "batch_size", "num_layers")
-        self.require_at_least(0, "gradient_clip", "weight_decay", "threads")
-        for name, most in (("num_layers", _MAX_LAYERS), ("threads", _MAX_THREADS)):
-            if getattr(self, name) > most:
-                raise InputError(f"{name}={getattr(self, name)} must be at most {most}")
-        if not self.learning_rate > 0:
-            raise InputError(f"learning_rate={self.learning_rate} must be positive")
-        in_range = all(0 <= seed <= _MAX_SEED for seed in self.seeds)
-        if not self.seeds or len(set(self.seeds)) < len(self.seeds) or not in_range:
-            raise InputError(
-                f"seeds={self.seeds} must be one or more different whole numbers between 0 and {_MAX_SEED}"
-            )
-        layer_specs(self.attention, self.num_layers)
-        object.__setattr__(self, "attention", plain_attention(self.attention))
+        check_fields(self)
+        require_plugins(self.plugins)
+        self._layers()
 
     @property
     @abstractmethod
@@ -121,21 +123,16 @@ class BaseRecipe(ABC):
         """What the protocol means, in one sentence."""
         return PROTOCOLS[self.protocol]
 
-    def require_at_least(self, lowest: float, *names: str) -> None:
-        """InputError for the first of these keys whose value is smaller."""
-        for name in names:
-            if getattr(self, name) < lowest:
-                raise InputError(f"{name}={getattr(self, name)} must be at least {lowest}")
+    def remarks(self) -> list[str]:
+        """What whoever starts the run should know of it, a sentence each."""
+        from kernel_attention.mechanisms import dropped_objective
 
-    def require_fraction(self, name: str, *, with_ends: bool = False) -> None:
-        """InputError unless the key's value lies between 0 and 1, these included or not."""
-        value = getattr(self, name)
-        if not (0.0 <= value <= 1.0 if with_ends else 0.0 < value < 1.0):
-            raise InputError(f"{name}={value} must lie between 0 and 1")
+        dropped = dropped_objective(self._layers())
+        return [] if dropped is None else [dropped]
 
     def attention_name(self) -> str:
         """The mechanism in a few words: ``primal``, or ``softmax+primal`` where layers differ."""
-        names = [name for name, _ in layer_specs(self.attention, self.num_layers)]
+        names = [name for name, _ in self._layers()]
         return names[0] if len(set(names)) == 1 else "+".join(names)
 
     def encoder_options(self) -> dict[str, Any]:
@@ -145,6 +142,12 @@ class BaseRecipe(ABC):
             "norm_first",
         )  # fmt: skip
         return {name: getattr(self, name) for name in names}
+
+    def _layers(self) -> list[Choice]:
+        # The table of mechanisms needs torch; reading a class of recipes for its help text does not.
+        from kernel_attention.mechanisms import layer_specs
+
+        return layer_specs(self.attention, self.num_layers)
 
     def keys(self) -> dict[str, Any]:
         """All keys with their values, as ``config.yaml`` holds them."""
@@ -161,7 +164,7 @@ class Recipe(BaseRecipe):
         pooling: flatten all positions, or average them.
         epochs: passes over the training data.
         validation_fraction: part of the training split held out for model selection (holdout).
-        evaluate_every: epochs between evaluations.
+        evaluate_every: epochs between evaluations; where it exceeds ``epochs``, the last epoch is evaluated.
         missing: what to do with missing values: auto, interpolate or error.
 
     The other keys are those of :class:`BaseRecipe`.
@@ -170,19 +173,20 @@ class Recipe(BaseRecipe):
     task_name: ClassVar[str] = DEFAULT_TASK
 
     pooling: Literal["flatten", "mean"] = "flatten"
-    epochs: int = 100
-    validation_fraction: float = 0.2
-    evaluate_every: int = 1
+    epochs: Count = 100
+    validation_fraction: Part = 0.2
+    evaluate_every: Count = 1
     missing: Literal["auto", "interpolate", "error"] = "auto"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require_at_least(1, "epochs", "evaluate_every")
-        self.require_fraction("validation_fraction")
-        if self.epochs < self.evaluate_every:
-            raise InputError(
-                f"evaluate_every={self.evaluate_every} exceeds epochs={self.epochs}: no epoch could be chosen"
-            )
+    def remarks(self) -> list[str]:
+        """See :class:`BaseRecipe`."""
+        if self.evaluate_every <= self.epochs:
+            return super().remarks()
+        rare = (
+            f"evaluate_every={self.evaluate_every} exceeds epochs={self.epochs}: the model is evaluated "
+            "once, after the last epoch"
+        )
+        return [rare, *super().remarks()]
 
     @property
     def rounds(self) -> int:
@@ -194,7 +198,7 @@ class Recipe(BaseRecipe):
 
     @property
     def rounds_per_evaluation(self) -> int:
-        return self.evaluate_every
+        return min(self.evaluate_every, self.epochs)
 
     def encoder_options(self) -> dict[str, Any]:
         """The fields that :class:`kernel_attention.models.SequenceClassifier` takes."""
@@ -214,15 +218,13 @@ class StepRecipe(BaseRecipe):
     The other keys are those of :class:`BaseRecipe`.
     """
 
-    steps: int = 1000
-    warmup_steps: int = 0
+    steps: Count = 1000
+    warmup_steps: Whole = 0
     schedule: Literal["constant", "linear"] = "linear"
-    evaluate_every: int = 1000
+    evaluate_every: Count = 1000
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require_at_least(1, "steps", "evaluate_every")
-        self.require_at_least(0, "warmup_steps")
         if self.steps % self.steps_per_round:
             raise InputError(
                 f"steps={self.steps} must be a multiple of evaluate_every={self.evaluate_every}: the last "
@@ -251,15 +253,14 @@ class StepRecipe(BaseRecipe):
         return max(self.steps - step, 0) / max(self.steps - self.warmup_steps, 1)
 
 
-def recipe_fields(recipe: type[BaseRecipe] = Recipe) -> list[str]:
-    """Names of a recipe's keys."""
-    return field_names(recipe)
-
-
 def make_recipe(keys: dict[str, Any]) -> BaseRecipe:
-    """The recipe of these keys, of the class that its key ``task`` names."""
-    keys = dict(keys)
-    return recipe_class(keys.pop("task", DEFAULT_TASK))(**keys)
+    """The recipe of these keys, of the class that its key ``task`` names.
+
+    Raises:
+        InputError: for an unknown key, a wrong value, or a plugin that is not loaded.
+    """
+    made, given = _class_and_keys(keys, "recipe")
+    return made(**given)
 
 
 def recipes_dir() -> Path:
@@ -279,7 +280,7 @@ def read_recipe(name: str) -> tuple[str, dict[str, Any]]:
     shipped = list_recipes()
     path = shipped.get(name, Path(name))
     if not path.is_file():
-        raise unknown("recipe", name, shipped)
+        raise unknown("recipe", name, shipped, listing="kernel-attention list recipes; or give a YAML file")
     return path.stem, read_keys(path)
 
 
@@ -288,8 +289,22 @@ def read_keys(path: Path) -> dict[str, Any]:
     values = read_yaml(path)
     if not isinstance(values, dict):
         raise InputError(f"{path}: expected lines of the form key: value, found {type(values).__name__}")
-    accepted = ["task", *field_names(recipe_class(values.get("task", DEFAULT_TASK)))]
-    for key in values:
-        if key not in accepted:
-            raise unknown(f"key of {path}", key, accepted)
+    _class_and_keys(values, str(path))
     return values
+
+
+def recipe_plugins(keys: dict[str, Any], more: Iterable[str] = ()) -> list[str]:
+    """The plugins that a recipe's keys name, and ``more``; each once."""
+    return list(dict.fromkeys([*checked(BaseRecipe, "plugins", keys.get("plugins", [])), *more]))
+
+
+def _class_and_keys(keys: dict[str, Any], source: str) -> tuple[type[BaseRecipe], dict[str, Any]]:
+    """The class that ``task`` names and the other keys; InputError for a key that the class does not have."""
+    made = recipe_class(keys.get("task", DEFAULT_TASK))
+    accepted = field_names(made)
+    for key in keys:
+        if key not in accepted and key != "task":
+            raise unknown(
+                f"key of {source}", key, ["task", *accepted], listing="kernel-attention train --help"
+            )
+    return made, {key: value for key, value in keys.items() if key != "task"}

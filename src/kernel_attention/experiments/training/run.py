@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from kernel_attention.errors import InputError
+from kernel_attention.experiments.notes import note
 from kernel_attention.experiments.reporting import write_report
 from kernel_attention.experiments.run_folder import read_json
 from kernel_attention.experiments.training.checkpoint import check_checkpoint
@@ -79,6 +80,9 @@ def train(
     experiment = experiment_class(recipe.task_name)(recipe, data_root)
     experiment.check()
     with _opened(output, experiment, name, resume) as name:
+        if not resume:
+            for remark in recipe.remarks():
+                note(remark)
         results = [_train_seed(experiment, output / f"seed-{seed}", seed, progress) for seed in recipe.seeds]
         summary = summarise(recipe, name, results, experiment.metric)
         write_json(output / "summary.json", summary)

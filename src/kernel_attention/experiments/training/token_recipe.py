@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from kernel_attention.experiments.settings import Count, Part, Share, Whole
 from kernel_attention.experiments.training.recipe import StepRecipe
 
 
@@ -33,20 +34,12 @@ class TokenRecipe(StepRecipe):
 
     attention: Any = "softmax"
     norm_first: bool = True
-    max_len: int = 0
+    max_len: Whole = 0
     truncate: bool = False
-    min_count: int = 1
-    max_vocabulary: int = 0
-    train_cases: int = 0
-    evaluation_cases: int = 0
-    validation_fraction: float = 0.1
-    swap_rate: float = 0.0
-    swap_seed: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require_at_least(1, "min_count")
-        sizes = ("max_len", "max_vocabulary", "train_cases", "evaluation_cases", "swap_seed")
-        self.require_at_least(0, *sizes)
-        self.require_fraction("validation_fraction")
-        self.require_fraction("swap_rate", with_ends=True)
+    min_count: Count = 1
+    max_vocabulary: Whole = 0
+    train_cases: Whole = 0
+    evaluation_cases: Whole = 0
+    validation_fraction: Part = 0.1
+    swap_rate: Share = 0.0
+    swap_seed: Whole = 0

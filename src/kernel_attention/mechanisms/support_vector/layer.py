@@ -26,7 +26,7 @@ from kernel_attention.mechanisms.support_vector.functional import (
     head_groups,
     support_vector_attention,
 )
-from kernel_attention.mechanisms.support_vector.kernels import KernelSpec, get_kernel
+from kernel_attention.mechanisms.support_vector.kernels import KernelSpec, attention_kernel
 from kernel_attention.mechanisms.support_vector.moments import empty_moments, read_moments, recentre_step
 from kernel_attention.mechanisms.support_vector.token_convolution import ConvWeights, token_convolution
 from kernel_attention.memory_limit import require_parameters
@@ -152,7 +152,7 @@ class SupportVectorAttention(QueryKeyValueAttention):
             raise InputError(f"eps={eps!r} must be a positive number")
         if pooling not in ("average", "max", "conv"):
             raise unknown("pooling", pooling, ("average", "max", "conv"))
-        self.kernel = get_kernel(kernel, self.head_dim, max_len)
+        self.kernel = attention_kernel(kernel, self.head_dim, max_len)
         self.beta = nn.Parameter(torch.tensor([float(beta)])) if learn_beta else float(beta)
         self.normalize = normalize
         self.eps = eps

@@ -1,0 +1,221 @@
+"""What every command takes, as classes of settings (:mod:`kernel_attention.experiments.settings`).
+
+The docstring of a class is the description in the command's help, its ``Args`` are the help of the options.
+A field marked :data:`POSITIONAL` is written without its name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar
+
+POSITIONAL = "positional"
+REPEATED = "repeated"  # the option may stand several times, each with one value
+
+Name = Annotated[str, POSITIONAL]
+OptionalName = Annotated[str | None, POSITIONAL]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """What every command takes.
+
+    Args:
+        plugin: import this module first, which registers mechanisms; may be given several times.
+    """
+
+    usage: ClassVar[str]
+    summary: ClassVar[str]
+
+    plugin: Annotated[list[str], REPEATED] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train(Command):
+    """Train a recipe: a shipped one by name, or a YAML file. Options replace the recipe's values; the
+    defaults below are those of a recipe that says nothing.
+
+    Args:
+        recipe: name (see: kernel-attention list recipes) or YAML file.
+        output: run folder (default: runs/RECIPE-ATTENTION-TIME).
+        data_root: folder with data sets (default: $KERNEL_ATTENTION_DATA).
+        resume: continue this run folder; takes no recipe and none of its keys.
+        progress: show a progress bar.
+    """
+
+    usage = "train RECIPE [options] | train --resume RUN"
+    summary = "train a recipe and report on it"
+
+    recipe: OptionalName = None
+    output: str | None = None
+    data_root: str | None = None
+    resume: str | None = None
+    progress: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluate(Command):
+    """Measure every seed of a run on the test split of its data set, or on a file. The options from --split
+    on are for language models; by default they are as in the run's recipe.
+
+    Args:
+        run: run folder.
+        file: file of the task's kind, with labels.
+        data_root: folder with data sets (default: $KERNEL_ATTENTION_DATA).
+        output: write the figures to this .json or .csv file.
+        split: train, validation or test alone.
+        stride: how far the window moves; 1 predicts from a full past.
+        evaluation_tokens: the first so many tokens only; 0 is all.
+        swap_rate: part of the words that the word swap replaces.
+    """
+
+    usage = "evaluate RUN [FILE] [options]"
+    summary = "measure a trained run on held-out or new data"
+
+    run: Name
+    file: OptionalName = None
+    data_root: str | None = None
+    output: str | None = None
+    split: str | None = None
+    stride: int | None = None
+    evaluation_tokens: int | None = None
+    swap_rate: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predict(Command):
+    """Predict the sequences of a .ts, .npy or .npz file.
+
+    Args:
+        run: run folder.
+        file: sequences; arrays are (cases, channels, time) as in aeon.
+        seed: which of the run's models (default: the first).
+        output: write to this .csv or .json file (default: CSV, to the screen).
+    """
+
+    usage = "predict RUN FILE [options]"
+    summary = "predict new sequences with a trained run"
+
+    run: Name
+    file: Name
+    seed: int | None = None
+    output: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generate(Command):
+    """Continue a text with a language model, one token at a time.
+
+    Args:
+        run: run folder of a recipe of task language.
+        prompt: what the text begins with.
+        tokens: how many tokens to generate.
+        temperature: 0 takes the most likely token.
+        top_k: draw among so many most likely tokens.
+        seed: of the draws.
+        model_seed: which of the run's models (default: the first).
+    """
+
+    usage = "generate RUN --prompt TEXT [options]"
+    summary = "continue a text with a trained language model"
+
+    run: Name
+    prompt: str | None = None
+    tokens: int = 50
+    temperature: float = 0.0
+    top_k: int | None = None
+    seed: int = 0
+    model_seed: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Analyze(Command):
+    """Measure what the attention of every seed does with test sequences: spectra, head distances, kernel-PCA
+    figures, J, maps. Written beside the seed's weights and into the run's report.
+
+    Args:
+        run: run folder.
+        layers: all, first, last-2, indices, names; several as 0,-1.
+        cases: how many test sequences.
+        output: write to this folder, pictures too, and leave the run alone.
+        data_root: folder with data sets (default: $KERNEL_ATTENTION_DATA).
+    """
+
+    usage = "analyze RUN [options]"
+    summary = "diagnose the attention of a trained run"
+
+    run: Name
+    layers: str = "all"
+    cases: int = 16
+    output: str | None = None
+    data_root: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench(Command):
+    """Measure attention layers in interleaved rounds. Sizes take several values; every combination is
+    measured. Suites: docs/performance.md.
+
+    Args:
+        attention: contenders (see: kernel-attention list contenders): names, '{primal: {rank: 30}}', or
+            '[sdpa, primal]' for an encoder (default: every mechanism, or the suite's own).
+        suite: a plan by name; what is given else replaces its own.
+        length: tokens of a sequence.
+        embed_dim: model width.
+        num_heads: attention heads.
+        batch_size: sequences.
+        threads: CPU threads of PyTorch.
+        dtype: float32, bfloat16, float16.
+        device: cpu, cuda.
+        causal: whether the layers are causal.
+        passes: forward (inference), step (training).
+        rounds: how often every contender is timed.
+        warmup: passes before the first that counts.
+        seed: of the order in which they take turns.
+        memory: measure peaks, a process for every contender.
+        flops: count operations.
+        output: folder (default: runs/bench-SUITE-TIME).
+    """
+
+    usage = "bench [attention ...] [--suite NAME] [options]"
+    summary = "time and memory of attention layers, beside other implementations"
+
+    attention: Annotated[list[Any], POSITIONAL] = field(default_factory=list)
+    suite: str | None = None
+    length: list[int] | None = None
+    embed_dim: list[int] | None = None
+    num_heads: list[int] | None = None
+    batch_size: list[int] | None = None
+    threads: list[int] | None = None
+    dtype: list[str] | None = None
+    device: list[str] | None = None
+    causal: bool | None = None
+    passes: list[str] | None = None
+    rounds: int | None = None
+    warmup: int = 1
+    seed: int = 0
+    memory: bool | None = None
+    flops: bool | None = None
+    output: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class List(Command):
+    """What there is.
+
+    Args:
+        what: attention, contenders, datasets or recipes (default: all of them).
+        data_root: folder with data sets (default: $KERNEL_ATTENTION_DATA).
+    """
+
+    usage = "list [attention|contenders|datasets|recipes] [options]"
+    summary = "what there is: attention, contenders, datasets, recipes"
+
+    what: OptionalName = None
+    data_root: str | None = None
+
+
+COMMANDS: dict[str, type[Command]] = {
+    command.__name__.lower(): command
+    for command in (Train, Evaluate, Predict, Generate, Analyze, Bench, List)
+}

@@ -1,0 +1,78 @@
+"""YAML as plain values: numbers, words, lists, mappings. Reading it never makes an object or runs code."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from kernel_attention.errors import InputError
+
+
+def require_file(path: Path) -> None:
+    """InputError unless this is a file with an end, or a link to one: a device or a pipe would never end."""
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
+    if not stat.S_ISREG(mode):
+        raise InputError(f"{path}: cannot be read (it is no regular file)")
+
+
+def read_yaml(path: Path) -> Any:
+    """The content of a file; InputError where it is unreadable, no YAML, or says a key twice."""
+    require_file(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not valid YAML ({error})") from None
+    return parse_yaml(text, str(path))
+
+
+def parse_yaml(text: str, source: str) -> Any:
+    """The value that ``text`` says; InputError, which begins with ``source``, where it is no YAML."""
+    try:
+        value = yaml.load(text, _Loader)  # a SafeLoader
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise InputError(f"{source}: not valid YAML ({' '.join(str(error).split())})") from None
+    _require_small(value, source)
+    return value
+
+
+def _require_small(value: Any, source: str) -> None:
+    """InputError for a value that a few lines of nested aliases made endless, before anybody walks it."""
+    waiting, count = [value], 0
+    while waiting:
+        count += 1
+        if count > _MOST_VALUES:
+            raise InputError(f"{source}: holds more than {_MOST_VALUES} values, its aliases written out")
+        entry = waiting.pop()
+        if isinstance(entry, dict):
+            waiting += entry.values()
+        elif isinstance(entry, list):
+            waiting += entry
+
+
+_MOST_VALUES = 100_000
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads 1e-3 as the number it is in YAML 1.2, and refuses a key that stands twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        twice = next((key for key in keys if keys.count(key) > 1), None)
+        if twice is not None:
+            problem = f"key {twice!r} stands twice"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
