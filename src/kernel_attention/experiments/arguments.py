@@ -15,14 +15,16 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-import kernel_attention
 from kernel_attention.errors import InputError, nearest, unknown
 from kernel_attention.experiments.options import COMMANDS, POSITIONAL, REPEATED, Command
+from kernel_attention.version import __version__
 
 if TYPE_CHECKING:
     from kernel_attention.experiments.training.recipe import BaseRecipe
 
 _INTEGERS = re.compile(r"-?\d+(,-?\d+)*,?")
+_DESCRIPTION = "The kernel-machine view of self-attention as software: layers, functions, solvers, recipes."
+
 _OPTION = re.compile(r"--?[^\W\d]")
 _WITH_RESUME = ("resume", "data_root", "progress", "plugin")
 
@@ -183,10 +185,8 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _main_parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="kernel-attention", description=kernel_attention.__doc__, allow_abbrev=False)
-    parser.add_argument(
-        "--version", action="version", version=f"kernel-attention {kernel_attention.__version__}"
-    )
+    parser = _Parser(prog="kernel-attention", description=_DESCRIPTION, allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"kernel-attention {__version__}")
     plugin = "import this module first, which registers mechanisms; may be given several times"
     parser.add_argument("--plugin", metavar="MODULE", action="append", help=plugin)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")

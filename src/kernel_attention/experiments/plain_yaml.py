@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import stat
 from collections.abc import Hashable
 from pathlib import Path
 from typing import Any

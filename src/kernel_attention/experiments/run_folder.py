@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kernel_attention.errors import InputError
-from kernel_attention.experiments.plain_yaml import read_yaml
+from kernel_attention.experiments.plain_yaml import read_yaml, require_file
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 
 from kernel_attention.atomic import write_atomically
 from kernel_attention.errors import InputError
-from kernel_attention.experiments.training.files import require_file
+from kernel_attention.experiments.plain_yaml import require_file
 
 _PARTS = ("callbacks", "epoch", "global_step", "loops", "optimizer_states", "state_dict")
 

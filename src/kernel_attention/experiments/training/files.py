@@ -9,7 +9,6 @@ import io
 import json
 import logging
 import re
-import stat
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +20,11 @@ from torch import Tensor
 
 from kernel_attention.atomic import write_atomically, write_text_atomically
 from kernel_attention.errors import InputError
+from kernel_attention.experiments.plain_yaml import require_file
 
 _CHECKSUM = "sha256"
 
 _log = logging.getLogger(__name__)
-
-
-def require_file(path: Path) -> None:
-    """InputError unless this is a file with an end, or a link to one: a device or a pipe would never end."""
-    try:
-        mode = path.stat().st_mode
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
-    if not stat.S_ISREG(mode):
-        raise InputError(f"{path}: cannot be read (it is no regular file)")
 
 
 def is_unfinished(path: Path) -> bool:
