@@ -1,4 +1,4 @@
-"""The kernel-machine view of self-attention as software: layers, functions, solvers, recipes."""
+"""Attention layers that come from kernel methods, with functions, solvers, diagnostics and recipes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes that leave a whole file or the old one. Knows nothing else; every room may use it."""
+"""Writes that leave either the whole new file or the old one. Imports nothing else of this library."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
 
 
 def write_text_atomically(path: Path, text: str) -> None:
-    """The same for a text, in UTF-8."""
+    """Write a text in UTF-8, in the same way."""
     write_atomically(path, lambda file: file.write(text.encode()))

@@ -1,4 +1,4 @@
-"""The one error a person can cause: bad input, said in one line."""
+"""The error for bad input, reported in one line."""
 
 from __future__ import annotations
 

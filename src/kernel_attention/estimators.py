@@ -1,4 +1,4 @@
-"""Classifier and regressor of sequences, as scikit-learn and aeon do it. Needs the extra ``train``.
+"""Classifier and regressor of sequences with the interface of scikit-learn. Needs the extra ``train``.
 
 Legend of shapes: n cases, c channels, n_i time steps of case i, k classes.
 """
@@ -100,7 +100,7 @@ class _AttentionEstimator(BaseEstimator):
         return sequences, y
 
     def _train(self, split: SequenceSplit, num_outputs: int) -> None:
-        """Fit ``model_`` and everything that belongs to it; nothing is set unless training succeeds."""
+        """Fit ``model_`` and set the fitted attributes; none is set unless training succeeds."""
         seed = _seed(self.random_state)
         recipe = self._recipe(seed)
         for remark in recipe.remarks():
@@ -134,7 +134,7 @@ class _AttentionEstimator(BaseEstimator):
         self.best_epoch_ = recorder.best_epoch or len(recorder.rows)
 
     def _recipe(self, seed: int) -> Recipe:
-        """The parameters as the trainer takes them; this also checks them."""
+        """The parameters as a recipe of the trainer, which also checks them."""
         shared = (
             "embed_dim", "num_heads", "num_layers", "feedforward_dim", "dropout", "positions", "pooling",
             "epochs", "batch_size", "optimizer", "learning_rate", "gradient_clip", "accelerator",
@@ -244,7 +244,7 @@ class AttentionClassifier(ClassifierMixin, _AttentionEstimator):
         validation_fraction: None trains on all cases and keeps the last epoch. A fraction of the cases,
             stratified, is held out of training, and the epoch that is best on it is kept.
         missing: "error" refuses NaN, "interpolate" fills it linearly within its case and channel.
-        random_state: a whole number gives the same model every time, bit for bit on a CPU; None never does.
+        random_state: a whole number gives the same model every time, bit for bit on a CPU; None a new one.
         accelerator: Lightning's accelerator: "auto", "cpu", "gpu" or "mps".
         verbose: show a progress bar.
 
@@ -290,14 +290,14 @@ class AttentionClassifier(ClassifierMixin, _AttentionEstimator):
 class AttentionRegressor(RegressorMixin, _AttentionEstimator):
     """Regressor of sequences: an encoder with the attention mechanism of your choice.
 
-    Parameters, ``X`` and errors are those of :class:`AttentionClassifier`; ``y`` holds n numbers. The loss is
+    Parameters, ``X`` and errors are those of ``AttentionClassifier``; ``y`` holds n numbers. The loss is
     the mean squared error of standardised targets: ``model_`` and ``history_`` (``train_rmse``, ``val_rmse``,
-    ``val_r2``) speak in units of ``target_scale_``, predictions in those of y.
+    ``val_r2``) are in units of ``target_scale_``, predictions in those of y.
 
     Attributes:
         target_mean_: mean of the training targets.
         target_scale_: their standard deviation; 1 where they are constant.
-        others: those of :class:`AttentionClassifier` without ``classes_``.
+        others: those of ``AttentionClassifier`` without ``classes_``.
     """
 
     target_mean_: float
@@ -318,12 +318,12 @@ class AttentionRegressor(RegressorMixin, _AttentionEstimator):
 
 
 def _plain(value: Any) -> Any:
-    """A NumPy number, such as a search draws, as Python's."""
+    """A NumPy number (a search draws such) as a Python number."""
     return value.item() if isinstance(value, np.generic) else value
 
 
 def _seed(random_state: int | np.random.RandomState | None) -> int:
-    """A whole number is its own seed, as in a recipe; None is fresh entropy and draws from no generator."""
+    """A whole number is the seed itself, as in a recipe; None takes fresh entropy, not a generator's."""
     if random_state is None:
         return int(np.random.SeedSequence().generate_state(1)[0])
     generator = check_random_state(random_state)

@@ -1,4 +1,4 @@
-"""What a trained model's attention looks like: data out, plots elsewhere."""
+"""Diagnostics of a trained model's attention, as data; the plots are in ``reporting``."""
 
 from kernel_attention.analysis.capture import attention_layers, capture
 from kernel_attention.analysis.captured import CapturedAttention

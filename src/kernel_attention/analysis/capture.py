@@ -1,9 +1,9 @@
-"""What the attention layers of any model attend with, caught while the model runs and without changing it.
+"""The queries, keys and values of any model's attention layers, recorded while the model runs unchanged.
 
-A layer is known by what it does. One of ours, and torch's ``nn.MultiheadAttention``, are recognised by class;
-of all others (timm, Hugging Face, one's own) the attention itself is caught, a call of
-``scaled_dot_product_attention`` or a product, a softmax and a product, so that whatever comes before it
-(fused projections, normalised queries, rotary positions, grouped keys) has been applied.
+Our layers and torch's ``nn.MultiheadAttention`` are recognised by class. Of all others (timm, Hugging Face,
+the user's own) the attention itself is intercepted: a call of ``scaled_dot_product_attention``, or a product,
+a softmax and a product. So everything before it (fused projections, normalised queries, rotary positions,
+grouped keys) has been applied.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ LayerChoice = int | str | Sequence[int | str]
 def capture(model: nn.Module, batch: Batch, layers: LayerChoice = "all") -> dict[str, CapturedAttention]:
     """Queries, keys and values of a model's attention layers on a batch, by the layers' dotted names.
 
-    The model runs twice, in evaluation mode: once to see which layers it has, once to keep what they attend
-    with.
+    The model runs twice, in evaluation mode: once to find its layers, once to keep their inputs.
 
     Args:
         model: any module.
@@ -51,7 +50,7 @@ def capture(model: nn.Module, batch: Batch, layers: LayerChoice = "all") -> dict
 
 
 def choose_layers(model: nn.Module, batch: Batch, layers: LayerChoice = "all") -> list[str]:
-    """Names of the layers that ``layers`` means, in the order of definition; as for :func:`capture`."""
+    """Names of the layers that ``layers`` chooses as in ``capture``, in the order of definition."""
     ran = attention_layers(model, batch)
     order = {path: place for place, (path, _) in enumerate(_unwrapped(model).named_modules())}
     known = dict.fromkeys([*ran, *(site.path for site in find_sites(_unwrapped(model)))])
@@ -79,7 +78,7 @@ def attention_layers(model: nn.Module, batch: Batch) -> list[str]:
     A module that attends K times in a call is named K times, the later ones as ``name#1`` and so on.
 
     Raises:
-        InputError: where none does.
+        InputError: where no module attends.
     """
     names: list[str] = []
     with _watching(model, lambda name, make: names.append(name)):
@@ -95,7 +94,7 @@ def attention_layers(model: nn.Module, batch: Batch) -> list[str]:
 
 @torch.no_grad()
 def capture_chosen(model: nn.Module, batch: Batch, names: Sequence[str]) -> dict[str, CapturedAttention]:
-    """As :func:`capture` with names from :func:`choose_layers`, in one run of the model."""
+    """The same as ``capture`` with names from ``choose_layers``, in one run of the model."""
     found: dict[str, CapturedAttention] = {}
 
     def keep(name: str, make: Callable[[], CapturedAttention]) -> None:
@@ -131,7 +130,7 @@ def _call(model: nn.Module, batch: Batch) -> None:
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:
-    """The module that torch.compile was given, whose own would run without the calls that we watch."""
+    """The module that torch.compile was given: compiled code does not make the calls that we intercept."""
     inner = getattr(model, "_orig_mod", model)
     return inner if isinstance(inner, nn.Module) else model
 
@@ -170,7 +169,7 @@ def _watching(
             handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
             handles.append(module.register_forward_hook(leave, always_call=True))
         model.eval()
-        # Under a function mode torch leaves its fused encoder layers alone, which call no attention.
+        # Under a function mode torch does not use its fused encoder layers, which make no attention call.
         with Interception(lambda: _attending(running), tell), _eagerly(model, watched):
             yield
     finally:
@@ -182,7 +181,7 @@ def _watching(
 
 @contextlib.contextmanager
 def _eagerly(model: nn.Module, watched: nn.Module) -> Iterator[None]:
-    """A compiled model runs as its author wrote it."""
+    """Inside the block a compiled model runs eagerly."""
     if model is watched:
         yield
         return
@@ -200,7 +199,7 @@ def _paths(model: nn.Module) -> dict[int, str]:
 
 
 def _attending(running: list[nn.Module]) -> nn.Module | None:
-    """The module that an intercepted call belongs to; None inside a layer of ours, which is caught itself."""
+    """The module of an intercepted call; None inside a layer of ours, which is recognised by class."""
     if any(isinstance(module, AttentionLayer) for module in running):
         return None
     own = [module for module in running if not isinstance(module, nn.Softmax)]

@@ -17,7 +17,7 @@ IGNORED_BELOW = -1e3
 
 @dataclass(frozen=True)
 class CapturedAttention:
-    """What a layer attends with: B sequences, h heads, N queries and S keys of width p.
+    """The inputs of a layer's attention: B sequences, h heads, N queries and S keys of width p.
 
     Attributes:
         name: dotted name of the module.
@@ -28,11 +28,11 @@ class CapturedAttention:
         real_queries: (B, N) bool, True = a real token.
         real_keys: (B, S) bool.
         is_causal: query i sees keys 0..i only.
-        is_softmax: the weights are a softmax of q.k / sqrt(p) over the keys it sees, and nothing else.
+        is_softmax: the weights are a softmax of q.k / sqrt(p) over the visible keys, and nothing else.
         bias: what was added to the logits besides, masks included, broadcastable to (B, h, N, S); None for 0.
         layer: the module where it is one of ours.
         x: (B, N, d), the input of a layer of ours.
-        context: (B, S, d), what a layer of ours makes its keys of; None: x.
+        context: (B, S, d), the source of the keys of a layer of ours; None: x.
     """
 
     name: str
@@ -56,7 +56,7 @@ class CapturedAttention:
 
     @property
     def is_cross(self) -> bool:
-        """Whether queries and keys belong to different sequences, as far as their numbers tell."""
+        """Whether queries and keys belong to different sequences, judged by their numbers."""
         return self.context is not None or self.real_queries.shape != self.real_keys.shape
 
     def with_padding(self, real: Tensor) -> CapturedAttention:
@@ -102,7 +102,7 @@ class CapturedAttention:
         if self.is_causal:
             ignored = ignored | (torch.arange(k.size(1), device=k.device) > queries[:, None])
         logits = logits.masked_fill(ignored, -math.inf)
-        # A row that sees nothing has no weights: hosts let padded queries look where they like.
+        # A row that sees no key has no weights; hosts fill the rows of padded queries as they like.
         return _plain(logits.softmax(dim=-1).nan_to_num(0.0)[..., real])
 
     def _own_matrix(self, case: int, rows: Tensor | None) -> Tensor | None:

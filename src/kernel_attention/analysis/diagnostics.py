@@ -29,32 +29,32 @@ def diagnose(
     max_tokens: int = 1024,
     memory_limit: float = 1.0,
 ) -> DiagnosticsReport:
-    """Measure what the attention of a model does with some sequences; the model is left as it was.
+    """Measure the attention of a model on some sequences. The model is left as it was.
 
     Works for models of kernel-attention, torch, timm and Hugging Face, encoders and decoders; see
-    :func:`kernel_attention.analysis.capture`. Padded tokens are left out, each sequence counts for itself,
+    ``kernel_attention.analysis.capture``. Padded tokens are left out, each sequence counts for itself,
     and everything is computed in float32 or better on the CPU.
 
     Args:
         model: any module with attention layers.
         batches: what the model is called with, one batch or an iterable of them; a batch is a tensor, a tuple
             of arguments, or a mapping of named ones. A list is an iterable of batches.
-        layers: which layers, as for :func:`kernel_attention.analysis.capture`.
+        layers: which layers, as for ``kernel_attention.analysis.capture``.
         cases: how many sequences to measure; each costs a decomposition of N x N numbers per head.
         quantities: of "spectrum" (singular values, explained variance, effective rank; mode-n spectra of
             kernel tensors), "distance" (between heads), "projection" (J_proj and gamma of the kernel-PCA
             reading, for layers of softmax and RPC-Attention; needs the extra ``solvers``), "objective" (J of
             layers that have one), "maps" (attention and scores of the first sequence).
         num_values: how many singular values to keep.
-        max_tokens: of a longer sequence, evenly spaced queries stand for all; ``notes`` says so.
+        max_tokens: of a longer sequence only evenly spaced queries are measured; ``notes`` says so.
         memory_limit: GiB that the matrix of a layer and sequence may take.
 
     Returns:
-        What was measured, by layer.
+        The measurements, by layer.
 
     Raises:
         InputError: for a layer that does not exist or never ran, an unknown quantity, no batch, or a matrix
-            past the memory limit.
+            above the memory limit.
     """
     require_positive(cases=cases, num_values=num_values, max_tokens=max_tokens)
     wanted = tuple(quantities)
@@ -80,7 +80,7 @@ def diagnose(
 
 @dataclass
 class _Layer:
-    """What has been measured of a layer so far, a list entry a sequence."""
+    """The measurements of a layer so far, one list entry per sequence."""
 
     mechanism: str
     cases: list[dict[str, Tensor]] = field(default_factory=list)
@@ -88,7 +88,7 @@ class _Layer:
     notes: dict[str, None] = field(default_factory=dict)
 
     def measure(self, attention: CapturedAttention, limit: int, settings: CaseSettings) -> None:
-        """The batch's first sequences, up to ``limit``; one without a real token has nothing to measure."""
+        """Measure the batch's first ``limit`` sequences; a sequence without a real token is skipped."""
         for case in range(min(limit, attention.num_sequences)):
             if attention.real_queries[case].any() and attention.real_keys[case].any():
                 values, notes = measure_case(attention, case, settings, with_maps=not self.cases)
@@ -97,7 +97,7 @@ class _Layer:
                 self.notes.update(dict.fromkeys(notes))
 
     def summarised(self, name: str, index: int) -> LayerDiagnostics:
-        """Means of curves and of head pairs over the sequences; a row a sequence for everything else."""
+        """Means of curves and of head pairs over the sequences; everything else has one row per sequence."""
         collected: dict[str, list[Tensor]] = {}
         for key, value in itertools.chain.from_iterable(values.items() for values in self.cases):
             collected.setdefault(key, []).append(value)

@@ -31,7 +31,7 @@ _METHODS = ("svd", "values", "random")
 
 
 class PrimalInitialization(NamedTuple):
-    """A layer made by :func:`primal_from_softmax` and how near it comes.
+    """A layer made by ``primal_from_softmax``, and its errors.
 
     ``error`` is ||Y' - Y|| / ||Y|| (Frobenius, over the samples' real tokens) of its output Y' against the
     softmax layer's Y; ``constant_error`` is what the best constant output would leave, the mark to beat;
@@ -59,17 +59,17 @@ def primal_from_softmax(
     seed: int = 0,
     **options: Any,
 ) -> PrimalInitialization:
-    """Make a :class:`PrimalAttention` layer that starts where a trained softmax layer has come to.
+    """Make a ``PrimalAttention`` layer that starts from a trained softmax layer.
 
     The query and key projections are taken over. The projection weights are the least-squares expression, in
     the layer's features f(X) phi(x), of scores known on the dual side:
 
     * "svd": E = H_e Sigma and R = H_r Sigma of the SVD of the softmax layer's own kernel, the attention of
       all sample queries to all sample keys, pooled over the sequences (theorem 3.2);
-    * "values": the values are the dual variables, H_r = V, so E = A V is what the heads put out, and
-      R = A^T E, the other of the two singular value equations; A is the attention of every sequence. A rank
+    * "values": the values are the dual variables, H_r = V, so E = A V is the heads' output, and
+      R = A^T E, the other of the two singular value equations. A is the attention of every sequence. A rank
       below the head width p keeps the values' leading directions;
-    * "random": the weights of a new layer; tells what the other two contribute.
+    * "random": the weights of a new layer, which show what the other two methods contribute.
 
     Every direction's pair of weights is scaled to the size it has in a new layer, a head's Frobenius norm of
     about 1. ``concat``, which the heads share, and ``out_proj`` are then fitted to the softmax layer's output
@@ -88,12 +88,12 @@ def primal_from_softmax(
         held_out_mask: their padding mask.
         ridge: penalty of the least squares, relative to the mean squared feature; 0 takes the pseudo-inverse.
         max_tokens: tokens, evenly spaced over the samples', whose kernel matrix "svd" decomposes: O(n^3).
-        seed: of what a new layer draws; the global generator is not moved.
+        seed: for the draws of a new layer; the global generator is left as it was.
         options: options of PrimalAttention (``data_dependent``, ``max_len``, ``eta``...).
 
     Returns:
         The layer, in the dtype, device and mode of ``layer``, and its errors; see
-        :class:`PrimalInitialization`.
+        ``PrimalInitialization``.
 
     Raises:
         InputError: for a layer without softmax attention, samples that do not fit it, a rank or method that
@@ -126,7 +126,7 @@ def primal_from_softmax(
             ridge_solution(psi.mT @ psi, psi.mT @ wanted, ridge)
             for psi, wanted in zip(features, scores, strict=True)
         )
-        # One factor for both weights of a direction: it is what the singular value equations leave open.
+        # One factor for both weights of a direction, which the singular value equations leave open.
         size = (w_e.square() + w_r.square()).sum(dim=1, keepdim=True) * (student.rank / 2)
         student.w_e.copy_(w_e * size.clamp_min(1e-300).rsqrt())
         student.w_r.copy_(w_r * size.clamp_min(1e-300).rsqrt())
@@ -158,7 +158,7 @@ def _softmax_layer(layer: nn.Module) -> SoftmaxAttention:
             f"layer is a {type(layer).__name__}, expected a SoftmaxAttention or nn.MultiheadAttention "
             "(replace_attention(model, {which: 'softmax'}) makes one of a layer of another library)"
         )
-    # A new module, not a deep copy: a layer may carry hooks and parametrisations that are not ours.
+    # A new module, not a deep copy: a layer may have hooks and parametrisations that are not ours.
     teacher = SoftmaxAttention(
         inner.embed_dim,
         inner.num_heads,

@@ -1,4 +1,4 @@
-"""Attention caught at the torch functions it is made of, whatever library calls them."""
+"""Attention intercepted at the torch functions that it consists of, in any library."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SDPA = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale"
 
 @dataclass
 class _Pending:
-    """An attention that has been seen in part: the product of queries and keys, then its softmax."""
+    """An attention seen in part: the product of queries and keys, and then its softmax."""
 
     first: Tensor
     second: Tensor
@@ -36,8 +36,8 @@ class Interception(TorchFunctionMode):
     """Inside the block, ``tell(module, make)`` is called for every attention of the running model.
 
     Args:
-        attending: the module that runs; None where its calls are of no interest.
-        tell: receives the module and what makes its :class:`CapturedAttention` of name and class.
+        attending: returns the running module; None where its calls are to be ignored.
+        tell: receives the module, and a function from name and class to its ``CapturedAttention``.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ def _from_multi_head(name: str, mechanism: str, **call: Any) -> CapturedAttentio
 def _from_products(
     name: str, mechanism: str, first: Tensor, second: Tensor, logits: Tensor, values: Tensor
 ) -> CapturedAttention:
-    """logits = scale first @ second + bias, the scale and bias to be found."""
+    """The attention with logits = scale first @ second + bias, whose scale and bias are inferred."""
     q, k = _four_dimensional(first.detach()).float(), _four_dimensional(second.detach()).float().mT
     v, given = _four_dimensional(values.detach()), _four_dimensional(logits.detach()).float()
     product = q @ k.mT

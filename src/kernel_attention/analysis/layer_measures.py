@@ -1,4 +1,4 @@
-"""What is measured of one layer on one sequence."""
+"""The measurements of one layer on one sequence."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _GIB = 2**30
 
 
 class CaseSettings(NamedTuple):
-    """What to measure, and the limits; see :func:`diagnose`."""
+    """The quantities to measure and the limits, as ``diagnose`` takes them."""
 
     quantities: frozenset[str]
     num_values: int
@@ -68,7 +68,7 @@ def measure_case(
 def _check_memory(
     attention: CapturedAttention, case: int, rows: Tensor | None, settings: CaseSettings
 ) -> None:
-    """InputError for a matrix past the limit. A layer of ours makes its whole kernel, rows or not."""
+    """InputError for a matrix above the limit. Our layers form the whole kernel, rows chosen or not."""
     keys = attention.real_keys.size(1)
     whole = attention.layer is not None and not attention.is_softmax
     queries = keys if whole else int(attention.real_queries[case].sum()) if rows is None else len(rows)

@@ -1,4 +1,4 @@
-"""What is measured of one sequence's attention: functions of its matrix, nothing else."""
+"""Measures of one sequence's attention: functions of its matrix alone."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from kernel_attention.tensors.unfoldings import unfold
 
 
 def singular_values(matrix: Tensor) -> Tensor:
-    """Of every head's matrix (h, n, m), descending, (h, min(n, m))."""
+    """Singular values of every head's matrix (h, n, m), descending, (h, min(n, m))."""
     return torch.linalg.svdvals(matrix)
 
 
 def mode_singular_values(tensor: Tensor) -> list[Tensor]:
-    """Of the unfoldings of every head's kernel tensor (h, n_1, .., n_D): mode n's are (h, n_n), descending.
+    """Singular values of every unfolding of a kernel tensor (h, n_1, .., n_D): (h, n_n) each, descending.
 
     They are the norms of the slices of the multilinear SVD's core along mode n, whose squares the KMLSVD
     thesis (section 4-2-4) reads from the diagonal of S_(n) S_(n)^T.

@@ -1,7 +1,7 @@
-"""Perplexities that need no network: what a language model must beat on the same split.
+"""Perplexities that need no network, for comparison with a language model on the same split.
 
 Legend: T tokens of the training text, V vocabulary. Every token of the evaluated text but the first is
-predicted once, as in :func:`kernel_attention.analysis.perplexity.perplexity`.
+predicted once, as in ``kernel_attention.analysis.perplexity.perplexity``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kernel_attention.core.layer import require_positive
 from kernel_attention.errors import InputError
 
 SMOOTHING = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003, 0.0001)
-"""The k among which :meth:`Bigrams.choose_smoothing` looks."""
+"""The values of k that ``Bigrams.choose_smoothing`` tries."""
 
 
 def uniform_perplexity(vocabulary_size: int) -> float:
@@ -54,7 +54,7 @@ class Bigrams:
         self._starts = np.bincount(train[:-1], minlength=vocabulary_size)
 
     def perplexity(self, text: np.ndarray, k: float) -> float:
-        """Of a text of at least two tokens; k is added to every count, positive."""
+        """Perplexity of a text of at least two tokens; k, which is positive, is added to every count."""
         text, _ = _checked(text, text, self.vocabulary_size, k)
         wanted = _pairs(text, self.vocabulary_size)
         places = np.minimum(np.searchsorted(self._pairs, wanted), len(self._pairs) - 1)

@@ -25,15 +25,15 @@ def ridge_solution(gram: Tensor, cross: Tensor, ridge: float) -> Tensor:
 def fit_output_map(layer: PrimalAttention, scores: Tensor, target: Tensor, ridge: float) -> None:
     """Fit ``concat`` (p x 2s, one for all heads) and ``out_proj`` (d x h p) to ``target``, in place.
 
-    y_i = b + sum_h O_h W_c [e_ih; r_ih] is bilinear. With 2s <= p any W_c of full rank will do and the fit is
-    the unrestricted one; otherwise W_c starts from the reduced-rank regression of the heads' common
-    directions, and then W_c and O take turns: O exactly, W_c by conjugate gradients.
+    y_i = b + sum_h O_h W_c [e_ih; r_ih] is bilinear. With 2s <= p any W_c of full rank serves, and the fit is
+    the unrestricted one. Otherwise W_c starts from the reduced-rank regression of the heads' common
+    directions. Then W_c and O are fitted in turns: O exactly, W_c by conjugate gradients.
 
     Args:
-        layer: whose parameters are set.
+        layer: the layer whose parameters are set.
         scores: [e; r] of T tokens, (h, T, 2s).
         target: outputs of the same tokens, (T, d).
-        ridge: see :func:`ridge_solution`.
+        ridge: see ``ridge_solution``.
     """
     heads, tokens, width = scores.shape
     has_bias = layer.out_proj.bias is not None
@@ -51,7 +51,7 @@ def fit_output_map(layer: PrimalAttention, scores: Tensor, target: Tensor, ridge
             shared = _improve_shared(shared, out, gram, cross, heads)
     out = _fit_out(shared, gram, cross, heads, ridge)  # (h p, d)
     shared = shared / scale[:, None]
-    # Any factor may move from one map to the other; the same norm per entry trains best.
+    # A factor can be moved from one map to the other; equal norms per entry train best.
     balance = ((out.square().mean() / shared.square().mean().clamp_min(1e-300)) ** 0.25).clamp_min(1e-150)
     layer.concat.weight.copy_(shared.mT * balance)
     layer.out_proj.weight.copy_(out.mT / balance)
@@ -76,7 +76,7 @@ def _reduced_rank(gram: Tensor, cross: Tensor, heads: int, rank: int, ridge: flo
 
 
 def _fit_out(shared: Tensor, gram: Tensor, cross: Tensor, heads: int, ridge: float) -> Tensor:
-    """The heads' outputs given, out_proj is one ridge regression, (h p, d)."""
+    """out_proj by one ridge regression on given outputs of the heads, (h p, d)."""
     spread = torch.block_diag(*[shared] * heads)
     return ridge_solution(spread.mT @ gram @ spread, spread.mT @ cross, ridge)
 

@@ -1,4 +1,4 @@
-"""What layers of ours attend with, from their input."""
+"""The inputs of our own layers' attention, computed from the layers' input."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def captured_own(
     key_padding_mask: Tensor | None = None,
     is_causal: bool = False,
 ) -> CapturedAttention:
-    """The arguments of a layer's call as a :class:`CapturedAttention`."""
+    """The arguments of a layer's call as a ``CapturedAttention``."""
     x = x.detach()
     source = x if context is None else context.detach()
     q, k, v = (_projected(layer, part, at) for part, at in (("q", x), ("k", source), ("v", source)))

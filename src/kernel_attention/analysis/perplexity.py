@@ -72,7 +72,7 @@ def perplexity(
         precision: of the run: "32-true", "bf16-mixed" or "16-mixed".
 
     Raises:
-        InputError: for a text, context or stride that cannot be.
+        InputError: for a text, context or stride out of range.
     """
     stride = context if stride is None else stride
     require_positive(context=context, stride=stride, batch_size=batch_size)

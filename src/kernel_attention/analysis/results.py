@@ -1,4 +1,4 @@
-"""What a diagnosis found, by layer: named tensors, and their means for a table."""
+"""The results of a diagnosis, by layer: named tensors, and their means for a table."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _EXPLAINED = 0.9
 
 @dataclass(frozen=True)
 class LayerDiagnostics:
-    """What was measured of one layer on C sequences with h heads; every array is also an attribute.
+    """The measurements of one layer on C sequences with h heads; every array is also an attribute.
 
     Arrays, where the layer has them and they were asked for:
 
@@ -33,7 +33,7 @@ class LayerDiagnostics:
       sequences; ``head_distance`` (C,) its mean over pairs, ``output_distance`` (C,) the same of the heads'
       outputs A V;
     * ``projection_error`` (C, h): J_proj; ``gamma_spread``, ``gamma_eigenvalue``, ``gamma_cosine`` (C, h, p):
-      see :class:`kernel_attention.solvers.EigenvalueRatios`;
+      see ``kernel_attention.solvers.EigenvalueRatios``;
     * ``objective`` (C,): J;
     * ``attention_map`` (h, n, n) of the first sequence, and its scores ``scores_e``, ``scores_r`` (primal) or
       ``scores_1`` .. (multilinear), (h, n, rank).
@@ -74,7 +74,7 @@ class LayerDiagnostics:
         raise AttributeError(f"layer {self.__dict__.get('name')} has no {name} (it has: {', '.join(values)})")
 
     def summary(self) -> dict[str, float]:
-        """One number a quantity: means over sequences and heads; of gamma medians, over its columns too."""
+        """One number per quantity: means over sequences and heads; for gamma medians, over columns too."""
         values = self.values
         found: dict[str, float] = {}
         if "explained_variance" in values:
@@ -83,7 +83,7 @@ class LayerDiagnostics:
         for key in ("effective_rank", "head_distance", "output_distance", "projection_error", "objective"):
             if key in values:
                 found[key] = float(values[key].nanmean())
-        if "projection_error" in values:  # an exponential: one query far from all keys outweighs the rest
+        if "projection_error" in values:  # the exponential of one query far from all keys outweighs the rest
             found["projection_error_median"] = float(values["projection_error"].median())
         for key in ("gamma_spread", "gamma_eigenvalue", "gamma_cosine"):
             if key in values:
@@ -91,7 +91,7 @@ class LayerDiagnostics:
         return {key: value for key, value in found.items() if math.isfinite(value)}
 
     def record(self) -> dict[str, Any]:
-        """What tables and pictures need, in JSON's types; a number that is not finite is None.
+        """The figures for tables and pictures, in JSON's types; a number that is not finite is None.
 
         ``by_head`` has the mean (J_proj and gamma: median) over the sequences for every head, or pair of
         heads; ``explained_variance`` (K,) and ``mode_explained_variance`` (D, K) are means over the heads.
@@ -156,7 +156,7 @@ class DiagnosticsReport(Mapping[str, LayerDiagnostics]):
         return len(self.layers)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Everything measured, as ``layer/quantity``."""
+        """All arrays, by ``layer/quantity``."""
         return {
             f"{layer.name}/{key}": value.numpy()
             for layer in self.layers
@@ -170,15 +170,15 @@ class DiagnosticsReport(Mapping[str, LayerDiagnostics]):
         write_atomically(Path(path), self.write)
 
     def write(self, file: IO[bytes]) -> None:
-        """As :meth:`save`, to an open binary file."""
+        """Write the arrays to an open binary file, in the format of ``save``."""
         np.savez_compressed(file, **self.arrays())  # type: ignore[arg-type]
 
     def records(self) -> list[dict[str, Any]]:
-        """See :meth:`LayerDiagnostics.record`."""
+        """The record of every layer, for tables and pictures."""
         return [layer.record() for layer in self.layers]
 
     def rows(self) -> list[dict[str, Any]]:
-        """A record a layer: name, mechanism, and the numbers of its summary."""
+        """One record per layer: name, mechanism, and the numbers of its summary."""
         return [
             {"layer": layer.name, "mechanism": layer.mechanism, **layer.summary()} for layer in self.layers
         ]

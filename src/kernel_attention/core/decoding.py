@@ -22,21 +22,21 @@ SHARED = {"shared": True}
 
 
 class State:
-    """What the dataclasses of this module have in common: ``to`` and ``reorder``."""
+    """Base of the states that are dataclasses: ``to`` and ``reorder``."""
 
     def to(self: StateType, device: torch.device | str) -> StateType:
         """The state on that device."""
         return move(self, device)
 
     def reorder(self: StateType, index: Tensor) -> StateType:
-        """See :func:`reorder`."""
+        """The sequences ``index`` (B',) int64 of the state, copied."""
         return reorder(self, index)
 
 
 def reorder(state: StateType, index: Tensor) -> StateType:
     """The sequences ``index`` (B',) int64 of a state, copied: what beam search needs after every step.
 
-    An index may come several times. The result shares no memory with ``state``.
+    An index may occur several times. The result shares no memory with ``state``.
     """
     return _map(state, lambda tensor: tensor.index_select(0, index.to(tensor.device)))
 
@@ -86,7 +86,7 @@ class Position(State):
 
     Attributes:
         tokens: one number where all sequences have as many, or (B,) int64.
-        longest: no sequence has more; it bounds the buffers without a look at the device.
+        longest: no sequence has more tokens. It bounds the buffers without reading from the device.
     """
 
     tokens: int | Tensor = 0
@@ -141,8 +141,8 @@ class KeyValueCache(State):
     """Keys (B, h, C, p) and values (B, h, C, p_v) in buffers of C rows that double when they are full.
 
     Writing row n costs O(1) on average, and goes into the buffers of the cache it is called on: its rows
-    before n stay as they are. One can go back to an older cache, which drops what was written since; to go on
-    from one cache in two ways, copy it with :func:`reorder`.
+    before n stay as they are. One can go back to an older cache, which drops what was written since. To
+    continue one cache in two ways, copy it with ``reorder``.
     """
 
     keys: Tensor

@@ -1,4 +1,4 @@
-"""What every attention layer shares: sizes, heads, the checks of its call, and the auxiliary objective."""
+"""The base of all attention layers: sizes, heads, the checks of the call, and the auxiliary objective."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OBJECTIVE_BOUND = 16.0
 class AttentionLayer(nn.Module, ABC):
     """An attention layer ``x -> y``, (B, N, d) -> (B, N, d).
 
-    A subclass implements :meth:`attend`; the call's checks live here, so that every mechanism refuses bad
+    A subclass implements ``attend``; the call's checks live here, so that every mechanism refuses bad
     input in the same words.
 
     Args:
@@ -71,11 +71,11 @@ class AttentionLayer(nn.Module, ABC):
         key_padding_mask: Tensor | None = None,
         is_causal: bool = False,
     ) -> Tensor:
-        """Attend.
+        """The layer's output, (B, N, d).
 
         Args:
             x: (B, N, d).
-            context: (B, S, d), what the keys and values are made of in cross-attention; None: x itself.
+            context: (B, S, d), the source of keys and values in cross-attention; None: x itself.
             key_padding_mask: bool over the keys' tokens, (B, N) or (B, S); True = real token.
             is_causal: output i depends on x[:, :i + 1] only.
 
@@ -176,9 +176,9 @@ class AttentionLayer(nn.Module, ABC):
 
         Args:
             x: the token, (B, d).
-            state: what the tokens before left behind. A growing one is written into: it may be gone back to,
-                but two ways on from it at once need :func:`kernel_attention.functional.reorder`, which
-                copies.
+            state: the state after the tokens before. A growing one is written into. You may go back to it,
+            but
+                to continue it in two ways copy it with ``kernel_attention.functional.reorder``.
 
         Returns:
             The output (B, d), and the state with the token.
@@ -196,14 +196,14 @@ class AttentionLayer(nn.Module, ABC):
 
     @torch.no_grad()
     def prefill(self, x: Tensor, key_padding_mask: Tensor | None = None) -> tuple[Tensor, Any]:
-        """A prompt in parallel: the causal form's output, and the state after each sequence's real tokens.
+        """Read a prompt in parallel: the causal output, and the state after each sequence's real tokens.
 
         Args:
             x: (B, N, d).
             key_padding_mask: (B, N), True = real token; prompts may differ in length.
 
         Returns:
-            y (B, N, d), and the state to go on from.
+            y (B, N, d), and the state to continue from.
         """
         self._require_decoding()
         y = self(x, key_padding_mask=key_padding_mask, is_causal=True)
@@ -290,7 +290,7 @@ class AttentionLayer(nn.Module, ABC):
 
 class PenalizedAttention(AttentionLayer):
     """An attention layer with an objective of its own, added to the task's loss through
-    :func:`auxiliary_loss`.
+    ``auxiliary_loss``.
 
     Attributes:
         objective: J of the last forward in training mode, a 0-dimensional tensor, or (B,) where a layer
@@ -319,7 +319,7 @@ class PenalizedAttention(AttentionLayer):
 
     @abstractmethod
     def penalty(self) -> Tensor | None:
-        """What the layer adds to the loss, its weights included; None where there is nothing to add."""
+        """What the layer adds to the loss, weights included; None where it adds nothing."""
 
     def measure_objective(
         self, x: Tensor, *, key_padding_mask: Tensor | None = None, is_causal: bool = False

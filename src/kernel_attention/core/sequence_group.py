@@ -1,8 +1,8 @@
-"""Sequences cut into parts, one for each process of a group: the sums that their parts have to share.
+"""Sequences divided into parts, one for each process of a group: the sums that the parts share.
 
-Every sum here is differentiable, and its gradient is that of the *sum of all ranks' losses* by what this rank
-put in. So the mean over the ranks of a parameter's gradients, which is what DistributedDataParallel leaves,
-is the gradient of the mean of the ranks' losses, however much of the computation they share.
+Every sum here is differentiable. Its gradient is that of the *sum of all ranks' losses* by this rank's
+contribution. So the mean over the ranks of a parameter's gradients, which is what DistributedDataParallel
+leaves, is the gradient of the mean of the ranks' losses, however much of the computation they share.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class SequenceGroup:
     """The processes that hold the parts of every sequence, in the order of their ranks.
 
-    A copy of a layer shares it; a pickle leaves it out, for another process has groups of its own.
+    A copy of a layer shares it. A pickle leaves it out, because another process has groups of its own.
 
     Args:
         group: the process group; None: the default one.
@@ -40,7 +40,7 @@ class SequenceGroup:
         return _Others.apply(x, self, True)
 
     def places(self, num_tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Of counts (B,) int64: how many the ranks before this one have, and how many all have."""
+        """Sums of counts (B,) int64: over the ranks before this one, and over all ranks."""
         counts = self._gather(num_tokens)
         return counts[: self.rank].sum(dim=0), counts.sum(dim=0)
 

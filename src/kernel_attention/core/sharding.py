@@ -1,4 +1,4 @@
-"""Sequences cut over processes: each rank holds a contiguous part, and the layers share small sums."""
+"""Sequences divided among processes: each rank holds a contiguous part, and the layers share small sums."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def shard_sequence(model: Model, group: ProcessGroup | None = None) -> Model:
 
     From here on every rank calls the model with its own part: x (B, N_r, d) and key_padding_mask (B, N_r),
     contiguous parts in the order of the ranks, N_r of any size from 1. Outputs and gradients are those of the
-    whole sequence on one device; what is communicated does not depend on its length. All ranks must call
-    forward and backward in the same order.
+    whole sequence on one device. The amount of communication does not depend on its length. All ranks must
+    call forward and backward in the same order.
 
     The mean over the ranks of a parameter's gradients (what DistributedDataParallel leaves) is the gradient
     of the mean of the ranks' losses. A rank's loss is therefore the mean over its own tokens where all ranks
-    have equally many, n_r times the number of ranks / n times that mean otherwise; :func:`auxiliary_loss` is
+    have equally many, n_r times the number of ranks / n times that mean otherwise; ``auxiliary_loss`` is
     the same number on every rank, and every rank adds it.
 
-    What lies between the attention layers must work token by token. ``layer.sequence_group = None`` makes a
+    Everything between the attention layers must work token by token. ``layer.sequence_group = None`` makes a
     layer whole again; so does pickling.
 
     Args:

@@ -83,7 +83,7 @@ def identity(x: Tensor, key_padding_mask: Tensor | None = None, is_causal: bool 
 def elu(x: Tensor, key_padding_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
     """The map elu + 1 of Katharopoulos et al. 2020, per component: x + 1 where x > 0, exp(x) elsewhere.
 
-    Written without the detour through exp(x) - 1 + 1, which rounds every x below -17 to zero in float32.
+    Not computed as exp(x) - 1 + 1, which rounds every x below -17 to zero in float32.
     """
     return x.clamp_max(0.0).exp() + x.relu()
 
@@ -143,7 +143,7 @@ FEATURE_MAP_SPECS = SpecReader(
 def is_positive(feature_map: FeatureMap) -> bool:
     """Whether <phi(x), phi(y)> is never negative, so that it can be divided by its sum over y.
 
-    A map that is none of ours is taken to be.
+    A map that is not ours is assumed to be.
     """
     if isinstance(feature_map, TaylorFeatures):
         return feature_map.order % 2 == 0

@@ -1,8 +1,8 @@
 """Kernel functions: the implicit side, k(x_i, z_j) for all pairs of two samples.
 
 Every function takes ``x`` (n, p) and ``z`` (m, p) and returns (n, m). Those whose rows are normalised also
-take ``reference`` (m', p), the sample that a row sums to 1 over: ``z`` itself unless it is given. So a new z
-is measured against the sample of the fit.
+take ``reference`` (m', p), the sample over which a row sums to 1; the default is ``z``. With it a new z is
+compared with the sample of the fit.
 
 Asymmetric kernels as in Tao, Tonin, Chen, Suykens, "Nonlinear SVD with asymmetric kernels: feature learning
 and asymmetric Nystrom method", 2023; the exponential and softmax kernels are those of attention (Tsai et al.,
@@ -80,9 +80,9 @@ def _or_inverse(gamma: float | None, default: float) -> float:
 
 
 def _minus_squared_distances(x: Tensor, z: Tensor, gamma: float | None) -> Tensor:
-    """-gamma ||x - z||^2 as one matrix product: the memory it walks through is what such a kernel costs."""
+    """-gamma ||x - z||^2 as one matrix product: reading and writing memory is what such a kernel costs."""
     scale = _or_inverse(gamma, x.size(-1))
-    # Distances do not change, but far from the origin the products would drown them.
+    # The shift does not change distances; far from the origin they would be lost in the rounding of products.
     middle = z.detach().mean(dim=-2)
     x, z = x - middle, z - middle
     x_norm, z_norm = (part.square().sum(dim=-1, keepdim=True) for part in (x, z))

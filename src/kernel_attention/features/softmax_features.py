@@ -66,7 +66,7 @@ class SoftmaxPlusFeatures(nn.Module):
             blocks = math.ceil(num_features / head_dim)
             gaussian = torch.randn(blocks, head_dim, head_dim, generator=generator, dtype=torch.float64)
             directions, triangle = torch.linalg.qr(gaussian)
-            # The signs that a QR happens to choose are no uniform rotation's, and would bias the kernel.
+            # The signs that a QR chooses are not those of a uniform rotation, and would bias the kernel.
             directions = directions * triangle.diagonal(dim1=-2, dim2=-1).sign()[:, None, :]
             drawn = directions.flatten(0, 1)[:num_features] * drawn.norm(dim=1, keepdim=True)
         with torch.no_grad():
@@ -83,7 +83,7 @@ class SoftmaxPlusFeatures(nn.Module):
         out.
 
         The largest feature of a query, and of all real keys of a head, becomes 1: long vectors do not
-        underflow. A causal call leaves the keys' factor out, for it would depend on the future.
+        underflow. A causal call leaves the keys' factor out, because it would depend on the future.
         """
         of_q, of_k = self._exponents(q), self._exponents(k)
         of_q = of_q - of_q.detach().amax(dim=-1, keepdim=True)

@@ -1,6 +1,6 @@
 """Our layers in other libraries' calls: torch's nn.MultiheadAttention, timm, Hugging Face transformers.
 
-Nothing of timm or transformers is imported: a host is known by what it has and how it is called.
+timm and transformers are not imported: a host is recognised by its attributes and its signature.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ class HostedAttention(nn.Module):
 
     Args:
         attention: the layer.
-        dropout: the host's attention dropout, kept for the next replacement: this layer may have no use for
-            it.
+        dropout: the host's attention dropout, kept for the next replacement. This layer may not use it.
     """
 
     def __init__(self, attention: AttentionLayer, dropout: float = 0.0) -> None:
@@ -42,11 +41,11 @@ class HostedAttention(nn.Module):
 
 
 class TorchAttention(HostedAttention):
-    """In the place of an ``nn.MultiheadAttention``.
+    """Replaces an ``nn.MultiheadAttention``.
 
     Args:
         attention: the layer.
-        dropout: see :class:`HostedAttention`.
+        dropout: see ``HostedAttention``.
         batch_first: whether tensors are (B, N, d) rather than (N, B, d).
     """
 
@@ -70,7 +69,7 @@ class TorchAttention(HostedAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, None]:
-        """As nn.MultiheadAttention, with its polarity: True in a mask = ignored. No weights are returned.
+        """Called as nn.MultiheadAttention, with its polarity: True in a mask = ignored. Returns no weights.
 
         Raises:
             InputError: for key and value that differ, nested tensors, or a mask not padding or causal.
@@ -112,11 +111,11 @@ class TorchAttention(HostedAttention):
 
 
 class TimmAttention(HostedAttention):
-    """In the place of a timm attention: one tensor in, one tensor out.
+    """Replaces a timm attention: one tensor in, one tensor out.
 
     Args:
         attention: the layer.
-        dropout: see :class:`HostedAttention`.
+        dropout: see ``HostedAttention``.
         proj_drop: dropout of the output, which in timm belongs to the attention.
     """
 
@@ -156,11 +155,11 @@ class TimmAttention(HostedAttention):
 
 
 class TransformersAttention(HostedAttention):
-    """In the place of a Hugging Face self-attention: (output, None) out.
+    """Replaces a Hugging Face self-attention; returns (output, None).
 
     Args:
         attention: the layer.
-        dropout: see :class:`HostedAttention`.
+        dropout: see ``HostedAttention``.
         is_causal: whether the host is a decoder.
     """
 
@@ -187,13 +186,13 @@ class TransformersAttention(HostedAttention):
     def forward(
         self, hidden_states: Tensor, attention_mask: Tensor | None = None, **host_arguments: Any
     ) -> tuple[Tensor, None]:
-        """As the host's self-attention.
+        """Called as the host's self-attention.
 
         Args:
             hidden_states: (B, N, d).
             attention_mask: (B, N), 1 = real token; or (B, 1, N or 1, N), bool (True = attended) or additive:
                 what the host's "flash_attention_2", "sdpa" and "eager" implementations receive.
-            host_arguments: must be None, but for those without effect here.
+            host_arguments: must be None, except those without effect here.
 
         Raises:
             InputError: for a mask other than padding and causal, a key-value cache, or position embeddings.
@@ -227,7 +226,7 @@ class TransformersAttention(HostedAttention):
 
     @classmethod
     def require_usable(cls, host: nn.Module) -> None:
-        """InputError for a host that is called with what no layer of ours can use: rotary positions."""
+        """InputError for a host that is called with rotary positions, which no layer of ours can use."""
         foreign = [name for name in _parameters(host) if name not in cls._KNOWN]
         if foreign:
             raise InputError(

@@ -1,7 +1,7 @@
 """Other libraries' masks, read as what our layers accept: real tokens and causality.
 
-One polarity inside: True = may be attended. What is neither padding nor the causal triangle is refused, since
-most mechanisms have no matrix to add a mask to.
+Inside there is one polarity: True = may be attended. A mask that is neither padding nor the causal triangle
+is refused, because most mechanisms have no matrix to add a mask to.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def read_attention_mask(keep: Tensor, batch: int, length: int, is_causal: bool) 
         keep: True = may be attended, (B or 1, heads or 1, N or 1, S).
         batch: B.
         length: N, the number of queries.
-        is_causal: the host says that the mask is causal. Without it an eager call finds out; under
-            torch.compile an unannounced triangle is an error.
+        is_causal: the host says that the mask is causal. Without it an eager call looks at the mask; under
+            torch.compile a triangle without it is an error.
 
     Returns:
         (padding, causal): (B, S) bool, True = real token, None where all are real; and whether the mask is
@@ -82,7 +82,7 @@ def read_attention_mask(keep: Tensor, batch: int, length: int, is_causal: bool) 
 
 
 def join_padding(first: Tensor | None, second: Tensor | None) -> Tensor | None:
-    """Tokens real in both masks; None is all real."""
+    """Tokens that are real in both masks; None: all are real."""
     if first is None or second is None:
         return second if first is None else first
     return first & second

@@ -15,7 +15,7 @@ _OUTPUTS = ("out_proj", "o_proj", "out_lin", "proj")
 
 @dataclass(frozen=True)
 class Source:
-    """A weight or bias of a host's projection: ``tensor`` is ``parameter`` or, of a fused one, its part."""
+    """A weight or bias of a host's projection: ``tensor`` is ``parameter``, or its part if it is fused."""
 
     label: str
     tensor: Tensor
@@ -43,7 +43,7 @@ def projections(module: nn.Module, parent: nn.Module) -> Iterator[tuple[str, Sou
 
 
 def carry(layer: nn.Module, sources: Mapping[str, Source]) -> tuple[str, ...]:
-    """Fill the layer's parameters from the host's where name and shape agree; the names of those filled.
+    """Fill the layer's parameters from the host's where name and shape agree; return the names filled.
 
     A carried parameter is trainable as its source was. The new bias of a carried projection that had none is
     zero.
@@ -71,7 +71,7 @@ def separate_names(module: nn.Module) -> tuple[str, str, str] | None:
 
 
 def output_owner(module: nn.Module, parent: nn.Module) -> tuple[nn.Module, str, str] | None:
-    """Owner, name and label of the output projection: BERT keeps it in a module beside the attention."""
+    """Owner, name and label of the output projection, which BERT keeps in a module beside the attention."""
     for name in _OUTPUTS:
         if isinstance(getattr(module, name, None), nn.Linear):
             return module, name, name

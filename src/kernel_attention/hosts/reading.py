@@ -1,4 +1,4 @@
-"""What a host's attention module says of itself: sizes, dropout, longest sequence."""
+"""The facts that a host's attention module states: sizes, dropout, longest sequence."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DROPOUTS = ("attn_drop", "attention_dropout", "dropout")
 
 @dataclass(frozen=True)
 class HostDescription:
-    """What a new layer takes over; ``sources`` by our names, ``q_proj.weight`` and so on."""
+    """The values a new layer takes over; ``sources`` by our names, ``q_proj.weight`` and so on."""
 
     embed_dim: int
     num_heads: int
@@ -35,7 +35,7 @@ class HostDescription:
 
 
 def describe(module: nn.Module, parent: nn.Module) -> HostDescription:
-    """Read a module that a class of :data:`HOSTS` matches, one of our layers, or one of ours in a host.
+    """Read a module that a class of ``HOSTS`` matches, one of our layers, or one of ours in a host.
 
     Raises:
         InputError: for a module that is not a plain map from d to d features.
@@ -59,10 +59,10 @@ def describe(module: nn.Module, parent: nn.Module) -> HostDescription:
 
 
 def known_sizes(owners: Sequence[nn.Module]) -> dict[str, Any]:
-    """What the nearest of a layer's owners (outermost first) says of its tokens, as options of our layers.
+    """What the nearest of a layer's owners (outermost first) states of its tokens, as options of our layers.
 
     Returns:
-        ``max_len``, and of a vision model ``grid_size`` and ``class_tokens``; whatever is known.
+        ``max_len``, and of a vision model ``grid_size`` and ``class_tokens``, as far as they are known.
     """
     for owner in reversed(owners):
         if sizes := _own_sizes(owner) or _timm_sizes(owner) or _transformers_sizes(owner):

@@ -34,17 +34,17 @@ SymViT and its two RPC settings, the KMLSVD thesis's FLT (every layer) and LLT (
 
 @dataclass(frozen=True)
 class Replacement:
-    """What became of one layer.
+    """The replacement of one layer.
 
     Attributes:
         layer: index among the model's self-attention layers; None for cross-attention.
         path: dotted name of the module.
-        old: class of what was there.
-        attention: name of the mechanism that is there now.
+        old: class of the module that was replaced.
+        attention: name of the new mechanism.
         options: its options, those taken from the host included.
-        carried: its parameters that hold the host's values.
-        new: its parameters that start anew.
-        dropped: the host's parameters that nothing took over.
+        carried: parameters that hold the host's values.
+        new: parameters that are newly initialised.
+        dropped: parameters of the host that were not taken over.
     """
 
     layer: int | None
@@ -66,7 +66,7 @@ class Replacement:
 
 
 class ReplacementReport(tuple[Replacement, ...]):
-    """The layers replaced, first to last; ``str`` is for reading."""
+    """The layers replaced, first to last; ``str`` gives a readable text."""
 
     __slots__ = ()
 
@@ -151,7 +151,7 @@ class _Plan:
         if site.host_class is TransformersAttention:
             TransformersAttention.require_usable(site.module)
         host = describe(site.module, site.owners[-1])
-        # Options that only the host can know; the user's own come last.
+        # Options that only the host can know; the user's options come last and win.
         shared = {"bias": host.bias, "dropout": host.dropout, **known_sizes(site.owners)}
         options = {**{key: value for key, value in shared.items() if key in mechanism.options}, **options}
         layer = create_attention(name, host.embed_dim, host.num_heads, **options)

@@ -1,4 +1,4 @@
-"""The attention layers of a model: where they are, and which of them a person means."""
+"""The attention layers of a model: where they are, and which of them a key names."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ def why_none(model: nn.Module) -> str | None:
 
 
 def select(key: object, sites: Sequence[Site]) -> list[Site]:
-    """The layers a key names: an index, a pattern, or a module's dotted name.
+    """The layers that a key names: an index, a pattern, or a module's dotted name.
 
     Raises:
-        InputError: for a key that names none, or more than one by the name of a module around them.
+        InputError: for a key that names no layer, or a module that holds more than one.
     """
     numbered = [site for site in sites if not site.cross]
     if isinstance(key, str):

@@ -14,10 +14,10 @@ from kernel_attention.mechanisms import create_attention, get_mechanism
 
 
 class _MadeForTimm(type):
-    """Type of the classes made by :func:`timm_attention`.
+    """Type of the classes made by ``timm_attention``.
 
-    A timm model keeps the class it was made from, so a model that can be pickled needs classes that can: they
-    are made again from the mechanism's name and options.
+    A timm model keeps the class it was made from, so the class must be picklable too. It is made again from
+    the mechanism's name and options.
     """
 
     recipe: tuple[str, dict[str, Any]]
@@ -26,12 +26,12 @@ class _MadeForTimm(type):
 def timm_attention(name: str, **options: Any) -> type[nn.Module]:
     """A class for ``timm.create_model(..., attn_layer=timm_attention("primal", rank=96))``.
 
-    timm gives every block of a ViT or DeiT this attention (it asks for a class: a function or ``partial``
-    will not do). The model has the parameter names of one changed in place by :func:`replace_attention`.
-    timm's ``attn_drop`` becomes the layer's ``dropout`` where it has one.
+    timm gives every block of a ViT or DeiT this attention. It needs a class: a function or ``partial`` does
+    not work. The parameters have the names that ``replace_attention`` gives them. timm's ``attn_drop``
+    becomes the layer's ``dropout`` where it has one.
 
     Args:
-        name: a mechanism of :func:`list_attention`.
+        name: a mechanism of ``list_attention``.
         options: its options.
 
     Raises:

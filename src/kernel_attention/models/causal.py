@@ -1,4 +1,4 @@
-"""The causal language model: a decoder with any causal-capable mechanism in each layer.
+"""The causal language model: a decoder with any causal mechanism in each layer.
 
 Primal-Attention's WikiText-103 model is ``attention=["softmax"] * 5 + ["primal"]`` (supplement, table 5), the
 kernel-PCA paper's ``[{"rpc": {"iterations": 4, "lam": 4.0}}] * 4 + ["symmetric"] * 12`` (appendix A).
@@ -33,7 +33,7 @@ class CausalLanguageModel(nn.Module):
     Args:
         vocabulary_size: V.
         max_len: longest context.
-        attention: one mechanism for all layers or a list with one per layer; see :func:`layer_specs`.
+        attention: one mechanism for all layers or a list with one per layer; see ``layer_specs``.
         embed_dim: model width d.
         num_heads: heads of every layer.
         num_layers: number of layers.
@@ -41,10 +41,10 @@ class CausalLanguageModel(nn.Module):
         dropout: of embeddings and layers, and of the attention weights where a mechanism has them.
         positions: "learnt" (normal, deviation 0.02, at first) or "fixed" (sinusoidal).
         norm_first: pre-norm layers with a norm after the last, else post-norm layers.
-        tied: whether the logits are made with the embedding's weights (Press & Wolf 2017).
+        tied: whether the logits use the weights of the embedding (Press & Wolf 2017).
 
     Raises:
-        InputError: for a mechanism or options without a causal form, and sizes that cannot be.
+        InputError: for a mechanism or options without a causal form, and for sizes out of range.
     """
 
     output_weight: nn.Parameter | None
@@ -107,7 +107,7 @@ class CausalLanguageModel(nn.Module):
     def loss(self, tokens: Tensor, targets: Tensor, ignore_index: int = -100) -> Tensor:
         """Mean cross-entropy of the targets (B, N), in nats, without all logits at once.
 
-        See :func:`kernel_attention.models.cross_entropy.linear_cross_entropy`.
+        See ``kernel_attention.models.cross_entropy.linear_cross_entropy``.
         """
         x = self.dropout(self.norm(self._hidden(tokens))).flatten(0, 1)
         return linear_cross_entropy(x, self._weight(), self.output_bias, targets.flatten(), ignore_index)
@@ -134,11 +134,11 @@ class CausalLanguageModel(nn.Module):
         return F.linear(self.dropout(self.norm(x)), self._weight(), self.output_bias)
 
     def _weight(self) -> Tensor:
-        """Of the logits, (V, d)."""
+        """The weight of the logits' map, (V, d)."""
         return self.embedding.weight if self.output_weight is None else self.output_weight
 
     def check_length(self, length: int) -> None:
-        """InputError where a text of this length is beyond the model."""
+        """InputError for a text that is longer than the model accepts."""
         if length > self.max_len:
             raise InputError(f"sequence length {length} exceeds max_len={self.max_len}")
 
@@ -162,7 +162,7 @@ class CausalLanguageModel(nn.Module):
         if kind == "learnt":
             self.positions = nn.Parameter(torch.empty(self.max_len, embed_dim).normal_(std=0.02))
         elif kind == "fixed":
-            # Of the embedding's size, whose deviation is 0.02 at first.
+            # Scaled like the embedding, whose deviation is 0.02 at first.
             table = 0.02 * sinusoidal_positions(self.max_len, embed_dim)
             self.register_buffer("positions", table, persistent=False)
         else:

@@ -1,4 +1,4 @@
-"""Cross-entropy of a linear map's logits, made and left a few tokens at a time.
+"""Cross-entropy of a linear map's logits, computed for a few tokens at a time.
 
 The logits of a large vocabulary are by far the largest tensor of a language model. Here the gradients of a
 slice of tokens are computed together with its loss, so no more than one slice of logits exists at any time
@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from kernel_attention.errors import InputError
 
-# Logits of a slice: 16 MiB. Less stays in more caches, but sums up the weights' gradient more often.
+# Logits of a slice: 16 MiB. A smaller slice fits more caches, but adds to the weights' gradient more often.
 _SLICE_NUMBERS = 2**22
 
 
@@ -91,7 +91,7 @@ def _loss_and_gradients(
         indices = wanted.where(counts, 0)[:, None]
         largest = logits.amax(dim=1, keepdim=True)
         chosen = (logits.gather(1, indices) - largest)[:, 0]
-        slope = logits.sub_(largest).exp_()  # in place: passes over the slice are what takes the time
+        slope = logits.sub_(largest).exp_()  # in place, because the passes over the slice take the time
         norm = slope.sum(dim=1)
         total += (norm.log() - chosen).where(counts, 0.0).sum()
         if not needs:

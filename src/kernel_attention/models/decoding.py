@@ -1,7 +1,7 @@
 """Decoding a causal model token by token, and the text it generates.
 
-A layer with a recurrent form (``initial_state`` and ``step``) is decoded by it. Any other keeps the inputs it
-has seen and attends to all of them again: the same output, in time and memory that grow with the text.
+A layer with a recurrent form (``initial_state`` and ``step``) is decoded by that form. Any other keeps its
+inputs and attends to all of them again: the output is the same, and time and memory grow with the text.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DecodingState:
-    """What a model knows of the text it has read.
+    """The state of a model after the text that it has read.
 
     Args:
         position: tokens read.
-        layers: the state of every layer: its mechanism's own, or :class:`Prefix`.
+        layers: the state of every layer: its mechanism's own, or ``Prefix``.
     """
 
     position: int
@@ -46,7 +46,7 @@ def is_recurrent(attention: Any) -> bool:
 
 
 def initial_state(model: CausalLanguageModel, batch_size: int) -> DecodingState:
-    """Before the first token."""
+    """The state before the first token."""
     mechanisms: list[Any] = [layer.attention for layer in model.layers]
     states = [one.initial_state(batch_size) if is_recurrent(one) else Prefix() for one in mechanisms]
     return DecodingState(0, tuple(states))
@@ -71,7 +71,7 @@ def prefill(model: CausalLanguageModel, tokens: Tensor, state: DecodingState) ->
     x = model.embed(tokens, state.position)
     states = []
     for layer, before in zip(model.layers, state.layers, strict=True):
-        # A mechanism's own reading of a whole prompt begins where the text does.
+        # A mechanism's ``prefill`` can only start at the beginning of the text.
         is_first = (
             state.position == 0 and is_recurrent(layer.attention) and hasattr(layer.attention, "prefill")
         )
@@ -83,7 +83,7 @@ def prefill(model: CausalLanguageModel, tokens: Tensor, state: DecodingState) ->
 def _through(
     layer: EncoderLayer, x: Tensor, state: Any, attend: Callable[[Any, Tensor, Any], tuple[Tensor, Any]]
 ) -> tuple[Tensor, Any]:
-    """An encoder layer's forward with the attention's state carried along."""
+    """An encoder layer's forward that also carries the state of its attention."""
     after = None
 
     def attention(inputs: Tensor) -> Tensor:
@@ -128,15 +128,15 @@ def generate(
     """The tokens that follow a prompt, one after the other.
 
     Args:
-        model: in evaluation mode it gives the text that its weights say; dropout is left as it is.
+        model: put it into evaluation mode first; its dropout is not switched off here.
         prompt: (B, N) tokens, N at least 1.
         count: how many tokens to generate.
         temperature: 0 takes the most likely token; otherwise draws from softmax(logits / temperature).
         top_k: draw among the most likely tokens only.
-        generator: of the draws; None: PyTorch's global one.
+        generator: for the draws; None: PyTorch's global one.
 
     Yields:
-        (B,) tokens. Nothing of them is kept here: memory is that of the state.
+        (B,) tokens. They are not kept here: the memory is that of the state.
 
     Raises:
         InputError: before the first token, for arguments out of range and a text beyond max_len.
@@ -164,7 +164,7 @@ def _generate(
     state: DecodingState | None = None
     tokens = prompt
     for _ in range(count):
-        with torch.inference_mode():  # around the step only: a generator's caller has modes of its own
+        with torch.inference_mode():  # not around yield: the caller keeps its own gradient mode
             if state is None:
                 logits, state = model.prefill(prompt)
             else:
@@ -176,7 +176,7 @@ def _generate(
 def choose(
     logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator | None
 ) -> Tensor:
-    """Next tokens (B,) by logits (B, V); see :func:`generate`."""
+    """The next tokens (B,) from logits (B, V), most likely or drawn as ``generate`` says."""
     if temperature == 0.0:
         return logits.argmax(dim=-1)
     logits = logits.float() / temperature

@@ -48,7 +48,7 @@ class EncoderLayer(nn.Module):
         return self.around(lambda inputs: self.attention(inputs, **options), x)
 
     def around(self, attend: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """The layer with ``attend`` in the place of its attention, (..., d) -> (..., d)."""
+        """The layer with ``attend`` instead of its attention, (..., d) -> (..., d)."""
         if self.norm_first:
             x = x + self.dropout(attend(self.norm1(x)))
             return x + self._feedforward(self.norm2(x))
@@ -65,7 +65,7 @@ class SequenceEncoder(nn.Module):
     Args:
         in_features: channels c of the input.
         max_len: longest sequence.
-        attention: one mechanism for all layers or a list with one per layer; see :func:`layer_specs`.
+        attention: one mechanism for all layers or a list with one per layer; see ``layer_specs``.
         embed_dim: model width d.
         num_heads: heads of every layer.
         num_layers: number of layers.
@@ -75,7 +75,7 @@ class SequenceEncoder(nn.Module):
         norm_first: pre-norm layers.
     """
 
-    supports_sharding = False  # a part of a sequence would be given the positions of the first
+    supports_sharding = False  # every part of a sequence would get the positions of the first part
 
     input_mean: Tensor
     input_std: Tensor
@@ -131,7 +131,7 @@ class SequenceEncoder(nn.Module):
         self.input_std.copy_(torch.as_tensor(std))
 
     def _set_input(self, in_features: int) -> None:
-        # The training data's scale is part of the model: whoever loads the weights cannot forget it.
+        # The training data's scale is part of the model, so it is loaded with the weights.
         self.register_buffer("input_mean", torch.zeros(in_features))
         self.register_buffer("input_std", torch.ones(in_features))
         self.project = nn.Linear(in_features, self.embed_dim)
@@ -159,10 +159,10 @@ class SequenceClassifier(nn.Module):
         in_features: channels c of the input.
         num_outputs: classes, or regression targets.
         max_len: longest sequence.
-        attention: as in :class:`SequenceEncoder`.
+        attention: as in ``SequenceEncoder``.
         pooling: "flatten" joins all positions into one vector (the papers' head, fixed to max_len), "mean"
             averages over the real tokens.
-        encoder_options: the other arguments of :class:`SequenceEncoder`.
+        encoder_options: the other arguments of ``SequenceEncoder``.
     """
 
     def __init__(

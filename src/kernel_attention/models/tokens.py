@@ -1,4 +1,4 @@
-"""Classifiers of token sequences, and of pairs of them, with the encoder of :mod:`.sequence`.
+"""Classifiers of token sequences, and of pairs of them, with the sequence encoder.
 
 The models of Long Range Arena (Tay et al. 2021) as Primal-Attention's experiments use them: embedded
 tokens, learnt positions, pre-norm layers, the mean over the real tokens.
@@ -19,13 +19,13 @@ from kernel_attention.models.sequence import SequenceEncoder, mean_token
 
 
 class TokenEncoder(SequenceEncoder):
-    """:class:`SequenceEncoder` whose input projection is a table of learnt embeddings.
+    """``SequenceEncoder`` whose input projection is a table of learnt embeddings.
 
     Args:
         vocabulary_size: number of different tokens V.
         max_len: longest sequence.
-        attention: as in :class:`SequenceEncoder`.
-        options: the other arguments of :class:`SequenceEncoder`.
+        attention: as in ``SequenceEncoder``.
+        options: the other arguments of ``SequenceEncoder``.
     """
 
     def __init__(
@@ -60,8 +60,8 @@ class TokenClassifier(nn.Module):
         vocabulary_size: number of different tokens.
         num_outputs: classes.
         max_len: longest sequence.
-        attention: as in :class:`TokenEncoder`.
-        encoder_options: the other arguments of :class:`TokenEncoder`.
+        attention: as in ``TokenEncoder``.
+        encoder_options: the other arguments of ``TokenEncoder``.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class TokenClassifier(nn.Module):
 class TokenPairClassifier(TokenClassifier):
     """Class logits of pairs of sequences: one encoder for both, a GELU network on [a, b, a * b, a - b].
 
-    The arguments are those of :class:`TokenClassifier`.
+    The arguments are those of ``TokenClassifier``.
     """
 
     def _make_head(self, width: int, num_outputs: int) -> nn.Module:

@@ -1,9 +1,9 @@
 """Causal attention to pooled keys: the completed blocks of a sequence, and the open one.
 
 Token i lies in block b = i // factor. It sees the blocks 0..b - 1, which are complete, and its own block
-pooled over the tokens up to i: what the non-causal form gives the last token of the prefix 0..i. So one
-tensor of N rows says everything: row i is the open block at token i, and the last row of a block is the block
-completed.
+pooled over the tokens up to i. The non-causal form gives the last token of the prefix 0..i the same. So one
+tensor of N rows holds all blocks: row i is the open block at token i, and the last row of a block is the
+completed block.
 
 For the tokens of one offset i % factor, "the blocks before mine" is strict causality among blocks. Each
 offset becomes a head of its own, and a plain causal kernel serves them all: no mask, N^2 / factor products.
@@ -34,7 +34,7 @@ def by_offset(x: Tensor, factor: int) -> Tensor:
 
 
 def from_offset(x: Tensor, factor: int, length: int) -> Tensor:
-    """Back: (B, h factor, M, p) -> (B, h, N, p)."""
+    """The inverse of ``by_offset``: (B, h factor, M, p) -> (B, h, N, p)."""
     return x.unflatten(1, (-1, factor)).transpose(2, 3).flatten(2, 3)[:, :, :length]
 
 
@@ -49,13 +49,13 @@ def block_causal_attention(
     """Softmax attention of token i to the completed blocks before its own, and to its own, in one fused call.
 
     The open block differs from token to token, so it cannot be a key. Its logit s_i is subtracted from the
-    others instead, through one more component of queries and keys; it is then the zero logit of a key common
-    to all, whose weight comes out as one more component of the values.
+    other logits instead, through one more component of queries and keys. A key common to all tokens, with
+    logit zero, then stands for the open block. Its weight comes out as one more component of the values.
 
     Args:
         q: queries, (B, h, N, p).
         k: row i the open block's key at token i, (B, h, N, p).
-        v: the values likewise, (B, h, N, p_v).
+        v: row i the open block's value at token i, (B, h, N, p_v).
         factor: tokens per block.
         dropout_p: probability of dropping an attention weight.
         allowed: (N, ceil(N / factor)) bool, a further restriction on the completed blocks. The open block is

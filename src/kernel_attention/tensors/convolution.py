@@ -1,5 +1,5 @@
-"""Convolution along a sequence or over a token grid: same length out, one kernel for all channels or one for
-each.
+"""Convolution along a sequence or over a token grid, of the same length, with one kernel for all channels or
+one for each.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What stands to the right of the tokens in multilinear attention, and the core as its own multilinear SVD's.
+"""The factors of multilinear attention without tokens, and the core of a core's own multilinear SVD.
 
 Source and legend as in :mod:`kernel_attention.mechanisms.multilinear.functional`.
 """
@@ -18,10 +18,10 @@ from kernel_attention.tensors.unfoldings import leading_eigenvectors, mode_gram,
 def multilinear_factors(
     weights: Sequence[Tensor], core: Tensor, compatibility: Tensor | None = None
 ) -> list[Tensor]:
-    """What stands to the right of Phi_n in eq. 2-23, C_(n) (W_D (x) .. without W_n .. (x) W_1) S_(n)^T: (h,
+    """The factors to the right of Phi_n in eq. 2-23, C_(n) (W_D (x) .. without W_n .. (x) W_1) S_(n)^T: (h,
     M_n, R_n) each.
 
-    No sequence enters, so this is done once per forward, whatever the number of tokens. In float32 or better.
+    They do not depend on the sequence, so they are computed once per forward. In float32 or better.
     """
     with torch.autocast(core.device.type, enabled=False):
         exact = [exactly(weight) for weight in weights]
@@ -34,7 +34,7 @@ def multilinear_factors(
 
 
 def alike(tensors: Sequence[Tensor]) -> bool:
-    """Whether they have one shape."""
+    """Whether all have the same shape."""
     return all(tensor.shape == tensors[0].shape for tensor in tensors)
 
 

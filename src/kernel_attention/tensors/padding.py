@@ -1,5 +1,5 @@
-"""Moving the real tokens of a sequence together, for what depends on positions; and padding to whole
-blocks.
+"""Moving the real tokens of a sequence together, for operations that depend on positions; and padding to
+whole blocks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kernel_attention.tensors.recompute import is_traced
 class Compaction(NamedTuple):
     """A permutation of the tokens that puts the real ones first, in their order.
 
-    ``order`` (B, N) int64: which token comes to position n. ``place`` (B, N): where token n went.
+    ``order`` (B, N) int64: the token that moves to position n. ``place`` (B, N): the new position of token n.
     ``key_padding_mask`` (B, N): the mask after the move, right padding.
     """
 

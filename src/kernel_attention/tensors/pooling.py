@@ -1,8 +1,7 @@
 """Downsampling a sequence by a factor: average, maximum, or a learnt strided convolution of every block.
 
-The last block of a sequence may be partial; it is pooled over the tokens it has. A block weighs them so that
-equal tokens pool to themselves, whatever their number (average and a convolution whose weights are 1 /
-factor).
+The last block of a sequence may be partial; it is pooled over the tokens it has. The average, and a
+convolution whose weights are 1 / factor, pool equal tokens to themselves, whatever their number.
 """
 
 from __future__ import annotations
@@ -60,8 +59,8 @@ def running_pool(
 ) -> Tensor:
     """Row i: the block of token i pooled over its tokens up to i; x (..., N, d) -> (..., N, d).
 
-    The last row of a complete block is that block of :func:`pool`, and the last row of any prefix is the last
-    block of the prefix pooled. Arguments as there.
+    The last row of a complete block is that block of ``pool``, and the last row of any prefix is the last
+    block of the prefix pooled. The arguments are those of ``pool``.
     """
     if factor == 1:
         return x
@@ -91,7 +90,7 @@ def _block_lengths(length: int, factor: int, device: torch.device) -> Tensor:
 
 
 def _scaled(weight: Tensor | None, factor: int) -> Tensor:
-    """The kernel as (factor, d), so that its products divided by the tokens' count give the block."""
+    """The kernel as (factor, d), scaled: its sum of products divided by the number of tokens is the block."""
     if weight is None:
         raise ValueError("pooling 'conv' needs weight, (d, factor)")
     return factor * weight.mT

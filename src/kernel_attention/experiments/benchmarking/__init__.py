@@ -1,7 +1,7 @@
-"""Time, memory and operations of attention layers, ours beside what a user would pick instead.
+"""Time, memory and operations of attention layers, ours and those that a user might take instead.
 
-:func:`run_benchmark` measures a :class:`Plan`; :data:`SUITES` are the plans whose figures the documentation
-shows. On the command line: ``kernel-attention bench``.
+``run_benchmark`` measures a ``Plan``; ``SUITES`` are the plans whose figures the documentation
+shows. The command is ``kernel-attention bench``.
 """
 
 from kernel_attention.experiments.benchmarking.contenders import contender_names, find_contender

@@ -1,4 +1,4 @@
-"""What a user would write without us: plain layers that the mechanisms are measured against.
+"""Plain layers, as a user would write them, that the mechanisms are compared with.
 
 They take x (B, N, d) and give (B, N, d); masks, cross-attention and checks are left out.
 """
@@ -82,7 +82,7 @@ def _eager(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
 
 
 class TorchMultihead(nn.Module):
-    """``torch.nn.MultiheadAttention`` as self-attention, its weights not asked for."""
+    """``torch.nn.MultiheadAttention`` as self-attention that does not return its weights."""
 
     def __init__(self, embed_dim: int, num_heads: int, is_causal: bool = False) -> None:
         super().__init__()
@@ -92,13 +92,13 @@ class TorchMultihead(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(B, N, d) -> (B, N, d)."""
         mask = None
-        if self.is_causal:  # the layer's is_causal is a hint about a mask, no substitute for one
+        if self.is_causal:  # the layer's is_causal is only a hint about a mask, which is needed as well
             mask = nn.Transformer.generate_square_subsequent_mask(x.size(1), x.device, x.dtype)
         return self.layer(x, x, x, attn_mask=mask, need_weights=False, is_causal=self.is_causal)[0]
 
 
 class ReleasedPrimal(nn.Module):
-    """The structure of the released Primal-Attention layer (data-dependent, non-causal), ours line by line.
+    """The structure of the released Primal-Attention layer (data-dependent, non-causal), written by us.
 
     Written from the formulas of the paper and the description of the code, not from its text: every score is
     formed and kept, W_{e|X} is applied before the concatenation, the objective is the mean form that averages

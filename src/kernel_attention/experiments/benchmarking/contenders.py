@@ -1,4 +1,4 @@
-"""The table of contenders, and contenders by name."""
+"""The table of contenders, and how a name becomes a contender."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ Make = Callable[[Setting], nn.Module]
 
 @dataclass(frozen=True)
 class Contender:
-    """A row of the table: a layer x -> y, and what it takes.
+    """A row of the table: a layer x -> y, and what it needs.
 
     Attributes:
-        name: what the row is called.
+        name: name of the row.
         make: the layer at a setting, on CPU, in float32.
-        package: the import it needs, "" for none.
-        device: where alone it runs, "" for everywhere.
-        causal: whether it has a causal form; and whether it has another.
+        package: the package it needs, "" for none.
+        device: the only device it runs on, "" for any.
+        causal: whether it has a causal form, and whether it has another one.
         plain: the same layer in its plain form, whose operations are counted; None: ``make``.
-        layers: of an encoder, its layers; what they take, it takes.
+        layers: the layers of an encoder, which needs what they need.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Contender:
     layers: tuple[Contender, ...] = ()
 
     def absence(self, setting: Setting) -> str:
-        """Why it cannot take part, "" where it can."""
+        """Why it cannot be measured; "" where it can."""
         for layer in self.layers:
             if why := layer.absence(setting):
                 return why
@@ -118,7 +118,7 @@ def find_contender(spec: ContenderSpec) -> Contender:
     """The contender of a name, of ``{mechanism: options}``, or of a list of these, an encoder.
 
     Raises:
-        InputError: for a name or an option that there is not.
+        InputError: for an unknown name or option.
     """
     if isinstance(spec, list):
         return _encoder([find_contender(layer) for layer in spec])
@@ -178,7 +178,7 @@ def _mechanism(name: str, options: Mapping[str, Any]) -> Contender:
 
 
 def _check_options(make: Callable[..., nn.Module], options: Mapping[str, Any]) -> None:
-    """InputError for what the mechanism does not accept at any size, before anything is measured."""
+    """InputError, before anything is measured, for options that the mechanism accepts at no size."""
     if "factors" not in options:  # they must fit the number of heads, which is not known yet
         with torch.random.fork_rng(devices=[]):
             make(Setting(length=16))

@@ -1,4 +1,4 @@
-"""Contenders around our layers, or around several layers, all called as x -> y with a ``penalty()``."""
+"""Wrappers that make contenders of one or several layers: called as x -> y, with a ``penalty()``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class CausalCall(nn.Module):
 class Encoder(nn.Module):
     """Attention layers in the pre-norm encoder of the Long Range Arena recipes: hidden 2 d, dropout 0.1.
 
-    Embedding and classifier, the same for all contenders, are left out.
+    Embedding and classifier are left out, because they are the same for all contenders.
 
     Args:
         attentions: layers x -> y of width d.
@@ -53,7 +53,7 @@ class Encoder(nn.Module):
         return x
 
     def penalty(self) -> Tensor | None:
-        """What the layers add to the loss together."""
+        """The sum of what the layers add to the loss."""
         layers = [layer for layer in self.layers if isinstance(layer, EncoderLayer)]
         added = [own for layer in layers if (own := penalty(layer.attention)) is not None]
         return torch.stack(added).sum() if added else None
@@ -69,7 +69,7 @@ class _Foreign(AttentionLayer):
     def attend(
         self, x: Tensor, context: Tensor | None, key_padding_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
-        """See :class:`AttentionLayer`."""
+        """The foreign layer on x; the other arguments are not read."""
         return self.layer(x)
 
     def penalty(self) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""The machine a figure was measured on, and the ceilings it has."""
+"""The machine that a figure was measured on, and its ceilings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 from kernel_attention.experiments.benchmarking.operations import primal_bytes, primal_operations
 from kernel_attention.experiments.benchmarking.plans import Setting
 
-_LARGE = 1536  # rows of the square product that shows what the processor can do
+_LARGE = 1536  # rows of the square product that gives the ceiling of arithmetic
 _COPIED = 1 << 28  # bytes, far beyond every cache
 _SLICE = 1024  # tokens the fused layer takes at a time
 
@@ -37,7 +37,7 @@ def describe_machine(devices: set[str]) -> dict[str, object]:
 
 
 def load() -> list[float]:
-    """Processes waiting for a core, averaged over 1, 5 and 15 minutes; [] where the system does not say."""
+    """Load averages over 1, 5 and 15 minutes; [] where the system does not report them."""
     return [round(value, 2) for value in os.getloadavg()] if hasattr(os, "getloadavg") else []
 
 
@@ -73,11 +73,11 @@ def primal_roofline(
     objective: bool,
     kernels: bool = False,
 ) -> list[dict[str, object]]:
-    """What the fused primal layer must do per token, how fast the ceilings let it, and how fast it is.
+    """The work of the fused primal layer per token, the time that the ceilings allow, and the time it takes.
 
     Args:
         setting: the sizes.
-        ceilings: of :func:`measure_ceilings`.
+        ceilings: of ``measure_ceilings``.
         seconds: measured, by pass.
         objective: whether the layer has one.
         kernels: whether it is the Triton form.
@@ -108,7 +108,7 @@ def primal_roofline(
 
 
 def _fastest(work: Callable[[], object], setting: Setting) -> float:
-    """Seconds of a call, the lower quartile of a dozen: a ceiling is what is possible."""
+    """Seconds of a call, the lower quartile of a dozen, because a ceiling is what is possible."""
     wait = torch.cuda.synchronize if setting.device == "cuda" else (lambda: None)
     taken = []
     for _ in range(12):

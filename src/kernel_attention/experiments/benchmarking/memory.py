@@ -1,9 +1,9 @@
-"""The peak of a pass above what was there before it, in a process of its own for every contender.
+"""The peak memory of a pass above that before it, in a separate process for every contender.
 
 On CPU the peak is that of the resident set (``VmHWM``, reset through ``/proc/self/clear_refs``) above its
 size once everything is imported, the layer and its input exist, and a short sequence went through. The
-child returns freed blocks at once (``MALLOC_MMAP_THRESHOLD_``), so the figure is what is alive at the worst
-moment, temporaries included, and not the allocator's habits. On CUDA it is
+child returns freed blocks at once (``MALLOC_MMAP_THRESHOLD_``), so the figure is the largest memory in use,
+temporaries included, and does not depend on the allocator. On CUDA it is
 ``torch.cuda.max_memory_allocated``.
 """
 
@@ -24,7 +24,7 @@ from kernel_attention.errors import InputError
 from kernel_attention.experiments.benchmarking.plans import ContenderSpec, Setting
 from kernel_attention.experiments.plugins import load_plugins, loaded_plugins
 
-_WARM_LENGTH = 128  # what the peers' buckets and landmarks divide
+_WARM_LENGTH = 128  # divisible by the buckets and landmarks of other libraries
 
 
 def measure_peaks(spec: ContenderSpec, setting: Setting, passes: Sequence[str]) -> dict[str, object]:
@@ -56,7 +56,7 @@ def _peaks(spec: ContenderSpec, setting: Setting, passes: Sequence[str]) -> dict
     for kind in passes:
         short = slice(None), slice(0, min(_WARM_LENGTH, setting.length))
         if setting.length > _WARM_LENGTH:
-            with contextlib.suppress(RuntimeError, ValueError, AssertionError):  # takes its own length alone
+            with contextlib.suppress(RuntimeError, ValueError, AssertionError):  # accepts its own length only
                 timing.seconds(kind, layer, x.detach()[short].requires_grad_(), cotangent[short])
         layer.zero_grad(set_to_none=True)
         before = _reset(x.is_cuda)

@@ -1,9 +1,9 @@
-"""Operations of a pass: multiplications and additions of its matrix products, two a pair.
+"""Operations of a pass: the multiplications and additions of its matrix products.
 
 They are counted by ``torch.utils.flop_counter`` on tensors that have a size and no values. SDPA is run as its
 two products; our layers with a fused form are counted in the plain one. Norms, exponentials and sums are not
-products and not counted. What cannot run without values (kernels in C++) is run once on real tokens where
-they are few, and has no count otherwise.
+products and not counted. A layer that cannot run without values (kernels in C++) is run once on real tokens
+if they are few, and has no count otherwise.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _REAL_TOKENS = 16_384  # beyond, one counted pass of an eager layer may not fit
 
 
 def count_operations(contender: Contender, setting: Setting, passes: Sequence[str]) -> dict[str, object]:
-    """Operations by pass and ``"how"`` they were counted; ``{"how": why not}`` where they cannot be."""
+    """Operations by pass, and ``"how"`` they were counted; ``{"how": reason}`` where they cannot be."""
     make = contender.plain or contender.make
     form = "plain form" if contender.plain else "as it is"
     setting = dataclasses.replace(setting, device="cpu", dtype="float32")
@@ -60,7 +60,7 @@ def _counted(
 ) -> dict[str, object]:
     layer, x, cotangent = timing.layer_and_data(make, setting)
     counts: dict[str, object] = {}
-    with sdpa_kernel(SDPBackend.MATH):  # its fused kernels on CPU are no products to the counter
+    with sdpa_kernel(SDPBackend.MATH):  # the counter does not know the fused kernels on CPU
         for kind in passes:
             layer.train(kind == "step")
             with operation_counter() as counter:
@@ -76,9 +76,9 @@ def primal_operations(
 
     With p = d / h: z = [W_q; W_k] x costs 4 d^2. Up to two heads the output map is folded into the heads'
     (2d -> d, 4 d^2); above, and in the Triton kernels (``kernels``), a head maps 2p -> p and the output map
-    follows, 4 d p + 2 d^2. The Gram matrices of the objective cost 4 d p. The backward makes z again (4 d^2),
-    takes the gradients of maps and z (twice the map's cost), of x and of W (twice 4 d^2), and 4 d p for the
-    objective's.
+    follows, 4 d p + 2 d^2. The Gram matrices of the objective cost 4 d p. The backward pass computes z again
+    (4 d^2), takes the gradients of maps and z (twice the map's cost), of x and of W (twice 4 d^2), and 4 d p
+    for the objective's.
     """
     head_dim = embed_dim // num_heads
     project = 4 * embed_dim**2

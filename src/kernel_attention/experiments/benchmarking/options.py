@@ -1,4 +1,4 @@
-"""A plan from what was typed: a suite, or contenders at sizes of one's own."""
+"""A plan from command-line options: a suite, or given contenders at given sizes."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def plan_from_options(
     options: Mapping[str, Any],
     is_causal: bool | None = None,
 ) -> Plan:
-    """The suite, with everything given in the place of its own.
+    """The suite, with the given options instead of its own.
 
     Args:
-        suite: a name of ``SUITES``; None: every mechanism, or the contenders at the sizes given.
-        contenders: in the place of the suite's; its baseline stays in.
-        options: values by the name of a size, and the plan's own fields; None is not given.
+        suite: a name of ``SUITES``; None: every mechanism, or the given contenders, at the given sizes.
+        contenders: instead of those of the suite, whose baseline stays in.
+        options: values by name of a size or of a field of the plan; None: not given.
         is_causal: whether the layers are causal.
     """
     if suite is not None and suite not in SUITES:

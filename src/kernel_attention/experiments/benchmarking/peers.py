@@ -1,6 +1,6 @@
-"""Layers of other libraries, each with the options its own documentation starts from.
+"""Layers of other libraries, each with the default options of its own documentation.
 
-Nothing here is imported before it is asked for: a library that is not installed is reported as absent.
+A library is imported only when it is measured. One that is not installed is reported as absent.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kernel_attention.experiments.benchmarking.plans import Setting
 
 
 class _Called(nn.Module):
-    """A layer of another signature as x -> y."""
+    """A layer with another signature, called as x -> y."""
 
     def __init__(self, layer: nn.Module, call: Callable[[nn.Module, Tensor], Tensor]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What is measured: contenders by name, and the settings they meet in."""
+"""Plans of a benchmark: contenders by name, and the settings in which they are measured."""
 
 from __future__ import annotations
 
@@ -44,26 +44,26 @@ class Setting:
         return self.batch_size * self.length
 
     def record(self) -> dict[str, Any]:
-        """The sizes, as JSON has them."""
+        """The sizes, in JSON's types."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Contenders and a grid of settings: every combination of the values is one.
+    """Contenders and a grid of settings: every combination of its values is a setting.
 
     Attributes:
         title: what is compared.
         shows: what is to be read off.
         contenders: see :data:`ContenderSpec`; several rows may be one mechanism.
         baseline: the contender whose time the others are divided by.
-        grid: values by the name of a :class:`Setting`'s field.
+        grid: values by name of a field of ``Setting``.
         passes: "forward" (inference), "step" (forward and backward in training).
         rounds: how often every contender is timed in every setting.
-        rounds_at: the same for a length, where a round takes long.
-        memory: whether the peaks are measured, each contender in a process of its own.
+        rounds_at: rounds for given lengths, where a round takes long.
+        memory: whether peaks are measured, each contender in a separate process.
         flops: whether operations are counted.
-        roofline: whether the machine's ceilings are measured beside.
+        roofline: whether the ceilings of the machine are measured too.
     """
 
     title: str
@@ -79,20 +79,20 @@ class Plan:
     roofline: bool = False
 
     def settings(self) -> Iterator[Setting]:
-        """Every combination, the length changing fastest."""
+        """Every combination; the length changes fastest."""
         names = [name for name in self.grid if name != "length"] + ["length"]
         values = [self.grid.get(name, (getattr(Setting(), name),)) for name in names]
         for chosen in itertools.product(*values):
             yield Setting(**dict(zip(names, chosen, strict=True)))
 
     def rounds_of(self, setting: Setting) -> int:
-        """Rounds at a setting: what is said of the longest length that it reaches."""
+        """Rounds at a setting: those of the longest length in ``rounds_at`` that it reaches."""
         reached = [length for length in self.rounds_at if length <= setting.length]
         return min(self.rounds_at[max(reached)], self.rounds) if reached else self.rounds
 
 
 def check_plan(plan: Plan) -> None:
-    """InputError for sizes, names and devices that cannot be."""
+    """InputError for sizes, names and devices that are not accepted."""
     for name, values in plan.grid.items():
         if name not in {entry.name for entry in fields(Setting)}:
             raise unknown("size", name, (entry.name for entry in fields(Setting)))

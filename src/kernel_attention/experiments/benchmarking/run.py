@@ -1,4 +1,4 @@
-"""A plan carried out: times, peaks and operations of every contender in every setting."""
+"""Running a plan: times, peaks and operations of every contender in every setting."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def run_benchmark(
 
     Args:
         plan: contenders and settings.
-        seed: of the orders in which contenders take turns.
-        warmup: passes before the first that counts.
-        told: called with a line about what is being measured.
-        kept: called with the record so far after every setting; what an interrupted run leaves.
+        seed: for the orders of the contenders.
+        warmup: passes before the first one that is timed.
+        told: called with a line that says what is being measured.
+        kept: called with the record so far after every setting, so an interrupted run leaves a record.
 
     Returns:
-        A record that JSON can hold: ``machine``, ``plan``, ``absent`` and ``cells``, one a setting with one
-        row a contender. Times in seconds, memory in bytes, operations in counts.
+        A record of JSON's types: ``machine``, ``plan``, ``absent`` and ``cells``, one per setting with one
+        row per contender. Times in seconds, memory in bytes, operations in counts.
 
     Raises:
-        InputError: for a contender, a size, a dtype or a device that there is not.
+        InputError: for an unknown contender, size, dtype or device.
     """
     check_plan(plan)
     if warmup < 0:
@@ -80,7 +80,7 @@ def _cell(
     warmup: int,
     told: Callable[[str], None],
 ) -> dict[str, Any]:
-    """One setting; contenders that cannot take part are added to ``absent``."""
+    """Measure one setting; contenders that cannot be measured are added to ``absent``."""
     here = ", ".join(f"{name} {value}" for name, value in setting.record().items())
     present: list[Contender] = []
     for spec in contenders.values():
@@ -127,7 +127,7 @@ def _roofline(
         options = contenders[row["contender"]]
         if not isinstance(options, Mapping) or "primal" not in options or "failed" in row:
             continue
-        # The ceilings are what the machine can do undisturbed, so are these.
+        # Ceilings are those of an undisturbed machine, so these are lower quartiles too.
         seconds = {kind: figures["lower"] for kind, figures in row["time"].items()}
         chosen = options["primal"] or {}
         if chosen.get("impl") == "plain" or setting.is_causal:

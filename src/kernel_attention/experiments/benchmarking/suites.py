@@ -1,4 +1,4 @@
-"""The plans whose figures the documentation shows (docs/performance.md)."""
+"""The plans whose figures are in docs/performance.md."""
 
 from __future__ import annotations
 

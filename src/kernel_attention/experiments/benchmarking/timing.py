@@ -1,5 +1,5 @@
 """Interleaved rounds: every contender once a round, in an order drawn anew, so that a slow minute of the
-machine falls on all of them and none always follows the same one.
+machine falls on all of them, and none always follows the same one.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from kernel_attention.experiments.benchmarking.contenders import Contender
 from kernel_attention.experiments.benchmarking.layers import penalty
 from kernel_attention.experiments.benchmarking.plans import Setting
 
-Times = dict[str, dict[str, list[float]]]  # contender -> pass -> seconds, one a round
+Times = dict[str, dict[str, list[float]]]  # contender -> pass -> seconds, one per round
 
 
 def layer_and_data(
     make: Callable[[Setting], nn.Module], setting: Setting
 ) -> tuple[nn.Module, Tensor, Tensor]:
-    """A layer with seeded weights, its input that asks for a gradient, and a cotangent of its output."""
+    """A layer with seeded weights, its input with requires_grad, and a cotangent of its output."""
     torch.manual_seed(0)
     layer = make(setting)
     if (setting.device, setting.dtype) != ("cpu", "float32"):  # tensors without values cannot be moved
@@ -41,8 +41,8 @@ def forward(layer: nn.Module, x: Tensor) -> None:
 def step(layer: nn.Module, x: Tensor, cotangent: Tensor) -> None:
     """One forward and backward of a layer in training mode, its own objective included.
 
-    The output gets a fixed cotangent: a loss of its own would add the same time to every contender and so
-    flatter the slow ones.
+    The output gets a fixed cotangent. A loss would add the same time to every contender, which would make the
+    slow ones look better.
     """
     y = layer(x)
     own = penalty(layer)
@@ -53,7 +53,7 @@ def step(layer: nn.Module, x: Tensor, cotangent: Tensor) -> None:
 
 
 def seconds(kind: str, layer: nn.Module, x: Tensor, cotangent: Tensor) -> float:
-    """How long one pass takes, "forward" or "step"."""
+    """Seconds of one pass, "forward" or "step"."""
     layer.train(kind == "step")
     layer.zero_grad(set_to_none=True)
     x.grad = None
@@ -78,10 +78,10 @@ def time_rounds(
     seed: int = 0,
     told: Callable[[str], None] = lambda line: None,
 ) -> tuple[Times, list[list[str]], dict[str, str]]:
-    """Seconds of every contender in every round, the orders they took turns in, and who failed, why.
+    """Seconds of every contender in every round, the orders of the rounds, and failures with their reasons.
 
-    A contender that raises is left out from there on. Only the input is shared; all layers stay alive, so
-    that none is timed with the caches of a fresh allocation.
+    A contender that raises is left out from then on. Only the input is shared. All layers stay alive, so that
+    none is timed with freshly allocated memory.
     """
     torch.set_num_threads(setting.threads)
     runs: dict[str, tuple[nn.Module, Tensor, Tensor]] = {}
@@ -111,7 +111,7 @@ def time_rounds(
 
 
 def summarize(times: Times, baseline: str) -> dict[str, dict[str, dict[str, object]]]:
-    """Median and quartiles of the seconds and of each round's ratio to the baseline's in the same round."""
+    """Median and quartiles of the seconds, and of their ratio to the baseline's within each round."""
     return {
         name: {kind: _figures(own, times.get(baseline, {}).get(kind)) for kind, own in kinds.items()}
         for name, kinds in times.items()
@@ -132,7 +132,7 @@ def _quartiles(prefix: str, values: list[float]) -> Mapping[str, float]:
 
 
 def reason(error: BaseException) -> str:
-    """What happened in one short line."""
+    """The error in one short line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
 
 

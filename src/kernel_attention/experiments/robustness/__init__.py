@@ -1,4 +1,4 @@
-"""Attacks on inputs, and what a model makes of them."""
+"""Attacks on the inputs of a model."""
 
 from kernel_attention.experiments.robustness.word_swap import GENERIC_WORD, swap_words
 

@@ -24,7 +24,7 @@ _SMALLEST_MEAN = 1e-12  # of |k|; below it the keys count as zero and the releas
 
 
 class PrincipalPursuit(NamedTuple):
-    """Where Principal Attention Pursuit ends, each (B, h, N, p).
+    """The result of Principal Attention Pursuit, each (B, h, N, p).
 
     ``low_rank`` is L, the output; ``sparse`` is S, what was taken out of the keys as corruption; ``cleaned``
     is T = K - S - Y/mu of the last step, whose attention matrix made L.
@@ -56,8 +56,9 @@ def principal_attention_pursuit(
         L <- softmax(T T^T / sqrt(p)) V
         Y <- Y + mu (K - L - S)
 
-    Y is kept as Y/mu, so mu enters through the threshold tau alone (:func:`pursuit_threshold`) and zero keys
-    divide nothing. The recursion runs in float32 for 16-bit inputs; every step is one fused attention.
+    Y is stored as Y/mu. So mu enters only through the threshold tau (``pursuit_threshold``), and nothing is
+    divided by the norm of zero keys. The recursion runs in float32 for 16-bit inputs; every step is one fused
+    attention.
 
     Args:
         k: keys, the data matrix K, (B, h, N, p).
@@ -65,7 +66,7 @@ def principal_attention_pursuit(
         q: queries, (B, h, N, p): L <- softmax(q T^T / sqrt(p)) V, the asymmetric form of appendix E.10.
         iterations: n.
         lam: lambda, the weight of the 1-norm of S.
-        convention: what the threshold is, see :func:`pursuit_threshold`.
+        convention: what the threshold is, see ``pursuit_threshold``.
         key_padding_mask: (B, N), True = real token.
         is_causal: row i reads rows 0..i only, with a step size mu_i of its own from that prefix. This is not
             the non-causal form of each prefix, where the earlier rows would change with i.
@@ -147,7 +148,7 @@ def rpc_attention(
     is_causal: bool = False,
     dropout_p: float = 0.0,
 ) -> Tensor:
-    """RPC-Attention (definition 1): L of :func:`principal_attention_pursuit`, (B, h, N, p).
+    """RPC-Attention (definition 1): L of ``principal_attention_pursuit``, (B, h, N, p).
 
     The arguments are those of that function. Costs ``iterations`` times an attention. With one step
     and a threshold above every |k| it is the symmetric attention of k; with a threshold that nothing ever

@@ -36,7 +36,7 @@ class RobustPrincipalAttention(AttentionLayer):
 
     The paper's settings are ``iterations`` 4, 5 or 6 with ``lam=4`` in the first layer only, or 2 with
     ``lam=3`` in every layer. Causal calls use a step size per prefix, which is not the non-causal form of
-    each prefix; see :func:`kernel_attention.functional.principal_attention_pursuit`.
+    each prefix; see ``kernel_attention.functional.principal_attention_pursuit``.
 
     Args:
         embed_dim: model width d.
@@ -46,7 +46,7 @@ class RobustPrincipalAttention(AttentionLayer):
         symmetric: the cleaned keys attend to themselves (the paper's mechanism); False: queries of their own
             attend to them (appendix E.10).
         convention: threshold of the sparse step, "released" (lambda mu, the authors' code) or "paper"
-            (lambda / mu, as printed); see :func:`kernel_attention.functional.pursuit_threshold`.
+            (lambda / mu, as printed); see ``kernel_attention.functional.pursuit_threshold``.
         dropout: probability of dropping an attention weight of the last step in training.
         bias: whether the projections have biases.
     """
@@ -85,7 +85,7 @@ class RobustPrincipalAttention(AttentionLayer):
     def attend(
         self, x: Tensor, context: Tensor | None, key_padding_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
-        """See :class:`AttentionLayer`."""
+        """RPC-Attention on checked arguments: the last L of the pursuit, projected, (B, N, d)."""
         pursuit = self.pursuit(x, key_padding_mask=key_padding_mask, is_causal=is_causal)
         return self.out_proj(self.merge_heads(pursuit.low_rank))
 
@@ -185,7 +185,7 @@ class ScaledAttention(AttentionLayer):
     def attend(
         self, x: Tensor, context: Tensor | None, key_padding_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
-        """See :class:`AttentionLayer`."""
+        """Scaled Attention on checked arguments: A (I - S) V of every head, projected, (B, N, d)."""
         source = x if context is None else context
         out = scaled_attention(
             self.split_heads(self.q_proj(x)),
@@ -200,7 +200,7 @@ class ScaledAttention(AttentionLayer):
         return self.out_proj(self.merge_heads(out))
 
     def kernel_matrix(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """A (I - S), what multiplies the values, (B, h, N, N); its rows need not sum to 1. For analysis."""
+        """A (I - S), which multiplies the values, (B, h, N, N); its rows need not sum to 1. For analysis."""
         q, k = self.split_heads(self.q_proj(x)), self.split_heads(self.k_proj(x))
         matrix = scaled_attention(
             q,

@@ -99,7 +99,7 @@ def causal_product(phi_q: Tensor, phi_k: Tensor, v: Tensor, chunk_size: int | No
 def _over_ranks(
     phi_q: Tensor, phi_k: Tensor, v: Tensor, group: SequenceGroup, normalize: bool, is_causal: bool
 ) -> Tensor:
-    """The same where the sums over the keys, (B, h, m, p_v + 1), have parts on other ranks."""
+    """Linear attention where the sums over the keys, (B, h, m, p_v + 1), have parts on other ranks."""
     if normalize:
         v = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
     state = exactly(phi_k).mT @ exactly(v)

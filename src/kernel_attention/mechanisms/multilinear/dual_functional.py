@@ -3,9 +3,8 @@ sequences.
 
 Source: Verbeek, "3D Primal Attention", TU Delft 2025 (eq. 2-20, 2-23, 3-3 to 3-7), here for any order D >= 2.
 
-Legend: B batch, h heads, N tokens, p head width, M sampled tokens (N without sampling), R rank. Everything
-    runs in float32
-or better, autocast or not.
+Legend: B batch, h heads, N tokens, p head width, M sampled tokens (N without sampling), R rank.
+Everything runs in float32 or better, autocast or not.
 """
 
 from __future__ import annotations

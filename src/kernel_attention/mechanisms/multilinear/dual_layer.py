@@ -30,8 +30,7 @@ class DualMultilinearAttention(ReadsModes):
     The kernel tensor K = cubemax(sum of q k f / p) of every sequence and head is formed and decomposed, E_n =
     K_(n) (U (x) U) S_(n)^T, and ``concat`` joins the D R scores of a token into the head's output. The
     decomposition is recomputed in every forward and gradients flow through it; nothing of it is learnt. There
-    is no causal
-    form: the singular vectors of the whole sequence enter every token.
+    is no causal form: the singular vectors of the whole sequence enter every token.
 
     Args:
         embed_dim: model width d.
@@ -39,10 +38,10 @@ class DualMultilinearAttention(ReadsModes):
         order: number of modes D, from 2 to 16. Order 2 is attention's matrix with its SVD.
         rank: R, of every mode; None: the head width p. Scores past the number of tokens are zero.
         num_samples: decompose the kernel tensor of this many tokens, evenly spaced over the real ones, and
-            score all tokens against it: N M^(D - 1) numbers in place of N^D. None: all tokens.
+            score all tokens against it: N M^(D - 1) numbers instead of N^D. None: all tokens.
         chunk_size: tokens of a slice of K held at once; slices are computed again in the backward pass. None:
             all of K.
-        memory_limit: GiB that K, or a slice of it, may take; training takes about six times as much.
+        memory_limit: GiB that K, or a slice of it, may take; training needs about six times as much.
         bias: whether the projections have biases.
     """
 

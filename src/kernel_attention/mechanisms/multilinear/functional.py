@@ -2,11 +2,10 @@
 
 Source: Verbeek, "3D Primal Attention", TU Delft 2025 (eq. 2-19, 2-23, 3-9 to 3-15; order 3 there).
 
-Legend: B batch, h heads, N_n tokens read by mode n, p head width, M_n features of mode n (p, or the sampled
-    rows of
-the data-dependent form), R_n rank of mode n. The weights W_n are (h, M_n, R_n), the core S (h, R_1..R_D), the
-compatibility tensor C is None (superdiagonal identity), its superdiagonal (h, M) or the whole tensor (h,
-M_1..M_D).
+Legend: B batch, h heads, N_n tokens read by mode n, p head width, M_n features of mode n (p, or the number of
+sampled rows in the data-dependent form), R_n rank of mode n. The weights W_n are (h, M_n, R_n), the core S
+(h, R_1..R_D), the compatibility tensor C is None (superdiagonal identity), its superdiagonal (h, M) or the
+whole tensor (h, M_1..M_D).
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ Masks = Tensor | Sequence[Tensor | None] | None
 
 
 class Modes(NamedTuple):
-    """All modes, ready to multiply: E_n = features[n] @ projections[n].
+    """The two factors of every mode's scores: E_n = features[n] @ projections[n].
 
     ``features`` (B, h, N_n, M), zero at padded tokens; ``projections`` (B or 1, h, M, R_n). ``joined`` holds
     the features side by side where all modes read the same tokens. ``grams``, where asked for, are Phi_n^T
@@ -61,7 +60,7 @@ def multilinear_modes(
 
     Args:
         sequences: what each mode reads (queries, keys, fibers), (B, h, N_n, p_n); lengths may differ.
-        factors: from :func:`multilinear_factors`, (h, M_n, R_n).
+        factors: from ``multilinear_factors``, (h, M_n, R_n).
         rows: sampled rows f(X) of the layer input, (B, h, M', p) with M' <= M: the data-dependent form, whose
             features are f(X) phi(x) (eq. 3-11 in index form: the sequence takes the place of C, linearly).
         grid: positions of ``rows`` in the sequence, (M',) int64; needed with ``rows`` when ``is_causal``.
@@ -90,7 +89,7 @@ def multilinear_modes(
     read = functools.partial(
         _modes, rows=rows, grid=grid, feature_map=feature_map, is_causal=is_causal, with_grams=with_grams
     )
-    # Modes alike in every size share their steps.
+    # Modes of equal sizes are computed together.
     if alike(sequences) and alike(factors) and all(mask is masks[0] for mask in masks):
         return read(sequences, torch.stack(list(factors)), masks[0])
     parts = [read([s], f[None], mask) for s, f, mask in zip(sequences, factors, masks, strict=True)]
@@ -112,8 +111,8 @@ def _modes(
     with_grams: bool,
 ) -> Modes:
     """Modes that read the same tokens, with ``factors`` (D, h, M, R)."""
-    # One number per sequence and head, ||X||_F, is cheaper to divide the small projection by than all of the
-    # features.
+    # It is cheaper to divide the small projection by ||X||_F, one number per sequence and head, than all of
+    # the features.
     norm_later = feature_map is frobenius and not is_causal
     features = [sequence if norm_later else feature_map(sequence, mask, is_causal) for sequence in sequences]
     if rows is not None and is_causal:
@@ -169,7 +168,7 @@ def _sequence_projections(
         rows_in_features: whether the features are f(X) phi(x) already (causal).
 
     Returns:
-        projections (D, B or 1, h, p, R) and the Gram matrices of :class:`Modes`.
+        projections (D, B or 1, h, p, R) and the Gram matrices of ``Modes``.
     """
     projections = factors[:, None]
     if energy is not None:
@@ -204,7 +203,7 @@ def multilinear_scores(
 
     E_1[i, r] = sum over a, b, c, j, k of Phi_1[i, a] C[a, b, c] W_2[b, j] W_3[c, k] S[r, j, k], and so on
     round the modes. ``weights`` are (h, M_n, R_n), ``core`` (h, R_1..R_D), ``compatibility`` as in the
-    module's legend; the other arguments are those of :func:`multilinear_modes`.
+    module's legend; the other arguments are those of ``multilinear_modes``.
     """
     factors = multilinear_factors(weights, core, compatibility)
     return multilinear_modes(
@@ -225,7 +224,7 @@ def join_modes(modes: Modes, weight: Tensor, bias: Tensor | None = None) -> Tens
     W_c is multiplied into the projections first, so the scores are never formed.
 
     Raises:
-        InputError: where the modes read different tokens, whose scores have nothing to be joined by.
+        InputError: where the modes read different tokens: their scores cannot be joined token by token.
     """
     if modes.joined is None:
         raise InputError(
@@ -256,7 +255,7 @@ def multilinear_attention(
     """Multilinear attention of one layer, heads apart: D sequences (B, h, N, p) -> (B, h, N, p).
 
     ``w_out`` (p, R_1 + .. + R_D) and ``b_out`` (p,) join the scores; the other arguments are those of
-    :func:`multilinear_scores`. Costs O(N D p^2) time, plus the factors, which no token enters.
+    ``multilinear_scores``. Costs O(N D p^2) time, plus the factors, which do not depend on the tokens.
     """
     modes = multilinear_modes(
         sequences,

@@ -51,9 +51,9 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
 
     Queries, keys and D - 2 fibers are the modes of a kernel tensor that is never formed. Each token gets R
     scores per mode, E_1 = Phi_1 C_(1) (W_3 (x) W_2) S_(1)^T and so on, joined by ``concat`` into the head's
-    output. All that stands to the right of Phi_n is free of the sequence and contracted once per forward. But
-    for the norm that the ``frobenius`` map takes over the sequence, tokens mix in the data-dependent variant
-    only.
+    output. The factors to the right of Phi_n do not depend on the sequence and are contracted once per
+    forward. Tokens mix in the data-dependent variant only, apart from the norm that the ``frobenius`` map
+    takes over the sequence.
 
     Args:
         embed_dim: model width d.
@@ -71,8 +71,8 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
         eta_core: weight of J_S (eta_2); above 0 exactly where ``core="cost"``.
         objective_power: 2 adds eta J^2; 1 adds eta J as the thesis prints it, which is unbounded below and
             runs away.
-        objective_form: "sum" over the tokens (thesis) or "mean" (features over sqrt(N)): what feature maps
-            need that do not normalise over the sequence, since ||K||^2 grows with N^D.
+        objective_form: "sum" over the tokens (thesis) or "mean" (features over sqrt(N)). Feature maps that do
+            not normalise over the sequence need "mean", because ||K||^2 grows with N^D.
         rank_multiplier: rows sampled per rank by the data-dependent variant, M = R * rank_multiplier.
         max_len: longest sequence. It caps M, and fixes the sampling grid of the causal data-dependent form,
             which needs it.
@@ -158,7 +158,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
     def attend(
         self, x: Tensor, context: Tensor | None, key_padding_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
-        """See :class:`AttentionLayer`."""
+        """Multilinear attention on checked arguments, (B, N, d). In training it keeps J and J_S."""
         wants_objective = self.training and (self.eta > 0 or self.eta_core > 0)
         core, factors = self.factors()
         if self._is_fused(x, is_causal):
@@ -203,7 +203,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
         )
 
     def _rows(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """f(X) before the heads are split, (B, M', d): the whole sequence's, wherever its parts are."""
+        """f(X) before the heads are split, (B, M', d), of the whole sequence even where it is sharded."""
         if self.sequence_group is None:
             return sample_rows(x, self.num_rows, mask)
         before, total = self.sequence_group.places(num_real(x, mask))
@@ -211,7 +211,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
         return self.sequence_group.total(exactly(rows))
 
     def why_not_sharded(self, is_causal: bool) -> str | None:
-        """See :class:`AttentionLayer`."""
+        """Why the layer cannot share a sequence: its form is not the linear one. None where it can."""
         if self.impl == "plain" or self.feature_map not in (frobenius, identity):
             return "only the linear form is sharded: impl 'auto', feature map frobenius or identity"
         return "its causal form needs every token on one rank" if is_causal else None

@@ -1,5 +1,5 @@
-"""What the data-dependent and the multilinear layers share: the rows sampled from a sequence, the projections
-their modes read, and the weights they start with.
+"""Parts that the data-dependent and the multilinear layers share: the rows sampled from a sequence, the
+projections that their modes read, and their initial weights.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ReadsModes(AttentionLayer):
         self.f_proj = nn.Linear(embed_dim, (order - 2) * embed_dim, bias=bias) if order > 2 else None
 
     def sequences(self, x: Tensor) -> list[Tensor]:
-        """What the modes read: D tensors (B, h, N, p)."""
+        """The input of each mode: D tensors (B, h, N, p)."""
         modes = [self.q_proj(x), self.k_proj(x)]
         if self.f_proj is not None:
             modes += self.f_proj(x).split(self.embed_dim, dim=-1)

@@ -1,4 +1,4 @@
-"""The objective of the kernel multilinear SVD (KMLSVD) and the penalty that makes a core one.
+"""The objective of the kernel multilinear SVD (KMLSVD), and the penalty for its core.
 
 Source: Verbeek, "3D Primal Attention", TU Delft 2025 (eq. 2-19, 2-21, 3-13, 3-14), here for any order D >= 2.
     The legend is
@@ -44,7 +44,7 @@ def kmlsvd_objective(
         weights: (h, M_n, R_n).
         core: (h, R_1..R_D).
         compatibility: None, (h, M) or (h, M_1..M_D).
-        factors: :func:`multilinear_factors` of the three above, where at hand.
+        factors: ``multilinear_factors`` of the three above, if computed already.
         num_tokens: (B,) or a number; divides the Gram matrices: J of the features over sqrt(N), for feature
             maps that do not normalise over the sequence.
     """
@@ -62,7 +62,7 @@ def kmlsvd_objective(
             operands = [(torch.stack(grams), torch.stack(list(factors)), torch.stack(core_grams))]
         energy = torch.stack([_energy(*each) for each in operands]).sum()
         # vec(C)^T (W_D (x) .. (x) W_1) vec(S) = Tr(W_1^T C_(1) (W_D (x) .. (x) W_2) S_(1)^T): the first
-        # factor has it all but W_1.
+        # factor contains all of it but W_1.
         alignment = (weights[0] * factors[0]).sum()
         objective = 0.5 * energy - (order - 1) * alignment
         if order > 2:
@@ -73,12 +73,12 @@ def kmlsvd_objective(
 
 
 def _energy(gram: Tensor, factor: Tensor, core_gram: Tensor) -> Tensor:
-    """Tr(E_n (S_(n) S_(n)^T)^{-1} E_n^T), its mean over the batch, summed over all else.
+    """Tr(E_n (S_(n) S_(n)^T)^{-1} E_n^T), averaged over the batch and summed over modes and heads.
 
     ``gram`` Phi_n^T Phi_n (.., B, h, M, M), ``factor`` (.., h, M, R) with E_n = Phi_n factor, ``core_gram``
     (.., h, R, R).
     """
-    # S_(n) S_(n)^T may be singular; E_n has no part where it is.
+    # S_(n) S_(n)^T may be singular; E_n is orthogonal to its null space.
     return (pseudo_inverse(core_gram).mT * (factor.mT @ gram.mean(dim=-4) @ factor)).sum()
 
 
@@ -101,8 +101,8 @@ def core_penalty(core: Tensor) -> Tensor:
     """J_S (eq. 3-14): the squared off-diagonal entries of S_(n) S_(n)^T over all modes, averaged over the
     heads.
 
-    ``core`` is (h, R_1..R_D); 0-dimensional, in float32 or better. Zero exactly at the cores of multilinear
-    SVDs.
+    ``core`` is (h, R_1..R_D); 0-dimensional, in float32 or better. It is zero exactly at the cores of
+    multilinear SVDs.
     """
     order = core.dim() - 1
     with torch.autocast(core.device.type, enabled=False):

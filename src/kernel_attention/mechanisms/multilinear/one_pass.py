@@ -36,13 +36,13 @@ def multilinear_layer(
 ) -> tuple[Tensor, list[Tensor] | None]:
     """The layer's output and, where wanted, the modes' Gram matrices; not causal.
 
-    The same numbers as :func:`multilinear_modes` and :func:`join_modes` between the projections, up to
+    The same numbers as ``multilinear_modes`` and ``join_modes`` between the projections, up to
     rounding, in O(N d^2) time and O(D d^3) per sequence.
 
     Args:
         x: (B, N, d).
         modes: projections to queries, keys and fibers, (d, d) each.
-        factors: from :func:`multilinear_factors`, (h, M, R) each.
+        factors: from ``multilinear_factors``, (h, M, R) each.
         concat: W_c (p, D R) and its bias, shared by the heads.
         out_proj: (d, d).
         rows: sampled rows f(X), (B, h, M', p): the data-dependent form.
@@ -52,7 +52,7 @@ def multilinear_layer(
         group: processes that hold the parts of every sequence; ``rows`` are those of the whole.
 
     Returns:
-        y (B, N, d), and D tensors (B, h, M_n, M_n) as in :class:`Modes`, or None.
+        y (B, N, d), and D tensors (B, h, M_n, M_n) as in ``Modes``, or None.
     """
     x = autocast(x)
     if key_padding_mask is not None:

@@ -32,15 +32,16 @@ def tensor_scores(
 ) -> tuple[Tensor, ...]:
     """E_1..E_D of eq. 4-10, (B, h, N, R) each, from the cubemax kernel tensor K of the sequences.
 
-    option 1: E_n = K_(n) (kron of the other modes' W_m) T_(n)^T; ``weights`` (h, N, R), ``core`` T (h, R, ..,
-    R) option 2: E_n = K_(n) W_n T_(n)^T; ``weights`` (h, N^(D - 1), R^(D - 1)), ``core`` as above
-    option 3: E_n = K_(n) W_n; ``weights`` (h, N^(D - 1), R), no ``core``
+    * option 1: E_n = K_(n) (kron of the other modes' W_m) T_(n)^T; ``weights`` (h, N, R), ``core`` T
+      (h, R, .., R);
+    * option 2: E_n = K_(n) W_n T_(n)^T; ``weights`` (h, N^(D - 1), R^(D - 1)), ``core`` as in option 1;
+    * option 3: E_n = K_(n) W_n; ``weights`` (h, N^(D - 1), R), no ``core``.
 
     A flattened index runs over the other modes in their own order. Weights belong to positions, so
     ``sequences`` (B, h, N, p) must be padded on the right; ``key_padding_mask`` is (B, N), True = real token.
 
     Raises:
-        InputError: for another option, or a core missing or superfluous.
+        InputError: for another option, a missing core, or a core that the option does not take.
     """
     if option not in (1, 2, 3):
         raise InputError(f"option={option!r} must be 1, 2 or 3")

@@ -27,7 +27,7 @@ class TensorAttention(ReadsModes):
     """Multi-head attention with a kernel tensor of order D and learnt factors (Verbeek, TU Delft 2025,
     section 4-2-4).
 
-    The cubemax kernel tensor of the dual form, with parameters in place of its singular vectors and core. The
+    The cubemax kernel tensor of the dual form, with parameters instead of its singular vectors and core. The
     parameters belong to positions, hence ``max_len``; a shorter sequence uses the first of them, its real
     tokens counted from 0 whatever the padding. O(N^D), for short sequences; no causal form, since a slice's
     softmax and every score read the whole sequence.
@@ -36,11 +36,11 @@ class TensorAttention(ReadsModes):
         embed_dim: model width d.
         num_heads: number of heads h; divides d. The thesis uses one.
         max_len: longest sequence; needed.
-        option: 1, 2 or 3 of eq. 4-10, see :func:`kernel_attention.functional.tensor_scores`. Parameters per
+        option: 1, 2 or 3 of eq. 4-10, see ``kernel_attention.functional.tensor_scores``. Parameters per
             head: D N R + R^D, D N^(D - 1) R^(D - 1) + R^D, D N^(D - 1) R.
         order: number of modes D, from 2 to 16.
         rank: R, of every mode; None: the head width p.
-        memory_limit: GiB that the kernel tensor may take; training takes about six times as much.
+        memory_limit: GiB that the kernel tensor may take; training needs about six times as much.
         bias: whether the projections have biases.
 
     Attributes:

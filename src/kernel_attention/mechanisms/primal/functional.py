@@ -77,7 +77,7 @@ def primal_scores(
 def _seen_rows(phi: Tensor, rank: Tensor, rows: Tensor, grid: Tensor, weight: Tensor) -> Tensor:
     """sum over the rows at or before token i of <phi_i, x_m> W[m], (B, h, N, s), ``rank`` (B or 1, 1, N).
 
-    Long sequences go slice by slice: of the N x M products no more exists at a time, in either pass.
+    Long sequences are computed slice by slice, so in both passes only a slice of the N x M products exists.
     """
 
     def read(phi: Tensor, rank: Tensor) -> Tensor:
@@ -121,7 +121,7 @@ def primal_attention(
     """Primal-Attention of one layer, heads apart: (B, h, N, p) -> (B, h, N, p).
 
     ``w_out`` (p, 2s) and ``b_out`` (p,) join the two scores (eq. 8); the other arguments are those of
-    :func:`primal_scores`. Costs O(N p s) time and O(N s) memory.
+    ``primal_scores``. Costs O(N p s) time and O(N s) memory.
     """
     scores = primal_scores(
         q, k, w_e, w_r, rows=rows, grid=grid, running_means=running_means, feature_map=feature_map,
@@ -187,9 +187,9 @@ def objective_from_energy(
     key_padding_mask: Tensor | None = None,
     num_tokens: Tensor | None = None,
 ) -> Tensor:
-    """J as in :func:`ksvd_objective`, from :func:`scores_energy`, (B,), and the length N.
+    """J as in ``ksvd_objective``, from ``scores_energy``, (B,), and the length N.
 
-    ``num_tokens`` (B,) takes the place of length and mask where the tokens lie elsewhere too.
+    ``num_tokens`` (B,) replaces length and mask where other ranks hold tokens too.
     """
     if form not in ("mean", "sum"):
         raise unknown("objective form", form, ("mean", "sum"))

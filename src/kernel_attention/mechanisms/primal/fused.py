@@ -3,7 +3,7 @@
 Everything right of the feature maps is the same for every token, so it is multiplied out beforehand. With
 z_i = [phi(q_i) ; phi(k_i)] a head's output is z_i G, G = [W_{e|X} C_e ; W_{r|X} C_r] being (2p, p), and the
 energy of the objective is <Z^T Z, S>, S being (p, p) for each half of z. A token then costs two small
-products. The backward pass keeps the input, and nothing else of its size, and computes z again.
+products. The backward pass keeps only the input, and computes z again.
 
 What walks over the tokens is an engine: :mod:`kernel_attention.mechanisms.primal.slices` in PyTorch,
 :mod:`kernel_attention.mechanisms.primal.triton_kernels` on GPUs.
@@ -31,7 +31,7 @@ from kernel_attention.tensors.statistics import exactly
 
 
 class Folded(NamedTuple):
-    """What a layer's weights come to when the tokens are left out; B is 1 where no token enters.
+    """A layer's weights multiplied out, without the tokens; B is 1 where they do not depend on the sequence.
 
     ``maps`` (B, k, 2d / k, o) and ``constant`` (k o,) make the output; ``energy`` (B, h, 2, p, p) is S for
     queries and keys, None where there is no objective.
@@ -68,7 +68,7 @@ def primal_pass(
         weight: projection to the queries and keys, (h * 2 * p, d): a head's query and key lie side by side.
         bias: (h * 2 * p,) or None.
         num_heads: h.
-        fold: ``fold(rows, *parameters)`` gives :class:`Folded`; rows are (B, M, d), or None without samples.
+        fold: ``fold(rows, *parameters)`` gives ``Folded``; rows are (B, M, d), or None without samples.
         parameters: tensors that ``fold`` is differentiated by.
         samples: where the rows are read.
         normalize: whether phi divides by the norm (cosine), or is the identity.
@@ -86,7 +86,7 @@ class _PrimalPass(torch.autograd.Function):
         samples: Samples | None, engine: ModuleType, *parameters: Tensor,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         with torch.autocast(x.device.type, enabled=False):
-            # Folding the weights is small and left to autograd, in a graph of its own.
+            # Folding the weights is cheap, so autograd differentiates it, in a graph of its own.
             with torch.set_grad_enabled(any(ctx.needs_input_grad)):
                 leaves = [parameter.detach().requires_grad_() for parameter in parameters]
                 rows = None if samples is None else samples.read(x.detach()).requires_grad_()
@@ -153,12 +153,12 @@ def _formulas(
 
 
 def _gradients(folded: Folded, inputs: list[Tensor], grads: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
-    """By the inputs, through those outputs that depend on them: without biases the constant does not."""
+    """Gradients by the inputs, through the outputs that depend on them (the constant only with biases)."""
     chosen = [
         (output, grad.to(output.dtype))
         for output, grad in zip(folded, grads, strict=True)
         if output is not None and grad is not None and output.requires_grad
     ]
     outputs, given = zip(*chosen, strict=True)
-    # The graph is kept for a caller who keeps his and comes again; it goes with the context.
+    # The graph is kept for callers that run backward twice (retain_graph); it is freed with the context.
     return torch.autograd.grad(outputs, inputs, given, retain_graph=True, materialize_grads=True)

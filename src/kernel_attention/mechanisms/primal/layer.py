@@ -43,7 +43,7 @@ from kernel_attention.tensors.statistics import num_real
 _log = logging.getLogger(__name__)
 
 _IMPLS = ("auto", "plain", "fused", "triton")
-_FUSED_FROM = 256  # tokens; below, multiplying the weights out costs more than it saves
+_FUSED_FROM = 256  # tokens; for fewer, multiplying the weights out costs more than it saves
 
 
 @register_attention(
@@ -68,7 +68,7 @@ class PrimalAttention(PenalizedAttention):
         embed_dim: model width d.
         num_heads: number of heads h; divides d.
         rank: number of projection directions s per head. The paper asks s <= N; its own recipes exceed it.
-        eta: weight of J^2 in :func:`auxiliary_loss`. ``sqrt_lambda`` (h, s) exists only where eta > 0.
+        eta: weight of J^2 in ``auxiliary_loss``. ``sqrt_lambda`` (h, s) exists only where eta > 0.
         data_dependent: whether the projection weights depend on the sequence.
         rank_multiplier: rows sampled per direction, M = rank * rank_multiplier.
         max_len: longest sequence. It caps M, and fixes the sampling grid of the causal data-dependent form,
@@ -76,7 +76,7 @@ class PrimalAttention(PenalizedAttention):
         running_means: whether the causal form averages q and k over the prefix first (listing 1).
         feature_map: phi, a name or a callable of `kernel_attention.features`.
         objective_form: "mean" over the tokens (released code) or "sum" (paper); see
-            :func:`kernel_attention.functional.ksvd_objective`.
+            ``kernel_attention.functional.ksvd_objective``.
         square_per: "batch" squares one J over the batch's tokens; "sequence" squares every sequence's own J
             and averages the squares (what the released code does, and the same for any split into
             micro-batches).
@@ -157,7 +157,7 @@ class PrimalAttention(PenalizedAttention):
     def attend(
         self, x: Tensor, context: Tensor | None, key_padding_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
-        """See :class:`AttentionLayer`."""
+        """Primal-Attention on checked arguments, (B, N, d). In training it keeps J where ``eta`` > 0."""
         attend = self._one_pass if self._is_fused(x, is_causal) else self._plain
         y, energy = attend(x, key_padding_mask, is_causal)
         if energy is not None:
@@ -181,7 +181,7 @@ class PrimalAttention(PenalizedAttention):
         return y
 
     def why_not_sharded(self, is_causal: bool) -> str | None:
-        """See :class:`AttentionLayer`."""
+        """Why the layer cannot share a sequence: its form is not the one-pass form. None where it can."""
         if self.impl == "plain" or self.feature_map not in (cosine, identity):
             return "only the one-pass form is sharded: impl 'auto', feature map cosine or identity"
         if is_causal and self.data_dependent:
@@ -219,7 +219,7 @@ class PrimalAttention(PenalizedAttention):
         )
 
     def _positions(self, x: Tensor, key_padding_mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Where the rows lie in x, and which of them do."""
+        """Positions of the sampled rows in x, and which of the rows lie in x."""
         if self.sequence_group is None:
             return sample_positions(x, self.num_rows, key_padding_mask)
         before, total = self.sequence_group.places(num_real(x, key_padding_mask))

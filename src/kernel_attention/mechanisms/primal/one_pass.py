@@ -46,7 +46,7 @@ def primal_layer(
     engine: Literal["slices", "triton"] = "slices",
     group: SequenceGroup | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """The layer's output and its objective's energy, sum_i ||L e_i||^2 + ||L r_i||^2 averaged over heads.
+    """The layer's output, and its objective's energy: sum_i ||L e_i||^2 + ||L r_i||^2 averaged over heads.
 
     What a token costs does not depend on the rank: O(N d^2) time, and no memory but that of the output. The
     weights are multiplied out first, O(d p s) per sequence, so very short sequences gain nothing. The
@@ -78,7 +78,7 @@ def primal_layer(
     x = autocast(x)
     num_heads = weights.w_e.size(0)
     weight, bias = _side_by_side(weights.q_proj, weights.k_proj, num_heads)
-    # One map for all heads saves a pass, but costs h (2p, d) products in the place of h (2p, p) ones and O.
+    # One map for all heads saves a pass, but costs h (2p, d) products instead of h (2p, p) ones and O.
     fold_output = num_heads <= 2 and engine == "slices"
     given = {"w_e": weights.w_e, "w_r": weights.w_r, "concat": weights.concat[0]}
     optional = {"concat_bias": weights.concat[1]}

@@ -14,7 +14,7 @@ _SLICE = 2048  # tokens; their z and its gradient stay in the second-level cache
 
 
 class Tokens(NamedTuple):
-    """How z is made of the tokens."""
+    """The parts that z is computed from."""
 
     num_heads: int
     normalize: bool
@@ -22,7 +22,7 @@ class Tokens(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Gradients: of the tokens (B, N, d), and of what is shared by them, as sums in float32 or better."""
+    """Gradients: of the tokens (B, N, d), and of the shared tensors, as sums in float32 or better."""
 
     x: Tensor
     weight: Tensor
@@ -32,9 +32,9 @@ class Sums(NamedTuple):
 
 
 class _Room(NamedTuple):
-    """Memory for the z of n tokens, under its four shapes.
+    """A buffer for z of n tokens, with views in the four shapes that the passes need.
 
-    It is used again for every slice: new memory would have to be mapped in first.
+    It is reused for every slice, because new memory would have to be mapped in first.
     """
 
     flat: Tensor  # (n, 2d)
@@ -60,7 +60,7 @@ def map_tokens(
             z = rooms.get(0, part.size(0))
             _features(part, mask, weight, bias, tokens, z, rooms.get(2, part.size(0)))
             _by_group(out, groups).baddbmm_(z.by_group, own_map, beta=0)
-            out += constant  # apart: with two threads faster than a product that starts from it
+            out += constant  # added separately: with two threads faster than a product that starts from it
             if gram is not None:
                 _add_product(gram[i], z.by_half.mT, z.by_half)
     return y, None if gram is None else gram.unflatten(1, (-1, 2))
@@ -70,7 +70,7 @@ def pull_back(
     tokens: Tokens, x: Tensor, weight: Tensor, bias: Tensor | None, maps: Tensor, pull: Tensor | None,
     grad_y: Tensor,
 ) -> Sums:  # fmt: skip
-    """The gradients of :func:`map_tokens`; ``pull`` (B, h, 2, p, p) is twice the gradient of Z^T Z."""
+    """The gradients of ``map_tokens``; ``pull`` (B, h, 2, p, p) is twice the gradient of Z^T Z."""
     exact, groups = accumulation_dtype(x.dtype), maps.size(1)
     sums = Sums(
         torch.empty_like(x),
@@ -112,7 +112,7 @@ def _slices(i: int, x: Tensor, mask: Tensor | None, *others: Tensor) -> Iterator
 
 
 class _Rooms:
-    """Three rooms of a slice each, and their views by the number of tokens."""
+    """Three buffers, each for one slice, and their views by the number of tokens."""
 
     def __init__(self, x: Tensor, weight: Tensor, tokens: Tokens, groups: int) -> None:
         self.memory = [x.new_empty(min(_SLICE, x.size(1)), weight.size(0)) for _ in range(3)]
@@ -120,7 +120,7 @@ class _Rooms:
         self.rooms: dict[tuple[int, int], _Room] = {}
 
     def get(self, which: int, count: int) -> _Room:
-        """The first ``count`` rows of room ``which``."""
+        """The first ``count`` rows of buffer ``which``."""
         if (which, count) not in self.rooms:
             flat = self.memory[which][:count]
             halves = flat.view(count, self.halves, -1)
@@ -180,5 +180,5 @@ def _add_rows(into: Tensor, rows: Tensor) -> None:
 
 
 def _by_group(x: Tensor, groups: int) -> Tensor:
-    """(n, ..) with the heads in order -> (k, n, what one group of heads has)."""
+    """(n, ..) with the heads in order -> (k, n, ..), one slice for each group of heads."""
     return x.view(x.size(0), groups, -1).transpose(0, 1)

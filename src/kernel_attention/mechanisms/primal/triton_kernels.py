@@ -47,7 +47,7 @@ def _features(
     x, w, bias, n, real, D, P: tl.constexpr, PP: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
     HAS_BIAS: tl.constexpr, NORMALIZE: tl.constexpr, SMALLEST: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """phi(q) and phi(k) of a block of one head in float32, (BN, PP) each, and what they were scaled by."""
+    """phi(q) and phi(k) of a block of one head in float32, (BN, PP) each, and their scales."""
     zq = tl.zeros((BN, PP), dtype=tl.float32)
     zk = tl.zeros((BN, PP), dtype=tl.float32)
     for d0 in range(0, D, BD):

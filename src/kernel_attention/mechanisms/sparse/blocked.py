@@ -32,7 +32,7 @@ def blocked_attention(
     is_causal: bool,
     dropout_p: float,
 ) -> Tensor:
-    """Sparse attention (see :func:`kernel_attention.functional.sparse_attention`), blocked.
+    """Sparse attention (see ``kernel_attention.functional.sparse_attention``), blocked.
 
     Args:
         q: (B, h, N, p).

@@ -1,4 +1,4 @@
-"""Sparse attention: each query sees a fixed pattern of positions, the softmax runs over those.
+"""Sparse attention: each query sees a fixed pattern of positions, and the softmax runs over these.
 
 Source: Child, Gray, Radford, Sutskever, "Generating Long Sequences with Sparse Transformers", 2019, in the
 bidirectional form of Nguyen et al., "A Primal-Dual Framework for Transformers and Neural Networks", ICLR 2023
@@ -41,7 +41,7 @@ class SparsePattern(NamedTuple):
     summary: int = 1
 
     def check(self) -> SparsePattern:
-        """Itself; InputError for values that no pattern has."""
+        """The pattern itself; InputError for values that no pattern has."""
         if self.name not in PATTERNS:
             raise unknown("pattern", self.name, PATTERNS)
         if not isinstance(self.stride, int) or self.stride < 1:
@@ -64,14 +64,14 @@ def sparse_mask(
     """The pattern as a matrix, (num_queries, num_keys) bool, True = seen; without causality.
 
     With ``factor`` the keys are blocks of that many positions, and a block is seen where any of its positions
-    is. A block counts as whole even where the sequence ends in it: what a query sees does not depend on the
-    sequence's length.
+    is. A block counts as whole even where the sequence ends in it, so what a query sees does not depend on
+    the length of the sequence.
     """
     return positions_seen(pattern, torch.arange(num_queries, device=device), num_keys, factor=factor)
 
 
 def positions_seen(pattern: SparsePattern, queries: Tensor, num_keys: int, *, factor: int = 1) -> Tensor:
-    """The rows of :func:`sparse_mask` for queries at these positions, (n,) int64 -> (n, num_keys) bool."""
+    """The rows of ``sparse_mask`` for queries at these positions, (n,) int64 -> (n, num_keys) bool."""
     _, stride, summary = pattern
     i = queries[:, None]
     first = torch.arange(num_keys, device=queries.device) * factor

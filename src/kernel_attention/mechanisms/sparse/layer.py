@@ -26,7 +26,7 @@ class SparseAttention(QueryKeyValueAttention):
             tokens, or one of the last ``summary`` tokens of any block.
         stride: l; None: sqrt(max_len) rounded, or 16 where ``max_len`` is not given.
         summary: see ``pattern``.
-        impl: "auto", "blocked" or "dense", see :func:`kernel_attention.functional.sparse_attention`.
+        impl: "auto", "blocked" or "dense", see ``kernel_attention.functional.sparse_attention``.
         max_len: longest sequence, for the default stride.
         dropout: probability of dropping an attention weight in training.
         bias: whether the four projections have biases.

@@ -19,7 +19,7 @@ def default_factors(num_heads: int) -> tuple[int, ...]:
 
 
 def checked_factors(factors: int | Sequence[int] | None, num_heads: int) -> tuple[int, ...]:
-    """One factor for each head; InputError for what is no such thing."""
+    """One factor for each head; InputError for anything else."""
     if factors is None:
         return default_factors(num_heads)
     values = (factors,) * num_heads if isinstance(factors, int) else tuple(factors)

@@ -1,4 +1,4 @@
-"""Attention-BN, Attention-SH and both: what follows from fitting the support vector regression differently.
+"""Attention-BN, Attention-SH and both, which follow from other ways to fit the support vector regression.
 
 Attention is the support vector expansion sum_j k(x, k_j) / h(x) v_j of a regression fitted to keys and
 targets. Batch normalisation inside the regression function re-centres queries and keys (Attention-BN, eq. 22
@@ -40,7 +40,7 @@ def recentre(
     factor: int = 1,
     group: SequenceGroup | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Queries and keys of Attention-BN: (q - beta mu) / s and (k - beta mu) / s, or what has the same
+    """Queries and keys of Attention-BN: (q - beta mu) / s and (k - beta mu) / s, or others with the same
     attention.
 
     mu and s^2 = sigma^2 + eps are the keys' mean and variance over the sequence, per head and channel. A
@@ -55,7 +55,7 @@ def recentre(
         normalize: whether to divide by s (eq. 22).
         eps: added to the variance.
         shift_invariant: whether the kernel's weights are a softmax; False: keys exactly as in the formula.
-        key_padding_mask: (B, S), True = real key. Not read with ``is_causal``, which wants right padding.
+        key_padding_mask: (B, S), True = real key. Not read with ``is_causal``, which needs right padding.
         is_causal: statistics of the prefix; needs ``shift_invariant``.
         factor: with ``is_causal``, row i of k is the open block at token i
             (:mod:`kernel_attention.tensors.blocks`), and the prefix's keys are the completed blocks and
@@ -113,7 +113,7 @@ def _prefix_moments(k: Tensor, factor: int) -> tuple[Tensor, Tensor]:
     """Mean and variance of the keys of every prefix: the completed blocks and row i. (B, h, N, p) each.
 
     Welford's recurrence: a new key adds (k - mean before)^2 count / (count + 1) to the sum of squares, so
-    that nothing is ever subtracted from anything as large.
+    no two large numbers are subtracted.
     """
     length, dtype = k.size(2), accumulation_dtype(k.dtype)
     k = k.to(dtype)
@@ -151,7 +151,7 @@ def support_vector_attention(
     group: SequenceGroup | None = None,
     **options: Any,
 ) -> Tensor:
-    """One choice of each: a kernel, a centring, a training set. With the defaults it is softmax attention.
+    """Attention with a choice of kernel, centring and training set. The defaults give softmax attention.
 
     Args:
         q: queries, (B, h, N, p).
@@ -159,16 +159,16 @@ def support_vector_attention(
             open block at token i (:mod:`kernel_attention.tensors.blocks`).
         v: values likewise, (B, h, S, p_v).
         attention: the kernel, called with ``factor``, ``key_padding_mask``, ``is_causal`` and ``options``.
-        shift_invariant: as in :func:`recentre`, of that kernel.
-        beta: as in :func:`recentre`; the number 0 without ``normalize`` leaves queries and keys alone.
-        normalize: as in :func:`recentre`.
-        eps: as in :func:`recentre`.
+        shift_invariant: as in ``recentre``, of that kernel.
+        beta: as in ``recentre``; the number 0 without ``normalize`` leaves queries and keys alone.
+        normalize: as in ``recentre``.
+        eps: as in ``recentre``.
         factor: tokens per key.
         key_padding_mask: (B, S), True = real key; right padding with ``is_causal`` and for kernels that read
             positions.
         is_causal: token i sees the completed blocks before its own, and its own up to itself.
         group: processes that hold the parts of every sequence; for the linear kernel.
-        options: what else the kernel takes.
+        options: further arguments of the kernel.
 
     Returns:
         (B, h, N, p_v).
@@ -190,7 +190,7 @@ def batch_norm_attention(
 ) -> Tensor:
     """Attention-BN (eq. 26; eq. 22 with ``normalize=True``): q, k, v (B, h, N or S, p) -> (B, h, N, p).
 
-    One fused call with the softmax kernel. Options as in :func:`support_vector_attention`.
+    One fused call with the softmax kernel. Options as in ``support_vector_attention``.
     """
     return support_vector_attention(q, k, v, beta=beta, **options)
 
@@ -219,7 +219,7 @@ def scaled_heads_attention(
         pooling: "average" or "max".
         key_padding_mask: (B, S) right padding, True = real token.
         is_causal: token i sees the completed blocks before its own, and its own up to itself.
-        options: as in :func:`support_vector_attention`.
+        options: as in ``support_vector_attention``.
 
     Returns:
         (B, h, N, p).

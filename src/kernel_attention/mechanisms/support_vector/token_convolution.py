@@ -21,7 +21,7 @@ _WEIGHTS: tuple[ConvWeights, ...] = ("shared", "separate", "separable")
 
 
 class TokenConvolution(nn.Module):
-    """Depth-wise convolution of queries and keys, or of what they and the values are projected from.
+    """Depth-wise convolution of queries and keys, or of the tokens that queries, keys and values are made of.
 
     All kernels start at the identity, so that the layer starts as attention without them. (The causal form
     reads the same kernel from s - 1 tokens back to the token itself, where the identity becomes a delay of (s
@@ -34,7 +34,7 @@ class TokenConvolution(nn.Module):
             one for queries and one for keys; "separable": a kernel per channel for queries, keys and values
             each, before the projections, which are then the point-wise half (remark 7).
         grid_size: (H, W), the tokens being H rows of W; None: a sequence.
-        class_tokens: tokens in front of the grid, which no convolution touches.
+        class_tokens: tokens in front of the grid, which are not convolved.
     """
 
     q_kernel: nn.Parameter
@@ -73,7 +73,7 @@ class TokenConvolution(nn.Module):
         self.v_kernel = nn.Parameter(identity.clone()) if weights == "separable" else None
 
     def before(self, x: Tensor, mask: Tensor | None, is_causal: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """What queries, keys and values are projected from: x (B, N, d) three times, convolved where
+        """The inputs of the query, key and value projections: x (B, N, d) three times, convolved where
         separable.
         """
         if self.k_kernel is None or self.v_kernel is None:
