@@ -67,9 +67,9 @@ def train(recipe: Recipe, seed: int, with_trajectory: bool) -> dict[str, Any]:
     model.encoder.set_scale(torch.from_numpy(scale.mean), torch.from_numpy(scale.std))
     every = max(len(data.test.sequences) // FINAL_CASES, 1)  # the split is sorted by class
     cases = data.test.sequences[::every][:FINAL_CASES]
-    batches = [(batch.x, batch.key_padding_mask) for batch in make_loader(cases, 16)]
+    batches = [(batch.x, batch.attention_mask) for batch in make_loader(cases, 16)]
     few = cases[:: FINAL_CASES // TRAJECTORY_CASES]
-    trajectory = Trajectory([(batch.x, batch.key_padding_mask) for batch in make_loader(few, 16)])
+    trajectory = Trajectory([(batch.x, batch.attention_mask) for batch in make_loader(few, 16)])
     before = diagnosed(model, batches)
     fit(
         SequenceTask(model, recipe),

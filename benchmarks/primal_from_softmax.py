@@ -38,14 +38,14 @@ METHODS = ("svd", "values", "random", "new", "zero")
 
 @torch.no_grad()
 def inputs_of_last_layer(model: nn.Module, split: SequenceSplit) -> tuple[Tensor, Tensor]:
-    """(x, key_padding_mask) of the last attention layer on a whole split."""
+    """(x, attention_mask) of the last attention layer on a whole split."""
     batch = next(iter(make_loader(split, len(split))))
     seen: list[Tensor] = []
     layer = model.encoder.layers[-1].attention
     handle = layer.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
-    model(batch.x, batch.key_padding_mask)
+    model(batch.x, batch.attention_mask)
     handle.remove()
-    return seen[0], batch.key_padding_mask
+    return seen[0], batch.attention_mask
 
 
 def fine_tune(model: nn.Module, run: SavedRun, train: SequenceSplit, seed: int) -> nn.Module:
@@ -59,8 +59,8 @@ def fine_tune(model: nn.Module, run: SavedRun, train: SequenceSplit, seed: int) 
 
 @torch.no_grad()
 def relative_error(layer: nn.Module, wanted: nn.Module, x: Tensor, mask: Tensor) -> float:
-    target = wanted(x, key_padding_mask=mask)[mask]
-    return ((layer(x, key_padding_mask=mask)[mask] - target).norm() / target.norm()).item()
+    target = wanted(x, attention_mask=mask)[mask]
+    return ((layer(x, attention_mask=mask)[mask] - target).norm() / target.norm()).item()
 
 
 def initialised(
@@ -79,7 +79,7 @@ def initialised(
         errors = [relative_error(last.attention, before, *split) for split in (train, test)]
         return {"model": changed, "error": errors[0], "held_out_error": errors[1]}
     found = primal_from_softmax(
-        last.attention, train[0], key_padding_mask=train[1], held_out=test[0], held_out_mask=test[1],
+        last.attention, train[0], attention_mask=train[1], held_out=test[0], held_out_mask=test[1],
         method=method, seed=seed, **options,
     )  # fmt: skip
     last.attention = found.layer

@@ -71,9 +71,9 @@ def layer_inputs(model: nn.Module, split: object) -> Iterator[tuple[nn.Module, T
         for layer in layers
     ]
     for batch in make_loader(split.sequences[:SEQUENCES], 1):
-        model(batch.x.double(), batch.key_padding_mask)
+        model(batch.x.double(), batch.attention_mask)
         for index, layer in enumerate(layers):
-            yield layer, seen[layer][:, : int(batch.key_padding_mask.sum())], index
+            yield layer, seen[layer][:, : int(batch.attention_mask.sum())], index
     for handle in handles:
         handle.remove()
 

@@ -253,7 +253,7 @@ class AttentionClassifier(ClassifierMixin, _AttentionEstimator):
         n_features_in_: channels c.
         max_len_: longest sequence that the model takes whole.
         equal_length_: whether all training sequences had ``max_len_`` steps; longer ones are refused then.
-        model_: the trained :class:`kernel_attention.models.SequenceClassifier`, on the CPU.
+        model_: the trained ``kernel_attention.models.SequenceClassifier``, on the CPU.
         history_: a dict for every epoch: ``train_loss``, ``train_accuracy``, ``objective_layer_i``, and
             ``val_loss`` and ``val_accuracy`` where cases are held out.
         best_epoch_: the epoch whose weights were kept, counted from 1.

@@ -40,7 +40,7 @@ def require_memory(what: str, size: int, advice: str) -> None:
 
 
 def require_parameters(what: str, count: int, advice: str) -> None:
-    """:func:`require_memory` for ``count`` parameters in training: with gradients and Adam's averages."""
+    """``require_memory`` for ``count`` parameters in training: with gradients and Adam's averages."""
     require_memory(f"{what}: training {_number(count)} parameters", count * _TRAINING, advice)
 
 

@@ -66,7 +66,7 @@ class SpecReader:
         """(name, options) for every layer: one spec serves all layers, a list has one for each.
 
         Raises:
-            InputError: as :meth:`read` does, and for a list of another length.
+            InputError: as ``read`` does, and for a list of another length.
         """
         if not isinstance(specs, list):
             return [self.read(specs) for _ in range(num_layers)]

@@ -205,7 +205,7 @@ def output_has_the_shape_and_dtype_of_the_input(case: Subject) -> None:
         layer, x = case.build(dtype), inputs(dtype)
         for form in case.call_forms():
             for mask in (None, right_padding()):
-                y = layer(x, key_padding_mask=mask, **form)
+                y = layer(x, attention_mask=mask, **form)
                 assert y.shape == (BATCH, LENGTH, EMBED_DIM), f"shape {tuple(y.shape)}"
                 assert y.dtype == dtype, f"{dtype} became {y.dtype}"
 
@@ -233,7 +233,7 @@ def cross_attention_reads_another_sequence_of_its_own_length(case: Subject) -> N
     _close(layer(x, context=x), layer(x))
     assert not torch.allclose(layer(x, context=2 * context), y), "the context is not read"
     mask = torch.arange(CONTEXT)[None] < torch.arange(1, BATCH + 1)[:, None]
-    y = layer(x, context=context, key_padding_mask=mask)
+    y = layer(x, context=context, attention_mask=mask)
     for b in range(BATCH):
         _close(y[b : b + 1], layer(x[b : b + 1], context=context[b : b + 1, : b + 1]))
 
@@ -255,7 +255,7 @@ def a_padded_batch_gives_each_sequence_its_own_output(case: Subject) -> None:
     layer, x = case.build(), inputs()
     for mask in masks():
         for form in case.call_forms():
-            y = layer(_with_garbage(x, mask), key_padding_mask=mask, **form)
+            y = layer(_with_garbage(x, mask), attention_mask=mask, **form)
             for b in range(BATCH):
                 _close(y[b, mask[b]], layer(x[b, mask[b]][None], **form)[0])
 
@@ -268,7 +268,7 @@ def a_padded_batch_has_the_mean_objective_of_its_sequences(case: Subject) -> Non
         return
     for mask in masks():
         for form in case.call_forms():
-            layer(_with_garbage(x, mask), key_padding_mask=mask, **form)
+            layer(_with_garbage(x, mask), attention_mask=mask, **form)
             together, alone = _required(objective(layer)), []
             for b in range(BATCH):
                 layer(x[b, mask[b]][None], **form)
@@ -293,7 +293,7 @@ def the_content_of_the_padding_changes_neither_outputs_nor_gradients(case: Subje
             results = []
             for content in (x, _with_garbage(x, mask), x.masked_fill(~mask[..., None], 0.0)):
                 layer, leaf = case.build(), content.clone().requires_grad_()
-                y = layer(leaf, key_padding_mask=mask, **form)
+                y = layer(leaf, attention_mask=mask, **form)
                 (y[mask].square().sum() + auxiliary_loss(layer)).backward()
                 grad = _required(leaf.grad)
                 assert not grad[~mask].any(), "gradients flow into the padding"
@@ -307,7 +307,7 @@ def a_full_mask_is_no_mask(case: Subject) -> None:
     layer, x = case.build(), inputs()
     full = torch.ones(BATCH, LENGTH, dtype=torch.bool)
     for form in case.call_forms():
-        _close(layer(x, key_padding_mask=full, **form), layer(x, **form))
+        _close(layer(x, attention_mask=full, **form), layer(x, **form))
 
 
 @_check()
@@ -317,8 +317,8 @@ def an_empty_sequence_disturbs_nobody(case: Subject) -> None:
     rest = torch.arange(BATCH) != 2
     for form in case.call_forms():
         layer = case.build()
-        y = layer(x, key_padding_mask=mask, **form)
-        _close(y[rest], layer(x[rest], key_padding_mask=mask[rest], **form))
+        y = layer(x, attention_mask=mask, **form)
+        _close(y[rest], layer(x[rest], attention_mask=mask[rest], **form))
         (y[mask].sum() + auxiliary_loss(layer)).backward()
         assert all(p.grad is None or p.grad.isfinite().all() for p in (x, *layer.parameters()))
 
@@ -328,12 +328,12 @@ def a_sequence_does_not_depend_on_its_batch(case: Subject) -> None:
     layer, x, mask = case.build(), inputs(), right_padding()
     order = torch.randperm(BATCH)
     for form in case.call_forms():
-        y = layer(x, key_padding_mask=mask, **form)
+        y = layer(x, attention_mask=mask, **form)
         before = auxiliary_loss(layer)
-        _close(layer(x[order], key_padding_mask=mask[order], **form), y[order])
+        _close(layer(x[order], attention_mask=mask[order], **form), y[order])
         _close(auxiliary_loss(layer), before)
         for b in range(BATCH):
-            alone = layer(x[b : b + 1], key_padding_mask=mask[b : b + 1], **form)
+            alone = layer(x[b : b + 1], attention_mask=mask[b : b + 1], **form)
             _close(alone[:, : LENGTHS[b]], y[b : b + 1, : LENGTHS[b]])
 
 
@@ -358,12 +358,12 @@ def the_future_changes_no_bit_of_the_past(case: Subject) -> None:
     for dtype in (torch.float64, torch.float32):
         layer, x = case.build(dtype), inputs(dtype)
         for mask in (None, right_padding(), right_padding().flip(1)):
-            y = layer(x, key_padding_mask=mask, is_causal=True)
+            y = layer(x, attention_mask=mask, is_causal=True)
             for now in range(1, LENGTH):
                 for size in (1.0, 1e4):
                     future = x.clone()
                     future[:, now:] = size * torch.randn(BATCH, LENGTH - now, EMBED_DIM, dtype=dtype)
-                    seen = layer(future, key_padding_mask=mask, is_causal=True)
+                    seen = layer(future, attention_mask=mask, is_causal=True)
                     real = slice(None) if mask is None else mask[:, :now]
                     assert torch.equal(seen[:, :now][real], y[:, :now][real]), f"token {now} changes its past"
 
@@ -372,10 +372,10 @@ def the_future_changes_no_bit_of_the_past(case: Subject) -> None:
 def the_future_of_the_mask_changes_no_bit_of_the_past(case: Subject) -> None:
     layer, x = case.build(), inputs()
     mask = torch.rand(BATCH, LENGTH) < 0.7
-    y = layer(x, key_padding_mask=mask, is_causal=True)
+    y = layer(x, attention_mask=mask, is_causal=True)
     for now in range(1, LENGTH):
         other = torch.cat([mask[:, :now], ~mask[:, now:]], dim=1)
-        seen = layer(x, key_padding_mask=other, is_causal=True)
+        seen = layer(x, attention_mask=other, is_causal=True)
         assert torch.equal(seen[:, :now][mask[:, :now]], y[:, :now][mask[:, :now]]), f"mask of token {now}"
 
 
@@ -415,7 +415,7 @@ def gradients_equal_finite_differences(case: Subject) -> None:
             x: Tensor, *parameters: Tensor, form: dict[str, bool] = form, both: bool = has_objective
         ) -> Any:
             y = torch.func.functional_call(
-                layer, dict(zip(names, parameters, strict=True)), x, {"key_padding_mask": mask, **form}
+                layer, dict(zip(names, parameters, strict=True)), x, {"attention_mask": mask, **form}
             )
             return (y[mask], auxiliary_loss(layer)) if both else y[mask]
 
@@ -452,7 +452,7 @@ def extreme_inputs_give_finite_outputs_and_gradients(case: Subject) -> None:
         for form in case.call_forms():
             for mask in (None, first):
                 layer, leaf = case.build(torch.float32), x.clone().requires_grad_()
-                y = layer(leaf, key_padding_mask=mask, **form)
+                y = layer(leaf, attention_mask=mask, **form)
                 (y.sum() + auxiliary_loss(layer)).backward()
                 found = {"y": y, "x": leaf.grad, **{n: p.grad for n, p in layer.named_parameters()}}
                 for name, value in found.items():
@@ -474,8 +474,8 @@ def zero_tokens_pass_no_exploding_gradient(case: Subject) -> None:
 def float32_is_close_to_float64(case: Subject) -> None:
     x, mask = inputs(), right_padding()
     for form in case.call_forms():
-        exact = case.build()(x, key_padding_mask=mask, **form)[mask]
-        single = case.build(torch.float32)(x.float(), key_padding_mask=mask, **form)[mask]
+        exact = case.build()(x, attention_mask=mask, **form)[mask]
+        single = case.build(torch.float32)(x.float(), attention_mask=mask, **form)[mask]
         error = (single.double() - exact).norm() / exact.norm()
         assert error < 2e-6, f"relative error {error:.1e} ({form})"
 
@@ -485,10 +485,10 @@ def autocast_stays_close_and_keeps_the_objective_in_float32(case: Subject) -> No
     x, mask = inputs(torch.float32), right_padding()
     for form in case.call_forms():
         layer = case.build(torch.float32)
-        exact = layer(x, key_padding_mask=mask, **form)[mask]
+        exact = layer(x, attention_mask=mask, **form)[mask]
         before = objective(layer)
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            y = layer(x, key_padding_mask=mask, **form)
+            y = layer(x, attention_mask=mask, **form)
         assert (y[mask].float() - exact).norm() < _BFLOAT16_ERROR * exact.norm(), "far from float32"
         if before is not None:
             after = _required(objective(layer))
@@ -513,7 +513,7 @@ def training_forwards_are_deterministic(case: Subject) -> None:
     for _ in range(2):
         torch.manual_seed(3)
         layer = case.build(torch.float32)
-        y = layer(inputs(torch.float32), key_padding_mask=right_padding())
+        y = layer(inputs(torch.float32), attention_mask=right_padding())
         (y.square().sum() + auxiliary_loss(layer)).backward()
         runs.append([y, *(_required(p.grad) for p in layer.parameters())])
     assert all(torch.equal(first, second) for first, second in zip(*runs, strict=True))
@@ -542,7 +542,7 @@ def every_parameter_is_trained(case: Subject) -> None:
     # DistributedDataParallel refuses a parameter that the loss does not reach.
     for form in case.call_forms():
         layer = case.build()
-        y = layer(inputs(), key_padding_mask=right_padding(), **form)
+        y = layer(inputs(), attention_mask=right_padding(), **form)
         (y.square().sum() + auxiliary_loss(layer)).backward()
         assert [name for name, p in layer.named_parameters() if p.grad is None] == []
 
@@ -658,7 +658,7 @@ def _compiled_equals_eager(case: Subject, lengths: tuple[int, ...], dynamic: boo
             for run, layer in ((call, compiled), (eager, eager)):
                 leaf = x.clone().requires_grad_()
                 layer.zero_grad()
-                y = run(leaf, key_padding_mask=mask, **form)
+                y = run(leaf, attention_mask=mask, **form)
                 (y.square().sum() + auxiliary_loss(layer)).backward()
                 found.append([y, leaf.grad, *(p.grad for p in layer.parameters())])
             _close(found[0], found[1])
@@ -694,11 +694,11 @@ def an_evaluated_layer_can_be_exported_with_any_length(case: Subject) -> None:
     program = torch.export.export(
         layer,
         (x,),
-        {"key_padding_mask": mask},
-        dynamic_shapes={"x": {1: tokens}, "key_padding_mask": {1: tokens}},
+        {"attention_mask": mask},
+        dynamic_shapes={"x": {1: tokens}, "attention_mask": {1: tokens}},
     )
     for length in (11, 7):
-        arguments = {"key_padding_mask": mask[:, :length]}
+        arguments = {"attention_mask": mask[:, :length]}
         _close(program.module()(x[:, :length], **arguments), layer(x[:, :length], **arguments))
 
 

@@ -84,7 +84,7 @@ def test_torch_weights(mask, batch_first):
     call, real = {}, torch.ones(BATCH, LENGTH, dtype=torch.bool)
     if mask == "padding":
         real = real_tokens()
-        call["key_padding_mask"] = ~real
+        call["attention_mask"] = ~real
     elif mask == "causal":
         call["attn_mask"] = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
     elif mask == "additive":
@@ -137,7 +137,7 @@ def test_own_layers(name):
     x, real = torch.randn(BATCH, LENGTH, 3), real_tokens()
     model(x, real)
     pairs = zip(list(inputs), model.layers, strict=True)
-    expected = [layer.attention.kernel_matrix(at, key_padding_mask=real).detach() for at, layer in pairs]
+    expected = [layer.attention.kernel_matrix(at, attention_mask=real).detach() for at, layer in pairs]
     assert_same_matrices(capture(model, (x, real)), expected, real)
 
 

@@ -113,7 +113,7 @@ def test_objective_is_that_of_the_training_forward():
     (attention,) = capture(model, (x, real)).values()
     layer.train()
     for case in range(BATCH):
-        layer(attention.x[case : case + 1], key_padding_mask=real[case : case + 1])
+        layer(attention.x[case : case + 1], attention_mask=real[case : case + 1])
         torch.testing.assert_close(found[case], layer.objective.detach())
     assert "objective" not in diagnose(encoder({"primal": {"rank": 3}}), (x, real))[0].values
 

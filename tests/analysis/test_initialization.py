@@ -131,8 +131,8 @@ def test_the_errors_are_those_of_the_layers_output_and_padding_changes_nothing(m
     mask = torch.arange(TOKENS)[None] < torch.tensor([[TOKENS], [7], [11]])
     new = sequences(batch=2)
     options = {"method": method, "data_dependent": data_dependent, "rank": 3, "rank_multiplier": 3}
-    found = primal_from_softmax(teacher, x, key_padding_mask=mask, held_out=new, **options)
-    wanted, given = teacher(x, key_padding_mask=mask)[mask], found.layer(x, key_padding_mask=mask)[mask]
+    found = primal_from_softmax(teacher, x, attention_mask=mask, held_out=new, **options)
+    wanted, given = teacher(x, attention_mask=mask)[mask], found.layer(x, attention_mask=mask)[mask]
     assert found.error == pytest.approx(((given - wanted).norm() / wanted.norm()).item())
     assert found.error < found.constant_error < 1.0
     spread = wanted - wanted.mean(0)
@@ -140,7 +140,7 @@ def test_the_errors_are_those_of_the_layers_output_and_padding_changes_nothing(m
     new_error = (found.layer(new) - teacher(new)).norm() / teacher(new).norm()
     assert found.held_out_error == pytest.approx(new_error.item())
     garbage = torch.where(mask[..., None], x, 1e3 * torch.randn_like(x))
-    again = primal_from_softmax(teacher, garbage, key_padding_mask=mask, **options)
+    again = primal_from_softmax(teacher, garbage, attention_mask=mask, **options)
     for name, parameter in found.layer.named_parameters():
         torch.testing.assert_close(again.layer.get_parameter(name), parameter, rtol=1e-6, atol=1e-8)
 
@@ -238,10 +238,10 @@ def test_the_ridge_solution_solves_its_normal_equations():
         ({"max_tokens": 0}, "max_tokens"),
         ({"bias": False}, "bias"),
         ({"dropout": 0.1}, "dropout"),
-        ({"key_padding_mask": torch.ones(BATCH, TOKENS)}, "key_padding_mask"),
+        ({"attention_mask": torch.ones(BATCH, TOKENS)}, "attention_mask"),
         ({"samples": torch.zeros(2, 3, D + 1)}, "x has shape"),
         ({"samples": torch.full((2, 3, D), torch.nan)}, "finite"),
-        ({"key_padding_mask": torch.zeros(BATCH, TOKENS, dtype=torch.bool)}, "real tokens"),
+        ({"attention_mask": torch.zeros(BATCH, TOKENS, dtype=torch.bool)}, "real tokens"),
         ({"layer": nn.Linear(3, 3)}, "SoftmaxAttention"),
     ],
 )

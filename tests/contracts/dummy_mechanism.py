@@ -9,13 +9,13 @@ from kernel_attention.core.registry import register_attention
 from kernel_attention.tensors.statistics import running_mean
 
 
-def mean_attention(v: Tensor, key_padding_mask: Tensor | None, is_causal: bool) -> Tensor:
+def mean_attention(v: Tensor, attention_mask: Tensor | None, is_causal: bool) -> Tensor:
     """Every token gets the mean of the values, (B, h, N, p), over the real tokens it may see."""
     if is_causal:
-        return running_mean(v, key_padding_mask)
-    if key_padding_mask is None:
+        return running_mean(v, attention_mask)
+    if attention_mask is None:
         return v.mean(dim=2, keepdim=True).expand_as(v)
-    mask = key_padding_mask[:, None, :, None]
+    mask = attention_mask[:, None, :, None]
     total = v.masked_fill(~mask, 0.0).sum(dim=2, keepdim=True)
     return (total / mask.sum(dim=2, keepdim=True).clamp_min(1)).expand_as(v)
 
@@ -30,7 +30,7 @@ class MeanAttention(AttentionLayer):
         self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
 
     def attend(
-        self, x: Tensor, context: Tensor | None, key_padding_mask: Tensor | None, is_causal: bool
+        self, x: Tensor, context: Tensor | None, attention_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
-        out = mean_attention(self.split_heads(self.v_proj(x)), key_padding_mask, is_causal)
+        out = mean_attention(self.split_heads(self.v_proj(x)), attention_mask, is_causal)
         return self.out_proj(self.merge_heads(out))

@@ -208,7 +208,7 @@ class Case:
 
     @property
     def mask(self) -> Tensor | None:
-        return self.arguments.get("key_padding_mask")
+        return self.arguments.get("attention_mask")
 
     @property
     def context(self) -> Tensor | None:
@@ -256,7 +256,7 @@ def draw(seed: int) -> Case:
     if kind != "none":
         lengths = torch.randint(1, keys + 1, (batch, 1))
         mask = torch.arange(keys)[None] < lengths
-        arguments["key_padding_mask"] = mask if kind == "right" else mask[:, torch.randperm(keys)]
+        arguments["attention_mask"] = mask if kind == "right" else mask[:, torch.randperm(keys)]
     return Case(rng, drawn, layer, x, arguments)
 
 
@@ -379,7 +379,7 @@ def sees_its_prefix_alone(case: Case) -> None:
     last = case.rng.randint(1, case.x.size(1))
     arguments = dict(case.arguments)
     if case.mask is not None:
-        arguments["key_padding_mask"] = case.mask[:, :last]
+        arguments["attention_mask"] = case.mask[:, :last]
     real = case.real[:, :last]
     again = lambda: [case.layer(case.x[:, :last], **arguments)[real].detach()]  # noqa: E731
     y = case.layer(case.x, **case.arguments)[:, :last][real]

@@ -31,7 +31,7 @@ def test_inductor_equals_eager(case):
         eager, compiled = case.build(), case.build()
         call = torch.compile(compiled, fullgraph=True, backend="inductor")
         torch.testing.assert_close(
-            train_step(call, compiled, x, key_padding_mask=mask, **form),
-            train_step(eager, eager, x, key_padding_mask=mask, **form),
+            train_step(call, compiled, x, attention_mask=mask, **form),
+            train_step(eager, eager, x, attention_mask=mask, **form),
         )
     torch.compiler.reset()

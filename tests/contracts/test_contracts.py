@@ -40,8 +40,8 @@ def test_the_battery_covers_every_mechanism_and_exempts_only_from_checks_that_ex
 
 def test_a_layer_that_breaks_a_promise_is_found_out():
     class Leaking(type(create_attention("softmax", 15, 3))):
-        def attend(self, x, context, key_padding_mask, is_causal):
-            return super().attend(x, context, key_padding_mask, False)
+        def attend(self, x, context, attention_mask, is_causal):
+            return super().attend(x, context, attention_mask, False)
 
     with pytest.raises(AssertionError, match=r"leaking: the_future_changes_no_bit_of_the_past: token 1"):
         check_attention(Subject("leaking", Leaking), only=["the_future_changes_no_bit_of_the_past"])
@@ -71,16 +71,16 @@ def test_a_bad_call_is_refused_with_the_argument_and_the_value():
     refused("x has shape (7, 11, 14)", x[..., 1:])
     refused("x has shape (7, 0, 15)", x[:, :0])
     refused("x has dtype torch.int64", x.long())
-    refused("key_padding_mask has shape (7, 11) and dtype torch.float64", x, key_padding_mask=mask.double())
-    refused("torch.bool (True = real token)", x, key_padding_mask=mask.long())
-    refused("key_padding_mask has shape (7, 10)", x, key_padding_mask=mask[:, 1:])
-    refused("key_padding_mask has shape (11,)", x, key_padding_mask=mask[0])
-    refused("expected (7, 11)", x, key_padding_mask=mask[:1])
+    refused("attention_mask has shape (7, 11) and dtype torch.float64", x, attention_mask=mask.double())
+    refused("torch.bool (True = real token)", x, attention_mask=mask.long())
+    refused("attention_mask has shape (7, 10)", x, attention_mask=mask[:, 1:])
+    refused("attention_mask has shape (11,)", x, attention_mask=mask[0])
+    refused("expected (7, 11)", x, attention_mask=mask[:1])
     refused("context has shape (6, 11, 15), expected (7, S, 15)", x, context=x[1:])
     refused("context has shape (11, 15)", x, context=x[0])
     refused("context has shape (7, 11, 14)", x, context=x[..., 1:])
     refused("context has shape (7, 0, 15)", x, context=x[:, :0])
-    refused("key_padding_mask has shape (7, 11)", x, context=inputs(length=CONTEXT), key_padding_mask=mask)
+    refused("attention_mask has shape (7, 11)", x, context=inputs(length=CONTEXT), attention_mask=mask)
 
 
 def test_sizes_that_do_not_fit_are_refused():

@@ -47,7 +47,7 @@ def test_a_power_of_two_moves_no_digit(name, exponent, dtype):
     probe, results = torch.randn(2, 41, 15, dtype=dtype), []
     for scale in (1.0, 2.0**exponent):
         x = (scale * tokens).requires_grad_()
-        y = layer(x, key_padding_mask=mask)
+        y = layer(x, attention_mask=mask)
         (slope,) = torch.autograd.grad((y * probe)[mask].sum(), x)
         power = 1.0 if name in FOLLOWING else 0.0
         results.append((y[mask] * scale**-power, slope[mask] * scale ** (1 - power)))

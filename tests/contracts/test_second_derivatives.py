@@ -59,7 +59,7 @@ def test_second_derivatives_of_the_fused_form_equal_finite_differences(name):
     for is_causal in forms(layer):
 
         def loss(x: Tensor, *parameters: Tensor, is_causal: bool = is_causal) -> Tensor:
-            call = {"key_padding_mask": mask, "is_causal": is_causal}
+            call = {"attention_mask": mask, "is_causal": is_causal}
             y = torch.func.functional_call(layer, dict(zip(names, parameters, strict=True)), x, call)
             return (y[mask] * probe).sum() + ka.auxiliary_loss(layer)
 
@@ -74,7 +74,7 @@ def test_second_derivatives_of_the_fused_form_are_those_of_the_formulas(name):
         layer = build(name, impl)
         x, mask = inputs(layer)
         x.requires_grad_()
-        loss = layer(x, key_padding_mask=mask)[mask].square().sum() + ka.auxiliary_loss(layer)
+        loss = layer(x, attention_mask=mask)[mask].square().sum() + ka.auxiliary_loss(layer)
         leaves = [x, *layer.parameters()]
         first = torch.autograd.grad(loss, leaves, create_graph=True)
         found[impl] = [*first, *torch.autograd.grad(sum(g.square().sum() for g in first), leaves)]
@@ -98,7 +98,7 @@ def test_forward_mode_and_torch_func_differentiate_every_length(name):
     tangent = torch.randn_like(x)
 
     def call(x: Tensor) -> Tensor:
-        return layer(x, key_padding_mask=mask)[mask]
+        return layer(x, attention_mask=mask)[mask]
 
     # <u, J v> = <J^T u, v>, the right side being the fused backward pass.
     leaf = x.clone().requires_grad_()

@@ -16,7 +16,7 @@ WORLD = 2
 
 
 def loss_of(call: nn.Module, layer: nn.Module, x: Tensor, mask: Tensor, form: dict[str, bool]) -> Tensor:
-    return call(x, key_padding_mask=mask, **form)[mask].square().mean() + auxiliary_loss(layer)
+    return call(x, attention_mask=mask, **form)[mask].square().mean() + auxiliary_loss(layer)
 
 
 def shards() -> list[tuple[Tensor, Tensor]]:

@@ -111,7 +111,7 @@ def train(
     """One step of the loss ``weight`` * sum of squares over the real tokens + the objective."""
     x = x.detach().requires_grad_()
     real = torch.ones(x.shape[:2], dtype=torch.bool) if mask is None else mask
-    y = model(x, key_padding_mask=mask, is_causal=is_causal)
+    y = model(x, attention_mask=mask, is_causal=is_causal)
     objective = ka.auxiliary_loss(layer)
     (weight * (y - target)[real].square().sum() + objective).backward()
     return {

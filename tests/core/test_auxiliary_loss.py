@@ -127,7 +127,7 @@ def test_the_sum_form_counts_its_bound_in_real_tokens(square_per):
         layer = PrimalAttention(6, 2, rank=2, eta=1.0, objective_form=form, square_per=square_per)
         with torch.no_grad():
             layer.w_r.zero_()  # no trace, which is no sum over tokens
-        layer(x, key_padding_mask=mask)
+        layer(x, attention_mask=mask)
         assert (layer.objective > 16 * layer.objective_unit).any()
         squares.append(auxiliary_loss(layer))
     torch.testing.assert_close(squares[1], 25 * squares[0])

@@ -111,8 +111,8 @@ def test_the_post_norm_layer_is_that_of_torch():
             super().__init__()
             self.attention = attention
 
-        def forward(self, x, *, key_padding_mask=None, is_causal=False):
-            return self.attention(x, x, x, key_padding_mask=~key_padding_mask, need_weights=False)[0]
+        def forward(self, x, *, attention_mask=None, is_causal=False):
+            return self.attention(x, x, x, key_padding_mask=~attention_mask, need_weights=False)[0]
 
     theirs = torch.nn.TransformerEncoderLayer(
         EMBED_DIM, HEADS, 31, activation="gelu", batch_first=True
@@ -298,9 +298,9 @@ def test_bad_inputs_are_refused(shape, message):
 
 def test_a_bad_mask_is_refused():
     x, mask = batch()
-    with pytest.raises(InputError, match=r"key_padding_mask has shape .*True = real token"):
+    with pytest.raises(InputError, match=r"attention_mask has shape .*True = real token"):
         build()(x, mask.float())
-    with pytest.raises(InputError, match=re.escape("key_padding_mask has shape (5, 12)")):
+    with pytest.raises(InputError, match=re.escape("attention_mask has shape (5, 12)")):
         build()(x, mask[:, 1:])
 
 

@@ -151,34 +151,30 @@ def test_padding_counts_for_nothing(keys):
     padded[:, :, real:] = 1e4 * torch.randn(BATCH, HEADS, 4, WIDTH)
     mask = (torch.arange(KEYS) < real)[None, None].expand(BATCH, 1, KEYS)
     alone, found = solvers.kernel_pca_values(keys[:, :, :real], 3), solvers.kernel_pca_values(
-        padded, 3, key_padding_mask=mask
+        padded, 3, attention_mask=mask
     )  # fmt: skip
     torch.testing.assert_close(found.values[:, :, :real], alone.values)
     torch.testing.assert_close(found.log_eigenvalues, alone.log_eigenvalues)
     assert (found.values[:, :, real:] == 0).all()
     values = torch.randn(BATCH, HEADS, KEYS, 2, dtype=torch.float64)
-    ratios = solvers.eigenvalue_ratios(padded, values, key_padding_mask=mask)
+    ratios = solvers.eigenvalue_ratios(padded, values, attention_mask=mask)
     expected = solvers.eigenvalue_ratios(keys[:, :, :real], values[:, :, :real])
     torch.testing.assert_close(ratios.gamma[:, :, :real], expected.gamma, rtol=1e-7, atol=1e-12)
     assert ratios.gamma[:, :, real:].isnan().all()
     torch.testing.assert_close(ratios.spread, expected.spread, rtol=1e-7, atol=1e-12)
-    whole = solvers.projection_error(padded, padded, values, key_padding_mask=mask)
+    whole = solvers.projection_error(padded, padded, values, attention_mask=mask)
     part = solvers.projection_error(keys[:, :, :real], keys[:, :, :real], values[:, :, :real])
     torch.testing.assert_close(whole, part)
     # Cross-attention: the mask of the keys says nothing of the queries.
     other = torch.tensor([True, True, False, True, False, False, True])
-    found = solvers.projection_error(
-        keys[:, :, :7], padded, values, key_padding_mask=mask, query_padding_mask=other
-    )
+    found = solvers.projection_error(keys[:, :, :7], padded, values, attention_mask=mask, query_mask=other)
     expected = solvers.projection_error(keys[:, :, :7][:, :, other], keys[:, :, :real], values[:, :, :real])
     torch.testing.assert_close(found, expected)
     # Padding may hold anything.
     spoiled = padded.masked_fill(~mask[..., None], torch.nan)
     other = values.masked_fill(~mask[..., None], torch.nan)
-    torch.testing.assert_close(
-        solvers.projection_error(spoiled, spoiled, other, key_padding_mask=mask), whole
-    )
-    found = solvers.kernel_pca_values(spoiled, 3, key_padding_mask=mask)
+    torch.testing.assert_close(solvers.projection_error(spoiled, spoiled, other, attention_mask=mask), whole)
+    found = solvers.kernel_pca_values(spoiled, 3, attention_mask=mask)
     torch.testing.assert_close(found.values[:, :, :real], alone.values)
 
 
@@ -190,7 +186,7 @@ def test_causal_projection_error_is_that_of_every_prefix(keys):
             queries[:, :, i : i + 1],
             keys[:, :, : i + 1],
             values[:, :, : i + 1],
-            query_padding_mask=torch.tensor([True]),
+            query_mask=torch.tensor([True]),
         )
         for i in range(KEYS)
     ]

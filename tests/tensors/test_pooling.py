@@ -88,8 +88,8 @@ def test_compaction_moves_real_tokens_together_in_order_and_back():
     moved = compaction(mask)
     compact = moved.apply(x)
     for b in range(4):
-        assert torch.equal(compact[b][moved.key_padding_mask[b]], x[b][mask[b]])
-        assert moved.key_padding_mask[b].tolist() == sorted(mask[b].tolist(), reverse=True)
+        assert torch.equal(compact[b][moved.attention_mask[b]], x[b][mask[b]])
+        assert moved.attention_mask[b].tolist() == sorted(mask[b].tolist(), reverse=True)
     assert torch.equal(moved.undo(compact), x)
     matrix = torch.randn(4, 2, 5, 5)
     rows = moved.undo(matrix[:, 0])

@@ -192,7 +192,7 @@ def test_a_layer_set_to_the_solution_of_its_own_kernel_has_objective_zero(form, 
     mask = torch.arange(length)[None] < TOKENS if padded else None
     with torch.no_grad():
         left, right = layer.q_proj(x)[0, :TOKENS], layer.k_proj(x)[0, :TOKENS]
-        kernel = layer.kernel_matrix(x, key_padding_mask=mask)[0]
+        kernel = layer.kernel_matrix(x, attention_mask=mask)[0]
         assert not kernel[:, TOKENS:].any()
         assert not kernel[:, :, TOKENS:].any()
         for h in range(HEADS):
@@ -207,7 +207,7 @@ def test_a_layer_set_to_the_solution_of_its_own_kernel_has_objective_zero(form, 
             layer.w_r[h] = phi_q.T @ u[:, :rank]
             layer.w_e[h] = phi_k.T @ vh[:rank].T
             layer.sqrt_lambda[h] = ((1 if form == "sum" else TOKENS) / sigma[:rank]).sqrt()
-    layer(x, key_padding_mask=mask)
+    layer(x, attention_mask=mask)
     torch.testing.assert_close(layer.objective.item(), 0.0, rtol=0, atol=1e-11)
-    layer(torch.randn_like(x), key_padding_mask=mask)
+    layer(torch.randn_like(x), attention_mask=mask)
     assert layer.objective.abs() > 1e-4

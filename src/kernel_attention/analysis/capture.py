@@ -116,9 +116,9 @@ def _call(model: nn.Module, batch: Batch) -> None:
     if isinstance(batch, Tensor):
         model(batch)
     elif hasattr(
-        batch, "key_padding_mask"
+        batch, "attention_mask"
     ):  # a kernel_attention.experiments.data.Batch, which has a target too
-        model(batch.x, batch.key_padding_mask)  # type: ignore[union-attr]
+        model(batch.x, batch.attention_mask)  # type: ignore[union-attr]
     elif isinstance(batch, Mapping):
         model(**batch)
     elif isinstance(batch, Sequence) and not isinstance(batch, str):

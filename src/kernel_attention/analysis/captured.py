@@ -109,7 +109,7 @@ class CapturedAttention:
         if self.layer is None or self.x is None or self.is_causal or self.is_cross:
             return None
         one = slice(case, case + 1)
-        found = self.layer.kernel_matrix(self.x[one], key_padding_mask=self.real_keys[one])
+        found = self.layer.kernel_matrix(self.x[one], attention_mask=self.real_keys[one])
         if found is None:
             return None
         matrix = found[0][:, self.real_queries[case]][..., self.real_keys[case]]

@@ -51,7 +51,7 @@ def primal_from_softmax(
     *,
     method: InitializationMethod = "svd",
     rank: int | None = None,
-    key_padding_mask: Tensor | None = None,
+    attention_mask: Tensor | None = None,
     held_out: Tensor | None = None,
     held_out_mask: Tensor | None = None,
     ridge: float = 1e-3,
@@ -83,7 +83,7 @@ def primal_from_softmax(
         samples: inputs of the layer, (B, N, d).
         method: "svd", "values" or "random".
         rank: directions s per head; by default the head width p.
-        key_padding_mask: (B, N), True = real token.
+        attention_mask: (B, N), True = real token.
         held_out: other inputs, (B', N', d), on which the error is measured too.
         held_out_mask: their padding mask.
         ridge: penalty of the least squares, relative to the mean squared feature; 0 takes the pseudo-inverse.
@@ -108,8 +108,8 @@ def primal_from_softmax(
         torch.default_generator.manual_seed(seed)
         teacher = _softmax_layer(layer)
         student = _new_layer(teacher, teacher.head_dim if rank is None else rank, options)
-    x, mask = samples.double(), key_padding_mask
-    target = teacher(x, key_padding_mask=mask)  # checks the samples too
+    x, mask = samples.double(), attention_mask
+    target = teacher(x, attention_mask=mask)  # checks the samples too
     real = torch.ones_like(x[..., 0], dtype=torch.bool) if mask is None else mask
     if not real.any() or not x[real].isfinite().all():
         raise InputError("samples must hold real tokens, all of them finite")
@@ -131,7 +131,7 @@ def primal_from_softmax(
         student.w_e.copy_(w_e * size.clamp_min(1e-300).rsqrt())
         student.w_r.copy_(w_r * size.clamp_min(1e-300).rsqrt())
 
-    found = _pooled(torch.cat(student.scores(x, key_padding_mask=mask), dim=-1), real)
+    found = _pooled(torch.cat(student.scores(x, attention_mask=mask), dim=-1), real)
     fit_output_map(student, found, target[real], ridge)
     _set_lambda(student, found, len(x))
     spread = target[real] - target[real].mean(dim=0)
@@ -226,7 +226,7 @@ def _value_scores(
             f"rank={rank} exceeds the head width {teacher.head_dim}: there are no more values to read"
         )
     real = torch.ones_like(x[..., 0], dtype=torch.bool) if mask is None else mask
-    kernel = teacher.kernel_matrix(x, key_padding_mask=mask)
+    kernel = teacher.kernel_matrix(x, attention_mask=mask)
     values = teacher.split_heads(teacher.v_proj(x))
     if rank < teacher.head_dim:
         directions = torch.linalg.svd(_pooled(values, real), full_matrices=False)[2].mT[..., :rank]
@@ -254,7 +254,7 @@ def _set_lambda(student: PrimalAttention, joined: Tensor, num_sequences: int) ->
 
 def _error(student: PrimalAttention, teacher: SoftmaxAttention, x: Tensor, mask: Tensor | None) -> float:
     """||Y' - Y|| / ||Y|| over the real tokens."""
-    wanted, found = teacher(x, key_padding_mask=mask), student(x, key_padding_mask=mask)
+    wanted, found = teacher(x, attention_mask=mask), student(x, attention_mask=mask)
     if mask is not None:
         wanted, found = wanted[mask], found[mask]
     return float((found - wanted).norm() / wanted.norm())

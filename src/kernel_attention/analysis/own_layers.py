@@ -16,7 +16,7 @@ def captured_own(
     x: Tensor,
     *,
     context: Tensor | None = None,
-    key_padding_mask: Tensor | None = None,
+    attention_mask: Tensor | None = None,
     is_causal: bool = False,
 ) -> CapturedAttention:
     """The arguments of a layer's call as a ``CapturedAttention``."""
@@ -26,8 +26,8 @@ def captured_own(
     # Symmetric layers have one projection for both.
     q, k = (k if q is None else q), (q if k is None else k)
     real_keys = torch.ones(source.shape[:2], dtype=torch.bool, device=x.device)
-    if key_padding_mask is not None:
-        real_keys = key_padding_mask
+    if attention_mask is not None:
+        real_keys = attention_mask
     real_queries = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
     return CapturedAttention(
         name=name,
@@ -61,7 +61,7 @@ def objective(attention: CapturedAttention, case: int) -> Tensor | None:
         return None
     one = slice(case, case + 1)
     found = layer.measure_objective(
-        attention.x[one], key_padding_mask=attention.real_keys[one], is_causal=attention.is_causal
+        attention.x[one], attention_mask=attention.real_keys[one], is_causal=attention.is_causal
     )
     return None if found is None else found.detach().float().cpu()
 
@@ -71,7 +71,7 @@ def scores(attention: CapturedAttention, case: int) -> dict[str, Tensor]:
     if attention.layer is None or attention.x is None:
         return {}
     one = slice(case, case + 1)
-    found = attention.layer.named_scores(attention.x[one], key_padding_mask=attention.real_keys[one])
+    found = attention.layer.named_scores(attention.x[one], attention_mask=attention.real_keys[one])
     real = attention.real_queries[case]
     return {f"scores_{name}": part[0][:, real].float().cpu() for name, part in found.items()}
 

@@ -29,8 +29,8 @@ class AttentionKernel(nn.Module, ABC):
         v: Tensor,
         *,
         factor: int = 1,
-        key_padding_mask: Tensor | None = None,
-        query_padding_mask: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        query_mask: Tensor | None = None,
         is_causal: bool = False,
         dropout_p: float = 0.0,
         **options: Any,
@@ -43,9 +43,9 @@ class AttentionKernel(nn.Module, ABC):
                 token i ([`blocks`][kernel_attention.tensors.blocks]).
             v: values likewise, (B, h, S, p_v).
             factor: tokens per key.
-            key_padding_mask: (B, S), True = real key; right padding with ``is_causal`` and where the kernel
+            attention_mask: (B, S), True = real key; right padding with ``is_causal`` and where the kernel
                 reads positions.
-            query_padding_mask: (B, N), for kernels that normalise over the sequence.
+            query_mask: (B, N), for kernels that normalise over the sequence.
             is_causal: token i sees the completed blocks before its own, and its own up to itself.
             dropout_p: probability of dropping a weight, where weights are formed.
             options: what only one kernel takes.

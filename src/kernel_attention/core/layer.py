@@ -37,7 +37,7 @@ class AttentionLayer(nn.Module, ABC):
         num_heads: number of heads h; divides d.
 
     Attributes:
-        sequence_group: the processes that share every sequence, see :func:`shard_sequence`; None: this one
+        sequence_group: the processes that share every sequence, see ``shard_sequence``; None: this one
             has it whole.
         mechanism_name: the name the layer was made by, see `create_attention`; empty where it was made by its class.
         softmax_reading: whether the layer is softmax attention of its queries, keys and values ("exact"), or of
@@ -68,7 +68,7 @@ class AttentionLayer(nn.Module, ABC):
         x: Tensor,
         *,
         context: Tensor | None = None,
-        key_padding_mask: Tensor | None = None,
+        attention_mask: Tensor | None = None,
         is_causal: bool = False,
     ) -> Tensor:
         """The layer's output, (B, N, d).
@@ -76,18 +76,18 @@ class AttentionLayer(nn.Module, ABC):
         Args:
             x: (B, N, d).
             context: (B, S, d), the source of keys and values in cross-attention; None: x itself.
-            key_padding_mask: bool over the keys' tokens, (B, N) or (B, S); True = real token.
+            attention_mask: bool over the keys' tokens, (B, N) or (B, S); True = real token.
             is_causal: output i depends on x[:, :i + 1] only.
 
         Raises:
             InputError: for a wrong shape or dtype, or cross-attention where the mechanism has none.
         """
-        self._check(x, context, key_padding_mask, is_causal)
-        return self.attend(x, context, key_padding_mask, is_causal)
+        self._check(x, context, attention_mask, is_causal)
+        return self.attend(x, context, attention_mask, is_causal)
 
     @abstractmethod
     def attend(
-        self, x: Tensor, context: Tensor | None, key_padding_mask: Tensor | None, is_causal: bool
+        self, x: Tensor, context: Tensor | None, attention_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
         """The mechanism itself, on checked arguments."""
 
@@ -195,23 +195,23 @@ class AttentionLayer(nn.Module, ABC):
         return y[:, 0], state
 
     @torch.no_grad()
-    def prefill(self, x: Tensor, key_padding_mask: Tensor | None = None) -> tuple[Tensor, Any]:
+    def prefill(self, x: Tensor, attention_mask: Tensor | None = None) -> tuple[Tensor, Any]:
         """Read a prompt in parallel: the causal output, and the state after each sequence's real tokens.
 
         Args:
             x: (B, N, d).
-            key_padding_mask: (B, N), True = real token; prompts may differ in length.
+            attention_mask: (B, N), True = real token; prompts may differ in length.
 
         Returns:
             y (B, N, d), and the state to continue from.
         """
         self._require_decoding()
-        y = self(x, key_padding_mask=key_padding_mask, is_causal=True)
-        if key_padding_mask is None:
+        y = self(x, attention_mask=attention_mask, is_causal=True)
+        if attention_mask is None:
             return y, self.read_prompt(x, None)
-        x = x.masked_fill(~key_padding_mask[..., None], 0.0)
-        moved = compaction(key_padding_mask)
-        return y, self.read_prompt(x if moved is None else moved.apply(x), key_padding_mask.sum(dim=1))
+        x = x.masked_fill(~attention_mask[..., None], 0.0)
+        moved = compaction(attention_mask)
+        return y, self.read_prompt(x if moved is None else moved.apply(x), attention_mask.sum(dim=1))
 
     def _require_decoding(self) -> None:
         reason = self.why_not(decoding=True)
@@ -219,7 +219,7 @@ class AttentionLayer(nn.Module, ABC):
             raise InputError(f"{type(self).__name__} does not decode step by step: {reason}")
 
     def _check(
-        self, x: Tensor, context: Tensor | None, key_padding_mask: Tensor | None, is_causal: bool
+        self, x: Tensor, context: Tensor | None, attention_mask: Tensor | None, is_causal: bool
     ) -> None:
         name = type(self).__name__
         if x.dim() != 3 or x.size(-1) != self.embed_dim or x.size(1) == 0:
@@ -239,12 +239,12 @@ class AttentionLayer(nn.Module, ABC):
                     f"{name}: context has shape {tuple(context.shape)}, "
                     f"expected ({x.size(0)}, S, {self.embed_dim}) with S at least 1"
                 )
-        if key_padding_mask is not None:
+        if attention_mask is not None:
             expected = (x if context is None else context).shape[:2]
-            if key_padding_mask.dtype != torch.bool or key_padding_mask.shape != expected:
+            if attention_mask.dtype != torch.bool or attention_mask.shape != expected:
                 raise InputError(
-                    f"{name}: key_padding_mask has shape {tuple(key_padding_mask.shape)} and dtype "
-                    f"{key_padding_mask.dtype}, expected {tuple(expected)} and torch.bool (True = real token)"
+                    f"{name}: attention_mask has shape {tuple(attention_mask.shape)} and dtype "
+                    f"{attention_mask.dtype}, expected {tuple(expected)} and torch.bool (True = real token)"
                 )
         if self.sequence_group is not None:
             reason = self.why_not_sharded(is_causal)
@@ -256,19 +256,19 @@ class AttentionLayer(nn.Module, ABC):
                 raise InputError(f"{name} over a sharded sequence: {reason}")
 
     def named_scores(
-        self, x: Tensor, *, key_padding_mask: Tensor | None = None, is_causal: bool = False
+        self, x: Tensor, *, attention_mask: Tensor | None = None, is_causal: bool = False
     ) -> dict[str, Tensor]:
         """Projection scores of every token by name, (B, h, N, s) each; empty for a mechanism without any."""
         return {}
 
-    def kernel_matrix(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor | None:
+    def kernel_matrix(self, x: Tensor, *, attention_mask: Tensor | None = None) -> Tensor | None:
         """The attention matrix, or the kernel that the mechanism has instead, (B, h, N, N), for analysis.
 
         None for a mechanism without a kernel between pairs of tokens.
         """
         return None
 
-    def kernel_tensor(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor | None:
+    def kernel_tensor(self, x: Tensor, *, attention_mask: Tensor | None = None) -> Tensor | None:
         """The kernel between D tokens, (B, h, N, .., N), zero at padded ones, for analysis.
 
         None for a mechanism without one.
@@ -296,7 +296,7 @@ class PenalizedAttention(AttentionLayer):
         objective: J of the last forward in training mode, a 0-dimensional tensor, or (B,) where a layer
             squares it per sequence; None before that or where the layer's weight of it is 0. It is not part
             of the state dict, of copies or of pickles.
-        objective_bound: up to this |J| the square is that of the papers, see :func:`bounded_square`; infinity
+        objective_bound: up to this |J| the square is that of the papers, see ``bounded_square``; infinity
             leaves it bare.
         objective_unit: what that bound is counted in: 1, or the number of tokens where J is a sum over them.
     """
@@ -310,7 +310,7 @@ class PenalizedAttention(AttentionLayer):
         self.objective = None
 
     def squared_objective(self, objective: Tensor) -> Tensor:
-        """J^2 as :func:`bounded_square` has it; a warning is logged once where |J| is past the bound."""
+        """J^2 as ``bounded_square`` has it; a warning is logged once where |J| is past the bound."""
         bound = self.objective_bound * self.objective_unit
         # Elsewhere the question would stop the stream or break the graph.
         if objective.device.type == "cpu" and not is_traced() and (objective.detach().abs() > bound).any():
@@ -322,7 +322,7 @@ class PenalizedAttention(AttentionLayer):
         """What the layer adds to the loss, weights included; None where it adds nothing."""
 
     def measure_objective(
-        self, x: Tensor, *, key_padding_mask: Tensor | None = None, is_causal: bool = False
+        self, x: Tensor, *, attention_mask: Tensor | None = None, is_causal: bool = False
     ) -> Tensor | None:
         """J on x, averaged over the sequences where it is one number for each; None where its weight is 0.
 
@@ -330,7 +330,7 @@ class PenalizedAttention(AttentionLayer):
         """
         twin = copy.copy(self)  # shares the parameters
         twin.training, twin.objective = True, None
-        twin.attend(x, None, key_padding_mask, is_causal)
+        twin.attend(x, None, attention_mask, is_causal)
         return None if twin.objective is None else twin.objective.mean()
 
     def __getstate__(self) -> dict[str, object]:
@@ -371,7 +371,7 @@ def auxiliary_loss(model: nn.Module, reduction: str = "sum") -> Tensor:
     tensor.
 
     Where |J| exceeds a layer's ``objective_bound``, which it does on inputs that are not standardised, the
-    square gives way to :func:`bounded_square`, and a warning is logged once.
+    square gives way to ``bounded_square``, and a warning is logged once.
 
     Call it after a forward in training mode, once per backward: the square is taken per micro-batch, so
     gradient accumulation and data parallelism average J^2 of the parts, which is not J^2 of the whole batch.

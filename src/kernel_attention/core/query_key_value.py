@@ -46,19 +46,19 @@ class QueryKeyValueAttention(AttentionLayer):
         self.out_proj = nn.Linear(width, width, bias=bias)
 
     def attend(
-        self, x: Tensor, context: Tensor | None, key_padding_mask: Tensor | None, is_causal: bool
+        self, x: Tensor, context: Tensor | None, attention_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
         """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
-        moved = self._compaction(key_padding_mask, is_causal)
+        moved = self._compaction(attention_mask, is_causal)
         source = x if context is None else context
         if moved is not None:
-            source, key_padding_mask = moved.apply(source), moved.key_padding_mask
+            source, attention_mask = moved.apply(source), moved.attention_mask
             x = source if context is None else x
         if is_causal and self.sequence_group is None:
-            key_padding_mask = None  # the padding is on the right now, where no real token looks
+            attention_mask = None  # the padding is on the right now, where no real token looks
         heads = [
             out.transpose(1, 2)
-            for out in self.head_outputs(x, source, key_padding_mask, is_causal, context is None)
+            for out in self.head_outputs(x, source, attention_mask, is_causal, context is None)
         ]
         out = self.out_proj((heads[0] if len(heads) == 1 else torch.cat(heads, dim=2)).flatten(2))
         return out if moved is None or context is not None else moved.undo(out)
@@ -82,8 +82,8 @@ class QueryKeyValueAttention(AttentionLayer):
             q,
             k,
             v,
-            key_padding_mask=mask,
-            query_padding_mask=mask if is_self else None,
+            attention_mask=mask,
+            query_mask=mask if is_self else None,
             is_causal=is_causal,
             dropout_p=self.dropout if self.training else 0.0,
             **({} if self.sequence_group is None else {"group": self.sequence_group}),
@@ -94,26 +94,26 @@ class QueryKeyValueAttention(AttentionLayer):
         q = self.split_heads(self.q_proj(x))
         return q, q if self.k_proj is None else self.split_heads(self.k_proj(source))
 
-    def kernel_matrix(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
+    def kernel_matrix(self, x: Tensor, *, attention_mask: Tensor | None = None) -> Tensor:
         """What multiplies the tokens' values, (B, h, N, N), zero in padded rows and columns; O(N^2)."""
-        moved = self._compaction(key_padding_mask, False)
+        moved = self._compaction(attention_mask, False)
         if moved is not None:
-            x, key_padding_mask = moved.apply(x), moved.key_padding_mask
-        heads = list(self.head_outputs(x, x, key_padding_mask, False, True, as_matrix=True))
+            x, attention_mask = moved.apply(x), moved.attention_mask
+        heads = list(self.head_outputs(x, x, attention_mask, False, True, as_matrix=True))
         matrix = heads[0] if len(heads) == 1 else torch.cat(heads, dim=1)
-        if key_padding_mask is not None:
-            matrix = matrix * (key_padding_mask[:, None, :, None] & key_padding_mask[:, None, None, :])
+        if attention_mask is not None:
+            matrix = matrix * (attention_mask[:, None, :, None] & attention_mask[:, None, None, :])
         return matrix if moved is None else moved.undo_matrix(matrix)
 
     def reads_positions(self) -> bool:
         """Whether the outputs depend on where the real tokens stand, causality apart."""
         return self.kernel.reads_positions
 
-    def _compaction(self, key_padding_mask: Tensor | None, is_causal: bool) -> Compaction | None:
+    def _compaction(self, attention_mask: Tensor | None, is_causal: bool) -> Compaction | None:
         """How to move the real tokens together where positions matter."""
-        if key_padding_mask is None or not (is_causal or self.reads_positions()):
+        if attention_mask is None or not (is_causal or self.reads_positions()):
             return None
-        return compaction(key_padding_mask)
+        return compaction(attention_mask)
 
     def why_not_context(self) -> str | None:
         """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""

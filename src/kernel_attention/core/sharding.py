@@ -20,7 +20,7 @@ Model = TypeVar("Model", bound=nn.Module)
 def shard_sequence(model: Model, group: ProcessGroup | None = None) -> Model:
     """Make the attention layers of ``model`` read sequences whose parts lie on the processes of ``group``.
 
-    From here on every rank calls the model with its own part: x (B, N_r, d) and key_padding_mask (B, N_r),
+    From here on every rank calls the model with its own part: x (B, N_r, d) and attention_mask (B, N_r),
     contiguous parts in the order of the ranks, N_r of any size from 1. Outputs and gradients are those of the
     whole sequence on one device. The amount of communication does not depend on its length. All ranks must
     call forward and backward in the same order.

@@ -1,4 +1,4 @@
-"""The command line's commands: call, print. Their options are in :mod:`kernel_attention.experiments.options`.
+"""The command line's commands: call, print. Their options are in ``kernel_attention.experiments.options``.
 
 Everything heavy is imported by the command that needs it: ``--help`` should not wait for torch, and an
 installation without the extra ``train`` should be told so in one line.

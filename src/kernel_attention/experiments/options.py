@@ -1,7 +1,7 @@
-"""What every command takes, as classes of settings (:mod:`kernel_attention.experiments.settings`).
+"""What every command takes, as classes of settings (``kernel_attention.experiments.settings``).
 
 The docstring of a class is the description in the command's help, its ``Args`` are the help of the options.
-A field marked :data:`POSITIONAL` is written without its name.
+A field marked ``POSITIONAL`` is written without its name.
 """
 
 from __future__ import annotations

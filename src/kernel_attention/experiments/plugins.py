@@ -36,7 +36,7 @@ def load_plugins(names: Iterable[str]) -> None:
 
 
 def loaded_plugins() -> list[str]:
-    """The names that :func:`load_plugins` imported, in that order; what a further process needs too."""
+    """The names that ``load_plugins`` imported, in that order; what a further process needs too."""
     return list(_loaded)
 
 

@@ -1,7 +1,7 @@
 """What a run folder holds, read back: one reader for reports, opened models and resumed runs.
 
 Nothing in a folder is executed, and nothing that is wrong with a file passes unseen: a file that is absent is
-``None``, one that cannot be used is an :class:`InputError` that names it. Who can do without a file says so
+``None``, one that cannot be used is an ``InputError`` that names it. Who can do without a file says so
 where it reads.
 """
 

@@ -1,8 +1,8 @@
 """Feature maps phi: the explicit side of a kernel k(x, y) = <phi(x), phi(y)>.
 
-Every map takes ``x`` (B, h, N, p) and returns (B, h, N, p'). ``key_padding_mask`` (B, N; True = real token)
+Every map takes ``x`` (B, h, N, p) and returns (B, h, N, p'). ``attention_mask`` (B, N; True = real token)
 and ``is_causal`` matter to the maps that normalise over the sequence; the token-wise maps do not read them.
-The maps with a state of their own are modules, in :mod:`kernel_attention.features.softmax_features`.
+The maps with a state of their own are modules, in ``kernel_attention.features.softmax_features``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FeatureMap = Callable[[Tensor, Tensor | None, bool], Tensor]
 SMALLEST_NORM = 1e-12  # shorter rows count as zero rows in the kernels for GPUs
 
 
-def cosine(x: Tensor, key_padding_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+def cosine(x: Tensor, attention_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
     """x / ||x|| per token, the map of the cosine-similarity kernel (Primal-Attention, section 4.1).
 
     The norm accumulates in float32 for 16-bit inputs, and no square of it leaves the range; a zero row stays
@@ -54,15 +54,15 @@ def balancing(size: Tensor, dtype: torch.dtype) -> Tensor:
     return exponent.clamp(-reach, reach).neg().exp2()
 
 
-def frobenius(x: Tensor, key_padding_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+def frobenius(x: Tensor, attention_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
     """X / ||X||_F per sequence and head over its real tokens (KMLSVD thesis, eq. 3-8); 0 at padded tokens.
 
     The causal form divides token i by the norm of x_0..x_i. The norm accumulates in float32 for 16-bit
     inputs; where it is zero the output is too, and no gradient passes. The squares of a prefix are summed as
     they are: the causal form's inputs keep within the square root of the range.
     """
-    if key_padding_mask is not None:
-        x = x.masked_fill(~key_padding_mask[:, None, :, None], 0.0)
+    if attention_mask is not None:
+        x = x.masked_fill(~attention_mask[:, None, :, None], 0.0)
     if not is_causal:
         x = balanced(x, exactly(x.detach()).abs().amax(dim=(-2, -1), keepdim=True))
     energy = x.to(accumulation_dtype(x.dtype)).square().sum(dim=-1, keepdim=True)
@@ -75,12 +75,12 @@ def inverse_norm(energy: Tensor) -> Tensor:
     return energy.masked_fill(energy < smallest(energy.dtype), torch.inf).rsqrt()
 
 
-def identity(x: Tensor, key_padding_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+def identity(x: Tensor, attention_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
     """x itself, the map of the linear kernel."""
     return x
 
 
-def elu(x: Tensor, key_padding_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+def elu(x: Tensor, attention_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
     """The map elu + 1 of Katharopoulos et al. 2020, per component: x + 1 where x > 0, exp(x) elsewhere.
 
     Not computed as exp(x) - 1 + 1, which rounds every x below -17 to zero in float32.
@@ -88,7 +88,7 @@ def elu(x: Tensor, key_padding_mask: Tensor | None = None, is_causal: bool = Fal
     return x.clamp_max(0.0).exp() + x.relu()
 
 
-def relu(x: Tensor, key_padding_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+def relu(x: Tensor, attention_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
     """max(x, 0) per component; never negative."""
     return x.relu()
 

@@ -1,7 +1,7 @@
 """Explicit features of the softmax kernel exp(x . y / sqrt(p)): random ones, and a truncated Taylor series.
 
 Both are modules: what they need besides the input is a buffer, which moves and is saved with the layer that
-owns them. They are called as the functions of :mod:`kernel_attention.features.feature_maps` are.
+owns them. They are called as the functions of ``kernel_attention.features.feature_maps`` are.
 """
 
 from __future__ import annotations
@@ -72,12 +72,12 @@ class SoftmaxPlusFeatures(nn.Module):
         with torch.no_grad():
             self.projection.copy_(drawn)
 
-    def forward(self, x: Tensor, key_padding_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+    def forward(self, x: Tensor, attention_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         """phi(x), token-wise: (B, h, N, p) -> (B, h, N, m)."""
         return (self._exponents(x).exp() / math.sqrt(self.num_features)).to(x.dtype)
 
     def normalized_pair(
-        self, q: Tensor, k: Tensor, key_padding_mask: Tensor | None = None, is_causal: bool = False
+        self, q: Tensor, k: Tensor, attention_mask: Tensor | None = None, is_causal: bool = False
     ) -> tuple[Tensor, Tensor]:
         """phi(q) and phi(k) up to a factor per query and one per head, which normalised attention divides
         out.
@@ -89,9 +89,9 @@ class SoftmaxPlusFeatures(nn.Module):
         of_q = of_q - of_q.detach().amax(dim=-1, keepdim=True)
         if not is_causal:
             largest = of_k.detach()
-            if key_padding_mask is not None:
+            if attention_mask is not None:
                 largest = largest.masked_fill(
-                    ~key_padding_mask[:, None, :, None], torch.finfo(largest.dtype).min
+                    ~attention_mask[:, None, :, None], torch.finfo(largest.dtype).min
                 )
             # Padded keys could overflow; they are multiplied by zero later, and infinity times zero is not
             # zero.
@@ -143,7 +143,7 @@ class TaylorFeatures(nn.Module):
                 f"_weight_{degree}", torch.tensor(weights, dtype=torch.float64), persistent=False
             )
 
-    def forward(self, x: Tensor, key_padding_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+    def forward(self, x: Tensor, attention_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         """phi(x), token-wise: (B, h, N, p) -> (B, h, N, num_features), by ascending degree."""
         x = x * x.size(-1) ** -0.25
         features = [torch.ones_like(x[..., :1])]

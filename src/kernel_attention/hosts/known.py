@@ -89,7 +89,7 @@ class TorchAttention(HostedAttention):
             keep = keep[None, None] if keep.dim() == 2 else keep.unflatten(0, (x.size(0), -1))
             masked, is_causal = read_attention_mask(keep, x.size(0), x.size(1), is_causal)
             padding = join_padding(padding, masked)
-        y = self.attention(x, context=context, key_padding_mask=padding, is_causal=is_causal)
+        y = self.attention(x, context=context, attention_mask=padding, is_causal=is_causal)
         if query.dim() == 2:
             return y[0], None
         return (y if self.batch_first else y.transpose(0, 1)), None
@@ -138,7 +138,7 @@ class TimmAttention(HostedAttention):
             keep = kept(attn_mask, true_is_kept=True)
             keep = keep[(None,) * (4 - keep.dim())]
             padding, is_causal = read_attention_mask(keep, x.size(0), x.size(1), is_causal)
-        return self.proj_drop(self.attention(x, key_padding_mask=padding, is_causal=is_causal))
+        return self.proj_drop(self.attention(x, attention_mask=padding, is_causal=is_causal))
 
     @staticmethod
     def matches(module: nn.Module, parent: nn.Module) -> bool:
@@ -216,7 +216,7 @@ class TransformersAttention(HostedAttention):
                 keep = kept(attention_mask, true_is_kept=True)
                 batch, length = hidden_states.shape[:2]
                 padding, is_causal = read_attention_mask(keep, batch, length, is_causal)
-        return self.attention(hidden_states, key_padding_mask=padding, is_causal=is_causal), None
+        return self.attention(hidden_states, attention_mask=padding, is_causal=is_causal), None
 
     @staticmethod
     def matches(module: nn.Module, parent: nn.Module) -> bool:

@@ -92,7 +92,7 @@ def replace_attention(
             self-attention, ours).
         layers: {which: mechanism}. Which: an index (negative from the end), "all", "first", "last",
             "first-K", "last-K", or the dotted name of the attention module or of the one module around it.
-            Mechanism: a name or ``{name: options}``. :data:`PATTERNS` has the papers'.
+            Mechanism: a name or ``{name: options}``. ``PATTERNS`` has the papers'.
         options: options of every layer replaced; those given with a mechanism win.
 
     Returns:

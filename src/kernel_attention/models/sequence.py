@@ -42,9 +42,9 @@ class EncoderLayer(nn.Module):
         self.norm2 = nn.LayerNorm(width)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor, key_padding_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+    def forward(self, x: Tensor, attention_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         """(B, N, d) -> (B, N, d)."""
-        options = {"key_padding_mask": key_padding_mask, "is_causal": is_causal}
+        options = {"attention_mask": attention_mask, "is_causal": is_causal}
         return self.around(lambda inputs: self.attention(inputs, **options), x)
 
     def around(self, attend: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -113,17 +113,17 @@ class SequenceEncoder(nn.Module):
         self.norm = nn.LayerNorm(embed_dim)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor, key_padding_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        """(B, N, c) -> (B, N, d); padded positions (key_padding_mask False) are zero."""
+    def forward(self, x: Tensor, attention_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        """(B, N, c) -> (B, N, d); padded positions (attention_mask False) are zero."""
         self._check_input(x)
         if x.size(1) > self.max_len:
             raise InputError(f"sequence length {x.size(1)} exceeds max_len={self.max_len}")
         x = self._embed(x) * math.sqrt(self.embed_dim)
         x = self.dropout(x + self.positions[: x.size(1)])
         for layer in self.layers:
-            x = layer(x, key_padding_mask, is_causal)
+            x = layer(x, attention_mask, is_causal)
         x = self.dropout(F.gelu(self.norm(x)))
-        return x if key_padding_mask is None else x.masked_fill(~key_padding_mask[..., None], 0.0)
+        return x if attention_mask is None else x.masked_fill(~attention_mask[..., None], 0.0)
 
     def set_scale(self, mean: Sequence[float] | Tensor, std: Sequence[float] | Tensor) -> None:
         """Standardise every input by these statistics of the training data, (c,) each."""
@@ -184,21 +184,21 @@ class SequenceClassifier(nn.Module):
         width = self.encoder.embed_dim * (max_len if pooling == "flatten" else 1)
         self.head = nn.Linear(width, num_outputs)
 
-    def forward(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
-        """x (B, N, c), key_padding_mask (B, N; True = real token) -> (B, num_outputs)."""
-        encoded = self.encoder(x, key_padding_mask)
+    def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """x (B, N, c), attention_mask (B, N; True = real token) -> (B, num_outputs)."""
+        encoded = self.encoder(x, attention_mask)
         if self.pooling == "flatten":
             # The positions a short batch lacks are zero, as padded ones are.
             missing = self.encoder.max_len - encoded.size(1)
             return self.head(F.pad(encoded, (0, 0, 0, missing)).flatten(1))
-        return self.head(mean_token(encoded, key_padding_mask))
+        return self.head(mean_token(encoded, attention_mask))
 
 
-def mean_token(encoded: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+def mean_token(encoded: Tensor, attention_mask: Tensor | None) -> Tensor:
     """The mean over the real tokens of encoded (B, N, d), zero at padded ones: (B, d)."""
-    if key_padding_mask is None:
+    if attention_mask is None:
         return encoded.mean(dim=1)
-    return encoded.sum(dim=1) / key_padding_mask.sum(dim=1, keepdim=True).clamp_min(1)
+    return encoded.sum(dim=1) / attention_mask.sum(dim=1, keepdim=True).clamp_min(1)
 
 
 def sinusoidal_positions(max_len: int, embed_dim: int) -> Tensor:

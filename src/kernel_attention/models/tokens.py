@@ -77,13 +77,13 @@ class TokenClassifier(nn.Module):
         self.encoder = TokenEncoder(vocabulary_size, max_len, attention, **encoder_options)
         self.head = self._make_head(self.encoder.embed_dim, num_outputs)
 
-    def forward(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
-        """x (B, N) token numbers, key_padding_mask (B, N; True = real token) -> (B, num_outputs)."""
-        return self.head(self.pooled(x, key_padding_mask))
+    def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """x (B, N) token numbers, attention_mask (B, N; True = real token) -> (B, num_outputs)."""
+        return self.head(self.pooled(x, attention_mask))
 
-    def pooled(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
+    def pooled(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """The mean of the encoded real tokens, (B, d)."""
-        return mean_token(self.encoder(x, key_padding_mask), key_padding_mask)
+        return mean_token(self.encoder(x, attention_mask), attention_mask)
 
     def _make_head(self, width: int, num_outputs: int) -> nn.Module:
         return nn.Linear(width, num_outputs)
@@ -98,10 +98,10 @@ class TokenPairClassifier(TokenClassifier):
     def _make_head(self, width: int, num_outputs: int) -> nn.Module:
         return nn.Sequential(nn.Linear(4 * width, width), nn.GELU(), nn.Linear(width, num_outputs))
 
-    def forward(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
-        """x (B, 2, N) token numbers, key_padding_mask (B, 2, N) -> (B, num_outputs)."""
+    def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """x (B, 2, N) token numbers, attention_mask (B, 2, N) -> (B, num_outputs)."""
         if x.dim() != 3 or x.size(1) != 2:
             raise InputError(f"x has shape {tuple(x.shape)}, expected (B, 2, N)")
-        mask = None if key_padding_mask is None else key_padding_mask.flatten(0, 1)
+        mask = None if attention_mask is None else attention_mask.flatten(0, 1)
         a, b = self.pooled(x.flatten(0, 1), mask).unflatten(0, (-1, 2)).unbind(1)
         return self.head(torch.cat([a, b, a * b, a - b], dim=-1))

@@ -51,15 +51,15 @@ def kernel_multilinear_svd(
 
     Args:
         features: Phi_n, (N_n, M_n) each: one sample for every mode.
-        ranks: as for :func:`multilinear_svd`, at most min(N_n, M_n).
+        ranks: as for ``multilinear_svd``, at most min(N_n, M_n).
         compatibility: C: None (superdiagonal identity), its superdiagonal (M,), or the tensor (M_1..M_D).
-        method: as for :func:`multilinear_svd`.
+        method: as for ``multilinear_svd``.
         tol: likewise.
         max_iter: likewise.
 
     Raises:
         InputError: for features or a compatibility whose shapes do not fit or that are not finite, and what
-            :func:`multilinear_svd` raises.
+            ``multilinear_svd`` raises.
     """
     features = _read_features(features, compatibility)
     lift = None if compatibility is None else compatibility.to(features[0])[None]
@@ -88,7 +88,7 @@ def kmlsvd_primal_scores(
     """E_n = Phi_n C_(n) (.. (x) W_m (x) ..) S_(n)^T of every mode (eq. 2-23), (N_n, R_n): K is never formed.
 
     The features may be those of other samples than the weights were found from. Arguments as for
-    :func:`kernel_multilinear_svd`.
+    ``kernel_multilinear_svd``.
     """
     features = _read_features(features, compatibility)
     for n, weight in enumerate(weights):

@@ -2,7 +2,7 @@
 
 Source: Teo, Nguyen, "Unveiling the Hidden Structure of Self-Attention via Kernel Principal Component
 Analysis", NeurIPS 2024 (eq. 13, section 2.2.2, appendix C). The legend is that of
-:mod:`kernel_attention.solvers.kernel_pca_values`; M queries.
+``kernel_attention.solvers.kernel_pca_values``; M queries.
 """
 
 from __future__ import annotations
@@ -37,29 +37,29 @@ class EigenvalueRatios(NamedTuple):
     relative_spread: Tensor
 
 
-def recovered_coefficients(keys: Tensor, values: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
+def recovered_coefficients(keys: Tensor, values: Tensor, *, attention_mask: Tensor | None = None) -> Tensor:
     """The dual coefficients that a layer's values stand for, A^ = (I - 1_N)^+ G^-1 V (section 2.2.2).
 
     G = diag(1 / g(k_j)); 1_N is the N x N matrix of 1/N. The paper writes an inverse, but I - 1_N is the
     projector that takes the mean away and has none: its pseudo-inverse is itself. It gives back exactly the
     coefficients of columns sum 0, as those of theorem 1 are. g overflows float32 at logits of 88: the angles
-    of :func:`eigenvalue_ratios` do not need its size.
+    of ``eigenvalue_ratios`` do not need its size.
 
     Args:
         keys: (..., N, p).
         values: (..., N, d).
-        key_padding_mask: broadcast to (..., N), True = real key.
+        attention_mask: broadcast to (..., N), True = real key.
 
     Returns:
         (..., N, d), 0 at padded keys.
     """
-    gram = centred_gram(keys, key_padding_mask)
+    gram = centred_gram(keys, attention_mask)
     coefficients, log_scale = _recovered(gram, values)
     return times_exp(coefficients, log_scale[..., None, None]).to(accumulation_dtype(keys.dtype))
 
 
 def eigenvalue_ratios(
-    keys: Tensor, values: Tensor, *, key_padding_mask: Tensor | None = None
+    keys: Tensor, values: Tensor, *, attention_mask: Tensor | None = None
 ) -> EigenvalueRatios:
     """gamma of every column of the values and its spread (section 2.2.2, fig. 2 and 5).
 
@@ -67,8 +67,8 @@ def eigenvalue_ratios(
 
     Args:
         keys: (..., N, p).
-        values: (..., N, d), a layer's own or those of :func:`kernel_pca_values`.
-        key_padding_mask: broadcast to (..., N), True = real key.
+        values: (..., N, d), a layer's own or those of ``kernel_pca_values``.
+        attention_mask: broadcast to (..., N), True = real key.
 
     Raises:
         InputError: for a single key, whose centred kernel is 0 without eigenvectors, and for keys or values
@@ -77,7 +77,7 @@ def eigenvalue_ratios(
     require_matrix("keys", keys)
     if keys.size(-2) < 2:
         raise InputError(f"keys has shape {tuple(keys.shape)}, expected (..., N, p) with N at least 2")
-    gram = centred_gram(keys, key_padding_mask)
+    gram = centred_gram(keys, attention_mask)
     coefficients, _ = _recovered(gram, values)
     coefficients = coefficients / _norm(coefficients)
     image = gram.centred @ coefficients / gram.num_keys[..., None, None]
@@ -99,8 +99,8 @@ def projection_error(
     keys: Tensor,
     values: Tensor,
     *,
-    key_padding_mask: Tensor | None = None,
-    query_padding_mask: Tensor | None = None,
+    attention_mask: Tensor | None = None,
+    query_mask: Tensor | None = None,
     is_causal: bool = False,
 ) -> Tensor:
     """J_proj of a layer (eq. 13): the mean over the queries of ||phi(q_i)||^2 - ||h_i||^2, shape (...).
@@ -115,8 +115,8 @@ def projection_error(
         queries: (..., M, p).
         keys: (..., N, p).
         values: (..., N, d).
-        key_padding_mask: broadcast to (..., N), True = real key.
-        query_padding_mask: broadcast to (..., M), True = a query that counts; None: ``key_padding_mask``
+        attention_mask: broadcast to (..., N), True = real key.
+        query_mask: broadcast to (..., M), True = a query that counts; None: ``attention_mask``
             where M = N, as in self-attention, and every query otherwise.
         is_causal: query i sees keys 0..i: each has the feature map of its own prefix. Needs M = N.
 
@@ -133,16 +133,16 @@ def projection_error(
         raise InputError(
             f"is_causal=True needs as many queries as keys, got {queries.size(-2)} and {keys.size(-2)}"
         )
-    counted = query_padding_mask
+    counted = query_mask
     if counted is None and queries.size(-2) == keys.size(-2):
-        counted = key_padding_mask
+        counted = attention_mask
     queries = _counted("queries", queries, counted)
-    exact, values = (_counted(*each, key_padding_mask) for each in (("keys", keys), ("values", values)))
+    exact, values = (_counted(*each, attention_mask) for each in (("keys", keys), ("values", values)))
     scale = keys.size(-1) ** -0.5
     logits = scale * queries @ exact.mT
     require_range("queries", "their products with the keys", logits)
-    if key_padding_mask is not None:
-        logits = logits.masked_fill(~key_padding_mask[..., None, :], -math.inf)
+    if attention_mask is not None:
+        logits = logits.masked_fill(~attention_mask[..., None, :], -math.inf)
     if is_causal:
         ahead = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).triu(1)
         logits = logits.masked_fill(ahead, -math.inf)

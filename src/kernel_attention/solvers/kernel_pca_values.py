@@ -35,7 +35,7 @@ class KernelPCAResult(NamedTuple):
     (..., N, d) the dual a_dj, eigenvectors of the centred Gram matrix K~ with N lambda a.a = 1, infinite
     where lambda leaves the range; ``eigenvalues`` (..., d) are lambda, those of K~ / N, and
     ``log_eigenvalues`` their logarithms, which do not underflow; ``log_normalizer`` (..., N) is log g(k_j). A
-    component that the keys do not have (its eigenvalue is rounding error, :func:`gram_rounding`) is zero
+    component that the keys do not have (its eigenvalue is rounding error, ``gram_rounding``) is zero
     throughout.
     """
 
@@ -49,7 +49,7 @@ class KernelPCAResult(NamedTuple):
 class CentredGram(NamedTuple):
     """K~ = exp(log_scale) ``centred``, (..., N, N), the largest entry of K_phi being exp(log_scale).
 
-    ``rounding`` (...) bounds the 2-norm of what floating point adds to ``centred``: :func:`gram_rounding`.
+    ``rounding`` (...) bounds the 2-norm of what floating point adds to ``centred``: ``gram_rounding``.
     """
 
     centred: Tensor
@@ -61,7 +61,7 @@ class CentredGram(NamedTuple):
 
 
 def kernel_pca_values(
-    keys: Tensor, n_components: int | None = None, *, key_padding_mask: Tensor | None = None
+    keys: Tensor, n_components: int | None = None, *, attention_mask: Tensor | None = None
 ) -> KernelPCAResult:
     """The value matrix that kernel PCA predicts for a layer with these keys (theorem 1).
 
@@ -73,13 +73,13 @@ def kernel_pca_values(
     Args:
         keys: (..., N, p).
         n_components: d, at most N; None: p, or N where that is less.
-        key_padding_mask: broadcast to (..., N), True = real key; the others count for nothing and have value
+        attention_mask: broadcast to (..., N), True = real key; the others count for nothing and have value
             0.
 
     Raises:
         InputError: for keys of fewer than two dimensions or not finite, or another n_components.
     """
-    gram = centred_gram(keys, key_padding_mask)
+    gram = centred_gram(keys, attention_mask)
     rank = _rank(n_components, keys)
     vectors = leading_eigenvectors(gram.centred, rank)
     scaled = ((gram.centred @ vectors) * vectors).sum(-2)
@@ -99,12 +99,12 @@ def kernel_pca_values(
     return found
 
 
-def centred_gram(keys: Tensor, key_padding_mask: Tensor | None) -> CentredGram:
-    """K~ of the keys (remark 1), zero at padded keys; the arguments of :func:`kernel_pca_values`."""
+def centred_gram(keys: Tensor, attention_mask: Tensor | None) -> CentredGram:
+    """K~ of the keys (remark 1), zero at padded keys; the arguments of ``kernel_pca_values``."""
     require_matrix("keys", keys)
     real = torch.ones(keys.shape[:-1], dtype=torch.bool, device=keys.device)
-    if key_padding_mask is not None:
-        real = real & key_padding_mask
+    if attention_mask is not None:
+        real = real & attention_mask
     # Padding may hold anything, NaN included.
     exact = double(keys).masked_fill(~real[..., None], 0.0)
     require_finite("keys", exact)

@@ -49,7 +49,7 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         solver: "dual" decomposes the kernel matrix; "primal" works in closed form on explicit features,
             O((n + m) p^2); "primal_stochastic" on mini-batches of them, in the memory of O(p s) and a batch.
         svd_method: of the dual: "dense", "truncated", "matrix_free", or "auto" by size; see
-            :func:`kernel_attention.solvers.kernel_svd`.
+            ``kernel_attention.solvers.kernel_svd``.
         feature_map: of the primal: "cosine", "identity", "elu", "relu", a map with options, or a callable on
             tensors (n, d) -> (n, p) that treats every row alone.
         feature_map_z: the map of Z; None: that of X.

@@ -77,7 +77,7 @@ def multilinear_svd(
 
 
 def _of_unit_size(tensor: Tensor, sizes: list[int], method: Method, tol: float, max_iter: int) -> Multilinear:
-    """:func:`multilinear_svd` of a tensor whose largest entry is near 1."""
+    """``multilinear_svd`` of a tensor whose largest entry is near 1."""
     order = tensor.dim()
     bases, spectra = zip(*(_left_singular(unfold(tensor, n, order)) for n in range(order)), strict=True)
     factors = [basis[:, :rank] for basis, rank in zip(bases, sizes, strict=True)]

@@ -35,13 +35,13 @@ _SOLVERS = ("dual", "primal")
 class MultilinearSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     """Multilinear SVD of a tensor of any order D >= 2, or of the kernel tensor of D samples (KMLSVD).
 
-    Numpy or torch in, the same out. A :class:`sklearn.exceptions.ConvergenceWarning` says where ``max_iter``
+    Numpy or torch in, the same out. A ``sklearn.exceptions.ConvergenceWarning`` says where ``max_iter``
     ends the iteration. Source: Verbeek, "3D Primal Attention", TU Delft 2025, theorem 2.2.
 
     Args:
         ranks: one for every mode, or a sequence; None: all that there is.
         method: "hosvd", or "hooi" for a stationary point of the truncated problem; see
-            :func:`kernel_attention.solvers.multilinear_svd`.
+            ``kernel_attention.solvers.multilinear_svd``.
         kernel: what ``fit`` gets. "precomputed": the tensor itself. Otherwise D samples (N_n, p_n), from
             which K is C x_1 Phi_1 .. x_D Phi_D with "features"; the dual attention's tensor softmax with
             "cubemax"; or what a callable makes of the D samples as tensors, each entry from one row of each.

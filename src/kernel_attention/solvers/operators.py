@@ -68,7 +68,7 @@ class KernelOperator:
     """k(x_i, z_j), evaluated in blocks of rows whenever it is multiplied.
 
     Args:
-        kernel: from :func:`kernel_attention.features.kernel_functions.get_kernel_function`.
+        kernel: from ``kernel_attention.features.kernel_functions.get_kernel_function``.
         x: (n, p).
         z: (m, p).
         block_size: rows of a block; None: as many as fit the cache.

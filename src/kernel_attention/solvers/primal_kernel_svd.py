@@ -97,7 +97,7 @@ def stochastic_kernel_svd(
     """The same from mini-batches of features, which are never all in memory.
 
     For the method and its convergence see ``stochastic_weights`` in
-    :mod:`kernel_attention.solvers.stochastic_svd`. Two passes come on top of its epochs: one to count (and
+    ``kernel_attention.solvers.stochastic_svd``. Two passes come on top of its epochs: one to count (and
     to take the mean), one for H_e = Phi_x W_e Sigma^{-1} and H_r = Phi_z W_r Sigma^{-1}.
 
     Args:

@@ -2,7 +2,7 @@
 
 Source: Candès, Li, Ma, Wright, "Robust Principal Component Analysis?", J. ACM 58(3), 2011 (eq. 1.1,
 algorithm 1, sections 1.6 and 5). It is what Principal Attention Pursuit takes its steps from
-(:func:`kernel_attention.functional.principal_attention_pursuit`); that paper's appendix D prints the same
+(``kernel_attention.functional.principal_attention_pursuit``); that paper's appendix D prints the same
 method with another sign of Y and another threshold.
 """
 
@@ -168,7 +168,7 @@ def _require_positive(**numbers: float | None) -> None:
 class PrincipalComponentPursuit(BaseEstimator):
     """Robust PCA of one matrix: low rank plus sparse. Numpy or torch in, the same out.
 
-    NaN marks a missing entry: ``low_rank_`` fills it in. A :class:`sklearn.exceptions.ConvergenceWarning`
+    NaN marks a missing entry: ``low_rank_`` fills it in. A ``sklearn.exceptions.ConvergenceWarning``
     says where ``max_iter`` ends the iteration.
 
     Args:

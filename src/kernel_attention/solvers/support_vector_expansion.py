@@ -114,7 +114,7 @@ class SupportVectorExpansion(MultiOutputMixin, RegressorMixin, BaseEstimator):
 
     Args:
         C: penalty, in units of 1 over the mean of the kernel's diagonal; see
-            :func:`kernel_attention.solvers.support_vector_expansion`.
+            ``kernel_attention.solvers.support_vector_expansion``.
         epsilon: half the width of the tube in which errors cost nothing.
         tol: tolerance of libsvm's stopping criterion.
         max_iter: largest number of its iterations; -1: no limit.

@@ -100,17 +100,17 @@ def softmax_over_blocks(
     v: Tensor,
     *,
     factor: int = 1,
-    key_padding_mask: Tensor | None = None,
+    attention_mask: Tensor | None = None,
     is_causal: bool = False,
     dropout_p: float = 0.0,
 ) -> Tensor:
     """Softmax attention to pooled keys: q (B, h, N, p), k and v (B, h, S, p), row i the open block where
     ``is_causal``.
 
-    ``key_padding_mask`` (B, S) is not read with ``is_causal``: there it must be right padding, which no real
+    ``attention_mask`` (B, S) is not read with ``is_causal``: there it must be right padding, which no real
     token sees.
     """
     if is_causal and factor > 1:
         return block_causal_attention(q, k, v, factor=factor, dropout_p=dropout_p)
-    mask = None if is_causal or key_padding_mask is None else key_padding_mask[:, None, None, :]
+    mask = None if is_causal or attention_mask is None else attention_mask[:, None, None, :]
     return fused_attention(q, k, v, mask=mask, is_causal=is_causal, dropout_p=dropout_p)

@@ -47,7 +47,7 @@ def fused_attention(
     """softmax(scale q k^T) v through PyTorch's fused kernels, with gradients that hold at large logits.
 
     Without a gradient, and where PyTorch takes no fused kernel of the CPU, this is
-    :func:`torch.nn.functional.scaled_dot_product_attention` itself: with dropout, with values of another
+    ``torch.nn.functional.scaled_dot_product_attention`` itself: with dropout, with values of another
     width, in programs that are exported, under the transforms of torch.func, on GPUs.
 
     Args:

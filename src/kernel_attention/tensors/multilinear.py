@@ -1,6 +1,6 @@
 """The factors of multilinear attention without tokens, and the core of a core's own multilinear SVD.
 
-Source and legend as in :mod:`kernel_attention.mechanisms.multilinear.functional`.
+Source and legend as in ``kernel_attention.mechanisms.multilinear.functional``.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def mlsvd_core(core: Tensor) -> Tensor:
 
     Every S_(n) S_(n)^T of the result is diagonal and falls along the diagonal. Signs are deterministic and
     gradients finite where singular values repeat; see
-    :func:`kernel_attention.tensors.unfoldings.leading_eigenvectors`.
+    ``kernel_attention.tensors.unfoldings.leading_eigenvectors``.
     """
     order = core.dim() - 1
     with torch.autocast(core.device.type, enabled=False):

@@ -16,12 +16,12 @@ class Compaction(NamedTuple):
     """A permutation of the tokens that puts the real ones first, in their order.
 
     ``order`` (B, N) int64: the token that moves to position n. ``place`` (B, N): the new position of token n.
-    ``key_padding_mask`` (B, N): the mask after the move, right padding.
+    ``attention_mask`` (B, N): the mask after the move, right padding.
     """
 
     order: Tensor
     place: Tensor
-    key_padding_mask: Tensor
+    attention_mask: Tensor
 
     def apply(self, x: Tensor) -> Tensor:
         """Move the tokens of x, (B, N, d) or (B, h, N, p)."""
@@ -37,7 +37,7 @@ class Compaction(NamedTuple):
         return rows.gather(3, self.place[:, None, None, :].expand_as(matrix))
 
 
-def compaction(key_padding_mask: Tensor) -> Compaction | None:
+def compaction(attention_mask: Tensor) -> Compaction | None:
     """How to compact sequences with this mask (B, N; True = real token); None where they are known to be
     compact.
 
@@ -45,13 +45,13 @@ def compaction(key_padding_mask: Tensor) -> Compaction | None:
     answer would stop the stream or break the graph, so that the tokens are moved anyway, possibly to where
     they are.
     """
-    if not is_traced() and key_padding_mask.device.type == "cpu":
-        late = key_padding_mask[:, 1:] & ~key_padding_mask[:, :-1]
+    if not is_traced() and attention_mask.device.type == "cpu":
+        late = attention_mask[:, 1:] & ~attention_mask[:, :-1]
         if not late.any():
             return None
-    real = key_padding_mask.cumsum(dim=1)
-    padded = (~key_padding_mask).cumsum(dim=1)
-    place = torch.where(key_padding_mask, real, real[:, -1:] + padded) - 1
+    real = attention_mask.cumsum(dim=1)
+    padded = (~attention_mask).cumsum(dim=1)
+    place = torch.where(attention_mask, real, real[:, -1:] + padded) - 1
     positions = torch.arange(place.size(1), device=place.device).expand_as(place)
     order = torch.zeros_like(place).scatter(1, place, positions)  # in place, vmap has no rule for it
     return Compaction(order, place, positions < real[:, -1:])

@@ -60,36 +60,36 @@ class Samples(NamedTuple):
             x.scatter_add_(1, self.positions[..., None].expand(-1, -1, x.size(-1)), rows)
 
 
-def sample_rows(x: Tensor, num_rows: int, key_padding_mask: Tensor | None = None) -> Tensor:
+def sample_rows(x: Tensor, num_rows: int, attention_mask: Tensor | None = None) -> Tensor:
     """Rows evenly spaced over the real tokens: x (B, N, d) -> (B, min(num_rows, N), d).
 
     A sequence with fewer than ``num_rows`` real tokens gives all of them, in order, then zero rows.
     """
-    if key_padding_mask is None:
+    if attention_mask is None:
         return x if x.size(1) <= num_rows else x[:, evenly_spaced(num_rows, x.size(1), x.device)]
-    rank, present = _spaced_ranks(key_padding_mask, num_rows)
-    return gather_ranks(x, rank, key_padding_mask) * present[..., None]
+    rank, present = _spaced_ranks(attention_mask, num_rows)
+    return gather_ranks(x, rank, attention_mask) * present[..., None]
 
 
 def sample_positions(
-    x: Tensor, num_rows: int, key_padding_mask: Tensor | None = None
+    x: Tensor, num_rows: int, attention_mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """Where :func:`sample_rows` reads: positions int64, (M,) without a mask or (B, M); which hold a row."""
-    if key_padding_mask is None:
+    """Where ``sample_rows`` reads: positions int64, (M,) without a mask or (B, M); which hold a row."""
+    if attention_mask is None:
         return evenly_spaced(num_rows, x.size(1), x.device), None
-    rank, present = _spaced_ranks(key_padding_mask, num_rows)
-    return _real_first(key_padding_mask).gather(1, rank), present
+    rank, present = _spaced_ranks(attention_mask, num_rows)
+    return _real_first(attention_mask).gather(1, rank), present
 
 
 def part_positions(
-    x: Tensor, num_rows: int, key_padding_mask: Tensor | None, before: Tensor, total: Tensor
+    x: Tensor, num_rows: int, attention_mask: Tensor | None, before: Tensor, total: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """:func:`sample_positions` where x (B, N, d) is one part of every sequence.
+    """``sample_positions`` where x (B, N, d) is one part of every sequence.
 
     Args:
         x: this part's tokens.
         num_rows: M, of the whole sequence.
-        key_padding_mask: (B, N), True = real token; None: all are.
+        attention_mask: (B, N), True = real token; None: all are.
         before: real tokens of the parts before this one, (B,) int64.
         total: real tokens of the whole sequence, (B,) int64.
 
@@ -98,24 +98,24 @@ def part_positions(
     """
     rank, present = _spaced(total[:, None], num_rows, num_rows)
     rank = rank - before[:, None]
-    own = num_real(x, key_padding_mask)[:, None]
+    own = num_real(x, attention_mask)[:, None]
     present = present & (rank >= 0) & (rank < own)
     position = rank.where(present, 0)
-    if key_padding_mask is not None:
-        position = _real_first(key_padding_mask).gather(1, position)
+    if attention_mask is not None:
+        position = _real_first(attention_mask).gather(1, position)
     return position, present
 
 
-def gather_ranks(x: Tensor, rank: Tensor, key_padding_mask: Tensor) -> Tensor:
+def gather_ranks(x: Tensor, rank: Tensor, attention_mask: Tensor) -> Tensor:
     """The real tokens of the given ranks: x (B, N, d), rank (B, M) int64 -> (B, M, d)."""
-    order = _real_first(key_padding_mask)
+    order = _real_first(attention_mask)
     # Padding may hold anything, NaN included; a rank past the last real token must still read a finite row.
-    clean = x.masked_fill(~key_padding_mask[..., None], 0.0)
+    clean = x.masked_fill(~attention_mask[..., None], 0.0)
     return clean.gather(1, order.gather(1, rank)[..., None].expand(-1, -1, x.size(-1)))
 
 
 def sampled_rows(
-    x: Tensor, num_rows: int, max_len: int | None, key_padding_mask: Tensor | None, is_causal: bool
+    x: Tensor, num_rows: int, max_len: int | None, attention_mask: Tensor | None, is_causal: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Rows of x (B, N, d), evenly spaced over its real tokens: (B, M', d), and their ranks (M',) where
     causal.
@@ -127,13 +127,13 @@ def sampled_rows(
         InputError: for a causal call without ``max_len`` or with more than ``max_len`` tokens.
     """
     if not is_causal:
-        return sample_rows(x, num_rows, key_padding_mask), None
+        return sample_rows(x, num_rows, attention_mask), None
     length = x.size(1)
     max_len = required_max_len(max_len, length)
     grid = evenly_spaced(num_rows, max_len, x.device)[: rows_before(length, num_rows, max_len)]
-    if key_padding_mask is None:
+    if attention_mask is None:
         return x[:, grid], grid
-    return gather_ranks(x, grid.expand(x.size(0), -1), key_padding_mask), grid
+    return gather_ranks(x, grid.expand(x.size(0), -1), attention_mask), grid
 
 
 def required_max_len(max_len: int | None, length: int) -> int:
@@ -190,10 +190,10 @@ def gathered(x: Tensor, lengths: Tensor, w: Tensor, num_rows: int, max_len: int 
     return rows.mT @ exactly(w)[:, : grid.size(0)]
 
 
-def _spaced_ranks(key_padding_mask: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
+def _spaced_ranks(attention_mask: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
     """Evenly spaced ranks (B, M) int64, 0 where a sequence has no more, and where it has one."""
-    length = key_padding_mask.sum(dim=1, keepdim=True)
-    return _spaced(length, num_rows, min(num_rows, key_padding_mask.size(1)))
+    length = attention_mask.sum(dim=1, keepdim=True)
+    return _spaced(length, num_rows, min(num_rows, attention_mask.size(1)))
 
 
 def _spaced(length: Tensor, num_rows: int, places: int) -> tuple[Tensor, Tensor]:
@@ -204,6 +204,6 @@ def _spaced(length: Tensor, num_rows: int, places: int) -> tuple[Tensor, Tensor]
     return rank.where(row < count, 0), row < count
 
 
-def _real_first(key_padding_mask: Tensor) -> Tensor:
+def _real_first(attention_mask: Tensor) -> Tensor:
     """Positions of the real tokens in their order, then the padded ones, (B, N) int64."""
-    return torch.argsort(~key_padding_mask, dim=1, stable=True)
+    return torch.argsort(~attention_mask, dim=1, stable=True)

@@ -20,20 +20,20 @@ def exactly(x: Tensor) -> Tensor:
     return x.to(accumulation_dtype(x.dtype))
 
 
-def valid_ranks(key_padding_mask: Tensor) -> Tensor:
+def valid_ranks(attention_mask: Tensor) -> Tensor:
     """Rank of every position among the real tokens, (B, N) int64; a padded position has its predecessor's."""
-    return key_padding_mask.cumsum(dim=1) - 1
+    return attention_mask.cumsum(dim=1) - 1
 
 
-def num_real(x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+def num_real(x: Tensor, attention_mask: Tensor | None) -> Tensor:
     """Real tokens of every sequence of x (B, N, d): (B,) int64."""
-    if key_padding_mask is None:
+    if attention_mask is None:
         return torch.full((x.size(0),), x.size(1), device=x.device)
-    return key_padding_mask.sum(dim=1)
+    return attention_mask.sum(dim=1)
 
 
 def running_mean(
-    x: Tensor, key_padding_mask: Tensor | None = None, before: tuple[Tensor, Tensor] | None = None
+    x: Tensor, attention_mask: Tensor | None = None, before: tuple[Tensor, Tensor] | None = None
 ) -> Tensor:
     """Mean over the real tokens of every prefix: x (B, h, N, p) -> (B, h, N, p).
 
@@ -41,23 +41,23 @@ def running_mean(
 
     Args:
         x: tokens.
-        key_padding_mask: (B, N), True = real token.
+        attention_mask: (B, N), True = real token.
         before: of real tokens that lie before these, their sum (B, h, 1, p) and their number (B,).
     """
     total = x.to(accumulation_dtype(x.dtype))
-    if key_padding_mask is None:
+    if attention_mask is None:
         count = torch.arange(1, x.size(2) + 1, device=x.device, dtype=total.dtype)[:, None]
     else:
-        total = total.masked_fill(~key_padding_mask[:, None, :, None], 0.0)
-        count = key_padding_mask.cumsum(dim=1).clamp_min(1).to(total.dtype)[:, None, :, None]
+        total = total.masked_fill(~attention_mask[:, None, :, None], 0.0)
+        count = attention_mask.cumsum(dim=1).clamp_min(1).to(total.dtype)[:, None, :, None]
     total = total.cumsum(dim=2)
     if before is not None:
         total = total + before[0]
         earlier = before[1].to(total.dtype)[:, None, None, None]
-        if key_padding_mask is None:
+        if attention_mask is None:
             count = count + earlier
         else:
-            count = (key_padding_mask.cumsum(dim=1)[:, None, :, None] + earlier).clamp_min(1)
+            count = (attention_mask.cumsum(dim=1)[:, None, :, None] + earlier).clamp_min(1)
     return (total / count).to(x.dtype)
 
 

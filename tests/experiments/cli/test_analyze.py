@@ -43,7 +43,7 @@ def test_the_numbers_are_those_of_the_python_call(cli, run, waves, monkeypatch):
     saved = load_run(run)
     split = saved.test_split(waves)
     cases = [split.sequences[place] for place in (0, 7, 14)]
-    batches = [(batch.x, batch.key_padding_mask) for batch in make_loader(cases, 3)]
+    batches = [(batch.x, batch.attention_mask) for batch in make_loader(cases, 3)]
     expected = diagnose(saved.model(1), batches, -1)
     with np.load(run / "seed-1/diagnostics.npz", allow_pickle=False) as arrays:
         assert set(arrays.files) == set(expected.arrays())

@@ -27,10 +27,10 @@ class MeanAttention(AttentionLayer):
         super().__init__(embed_dim, num_heads)
         self.out_proj = nn.Linear(embed_dim, embed_dim)
 
-    def attend(self, x, context, key_padding_mask, is_causal):
-        if key_padding_mask is None:
+    def attend(self, x, context, attention_mask, is_causal):
+        if attention_mask is None:
             return self.out_proj(x.mean(dim=1, keepdim=True).expand_as(x))
-        mask = key_padding_mask[..., None]
+        mask = attention_mask[..., None]
         mean = x.masked_fill(~mask, 0.0).sum(dim=1, keepdim=True) / mask.sum(dim=1, keepdim=True)
         return self.out_proj(mean.expand_as(x))
 

@@ -28,7 +28,7 @@ def order(loader, epoch):
 def test_a_batch_is_padded_right_with_zeros_to_its_own_longest(split):
     batches = list(make_loader(split, batch_size=2))
     assert [tuple(batch.x.shape) for batch in batches] == [(2, 5, 3), (2, 7, 3), (1, 1, 3)]
-    cases = [(x, mask) for batch in batches for x, mask in zip(batch.x, batch.key_padding_mask, strict=True)]
+    cases = [(x, mask) for batch in batches for x, mask in zip(batch.x, batch.attention_mask, strict=True)]
     for (x, mask), sequence in zip(cases, split.sequences, strict=True):
         np.testing.assert_array_equal(x[: len(sequence)], sequence)
         assert (x[len(sequence) :] == 0).all()
@@ -38,7 +38,7 @@ def test_a_batch_is_padded_right_with_zeros_to_its_own_longest(split):
 def test_the_types_of_a_batch(split):
     batch = next(iter(make_loader(split, batch_size=2)))
     assert isinstance(batch, Batch)
-    assert (batch.x.dtype, batch.key_padding_mask.dtype, batch.target.dtype) == (
+    assert (batch.x.dtype, batch.attention_mask.dtype, batch.target.dtype) == (
         torch.float32,
         torch.bool,
         torch.int64,

@@ -62,9 +62,9 @@ def test_the_order_depends_on_seed_and_epoch_only():
 
 def test_padding_is_masked_and_nothing_else_is(split):
     for batch in make_step_loader(split, 5, 8, seed=0):
-        assert batch.x.shape == batch.key_padding_mask.shape
-        assert batch.key_padding_mask.any(dim=0).all(), "no column is padding only"
-        assert ((batch.x != 0) == batch.key_padding_mask).all(), "tokens here are not 0"
+        assert batch.x.shape == batch.attention_mask.shape
+        assert batch.attention_mask.any(dim=0).all(), "no column is padding only"
+        assert ((batch.x != 0) == batch.attention_mask).all(), "tokens here are not 0"
 
 
 def test_evaluation_sees_every_case_once_in_the_order_it_says(split):
@@ -74,7 +74,7 @@ def test_evaluation_sees_every_case_once_in_the_order_it_says(split):
     rows = [
         row[mask].tolist()
         for batch in batches
-        for row, mask in zip(batch.x, batch.key_padding_mask, strict=True)
+        for row, mask in zip(batch.x, batch.attention_mask, strict=True)
     ]
     assert rows == [split.case(case)[0].tolist() for case in length_order(split)]
 

@@ -84,8 +84,8 @@ def test_the_threshold_is_lambda_over_mu_or_lambda_times_the_mu_of_the_released_
 def test_the_threshold_of_a_padded_sequence_is_that_of_its_tokens(convention, mask):
     k = draw()
     padded = torch.where(mask[:, None, :, None], k, 1e4)
-    whole = pursuit_threshold(padded, 4.0, convention=convention, key_padding_mask=mask)
-    rows = pursuit_threshold(padded, 4.0, convention=convention, key_padding_mask=mask, is_causal=True)
+    whole = pursuit_threshold(padded, 4.0, convention=convention, attention_mask=mask)
+    rows = pursuit_threshold(padded, 4.0, convention=convention, attention_mask=mask, is_causal=True)
     for b in range(BATCH):
         tokens = k[b : b + 1, :, mask[b]]
         torch.testing.assert_close(whole[b : b + 1], pursuit_threshold(tokens, 4.0, convention=convention))
@@ -166,10 +166,10 @@ def test_for_large_lambda_it_follows_the_closed_recursion(convention, is_causal,
         for step in range(iterations):
             t = k if step == 0 else t + low_rank - k
             low_rank = softmax_attention(
-                t if queries is None else queries, t, v, key_padding_mask=mask, is_causal=is_causal
+                t if queries is None else queries, t, v, attention_mask=mask, is_causal=is_causal
             )
         out = rpc_attention(
-            k, v, q=queries, iterations=iterations, lam=1e9, convention=convention, key_padding_mask=mask,
+            k, v, q=queries, iterations=iterations, lam=1e9, convention=convention, attention_mask=mask,
             is_causal=is_causal,
         )  # fmt: skip
         real = mask[:, None, :, None]
@@ -284,7 +284,7 @@ def test_scaled_attention_multiplies_by_a_times_i_minus_s(is_causal):
 @pytest.mark.parametrize("mask", [None, right_padding(), holes()], ids=["", "right", "holes"])
 def test_s_of_zero_is_softmax_attention(is_causal, mask):
     q, k, v = draw(3)
-    options = {"key_padding_mask": mask, "is_causal": is_causal}
+    options = {"attention_mask": mask, "is_causal": is_causal}
     softmax = softmax_attention(q, k, v, **options)
     zero = torch.zeros(HEADS, LENGTH, LENGTH, dtype=F64)
     for form in ({"alpha": torch.zeros(1, dtype=F64)}, {"s": zero}):

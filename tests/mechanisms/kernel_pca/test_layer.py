@@ -76,7 +76,7 @@ def gradients(y: Tensor, *leaves: Tensor) -> tuple[Tensor, ...]:
 @causal
 def test_rpc_equals_the_algorithm_as_printed(form, mask, is_causal):
     layer, x = build(form), inputs().requires_grad_()
-    y = layer(with_garbage(x, mask), key_padding_mask=mask, is_causal=is_causal)
+    y = layer(with_garbage(x, mask), attention_mask=mask, is_causal=is_causal)
     real = torch.ones(BATCH, LENGTH, dtype=torch.bool) if mask is None else mask
     y = y.where(real[..., None], 0.0)
     weights = dict(layer.named_parameters())
@@ -94,7 +94,7 @@ def test_rpc_equals_the_algorithm_as_printed(form, mask, is_causal):
 @causal
 def test_scaled_equals_equation_12(form, mask, is_causal):
     layer, x = build(form), inputs().requires_grad_()
-    y = layer(with_garbage(x, mask), key_padding_mask=mask, is_causal=is_causal)
+    y = layer(with_garbage(x, mask), attention_mask=mask, is_causal=is_causal)
     weights = dict(layer.named_parameters())
     wanted = reference.scaled(x, weights, mask, num_heads=HEADS, is_causal=is_causal)
     if mask is not None:
@@ -110,7 +110,7 @@ def test_scaled_reads_keys_and_values_from_the_context(form, masked):
     mask = torch.rand(BATCH, CONTEXT) < 0.6 if masked else None
     weights = dict(layer.named_parameters())
     leaves = (x, context, *weights.values())
-    y = layer(x, context=with_garbage(context, mask), key_padding_mask=mask)
+    y = layer(x, context=with_garbage(context, mask), attention_mask=mask)
     wanted = reference.scaled(x, weights, mask, num_heads=HEADS, context=context)
     torch.testing.assert_close(y, wanted)
     torch.testing.assert_close(gradients(y, *leaves), gradients(wanted, *leaves))
@@ -144,13 +144,13 @@ def test_one_step_of_rpc_without_a_sparse_part_is_the_symmetric_baseline():
 @causal
 def test_padding_changes_nothing(form, mask, is_causal):
     layer, x = build(form), inputs()
-    y = layer(with_garbage(x, mask), key_padding_mask=mask, is_causal=is_causal)
+    y = layer(with_garbage(x, mask), attention_mask=mask, is_causal=is_causal)
     for b in range(BATCH):
         torch.testing.assert_close(y[b, mask[b]], layer(x[b, mask[b]][None], is_causal=is_causal)[0])
     empty = mask.clone()
     empty[0] = False
     leaf = x.clone().requires_grad_()
-    y_empty = layer(leaf, key_padding_mask=empty, is_causal=is_causal)
+    y_empty = layer(leaf, attention_mask=empty, is_causal=is_causal)
     torch.testing.assert_close(y_empty[1, mask[1]], y[1, mask[1]])
     assert all(g.isfinite().all() for g in gradients(y_empty, leaf, *layer.parameters()))
 
@@ -160,12 +160,12 @@ def test_padding_changes_nothing(form, mask, is_causal):
 def test_the_future_changes_no_bit_of_the_past(form, dtype):
     layer, x = build(form, dtype), inputs(dtype)
     for mask in MASKS.values():
-        y = layer(x, key_padding_mask=mask, is_causal=True)
+        y = layer(x, attention_mask=mask, is_causal=True)
         for now in range(1, LENGTH):
             for size in (1.0, 1e4):
                 future = torch.cat([x[:, :now], size * torch.randn_like(x[:, now:])], dim=1)
                 other = None if mask is None else torch.cat([mask[:, :now], ~mask[:, now:]], dim=1)
-                seen = layer(future, key_padding_mask=other, is_causal=True)
+                seen = layer(future, attention_mask=other, is_causal=True)
                 past = slice(None) if mask is None else mask[:, :now]
                 assert torch.equal(seen[:, :now][past], y[:, :now][past])
 
@@ -188,7 +188,7 @@ def test_gradients_equal_finite_differences(form, is_causal):
 
     def outputs(x: Tensor, *parameters: Tensor) -> Tensor:
         weights = dict(zip(names, parameters, strict=True))
-        options = {"key_padding_mask": mask, "is_causal": is_causal}
+        options = {"attention_mask": mask, "is_causal": is_causal}
         return torch.func.functional_call(layer, weights, x, options)[mask]
 
     leaves = [leaf.detach().clone().requires_grad_() for leaf in (inputs(length=4), *layer.parameters())]
@@ -220,7 +220,7 @@ def test_extreme_inputs_give_finite_outputs_and_gradients(form, bias):
         for mask in (None, one):
             for is_causal in (False, True):
                 layer, leaf = build(form, torch.float32, bias=bias), x.clone().requires_grad_()
-                y = layer(leaf, key_padding_mask=mask, is_causal=is_causal)
+                y = layer(leaf, attention_mask=mask, is_causal=is_causal)
                 values = (y, *gradients(y, leaf, *layer.parameters()))
                 assert all(value.isfinite().all() for value in values), (name, is_causal, mask is None)
 
@@ -229,7 +229,7 @@ def test_extreme_inputs_give_finite_outputs_and_gradients(form, bias):
 @causal
 def test_lower_precision_stays_close(form, is_causal):
     x, mask = inputs(), MASKS["right"]
-    options = {"key_padding_mask": mask, "is_causal": is_causal}
+    options = {"attention_mask": mask, "is_causal": is_causal}
     exact = build(form)(x, **options)[mask]
     single = build(form, torch.float32)
     assert (single(x.float(), **options)[mask] - exact).norm() < 2e-6 * exact.norm()
@@ -261,7 +261,7 @@ def test_one_graph_serves_the_learnt_matrix_at_all_lengths():
         results = []
         for layer, run in ((eager, eager), (compiled, call)):
             leaf = x.clone().requires_grad_()
-            y = run(leaf, key_padding_mask=mask, is_causal=True)
+            y = run(leaf, attention_mask=mask, is_causal=True)
             results.append([y, *gradients(y, leaf, *layer.parameters())])
         torch.testing.assert_close(*results)
 
@@ -296,12 +296,12 @@ def test_dropout_is_for_training_and_follows_the_seed(form):
 @every_mask
 def test_the_kernel_matrix_is_what_multiplies_the_values(form, mask):
     layer, x = build(form), inputs()
-    matrix = layer.kernel_matrix(x, key_padding_mask=mask)
+    matrix = layer.kernel_matrix(x, attention_mask=mask)
     assert matrix.shape == (BATCH, HEADS, LENGTH, LENGTH)
     real = torch.ones(BATCH, LENGTH, dtype=torch.bool) if mask is None else mask
     assert not matrix.masked_fill(real[:, None, :, None] & real[:, None, None, :], 0.0).any()
     y = layer.out_proj(layer.merge_heads(matrix @ layer.split_heads(layer.v_proj(x))))
-    torch.testing.assert_close(y[real], layer(x, key_padding_mask=mask)[real])
+    torch.testing.assert_close(y[real], layer(x, attention_mask=mask)[real])
 
 
 def test_the_pursuit_of_a_layer_shows_what_it_took_for_corruption():

@@ -53,7 +53,7 @@ def test_a_mask_leaves_keys_out_wherever_they_are():
     mask = torch.tensor([[1, 0, 1, 1, 0, 1, 1, 1, 1, 0, 0, 1, 0]], dtype=torch.bool).expand(BATCH, -1)
     kept = mask[0]
     for is_causal in (False, True):
-        y = linear_attention(q, k, v, key_padding_mask=mask, is_causal=is_causal)[:, :, kept]
+        y = linear_attention(q, k, v, attention_mask=mask, is_causal=is_causal)[:, :, kept]
         alone = linear_attention(q[:, :, kept], k[:, :, kept], v[:, :, kept], is_causal=is_causal)
         torch.testing.assert_close(y, alone)
 

@@ -64,9 +64,9 @@ def test_the_layer_is_the_formula_of_the_thesis(form, mask):
         x, weights, mask, num_heads=HEADS, rank=layer.rank, num_samples=layer.num_samples
     )
     real = torch.ones(x.shape[:2], dtype=torch.bool) if mask is None else mask
-    y = layer(x, key_padding_mask=mask)
+    y = layer(x, attention_mask=mask)
     torch.testing.assert_close(y[real], expected[real])
-    for n, scores in enumerate(layer.scores(x, key_padding_mask=mask)):
+    for n, scores in enumerate(layer.scores(x, attention_mask=mask)):
         for (b, h), wanted in by_hand.items():
             torch.testing.assert_close(scores[b, h, real[b]], wanted[n])
             assert not scores[b, h, ~real[b]].any()
@@ -84,7 +84,7 @@ def test_gradients_equal_finite_differences(form):
 
     def outputs(x, *parameters):
         replaced = dict(zip(names, parameters, strict=True))
-        return torch.func.functional_call(layer, replaced, x, {"key_padding_mask": MASKS["right"]})[
+        return torch.func.functional_call(layer, replaced, x, {"attention_mask": MASKS["right"]})[
             MASKS["right"]
         ]
 
@@ -100,7 +100,7 @@ def test_slices_give_what_the_whole_tensor_gives(chunk_size, order, mask):
     results = []
     for size in (None, chunk_size):
         layer, leaf = build(order=order, chunk_size=size), x.clone().requires_grad_()
-        y = layer(leaf, key_padding_mask=mask)
+        y = layer(leaf, attention_mask=mask)
         y.square().sum().backward()
         results.append([y, leaf.grad, *(p.grad for p in layer.parameters())])
     torch.testing.assert_close(results[0], results[1])
@@ -109,10 +109,10 @@ def test_slices_give_what_the_whole_tensor_gives(chunk_size, order, mask):
 @every_mask
 def test_as_many_samples_as_tokens_give_the_full_form(mask):
     x = inputs()
-    full = build()(x, key_padding_mask=mask)
-    torch.testing.assert_close(build(num_samples=LENGTH)(x, key_padding_mask=mask), full)
-    torch.testing.assert_close(build(num_samples=50)(x, key_padding_mask=mask), full)
-    assert not torch.allclose(build(num_samples=2)(x, key_padding_mask=mask), full)
+    full = build()(x, attention_mask=mask)
+    torch.testing.assert_close(build(num_samples=LENGTH)(x, attention_mask=mask), full)
+    torch.testing.assert_close(build(num_samples=50)(x, attention_mask=mask), full)
+    assert not torch.allclose(build(num_samples=2)(x, attention_mask=mask), full)
 
 
 def test_sampled_tokens_have_the_scores_of_the_sample_alone():
@@ -128,7 +128,7 @@ def test_padding_and_batch_change_nothing(form):
     layer, x = build(form), inputs(batch=4)
     mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 1, 0, 1, 1]]).bool()
     garbage = torch.where(mask[..., None], x, 1e4 * torch.randn_like(x)).requires_grad_()
-    y = layer(garbage, key_padding_mask=mask)
+    y = layer(garbage, attention_mask=mask)
     for b in range(4):
         torch.testing.assert_close(y[b, mask[b]], layer(x[b, mask[b]][None])[0])
     y[mask].square().sum().backward()
@@ -141,7 +141,7 @@ def test_the_kernel_tensor_is_a_cubemax():
     kernel = layer.kernel_tensor(x)
     assert kernel.shape == (2, HEADS, LENGTH, LENGTH, LENGTH)
     torch.testing.assert_close(kernel.sum((-2, -1)), torch.ones(2, HEADS, LENGTH, dtype=F64))
-    padded = layer.kernel_tensor(x, key_padding_mask=MASKS["right"])
+    padded = layer.kernel_tensor(x, attention_mask=MASKS["right"])
     assert not padded[1, :, -1].any()
     assert not padded[1, :, :, -1].any()
     assert not padded[1, :, :, :, -1].any()
@@ -190,7 +190,7 @@ def test_extreme_inputs_give_finite_outputs_and_gradients(form, tokens):
     one = torch.arange(x.size(1))[None].expand(2, -1) == 0
     for mask in (None, one):
         layer, leaf = build(form, torch.float32), x.clone().requires_grad_()
-        y = layer(leaf, key_padding_mask=mask)
+        y = layer(leaf, attention_mask=mask)
         y.square().sum().backward()
         for value in (y, leaf.grad, *(p.grad for p in layer.parameters())):
             assert value.isfinite().all()

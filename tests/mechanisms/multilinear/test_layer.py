@@ -85,9 +85,9 @@ def assert_equals_the_loops(layer, x, mask=None, is_causal=False, feature_map="f
     x = x.requires_grad_()
     expected = oracle(layer, x, mask, is_causal, feature_map)
     real = torch.ones(x.shape[:2], dtype=torch.bool) if mask is None else mask
-    y = layer(x, key_padding_mask=mask, is_causal=is_causal)
+    y = layer(x, attention_mask=mask, is_causal=is_causal)
     torch.testing.assert_close(y[real], expected.y[real])
-    for n, scores in enumerate(layer.scores(x, key_padding_mask=mask, is_causal=is_causal)):
+    for n, scores in enumerate(layer.scores(x, attention_mask=mask, is_causal=is_causal)):
         for (b, h), by_hand in expected.scores.items():
             torch.testing.assert_close(scores[b, h, real[b]], by_hand[n])
     torch.testing.assert_close(layer.objective, expected.objective)
@@ -175,7 +175,7 @@ def test_gradients_equal_finite_differences(order, variant, core):
 
         def outputs(x, *parameters, is_causal=is_causal):
             replaced = dict(zip(names, parameters, strict=True))
-            options = {"key_padding_mask": MASKS["right"], "is_causal": is_causal}
+            options = {"attention_mask": MASKS["right"], "is_causal": is_causal}
             return torch.func.functional_call(layer, replaced, x, options)[MASKS["right"]], layer.penalty()
 
         leaves = [inputs(layer), *layer.parameters()]
@@ -192,7 +192,7 @@ def test_padding_and_batch_change_neither_outputs_nor_the_objective(variant, is_
         torch.tensor([[1] * 6, [1, 1, 0, 1, 0, 0], [0, 0, 0, 0, 1, 1]]).bool(),
     )
     garbage = torch.where(mask[..., None], x, 1e4 * torch.randn_like(x))
-    y = layer(garbage, key_padding_mask=mask, is_causal=is_causal)
+    y = layer(garbage, attention_mask=mask, is_causal=is_causal)
     together, alone = layer.objective, []
     for b in range(3):
         torch.testing.assert_close(y[b, mask[b]], layer(x[b, mask[b]][None], is_causal=is_causal)[0])
@@ -257,7 +257,7 @@ def test_extreme_inputs_give_finite_outputs_and_gradients(variant, core, feature
     for is_causal, mask in ((False, None), (False, one), (True, None)):
         layer = build(3, variant, core, torch.float32, feature_map=feature_map, max_len=11)
         leaf = x.clone().requires_grad_()
-        y = layer(leaf, key_padding_mask=mask, is_causal=is_causal)
+        y = layer(leaf, attention_mask=mask, is_causal=is_causal)
         (y.sum() + ka.auxiliary_loss(layer)).backward()
         for value in (y, leaf.grad, *(p.grad for p in layer.parameters())):
             assert value.isfinite().all()

@@ -50,9 +50,9 @@ def test_the_layer_is_the_formula_of_the_thesis(option, order, mask):
         x, dict(layer.named_parameters()), mask, num_heads=HEADS, option=option
     )
     real = torch.ones(x.shape[:2], dtype=torch.bool) if mask is None else mask
-    y = layer(x, key_padding_mask=mask)
+    y = layer(x, attention_mask=mask)
     torch.testing.assert_close(y[real], expected[real])
-    for n, scores in enumerate(layer.scores(x, key_padding_mask=mask)):
+    for n, scores in enumerate(layer.scores(x, attention_mask=mask)):
         for (b, h), wanted in by_hand.items():
             torch.testing.assert_close(scores[b, h, real[b]], wanted[n])
     probe = torch.randn_like(y)
@@ -68,7 +68,7 @@ def test_gradients_equal_finite_differences(option):
 
     def outputs(x, *parameters):
         replaced = dict(zip(names, parameters, strict=True))
-        return torch.func.functional_call(layer, replaced, x, {"key_padding_mask": MASKS["right"]})[
+        return torch.func.functional_call(layer, replaced, x, {"attention_mask": MASKS["right"]})[
             MASKS["right"]
         ]
 
@@ -99,7 +99,7 @@ def test_padding_and_batch_change_nothing(option):
     layer, x = build(option), inputs(batch=4)
     mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [0, 0, 1, 0], [0, 1, 0, 1]]).bool()
     garbage = torch.where(mask[..., None], x, 1e4 * torch.randn_like(x)).requires_grad_()
-    y = layer(garbage, key_padding_mask=mask)
+    y = layer(garbage, attention_mask=mask)
     for b in range(4):
         torch.testing.assert_close(y[b, mask[b]], layer(x[b, mask[b]][None])[0])
     y[mask].square().sum().backward()
@@ -116,7 +116,7 @@ def test_extreme_inputs_give_finite_outputs_and_gradients(option, scale):
         )
         one = torch.arange(length)[None].expand(2, -1) == 0
         for mask in (None, one):
-            y = layer(x, key_padding_mask=mask)
+            y = layer(x, attention_mask=mask)
             y.square().sum().backward()
             assert y.isfinite().all()
             assert all(leaf.grad.isfinite().all() for leaf in leaves_of(layer, x))

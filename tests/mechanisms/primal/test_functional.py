@@ -99,7 +99,7 @@ def test_the_output_joins_e_before_r(qk, weights):
 
 def test_the_kernel_matrix_of_padded_tokens_is_zero(qk):
     mask = torch.rand(B, N) < 0.6
-    kernel = primal_kernel(*qk, rows=random(B, H, M, P), key_padding_mask=mask)
+    kernel = primal_kernel(*qk, rows=random(B, H, M, P), attention_mask=mask)
     both = mask[:, :, None] & mask[:, None, :]
     assert not kernel.transpose(0, 1)[:, ~both].any()
     assert kernel.transpose(0, 1)[:, both].all()
@@ -116,7 +116,7 @@ def test_the_two_forms_of_the_objective_differ_by_the_length_in_their_energy(wei
 def test_the_objective_of_every_sequence_is_that_of_the_sequence_alone(weights, form):
     scores, root = PrimalScores(random(B, H, N, S), random(B, H, N, S)), torch.rand(H, S, dtype=torch.float64)
     mask = torch.arange(N)[None] < torch.tensor([N, 4])[:, None]
-    each = ksvd_objective(scores, *weights, root, form=form, per_sequence=True, key_padding_mask=mask)
+    each = ksvd_objective(scores, *weights, root, form=form, per_sequence=True, attention_mask=mask)
     for b in range(B):
         alone = PrimalScores(*(part[b : b + 1, :, mask[b]] for part in scores))
         torch.testing.assert_close(each[b], ksvd_objective(alone, *weights, root, form=form))
@@ -126,11 +126,9 @@ def test_a_sequence_without_tokens_does_not_count_in_the_mean_over_tokens(weight
     scores, root = PrimalScores(random(B, H, N, S), random(B, H, N, S)), torch.rand(H, S, dtype=torch.float64)
     mask = torch.arange(N)[None] < torch.tensor([4, 0])[:, None]
     alone = PrimalScores(*(part[:1, :, :4] for part in scores))
-    together = ksvd_objective(scores, *weights, root, key_padding_mask=mask)
+    together = ksvd_objective(scores, *weights, root, attention_mask=mask)
     torch.testing.assert_close(together, ksvd_objective(alone, *weights, root))
-    nothing = ksvd_objective(
-        scores, *weights, root, key_padding_mask=torch.zeros_like(mask), per_sequence=True
-    )
+    nothing = ksvd_objective(scores, *weights, root, attention_mask=torch.zeros_like(mask), per_sequence=True)
     assert nothing.isfinite().all()
 
 
@@ -172,7 +170,7 @@ def test_causal_rows_slice_by_slice_give_the_same_scores_and_gradients(qk, weigh
     for size in (N, 4, 1):  # in one piece, two slices and a rest, token by token
         monkeypatch.setattr(primal, "_SLICE", size)
         leaves = [leaf.clone().requires_grad_() for leaf in (*qk, *weights, rows)]
-        scores = primal_scores(*leaves[:4], rows=leaves[4], grid=grid, is_causal=True, key_padding_mask=mask)
+        scores = primal_scores(*leaves[:4], rows=leaves[4], grid=grid, is_causal=True, attention_mask=mask)
         results.append([*scores, *torch.autograd.grad((torch.stack(scores) * probe).sum(), leaves)])
     for other in results[1:]:
         torch.testing.assert_close(other, results[0], rtol=1e-10, atol=1e-12)

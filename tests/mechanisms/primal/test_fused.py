@@ -49,7 +49,7 @@ def run(
     x = x.detach().requires_grad_()
     real = torch.ones(x.shape[:2], dtype=torch.bool) if mask is None else mask
     layer.zero_grad(set_to_none=True)
-    y = layer(x, key_padding_mask=mask, is_causal=is_causal)[real].double()
+    y = layer(x, attention_mask=mask, is_causal=is_causal)[real].double()
     probe = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=F64)
     ((y * probe).sum() + ka.auxiliary_loss(layer)).backward()
     result = {"y": y, "x": x.grad[real]} | {name: p.grad for name, p in layer.named_parameters()}

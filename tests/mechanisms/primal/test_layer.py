@@ -82,7 +82,7 @@ def test_outputs_objective_and_all_gradients_equal_the_loops(form, mask_kind, is
     penalty = 0.3 * (j**2).mean()
     expected_gradients = torch.autograd.grad((expected.y[real] * downstream).sum() + penalty, leaves)
 
-    y = layer(x, key_padding_mask=mask, is_causal=is_causal)
+    y = layer(x, attention_mask=mask, is_causal=is_causal)
     torch.testing.assert_close(y[real], expected.y[real])
     torch.testing.assert_close(layer.objective, j)
     torch.testing.assert_close(auxiliary_loss(layer), penalty)
@@ -94,7 +94,7 @@ def test_outputs_objective_and_all_gradients_equal_the_loops(form, mask_kind, is
 def test_scores_equal_the_loops(is_causal):
     layer, x, mask = build(), sequences(), mask_of("holes")
     expected = oracle(layer, x, mask, is_causal)
-    e, r = layer.scores(x, key_padding_mask=mask, is_causal=is_causal)
+    e, r = layer.scores(x, attention_mask=mask, is_causal=is_causal)
     for b in range(3):
         for h in range(HEADS):
             torch.testing.assert_close(e[b, h, mask[b]], expected.e[b, h])

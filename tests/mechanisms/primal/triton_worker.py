@@ -32,7 +32,7 @@ OPTIONS = {
 def run(layer, x, mask, *, is_causal):
     x = x.detach().requires_grad_()
     layer.zero_grad(set_to_none=True)
-    y = layer(x, key_padding_mask=mask, is_causal=is_causal)[mask].double()
+    y = layer(x, attention_mask=mask, is_causal=is_causal)[mask].double()
     probe = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(y.device)
     ((y * probe).sum() + ka.auxiliary_loss(layer)).backward()
     result = {"y": y, "x": x.grad[mask]} | {name: p.grad for name, p in layer.named_parameters()}

@@ -61,7 +61,7 @@ def test_causality_with_a_full_mask_is_causality_without_one():
         q, k, v = random(B, H, queries, P), random(B, H, keys, P), random(B, H, keys, P_V)
         full = torch.ones(B, keys, dtype=torch.bool)
         torch.testing.assert_close(
-            softmax_attention(q, k, v, key_padding_mask=full, is_causal=True),
+            softmax_attention(q, k, v, attention_mask=full, is_causal=True),
             softmax_attention(q, k, v, is_causal=True),
         )
 
@@ -72,7 +72,7 @@ def test_a_query_that_sees_no_key_gets_zeros_and_finite_gradients(attention, is_
     q, k, v = (random(2, H, 11, P).requires_grad_() for _ in range(3))
     mask = torch.zeros(2, 11, dtype=torch.bool)
     mask[0, 4:] = True
-    y = attention(q, k, v, key_padding_mask=mask, is_causal=is_causal)
+    y = attention(q, k, v, attention_mask=mask, is_causal=is_causal)
     assert not y[1].any()
     assert y[0, :, 0].any() == (not is_causal)
     for gradient in torch.autograd.grad(y.sum(), (q, k, v)):
@@ -100,7 +100,7 @@ def test_causality_with_padding_equals_the_masked_softmax(mask):
     gradients = torch.autograd.grad((expected * downstream).masked_fill(~real, 0.0).sum(), leaves)
     garbage = [torch.where(real, leaf, 1e200 * torch.randn_like(leaf)) for leaf in leaves]
     for given in (leaves, garbage):
-        y = softmax_attention(*given, key_padding_mask=mask, is_causal=True)
+        y = softmax_attention(*given, attention_mask=mask, is_causal=True)
         torch.testing.assert_close(y, expected.masked_fill(~real, 0.0))
         torch.testing.assert_close(torch.autograd.grad((y * downstream).sum(), leaves), gradients)
 
@@ -126,7 +126,7 @@ def test_causality_with_padding_makes_no_matrix_over_the_tokens(name, side):
     layer, x = create_attention(name, 8, 2), torch.randn(2, length, 8, requires_grad=True)
     mask = torch.arange(length)[None] < torch.tensor([[length], [700]])
     with LargestTensor() as largest:
-        y = layer(x, key_padding_mask=mask if side == "right" else mask.flip(1), is_causal=True)
+        y = layer(x, attention_mask=mask if side == "right" else mask.flip(1), is_causal=True)
         y[mask].sum().backward()
     assert largest.elements < 64 * length  # an input has B N d = 16 N, the kernel's blocks a little more
 
@@ -138,10 +138,10 @@ def test_causality_with_padding_serves_function_transforms():
 
     def loss(q, k, v, mask):
         q, k, v, mask = (x[None] for x in (q, k, v, mask))
-        return softmax_attention(q, k, v, key_padding_mask=mask, is_causal=True).square().sum()
+        return softmax_attention(q, k, v, attention_mask=mask, is_causal=True).square().sum()
 
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
-    softmax_attention(*leaves, key_padding_mask=mask, is_causal=True).square().sum().backward()
+    softmax_attention(*leaves, attention_mask=mask, is_causal=True).square().sum().backward()
     each = torch.func.vmap(torch.func.grad(loss, argnums=(0, 1, 2)))(q, k, v, mask)
     torch.testing.assert_close(list(each), [leaf.grad for leaf in leaves])
 

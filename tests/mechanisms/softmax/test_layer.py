@@ -42,7 +42,7 @@ def compare(layer, kind, x, mask, context=None, is_causal=False) -> None:
         is_causal=is_causal,
         **options,
     )
-    y = layer(x, context=context, key_padding_mask=mask, is_causal=is_causal)
+    y = layer(x, context=context, attention_mask=mask, is_causal=is_causal)
     real = torch.ones(x.shape[:2], dtype=torch.bool) if mask is None or context is not None else mask
     torch.testing.assert_close(y[real], expected[real])
     downstream = torch.randn_like(y[real])
@@ -82,7 +82,7 @@ def test_softmax_is_that_of_torch():
         theirs.out_proj.load_state_dict(layer.out_proj.state_dict())
     x, mask = random(3, TOKENS, EMBED_DIM), torch.arange(TOKENS)[None] < torch.tensor([11, 4, 1])[:, None]
     expected, _ = theirs(x, x, x, key_padding_mask=~mask, need_weights=False)
-    torch.testing.assert_close(layer(x, key_padding_mask=mask), expected)
+    torch.testing.assert_close(layer(x, attention_mask=mask), expected)
 
 
 def test_the_symmetric_form_has_a_symmetric_kernel_and_no_key_projection():

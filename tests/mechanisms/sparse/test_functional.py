@@ -57,7 +57,7 @@ def test_blocked_equals_dense_with_its_gradients(pattern, factor):
             mask = None if is_causal else pool_mask(tokens, factor)
             y = sparse_attention(
                 q, pooled(k, factor), pooled(v, factor), pattern, factor=factor, impl=impl,
-                is_causal=is_causal, key_padding_mask=mask,
+                is_causal=is_causal, attention_mask=mask,
             )  # fmt: skip
             y = y.transpose(1, 2)[tokens]
             results.append([y, *torch.autograd.grad(y.sin().sum(), (q, k, v))])
@@ -83,7 +83,7 @@ def test_a_stride_beyond_the_sequence_costs_what_softmax_costs(pattern, factor, 
     for is_causal, padded in itertools.product((False, True), (False, True)):
         mask = pool_mask(real, factor) if padded and not is_causal else None
         keys, values = (pooled[is_causal](x, factor) for x in (k, v))
-        call = {"factor": factor, "is_causal": is_causal, "key_padding_mask": mask}
+        call = {"factor": factor, "is_causal": is_causal, "attention_mask": mask}
         y = sparse_attention(q, keys, values, pattern, impl=impl, **call)
         torch.testing.assert_close(y, softmax_over_blocks(q, keys, values, **call), rtol=0, atol=0)
 

@@ -177,7 +177,7 @@ def test_a_mask_on_the_right_changes_nothing_for_real_tokens():
     for is_causal in (False, True):
         for options in ({}, {"beta": 0.6}, {"beta": 0.6, "normalize": True}):
             y = scaled_heads_attention(
-                q, k, v, (1, 2, 3), key_padding_mask=mask, is_causal=is_causal, **options
+                q, k, v, (1, 2, 3), attention_mask=mask, is_causal=is_causal, **options
             )
             alone = scaled_heads_attention(
                 *(x[1:, :, :5] for x in (q, k, v)), (1, 2, 3), is_causal=is_causal, **options

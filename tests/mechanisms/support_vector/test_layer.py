@@ -99,7 +99,7 @@ def assert_equals_the_loops(layer, oracle, x, *, mask=None, context=None, is_cau
     oracle = {**oracle, "beta": layer.beta if oracle.get("beta") == "learnt" else oracle.get("beta", 0.0)}
     leaves = [leaf.clone().requires_grad_() for leaf in (x, *([] if context is None else [context]))]
     call = {"context": None if context is None else leaves[1], "is_causal": is_causal}
-    y = layer(leaves[0], key_padding_mask=mask, **call)
+    y = layer(leaves[0], attention_mask=mask, **call)
     expected = support_vector_attention(leaves[0], weights, mask, num_heads=HEADS, **oracle, **call)
     if mask is not None and context is None:
         y, expected = y[mask], expected[mask]
@@ -146,12 +146,12 @@ def test_conv2d_equals_the_loops(weights, size, grid, class_tokens):
 def test_an_absent_patch_of_a_grid_counts_as_zero_and_is_not_attended_to():
     layer = build("conv2d", {"grid_size": (2, 3), "class_tokens": 1})
     x, mask = torch.randn(BATCH, 7, WIDTH, dtype=torch.float64), torch.ones(BATCH, 7, dtype=torch.bool)
-    torch.testing.assert_close(layer(x, key_padding_mask=mask), layer(x))
+    torch.testing.assert_close(layer(x, attention_mask=mask), layer(x))
     mask[0, 4] = False
-    y = layer(x, key_padding_mask=mask)
+    y = layer(x, attention_mask=mask)
     other = x.clone()
     other[0, 4] = 1e3
-    torch.testing.assert_close(layer(other, key_padding_mask=mask)[mask], y[mask])
+    torch.testing.assert_close(layer(other, attention_mask=mask)[mask], y[mask])
 
 
 def test_the_convolution_leaves_the_class_token_alone():
@@ -201,9 +201,9 @@ def test_the_kernel_matrix_is_what_multiplies_the_values(case):
     x = torch.randn(BATCH, LENGTH, WIDTH, dtype=torch.float64)
     holes = torch.tensor([[1, 0, 1, 1, 0, 1, 1], [0, 0, 1, 0, 1, 1, 0]], dtype=torch.bool)
     for mask in (None, holes):
-        matrix = layer.kernel_matrix(x, key_padding_mask=mask)
+        matrix = layer.kernel_matrix(x, attention_mask=mask)
         out = layer.out_proj(layer.merge_heads(matrix @ layer.split_heads(layer.v_proj(x))))
-        y = layer(x, key_padding_mask=mask)
+        y = layer(x, attention_mask=mask)
         real = slice(None) if mask is None else mask
         torch.testing.assert_close(out[real], y[real])
         if mask is not None:

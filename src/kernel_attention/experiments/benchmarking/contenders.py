@@ -110,7 +110,7 @@ CONTENDERS = {contender.name: contender for contender in (*_baselines(), *PEERS)
 
 
 def contender_names(*, with_mechanisms: bool = True) -> list[str]:
-    """Every name that :func:`find_contender` knows: baselines, peers and, unless left out, our mechanisms."""
+    """Every name that ``find_contender`` knows: baselines, peers and, unless left out, our mechanisms."""
     return [*CONTENDERS, *(MECHANISMS if with_mechanisms else ())]
 
 

@@ -67,7 +67,7 @@ class _Foreign(AttentionLayer):
         self.layer = layer
 
     def attend(
-        self, x: Tensor, context: Tensor | None, key_padding_mask: Tensor | None, is_causal: bool
+        self, x: Tensor, context: Tensor | None, attention_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
         """The foreign layer on x; the other arguments are not read."""
         return self.layer(x)

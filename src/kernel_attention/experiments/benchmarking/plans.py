@@ -55,7 +55,7 @@ class Plan:
     Attributes:
         title: what is compared.
         shows: what is to be read off.
-        contenders: see :data:`ContenderSpec`; several rows may be one mechanism.
+        contenders: see ``ContenderSpec``; several rows may be one mechanism.
         baseline: the contender whose time the others are divided by.
         grid: values by name of a field of ``Setting``.
         passes: "forward" (inference), "step" (forward and backward in training).

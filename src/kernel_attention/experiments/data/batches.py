@@ -18,12 +18,12 @@ class Batch(NamedTuple):
     """Padded sequences. A named tuple, so Lightning moves it between devices.
 
     x: (B, N, c) float32, zero to the right of each sequence.
-    key_padding_mask: (B, N) bool, True = real step.
+    attention_mask: (B, N) bool, True = real step.
     target: (B,) int64 or float32; None for unlabelled sequences.
     """
 
     x: Tensor
-    key_padding_mask: Tensor
+    attention_mask: Tensor
     target: Tensor | None = None
 
 

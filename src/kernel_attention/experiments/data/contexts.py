@@ -43,7 +43,7 @@ class ContextSampler(StepSampler):
         self.per_epoch = -(-length // batch_size)
 
     def batches(self, epoch: int) -> list[list[int]]:
-        """See :class:`StepSampler`."""
+        """See ``StepSampler``."""
         self.order.set_epoch(epoch)
         return _in_batches(list(self.order), self.batch_size)
 
@@ -64,7 +64,7 @@ class _Contexts(Dataset[TextBatch]):
 def training_contexts(
     tokens: np.ndarray, length: int, batch_size: int, steps: int, seed: int = 0
 ) -> DataLoader[TextBatch]:
-    """Rounds of ``steps`` shuffled batches of the packed contexts of a text; see :class:`ContextSampler`."""
+    """Rounds of ``steps`` shuffled batches of the packed contexts of a text; see ``ContextSampler``."""
     contexts = _Contexts(tokens, length)
     sampler = ContextSampler(len(contexts), batch_size, steps, seed)
     return _loader(contexts, sampler)

@@ -88,7 +88,7 @@ def part(split: TokenSplit, begin: int, end: int) -> TokenSplit:
 
 
 class Expressions(NamedTuple):
-    """tokens end to end (uint8), offsets (cases + 1,) and targets (cases,), as in :class:`TokenSplit`."""
+    """tokens end to end (uint8), offsets (cases + 1,) and targets (cases,), as in ``TokenSplit``."""
 
     tokens: np.ndarray
     offsets: np.ndarray

@@ -40,7 +40,7 @@ def batch_order(lengths: np.ndarray, batch_size: int, seed: int, epoch: int) -> 
 
 
 class LengthSampler(StepSampler):
-    """Rounds of cases of like length, each epoch in the order of :func:`batch_order`."""
+    """Rounds of cases of like length, each epoch in the order of ``batch_order``."""
 
     def __init__(self, lengths: np.ndarray, batch_size: int, steps: int, seed: int = 0) -> None:
         super().__init__(batch_size, steps)
@@ -48,7 +48,7 @@ class LengthSampler(StepSampler):
         self.per_epoch = max(len(lengths) // batch_size, 1)
 
     def batches(self, epoch: int) -> list[list[int]]:
-        """See :class:`StepSampler`."""
+        """See ``StepSampler``."""
         return [batch.tolist() for batch in batch_order(self.lengths, self.batch_size, self.seed, epoch)]
 
 
@@ -75,7 +75,7 @@ def pad_tokens(split: TokenSplit, cases: list[int]) -> Batch:
 
 
 def make_step_loader(split: TokenSplit, batch_size: int, steps: int, seed: int) -> DataLoader:
-    """Training batches of ``steps`` steps a pass; see :class:`LengthSampler`."""
+    """Training batches of ``steps`` steps a pass; see ``LengthSampler``."""
     sampler = LengthSampler(split.lengths, batch_size, steps, seed)
     # Without a generator of its own, every pass would draw a worker seed from the global one.
     generator = torch.Generator().manual_seed(seed)
@@ -83,7 +83,7 @@ def make_step_loader(split: TokenSplit, batch_size: int, steps: int, seed: int) 
 
 
 def make_length_loader(split: TokenSplit, batch_size: int) -> DataLoader:
-    """Every case once, sorted by length; see :func:`length_order` for the order of what comes back."""
+    """Every case once, sorted by length; see ``length_order`` for the order of what comes back."""
     order = length_order(split)
     batches = [order[start : start + batch_size].tolist() for start in range(0, len(order), batch_size)]
     return DataLoader(
@@ -92,5 +92,5 @@ def make_length_loader(split: TokenSplit, batch_size: int) -> DataLoader:
 
 
 def length_order(split: TokenSplit) -> np.ndarray:
-    """Case numbers in the order of :func:`make_length_loader`, (n,)."""
+    """Case numbers in the order of ``make_length_loader``, (n,)."""
     return np.argsort(split.lengths, kind="stable")

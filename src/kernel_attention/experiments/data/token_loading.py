@@ -88,7 +88,7 @@ def load_tokens(
 def encode_texts(
     texts: Sequence[str], labels: Sequence[int] | np.ndarray, vocabulary: Vocabulary
 ) -> TokenSplit:
-    """Texts as a split; words are those of :func:`words_of`."""
+    """Texts as a split; words are those of ``words_of``."""
     is_words = isinstance(vocabulary, WordVocabulary)
     sequences = [vocabulary.encode(words_of(text) if is_words else text) for text in texts]
     kind = np.uint8 if vocabulary.size <= 256 else np.int32

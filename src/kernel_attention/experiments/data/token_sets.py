@@ -114,7 +114,7 @@ class TokenData:
 
 
 def fit_length(split: TokenSplit, limit: int, truncate: bool, where: str) -> TokenSplit:
-    """A split whose sequences have at most ``limit`` tokens; see :meth:`TokenData.fitted`."""
+    """A split whose sequences have at most ``limit`` tokens; see ``TokenData.fitted``."""
     if not len(split):
         raise InputError(f"{where}: has no cases")
     lengths = np.diff(split.offsets)

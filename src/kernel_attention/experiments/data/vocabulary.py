@@ -44,7 +44,7 @@ class Vocabulary(ABC):
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
-        """All of it as JSON's plain values; :func:`vocabulary_from_state` is the way back."""
+        """All of it as JSON's plain values; ``vocabulary_from_state`` is the way back."""
 
     def fingerprint(self) -> str:
         """SHA-256 of the state: the same for two vocabularies that number every text alike."""

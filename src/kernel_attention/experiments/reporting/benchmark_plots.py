@@ -1,4 +1,4 @@
-"""The records of :mod:`kernel_attention.experiments.benchmarking` as pictures over the sequence length."""
+"""The records of ``kernel_attention.experiments.benchmarking`` as pictures over the sequence length."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def plot_diagnostics(report: DiagnosticsReport, path: str | Path, what: str = "m
     """Draw a report to a file; the format is that of its name (.png, .svg, .pdf).
 
     Args:
-        report: from :func:`kernel_attention.analysis.diagnose`.
+        report: from ``kernel_attention.analysis.diagnose``.
         path: where to; replaced where it exists.
         what: "measures" (explained variance, and every number by layer and head) or "maps" (the attention of
             the first sequence, up to 6 layers and 8 heads).
@@ -70,7 +70,7 @@ def measures_figure(records: Sequence[Mapping[str, Any]]) -> Figure | None:
 
     Args:
         records: of the layers, first to last, see
-            :meth:`kernel_attention.analysis.LayerDiagnostics.record`.
+            ``kernel_attention.analysis.LayerDiagnostics.record``.
 
     Returns:
         The figure; None where no layer has anything to show.

@@ -2,7 +2,7 @@
 
 A report is most wanted when a run went wrong, so a file that is absent leaves a gap and one that cannot be
 read leaves a line in ``problems``; only a folder that holds no run at all is an error. The files themselves
-are read by :mod:`kernel_attention.experiments.run_folder`.
+are read by ``kernel_attention.experiments.run_folder``.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ def diagnostics_table(report: DiagnosticsReport, title: str) -> Table:
 
 
 def diagnostics_rows(records: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """Head and rows of the table of :meth:`kernel_attention.analysis.LayerDiagnostics.record`'s figures."""
+    """Head and rows of the table of ``kernel_attention.analysis.LayerDiagnostics.record``'s figures."""
     columns = [key for key in DIAGNOSTIC_HEADINGS if any(key in record["summary"] for record in records)]
     rows = [
         [

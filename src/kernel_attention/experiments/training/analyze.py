@@ -26,7 +26,7 @@ def analyze_run(
     Args:
         run: a run folder with at least one trained seed.
         experiment: the run's, whose test split is looked at.
-        layers: choices of :func:`kernel_attention.analysis.capture`, separated by commas.
+        layers: choices of ``kernel_attention.analysis.capture``, separated by commas.
         cases: how many sequences.
         output: a folder, made where it does not exist.
 
@@ -63,7 +63,7 @@ def analyze_run(
 
 
 def read_layers(text: str) -> list[int | str]:
-    """``0,-1,first-2`` as what :func:`kernel_attention.analysis.capture` accepts."""
+    """``0,-1,first-2`` as what ``kernel_attention.analysis.capture`` accepts."""
     words = [word.strip() for word in text.split(",")]
     return [int(word) if re.fullmatch(r"-?\d+", word) else word for word in words if word]
 

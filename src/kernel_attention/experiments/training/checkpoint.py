@@ -24,7 +24,7 @@ class AtomicCheckpointIO(CheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
     ) -> None:
-        """See :class:`CheckpointIO`."""
+        """See ``CheckpointIO``."""
         write_atomically(Path(path), lambda file: torch.save(checkpoint, file))
 
     def load_checkpoint(
@@ -49,7 +49,7 @@ class AtomicCheckpointIO(CheckpointIO):
         return checkpoint
 
     def remove_checkpoint(self, path: Any) -> None:
-        """See :class:`CheckpointIO`."""
+        """See ``CheckpointIO``."""
         Path(path).unlink(missing_ok=True)
 
 

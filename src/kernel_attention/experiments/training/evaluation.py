@@ -31,7 +31,7 @@ def collect_outputs(model: nn.Module, batches: Iterable[Any], precision: str = "
     dtype = torch.bfloat16 if precision.startswith("bf16") else torch.float16
     with torch.autocast(device.type, dtype=dtype, enabled=precision.endswith("-mixed")):
         outputs = [
-            model(batch.x.to(device), batch.key_padding_mask.to(device)).float().cpu() for batch in batches
+            model(batch.x.to(device), batch.attention_mask.to(device)).float().cpu() for batch in batches
         ]
     return torch.cat(outputs)
 
@@ -42,7 +42,7 @@ def predict_outputs(
     batch_size: int = 64,
     precision: str = "32-true",
 ) -> Tensor:
-    """Logits or values of every sequence, (cases, outputs); see :func:`collect_outputs`.
+    """Logits or values of every sequence, (cases, outputs); see ``collect_outputs``.
 
     Raises:
         InputError: for a sequence with a value that is too large for the model.

@@ -31,7 +31,7 @@ class Metric(NamedTuple):
 
 
 class Experiment(ABC):
-    """A recipe with its data loaded. A task is one subclass, named in :mod:`kernel_attention.experiments.training.tasks`.
+    """A recipe with its data loaded. A task is one subclass, named in ``kernel_attention.experiments.training.tasks``.
 
     The static methods need the facts only: a trained model is opened, and applied to a file, without the
     data it was trained on.
@@ -58,7 +58,7 @@ class Experiment(ABC):
 
     @classmethod
     def open_model(cls, recipe: Any, facts: dict[str, Any], copies: int = 2) -> nn.Module:
-        """:meth:`build_model`, for a recipe and facts that nobody has checked against this machine.
+        """``build_model``, for a recipe and facts that nobody has checked against this machine.
 
         Args:
             recipe: of the task's class.
@@ -92,7 +92,7 @@ class Experiment(ABC):
     @property
     @abstractmethod
     def metric(self) -> Metric:
-        """The headline figure of :meth:`evaluate`."""
+        """The headline figure of ``evaluate``."""
 
     @abstractmethod
     def facts(self) -> dict[str, Any]:

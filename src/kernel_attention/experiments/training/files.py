@@ -60,7 +60,7 @@ def csv_text(rows: list[dict[str, Any]]) -> str:
 
 
 def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
-    """See :func:`csv_text`."""
+    """See ``csv_text``."""
     write_text_atomically(path, csv_text(rows))
 
 

@@ -26,7 +26,7 @@ def generate_text(
         run: of task language.
         prompt: at least one token long; words that the vocabulary lacks are read as <unk>.
         tokens: how many to generate.
-        temperature: 0 takes the most likely token; see :func:`kernel_attention.models.decoding.generate`.
+        temperature: 0 takes the most likely token; see ``kernel_attention.models.decoding.generate``.
         top_k: draw among so many most likely tokens.
         seed: of the draws.
         model_seed: which of the run's models (default: the first).

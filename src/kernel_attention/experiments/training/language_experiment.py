@@ -54,7 +54,7 @@ class LanguageTask(RecipeTask):
 
 
 class LanguageExperiment(Experiment):
-    """See :class:`Experiment`; the recipe is a :class:`LanguageRecipe`."""
+    """See ``Experiment``; the recipe is a ``LanguageRecipe``."""
 
     recipe: LanguageRecipe
     required_facts: ClassVar[tuple[str, ...]] = ("vocabulary_size",)

@@ -28,7 +28,7 @@ class LanguageRecipe(StepRecipe):
         swap_rate: part of the words that the word-swap attack replaces; 0 leaves the attack out.
         swap_seed: of the attack.
 
-    The other keys are those of :class:`StepRecipe`.
+    The other keys are those of ``StepRecipe``.
     """
 
     task_name: ClassVar[str] = "language"
@@ -64,5 +64,5 @@ class LanguageRecipe(StepRecipe):
         return "the best step is chosen on the validation split; the test split is read once, at the end"
 
     def model_options(self) -> dict[str, Any]:
-        """The keys that :class:`kernel_attention.models.causal.CausalLanguageModel` takes."""
+        """The keys that ``kernel_attention.models.causal.CausalLanguageModel`` takes."""
         return self.encoder_options() | {"max_len": self.max_len or self.context, "tied": self.tied}

@@ -17,7 +17,7 @@ class MemoryRecorder(RunRecorder):
     """A run's figures and its choice of the best epoch, kept in memory.
 
     Args:
-        target_variance: as in :class:`RunRecorder`.
+        target_variance: as in ``RunRecorder``.
 
     Attributes:
         rows: the figures of every epoch.

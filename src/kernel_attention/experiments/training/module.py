@@ -77,7 +77,7 @@ class SequenceTask(RecipeTask):
     ``objective_layer_i`` (J), and the same ``val_`` figures.
 
     Args:
-        model: (x, key_padding_mask) -> (B, outputs).
+        model: (x, attention_mask) -> (B, outputs).
         recipe: optimizer, learning rate and the reduction of the auxiliary loss.
         is_regression: outputs are values, not class logits.
     """
@@ -97,7 +97,7 @@ class SequenceTask(RecipeTask):
 
     def _log_step(self, stage: str, batch: Batch) -> Tensor:
         assert batch.target is not None, "training and evaluation need labelled batches"
-        outputs = self.model(batch.x, batch.key_padding_mask)
+        outputs = self.model(batch.x, batch.attention_mask)
         loss, metric, value = self._measure(outputs.float(), batch.target)
         figures = {f"{stage}_loss": loss.detach(), f"{stage}_{metric}": value}
         self.log_dict(figures, on_step=False, on_epoch=True, prog_bar=True, batch_size=len(batch.x))

@@ -136,7 +136,7 @@ class BaseRecipe(ABC):
         return names[0] if len(set(names)) == 1 else "+".join(names)
 
     def encoder_options(self) -> dict[str, Any]:
-        """The fields that :class:`kernel_attention.models.SequenceEncoder` takes."""
+        """The fields that ``kernel_attention.models.SequenceEncoder`` takes."""
         names = (
             "attention", "embed_dim", "num_heads", "num_layers", "feedforward_dim", "dropout", "positions",
             "norm_first",
@@ -167,7 +167,7 @@ class Recipe(BaseRecipe):
         evaluate_every: epochs between evaluations; where it exceeds ``epochs``, the last epoch is evaluated.
         missing: what to do with missing values: auto, interpolate or error.
 
-    The other keys are those of :class:`BaseRecipe`.
+    The other keys are those of ``BaseRecipe``.
     """
 
     task_name: ClassVar[str] = DEFAULT_TASK
@@ -179,7 +179,7 @@ class Recipe(BaseRecipe):
     missing: Literal["auto", "interpolate", "error"] = "auto"
 
     def remarks(self) -> list[str]:
-        """See :class:`BaseRecipe`."""
+        """See ``BaseRecipe``."""
         if self.evaluate_every <= self.epochs:
             return super().remarks()
         rare = (
@@ -201,7 +201,7 @@ class Recipe(BaseRecipe):
         return min(self.evaluate_every, self.epochs)
 
     def encoder_options(self) -> dict[str, Any]:
-        """The fields that :class:`kernel_attention.models.SequenceClassifier` takes."""
+        """The fields that ``kernel_attention.models.SequenceClassifier`` takes."""
         return super().encoder_options() | {"pooling": self.pooling}
 
 
@@ -215,7 +215,7 @@ class StepRecipe(BaseRecipe):
         schedule: after the warm-up: constant, or falling linearly to 0 at the last step.
         evaluate_every: steps from one evaluation and checkpoint to the next, at most ``steps``.
 
-    The other keys are those of :class:`BaseRecipe`.
+    The other keys are those of ``BaseRecipe``.
     """
 
     steps: Count = 1000
@@ -285,7 +285,7 @@ def read_recipe(name: str) -> tuple[str, dict[str, Any]]:
 
 
 def read_keys(path: Path) -> dict[str, Any]:
-    """The keys of a recipe's file, all of them known to its task; :func:`make_recipe` checks their values."""
+    """The keys of a recipe's file, all of them known to its task; ``make_recipe`` checks their values."""
     values = read_yaml(path)
     if not isinstance(values, dict):
         raise InputError(f"{path}: expected lines of the form key: value, found {type(values).__name__}")

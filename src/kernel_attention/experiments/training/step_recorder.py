@@ -79,8 +79,8 @@ class StepRecorder(RunRecorder):
 
 
 def count_tokens(batch: Any) -> int:
-    """Real tokens of a batch that has a ``key_padding_mask``, else the elements of its first tensor."""
-    mask = getattr(batch, "key_padding_mask", None)
+    """Real tokens of a batch that has a ``attention_mask``, else the elements of its first tensor."""
+    mask = getattr(batch, "attention_mask", None)
     return int(batch[0].numel() if mask is None else mask.sum())
 
 

@@ -32,7 +32,7 @@ _DIAGNOSED_AT_ONCE = 4
 
 
 class TokenExperiment(Experiment):
-    """See :class:`Experiment`; the recipe is a :class:`TokenRecipe`."""
+    """See ``Experiment``; the recipe is a ``TokenRecipe``."""
 
     recipe: TokenRecipe
     required_facts: ClassVar[tuple[str, ...]] = ("vocabulary_size", "max_len", "parts")
@@ -123,7 +123,7 @@ class TokenExperiment(Experiment):
 
     def batches(self, cases: int) -> Iterable[tuple[Tensor, Tensor]]:
         loader = make_length_loader(self.data.test.evenly(cases), _DIAGNOSED_AT_ONCE)
-        return [(batch.x, batch.key_padding_mask) for batch in loader]
+        return [(batch.x, batch.attention_mask) for batch in loader]
 
     @staticmethod
     def predict(
@@ -159,7 +159,7 @@ class TokenExperiment(Experiment):
 
 
 def predict_logits(model: TokenClassifier, split: TokenSplit, batch_size: int, precision: str) -> Tensor:
-    """Logits of every case in its order, (n, classes); see :func:`collect_outputs`."""
+    """Logits of every case in its order, (n, classes); see ``collect_outputs``."""
     by_length = collect_outputs(model, make_length_loader(split, batch_size), precision)
     logits = torch.empty_like(by_length)
     logits[torch.from_numpy(length_order(split))] = by_length

@@ -27,7 +27,7 @@ class TokenRecipe(StepRecipe):
             not.
         swap_seed: of the swap.
 
-    The other keys are those of :class:`StepRecipe`.
+    The other keys are those of ``StepRecipe``.
     """
 
     task_name: ClassVar[str] = "tokens"

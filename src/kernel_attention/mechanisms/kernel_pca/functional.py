@@ -43,7 +43,7 @@ def principal_attention_pursuit(
     iterations: int = 4,
     lam: float = 4.0,
     convention: Convention = "released",
-    key_padding_mask: Tensor | None = None,
+    attention_mask: Tensor | None = None,
     is_causal: bool = False,
     dropout_p: float = 0.0,
 ) -> PrincipalPursuit:
@@ -67,17 +67,17 @@ def principal_attention_pursuit(
         iterations: n.
         lam: lambda, the weight of the 1-norm of S.
         convention: what the threshold is, see ``pursuit_threshold``.
-        key_padding_mask: (B, N), True = real token.
+        attention_mask: (B, N), True = real token.
         is_causal: row i reads rows 0..i only, with a step size mu_i of its own from that prefix. This is not
             the non-causal form of each prefix, where the earlier rows would change with i.
         dropout_p: probability of dropping an attention weight in the last step.
     """
     threshold = pursuit_threshold(
-        k, lam, convention=convention, key_padding_mask=key_padding_mask, is_causal=is_causal
+        k, lam, convention=convention, attention_mask=attention_mask, is_causal=is_causal
     )
     data = k.to(accumulation_dtype(k.dtype))
-    if key_padding_mask is not None:
-        data = data.masked_fill(~key_padding_mask[:, None, :, None], 0.0)
+    if attention_mask is not None:
+        data = data.masked_fill(~attention_mask[:, None, :, None], 0.0)
     low_rank = sparse = cleaned = dual = torch.zeros_like(data)
     for step in range(iterations):
         residual = data - low_rank + dual
@@ -88,7 +88,7 @@ def principal_attention_pursuit(
         cleaned = low_rank - 2 * dual + taken
         keys = cleaned.to(k.dtype)
         before, low_rank = low_rank, softmax_attention(
-            keys if q is None else q, keys, v, key_padding_mask=key_padding_mask, is_causal=is_causal,
+            keys if q is None else q, keys, v, attention_mask=attention_mask, is_causal=is_causal,
             dropout_p=dropout_p if step == iterations - 1 else 0.0,
         )  # fmt: skip
         dual = before - low_rank + taken
@@ -100,7 +100,7 @@ def pursuit_threshold(
     lam: float,
     *,
     convention: Convention = "released",
-    key_padding_mask: Tensor | None = None,
+    attention_mask: Tensor | None = None,
     is_causal: bool = False,
 ) -> Tensor:
     """The threshold tau of the sparse step, (B, h, 1, 1), or (B, h, N, 1) causal: float32 or better.
@@ -117,18 +117,18 @@ def pursuit_threshold(
         k: keys, (B, h, N, p).
         lam: lambda.
         convention: "released" or "paper".
-        key_padding_mask: (B, N), True = real token.
+        attention_mask: (B, N), True = real token.
         is_causal: row i averages over tokens 0..i only.
     """
     if convention not in CONVENTIONS:
         raise unknown("convention", convention, CONVENTIONS)
     norm = torch.linalg.vector_norm(k, ord=1, dim=-1, keepdim=True, dtype=accumulation_dtype(k.dtype))
     if is_causal:
-        mean = running_mean(norm, key_padding_mask) / k.size(-1)
-    elif key_padding_mask is None:
+        mean = running_mean(norm, attention_mask) / k.size(-1)
+    elif attention_mask is None:
         mean = norm.mean(dim=2, keepdim=True) / k.size(-1)
     else:
-        real = key_padding_mask[:, None, :, None]
+        real = attention_mask[:, None, :, None]
         total = norm.masked_fill(~real, 0.0).sum(dim=2, keepdim=True)
         mean = total / (real.sum(dim=2, keepdim=True).clamp_min(1) * k.size(-1))
     if convention == "paper":
@@ -144,7 +144,7 @@ def rpc_attention(
     iterations: int = 4,
     lam: float = 4.0,
     convention: Convention = "released",
-    key_padding_mask: Tensor | None = None,
+    attention_mask: Tensor | None = None,
     is_causal: bool = False,
     dropout_p: float = 0.0,
 ) -> Tensor:
@@ -155,7 +155,7 @@ def rpc_attention(
     exceeds (lambda -> infinity) S stays 0 and T_1 = K, T_{n+1} = T_n + L_n - K.
     """
     return principal_attention_pursuit(
-        k, v, q=q, iterations=iterations, lam=lam, convention=convention, key_padding_mask=key_padding_mask,
+        k, v, q=q, iterations=iterations, lam=lam, convention=convention, attention_mask=attention_mask,
         is_causal=is_causal, dropout_p=dropout_p,
     ).low_rank  # fmt: skip
 
@@ -167,7 +167,7 @@ def scaled_attention(
     *,
     s: Tensor | None = None,
     alpha: Tensor | None = None,
-    key_padding_mask: Tensor | None = None,
+    attention_mask: Tensor | None = None,
     is_causal: bool = False,
     dropout_p: float = 0.0,
 ) -> Tensor:
@@ -183,7 +183,7 @@ def scaled_attention(
         s: S itself, (h, M, M) with M at least the number of keys: its leading block is used. A token's row
             and column are its rank among the real tokens: any mask gives what those alone would get.
         alpha: the scalar of alpha A_sym, one element. Give ``s`` or ``alpha``.
-        key_padding_mask: (B, S), True = real token.
+        attention_mask: (B, S), True = real token.
         is_causal: query i sees keys 0..i only, and of S only the lower triangle is read.
         dropout_p: probability of dropping a weight of A.
 
@@ -194,19 +194,19 @@ def scaled_attention(
         InputError: for both or none of ``s`` and ``alpha``, or more keys than ``s`` has rows.
     """
     if s is not None and alpha is None:
-        correction = _matrix_product(s, v, key_padding_mask, is_causal)
+        correction = _matrix_product(s, v, attention_mask, is_causal)
     elif alpha is not None and s is None:
-        similar = softmax_attention(k, k, v, key_padding_mask=key_padding_mask, is_causal=is_causal)
+        similar = softmax_attention(k, k, v, attention_mask=attention_mask, is_causal=is_causal)
         correction = alpha * similar
     else:
         raise InputError("scaled_attention needs one of s and alpha")
     values = (v - correction).to(v.dtype)
     return softmax_attention(
-        q, k, values, key_padding_mask=key_padding_mask, is_causal=is_causal, dropout_p=dropout_p
+        q, k, values, attention_mask=attention_mask, is_causal=is_causal, dropout_p=dropout_p
     )
 
 
-def _matrix_product(s: Tensor, v: Tensor, key_padding_mask: Tensor | None, is_causal: bool) -> Tensor:
+def _matrix_product(s: Tensor, v: Tensor, attention_mask: Tensor | None, is_causal: bool) -> Tensor:
     """S v with S indexed by the ranks of the real tokens; s (h, M, M), v (B, h, S, p_v) -> (B, h, S, p_v)."""
     length = v.size(2)
     if length > s.size(-1):
@@ -214,12 +214,12 @@ def _matrix_product(s: Tensor, v: Tensor, key_padding_mask: Tensor | None, is_ca
     s = s[:, :length, :length]
     if is_causal:
         s = s.tril()
-    if key_padding_mask is None:
+    if attention_mask is None:
         return _over_batch(s, v)
     # Moving N x p_v values costs less than moving the N x N entries of S for every sequence.
-    order = torch.argsort(~key_padding_mask, dim=1, stable=True)[:, None, :, None].expand_as(v)
-    ranks = valid_ranks(key_padding_mask).clamp_min(0)[:, None, :, None].expand_as(v)
-    packed = v.masked_fill(~key_padding_mask[:, None, :, None], 0.0).gather(2, order)
+    order = torch.argsort(~attention_mask, dim=1, stable=True)[:, None, :, None].expand_as(v)
+    ranks = valid_ranks(attention_mask).clamp_min(0)[:, None, :, None].expand_as(v)
+    packed = v.masked_fill(~attention_mask[:, None, :, None], 0.0).gather(2, order)
     return _over_batch(s, packed).gather(2, ranks)
 
 

@@ -83,14 +83,14 @@ class RobustPrincipalAttention(AttentionLayer):
         self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
 
     def attend(
-        self, x: Tensor, context: Tensor | None, key_padding_mask: Tensor | None, is_causal: bool
+        self, x: Tensor, context: Tensor | None, attention_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
         """RPC-Attention on checked arguments: the last L of the pursuit, projected, (B, N, d)."""
-        pursuit = self.pursuit(x, key_padding_mask=key_padding_mask, is_causal=is_causal)
+        pursuit = self.pursuit(x, attention_mask=attention_mask, is_causal=is_causal)
         return self.out_proj(self.merge_heads(pursuit.low_rank))
 
     def pursuit(
-        self, x: Tensor, *, key_padding_mask: Tensor | None = None, is_causal: bool = False
+        self, x: Tensor, *, attention_mask: Tensor | None = None, is_causal: bool = False
     ) -> PrincipalPursuit:
         """L, S and T of the last step, each (B, h, N, p): S is what the layer takes for corruption."""
         return principal_attention_pursuit(
@@ -100,22 +100,22 @@ class RobustPrincipalAttention(AttentionLayer):
             iterations=self.iterations,
             lam=self.lam,
             convention=self.convention,
-            key_padding_mask=key_padding_mask,
+            attention_mask=attention_mask,
             is_causal=is_causal,
             dropout_p=self.dropout if self.training else 0.0,
         )
 
-    def kernel_matrix(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
+    def kernel_matrix(self, x: Tensor, *, attention_mask: Tensor | None = None) -> Tensor:
         """The attention matrix of the last step, (B, h, N, N); for analysis, O(N^2)."""
-        cleaned = self.pursuit(x, key_padding_mask=key_padding_mask).cleaned.to(x.dtype)
+        cleaned = self.pursuit(x, attention_mask=attention_mask).cleaned.to(x.dtype)
         queries = self._queries(x)
         attention = softmax_attention(
             cleaned if queries is None else queries,
             cleaned,
-            _unit_values(cleaned, key_padding_mask),
-            key_padding_mask=key_padding_mask,
+            _unit_values(cleaned, attention_mask),
+            attention_mask=attention_mask,
         )
-        return _zero_padded_rows(attention, key_padding_mask)
+        return _zero_padded_rows(attention, attention_mask)
 
     def _queries(self, x: Tensor) -> Tensor | None:
         return None if self.q_proj is None else self.split_heads(self.q_proj(x))
@@ -183,7 +183,7 @@ class ScaledAttention(AttentionLayer):
         return None
 
     def attend(
-        self, x: Tensor, context: Tensor | None, key_padding_mask: Tensor | None, is_causal: bool
+        self, x: Tensor, context: Tensor | None, attention_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
         """Scaled Attention on checked arguments: A (I - S) V of every head, projected, (B, N, d)."""
         source = x if context is None else context
@@ -193,24 +193,24 @@ class ScaledAttention(AttentionLayer):
             self.split_heads(self.v_proj(source)),
             s=self.s,
             alpha=self.alpha,
-            key_padding_mask=key_padding_mask,
+            attention_mask=attention_mask,
             is_causal=is_causal,
             dropout_p=self.dropout if self.training else 0.0,
         )
         return self.out_proj(self.merge_heads(out))
 
-    def kernel_matrix(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
+    def kernel_matrix(self, x: Tensor, *, attention_mask: Tensor | None = None) -> Tensor:
         """A (I - S), which multiplies the values, (B, h, N, N); its rows need not sum to 1. For analysis."""
         q, k = self.split_heads(self.q_proj(x)), self.split_heads(self.k_proj(x))
         matrix = scaled_attention(
             q,
             k,
-            _unit_values(k, key_padding_mask),
+            _unit_values(k, attention_mask),
             s=self.s,
             alpha=self.alpha,
-            key_padding_mask=key_padding_mask,
+            attention_mask=attention_mask,
         )
-        return _zero_padded_rows(matrix, key_padding_mask)
+        return _zero_padded_rows(matrix, attention_mask)
 
     def extra_repr(self) -> str:
         """The options, for print(model)."""
@@ -231,11 +231,11 @@ def _zero_matrix(num_heads: int, max_len: int | None) -> nn.Parameter:
     return nn.Parameter(torch.zeros(num_heads, max_len, max_len))
 
 
-def _unit_values(k: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+def _unit_values(k: Tensor, attention_mask: Tensor | None) -> Tensor:
     """The identity as values, (B, h, N, N): an attention then returns the matrix it multiplies them with."""
     eye = torch.eye(k.size(2), dtype=k.dtype, device=k.device).expand(k.size(0), k.size(1), -1, -1)
-    return eye if key_padding_mask is None else eye * key_padding_mask[:, None, :, None]
+    return eye if attention_mask is None else eye * attention_mask[:, None, :, None]
 
 
-def _zero_padded_rows(matrix: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-    return matrix if key_padding_mask is None else matrix * key_padding_mask[:, None, :, None]
+def _zero_padded_rows(matrix: Tensor, attention_mask: Tensor | None) -> Tensor:
+    return matrix if attention_mask is None else matrix * attention_mask[:, None, :, None]

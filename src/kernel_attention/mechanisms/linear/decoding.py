@@ -1,6 +1,6 @@
 """Linear attention one token at a time: the running sum of keys' features times values.
 
-``factor`` as in :mod:`kernel_attention.mechanisms.softmax.decoding`: the sum holds the completed blocks.
+``factor`` as in ``kernel_attention.mechanisms.softmax.decoding``: the sum holds the completed blocks.
 
 Legend: B batch, h heads, p head width, m features, f factor.
 """

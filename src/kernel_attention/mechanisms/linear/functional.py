@@ -27,8 +27,8 @@ def linear_attention(
     *,
     feature_map: FeatureMap = elu,
     normalize: bool = True,
-    key_padding_mask: Tensor | None = None,
-    query_padding_mask: Tensor | None = None,
+    attention_mask: Tensor | None = None,
+    query_mask: Tensor | None = None,
     is_causal: bool = False,
     factor: int = 1,
     group: SequenceGroup | None = None,
@@ -43,11 +43,11 @@ def linear_attention(
         v: values, (B, h, S, p_v).
         feature_map: phi, from `kernel_attention.features`.
         normalize: wants a phi whose kernel is not negative. A query whose weights sum to zero gets zeros.
-        key_padding_mask: (B, S), True = real token.
-        query_padding_mask: (B, N), for the feature maps that normalise over the sequence.
+        attention_mask: (B, S), True = real token.
+        query_mask: (B, N), for the feature maps that normalise over the sequence.
         is_causal: query i sees keys 0..i only.
         factor: with ``is_causal``, row i of k and v is the open block of ``factor`` tokens pooled up to token
-            i; query i sees the completed blocks and row i (see :mod:`kernel_attention.tensors.blocks`).
+            i; query i sees the completed blocks and row i (see ``kernel_attention.tensors.blocks``).
         group: processes that hold the parts of every sequence, with ``factor`` 1 and a feature map that works
             token by token; the arguments are this part's.
 
@@ -55,12 +55,12 @@ def linear_attention(
         (B, h, N, p_v).
     """
     if normalize and isinstance(feature_map, SoftmaxPlusFeatures):
-        phi_q, phi_k = feature_map.normalized_pair(q, k, key_padding_mask, is_causal)
+        phi_q, phi_k = feature_map.normalized_pair(q, k, attention_mask, is_causal)
     else:
-        phi_q = feature_map(q, query_padding_mask, is_causal)
-        phi_k = feature_map(k, key_padding_mask, is_causal)
-    if key_padding_mask is not None:
-        phi_k = phi_k.masked_fill(~key_padding_mask[:, None, :, None], 0.0)
+        phi_q = feature_map(q, query_mask, is_causal)
+        phi_k = feature_map(k, attention_mask, is_causal)
+    if attention_mask is not None:
+        phi_k = phi_k.masked_fill(~attention_mask[:, None, :, None], 0.0)
     if group is not None:
         return _over_ranks(phi_q, phi_k, v, group, normalize, is_causal)
     if not is_causal:
@@ -123,15 +123,15 @@ def _over_blocks(phi_q: Tensor, phi_k: Tensor, v: Tensor, factor: int) -> Tensor
 
 
 def cosine_attention(
-    q: Tensor, k: Tensor, v: Tensor, *, key_padding_mask: Tensor | None = None, is_causal: bool = False
+    q: Tensor, k: Tensor, v: Tensor, *, attention_mask: Tensor | None = None, is_causal: bool = False
 ) -> Tensor:
     """phi(q) phi(k)^T v with phi(x) = x / ||x||, the extra baseline of the released Primal-Attention code.
 
-    Shapes as in :func:`linear_attention`. Linear in the sequence: the product is associated to the right,
+    Shapes as in ``linear_attention``. Linear in the sequence: the product is associated to the right,
     and the causal form carries the running p x p_v state from chunk to chunk.
     """
     phi_q, phi_k = cosine(q), cosine(k)
-    if key_padding_mask is not None:
-        phi_k = phi_k.masked_fill(~key_padding_mask[:, None, :, None], 0.0)
-        v = v.masked_fill(~key_padding_mask[:, None, :, None], 0.0)
+    if attention_mask is not None:
+        phi_k = phi_k.masked_fill(~attention_mask[:, None, :, None], 0.0)
+        v = v.masked_fill(~attention_mask[:, None, :, None], 0.0)
     return causal_product(phi_q, phi_k, v) if is_causal else phi_q @ (phi_k.mT @ v)

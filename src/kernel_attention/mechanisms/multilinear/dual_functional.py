@@ -106,7 +106,7 @@ def dual_multilinear_scores(
     rank: int,
     *,
     samples: Sequence[Tensor] | None = None,
-    key_padding_mask: Tensor | None = None,
+    attention_mask: Tensor | None = None,
     sample_mask: Tensor | None = None,
     chunk_size: int | None = None,
 ) -> tuple[Tensor, ...]:
@@ -121,7 +121,7 @@ def dual_multilinear_scores(
         sequences: queries, keys, fibers of all tokens, (B, h, N, p) each.
         rank: R of every mode.
         samples: the same of the sampled tokens, (B, h, M, p); None: all tokens.
-        key_padding_mask: (B, N), True = real token.
+        attention_mask: (B, N), True = real token.
         sample_mask: (B, M), True = real token; needed with ``samples`` where a sequence has fewer than M.
         chunk_size: tokens of a slice of K held at once; None: all of K, B h N M^(D - 1) numbers.
 
@@ -133,7 +133,7 @@ def dual_multilinear_scores(
         dtype = accumulation_dtype(sequences[0].dtype)
         tokens = [sequence.to(dtype) for sequence in sequences]
         if samples is None:
-            kernel = _Kernel(tokens, key_padding_mask, chunk_size, is_sample=False)
+            kernel = _Kernel(tokens, attention_mask, chunk_size, is_sample=False)
         else:
             kernel = _Kernel(
                 [sample.to(dtype) for sample in samples], sample_mask, chunk_size, is_sample=True
@@ -142,6 +142,6 @@ def dual_multilinear_scores(
         contracted = [kernel.contract(n, bases, None, None) for n in range(order if samples is None else 1)]
         core = fold(bases[0].mT @ contracted[0], 0, (rank,) * order)
         if samples is not None:
-            contracted = [kernel.contract(n, bases, tokens[n], key_padding_mask) for n in range(order)]
+            contracted = [kernel.contract(n, bases, tokens[n], attention_mask) for n in range(order)]
         scores = [part @ unfold(core, n, order).mT for n, part in enumerate(contracted)]
     return tuple(score.to(sequences[0].dtype) for score in scores)

@@ -70,17 +70,17 @@ class DualMultilinearAttention(ReadsModes):
         self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
 
     def attend(
-        self, x: Tensor, context: Tensor | None, key_padding_mask: Tensor | None, is_causal: bool
+        self, x: Tensor, context: Tensor | None, attention_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
-        """See :class:`AttentionLayer`."""
-        scores = torch.cat(self.scores(x, key_padding_mask=key_padding_mask), dim=-1)
+        """See ``AttentionLayer``."""
+        scores = torch.cat(self.scores(x, attention_mask=attention_mask), dim=-1)
         return self.out_proj(self.merge_heads(self.concat(scores)))
 
     def why_not_causal(self) -> str | None:
         """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
         return "singular vectors of the whole sequence enter every token; use 'multilinear', the primal form"
 
-    def scores(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> tuple[Tensor, ...]:
+    def scores(self, x: Tensor, *, attention_mask: Tensor | None = None) -> tuple[Tensor, ...]:
         """E_1..E_D of every token, each (B, h, N, R); arguments as in the layer's call.
 
         Raises:
@@ -89,19 +89,19 @@ class DualMultilinearAttention(ReadsModes):
         self._check_memory(x)
         samples, sample_mask = None, None
         if self.num_samples is not None:
-            rows = sample_rows(x, self.num_samples, key_padding_mask)
-            if key_padding_mask is not None and torch.compiler.is_compiling():
+            rows = sample_rows(x, self.num_samples, attention_mask)
+            if attention_mask is not None and torch.compiler.is_compiling():
                 # Their number must not depend on the length there; the mask hides the rows added.
                 rows = torch.nn.functional.pad(rows, (0, 0, 0, self.num_samples - rows.size(1)))
             samples = self.sequences(rows)
-            if key_padding_mask is not None:
+            if attention_mask is not None:
                 position = torch.arange(rows.size(1), device=x.device)[None]
-                sample_mask = position < key_padding_mask.sum(dim=1, keepdim=True)
+                sample_mask = position < attention_mask.sum(dim=1, keepdim=True)
         return dual_multilinear_scores(
             self.sequences(x),
             self.rank,
             samples=samples,
-            key_padding_mask=key_padding_mask,
+            attention_mask=attention_mask,
             sample_mask=sample_mask,
             chunk_size=self.chunk_size,
         )

@@ -52,7 +52,7 @@ def multilinear_modes(
     rows: Tensor | None = None,
     grid: Tensor | None = None,
     feature_map: FeatureMap = frobenius,
-    key_padding_mask: Masks = None,
+    attention_mask: Masks = None,
     is_causal: bool = False,
     with_grams: bool = False,
 ) -> Modes:
@@ -65,7 +65,7 @@ def multilinear_modes(
             features are f(X) phi(x) (eq. 3-11 in index form: the sequence takes the place of C, linearly).
         grid: positions of ``rows`` in the sequence, (M',) int64; needed with ``rows`` when ``is_causal``.
         feature_map: phi, from ``kernel_attention.features``.
-        key_padding_mask: (B, N), True = real token; or one per mode, (B, N_n) or None.
+        attention_mask: (B, N), True = real token; or one per mode, (B, N_n) or None.
         is_causal: token i sees tokens 0..i only.
         with_grams: whether the objective will need Phi_n^T Phi_n.
 
@@ -74,12 +74,10 @@ def multilinear_modes(
             than of modes.
     """
     order = len(factors)
-    masks = (
-        [key_padding_mask] * order if isinstance(key_padding_mask, Tensor | None) else list(key_padding_mask)
-    )
+    masks = [attention_mask] * order if isinstance(attention_mask, Tensor | None) else list(attention_mask)
     if not len(sequences) == order == len(masks):
         raise InputError(
-            f"sequences: {len(sequences)} of them and {len(masks)} key_padding_mask for {order} modes, "
+            f"sequences: {len(sequences)} of them and {len(masks)} attention_mask for {order} modes, "
             "expected one each"
         )
     if rows is not None:
@@ -196,7 +194,7 @@ def multilinear_scores(
     rows: Tensor | None = None,
     grid: Tensor | None = None,
     feature_map: FeatureMap = frobenius,
-    key_padding_mask: Masks = None,
+    attention_mask: Masks = None,
     is_causal: bool = False,
 ) -> tuple[Tensor, ...]:
     """E_1..E_D of eq. 2-23, one per mode and each of its own length: (B, h, N_n, R_n).
@@ -212,7 +210,7 @@ def multilinear_scores(
         rows=rows,
         grid=grid,
         feature_map=feature_map,
-        key_padding_mask=key_padding_mask,
+        attention_mask=attention_mask,
         is_causal=is_causal,
     ).scores()
 
@@ -249,7 +247,7 @@ def multilinear_attention(
     rows: Tensor | None = None,
     grid: Tensor | None = None,
     feature_map: FeatureMap = frobenius,
-    key_padding_mask: Tensor | None = None,
+    attention_mask: Tensor | None = None,
     is_causal: bool = False,
 ) -> Tensor:
     """Multilinear attention of one layer, heads apart: D sequences (B, h, N, p) -> (B, h, N, p).
@@ -263,7 +261,7 @@ def multilinear_attention(
         rows=rows,
         grid=grid,
         feature_map=feature_map,
-        key_padding_mask=key_padding_mask,
+        attention_mask=attention_mask,
         is_causal=is_causal,
     )
     return join_modes(modes, w_out, b_out)

@@ -208,7 +208,7 @@ def _token_sums(x: Tensor, group: SequenceGroup | None) -> tuple[Tensor, Tensor]
 def _add_token_sums(
     grad_x: Tensor, x: Tensor, by_gram: Tensor, by_total: Tensor, group: SequenceGroup | None
 ) -> None:
-    """The gradient of :func:`_token_sums`; ``by_gram`` is twice its slope's symmetric part."""
+    """The gradient of ``_token_sums``; ``by_gram`` is twice its slope's symmetric part."""
     if group is not None:
         both = group.total(torch.cat([by_gram, by_total[:, None]], dim=1))
         by_gram, by_total = both[:, :-1], both[:, -1]

@@ -67,7 +67,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
             is replaced by the core of its own multilinear SVD in every forward).
         feature_map: phi: a name, ``{name: options}`` or a callable; see
             `kernel_attention.features.get_feature_map`.
-        eta: weight of J in :func:`auxiliary_loss` (eta_1 of the thesis).
+        eta: weight of J in ``auxiliary_loss`` (eta_1 of the thesis).
         eta_core: weight of J_S (eta_2); above 0 exactly where ``core="cost"``.
         objective_power: 2 adds eta J^2; 1 adds eta J as the thesis prints it, which is unbounded below and
             runs away.
@@ -78,7 +78,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
             which needs it.
         bias: whether the projections have biases.
         impl: "plain", the formulas; "fused", everything a token meets in one product, see
-            :func:`kernel_attention.mechanisms.multilinear.one_pass`; "auto", fused where it exists and wins.
+            ``kernel_attention.mechanisms.multilinear.one_pass``; "auto", fused where it exists and wins.
 
     Attributes:
         q_proj, k_proj, f_proj: to queries, keys and the D - 2 fibers, one map of width (D - 2) d or None.
@@ -156,19 +156,19 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
         self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
 
     def attend(
-        self, x: Tensor, context: Tensor | None, key_padding_mask: Tensor | None, is_causal: bool
+        self, x: Tensor, context: Tensor | None, attention_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
         """Multilinear attention on checked arguments, (B, N, d). In training it keeps J and J_S."""
         wants_objective = self.training and (self.eta > 0 or self.eta_core > 0)
         core, factors = self.factors()
         if self._is_fused(x, is_causal):
-            y, grams = self._one_product(x, factors, key_padding_mask, wants_objective)
+            y, grams = self._one_product(x, factors, attention_mask, wants_objective)
         else:
-            modes = self._modes(x, factors, key_padding_mask, is_causal, wants_objective)
+            modes = self._modes(x, factors, attention_mask, is_causal, wants_objective)
             joined = join_modes(modes, self.concat.weight, self.concat.bias)
             y, grams = self.out_proj(self.merge_heads(joined)), modes.grams
         if wants_objective:
-            self._keep_objectives(core, factors, grams or [], x, key_padding_mask)
+            self._keep_objectives(core, factors, grams or [], x, attention_mask)
         return y
 
     def _is_fused(self, x: Tensor, is_causal: bool) -> bool:
@@ -197,7 +197,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
             (self.out_proj.weight, self.out_proj.bias),
             rows=rows,
             normalize=self.feature_map is frobenius,
-            key_padding_mask=mask,
+            attention_mask=mask,
             with_grams=with_grams,
             group=self.sequence_group,
         )
@@ -217,10 +217,10 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
         return "its causal form needs every token on one rank" if is_causal else None
 
     def scores(
-        self, x: Tensor, *, key_padding_mask: Tensor | None = None, is_causal: bool = False
+        self, x: Tensor, *, attention_mask: Tensor | None = None, is_causal: bool = False
     ) -> tuple[Tensor, ...]:
         """E_1..E_D of every token, each (B, h, N, R); arguments as in the layer's call."""
-        return self._modes(x, self.factors()[1], key_padding_mask, is_causal, False).scores()
+        return self._modes(x, self.factors()[1], attention_mask, is_causal, False).scores()
 
     def why_not_causal(self) -> str | None:
         """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
@@ -262,16 +262,16 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
             feature_map=self.feature_map,
         )
 
-    def kernel_tensor(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor | None:
+    def kernel_tensor(self, x: Tensor, *, attention_mask: Tensor | None = None) -> Tensor | None:
         """C x_1 Phi_1 .. x_D Phi_D, (B, h, N, .., N), zero at padded tokens; for analysis.
 
         None where C is made of the sequence.
         """
         if self.variant == "data_dependent":
             return None
-        features = [self.feature_map(sequence, key_padding_mask, False) for sequence in self.sequences(x)]
-        if key_padding_mask is not None:
-            features = [phi.masked_fill(~key_padding_mask[:, None, :, None], 0.0) for phi in features]
+        features = [self.feature_map(sequence, attention_mask, False) for sequence in self.sequences(x)]
+        if attention_mask is not None:
+            features = [phi.masked_fill(~attention_mask[:, None, :, None], 0.0) for phi in features]
         return multilinear_kernel(features, self.compatibility)
 
     def penalty(self) -> Tensor | None:
@@ -302,7 +302,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
             rows=rows,
             grid=grid,
             feature_map=self.feature_map,
-            key_padding_mask=mask,
+            attention_mask=mask,
             is_causal=is_causal,
             with_grams=with_grams,
         )

@@ -50,19 +50,19 @@ class ReadsModes(AttentionLayer):
         return [self.split_heads(mode) for mode in modes]
 
     @abstractmethod
-    def scores(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> tuple[Tensor, ...]:
+    def scores(self, x: Tensor, *, attention_mask: Tensor | None = None) -> tuple[Tensor, ...]:
         """E_1..E_D of every token, each (B, h, N, R); arguments as in the layer's call."""
 
     def named_scores(
-        self, x: Tensor, *, key_padding_mask: Tensor | None = None, is_causal: bool = False
+        self, x: Tensor, *, attention_mask: Tensor | None = None, is_causal: bool = False
     ) -> dict[str, Tensor]:
         """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
-        found = self.scores(x, key_padding_mask=key_padding_mask)
+        found = self.scores(x, attention_mask=attention_mask)
         return {str(n + 1): score for n, score in enumerate(found)}
 
-    def kernel_tensor(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor | None:
+    def kernel_tensor(self, x: Tensor, *, attention_mask: Tensor | None = None) -> Tensor | None:
         """The cubemax tensor of the modes, (B, h, N, .., N), zero at padded tokens; for analysis."""
-        return cubemax_kernel(self.sequences(x), [key_padding_mask] * self.order)
+        return cubemax_kernel(self.sequences(x), [attention_mask] * self.order)
 
     def projections(self) -> list[tuple[Tensor, Tensor | None]]:
         """Weight (d, d) and bias of every mode's map."""

@@ -2,7 +2,7 @@
 
 Source: Verbeek, "3D Primal Attention", TU Delft 2025 (eq. 2-19, 2-21, 3-13, 3-14), here for any order D >= 2.
     The legend is
-that of :mod:`kernel_attention.mechanisms.multilinear.functional`.
+that of ``kernel_attention.mechanisms.multilinear.functional``.
 """
 
 from __future__ import annotations

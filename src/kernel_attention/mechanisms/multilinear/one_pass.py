@@ -3,7 +3,7 @@
 The Frobenius map divides by one number per sequence, so E_n is linear in the tokens: a token costs one (d, d)
 product. Norms and Gram matrices of the modes follow from X^T X, one more, where X is centred: what the tokens
 have in common would drown their differences in the squares. Source and legend as in
-:mod:`kernel_attention.mechanisms.multilinear.functional`.
+``kernel_attention.mechanisms.multilinear.functional``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def multilinear_layer(
     *,
     rows: Tensor | None = None,
     normalize: bool = True,
-    key_padding_mask: Tensor | None = None,
+    attention_mask: Tensor | None = None,
     with_grams: bool = False,
     group: SequenceGroup | None = None,
 ) -> tuple[Tensor, list[Tensor] | None]:
@@ -47,7 +47,7 @@ def multilinear_layer(
         out_proj: (d, d).
         rows: sampled rows f(X), (B, h, M', p): the data-dependent form.
         normalize: Frobenius feature map; False: identity.
-        key_padding_mask: (B, N), True = real token.
+        attention_mask: (B, N), True = real token.
         with_grams: whether the objective will need them.
         group: processes that hold the parts of every sequence; ``rows`` are those of the whole.
 
@@ -55,8 +55,8 @@ def multilinear_layer(
         y (B, N, d), and D tensors (B, h, M_n, M_n) as in ``Modes``, or None.
     """
     x = autocast(x)
-    if key_padding_mask is not None:
-        x = x.masked_fill(~key_padding_mask[..., None], 0.0)  # padding may hold anything, NaN included
+    if attention_mask is not None:
+        x = x.masked_fill(~attention_mask[..., None], 0.0)  # padding may hold anything, NaN included
     with torch.autocast(x.device.type, enabled=False):
         projections = torch.stack([exactly(factor) for factor in factors])[:, None]  # (D, 1, h, M, R)
         num_modes = len(modes) * projections.size(2)
@@ -65,10 +65,10 @@ def multilinear_layer(
             rows = exactly(padded_rows(rows, projections[0, 0]))
             projections = rows.mT @ projections
         maps, constant = _after_features(projections, concat, out_proj)
-        middle, count = _middle(x, key_padding_mask, group)
+        middle, count = _middle(x, attention_mask, group)
         centred = (x - middle[:, None]).to(x.dtype)
-        if key_padding_mask is not None:
-            centred = centred.masked_fill(~key_padding_mask[..., None], 0.0)
+        if attention_mask is not None:
+            centred = centred.masked_fill(~attention_mask[..., None], 0.0)
         level = torch.nn.functional.linear(middle, weight, _biases(modes)).unflatten(1, (num_modes, -1))
         if normalize:
             size = _size(centred, level, group)

@@ -3,7 +3,7 @@
 Source: Verbeek, "3D Primal Attention", TU Delft 2025, section 4-2-4. The printed E_2 and E_3 of option 1 and
     E_2 of option 2
 repeat indices of W_3, W_2 and W_1; they are read here as the cyclic pattern of eq. 2-23, every mode meeting
-the other modes' weights. Legend as in :mod:`kernel_attention.mechanisms.multilinear.dual_functional`.
+the other modes' weights. Legend as in ``kernel_attention.mechanisms.multilinear.dual_functional``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def tensor_scores(
     core: Tensor | None = None,
     *,
     option: Option = 1,
-    key_padding_mask: Tensor | None = None,
+    attention_mask: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     """E_1..E_D of eq. 4-10, (B, h, N, R) each, from the cubemax kernel tensor K of the sequences.
 
@@ -38,7 +38,7 @@ def tensor_scores(
     * option 3: E_n = K_(n) W_n; ``weights`` (h, N^(D - 1), R), no ``core``.
 
     A flattened index runs over the other modes in their own order. Weights belong to positions, so
-    ``sequences`` (B, h, N, p) must be padded on the right; ``key_padding_mask`` is (B, N), True = real token.
+    ``sequences`` (B, h, N, p) must be padded on the right; ``attention_mask`` is (B, N), True = real token.
 
     Raises:
         InputError: for another option, a missing core, or a core that the option does not take.
@@ -49,7 +49,7 @@ def tensor_scores(
         raise InputError(f"core: option {option} {'has none' if option == 3 else 'needs one'}")
     order, dtype = len(sequences), sequences[0].dtype
     with torch.autocast(sequences[0].device.type, enabled=False):
-        kernel = cubemax_kernel([exactly(sequence) for sequence in sequences], [key_padding_mask] * order)
+        kernel = cubemax_kernel([exactly(sequence) for sequence in sequences], [attention_mask] * order)
         weights = [exactly(weight)[None] for weight in weights]
         scores = []
         for n in range(order):

@@ -92,17 +92,17 @@ class TensorAttention(ReadsModes):
         self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
 
     def attend(
-        self, x: Tensor, context: Tensor | None, key_padding_mask: Tensor | None, is_causal: bool
+        self, x: Tensor, context: Tensor | None, attention_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
-        """See :class:`AttentionLayer`."""
-        scores = torch.cat(self.scores(x, key_padding_mask=key_padding_mask), dim=-1)
+        """See ``AttentionLayer``."""
+        scores = torch.cat(self.scores(x, attention_mask=attention_mask), dim=-1)
         return self.out_proj(self.merge_heads(self.concat(scores)))
 
     def why_not_causal(self) -> str | None:
         """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
         return "every score reads the whole sequence"
 
-    def scores(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> tuple[Tensor, ...]:
+    def scores(self, x: Tensor, *, attention_mask: Tensor | None = None) -> tuple[Tensor, ...]:
         """E_1..E_D of every token, each (B, h, N, R); arguments as in the layer's call.
 
         Raises:
@@ -123,15 +123,15 @@ class TensorAttention(ReadsModes):
             "shorten the sequences, take a smaller batch, or raise memory_limit",
         )
         # Real tokens move to the front, where the weights of their positions are, and their scores back.
-        moved = None if key_padding_mask is None else compaction(key_padding_mask)
+        moved = None if attention_mask is None else compaction(attention_mask)
         if moved is not None:
-            x, key_padding_mask = moved.apply(x), moved.key_padding_mask
+            x, attention_mask = moved.apply(x), moved.attention_mask
         scores = tensor_scores(
             self.sequences(x),
             self._weights(length),
             self.core,
             option=self.option,
-            key_padding_mask=key_padding_mask,
+            attention_mask=attention_mask,
         )
         if moved is None:
             return scores

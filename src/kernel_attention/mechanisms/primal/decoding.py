@@ -67,13 +67,13 @@ def primal_step(
     Args:
         q: query of the new token, (B, h, 1, p).
         k: key of the new token, (B, h, 1, p).
-        w_e: as in :func:`primal_scores`.
-        w_r: as in :func:`primal_scores`.
+        w_e: as in ``primal_scores``.
+        w_r: as in ``primal_scores``.
         state: what the tokens before left behind.
         row: the new token's slice of the layer input, (B, h, 1, p), where weights are data-dependent.
         grid_index: m if the new token is the m-th sampled row (t_m = position), None otherwise; or (B, M), 1
             at that row of every sequence and 0 elsewhere.
-        running_means: as in :func:`primal_scores`.
+        running_means: as in ``primal_scores``.
         feature_map: phi, token-wise or the Frobenius map.
     """
     count = scale_by(state.position + 1, state.q_sum)

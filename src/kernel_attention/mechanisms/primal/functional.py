@@ -42,7 +42,7 @@ def primal_scores(
     grid: Tensor | None = None,
     running_means: bool = True,
     feature_map: FeatureMap = cosine,
-    key_padding_mask: Tensor | None = None,
+    attention_mask: Tensor | None = None,
     is_causal: bool = False,
 ) -> PrimalScores:
     """e_i = W_{e|X}^T phi(q_i) and r_i = W_{r|X}^T phi(k_i) (eq. 6).
@@ -56,13 +56,13 @@ def primal_scores(
         grid: positions of ``rows`` in the sequence, (M',) int64; needed with ``rows`` when ``is_causal``.
         running_means: with ``is_causal``, replace q and k by their means over the prefix first (listing 1).
         feature_map: phi, from ``kernel_attention.features``.
-        key_padding_mask: (B, N), True = real token.
+        attention_mask: (B, N), True = real token.
         is_causal: token i sees tokens 0..i only.
     """
     if is_causal and running_means:
-        q, k = running_mean(q, key_padding_mask), running_mean(k, key_padding_mask)
-    phi_q = feature_map(q, key_padding_mask, is_causal)
-    phi_k = feature_map(k, key_padding_mask, is_causal)
+        q, k = running_mean(q, attention_mask), running_mean(k, attention_mask)
+    phi_q = feature_map(q, attention_mask, is_causal)
+    phi_k = feature_map(k, attention_mask, is_causal)
     if rows is None:
         return PrimalScores(phi_q @ w_e, phi_k @ w_r)
     w_e, w_r = w_e[:, : rows.size(2)], w_r[:, : rows.size(2)]
@@ -70,7 +70,7 @@ def primal_scores(
         return PrimalScores(phi_q @ (rows.mT @ w_e), phi_k @ (rows.mT @ w_r))
     if grid is None:
         raise ValueError("primal_scores: rows with is_causal=True need grid, the positions of the rows")
-    rank = _ranks(q, key_padding_mask)
+    rank = _ranks(q, attention_mask)
     return PrimalScores(*(_seen_rows(phi, rank, rows, grid, w) for phi, w in ((phi_q, w_e), (phi_k, w_r))))
 
 
@@ -91,11 +91,11 @@ def _seen_rows(phi: Tensor, rank: Tensor, rows: Tensor, grid: Tensor, weight: Te
     )
 
 
-def _ranks(q: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+def _ranks(q: Tensor, attention_mask: Tensor | None) -> Tensor:
     """Rank of every token among the real ones, (B or 1, 1, N)."""
-    if key_padding_mask is None:
+    if attention_mask is None:
         return torch.arange(q.size(2), device=q.device)[None, None]
-    return valid_ranks(key_padding_mask)[:, None]
+    return valid_ranks(attention_mask)[:, None]
 
 
 def concat_scores(scores: PrimalScores, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -115,7 +115,7 @@ def primal_attention(
     grid: Tensor | None = None,
     running_means: bool = True,
     feature_map: FeatureMap = cosine,
-    key_padding_mask: Tensor | None = None,
+    attention_mask: Tensor | None = None,
     is_causal: bool = False,
 ) -> Tensor:
     """Primal-Attention of one layer, heads apart: (B, h, N, p) -> (B, h, N, p).
@@ -125,7 +125,7 @@ def primal_attention(
     """
     scores = primal_scores(
         q, k, w_e, w_r, rows=rows, grid=grid, running_means=running_means, feature_map=feature_map,
-        key_padding_mask=key_padding_mask, is_causal=is_causal,
+        attention_mask=attention_mask, is_causal=is_causal,
     )  # fmt: skip
     return concat_scores(scores, w_out, b_out)
 
@@ -138,7 +138,7 @@ def ksvd_objective(
     *,
     form: ObjectiveForm = "mean",
     per_sequence: bool = False,
-    key_padding_mask: Tensor | None = None,
+    attention_mask: Tensor | None = None,
 ) -> Tensor:
     """The KSVD objective J of a layer, a 0-dimensional tensor in float32 or better; (B,) if ``per_sequence``.
 
@@ -156,23 +156,23 @@ def ksvd_objective(
         sqrt_lambda: square root of the diagonal of Lambda, (h, s).
         form: "mean" or "sum".
         per_sequence: one J for every sequence, instead of one over all tokens of the batch.
-        key_padding_mask: (B, N), True = real token.
+        attention_mask: (B, N), True = real token.
     """
     if form not in ("mean", "sum"):
         raise unknown("objective form", form, ("mean", "sum"))
     return objective_from_energy(
-        scores_energy(scores, sqrt_lambda, key_padding_mask), w_e, w_r, scores.e.size(2), form=form,
-        per_sequence=per_sequence, key_padding_mask=key_padding_mask,
+        scores_energy(scores, sqrt_lambda, attention_mask), w_e, w_r, scores.e.size(2), form=form,
+        per_sequence=per_sequence, attention_mask=attention_mask,
     )  # fmt: skip
 
 
-def scores_energy(scores: PrimalScores, sqrt_lambda: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+def scores_energy(scores: PrimalScores, sqrt_lambda: Tensor, attention_mask: Tensor | None) -> Tensor:
     """sum_i ||L e_i||^2 + ||L r_i||^2 over the real tokens, averaged over the heads: (B,)."""
     with torch.autocast(scores.e.device.type, enabled=False):  # the accumulation is float32 even there
         scale = exactly(sqrt_lambda)[:, None, :]
         energy = (scores.e * scale).square().sum(-1) + (scores.r * scale).square().sum(-1)  # (B, h, N)
-        if key_padding_mask is not None:
-            energy = energy.masked_fill(~key_padding_mask[:, None], 0.0)
+        if attention_mask is not None:
+            energy = energy.masked_fill(~attention_mask[:, None], 0.0)
         return energy.sum(-1).mean(-1)
 
 
@@ -184,7 +184,7 @@ def objective_from_energy(
     *,
     form: ObjectiveForm = "mean",
     per_sequence: bool = False,
-    key_padding_mask: Tensor | None = None,
+    attention_mask: Tensor | None = None,
     num_tokens: Tensor | None = None,
 ) -> Tensor:
     """J as in ``ksvd_objective``, from ``scores_energy``, (B,), and the length N.
@@ -197,8 +197,8 @@ def objective_from_energy(
         trace = (exactly(w_e) * exactly(w_r)).sum() / w_e.size(0)
         if form == "sum":
             return 0.5 * (energy if per_sequence else energy.mean()) - trace
-        if num_tokens is None and key_padding_mask is not None:
-            num_tokens = key_padding_mask.sum(dim=1)
+        if num_tokens is None and attention_mask is not None:
+            num_tokens = attention_mask.sum(dim=1)
         num_tokens = energy.new_full(energy.shape, length) if num_tokens is None else num_tokens.to(energy)
         if per_sequence:
             return 0.5 * energy / num_tokens.clamp_min(1) - trace
@@ -207,16 +207,16 @@ def objective_from_energy(
 
 def primal_kernel(
     q: Tensor, k: Tensor, *, rows: Tensor | None = None, feature_map: FeatureMap = cosine,
-    key_padding_mask: Tensor | None = None,
+    attention_mask: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """The asymmetric kernel matrix K_ij = <f(X) phi(q_i), f(X) phi(k_j)> of theorem 3.2, (B, h, N, N).
 
     f(X) is the identity without ``rows``. Rows and columns of padded tokens are zero. For analysis: O(N^2).
     """
-    phi_q, phi_k = feature_map(q, key_padding_mask, False), feature_map(k, key_padding_mask, False)
+    phi_q, phi_k = feature_map(q, attention_mask, False), feature_map(k, attention_mask, False)
     if rows is not None:
         phi_q, phi_k = phi_q @ rows.mT, phi_k @ rows.mT
     kernel = phi_q @ phi_k.mT
-    if key_padding_mask is not None:
-        kernel = kernel * (key_padding_mask[:, None, :, None] & key_padding_mask[:, None, None, :])
+    if attention_mask is not None:
+        kernel = kernel * (attention_mask[:, None, :, None] & attention_mask[:, None, None, :])
     return kernel

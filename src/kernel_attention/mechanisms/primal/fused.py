@@ -5,8 +5,8 @@ z_i = [phi(q_i) ; phi(k_i)] a head's output is z_i G, G = [W_{e|X} C_e ; W_{r|X}
 energy of the objective is <Z^T Z, S>, S being (p, p) for each half of z. A token then costs two small
 products. The backward pass keeps only the input, and computes z again.
 
-What walks over the tokens is an engine: :mod:`kernel_attention.mechanisms.primal.slices` in PyTorch,
-:mod:`kernel_attention.mechanisms.primal.triton_kernels` on GPUs.
+What walks over the tokens is an engine: ``kernel_attention.mechanisms.primal.slices`` in PyTorch,
+``kernel_attention.mechanisms.primal.triton_kernels`` on GPUs.
 
 Legend: B batch, N tokens, h heads, p head width, d = h p, M sampled rows, k groups of heads mapped together,
 o outputs of a group.
@@ -55,7 +55,7 @@ def primal_pass(
     *,
     samples: Samples | None = None,
     normalize: bool = True,
-    key_padding_mask: Tensor | None = None,
+    attention_mask: Tensor | None = None,
     engine: ModuleType = primal_slices,
 ) -> tuple[Tensor, Tensor | None]:
     """Project, normalise and map every token: y (B, N, k o) and the energy, (B,) in float32 or better.
@@ -72,10 +72,10 @@ def primal_pass(
         parameters: tensors that ``fold`` is differentiated by.
         samples: where the rows are read.
         normalize: whether phi divides by the norm (cosine), or is the identity.
-        key_padding_mask: (B, N), True = real token; padded tokens get ``constant``.
+        attention_mask: (B, N), True = real token; padded tokens get ``constant``.
         engine: module with ``map_tokens`` and ``pull_back``.
     """
-    tokens = Tokens(num_heads, normalize, key_padding_mask)
+    tokens = Tokens(num_heads, normalize, attention_mask)
     return _PrimalPass.apply(x, weight, bias, tokens, fold, samples, engine, *parameters)
 
 
@@ -134,7 +134,7 @@ def _formulas(
     tokens: Tokens, fold: Fold, samples: Samples | None, x: Tensor, weight: Tensor, bias: Tensor | None,
     *parameters: Tensor,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """What :func:`primal_pass` gives, in differentiable operations that keep z."""
+    """What ``primal_pass`` gives, in differentiable operations that keep z."""
     folded = fold(None if samples is None else samples.read(x), *parameters)
     if tokens.mask is not None:
         x = x.masked_fill(~tokens.mask[..., None], 0.0)

@@ -84,7 +84,7 @@ class PrimalAttention(PenalizedAttention):
             "per_head" (orthonormal columns in every head).
         bias: whether the projections have biases.
         impl: "plain", the formulas; "fused", one pass over the tokens without stored scores, see
-            :func:`kernel_attention.mechanisms.primal.one_pass`; "triton", the same in kernels for GPUs; "auto",
+            ``kernel_attention.mechanisms.primal.one_pass``; "triton", the same in kernels for GPUs; "auto",
             fused on CPU where it exists and wins and nothing traces the layer, plain elsewhere.
 
     Attributes:
@@ -155,17 +155,17 @@ class PrimalAttention(PenalizedAttention):
         self.register_parameter("sqrt_lambda", nn.Parameter(torch.rand(num_heads, rank)) if eta > 0 else None)
 
     def attend(
-        self, x: Tensor, context: Tensor | None, key_padding_mask: Tensor | None, is_causal: bool
+        self, x: Tensor, context: Tensor | None, attention_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
         """Primal-Attention on checked arguments, (B, N, d). In training it keeps J where ``eta`` > 0."""
         attend = self._one_pass if self._is_fused(x, is_causal) else self._plain
-        y, energy = attend(x, key_padding_mask, is_causal)
+        y, energy = attend(x, attention_mask, is_causal)
         if energy is not None:
             num_tokens = None
             if self.sequence_group is not None:
-                num_tokens = self.sequence_group.places(num_real(x, key_padding_mask))[1]
+                num_tokens = self.sequence_group.places(num_real(x, attention_mask))[1]
             if self.objective_form == "sum":
-                tokens = num_real(x, key_padding_mask) if num_tokens is None else num_tokens
+                tokens = num_real(x, attention_mask) if num_tokens is None else num_tokens
                 tokens = tokens.clamp_min(1).to(energy)
                 self.objective_unit = tokens if self.square_per == "sequence" else tokens.mean()
             self.objective = objective_from_energy(
@@ -175,7 +175,7 @@ class PrimalAttention(PenalizedAttention):
                 x.size(1),
                 form=self.objective_form,
                 per_sequence=self.square_per == "sequence",
-                key_padding_mask=key_padding_mask,
+                attention_mask=attention_mask,
                 num_tokens=num_tokens,
             )
         return y
@@ -189,19 +189,19 @@ class PrimalAttention(PenalizedAttention):
         return None
 
     def _plain(
-        self, x: Tensor, key_padding_mask: Tensor | None, is_causal: bool
+        self, x: Tensor, attention_mask: Tensor | None, is_causal: bool
     ) -> tuple[Tensor, Tensor | None]:
-        scores = self.scores(x, key_padding_mask=key_padding_mask, is_causal=is_causal)
+        scores = self.scores(x, attention_mask=attention_mask, is_causal=is_causal)
         lam = self.sqrt_lambda if self.training else None
-        energy = None if lam is None else scores_energy(scores, lam, key_padding_mask)
+        energy = None if lam is None else scores_energy(scores, lam, attention_mask)
         return self.output(scores), energy
 
     def _one_pass(
-        self, x: Tensor, key_padding_mask: Tensor | None, is_causal: bool
+        self, x: Tensor, attention_mask: Tensor | None, is_causal: bool
     ) -> tuple[Tensor, Tensor | None]:
         samples = None
         if self.data_dependent:
-            samples = Samples(*self._positions(x, key_padding_mask))
+            samples = Samples(*self._positions(x, attention_mask))
         parts = (self.q_proj, self.k_proj, self.concat, self.out_proj)
         return primal_layer(
             x,
@@ -211,19 +211,19 @@ class PrimalAttention(PenalizedAttention):
             samples=samples,
             normalize=self.feature_map is cosine,
             with_energy=self.training and self.sqrt_lambda is not None,
-            key_padding_mask=key_padding_mask,
+            attention_mask=attention_mask,
             is_causal=is_causal,
             running_means=self.running_means,
             engine="triton" if self.impl == "triton" else "slices",
             group=self.sequence_group,
         )
 
-    def _positions(self, x: Tensor, key_padding_mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def _positions(self, x: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Positions of the sampled rows in x, and which of the rows lie in x."""
         if self.sequence_group is None:
-            return sample_positions(x, self.num_rows, key_padding_mask)
-        before, total = self.sequence_group.places(num_real(x, key_padding_mask))
-        return part_positions(x, self.num_rows, key_padding_mask, before, total)
+            return sample_positions(x, self.num_rows, attention_mask)
+        before, total = self.sequence_group.places(num_real(x, attention_mask))
+        return part_positions(x, self.num_rows, attention_mask, before, total)
 
     def _is_fused(self, x: Tensor, is_causal: bool) -> bool:
         traced = is_traced()
@@ -239,10 +239,10 @@ class PrimalAttention(PenalizedAttention):
         return exists and not traced and x.device.type == "cpu" and x.size(1) >= _FUSED_FROM
 
     def scores(
-        self, x: Tensor, *, key_padding_mask: Tensor | None = None, is_causal: bool = False
+        self, x: Tensor, *, attention_mask: Tensor | None = None, is_causal: bool = False
     ) -> PrimalScores:
         """Projection scores e and r of every token, each (B, h, N, s); arguments as in the layer's call."""
-        rows, grid = self._sample(x, key_padding_mask, is_causal) if self.data_dependent else (None, None)
+        rows, grid = self._sample(x, attention_mask, is_causal) if self.data_dependent else (None, None)
         return primal_scores(
             self.split_heads(self.q_proj(x)),
             self.split_heads(self.k_proj(x)),
@@ -252,27 +252,27 @@ class PrimalAttention(PenalizedAttention):
             grid=grid,
             running_means=self.running_means,
             feature_map=self.feature_map,
-            key_padding_mask=key_padding_mask,
+            attention_mask=attention_mask,
             is_causal=is_causal,
         )
 
     def named_scores(
-        self, x: Tensor, *, key_padding_mask: Tensor | None = None, is_causal: bool = False
+        self, x: Tensor, *, attention_mask: Tensor | None = None, is_causal: bool = False
     ) -> dict[str, Tensor]:
         """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
-        return self.scores(x, key_padding_mask=key_padding_mask, is_causal=is_causal)._asdict()
+        return self.scores(x, attention_mask=attention_mask, is_causal=is_causal)._asdict()
 
     def penalty(self) -> Tensor | None:
         """eta J^2 of the last forward in training mode."""
         return None if self.objective is None else self.eta * self.squared_objective(self.objective).mean()
 
-    def kernel_matrix(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
+    def kernel_matrix(self, x: Tensor, *, attention_mask: Tensor | None = None) -> Tensor:
         """The kernel whose singular vectors the layer learns (theorem 3.2), (B, h, N, N); for analysis,
         O(N^2).
         """
-        rows = self._sample(x, key_padding_mask, False)[0] if self.data_dependent else None
+        rows = self._sample(x, attention_mask, False)[0] if self.data_dependent else None
         q, k = self.split_heads(self.q_proj(x)), self.split_heads(self.k_proj(x))
-        return primal_kernel(q, k, rows=rows, feature_map=self.feature_map, key_padding_mask=key_padding_mask)
+        return primal_kernel(q, k, rows=rows, feature_map=self.feature_map, attention_mask=attention_mask)
 
     def why_not_causal(self) -> str | None:
         """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
@@ -328,12 +328,12 @@ class PrimalAttention(PenalizedAttention):
         return self.out_proj(self.merge_heads(joined))
 
     def _sample(
-        self, x: Tensor, key_padding_mask: Tensor | None, is_causal: bool
+        self, x: Tensor, attention_mask: Tensor | None, is_causal: bool
     ) -> tuple[Tensor, Tensor | None]:
         """f(X): rows of the layer's input in the heads' own slices, (B, h, M', p), and their grid where
         causal.
         """
-        rows, grid = sampled_rows(x, self.num_rows, self.max_len, key_padding_mask, is_causal)
+        rows, grid = sampled_rows(x, self.num_rows, self.max_len, attention_mask, is_causal)
         return self.split_heads(rows), grid
 
     def extra_repr(self) -> str:

@@ -1,6 +1,6 @@
-"""A whole Primal-Attention layer in one pass over its input; see :mod:`kernel_attention.mechanisms.primal.fused`.
+"""A whole Primal-Attention layer in one pass over its input; see ``kernel_attention.mechanisms.primal.fused``.
 
-Source and legend as in :mod:`kernel_attention.mechanisms.primal.functional`; C = [C_e C_r] the concat map, O the output
+Source and legend as in ``kernel_attention.mechanisms.primal.functional``; C = [C_e C_r] the concat map, O the output
 projection.
 """
 
@@ -40,7 +40,7 @@ def primal_layer(
     samples: Samples | None = None,
     normalize: bool = True,
     with_energy: bool = False,
-    key_padding_mask: Tensor | None = None,
+    attention_mask: Tensor | None = None,
     is_causal: bool = False,
     running_means: bool = True,
     engine: Literal["slices", "triton"] = "slices",
@@ -50,7 +50,7 @@ def primal_layer(
 
     What a token costs does not depend on the rank: O(N d^2) time, and no memory but that of the output. The
     weights are multiplied out first, O(d p s) per sequence, so very short sequences gain nothing. The
-    same numbers as :func:`primal_attention` between its projections up to rounding.
+    same numbers as ``primal_attention`` between its projections up to rounding.
 
     Args:
         x: (B, N, d).
@@ -58,7 +58,7 @@ def primal_layer(
         samples: where f(X) is read in x; None: data-independent weights.
         normalize: cosine feature map; False: identity.
         with_energy: whether the energy is wanted; needs ``sqrt_lambda``.
-        key_padding_mask: (B, N), True = real token.
+        attention_mask: (B, N), True = real token.
         is_causal: token i sees tokens 0..i; data-independent weights only.
         running_means: with ``is_causal``, average queries and keys over the prefix (listing 1).
         engine: "slices", PyTorch on any device; "triton", kernels for GPUs.
@@ -73,8 +73,8 @@ def primal_layer(
             "primal_layer: samples are those of the whole sequence, which is_causal=True forbids"
         )
     if is_causal and running_means:  # the mean of affine maps is the map of the mean
-        before = None if group is None else _before(x, key_padding_mask, group)
-        x = running_mean(x[:, None], key_padding_mask, before)[:, 0]
+        before = None if group is None else _before(x, attention_mask, group)
+        x = running_mean(x[:, None], attention_mask, before)[:, 0]
     x = autocast(x)
     num_heads = weights.w_e.size(0)
     weight, bias = _side_by_side(weights.q_proj, weights.k_proj, num_heads)
@@ -96,7 +96,7 @@ def primal_layer(
         tuple(given.values()),
         samples=samples,
         normalize=normalize,
-        key_padding_mask=key_padding_mask,
+        attention_mask=attention_mask,
         engine=_engine(engine),
     )
     if energy is not None and group is not None:

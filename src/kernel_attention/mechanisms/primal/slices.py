@@ -1,4 +1,4 @@
-"""The engine of :mod:`kernel_attention.mechanisms.primal.fused` in PyTorch: slices of tokens that stay in the cache."""
+"""The engine of ``kernel_attention.mechanisms.primal.fused`` in PyTorch: slices of tokens that stay in the cache."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Softmax attention one token at a time: a cache of keys and values.
 
 Every function here gives what the parallel causal form gives the same token. ``factor`` is as in
-:mod:`kernel_attention.tensors.blocks`: the new token's key and value are its open block's, pooled up to the
+``kernel_attention.tensors.blocks``: the new token's key and value are its open block's, pooled up to the
 token; row ``position // factor`` of the cache is the open block until it is complete, then the block.
 
 Legend: B batch, h heads, p head width, f factor, N tokens read, M = ceil(N / f) keys.

@@ -14,7 +14,7 @@ def softmax_attention(
     k: Tensor,
     v: Tensor,
     *,
-    key_padding_mask: Tensor | None = None,
+    attention_mask: Tensor | None = None,
     is_causal: bool = False,
     dropout_p: float = 0.0,
     scale: float | None = None,
@@ -25,17 +25,17 @@ def softmax_attention(
         q: queries, (B, h, N, p).
         k: keys, (B, h, S, p).
         v: values, (B, h, S, p_v).
-        key_padding_mask: (B, S), True = real token.
-        is_causal: query i sees keys 0..i only; with ``key_padding_mask`` and S = N it is token i's own.
+        attention_mask: (B, S), True = real token.
+        is_causal: query i sees keys 0..i only; with ``attention_mask`` and S = N it is token i's own.
         dropout_p: probability of dropping an attention weight.
         scale: replaces 1/sqrt(p).
 
     Returns:
         (B, h, N, p_v). Zeros for a query that sees no key, and for a padded token's query in the causal form.
     """
-    if is_causal and key_padding_mask is not None and q.size(2) == k.size(2):
-        return _causal_over_real_tokens(q, k, v, key_padding_mask, dropout_p, scale)
-    mask = None if key_padding_mask is None else key_padding_mask[:, None, None, :]
+    if is_causal and attention_mask is not None and q.size(2) == k.size(2):
+        return _causal_over_real_tokens(q, k, v, attention_mask, dropout_p, scale)
+    mask = None if attention_mask is None else attention_mask[:, None, None, :]
     if is_causal and mask is not None:
         mask = mask & torch.ones(q.size(2), k.size(2), dtype=torch.bool, device=q.device).tril()
         is_causal = False
@@ -43,15 +43,15 @@ def softmax_attention(
 
 
 def _causal_over_real_tokens(
-    q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor, dropout_p: float, scale: float | None
+    q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor, dropout_p: float, scale: float | None
 ) -> Tensor:
     """Causal attention without an N x N mask: behind the real tokens, padding lies in the future of them all.
 
     The queries of padding are set to zero, so that no logit of theirs overflows and its gradients are zeros.
     """
-    padded = ~key_padding_mask[:, None, :, None]
+    padded = ~attention_mask[:, None, :, None]
     q = q.masked_fill(padded, 0.0)
-    moved = compaction(key_padding_mask)
+    moved = compaction(attention_mask)
     if moved is not None:
         q, k, v = moved.apply(q), moved.apply(k), moved.apply(v)
     out = softmax_attention(q, k, v, is_causal=True, dropout_p=dropout_p, scale=scale)

@@ -21,7 +21,7 @@ class SoftmaxKernel(AttentionKernel):
         super().__init__()
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, *, query_padding_mask: Tensor | None = None, **options: Any
+        self, q: Tensor, k: Tensor, v: Tensor, *, query_mask: Tensor | None = None, **options: Any
     ) -> Tensor:
         """See [`AttentionKernel`][kernel_attention.core.kernel.AttentionKernel]."""
         return softmax_over_blocks(q, k, v, **options)

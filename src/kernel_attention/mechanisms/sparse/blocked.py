@@ -28,7 +28,7 @@ def blocked_attention(
     stride: int,
     summary: int | None,
     factor: int,
-    key_padding_mask: Tensor | None,
+    attention_mask: Tensor | None,
     is_causal: bool,
     dropout_p: float,
 ) -> Tensor:
@@ -42,7 +42,7 @@ def blocked_attention(
         stride: l, in keys.
         summary: number of last columns that all queries see (fixed pattern); None: the strided pattern.
         factor: f.
-        key_padding_mask: (B, M) right padding.
+        attention_mask: (B, M) right padding.
         is_causal: a query sees the keys before its own, and row i of k.
         dropout_p: probability of dropping an attention weight.
     """
@@ -56,8 +56,8 @@ def blocked_attention(
         own = _queries(logit, num_rows, stride, factor), _queries(v, num_rows, stride, factor)
         k, v = completed(k, factor, length), completed(v, factor, length)
     present = torch.arange(num_rows * stride, device=q.device) < k.size(2)
-    if key_padding_mask is not None and not is_causal:
-        present = pad_tokens(key_padding_mask[..., None], num_rows * stride)[..., 0]
+    if attention_mask is not None and not is_causal:
+        present = pad_tokens(attention_mask[..., None], num_rows * stride)[..., 0]
     present = present.view(-1, 1, num_rows, stride)
     q = _queries(q, num_rows, stride, factor)
     k, v = (pad_tokens(x, num_rows * stride).unflatten(2, (num_rows, stride)) for x in (k, v))

@@ -92,7 +92,7 @@ def sparse_attention(
     pattern: SparsePattern,
     *,
     factor: int = 1,
-    key_padding_mask: Tensor | None = None,
+    attention_mask: Tensor | None = None,
     is_causal: bool = False,
     dropout_p: float = 0.0,
     impl: Implementation = "auto",
@@ -105,8 +105,8 @@ def sparse_attention(
         v: values, (B, h, S, p).
         pattern: which positions are seen.
         factor: positions per key. With ``is_causal`` row i of k and v is the open block at token i, as in
-            :mod:`kernel_attention.tensors.blocks`.
-        key_padding_mask: (B, S) right padding, True = real key. Not read with ``is_causal``: no real query
+            ``kernel_attention.tensors.blocks``.
+        attention_mask: (B, S) right padding, True = real key. Not read with ``is_causal``: no real query
             sees padding.
         is_causal: query i sees positions 0..i only.
         dropout_p: probability of dropping an attention weight.
@@ -120,7 +120,7 @@ def sparse_attention(
 
     Raises:
         InputError: for a form that is not defined, or a mask beyond the limit of
-            :mod:`kernel_attention.memory_limit`.
+            ``kernel_attention.memory_limit``.
     """
     if impl not in IMPLEMENTATIONS:
         raise unknown("impl", impl, IMPLEMENTATIONS)
@@ -134,7 +134,7 @@ def sparse_attention(
     # Compiled code would be made anew for such lengths.
     if not torch.compiler.is_compiling() and pattern.stride >= max(q.size(2), num_keys * factor):
         return softmax_over_blocks(
-            q, k, v, factor=factor, key_padding_mask=key_padding_mask, is_causal=is_causal,
+            q, k, v, factor=factor, attention_mask=attention_mask, is_causal=is_causal,
             dropout_p=dropout_p,
         )  # fmt: skip
     if aligned and (impl == "blocked" or (impl == "auto" and _saves(pattern, q.size(2), factor))):
@@ -145,7 +145,7 @@ def sparse_attention(
             stride=pattern.stride // factor,
             summary=None if pattern.name == "strided" else -(-pattern.summary // factor),
             factor=factor,
-            key_padding_mask=key_padding_mask,
+            attention_mask=attention_mask,
             is_causal=is_causal,
             dropout_p=dropout_p,
         )
@@ -155,8 +155,8 @@ def sparse_attention(
         return block_causal_attention(q, k, v, factor=factor, dropout_p=dropout_p, allowed=seen)
     if is_causal:
         seen = seen.tril()
-    elif key_padding_mask is not None:
-        seen = seen & key_padding_mask[:, None, None, :]
+    elif attention_mask is not None:
+        seen = seen & attention_mask[:, None, None, :]
     return fused_attention(q, k, v, mask=seen, dropout_p=dropout_p)
 
 

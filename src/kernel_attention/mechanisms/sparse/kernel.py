@@ -30,10 +30,10 @@ class SparseKernel(AttentionKernel):
     Args:
         head_dim: p; not read.
         max_len: longest sequence, for the default stride.
-        pattern: "strided" or "fixed", see :class:`kernel_attention.functional.SparsePattern`.
+        pattern: "strided" or "fixed", see ``kernel_attention.functional.SparsePattern``.
         stride: l; None: sqrt(max_len) rounded, as the paper advises, or 16 where ``max_len`` is not given.
         summary: columns that every query of the fixed pattern sees, per block.
-        impl: "auto", "blocked" or "dense", see :func:`kernel_attention.functional.sparse_attention`.
+        impl: "auto", "blocked" or "dense", see ``kernel_attention.functional.sparse_attention``.
     """
 
     shift_invariant = True
@@ -60,7 +60,7 @@ class SparseKernel(AttentionKernel):
         self.impl: Implementation = impl
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, *, query_padding_mask: Tensor | None = None, **options: Any
+        self, q: Tensor, k: Tensor, v: Tensor, *, query_mask: Tensor | None = None, **options: Any
     ) -> Tensor:
         """See [`AttentionKernel`][kernel_attention.core.kernel.AttentionKernel]."""
         return sparse_attention(q, k, v, self.pattern, impl=self.impl, **options)

@@ -35,7 +35,7 @@ def recentre(
     normalize: bool = False,
     eps: float = EPSILON,
     shift_invariant: bool = True,
-    key_padding_mask: Tensor | None = None,
+    attention_mask: Tensor | None = None,
     is_causal: bool = False,
     factor: int = 1,
     group: SequenceGroup | None = None,
@@ -55,10 +55,10 @@ def recentre(
         normalize: whether to divide by s (eq. 22).
         eps: added to the variance.
         shift_invariant: whether the kernel's weights are a softmax; False: keys exactly as in the formula.
-        key_padding_mask: (B, S), True = real key. Not read with ``is_causal``, which needs right padding.
+        attention_mask: (B, S), True = real key. Not read with ``is_causal``, which needs right padding.
         is_causal: statistics of the prefix; needs ``shift_invariant``.
         factor: with ``is_causal``, row i of k is the open block at token i
-            (:mod:`kernel_attention.tensors.blocks`), and the prefix's keys are the completed blocks and
+            (``kernel_attention.tensors.blocks``), and the prefix's keys are the completed blocks and
             that one.
         group: processes that hold the parts of every sequence; not causal.
 
@@ -69,28 +69,28 @@ def recentre(
         if not shift_invariant:
             raise ValueError("recentre: is_causal=True needs a shift-invariant kernel")
         return _recentre_causal(q, k, beta, normalize, eps, factor)
-    mean = _mean(k, key_padding_mask, group)
+    mean = _mean(k, attention_mask, group)
     if not normalize:
         shifted = (k - beta * mean).to(k.dtype) if not shift_invariant else k
         return (q - beta * mean).to(q.dtype), shifted
     centred = k - mean
-    inverse = (_mean(centred.square(), key_padding_mask, group) + eps).rsqrt()
+    inverse = (_mean(centred.square(), attention_mask, group) + eps).rsqrt()
     if not shift_invariant:
         centred = k - beta * mean
     return ((q - beta * mean) * inverse).to(q.dtype), (centred * inverse).to(k.dtype)
 
 
-def _mean(x: Tensor, key_padding_mask: Tensor | None, group: SequenceGroup | None = None) -> Tensor:
+def _mean(x: Tensor, attention_mask: Tensor | None, group: SequenceGroup | None = None) -> Tensor:
     """Over the real keys: (B, h, S, p) -> (B, h, 1, p), in float32 for 16-bit inputs."""
     dtype = accumulation_dtype(x.dtype)
     if group is not None:
-        if key_padding_mask is not None:
-            x = x.masked_fill(~key_padding_mask[:, None, :, None], 0.0)
-        count = group.places(num_real(x[:, 0], key_padding_mask))[1].clamp_min(1)
+        if attention_mask is not None:
+            x = x.masked_fill(~attention_mask[:, None, :, None], 0.0)
+        count = group.places(num_real(x[:, 0], attention_mask))[1].clamp_min(1)
         return group.total(x.sum(dim=2, keepdim=True, dtype=dtype)) / count[:, None, None, None]
-    if key_padding_mask is None:
+    if attention_mask is None:
         return x.mean(dim=2, keepdim=True, dtype=dtype)
-    mask = key_padding_mask[:, None, :, None]
+    mask = attention_mask[:, None, :, None]
     return x.masked_fill(~mask, 0.0).sum(dim=2, keepdim=True, dtype=dtype) / mask.sum(
         dim=2, keepdim=True
     ).clamp_min(1)
@@ -146,7 +146,7 @@ def support_vector_attention(
     normalize: bool = False,
     eps: float = EPSILON,
     factor: int = 1,
-    key_padding_mask: Tensor | None = None,
+    attention_mask: Tensor | None = None,
     is_causal: bool = False,
     group: SequenceGroup | None = None,
     **options: Any,
@@ -156,15 +156,15 @@ def support_vector_attention(
     Args:
         q: queries, (B, h, N, p).
         k: keys, (B, h, S, p), already pooled: blocks of ``factor`` tokens, or with ``is_causal`` row i the
-            open block at token i (:mod:`kernel_attention.tensors.blocks`).
+            open block at token i (``kernel_attention.tensors.blocks``).
         v: values likewise, (B, h, S, p_v).
-        attention: the kernel, called with ``factor``, ``key_padding_mask``, ``is_causal`` and ``options``.
+        attention: the kernel, called with ``factor``, ``attention_mask``, ``is_causal`` and ``options``.
         shift_invariant: as in ``recentre``, of that kernel.
         beta: as in ``recentre``; the number 0 without ``normalize`` leaves queries and keys alone.
         normalize: as in ``recentre``.
         eps: as in ``recentre``.
         factor: tokens per key.
-        key_padding_mask: (B, S), True = real key; right padding with ``is_causal`` and for kernels that read
+        attention_mask: (B, S), True = real key; right padding with ``is_causal`` and for kernels that read
             positions.
         is_causal: token i sees the completed blocks before its own, and its own up to itself.
         group: processes that hold the parts of every sequence; for the linear kernel.
@@ -176,13 +176,11 @@ def support_vector_attention(
     if normalize or isinstance(beta, Tensor) or beta != 0:
         q, k = recentre(
             q, k, beta=beta, normalize=normalize, eps=eps, shift_invariant=shift_invariant,
-            key_padding_mask=key_padding_mask, is_causal=is_causal, factor=factor, group=group,
+            attention_mask=attention_mask, is_causal=is_causal, factor=factor, group=group,
         )  # fmt: skip
     if group is not None:
         options["group"] = group
-    return attention(
-        q, k, v, factor=factor, key_padding_mask=key_padding_mask, is_causal=is_causal, **options
-    )
+    return attention(q, k, v, factor=factor, attention_mask=attention_mask, is_causal=is_causal, **options)
 
 
 def batch_norm_attention(
@@ -202,7 +200,7 @@ def scaled_heads_attention(
     factors: Sequence[int],
     *,
     pooling: Pooling = "average",
-    key_padding_mask: Tensor | None = None,
+    attention_mask: Tensor | None = None,
     is_causal: bool = False,
     **options: Any,
 ) -> Tensor:
@@ -217,7 +215,7 @@ def scaled_heads_attention(
         v: values, (B, h, S, p).
         factors: h whole numbers.
         pooling: "average" or "max".
-        key_padding_mask: (B, S) right padding, True = real token.
+        attention_mask: (B, S) right padding, True = real token.
         is_causal: token i sees the completed blocks before its own, and its own up to itself.
         options: as in ``support_vector_attention``.
 
@@ -225,7 +223,7 @@ def scaled_heads_attention(
         (B, h, N, p).
     """
     outputs = []
-    mask = None if is_causal else key_padding_mask  # causality hides right padding from all real tokens
+    mask = None if is_causal else attention_mask  # causality hides right padding from all real tokens
     for heads, factor in head_groups(factors):
         if is_causal:
             keys, values = (running_pool(x[:, heads], factor, pooling) for x in (k, v))
@@ -241,7 +239,7 @@ def scaled_heads_attention(
                 values,
                 factor=factor,
                 is_causal=is_causal,
-                key_padding_mask=None if mask is None else pool_mask(mask, factor),
+                attention_mask=None if mask is None else pool_mask(mask, factor),
                 **options,
             )
         )

@@ -98,7 +98,7 @@ class SupportVectorAttention(QueryKeyValueAttention):
         embed_dim: model width d.
         num_heads: number of heads; divides d.
         kernel: "softmax", "linear", "sparse" or ``{name: options}``, the options being those of
-            :mod:`kernel_attention.mechanisms.support_vector.kernels`.
+            ``kernel_attention.mechanisms.support_vector.kernels``.
         beta: weight of the mean (eq. 26); the paper's tasks have 0.1 to 1.2.
         learn_beta: whether beta is learnt, from that start: one number per layer, as the paper prints one
             beta for all heads.
@@ -112,7 +112,7 @@ class SupportVectorAttention(QueryKeyValueAttention):
         convolution: None, "1d" (definition 4) or "2d" (definition 3); goes with beta 0 and factors 1 only.
         kernel_size: of the convolution; None: 5 ("1d") or 2 ("2d"), the paper's.
         conv_weights: "shared", "separate" or "separable", see
-            :class:`kernel_attention.mechanisms.support_vector.token_convolution.TokenConvolution`.
+            ``kernel_attention.mechanisms.support_vector.token_convolution.TokenConvolution``.
         grid_size: (H, W) of the tokens, which "2d" needs.
         class_tokens: tokens in front of the grid that the convolution leaves alone.
         max_len: longest sequence; read by the sparse kernel, for its default stride.
@@ -185,14 +185,14 @@ class SupportVectorAttention(QueryKeyValueAttention):
         return self.normalize or isinstance(self.beta, Tensor) or self.beta != 0
 
     def attend(
-        self, x: Tensor, context: Tensor | None, key_padding_mask: Tensor | None, is_causal: bool
+        self, x: Tensor, context: Tensor | None, attention_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
         """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
         if self.convolution is not None:
             self.convolution.check(x.size(1))
-        return super().attend(x, context, key_padding_mask, is_causal)
+        return super().attend(x, context, attention_mask, is_causal)
 
-    def kernel_matrix(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
+    def kernel_matrix(self, x: Tensor, *, attention_mask: Tensor | None = None) -> Tensor:
         """The attention over the tokens, (B, h, N, N), zero in padded rows and columns; for analysis, O(N^2).
 
         A pooled head's weight of a block is shared out equally among the block's tokens. With average pooling
@@ -200,7 +200,7 @@ class SupportVectorAttention(QueryKeyValueAttention):
         """
         if self.convolution is not None:
             self.convolution.check(x.size(1))
-        return super().kernel_matrix(x, key_padding_mask=key_padding_mask)
+        return super().kernel_matrix(x, attention_mask=attention_mask)
 
     def head_outputs(
         self,
@@ -215,13 +215,13 @@ class SupportVectorAttention(QueryKeyValueAttention):
         of one factor are a group.
         """
         assert self.k_proj is not None
-        options = {"query_padding_mask": mask if is_self else None, "is_causal": is_causal}
+        options = {"query_mask": mask if is_self else None, "is_causal": is_causal}
         if self.convolution is not None:
             for_q, for_k, for_v = self.convolution.before(x, mask, is_causal)
             queries, keys = self.convolution.after(self.q_proj(for_q), self.k_proj(for_k), mask, is_causal)
             q, k = self.split_heads(queries), self.split_heads(keys)
             v = identity_values(k) if as_matrix else self.split_heads(self.v_proj(for_v))
-            yield self._expand(q, k, v, key_padding_mask=mask, **options)
+            yield self._expand(q, k, v, attention_mask=mask, **options)
             return
         q = self.split_heads(self.q_proj(x))
         for heads, factor in head_groups(self.factors):
@@ -232,7 +232,7 @@ class SupportVectorAttention(QueryKeyValueAttention):
             else:
                 v = self.project_heads(self.v_proj, pooled, heads)
             mask_of_keys = None if mask is None else pool_mask(mask, factor)
-            yield self._expand(q[:, heads], k, v, factor=factor, key_padding_mask=mask_of_keys, **options)
+            yield self._expand(q[:, heads], k, v, factor=factor, attention_mask=mask_of_keys, **options)
 
     def why_not_context(self) -> str | None:
         """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""

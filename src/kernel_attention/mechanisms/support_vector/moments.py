@@ -51,7 +51,7 @@ def recentre_step(
 ) -> tuple[Tensor, Tensor, Moments]:
     """Attention-BN's query and key of one token, with the statistics of its prefix, and the moments with it.
 
-    See :func:`kernel_attention.functional.recentre`, whose causal form this is: the statistics go to the
+    See ``kernel_attention.functional.recentre``, whose causal form this is: the statistics go to the
     query alone, so that the keys of the cache stay as they are. Welford's recurrence adds the new key.
     """
     first = choose(position.tokens == 0, k, moments.first)
