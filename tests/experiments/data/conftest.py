@@ -81,7 +81,7 @@ def toy(tmp_path):
     return Toy(tmp_path)
 
 
-_OUTSIDE = os.environ.get("KERNEL_ATTENTION_DATA") or Path(__file__).parents[3] / "shared" / "data"
+_OUTSIDE = os.environ.get("KERNEL_ATTENTION_DATA") or Path(__file__).parents[4] / "shared" / "data"
 
 
 @pytest.fixture(scope="session")
@@ -98,7 +98,7 @@ def run_python():
     """Run code in a fresh interpreter and return what it printed."""
 
     def run(code):
-        path = os.pathsep.join([str(Path(__file__).parents[2] / "src"), os.environ.get("PYTHONPATH", "")])
+        path = os.pathsep.join([str(Path(__file__).parents[3] / "src"), os.environ.get("PYTHONPATH", "")])
         environment = {**os.environ, "PYTHONPATH": path}
         done = subprocess.run(
             [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False

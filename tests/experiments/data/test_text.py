@@ -23,8 +23,8 @@ from kernel_attention.experiments.data.text import (
 )
 from kernel_attention.experiments.data.vocabulary import WordVocabulary
 
-PTB = Path(__file__).parents[2] / "shared" / "data" / "language" / "ptb"
-PTB = PTB if PTB.is_dir() else Path(__file__).parents[3] / "shared" / "data" / "language" / "ptb"
+PTB = Path(__file__).parents[3] / "shared" / "data" / "language" / "ptb"
+PTB = PTB if PTB.is_dir() else Path(__file__).parents[4] / "shared" / "data" / "language" / "ptb"
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from experiments.training.runs import SRC, assert_same_outcome, launch, write_re
 
 from kernel_attention.experiments.cli import main
 
-TESTS = Path(__file__).parents[1]
+TESTS = Path(__file__).parents[2]
 MOMENTS = ("torn", "written", "renamed")
 
 

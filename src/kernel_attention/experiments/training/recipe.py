@@ -266,7 +266,7 @@ def make_recipe(keys: dict[str, Any]) -> BaseRecipe:
 def recipes_dir() -> Path:
     """Where the shipped recipes are: inside the installed package, or beside ``src`` in a checkout."""
     installed = Path(str(importlib.resources.files("kernel_attention"))) / "recipes"
-    return installed if installed.is_dir() else Path(__file__).parents[3] / "recipes"
+    return installed if installed.is_dir() else Path(__file__).parents[4] / "recipes"
 
 
 def list_recipes() -> dict[str, Path]:
