@@ -5,6 +5,8 @@ Legend of shapes: n cases, c channels, n_i time steps of case i, k classes.
 
 from __future__ import annotations
 
+from kernel_attention.experiments.training.ranges import require_in_range
+
 from collections.abc import Mapping, Sequence
 from numbers import Integral
 from typing import Any, Literal, Self
@@ -180,6 +182,8 @@ class _AttentionEstimator(BaseEstimator):
                     f"case {case} of X has {len(sequence)} steps, and every sequence in fit had "
                     f"{self.max_len_}; fit with max_len={len(sequence)} or more to leave room"
                 )
+        scale = self.model_.encoder
+        require_in_range(sequences, scale.input_mean.numpy(), scale.input_std.numpy(), "X")
         windows, counts = windows_of(sequences, self.max_len_)
         # The model rests on the CPU, so that an estimator pickled on a GPU machine opens on any other.
         try:
@@ -187,27 +191,7 @@ class _AttentionEstimator(BaseEstimator):
             outputs = predict_outputs(model, windows, self.batch_size)
         finally:
             self.model_.cpu()
-        outputs = torch.stack([part.mean(dim=0) for part in outputs.split(counts)])
-        self._require_finite(outputs, sequences)
-        return outputs
-
-    def _require_finite(self, outputs: Tensor, sequences: Sequence[np.ndarray]) -> None:
-        """InputError for the first case whose values are beyond the float32 arithmetic of the model."""
-        failed = (~outputs.isfinite()).any(dim=-1).nonzero()
-        if not len(failed):
-            return
-        case = int(failed[0])
-        mean, std = (
-            buffer.double().numpy()
-            for buffer in (self.model_.encoder.input_mean, self.model_.encoder.input_std)
-        )
-        distance = np.abs(sequences[case] - mean) / std
-        step, channel = np.unravel_index(distance.argmax(), distance.shape)
-        raise InputError(
-            f"case {case} of X overflows float32 in the model: channel {channel}, step {step} is "
-            f"{sequences[case][step, channel]:.6g}, {distance[step, channel]:.3g} standard deviations from "
-            "the training mean"
-        )
+        return torch.stack([part.mean(dim=0) for part in outputs.split(counts)])
 
 
 class AttentionClassifier(ClassifierMixin, _AttentionEstimator):

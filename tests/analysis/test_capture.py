@@ -84,7 +84,7 @@ def test_torch_weights(mask, batch_first):
     call, real = {}, torch.ones(BATCH, LENGTH, dtype=torch.bool)
     if mask == "padding":
         real = real_tokens()
-        call["attention_mask"] = ~real
+        call["key_padding_mask"] = ~real
     elif mask == "causal":
         call["attn_mask"] = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
     elif mask == "additive":

@@ -249,7 +249,7 @@ def draw(seed: int) -> Case:
     x = torch.randn(batch, length, heads * width, dtype=torch.float64)
     arguments: Options = {"is_causal": drawn.causal and rng.random() < 0.4}
     keys = length
-    if layer.supports_context and not arguments["is_causal"] and rng.random() < 0.3:
+    if layer.supports(context=True) and not arguments["is_causal"] and rng.random() < 0.3:
         keys = rng.randint(1, 9)
         arguments["context"] = torch.randn(batch, keys, heads * width, dtype=torch.float64)
     kind = "none" if drawn.grid else rng.choice(["none", "right", "holes"])

@@ -99,8 +99,8 @@ def test_decoder_self_attention_by_index_and_cross_attention_by_name():
     x, memory = torch.randn(BATCH, LENGTH, EMBED_DIM), torch.randn(BATCH, 13, EMBED_DIM)
     call = {
         "tgt_mask": causal_mask("bool"),
-        "tgt_attention_mask": ~real_tokens(),
-        "memory_attention_mask": torch.arange(13)[None] >= torch.tensor([13, 4, 1, 6, 9])[:, None],
+        "tgt_key_padding_mask": ~real_tokens(),
+        "memory_key_padding_mask": torch.arange(13)[None] >= torch.tensor([13, 4, 1, 6, 9])[:, None],
     }
     assert largest_difference(swapped(x, memory, **call), host(x, memory, **call), real_tokens()) < 1e-5
 
@@ -157,7 +157,7 @@ def test_compiles_and_still_refuses_other_masks():
     attention = model.layers[0].self_attn
     compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")
     x, ignored = torch.randn(BATCH, LENGTH, EMBED_DIM), ~real_tokens()
-    call = {"attn_mask": causal_mask("bool"), "is_causal": True, "attention_mask": ignored}
+    call = {"attn_mask": causal_mask("bool"), "is_causal": True, "key_padding_mask": ignored}
     assert largest_difference(compiled(x, x, x, **call)[0], attention(x, x, x, **call)[0], ~ignored) < 1e-5
     with pytest.raises(RuntimeError, match="neither padding nor causal"):
         compiled(x, x, x, **{**call, "attn_mask": ~causal_mask("bool").T})

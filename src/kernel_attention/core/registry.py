@@ -188,11 +188,16 @@ def mechanism_name(layer: AttentionLayer) -> str:
     """What the mechanism of a layer is called: the name it was made by, or the first of its class that fits."""
     if layer.mechanism_name:
         return layer.mechanism_name
-    rows = [row for row in MECHANISMS.values() if row.layer is type(layer)]
-    fits = [
-        row for row in rows if all(getattr(layer, key, value) == value for key, value in row.preset.items())
-    ]
-    return fits[0].name if fits else type(layer).__name__
+    fits = [row for row in MECHANISMS.values() if row.layer is type(layer) and _agrees(layer, row.preset)]
+    # Of several the one that fixes most: every cosine attention is a linear one too.
+    return max(fits, key=lambda row: len(row.preset)).name if fits else type(layer).__name__
+
+
+def _agrees(layer: AttentionLayer, preset: Mapping[str, Any]) -> bool:
+    """Whether a layer has the options of a preset, as far as it keeps them: one number may stand for all heads."""
+    return all(
+        getattr(layer, key, value) in (value, (value,) * layer.num_heads) for key, value in preset.items()
+    )
 
 
 def create_attention(name: str, embed_dim: int, num_heads: int, **options: Any) -> AttentionLayer:

@@ -35,7 +35,15 @@ def linear(x: Tensor, z: Tensor) -> Tensor:
 
 def cosine(x: Tensor, z: Tensor) -> Tensor:
     """The cosine of the angle between x and z; 0 where one of them is zero."""
-    return feature_maps.cosine(x) @ feature_maps.cosine(z).mT
+    return _unit_rows(x) @ _unit_rows(z).mT
+
+
+def _unit_rows(x: Tensor) -> Tensor:
+    """Every row over its norm, of any size; a zero row stays."""
+    # A number of the size of the row keeps its squares in range; it cancels, in the gradient too.
+    size = x.detach().abs().amax(dim=-1, keepdim=True)
+    x = x / size.where(size > 0, 1.0)
+    return x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_min(0.5)
 
 
 def polynomial(

@@ -16,16 +16,19 @@ PLUGIN = '''
 
 from torch import nn
 
-from kernel_attention.mechanisms import MECHANISMS, Mechanism
-from kernel_attention.core.layer import AttentionLayer
+import kernel_attention as ka
 
 
-class MeanAttention(AttentionLayer):
+@ka.register_attention("plain_mean", paper="nobody", equation="mean(x)", time="N p", memory="N p")
+class MeanAttention(ka.AttentionLayer):
     """Every token gets the mean of all of them."""
 
     def __init__(self, embed_dim, num_heads):
         super().__init__(embed_dim, num_heads)
         self.out_proj = nn.Linear(embed_dim, embed_dim)
+
+    def why_not_causal(self):
+        return "the mean reads the whole sequence"
 
     def attend(self, x, context, attention_mask, is_causal):
         if attention_mask is None:
@@ -35,10 +38,6 @@ class MeanAttention(AttentionLayer):
         return self.out_proj(mean.expand_as(x))
 
 
-MECHANISMS["plain_mean"] = Mechanism(
-    "plain_mean", MeanAttention, "nobody", "mean(x)", "N p", "N p", causal="no", cross=False,
-    mixes_tokens="yes",
-)
 open("executed", "a").write("x")
 '''
 

@@ -218,7 +218,7 @@ def test_read_sequences_refuses_what_it_cannot_read(toy, tmp_path):
         read_sequences(toy.write("TEST", []))
     for name in ("x.npy", "x.npz"):
         (tmp_path / name).write_bytes(b"no array")
-        with pytest.raises(InputError, match=f"{name} is not a readable"):
+        with pytest.raises(InputError, match=f"{name} is not a readable|{name}: its header says shape"):
             read_sequences(tmp_path / name)
     np.savez(tmp_path / "x.npz", Z=np.zeros(3))
     with pytest.raises(InputError, match=r"has no array 'X' \(it has: Z\)"):
@@ -236,7 +236,7 @@ def test_a_truncated_numpy_file_is_refused(tmp_path):
         path = tmp_path / name
         save(path, np.random.default_rng(0).normal(size=(3, 2, 50)))
         path.write_bytes(path.read_bytes()[:-200])
-        with pytest.raises(InputError, match=f"{name} is not a readable"):
+        with pytest.raises(InputError, match=f"{name} is not a readable|{name}: its header says shape"):
             read_sequences(path)
 
 

@@ -168,7 +168,7 @@ def test_layers_of_our_models_are_called_by_their_number_and_mechanism():
     ("layer", "name"),
     [
         (ka.SoftmaxAttention(8, 2, symmetric=True), "symmetric"),
-        (ka.SoftmaxAttention(8, 2, kernel="cosine"), "cosine"),
+        (ka.LinearAttention(8, 2, feature_map="cosine"), "cosine"),
         (ka.SupportVectorAttention(8, 2), "batch_norm_scaled_heads"),
         (nn.MultiheadAttention(8, 2, batch_first=True), "MultiheadAttention"),
     ],

@@ -19,8 +19,8 @@ import torch
 import yaml
 from experiments.training.damage import damage
 from experiments.training.runs import CHANNELS, make_waves, write_recipe
-from experiments.training.test_language import SMALL as LANGUAGE
-from experiments.training.test_language import sentences
+from experiments.training.text_data import LANGUAGE
+from experiments.training.text_data import sentences
 from experiments.training.token_data import TOKENS, make_tokens
 
 from kernel_attention.experiments.cli import main

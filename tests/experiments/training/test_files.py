@@ -16,6 +16,7 @@ import torch
 from experiments.training.runs import SRC
 
 from kernel_attention.errors import InputError
+from kernel_attention.experiments.plain_yaml import read_yaml
 from kernel_attention.experiments.run_folder import read_json
 from kernel_attention.experiments.training import files
 from kernel_attention.experiments.training.checkpoint import AtomicCheckpointIO, check_checkpoint
@@ -141,7 +142,7 @@ def test_weights_of_an_earlier_version_open_and_it_is_said_once(tmp_path, caplog
     ]
 
 
-@pytest.mark.parametrize("read", [files.read_json, files.read_yaml, files.read_weights, check_checkpoint])
+@pytest.mark.parametrize("read", [read_json, read_yaml, files.read_weights, check_checkpoint])
 def test_a_file_without_an_end_is_not_read(read, tmp_path):
     (tmp_path / "device").symlink_to("/dev/zero")
     (tmp_path / "loop").symlink_to("loop")

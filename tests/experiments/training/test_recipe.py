@@ -62,7 +62,7 @@ def test_words_that_look_like_numbers_stay_words(tmp_path):
         ("seeds", [2**32], "between 0 and"),
         ("validation_fraction", 1, "above 0 and below 1"),
         ("evaluate_every", 0, "at least 1"),
-        ("threads", -1, "at least 0"),
+        ("threads", -1, "between 0 and 4096"),
         ("attention", "primel", "did you mean 'primal'"),
         ("attention", ["primal"], "num_layers=2"),
         ("attention", {"primal": {}, "softmax": {}}, "must be a name"),

@@ -51,6 +51,8 @@ class LinearAttention(QueryKeyValueAttention):
     ) -> None:
         super().__init__(embed_dim, num_heads)
         self.kernel = LinearKernel(self.head_dim, feature_map=feature_map, normalize=normalize)
+        self.feature_map = feature_map
+        self.normalize = self.kernel.normalize
         self.add_projections(bias)
 
     def extra_repr(self) -> str:
