@@ -443,7 +443,7 @@ def relations(case: Case) -> Iterator[Callable[[Case], None]]:
         yield equals_each_sequence_alone
     if causal:
         yield sees_its_prefix_alone
-    if drawn.causal and case.layer.supports_decoding:
+    if drawn.causal and case.layer.supports(decoding=True):
         yield decodes_what_it_computes_in_parallel
     yield is_close_in_lower_precision
     if drawn.name in (

@@ -117,7 +117,8 @@ class _MultilinearPass(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_y: Tensor, grad_grams: Tensor | None) -> tuple[Tensor | None, ...]:
-        x, weight, level, maps, constant, count = ctx.saved_tensors[:6]
+        # Read once: activation checkpointing hands a saved tensor out a single time.
+        x, weight, level, maps, constant, count, *kept = ctx.saved_tensors
 
         def outputs(*leaves: Tensor) -> tuple[Tensor, Tensor | None]:
             x, weight, level, maps, constant = leaves
@@ -126,17 +127,17 @@ class _MultilinearPass(torch.autograd.Function):
 
         with torch.autocast(x.device.type, enabled=False):
             if not torch.is_grad_enabled():
-                return *_gradients(ctx, x, weight, level, maps, grad_y, grad_grams), None, None
+                return *_gradients(ctx, x, weight, level, maps, count, kept, grad_y, grad_grams), None, None
             inputs, needed = (x, weight, level, maps, constant), ctx.needs_input_grad[:5]
             return *differentiable_gradients(outputs, inputs, needed, (grad_y, grad_grams)), None, None
 
 
 def _gradients(
-    ctx: Any, x: Tensor, weight: Tensor, level: Tensor, maps: Tensor, grad_y: Tensor,
-    grad_grams: Tensor | None,
+    ctx: Any, x: Tensor, weight: Tensor, level: Tensor, maps: Tensor, count: Tensor, kept: list[Tensor],
+    grad_y: Tensor, grad_grams: Tensor | None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """By x, weight, level, maps and constant."""
-    parts = _Parts(grad_y, *ctx.saved_tensors[6:])
+    parts = _Parts(grad_y, *kept)
     scale = parts.scale
     exact_grad = exactly(grad_y)
     total = exact_grad.sum(dim=1)  # (B, d)
@@ -164,7 +165,7 @@ def _gradients(
             by_met.diagonal(dim1=-2, dim2=-1).add_(by_energy.mT[..., None])
     if by_energy is not None or by_met is not None:
         by_gram, by_total = _through_sums(
-            parts, weight, level, ctx.saved_tensors[5], by_energy, by_met, by_weight, by_level
+            parts, weight, level, count, by_energy, by_met, by_weight, by_level
         )
         _add_token_sums(grad_x, x, by_gram, by_total, ctx.options.group)
     return grad_x, by_weight, by_level, by_maps, total.sum(dim=0)
