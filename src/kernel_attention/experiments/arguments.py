@@ -1,8 +1,8 @@
 """From what was typed to a command's options, and what is wrong with it in one line.
 
-The options are the fields of the classes in ``kernel_attention.experiments.options``; ``train`` takes the keys of the
-recipe's class besides. argparse splits the words and writes the help. Values are read and checked as those of
-a recipe are (``kernel_attention.experiments.settings``).
+The options are the fields of the classes in ``kernel_attention.experiments.options``; ``train`` takes the
+keys of the recipe's class besides. argparse splits the words and writes the help. Values are read and checked
+as those of a recipe are (``kernel_attention.experiments.settings``).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Settings: dataclasses that recipes and command-line options fill, with one clear line for a wrong value.
 
 A class of settings is a frozen dataclass. The annotation of a field says what it accepts, the ``Args`` of the
-docstring say what it means. Recipes (``kernel_attention.experiments.training.recipe``) and the options of every
-command (``kernel_attention.experiments.options``) are such classes.
+docstring say what it means. Recipes (``kernel_attention.experiments.training.recipe``) and the options of
+every command (``kernel_attention.experiments.options``) are such classes.
 
 The values are checked by pydantic. It compiles a validator from the annotation, bounds included, and gives
 the same annotation as a JSON schema, from which the messages and the help texts are worded: what is accepted
