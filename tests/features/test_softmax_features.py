@@ -121,7 +121,7 @@ def test_maps_with_options_are_made_from_their_spec():
     features = get_feature_map({"softmax_plus": {"num_features": 9, "seed": 2}}, WIDTH)
     assert (features.num_features, features.seed) == (9, 2)
     for spec, message in {
-        "softmax_plus": "has a state, which this mechanism has no place for",
+        "softmax_plus": "has a state, which this mechanism cannot keep",
         "softmaxplus": "unknown feature_map 'softmaxplus'; did you mean 'softmax_plus'",
     }.items():
         with pytest.raises(InputError, match=message):

@@ -77,8 +77,8 @@ def primal_from_softmax(
     vanish where it can. The forms are the bidirectional ones; there is no causal fit.
 
     Args:
-        layer: a SoftmaxAttention, a LinearAttention (the cosine kernel among them), a module that holds one in a foreign
-            model, or an ``nn.MultiheadAttention``. Bring others to that with
+        layer: a SoftmaxAttention, a LinearAttention (the cosine kernel among them), a module that holds one
+            in a foreign model, or an ``nn.MultiheadAttention``. Bring others to that with
             ``replace_attention(model, {which: "softmax"})``.
         samples: inputs of the layer, (B, N, d).
         method: "svd", "values" or "random".

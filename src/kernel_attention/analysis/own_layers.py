@@ -46,9 +46,7 @@ def captured_own(
 
 
 def near_softmax(attention: CapturedAttention) -> bool:
-    """Whether the layer is softmax attention, of its keys or of cleaned ones, so that the kernel-PCA reading is
-    about it.
-    """
+    """Whether the kernel-PCA reading applies: to softmax attention of the keys, or of cleaned keys."""
     return attention.is_softmax or (
         attention.layer is not None and attention.layer.softmax_reading is not None
     )
@@ -77,7 +75,7 @@ def scores(attention: CapturedAttention, case: int) -> dict[str, Tensor]:
 
 
 def kernel_tensor(attention: CapturedAttention, case: int, tokens: Tensor | None = None) -> Tensor | None:
-    """K of one sequence's real tokens, or of these among them, (h, n, .., n); None for a layer without one."""
+    """K of a sequence's real tokens, or of these among them, (h, n, .., n); None for a layer without K."""
     if attention.layer is None or attention.x is None:
         return None
     real = attention.x[case : case + 1][:, attention.real_keys[case]]

@@ -1,7 +1,7 @@
-"""What decoding remembers between tokens: states of tensors that can be moved, reordered and measured.
+"""The states that decoding keeps between tokens, and how to move, reorder and measure them.
 
-A state is a NamedTuple or a dataclass of tensors whose first dimension is the batch, of numbers, and of
-states. A dataclass's field with the metadata ``{"shared": True}`` is the same for all sequences.
+A state is a NamedTuple or a dataclass. Its fields are tensors whose first dimension is the batch, numbers, or
+other states. A field with the metadata ``{"shared": True}`` is the same for all sequences.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ StateType = TypeVar("StateType")
 _SMALLEST_BUFFER = 16  # rows
 
 SHARED = {"shared": True}
-"""Metadata of a state's field that all sequences share."""
+"""The metadata of a field that all sequences share."""
 
 
 class State:
-    """Base of the states that are dataclasses: ``to`` and ``reorder``."""
+    """The base class of states that are dataclasses."""
 
     def to(self: StateType, device: torch.device | str) -> StateType:
-        """The state on that device."""
+        """The state on another device."""
         return move(self, device)
 
     def reorder(self: StateType, index: Tensor) -> StateType:
@@ -34,7 +34,7 @@ class State:
 
 
 def reorder(state: StateType, index: Tensor) -> StateType:
-    """The sequences ``index`` (B',) int64 of a state, copied: what beam search needs after every step.
+    """The sequences ``index`` (B',) int64 of a state, copied. Beam search needs this after every step.
 
     An index may occur several times. The result shares no memory with ``state``.
     """
@@ -42,12 +42,12 @@ def reorder(state: StateType, index: Tensor) -> StateType:
 
 
 def move(state: StateType, device: torch.device | str) -> StateType:
-    """The state on that device."""
+    """The state on another device."""
     return _map(state, lambda tensor: tensor.to(device), shared=True)
 
 
 def state_bytes(state: Any) -> int:
-    """Bytes of a state's tensors, buffers in full; what all sequences share is not counted."""
+    """The bytes of a state's tensors. Buffers count in full, shared fields do not count."""
     total = 0
 
     def count(tensor: Tensor) -> Tensor:
@@ -82,11 +82,11 @@ def per_sequence(number: Tensor) -> Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Position(State):
-    """How many tokens were read.
+    """The number of tokens read.
 
     Attributes:
-        tokens: one number where all sequences have as many, or (B,) int64.
-        longest: no sequence has more tokens. It bounds the buffers without reading from the device.
+        tokens: one number where all sequences have equally many, or (B,) int64.
+        longest: an upper bound of ``tokens`` that is known without reading from the device; it sizes buffers.
     """
 
     tokens: int | Tensor = 0
@@ -97,11 +97,11 @@ class Position(State):
         return Position(self.tokens + 1, self.longest + 1)
 
     def block(self, factor: int) -> int | Tensor:
-        """The block of ``factor`` tokens that the next token lies in."""
+        """The number of the block of ``factor`` tokens that holds the next token."""
         return self.tokens // factor
 
     def offset(self, factor: int) -> int | Tensor:
-        """The next token's place in its block."""
+        """The position of the next token in its block."""
         return self.tokens % factor
 
     def completes(self, factor: int) -> bool | Tensor:
@@ -120,7 +120,7 @@ def whole_lengths(x: Tensor, lengths: Tensor | None) -> Tensor:
 
 
 def choose(condition: bool | Tensor, new: Tensor, old: Tensor) -> Tensor:
-    """``new`` where the condition holds, a bool for all sequences or (B,); tensors have the batch first."""
+    """``new`` where the condition holds, else ``old``; the condition is one bool or (B,)."""
     if isinstance(condition, bool):
         return new if condition else old
     return torch.where(condition.view(-1, *[1] * (new.dim() - 1)), new, old)
@@ -140,9 +140,9 @@ def before(lengths: Tensor, size: int) -> Tensor:
 class KeyValueCache(State):
     """Keys (B, h, C, p) and values (B, h, C, p_v) in buffers of C rows that double when they are full.
 
-    Writing row n costs O(1) on average, and goes into the buffers of the cache it is called on: its rows
-    before n stay as they are. One can go back to an older cache, which drops what was written since. To
-    continue one cache in two ways, copy it with ``reorder``.
+    Writing row n costs O(1) on average. It changes the buffers in place and leaves the rows before n alone.
+    You can go back to an older cache; the rows written since are then lost. To continue one cache in two
+    ways, copy it with ``reorder``.
     """
 
     keys: Tensor
@@ -166,7 +166,7 @@ class KeyValueCache(State):
 
 
 def _with_room(x: Tensor, size: int) -> Tensor:
-    # Zeros: a row that a mask leaves out is still multiplied by its weight 0, which NaN would survive.
+    # Zeros, because a masked row is still multiplied by its weight 0, and 0 times NaN is NaN.
     larger = x.new_zeros(*x.shape[:2], size, x.size(3))
     larger[:, :, : x.size(2)] = x
     return larger

@@ -1,4 +1,4 @@
-"""What a kernel of queries and keys is to the layers that attend with one."""
+"""The interface between a kernel of queries and keys and the layers that attend with it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from kernel_attention.core.decoding import Position
 
 
 class AttentionKernel(nn.Module, ABC):
-    """A kernel between queries and keys, and what it makes of the values.
+    """A kernel between queries and keys that weighs the values.
 
     Attributes:
-        shift_invariant: whether what is added to all logits of a query changes nothing.
-        reads_positions: whether the kernel depends on where a token stands.
+        shift_invariant: whether adding a constant to all logits of a query changes nothing.
+        reads_positions: whether the kernel depends on the positions of the tokens.
     """
 
     shift_invariant = False
@@ -35,20 +35,20 @@ class AttentionKernel(nn.Module, ABC):
         dropout_p: float = 0.0,
         **options: Any,
     ) -> Tensor:
-        """The values weighed.
+        """The values, weighted by the kernel.
 
         Args:
             q: queries, (B, h, N, p).
-            k: keys, (B, h, S, p): blocks of ``factor`` tokens, or with ``is_causal`` row i the open block at
-                token i ([`blocks`][kernel_attention.tensors.blocks]).
-            v: values likewise, (B, h, S, p_v).
+            k: keys, (B, h, S, p), one for each block of ``factor`` tokens. With ``is_causal``, row i is the
+                open block at token i (see ``kernel_attention.tensors.blocks``).
+            v: values, (B, h, S, p_v), pooled like the keys.
             factor: tokens per key.
             attention_mask: (B, S), True = real key; right padding with ``is_causal`` and where the kernel
                 reads positions.
             query_mask: (B, N), for kernels that normalise over the sequence.
-            is_causal: token i sees the completed blocks before its own, and its own up to itself.
-            dropout_p: probability of dropping a weight, where weights are formed.
-            options: what only one kernel takes.
+            is_causal: token i sees the completed blocks before its own block, and its own block up to itself.
+            dropout_p: probability of dropping a weight, for kernels that form weights.
+            options: further arguments of one kernel.
 
         Returns:
             (B, h, N, p_v).
@@ -56,18 +56,18 @@ class AttentionKernel(nn.Module, ABC):
 
     @abstractmethod
     def empty_memory(self, like: Tensor) -> Any:
-        """What decoding remembers before the first token; ``like`` (B, h, N, p) says sizes and precision."""
+        """The memory before the first token; ``like`` (B, h, N, p) gives sizes, precision and device."""
 
     @abstractmethod
     def read_memory(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, factor: int = 1) -> Any:
-        """What it remembers of a prompt: q, k, v (B, h, N, p), rows of k and v the open block at token i."""
+        """The memory after a prompt: q, k, v (B, h, N, p); row i of k and v is the open block at token i."""
 
     @abstractmethod
     def step(
         self, q: Tensor, k: Tensor, v: Tensor, memory: Any, position: Position, factor: int = 1
     ) -> tuple[Tensor, Any]:
-        """One token's output (B, h, 1, p), and the memory with it; q, k, v (B, h, 1, p)."""
+        """The output of one token, (B, h, 1, p), and the memory with it; q, k, v (B, h, 1, p)."""
 
     def why_not_sharded(self) -> str | None:
-        """Why the kernel needs every key in one place; None where its sums can be shared."""
+        """Why the kernel needs every key on one rank; None where ranks can add up their sums."""
         return "a softmax needs every key on one rank; the kernel 'linear' does not"

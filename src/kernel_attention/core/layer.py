@@ -23,13 +23,13 @@ from kernel_attention.tensors.recompute import is_traced
 _log = logging.getLogger(__name__)
 
 OBJECTIVE_BOUND = 16.0
-"""Up to this |J| a layer's penalty is the papers' J^2; beyond, it grows with log |J|."""
+"""The penalty is the papers' J^2 up to this |J|; beyond it, the penalty grows with log |J|."""
 
 
 class AttentionLayer(nn.Module, ABC):
     """An attention layer ``x -> y``, (B, N, d) -> (B, N, d).
 
-    A subclass implements ``attend``; the call's checks live here, so that every mechanism refuses bad
+    A subclass implements ``attend``. The checks of the call are here, so that every mechanism refuses bad
     input in the same words.
 
     Args:
@@ -37,12 +37,13 @@ class AttentionLayer(nn.Module, ABC):
         num_heads: number of heads h; divides d.
 
     Attributes:
-        sequence_group: the processes that share every sequence, see ``shard_sequence``; None: this one
-            has it whole.
-        mechanism_name: the name the layer was made by, see `create_attention`; empty where it was made by its class.
-        softmax_reading: whether the layer is softmax attention of its queries, keys and values ("exact"), or of
-            keys that it changes first ("cleaned keys"); None where the kernel-PCA reading says nothing of it.
-        reference_options: options that choose the readable form where another one would run.
+        sequence_group: the processes that share every sequence, see ``shard_sequence``; None where this
+            process holds whole sequences.
+        mechanism_name: the name the layer was made by, see ``create_attention``; empty where it was made by
+            its class.
+        softmax_reading: "exact" where the layer is softmax attention of its queries, keys and values,
+            "cleaned keys" where it changes the keys first; None where the kernel-PCA reading does not apply.
+        reference_options: options that choose the readable form of the mechanism.
     """
 
     sequence_group: SequenceGroup | None = None
@@ -55,7 +56,7 @@ class AttentionLayer(nn.Module, ABC):
         require_positive(embed_dim=embed_dim, num_heads=num_heads)
         if embed_dim % num_heads:
             raise InputError(f"embed_dim={embed_dim} must be divisible by num_heads={num_heads}")
-        # Every mechanism has three (d, d) projections or more.
+        # Every mechanism has at least three (d, d) projections.
         require_parameters(
             f"{type(self).__name__}: embed_dim={embed_dim}", 3 * embed_dim**2, "lower embed_dim"
         )
@@ -80,7 +81,7 @@ class AttentionLayer(nn.Module, ABC):
             is_causal: output i depends on x[:, :i + 1] only.
 
         Raises:
-            InputError: for a wrong shape or dtype, or cross-attention where the mechanism has none.
+            InputError: for a wrong shape or dtype, or cross-attention that the mechanism does not have.
         """
         self._check(x, context, attention_mask, is_causal)
         return self.attend(x, context, attention_mask, is_causal)
@@ -89,25 +90,26 @@ class AttentionLayer(nn.Module, ABC):
     def attend(
         self, x: Tensor, context: Tensor | None, attention_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
-        """The mechanism itself, on checked arguments."""
+        """The mechanism itself. The arguments are those of ``forward``, checked."""
 
     def supports(
         self, *, causal: bool = False, context: bool = False, decoding: bool = False, sharding: bool = False
     ) -> bool:
-        """Whether this layer, with the options it has, can be used in that way.
+        """Whether this layer, with its options, can be used in all of these ways.
 
         Args:
             causal: with ``is_causal=True``.
             context: with a ``context`` (cross-attention).
             decoding: token by token, through ``initial_state``, ``step`` and ``prefill``.
-            sharding: on sequences cut over processes; see [`shard_sequence`][kernel_attention.shard_sequence].
+            sharding: on sequences divided among processes; see
+                [`shard_sequence`][kernel_attention.shard_sequence].
         """
         return self.why_not(causal=causal, context=context, decoding=decoding, sharding=sharding) is None
 
     def why_not(
         self, *, causal: bool = False, context: bool = False, decoding: bool = False, sharding: bool = False
     ) -> str | None:
-        """Why [`supports`][kernel_attention.core.layer.AttentionLayer.supports] says no; None where it says yes."""
+        """The reasons where ``supports`` is False; None where it is True. The arguments are the same."""
         reasons = []
         if context:
             reasons.append(self.why_not_context())
@@ -139,7 +141,7 @@ class AttentionLayer(nn.Module, ABC):
         return "this mechanism has no step-by-step form: call it with is_causal=True on the whole prefix"
 
     def why_not_sharded(self, is_causal: bool) -> str | None:
-        """Why the layer cannot read sequences cut over processes in that form; None where it can."""
+        """Why the layer cannot read sequences divided among processes; None where it can."""
         return "its attention needs every token of the sequence on one rank"
 
     # A mechanism with a step-by-step form overrides these three together.
@@ -155,7 +157,8 @@ class AttentionLayer(nn.Module, ABC):
     def read_prompt(self, x: Tensor, lengths: Tensor | None) -> Any:
         """The state after a prompt x (B, N, d), in parallel.
 
-        ``lengths`` (B,) int64: the real tokens of each sequence, which come first; the rest is zero. None: all.
+        ``lengths`` (B,) int64 is the number of real tokens of each sequence. They come first, and the rest of
+        x is zero. None: all tokens are real.
         """
         raise InputError(f"{type(self).__name__} does not decode step by step")
 
@@ -172,16 +175,17 @@ class AttentionLayer(nn.Module, ABC):
 
     @torch.no_grad()
     def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Decode one token, without gradients or dropout: what ``forward`` with ``is_causal=True`` gives it.
+        """Decode one token: the output that ``forward`` with ``is_causal=True`` gives it in evaluation mode.
+
+        Gradients and dropout are off.
 
         Args:
             x: the token, (B, d).
-            state: the state after the tokens before. A growing one is written into. You may go back to it,
-            but
-                to continue it in two ways copy it with ``kernel_attention.functional.reorder``.
+            state: the state after the tokens before. The call may write into it. You can go back to it. To
+                continue it in two ways, copy it with ``kernel_attention.functional.reorder``.
 
         Returns:
-            The output (B, d), and the state with the token.
+            The output (B, d), and the state after the token.
 
         Raises:
             InputError: for a wrong shape, or a mechanism without a step-by-step form.
@@ -262,7 +266,7 @@ class AttentionLayer(nn.Module, ABC):
         return {}
 
     def kernel_matrix(self, x: Tensor, *, attention_mask: Tensor | None = None) -> Tensor | None:
-        """The attention matrix, or the kernel that the mechanism has instead, (B, h, N, N), for analysis.
+        """The attention matrix, or the mechanism's own kernel matrix, (B, h, N, N), for analysis.
 
         None for a mechanism without a kernel between pairs of tokens.
         """
@@ -289,16 +293,15 @@ class AttentionLayer(nn.Module, ABC):
 
 
 class PenalizedAttention(AttentionLayer):
-    """An attention layer with an objective of its own, added to the task's loss through
-    ``auxiliary_loss``.
+    """An attention layer with an objective J of its own, which ``auxiliary_loss`` adds to the task's loss.
 
     Attributes:
-        objective: J of the last forward in training mode, a 0-dimensional tensor, or (B,) where a layer
-            squares it per sequence; None before that or where the layer's weight of it is 0. It is not part
-            of the state dict, of copies or of pickles.
-        objective_bound: up to this |J| the square is that of the papers, see ``bounded_square``; infinity
-            leaves it bare.
-        objective_unit: what that bound is counted in: 1, or the number of tokens where J is a sum over them.
+        objective: J of the last forward in training mode, a 0-dimensional tensor, or (B,) where the layer
+            squares it per sequence. None before such a forward, or where the weight of J is 0. State dicts,
+            copies and pickles do not hold it.
+        objective_bound: the largest |J| at which the penalty is the papers' square, see ``bounded_square``;
+            infinity removes the bound.
+        objective_unit: the unit of that bound: 1, or the number of tokens where J is a sum over them.
     """
 
     objective: Tensor | None
@@ -310,23 +313,23 @@ class PenalizedAttention(AttentionLayer):
         self.objective = None
 
     def squared_objective(self, objective: Tensor) -> Tensor:
-        """J^2 as ``bounded_square`` has it; a warning is logged once where |J| is past the bound."""
+        """``bounded_square`` of J. It logs a warning the first time that |J| exceeds the bound."""
         bound = self.objective_bound * self.objective_unit
-        # Elsewhere the question would stop the stream or break the graph.
+        # Elsewhere the comparison would wait for the device or break the graph.
         if objective.device.type == "cpu" and not is_traced() and (objective.detach().abs() > bound).any():
             _warn_of_large_objectives()
         return bounded_square(objective, bound)
 
     @abstractmethod
     def penalty(self) -> Tensor | None:
-        """What the layer adds to the loss, weights included; None where it adds nothing."""
+        """The term that the layer adds to the loss, weights included; None where it adds nothing."""
 
     def measure_objective(
         self, x: Tensor, *, attention_mask: Tensor | None = None, is_causal: bool = False
     ) -> Tensor | None:
-        """J on x, averaged over the sequences where it is one number for each; None where its weight is 0.
+        """J on x, a mean over the sequences where each has its own; None where the weight of J is 0.
 
-        The layer's mode and its last objective stay as they are.
+        The layer's mode and its last objective do not change.
         """
         twin = copy.copy(self)  # shares the parameters
         twin.training, twin.objective = True, None
@@ -340,10 +343,10 @@ class PenalizedAttention(AttentionLayer):
 def bounded_square(objective: Tensor, bound: float | Tensor = OBJECTIVE_BOUND) -> Tensor:
     """J^2 where |J| <= c, and c^2 (1 + 2 log(|J| / c)) beyond: once differentiable, and increasing in |J|.
 
-    J is quadratic in the weights and in the input, and J^2 quartic. On inputs that are not standardised its
-    gradient throws the first steps of an optimiser further than they came from, and the next J^2 overflows.
-    The gradient of the logarithm is 2 c^2 dJ / J: its direction is that of J^2, and its size does not depend
-    on the size of the input.
+    J is quadratic in the weights and in the input, and J^2 is quartic. On inputs that are not standardised,
+    the first steps of an optimiser overshoot, and the next J^2 overflows. The gradient of the logarithm is
+    2 c^2 dJ / J: it has the direction of the gradient of J^2, and its size does not depend on the size of the
+    input.
 
     Args:
         objective: J, of any shape.
@@ -351,7 +354,7 @@ def bounded_square(objective: Tensor, bound: float | Tensor = OBJECTIVE_BOUND) -
     """
     size = objective.abs()
     inside = size <= bound
-    # Both branches have a gradient of their own, so that neither may overflow where the other is taken.
+    # Autograd differentiates both branches, so neither may overflow where the other is taken.
     square = objective.where(inside, 0.0).square()
     beyond = size.where(~inside, bound).div(bound).log() * (2 * bound**2) + bound**2
     return torch.where(inside, square, beyond)
@@ -359,7 +362,7 @@ def bounded_square(objective: Tensor, bound: float | Tensor = OBJECTIVE_BOUND) -
 
 @functools.cache
 def _warn_of_large_objectives() -> None:
-    """Once in a process."""
+    """Log the warning, once in a process."""
     _log.warning(
         "auxiliary_loss: an objective |J| exceeds its layer's objective_bound, beyond which the penalty "
         "grows with log |J|, not J^2. Standardise the inputs: mean 0 and variance 1 of every channel"
@@ -367,15 +370,14 @@ def _warn_of_large_objectives() -> None:
 
 
 def auxiliary_loss(model: nn.Module, reduction: str = "sum") -> Tensor:
-    """What the layers of ``model`` add to the task's loss: sum over layers of eta J^2, a 0-dimensional
-    tensor.
+    """The layers' own term of the loss: the sum over layers of eta J^2, a 0-dimensional tensor.
 
-    Where |J| exceeds a layer's ``objective_bound``, which it does on inputs that are not standardised, the
-    square gives way to ``bounded_square``, and a warning is logged once.
+    Where |J| exceeds a layer's ``objective_bound``, ``bounded_square`` replaces the square, and a warning is
+    logged once. This happens on inputs that are not standardised.
 
-    Call it after a forward in training mode, once per backward: the square is taken per micro-batch, so
+    Call it after a forward in training mode, once per backward. The square is taken per micro-batch, so
     gradient accumulation and data parallelism average J^2 of the parts, which is not J^2 of the whole batch.
-    It is 0 for a model without such layers.
+    The loss is 0 for a model without such layers.
 
     Args:
         model: any module that holds our layers.
@@ -383,7 +385,7 @@ def auxiliary_loss(model: nn.Module, reduction: str = "sum") -> Tensor:
 
     Raises:
         InputError: for another reduction.
-        RuntimeError: if the objective was computed without gradients although gradients are wanted now.
+        RuntimeError: if the objective was computed without gradients, and gradients are enabled now.
     """
     if reduction not in ("sum", "mean"):
         raise InputError(f"reduction={reduction!r} must be 'sum' or 'mean'")

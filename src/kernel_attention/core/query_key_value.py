@@ -1,4 +1,4 @@
-"""Attention by a kernel of queries and keys that weighs values: what most mechanisms are."""
+"""Attention by a kernel of queries and keys that weighs the values. Most mechanisms are of this kind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kernel_attention.tensors.padding import Compaction, compaction
 
 @dataclass(frozen=True)
 class QueryKeyValueState(State):
-    """The tokens read, and what the kernel remembers of their keys and values."""
+    """The number of tokens read, and what the kernel remembers of their keys and values."""
 
     position: Position
     memory: Any
@@ -48,14 +48,14 @@ class QueryKeyValueAttention(AttentionLayer):
     def attend(
         self, x: Tensor, context: Tensor | None, attention_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
-        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
+        """Project the input, weigh the values by the kernel, and project what the heads give, (B, N, d)."""
         moved = self._compaction(attention_mask, is_causal)
         source = x if context is None else context
         if moved is not None:
             source, attention_mask = moved.apply(source), moved.attention_mask
             x = source if context is None else x
         if is_causal and self.sequence_group is None:
-            attention_mask = None  # the padding is on the right now, where no real token looks
+            attention_mask = None  # the padding is on the right now, where no real token attends
         heads = [
             out.transpose(1, 2)
             for out in self.head_outputs(x, source, attention_mask, is_causal, context is None)
@@ -72,9 +72,9 @@ class QueryKeyValueAttention(AttentionLayer):
         is_self: bool,
         as_matrix: bool = False,
     ) -> Iterator[Tensor]:
-        """Outputs of one group of heads after the other, (B, heads, N, p).
+        """The outputs of the heads, one group after the other, (B, heads, N, p) each.
 
-        ``as_matrix`` puts the identity in the place of the values, so that the weights come out.
+        With ``as_matrix`` the identity replaces the values, so that the outputs are the weights.
         """
         q, k = self.queries_and_keys(x, source)
         v = identity_values(k) if as_matrix else self.split_heads(self.v_proj(source))
@@ -90,12 +90,12 @@ class QueryKeyValueAttention(AttentionLayer):
         )
 
     def queries_and_keys(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, h, N, p) of x and (B, h, S, p) of what the keys are made of."""
+        """Queries (B, h, N, p) of x and keys (B, h, S, p) of ``source``."""
         q = self.split_heads(self.q_proj(x))
         return q, q if self.k_proj is None else self.split_heads(self.k_proj(source))
 
     def kernel_matrix(self, x: Tensor, *, attention_mask: Tensor | None = None) -> Tensor:
-        """What multiplies the tokens' values, (B, h, N, N), zero in padded rows and columns; O(N^2)."""
+        """The matrix that multiplies the values, (B, h, N, N), zero in padded rows and columns; O(N^2)."""
         moved = self._compaction(attention_mask, False)
         if moved is not None:
             x, attention_mask = moved.apply(x), moved.attention_mask
@@ -106,37 +106,37 @@ class QueryKeyValueAttention(AttentionLayer):
         return matrix if moved is None else moved.undo_matrix(matrix)
 
     def reads_positions(self) -> bool:
-        """Whether the outputs depend on where the real tokens stand, causality apart."""
+        """Whether the outputs depend on the positions of the real tokens, apart from causality."""
         return self.kernel.reads_positions
 
     def _compaction(self, attention_mask: Tensor | None, is_causal: bool) -> Compaction | None:
-        """How to move the real tokens together where positions matter."""
+        """How to move the real tokens together; None where positions do not matter."""
         if attention_mask is None or not (is_causal or self.reads_positions()):
             return None
         return compaction(attention_mask)
 
     def why_not_context(self) -> str | None:
-        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
+        """A reason where the queries serve as keys too: a context has no keys of its own then."""
         return None if self.k_proj is not None else "queries that serve as keys have no cross-attention"
 
     def why_not_sharded(self, is_causal: bool) -> str | None:
-        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
+        """The kernel's own reason, causal or not."""
         return self.kernel.why_not_sharded()
 
     def start_decoding(self, batch_size: int) -> Any:
-        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
+        """No tokens read, and the kernel's empty memory."""
         like = self.out_proj.weight.new_empty(batch_size, self.num_heads, 0, self.head_dim)
         return QueryKeyValueState(Position(), self.kernel.empty_memory(like))
 
     def decode_token(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
+        """Add the token's key and value to the kernel's memory, then read the memory with its query."""
         q, k = self.queries_and_keys(x, x)
         v = self.split_heads(self.v_proj(x))
         out, memory = self.kernel.step(q, k, v, state.memory, state.position)
         return self.out_proj(self.merge_heads(out)), QueryKeyValueState(state.position.next(), memory)
 
     def read_prompt(self, x: Tensor, lengths: Tensor | None) -> Any:
-        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
+        """Put the keys and values of the whole prompt into the kernel's memory at once."""
         q, k = self.queries_and_keys(x, x)
         v = self.split_heads(self.v_proj(x))
         memory = self.kernel.read_memory(q, k, v, whole_lengths(x, lengths))
@@ -144,5 +144,5 @@ class QueryKeyValueAttention(AttentionLayer):
 
 
 def identity_values(x: Tensor) -> Tensor:
-    """The identity in the place of values: (B, h, N, p) -> (B, h, N, N)."""
+    """The identity, to be used as values: (B, h, N, p) -> (B, h, N, N)."""
     return torch.eye(x.size(2), dtype=x.dtype, device=x.device).expand(*x.shape[:2], -1, -1)

@@ -22,19 +22,19 @@ Layer = TypeVar("Layer", bound=type[AttentionLayer])
 
 @dataclass(frozen=True)
 class Mechanism:
-    """A row of the table: a layer class with a preset, and what there is to know before choosing it.
+    """A row of the table: a layer class with a preset, and the facts that help to choose it.
 
     Attributes:
-        name: what [`create_attention`][kernel_attention.create_attention], recipes and the command line call it.
+        name: the name in [`create_attention`][kernel_attention.create_attention], recipes and commands.
         layer: the layer's class.
-        paper: where it comes from.
+        paper: its source.
         equation: what it computes, in one line.
         time: operations of a head; N tokens, p head width, s rank, f the head's factor.
         memory: numbers that a head keeps for the backward pass.
-        state: how the state of step-by-step decoding grows with the tokens read, where there is one.
-        mixes_tokens: whether an output depends on other tokens than its own, and in which form.
+        state: how the state of step-by-step decoding grows with the tokens read.
+        mixes_tokens: whether an output depends on tokens other than its own, and in which form.
         preset: options that the name fixes.
-        example: options without which the mechanism cannot be made, at small sizes.
+        example: small values of the options that the mechanism requires.
     """
 
     name: str
@@ -50,12 +50,12 @@ class Mechanism:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """Names of the arguments a user may set."""
+        """The names of the arguments that a user may set."""
         accepted = inspect.signature(self.layer).parameters
         return tuple(key for key in accepted if key not in {"embed_dim", "num_heads", *self.preset})
 
     def build(self, embed_dim: int, num_heads: int, **options: Any) -> AttentionLayer:
-        """A layer with these options; InputError for one that the mechanism does not have."""
+        """A layer with these options; InputError for an option that the mechanism does not have."""
         options = ATTENTION_SPECS.read({self.name: options}).options
         layer = self.layer(embed_dim, num_heads, **{**self.preset, **options})
         layer.mechanism_name = self.name
@@ -63,7 +63,7 @@ class Mechanism:
 
     @cached_property
     def default_layer(self) -> AttentionLayer:
-        """A small layer of the default options, to ask what it supports."""
+        """A small layer with the default options, to ask what it supports."""
         sizes = {"max_len": 16} if "max_len" in self.options else {}
         with torch.device("cpu"), torch.random.fork_rng(devices=[]):
             return self.build(16, 2, **{**sizes, **self.example})
@@ -99,28 +99,29 @@ def register_attention(
     preset: Mapping[str, Any] | None = None,
     example: Mapping[str, Any] | None = None,
 ) -> Callable[[Layer], Layer]:
-    """Put a layer class into the table of mechanisms, under one name with one preset; a class decorator.
+    """A class decorator that adds a layer class to the table of mechanisms, under one name with one preset.
 
-    From then on ``create_attention``, ``list_attention``, recipes, the command line, benchmarks and
-    ``kernel_attention.testing.check_attention`` know the mechanism. Several decorators give one class several names.
+    ``create_attention``, ``list_attention``, recipes, the command line, benchmarks and
+    ``kernel_attention.testing.check_attention`` then know the mechanism. Several decorators give one class
+    several names.
 
         @register_attention("mine", paper="..", equation="mean(v)", time="N p", memory="N p")
         class MyAttention(AttentionLayer): ...
 
     Args:
-        name: a name that is free, in lower case, made of letters, digits and underscores.
-        paper: where the mechanism comes from.
+        name: a free name of lower-case letters, digits and underscores.
+        paper: the source of the mechanism.
         equation: what it computes, in one line.
         time: operations of a head, in N tokens, p head width and the mechanism's own symbols.
         memory: numbers that a head keeps for the backward pass.
         state: how the state of step-by-step decoding grows with the tokens read.
-        mixes_tokens: whether an output depends on other tokens than its own, and in which form.
+        mixes_tokens: whether an output depends on tokens other than its own, and in which form.
         preset: options that the name fixes and a user cannot set.
-        example: options without which the mechanism cannot be made, at small sizes.
+        example: small values of the options that the mechanism requires.
 
     Raises:
-        InputError: for a name that is taken or no name, a class that is no ``AttentionLayer``, or a preset of options
-            that its constructor does not have.
+        InputError: for a name that is taken or malformed, a class that is not an ``AttentionLayer``, or a
+            preset of options that its constructor does not have.
     """
     preset, example = dict(preset or {}), dict(example or {})
 
@@ -128,7 +129,7 @@ def register_attention(
         if not name.isidentifier() or name != name.lower():
             raise InputError(f"name={name!r} must be lower-case letters, digits and underscores")
         if not (isinstance(layer, type) and issubclass(layer, AttentionLayer)):
-            raise InputError(f"register_attention({name!r}): {layer!r} is no subclass of AttentionLayer")
+            raise InputError(f"register_attention({name!r}): {layer!r} is not a subclass of AttentionLayer")
         taken = MECHANISMS.get(name)
         if taken is not None and (taken.layer.__module__, taken.layer.__qualname__) != (
             layer.__module__,
@@ -153,8 +154,9 @@ def list_attention() -> tuple[Mechanism, ...]:
 
 
 def dropped_objective(layers: Iterable[Choice]) -> str | None:
-    """A sentence about the mechanisms that have an auxiliary objective and, silent about ``eta``, leave it
-    out; None where there are none.
+    """A sentence that names the mechanisms whose auxiliary objective is off because ``eta`` is not given.
+
+    None where there are no such mechanisms.
     """
     silent = {
         name for name, options in layers if "eta" in get_mechanism(name).options and "eta" not in options
@@ -179,13 +181,13 @@ ATTENTION_SPECS = SpecReader(
 
 
 def get_mechanism(name: str) -> Mechanism:
-    """The row of that name; InputError with the nearest names otherwise."""
+    """The row with this name; InputError with the nearest names where there is none."""
     ATTENTION_SPECS.require(name)
     return MECHANISMS[name]
 
 
 def mechanism_name(layer: AttentionLayer) -> str:
-    """What the mechanism of a layer is called: the name it was made by, or the first of its class that fits."""
+    """The name of a layer's mechanism: the name it was made by, or else the first of its class that fits."""
     if layer.mechanism_name:
         return layer.mechanism_name
     fits = [row for row in MECHANISMS.values() if row.layer is type(layer) and _agrees(layer, row.preset)]
@@ -216,6 +218,6 @@ def layer_specs(attention: AttentionSpec | Sequence[AttentionSpec], num_layers: 
     [('softmax', {}), ('primal', {'rank': 30})]
 
     Raises:
-        InputError: for an unknown name or option, or a list that is not one entry a layer.
+        InputError: for an unknown name or option, or a list without one entry per layer.
     """
     return ATTENTION_SPECS.read_layers(attention, num_layers)

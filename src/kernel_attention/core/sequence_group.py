@@ -1,8 +1,8 @@
-"""Sequences divided into parts, one for each process of a group: the sums that the parts share.
+"""Sums over sequences that are divided into parts, one part for each process of a group.
 
-Every sum here is differentiable. Its gradient is that of the *sum of all ranks' losses* by this rank's
-contribution. So the mean over the ranks of a parameter's gradients, which is what DistributedDataParallel
-leaves, is the gradient of the mean of the ranks' losses, however much of the computation they share.
+Every sum here is differentiable. Its gradient is that of the *sum of all ranks' losses* with respect to this
+rank's contribution. DistributedDataParallel averages a parameter's gradients over the ranks. The result is
+therefore the gradient of the mean of the ranks' losses, however much of the computation they share.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ class SequenceGroup:
         self.size = dist.get_world_size(group)
 
     def total(self, x: Tensor) -> Tensor:
-        """Sum over the ranks of x, any shape, the same on all; one all-reduce, and one backward."""
+        """The sum of x over the ranks, for x of any shape that all share; one all-reduce each way."""
         return _Total.apply(x, self)
 
     def before(self, x: Tensor) -> Tensor:
-        """Sum of x over the ranks before this one, zero on the first; one all-gather, and one backward."""
+        """The sum of x over the ranks before this one, zero on the first; one all-gather each way."""
         return _Others.apply(x, self, True)
 
     def places(self, num_tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Sums of counts (B,) int64: over the ranks before this one, and over all ranks."""
+        """The sums of counts (B,) int64 over the ranks before this one, and over all ranks."""
         counts = self._gather(num_tokens)
         return counts[: self.rank].sum(dim=0), counts.sum(dim=0)
 

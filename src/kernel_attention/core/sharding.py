@@ -1,4 +1,4 @@
-"""Sequences divided among processes: each rank holds a contiguous part, and the layers share small sums."""
+"""Sequences divided among processes. Each rank holds a contiguous part, and the layers share small sums."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def shard_sequence(model: Model, group: ProcessGroup | None = None) -> Model:
-    """Make the attention layers of ``model`` read sequences whose parts lie on the processes of ``group``.
+    """Make the attention layers of ``model`` read sequences divided among the processes of ``group``.
 
-    From here on every rank calls the model with its own part: x (B, N_r, d) and attention_mask (B, N_r),
-    contiguous parts in the order of the ranks, N_r of any size from 1. Outputs and gradients are those of the
-    whole sequence on one device. The amount of communication does not depend on its length. All ranks must
-    call forward and backward in the same order.
+    Every rank then calls the model with its own part: x (B, N_r, d) and attention_mask (B, N_r). The parts
+    are contiguous and in the order of the ranks; N_r is at least 1 and may differ. Outputs and gradients
+    equal those of the whole sequence on one device. The amount of communication does not depend on its
+    length. All ranks must call forward and backward in the same order.
 
-    The mean over the ranks of a parameter's gradients (what DistributedDataParallel leaves) is the gradient
-    of the mean of the ranks' losses. A rank's loss is therefore the mean over its own tokens where all ranks
-    have equally many, n_r times the number of ranks / n times that mean otherwise; ``auxiliary_loss`` is
-    the same number on every rank, and every rank adds it.
+    DistributedDataParallel averages a parameter's gradients over the ranks, which gives the gradient of the
+    mean of the ranks' losses. So a rank's loss must be the mean over its own tokens, where all ranks have
+    equally many; otherwise it is that mean times n_r times the number of ranks / n. ``auxiliary_loss`` is the
+    same number on every rank, and every rank adds it.
 
-    Everything between the attention layers must work token by token. ``layer.sequence_group = None`` makes a
-    layer whole again; so does pickling.
+    Everything between the attention layers must work token by token. ``layer.sequence_group = None`` undoes
+    the change of a layer, and so does pickling.
 
     Args:
         model: any module that holds our layers.
-        group: processes that share a sequence; None: all.
+        group: the processes that share a sequence; None: all.
 
     Returns:
         ``model`` itself, changed in place.
 
     Raises:
-        InputError: naming a layer that has no such form, before any is changed; or without a process group.
+        InputError: without a process group, or for a layer that cannot be sharded. No layer is changed then.
     """
     if not (dist.is_available() and dist.is_initialized()):
         raise InputError("shard_sequence: no process group; call torch.distributed.init_process_group first")

@@ -29,26 +29,28 @@ SMALLEST_NORM = 1e-12  # shorter rows count as zero rows in the kernels for GPUs
 def cosine(x: Tensor, attention_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
     """x / ||x|| per token, the map of the cosine-similarity kernel (Primal-Attention, section 4.1).
 
-    The norm accumulates in float32 for 16-bit inputs, and no square of it leaves the range; a zero row stays
-    zero and passes no gradient.
+    The norm accumulates in float32 for 16-bit inputs, and its squares do not overflow. A zero row stays zero
+    and passes no gradient.
     """
     exact = exactly(x)
     largest = exact.detach().abs().amax(dim=-1, keepdim=True)
-    # Dividing by a clamped size would give a zero row a slope that no gradient clipping survives.
+    # Dividing by a clamped norm would give a zero row a huge slope.
     scaled = exact / largest.masked_fill(largest < smallest(exact.dtype), torch.inf)
     norm = torch.linalg.vector_norm(scaled, dim=-1, keepdim=True)
     return (scaled / norm.masked_fill(norm == 0, torch.inf)).to(x.dtype)
 
 
 def balanced(x: Tensor, size: Tensor) -> Tensor:
-    """x over the power of two next to ``size``, about its largest entry: exact, and a constant to
-    differentiation. Squares stay in the range, for those who divide by a norm afterwards.
+    """x divided by the power of two next to ``size``, about its largest entry.
+
+    Squares of the result do not overflow. The division is exact. Differentiation takes the power of two for a
+    constant.
     """
     return x * balancing(size, x.dtype).to(x.dtype)
 
 
 def balancing(size: Tensor, dtype: torch.dtype) -> Tensor:
-    """One over the power of two next to ``size``, in its precision, as far as ``dtype`` holds it."""
+    """One over the power of two next to ``size``, clipped to the range of ``dtype``."""
     reach = math.log2(torch.finfo(dtype).max) - 2
     exponent = size.detach().clamp(smallest(size.dtype), torch.finfo(size.dtype).max).log2().round()
     return exponent.clamp(-reach, reach).neg().exp2()
@@ -58,8 +60,8 @@ def frobenius(x: Tensor, attention_mask: Tensor | None = None, is_causal: bool =
     """X / ||X||_F per sequence and head over its real tokens (KMLSVD thesis, eq. 3-8); 0 at padded tokens.
 
     The causal form divides token i by the norm of x_0..x_i. The norm accumulates in float32 for 16-bit
-    inputs; where it is zero the output is too, and no gradient passes. The squares of a prefix are summed as
-    they are: the causal form's inputs keep within the square root of the range.
+    inputs. Where it is zero, the output is zero and no gradient passes. The causal form sums the squares of a
+    prefix without scaling, so its inputs must stay below the square root of the largest number.
     """
     if attention_mask is not None:
         x = x.masked_fill(~attention_mask[:, None, :, None], 0.0)
@@ -83,7 +85,7 @@ def identity(x: Tensor, attention_mask: Tensor | None = None, is_causal: bool = 
 def elu(x: Tensor, attention_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
     """The map elu + 1 of Katharopoulos et al. 2020, per component: x + 1 where x > 0, exp(x) elsewhere.
 
-    Not computed as exp(x) - 1 + 1, which rounds every x below -17 to zero in float32.
+    exp(x) - 1 + 1 would round to zero for every x below -17 in float32.
     """
     return x.clamp_max(0.0).exp() + x.relu()
 
@@ -108,8 +110,8 @@ def get_feature_map(feature_map: FeatureMapSpec, head_dim: int | None = None) ->
     Args:
         feature_map: a name, ``{name: options}`` (``{"softmax_plus": {"num_features": 128, "seed": 1}}``) or a
             callable.
-        head_dim: width p of the inputs. The maps with a state, "softmax_plus" and "taylor", need it; they
-            come as new modules, which the layer keeps as a submodule of its own.
+        head_dim: width p of the inputs. The maps with a state, "softmax_plus" and "taylor", need it. They
+            are new modules, which the layer keeps as a submodule.
 
     Raises:
         InputError: for an unknown name, option or value, or a map with a state where ``head_dim`` is not
@@ -121,7 +123,7 @@ def get_feature_map(feature_map: FeatureMapSpec, head_dim: int | None = None) ->
     if name in FEATURE_MAPS:
         return FEATURE_MAPS[name]
     if head_dim is None:
-        raise InputError(f"feature_map={feature_map!r} has a state, which this mechanism has no place for")
+        raise InputError(f"feature_map={feature_map!r} has a state, which this mechanism cannot keep")
     return FEATURE_MODULES[name](head_dim, **options)
 
 
@@ -141,9 +143,9 @@ FEATURE_MAP_SPECS = SpecReader(
 
 
 def is_positive(feature_map: FeatureMap) -> bool:
-    """Whether <phi(x), phi(y)> is never negative, so that it can be divided by its sum over y.
+    """Whether <phi(x), phi(y)> is never negative, so that its sum over y can divide it.
 
-    A map that is not ours is assumed to be.
+    Maps from outside this library are assumed to be positive.
     """
     if isinstance(feature_map, TaylorFeatures):
         return feature_map.order % 2 == 0
@@ -156,7 +158,7 @@ def is_tokenwise(feature_map: FeatureMap) -> bool:
 
 
 def energy_before(feature_map: FeatureMap, x: Tensor) -> Tensor | None:
-    """||X||^2 of no tokens, (B, h, 1, 1), where the map divides by it; x (B, h, N, p) gives the sizes."""
+    """||X||^2 of no tokens, (B, h, 1, 1), for maps that divide by it; x (B, h, N, p) gives the sizes."""
     return (
         x.new_zeros(*x.shape[:2], 1, 1, dtype=accumulation_dtype(x.dtype))
         if feature_map is frobenius
@@ -165,8 +167,9 @@ def energy_before(feature_map: FeatureMap, x: Tensor) -> Tensor | None:
 
 
 def features_of(feature_map: FeatureMap, x: Tensor, energy: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """phi of one token, (B, h, 1, p), and ||X||^2 of the prefix with it; a map other than the Frobenius map
-    is taken to be token-wise.
+    """phi of one token, (B, h, 1, p), and ||X||^2 of the prefix with it.
+
+    Every map but the Frobenius map is taken to be token-wise.
     """
     if energy is None:
         return feature_map(x, None, True), None

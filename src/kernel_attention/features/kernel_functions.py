@@ -1,8 +1,8 @@
 """Kernel functions: the implicit side, k(x_i, z_j) for all pairs of two samples.
 
 Every function takes ``x`` (n, p) and ``z`` (m, p) and returns (n, m). Those whose rows are normalised also
-take ``reference`` (m', p), the sample over which a row sums to 1; the default is ``z``. With it a new z is
-compared with the sample of the fit.
+take ``reference`` (m', p), the sample over which a row sums to 1; the default is ``z``. It serves to compare
+a new z with the sample of the fit.
 
 Asymmetric kernels as in Tao, Tonin, Chen, Suykens, "Nonlinear SVD with asymmetric kernels: feature learning
 and asymmetric Nystrom method", 2023; the exponential and softmax kernels are those of attention (Tsai et al.,
@@ -55,7 +55,7 @@ def polynomial(
 
 def rbf(x: Tensor, z: Tensor, *, gamma: float | None = None) -> Tensor:
     """exp(-gamma ||x - z||^2); gamma is 1/p by default."""
-    # Rounding can leave a squared distance a little below zero, and the kernel a little above 1.
+    # Rounding can make a squared distance slightly negative, and the kernel slightly larger than 1.
     return _minus_squared_distances(x, z, gamma).clamp_max_(0.0).exp_()
 
 
@@ -65,7 +65,7 @@ def exponential(x: Tensor, z: Tensor, *, gamma: float | None = None) -> Tensor:
 
 
 def softmax(x: Tensor, z: Tensor, *, gamma: float | None = None, reference: Tensor | None = None) -> Tensor:
-    """exp(gamma x.z) over its sum over z, the attention matrix; gamma is 1/sqrt(p) by default."""
+    """exp(gamma x.z) divided by its sum over z, the attention matrix; gamma is 1/sqrt(p) by default."""
     scale = _or_inverse(gamma, math.sqrt(x.size(-1)))
     logits = x @ (scale * z).mT
     against = logits if reference is None else x @ (scale * reference).mT
@@ -73,10 +73,10 @@ def softmax(x: Tensor, z: Tensor, *, gamma: float | None = None, reference: Tens
 
 
 def sne(x: Tensor, z: Tensor, *, gamma: float | None = None, reference: Tensor | None = None) -> Tensor:
-    """exp(-gamma ||x - z||^2) over its sum over z: the probability with which x picks z as its neighbour.
+    """exp(-gamma ||x - z||^2) divided by its sum over z: the probability that x picks z as its neighbour.
 
     gamma is 1/p by default. Source: Hinton, Roweis, "Stochastic neighbor embedding", NIPS 2002, eq. 1, with
-    one width for all points, and two samples.
+    one width for all points, here for two samples.
     """
     logits = _minus_squared_distances(x, z, gamma)
     against = logits if reference is None else _minus_squared_distances(x, reference, gamma)
@@ -88,9 +88,9 @@ def _or_inverse(gamma: float | None, default: float) -> float:
 
 
 def _minus_squared_distances(x: Tensor, z: Tensor, gamma: float | None) -> Tensor:
-    """-gamma ||x - z||^2 as one matrix product: reading and writing memory is what such a kernel costs."""
+    """-gamma ||x - z||^2 as one matrix product, because memory access is the cost of such a kernel."""
     scale = _or_inverse(gamma, x.size(-1))
-    # The shift does not change distances; far from the origin they would be lost in the rounding of products.
+    # The shift changes no distance. Far from the origin, products would lose the distances to rounding.
     middle = z.detach().mean(dim=-2)
     x, z = x - middle, z - middle
     x_norm, z_norm = (part.square().sum(dim=-1, keepdim=True) for part in (x, z))
@@ -125,7 +125,7 @@ def get_kernel_function(kernel: str | KernelFunction, **parameters: Any) -> Kern
 
     Args:
         kernel: a name in ``KERNEL_FUNCTIONS``, or a callable (x, z, **parameters) -> (n, m).
-        parameters: of that kernel; None is a parameter's default.
+        parameters: the parameters of that kernel; None stands for the default.
 
     Raises:
         InputError: for an unknown name or parameter, or a value that is not accepted.

@@ -1,7 +1,7 @@
 """Explicit features of the softmax kernel exp(x . y / sqrt(p)): random ones, and a truncated Taylor series.
 
-Both are modules: what they need besides the input is a buffer, which moves and is saved with the layer that
-owns them. They are called as the functions of ``kernel_attention.features.feature_maps`` are.
+Both are modules. Their constants are buffers, which move and are saved with the layer that owns them. They
+are called like the functions of ``kernel_attention.features.feature_maps``.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class SoftmaxPlusFeatures(nn.Module):
     Args:
         head_dim: width p of the inputs.
         num_features: m; None: p.
-        seed: the features are a function of it, on every machine and device.
-        orthogonal: directions orthogonal within each block of p features, lengths as of Gaussian vectors: the
-            same mean, a smaller variance. False: independent Gaussian vectors.
+        seed: of the directions. A seed gives the same features on every machine and device.
+        orthogonal: whether directions are orthogonal within each block of p features, with lengths as of
+            Gaussian vectors. The mean is the same and the variance smaller. False: independent vectors.
 
     Attributes:
         projection: the directions w_r, (m, p); a buffer, saved with the layer, never trained.
@@ -57,7 +57,7 @@ class SoftmaxPlusFeatures(nn.Module):
         self.redraw(seed)
 
     def redraw(self, seed: int | None = None) -> None:
-        """Draw new directions, in place; None: from the seed after the last one."""
+        """Draw new directions in place; None: from the next seed."""
         self.seed = self.seed + 1 if seed is None else seed
         generator = torch.Generator().manual_seed(self.seed)
         num_features, head_dim = self.projection.shape
@@ -66,7 +66,7 @@ class SoftmaxPlusFeatures(nn.Module):
             blocks = math.ceil(num_features / head_dim)
             gaussian = torch.randn(blocks, head_dim, head_dim, generator=generator, dtype=torch.float64)
             directions, triangle = torch.linalg.qr(gaussian)
-            # The signs that a QR chooses are not those of a uniform rotation, and would bias the kernel.
+            # The signs of a QR decomposition are not those of a uniform rotation, and would bias the kernel.
             directions = directions * triangle.diagonal(dim1=-2, dim2=-1).sign()[:, None, :]
             drawn = directions.flatten(0, 1)[:num_features] * drawn.norm(dim=1, keepdim=True)
         with torch.no_grad():
@@ -79,11 +79,10 @@ class SoftmaxPlusFeatures(nn.Module):
     def normalized_pair(
         self, q: Tensor, k: Tensor, attention_mask: Tensor | None = None, is_causal: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """phi(q) and phi(k) up to a factor per query and one per head, which normalised attention divides
-        out.
+        """phi(q) and phi(k), up to factors that normalised attention divides out.
 
-        The largest feature of a query, and of all real keys of a head, becomes 1: long vectors do not
-        underflow. A causal call leaves the keys' factor out, because it would depend on the future.
+        The factors, one per query and one for the keys of a head, make the largest feature 1, so that long
+        vectors do not underflow. A causal call has no factor of the keys, which would depend on the future.
         """
         of_q, of_k = self._exponents(q), self._exponents(k)
         of_q = of_q - of_q.detach().amax(dim=-1, keepdim=True)
@@ -93,8 +92,7 @@ class SoftmaxPlusFeatures(nn.Module):
                 largest = largest.masked_fill(
                     ~attention_mask[:, None, :, None], torch.finfo(largest.dtype).min
                 )
-            # Padded keys could overflow; they are multiplied by zero later, and infinity times zero is not
-            # zero.
+            # Padded keys could overflow. They are multiplied by zero later, and infinity times zero is NaN.
             of_k = (of_k - largest.amax(dim=(-2, -1), keepdim=True)).clamp_max(0.0)
         return of_q.exp().to(q.dtype), of_k.exp().to(k.dtype)
 
@@ -112,8 +110,8 @@ class SoftmaxPlusFeatures(nn.Module):
 class TaylorFeatures(nn.Module):
     """The features of the softmax kernel's Taylor series up to ``order`` (primal-dual paper, eq. 12).
 
-    <phi(x), phi(y)> = sum over t <= order of (x . y / sqrt(p))^t / t!. The feature count is binomial(p +
-    order, order): 2145 at p = 64 and order 2. An even order gives a positive kernel, an odd one does not.
+    <phi(x), phi(y)> = sum over t <= order of (x . y / sqrt(p))^t / t!. There are binomial(p + order, order)
+    features: 2145 at p = 64 and order 2. An even order gives a positive kernel, an odd order does not.
 
     Args:
         head_dim: width p of the inputs.

@@ -1,5 +1,6 @@
-"""The mechanisms, one folder a family. Importing this package puts all of them into the table, in this order; whoever
-reads the table imports it from here.
+"""The mechanisms, one folder for each family.
+
+Importing this package registers all of them, in this order. Code that reads the table imports this package.
 """
 
 # isort: off

@@ -1,4 +1,4 @@
-"""Affine maps as layers hold them, handed to functions that multiply them together."""
+"""Affine maps, as weight and bias, for functions that multiply them together."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ def apply_affine(x: Tensor, parameters: Affine) -> Tensor:
 
 
 def autocast(x: Tensor) -> Tensor:
-    """x in the precision that autocast gives to products, where it is on."""
+    """x in the precision that autocast gives to products; x itself where autocast is off."""
     device = x.device.type
     return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x

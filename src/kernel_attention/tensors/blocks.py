@@ -1,12 +1,13 @@
 """Causal attention to pooled keys: the completed blocks of a sequence, and the open one.
 
 Token i lies in block b = i // factor. It sees the blocks 0..b - 1, which are complete, and its own block
-pooled over the tokens up to i. The non-causal form gives the last token of the prefix 0..i the same. So one
-tensor of N rows holds all blocks: row i is the open block at token i, and the last row of a block is the
+pooled over the tokens up to i. The non-causal form on the prefix 0..i gives its last token the same output.
+One tensor of N rows holds all blocks: row i is the open block at token i, and the last row of a block is the
 completed block.
 
 For the tokens of one offset i % factor, "the blocks before mine" is strict causality among blocks. Each
-offset becomes a head of its own, and a plain causal kernel serves them all: no mask, N^2 / factor products.
+offset becomes a head of its own, and one causal kernel serves them all, without a mask and with
+N^2 / factor products.
 """
 
 from __future__ import annotations
@@ -20,16 +21,12 @@ from kernel_attention.tensors.statistics import accumulation_dtype
 
 
 def completed(x: Tensor, factor: int, length: int) -> Tensor:
-    """The blocks that some token sees completed from the outside: (B, h, N, p) -> (B, h, ceil(N / factor) -
-    1, p).
-    """
+    """All blocks but the last one, complete: (B, h, N, p) -> (B, h, ceil(N / factor) - 1, p)."""
     return x[:, :, factor - 1 : length - 1 : factor]
 
 
 def by_offset(x: Tensor, factor: int) -> Tensor:
-    """(B, h, N, p) -> (B, h factor, M, p), M = ceil(N / factor): the tokens of one offset in their blocks'
-    order.
-    """
+    """Gather the tokens of each offset: (B, h, N, p) -> (B, h factor, M, p) with M = ceil(N / factor)."""
     return in_blocks(x, factor).transpose(2, 3).flatten(1, 2)
 
 
@@ -39,23 +36,23 @@ def from_offset(x: Tensor, factor: int, length: int) -> Tensor:
 
 
 def for_each_offset(x: Tensor, factor: int) -> Tensor:
-    """The same keys for every offset of a head: (B, h, M, p) -> (B, h factor, M, p)."""
+    """Repeat the keys for every offset of a head: (B, h, M, p) -> (B, h factor, M, p)."""
     return x[:, :, None].expand(-1, -1, factor, -1, -1).flatten(1, 2)
 
 
 def block_causal_attention(
     q: Tensor, k: Tensor, v: Tensor, *, factor: int, dropout_p: float = 0.0, allowed: Tensor | None = None
 ) -> Tensor:
-    """Softmax attention of token i to the completed blocks before its own, and to its own, in one fused call.
+    """Softmax attention of token i to the completed blocks before its own and to its own, in one fused call.
 
-    The open block differs from token to token, so it cannot be a key. Its logit s_i is subtracted from the
-    other logits instead, through one more component of queries and keys. A key common to all tokens, with
-    logit zero, then stands for the open block. Its weight comes out as one more component of the values.
+    The open block differs from token to token, so it cannot be a key. Instead, one more component of queries
+    and keys subtracts its logit s_i from the other logits. A key common to all tokens, with logit zero, then
+    stands for the open block. One more component of the values returns the weight of that key.
 
     Args:
         q: queries, (B, h, N, p).
-        k: row i the open block's key at token i, (B, h, N, p).
-        v: row i the open block's value at token i, (B, h, N, p_v).
+        k: row i is the open block's key at token i, (B, h, N, p).
+        v: row i is the open block's value at token i, (B, h, N, p_v).
         factor: tokens per block.
         dropout_p: probability of dropping an attention weight.
         allowed: (N, ceil(N / factor)) bool, a further restriction on the completed blocks. The open block is
@@ -69,11 +66,11 @@ def block_causal_attention(
     dtype = accumulation_dtype(q.dtype)
     own = (q.to(dtype) * k.to(dtype)).sum(dim=-1, keepdim=True)
     high = own.to(q.dtype)
-    # Two components hold the logit where one has 16 bits.
+    # In 16 bits one component is not exact enough for the logit, so two hold it.
     parts = [high] if dtype == q.dtype else [high, (own - high).to(q.dtype)]
     q = torch.cat([q, *(-part for part in parts)], dim=-1)
     keys, values = completed(k, factor, length), completed(v, factor, length)
-    ones = keys.new_ones(*keys.shape[:-1], len(parts))  # heads may be narrower than that
+    ones = keys.new_ones(*keys.shape[:-1], len(parts))  # heads may be narrower
     keys = torch.nn.functional.pad(torch.cat([keys, ones], dim=-1), (0, 0, 1, 0))
     mark = (
         torch.arange(width + len(parts), device=v.device) == width
@@ -104,11 +101,10 @@ def softmax_over_blocks(
     is_causal: bool = False,
     dropout_p: float = 0.0,
 ) -> Tensor:
-    """Softmax attention to pooled keys: q (B, h, N, p), k and v (B, h, S, p), row i the open block where
-    ``is_causal``.
+    """Softmax attention to pooled keys: q (B, h, N, p), k and v (B, h, S, p).
 
-    ``attention_mask`` (B, S) is not read with ``is_causal``: there it must be right padding, which no real
-    token sees.
+    With ``is_causal``, row i of k and v is the open block at token i. ``attention_mask`` (B, S) is not read
+    then: it must be right padding, which no real token sees.
     """
     if is_causal and factor > 1:
         return block_causal_attention(q, k, v, factor=factor, dropout_p=dropout_p)

@@ -1,6 +1,4 @@
-"""Convolution along a sequence or over a token grid, of the same length, with one kernel for all channels or
-one for each.
-"""
+"""Convolution along a sequence or over a token grid; the channels share a kernel or have one each."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from torch import Tensor
 
 
 def convolve_sequence(x: Tensor, weight: Tensor, *, is_causal: bool = False) -> Tensor:
-    """y_i = sum_j weight_j x_{i - front + j}, x being zero outside: (B, N, d) -> (B, N, d).
+    """y_i = sum_j weight_j x_{i - front + j}, where x is zero outside: (B, N, d) -> (B, N, d).
 
     Args:
         x: tokens.
@@ -22,7 +20,7 @@ def convolve_sequence(x: Tensor, weight: Tensor, *, is_causal: bool = False) -> 
     size = weight.size(-1)
     front = size - 1 if is_causal else size // 2
     padded = torch.nn.functional.pad(x.contiguous(), (0, 0, front, size - 1 - front))
-    # A sum of shifts keeps the tokens' layout, where torch's own convolution wants the channels first.
+    # A sum of shifts keeps the layout of the tokens; torch's own convolution wants the channels first.
     length = x.size(1)
     return _sum([padded[:, j : j + length] * weight[..., j] for j in range(size)]).to(x.dtype)
 

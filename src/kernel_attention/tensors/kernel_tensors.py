@@ -36,8 +36,8 @@ def cubemax_kernel(
     Args:
         sequences: queries, keys, fibers, (B, h, N_n, p).
         masks: (B, N_n) or None per mode, True = real token; padded entries of K are zero.
-        log_normalizer: (B, h, N_1); replaces the slices' own. Entries are then capped at 1, as those of a
-            slice are.
+        log_normalizer: (B, h, N_1); replaces the slices' own. Entries are then capped at 1, the largest
+            value in a softmax.
     """
     logits = masked_logits(sequences, masks)
     if log_normalizer is None:
@@ -50,6 +50,7 @@ def cubemax_kernel(
 
 
 def masked_logits(sequences: Sequence[Tensor], masks: Sequence[Tensor | None] | None) -> Tensor:
+    """The attention tensor, with the smallest finite number where a mode other than the first is padded."""
     logits = attention_tensor(sequences)
     for n, mask in enumerate(masks or ()):
         if n > 0 and mask is not None:
@@ -60,15 +61,14 @@ def masked_logits(sequences: Sequence[Tensor], masks: Sequence[Tensor | None] | 
 
 
 def along(x: Tensor, mode: int, order: int) -> Tensor:
-    """(B, h, N) -> broadcastable against (B, h, N_1..N_D), N lying along ``mode``."""
+    """x (B, h, N) reshaped to broadcast against (B, h, N_1..N_D), with N along ``mode``."""
     return x[(slice(None), slice(None), *[None] * mode, slice(None), *[None] * (order - 1 - mode))]
 
 
 def multilinear_kernel(features: Sequence[Tensor], compatibility: Tensor | None = None) -> Tensor:
-    """The kernel tensor K = C x_1 Phi_1 .. x_D Phi_D (eq. 2-21), (B, h, N_1..N_D), from features (B, h, N_n,
-    M_n).
+    """The kernel tensor K = C x_1 Phi_1 .. x_D Phi_D (eq. 2-21), (B, h, N_1..N_D).
 
-    For analysis: its size is the product of the lengths.
+    The features Phi_n are (B, h, N_n, M_n). For analysis: the size of K is the product of the lengths.
     """
     if compatibility is not None and compatibility.dim() > 2:
         kernel = compatibility

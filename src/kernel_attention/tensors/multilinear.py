@@ -18,10 +18,10 @@ from kernel_attention.tensors.unfoldings import leading_eigenvectors, mode_gram,
 def multilinear_factors(
     weights: Sequence[Tensor], core: Tensor, compatibility: Tensor | None = None
 ) -> list[Tensor]:
-    """The factors to the right of Phi_n in eq. 2-23, C_(n) (W_D (x) .. without W_n .. (x) W_1) S_(n)^T: (h,
-    M_n, R_n) each.
+    """The factors to the right of Phi_n in eq. 2-23, (h, M_n, R_n) each, in float32 or better.
 
-    They do not depend on the sequence, so they are computed once per forward. In float32 or better.
+    They are C_(n) (W_D (x) .. without W_n .. (x) W_1) S_(n)^T. They do not depend on the sequence, so they
+    are computed once per forward.
     """
     with torch.autocast(core.device.type, enabled=False):
         exact = [exactly(weight) for weight in weights]
@@ -34,22 +34,22 @@ def multilinear_factors(
 
 
 def alike(tensors: Sequence[Tensor]) -> bool:
-    """Whether all have the same shape."""
+    """Whether all tensors have the same shape."""
     return all(tensor.shape == tensors[0].shape for tensor in tensors)
 
 
 def letters(order: int) -> tuple[str, str]:
-    """Names for the rank and the feature index of every mode in an einsum; h is taken by the heads."""
+    """Names for the rank and the feature index of every mode in an einsum; h names the heads."""
     return string.ascii_lowercase[8 : 8 + order], string.ascii_uppercase[:order]
 
 
 def _superdiagonal_factors(weights: Sequence[Tensor], core: Tensor) -> list[Tensor]:
-    """Row a of the n-th: the core met by row a of every other W_m, a vector, along that vector's mode.
+    """Row a of factor n: the core contracted with row a of every other W_m.
 
-    The modes after n are met first, for all n at once, by one product each; so are the modes before it.
+    The modes after n are contracted first, for all n at once, by one product each; then the modes before n.
     """
     matrix = core.flatten(1, -2)  # (h, R_1 .. R_(D-1), R_D)
-    after = [weights[-1] @ matrix.mT]  # (h, p, R_1 .. R_n): modes n + 1 .. D are met
+    after = [weights[-1] @ matrix.mT]  # (h, p, R_1 .. R_n): modes n + 1 .. D are contracted
     for weight in reversed(weights[1:-1]):
         after.insert(0, (_last_apart(after[0], weight) @ weight[..., None])[..., 0])
     before = weights[0]  # (h, p, R_1 .. R_(n-1)): the outer product of the rows
@@ -61,14 +61,12 @@ def _superdiagonal_factors(weights: Sequence[Tensor], core: Tensor) -> list[Tens
 
 
 def _last_apart(flat: Tensor, weight: Tensor) -> Tensor:
-    """(h, p, .. R) -> (h, p, .., R), R being the last mode's."""
+    """(h, p, .. R) -> (h, p, .., R), where R is the rank of the last mode."""
     return flat.unflatten(-1, (-1, weight.size(-1)))
 
 
 def _dense_factors(weights: Sequence[Tensor], core: Tensor, tensor: Tensor) -> list[Tensor]:
-    """The same for a full compatibility tensor: S x_m W_m for every other mode m, then C over their
-    features.
-    """
+    """The factors for a full compatibility tensor: S x_m W_m over every other mode m, then C."""
     ranks, features = letters(len(weights))
     factors = []
     for n in range(len(weights)):
@@ -84,8 +82,8 @@ def _dense_factors(weights: Sequence[Tensor], core: Tensor, tensor: Tensor) -> l
 def mlsvd_core(core: Tensor) -> Tensor:
     """The core of the multilinear SVD of S itself (eq. 3-15): (h, R_1..R_D), all-orthogonal and ordered.
 
-    Every S_(n) S_(n)^T of the result is diagonal and falls along the diagonal. Signs are deterministic and
-    gradients finite where singular values repeat; see
+    Every S_(n) S_(n)^T of the result is diagonal with descending entries. Signs are deterministic, and
+    gradients are finite where singular values repeat; see
     ``kernel_attention.tensors.unfoldings.leading_eigenvectors``.
     """
     order = core.dim() - 1

@@ -1,6 +1,4 @@
-"""Moving the real tokens of a sequence together, for operations that depend on positions; and padding to
-whole blocks.
-"""
+"""Moving the real tokens of a sequence together, and padding a sequence to whole blocks."""
 
 from __future__ import annotations
 
@@ -38,12 +36,11 @@ class Compaction(NamedTuple):
 
 
 def compaction(attention_mask: Tensor) -> Compaction | None:
-    """How to compact sequences with this mask (B, N; True = real token); None where they are known to be
-    compact.
+    """How to compact sequences with this mask (B, N; True = real token); None where they are compact.
 
-    They are known to be where looking costs nothing: on the CPU, in code that nothing traces. Elsewhere the
-    answer would stop the stream or break the graph, so that the tokens are moved anyway, possibly to where
-    they are.
+    The mask is examined only where that costs nothing: on the CPU, in code that nothing traces. Elsewhere the
+    answer would wait for the device or break the graph. The tokens are then always moved, even if to their
+    own places.
     """
     if not is_traced() and attention_mask.device.type == "cpu":
         late = attention_mask[:, 1:] & ~attention_mask[:, :-1]
@@ -53,33 +50,33 @@ def compaction(attention_mask: Tensor) -> Compaction | None:
     padded = (~attention_mask).cumsum(dim=1)
     place = torch.where(attention_mask, real, real[:, -1:] + padded) - 1
     positions = torch.arange(place.size(1), device=place.device).expand_as(place)
-    order = torch.zeros_like(place).scatter(1, place, positions)  # in place, vmap has no rule for it
+    order = torch.zeros_like(place).scatter(1, place, positions)  # vmap has no rule for scatter_ in place
     return Compaction(order, place, positions < real[:, -1:])
 
 
 def pad_tokens(x: Tensor, length: int, value: float = 0.0) -> Tensor:
-    """Rows of ``value`` behind x (..., N, d), up to (..., length, d)."""
+    """Append rows of ``value`` to x (..., N, d), up to (..., length, d)."""
     missing = length - x.size(-2)
     if not torch.compiler.is_compiling() and missing == 0:
         return x
     if (
         is_exporting()
-    ):  # looks one row up again and again: torch.export cannot prove that ``missing`` is not negative
+    ):  # repeats one row by index: torch.export cannot prove that ``missing`` is not negative
         rows = torch.arange(length, device=x.device).clamp_max(x.size(-2))
         padded = torch.nn.functional.pad(x, (0, 0, 0, 1), value=value)
         return padded.index_select(x.dim() - 2, rows)
-    # torch's own pad makes a graph of its own of a length 0, which ties compiled code to N modulo the block.
+    # torch's own pad makes a separate graph for length 0, which ties compiled code to N modulo the block.
     return torch.cat([x, x.new_full((*x.shape[:-2], missing, x.size(-1)), value)], dim=-2)
 
 
 def in_blocks(x: Tensor, size: int, value: float = 0.0) -> Tensor:
-    """Blocks of ``size`` rows, the last filled up: (..., N, d) -> (..., ceil(N / size), size, d)."""
+    """Cut into blocks of ``size`` rows and pad the last: (..., N, d) -> (..., ceil(N / size), size, d)."""
     count = (x.size(-2) + size - 1) // size
     return pad_tokens(x, count * size, value).unflatten(-2, (count, size))
 
 
 def is_exporting() -> bool:
-    """Whether torch.export is tracing; before torch 2.7, whether anything is."""
+    """Whether torch.export is tracing; before torch 2.7, whether any tracer is."""
     return getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)()
 
 

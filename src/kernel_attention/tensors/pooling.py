@@ -1,7 +1,7 @@
 """Downsampling a sequence by a factor: average, maximum, or a learnt strided convolution of every block.
 
 The last block of a sequence may be partial; it is pooled over the tokens it has. The average, and a
-convolution whose weights are 1 / factor, pool equal tokens to themselves, whatever their number.
+convolution whose weights are 1 / factor, pool equal tokens to the same token, whatever their number.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def pool(
         mode: "average", "max", or "conv" with ``weight``.
         mask: right padding, broadcastable to x.shape[:-1]; True = real token. A block without one gives
             zeros.
-        weight: (d, factor), a depth-wise kernel whose stride is its length.
+        weight: (d, factor), a depth-wise kernel whose stride equals its length.
     """
     if factor == 1:
         return x
@@ -57,7 +57,7 @@ def pool(
 def running_pool(
     x: Tensor, factor: int, mode: Pooling = "average", *, weight: Tensor | None = None
 ) -> Tensor:
-    """Row i: the block of token i pooled over its tokens up to i; x (..., N, d) -> (..., N, d).
+    """Row i is the block of token i, pooled over its tokens up to i: x (..., N, d) -> (..., N, d).
 
     The last row of a complete block is that block of ``pool``, and the last row of any prefix is the last
     block of the prefix pooled. The arguments are those of ``pool``.
@@ -90,7 +90,7 @@ def _block_lengths(length: int, factor: int, device: torch.device) -> Tensor:
 
 
 def _scaled(weight: Tensor | None, factor: int) -> Tensor:
-    """The kernel as (factor, d), scaled: its sum of products divided by the number of tokens is the block."""
+    """The kernel as (factor, d), scaled so that the sum of products over the token count is the block."""
     if weight is None:
         raise ValueError("pooling 'conv' needs weight, (d, factor)")
     return factor * weight.mT

@@ -1,4 +1,4 @@
-"""Where backward passes written by hand may run, and gradients of theirs that can be differentiated again."""
+"""Where hand-written backward passes may run, and how their gradients can be differentiated again."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch.autograd import forward_ad
 
 
 def is_traced() -> bool:
-    """Whether torch.compile, torch.export, torch.func or forward-mode differentiation traces what runs.
+    """Whether torch.compile, torch.export, torch.func or forward-mode differentiation traces the call.
 
-    Forms with a backward pass written by hand are for eager calls; the compiler fuses the formulas itself.
+    Forms with a hand-written backward pass are for eager calls; the compiler fuses the formulas itself.
     """
     return (
         torch.compiler.is_compiling()
@@ -27,22 +27,22 @@ def differentiable_gradients(
     needed: Sequence[bool],
     grads: Sequence[Tensor | None],
 ) -> list[Tensor | None]:
-    """What a backward pass returns where its own gradient is needed: by automatic differentiation.
+    """The gradients of ``inputs`` by automatic differentiation, with a graph of their own.
 
-    A backward pass written by hand is not differentiable itself. So the outputs are computed again, from
-    differentiable operations alone, and automatic differentiation keeps the graph of their gradients.
+    A hand-written backward pass is not differentiable. So the outputs are computed again from differentiable
+    operations, and automatic differentiation keeps the graph of their gradients.
 
     Args:
-        compute: the forward pass in differentiable operations; takes ``inputs``, gives the outputs.
-        inputs: of the forward pass, as saved.
+        compute: the forward pass in differentiable operations; it takes ``inputs`` and returns the outputs.
+        inputs: the saved inputs of the forward pass.
         needed: which of the inputs want a gradient.
-        grads: of the outputs; None where one is not used.
+        grads: the gradients of the outputs; None for an output that is not used.
 
     Returns:
         A gradient for each of ``inputs``, None where it is not needed.
     """
     with torch.enable_grad():
-        # One input may have been computed from another: a view is a node of its own, where the way back ends.
+        # One input may depend on another. A view is a node of its own, where differentiation stops.
         leaves = [x.view_as(x) if x is not None and w else x for x, w in zip(inputs, needed, strict=True)]
         outputs = compute(*leaves)
         used = [

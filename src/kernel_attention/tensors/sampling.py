@@ -1,5 +1,7 @@
-"""The rows f(X) that data-dependent layers sample from a sequence: evenly spaced over its real tokens, or on a
-grid over the longest length where the form is causal and cannot know the length.
+"""The rows f(X) that data-dependent layers sample from a sequence.
+
+They are evenly spaced over the real tokens. The causal form cannot know the length, so its rows lie on a grid
+over the longest length.
 
 Legend: B batch, N tokens, d width, h heads, p head width, M rows, s rank.
 """
@@ -16,9 +18,7 @@ from kernel_attention.tensors.statistics import exactly, num_real
 
 
 def evenly_spaced(num_rows: int, length: int, device: torch.device | None = None) -> Tensor:
-    """min(num_rows, length) distinct positions from 0 to length - 1 at even distances, rounded down;
-    int64.
-    """
+    """min(num_rows, length) distinct positions, evenly spaced from 0 to length - 1, rounded down; int64."""
     count = min(num_rows, length)
     return torch.arange(count, device=device) * (length - 1) // max(count - 1, 1)
 
@@ -32,17 +32,17 @@ def rows_before(position: int, num_rows: int, length: int) -> int:
 
 
 class Samples(NamedTuple):
-    """Where the sampled rows lie.
+    """The positions of the sampled rows.
 
-    ``positions`` int64, (M,) for all sequences or (B, M); ``present`` (B, M) bool, which of them hold a row,
-    or None for all.
+    ``positions`` is int64, (M,) for all sequences or (B, M). ``present`` (B, M) bool says which of them hold
+    a row; None: all.
     """
 
     positions: Tensor
     present: Tensor | None = None
 
     def read(self, x: Tensor) -> Tensor:
-        """The rows, (B, M, d); zeros where there is none."""
+        """The rows, (B, M, d); zeros where a position holds none."""
         if self.positions.dim() == 1:
             rows = x.index_select(1, self.positions)
         else:
@@ -74,7 +74,7 @@ def sample_rows(x: Tensor, num_rows: int, attention_mask: Tensor | None = None) 
 def sample_positions(
     x: Tensor, num_rows: int, attention_mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """Where ``sample_rows`` reads: positions int64, (M,) without a mask or (B, M); which hold a row."""
+    """The positions that ``sample_rows`` reads, (M,) without a mask, else (B, M), and which hold a row."""
     if attention_mask is None:
         return evenly_spaced(num_rows, x.size(1), x.device), None
     rank, present = _spaced_ranks(attention_mask, num_rows)
@@ -89,7 +89,7 @@ def part_positions(
     Args:
         x: this part's tokens.
         num_rows: M, of the whole sequence.
-        attention_mask: (B, N), True = real token; None: all are.
+        attention_mask: (B, N), True = real token; None: all are real.
         before: real tokens of the parts before this one, (B,) int64.
         total: real tokens of the whole sequence, (B,) int64.
 
@@ -117,11 +117,9 @@ def gather_ranks(x: Tensor, rank: Tensor, attention_mask: Tensor) -> Tensor:
 def sampled_rows(
     x: Tensor, num_rows: int, max_len: int | None, attention_mask: Tensor | None, is_causal: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Rows of x (B, N, d), evenly spaced over its real tokens: (B, M', d), and their ranks (M',) where
-    causal.
+    """The sampled rows of x (B, N, d): (B, M', d), and their ranks (M',) where causal, else None.
 
-    The causal form cannot know the length, so it samples a fixed grid over ``max_len`` and takes the part
-    reached.
+    The causal form samples a fixed grid over ``max_len`` and takes the part that x reaches.
 
     Raises:
         InputError: for a causal call without ``max_len`` or with more than ``max_len`` tokens.
@@ -137,9 +135,7 @@ def sampled_rows(
 
 
 def required_max_len(max_len: int | None, length: int) -> int:
-    """The length of the causal data-dependent form's sampling grid; InputError where there is none, or it is
-    shorter than the sequence.
-    """
+    """The length of the causal sampling grid; InputError where it is missing or shorter than the sequence."""
     if max_len is None:
         raise InputError(
             "max_len=None: causal data-dependent attention needs max_len, the length of its sampling grid"
@@ -152,7 +148,7 @@ def required_max_len(max_len: int | None, length: int) -> int:
 def grid_row(
     position: int | Tensor, num_rows: int, max_len: int | None, dtype: torch.dtype
 ) -> int | Tensor | None:
-    """Which row of the grid the token at ``position`` is: m, or None; (B, M) 0 or 1 for positions (B,)."""
+    """The number m of the grid's row at ``position``, or None; (B, M) of 0 and 1 for positions (B,)."""
     if isinstance(position, Tensor):
         length = required_max_len(max_len, int(position.max()) + 1)
         grid = evenly_spaced(num_rows, length, position.device)
@@ -163,8 +159,9 @@ def grid_row(
 
 
 def weight_row(weight: Tensor, index: int | Tensor) -> Tensor:
-    """Row m of weight (h, M, s): (h, 1, s); or the row of each sequence, (B, h, 1, s), from ``index`` (B, M),
-    1 at that row and 0 elsewhere.
+    """Row m of weight (h, M, s), (h, 1, s).
+
+    ``index`` (B, M), 1 at one row and 0 elsewhere, chooses a row for each sequence instead: (B, h, 1, s).
     """
     if isinstance(index, int):
         return weight[:, index, None]
@@ -191,13 +188,13 @@ def gathered(x: Tensor, lengths: Tensor, w: Tensor, num_rows: int, max_len: int 
 
 
 def _spaced_ranks(attention_mask: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
-    """Evenly spaced ranks (B, M) int64, 0 where a sequence has no more, and where it has one."""
+    """Evenly spaced ranks (B, M) int64, 0 past a sequence's last one, and which of them exist."""
     length = attention_mask.sum(dim=1, keepdim=True)
     return _spaced(length, num_rows, min(num_rows, attention_mask.size(1)))
 
 
 def _spaced(length: Tensor, num_rows: int, places: int) -> tuple[Tensor, Tensor]:
-    """Of sequences with length (B, 1) real tokens: ranks and presence as above, for the first places."""
+    """The same for sequences with ``length`` (B, 1) real tokens."""
     count = length.clamp_max(num_rows)
     row = torch.arange(places, device=length.device)[None]
     rank = row * (length - 1) // (count - 1).clamp_min(1)

@@ -1,7 +1,7 @@
-"""Statistics of a padded sequence that no padded position can influence.
+"""Statistics of a padded sequence that do not depend on the padding.
 
 Masks are (B, N) bool with True = real token. A real token's *rank* is the number of real tokens before it,
-so every function here gives a masked sequence what it would give the same tokens moved together.
+so every function here gives a masked sequence the same result as its real tokens moved together.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def exactly(x: Tensor) -> Tensor:
-    """x in the precision things accumulate in."""
+    """x in the precision that sums accumulate in."""
     return x.to(accumulation_dtype(x.dtype))
 
 
 def valid_ranks(attention_mask: Tensor) -> Tensor:
-    """Rank of every position among the real tokens, (B, N) int64; a padded position has its predecessor's."""
+    """Rank of every position among the real tokens, (B, N) int64; a padded one has its predecessor's."""
     return attention_mask.cumsum(dim=1) - 1
 
 
@@ -42,7 +42,7 @@ def running_mean(
     Args:
         x: tokens.
         attention_mask: (B, N), True = real token.
-        before: of real tokens that lie before these, their sum (B, h, 1, p) and their number (B,).
+        before: the sum (B, h, 1, p) and the number (B,) of the real tokens that lie before these.
     """
     total = x.to(accumulation_dtype(x.dtype))
     if attention_mask is None:
@@ -62,13 +62,13 @@ def running_mean(
 
 
 def smallest(dtype: torch.dtype) -> float:
-    """What is smaller counts as zero: its digits begin to go, and slopes of 1 / x leave the range."""
+    """The smallest number that counts as non-zero: below it digits are lost, and slopes of 1 / x overflow."""
     precision = torch.finfo(accumulation_dtype(dtype))
     return precision.tiny / precision.eps
 
 
 def divide(out: Tensor, weights: Tensor) -> Tensor:
-    """The weighted sums over the weights' sums; 0 where nothing was seen."""
-    # Neither the quotient nor its gradient exists where nothing was seen.
+    """The weighted sums divided by the sums of the weights; 0 where the weights sum to 0."""
+    # There neither the quotient nor its gradient exists.
     exact = exactly(weights)
     return (out / exact.masked_fill(exact < smallest(exact.dtype), torch.inf)).to(out.dtype)

@@ -1,5 +1,4 @@
-"""Tensor algebra of the multilinear SVD: unfoldings, mode products, eigenvectors with gradients that stay
-finite.
+"""Tensor algebra of the multilinear SVD: unfoldings, mode products, eigenvectors with finite gradients.
 
 A tensor has leading batch dimensions and, last, ``order`` modes of sizes I_1..I_D; ``mode`` counts from 0.
 """
@@ -14,7 +13,7 @@ from torch import Tensor
 
 
 def unfold(tensor: Tensor, mode: int, order: int) -> Tensor:
-    """Mode-n unfolding X_(n): (..., I_1..I_D) -> (..., I_mode, product of the others in their own order)."""
+    """Mode-n unfolding X_(n): (..., I_1..I_D) -> (..., I_mode, product of the other sizes in order)."""
     first = tensor.dim() - order
     return tensor.movedim(first + mode, first).flatten(first + 1)
 
@@ -27,7 +26,7 @@ def fold(matrix: Tensor, mode: int, sizes: tuple[int, ...]) -> Tensor:
 
 
 def mode_product(tensor: Tensor, matrix: Tensor, mode: int, order: int) -> Tensor:
-    """X x_n A: mode ``mode`` of size I becomes J, with ``matrix`` (..., J, I)."""
+    """X x_n A: ``matrix`` (..., J, I) changes the size of mode ``mode`` from I to J."""
     sizes = list(tensor.shape[tensor.dim() - order :])
     sizes[mode] = matrix.size(-2)
     return fold(matrix @ unfold(tensor, mode, order), mode, tuple(sizes))
@@ -45,8 +44,8 @@ def mode_gram(tensor: Tensor, mode: int, order: int) -> Tensor:
 def project_modes(tensor: Tensor, bases: Sequence[Tensor], keep: int) -> Tensor:
     """X_(n) (.. (x) U_m (x) ..) over all modes m but ``keep``: (..., I_keep, product of R_m).
 
-    The bases are (..., I_m, R_m). The modes leave from the far end first, where a contraction reads the
-    tensor in place.
+    The bases are (..., I_m, R_m). The last modes are contracted first, because that reads the tensor in
+    place.
     """
     order = len(bases)
     names = string.ascii_letters[:order]
@@ -64,10 +63,10 @@ def deterministic_signs(vectors: Tensor) -> Tensor:
 
 
 def _scaled_eigh(gram: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Falling eigenvalues of gram / largest, their eigenvectors, and ``largest``, its largest entry's size.
+    """Descending eigenvalues of gram / largest, their eigenvectors, and ``largest``, the largest |entry|.
 
     MKL returns NaN for some Gram matrices whose entries span many powers of ten, down to denormals. A shift
-    by the rounding error leaves the eigenvectors and keeps its iteration away from those.
+    by the rounding error keeps the eigenvectors and avoids the failure.
     """
     precision = torch.finfo(gram.dtype)
     largest = gram.abs().amax(dim=(-2, -1), keepdim=True).clamp_min(precision.tiny / precision.eps)
@@ -79,8 +78,8 @@ def _scaled_eigh(gram: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def pseudo_inverse(gram: Tensor) -> Tensor:
     """Moore-Penrose inverse of positive semi-definite (..., n, n); eigenvalues below n eps count as zero.
 
-    The derivatives are those of the inverse on the matrix's range, -P dG P and 2 P dG P dG P: finite whatever
-    the eigenvalues. First and second ones only.
+    The first and second derivatives are those of the inverse on the matrix's range, -P dG P and
+    2 P dG P dG P. They are finite whatever the eigenvalues. There are no higher ones.
     """
     with torch.no_grad():
         values, vectors, largest = _scaled_eigh(gram)
@@ -97,9 +96,9 @@ def leading_eigenvectors(gram: Tensor, rank: int) -> Tensor:
 
     Signs are deterministic; columns past n are zero. The gradient is that of perturbation theory,
     dU = U (F * (U^T dG U)) with F_ij = 1 / (lambda_j - lambda_i), which has a pole where eigenvalues meet.
-    There it is broadened to a Lorentzian, gap / (gap^2 + width^2), whose width is the error of the
-    eigenvalues themselves: exact for eigenvalues that floating point tells apart, finite and 0 for those it
-    does not. First derivatives only.
+    There F is broadened to a Lorentzian, gap / (gap^2 + width^2), whose width is the rounding error of the
+    eigenvalues. So the gradient is exact for eigenvalues that floating point tells apart, and 0 for those
+    that it does not. First derivatives only.
     """
     with torch.no_grad():
         precision = torch.finfo(gram.dtype)

@@ -43,7 +43,7 @@ class ContextSampler(StepSampler):
         self.per_epoch = -(-length // batch_size)
 
     def batches(self, epoch: int) -> list[list[int]]:
-        """See ``StepSampler``."""
+        """Numbers of the contexts in every batch of an epoch, shuffled."""
         self.order.set_epoch(epoch)
         return _in_batches(list(self.order), self.batch_size)
 

@@ -48,7 +48,7 @@ class LengthSampler(StepSampler):
         self.per_epoch = max(len(lengths) // batch_size, 1)
 
     def batches(self, epoch: int) -> list[list[int]]:
-        """See ``StepSampler``."""
+        """Numbers of the cases in every batch of an epoch, by ``batch_order``."""
         return [batch.tolist() for batch in batch_order(self.lengths, self.batch_size, self.seed, epoch)]
 
 

@@ -1,4 +1,4 @@
-"""The records of ``kernel_attention.experiments.benchmarking`` as tables: for the terminal, and in Markdown."""
+"""The records of ``kernel_attention.experiments.benchmarking`` as tables, in the terminal and in Markdown."""
 
 from __future__ import annotations
 

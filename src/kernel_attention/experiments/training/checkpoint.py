@@ -24,7 +24,7 @@ class AtomicCheckpointIO(CheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
     ) -> None:
-        """See ``CheckpointIO``."""
+        """Write the state to a temporary file and rename it."""
         write_atomically(Path(path), lambda file: torch.save(checkpoint, file))
 
     def load_checkpoint(
@@ -34,7 +34,7 @@ class AtomicCheckpointIO(CheckpointIO):
         check_checkpoint(Path(path))
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # what is wrong with the file is said below
+                warnings.simplefilter("ignore")  # the errors below say what is wrong with the file
                 checkpoint = torch.load(path, map_location=map_location or "cpu", weights_only=True)
         except pickle.UnpicklingError:
             raise InputError(
@@ -49,14 +49,15 @@ class AtomicCheckpointIO(CheckpointIO):
         return checkpoint
 
     def remove_checkpoint(self, path: Any) -> None:
-        """See ``CheckpointIO``."""
+        """Delete the file; a missing one is no error."""
         Path(path).unlink(missing_ok=True)
 
 
 def check_checkpoint(path: Path) -> None:
     """InputError where the file is damaged.
 
-    A checkpoint is a zip archive with a checksum of every part. PyTorch writes these and does not read them.
+    A checkpoint is a zip archive with a checksum of every part. PyTorch writes the checksums and does not
+    read them.
     """
     require_file(path)
     if not zipfile.is_zipfile(path):

@@ -31,10 +31,10 @@ class Metric(NamedTuple):
 
 
 class Experiment(ABC):
-    """A recipe with its data loaded. A task is one subclass, named in ``kernel_attention.experiments.training.tasks``.
+    """A recipe with its data loaded. Each task is a subclass; the table is ``tasks`` of this package.
 
-    The static methods need the facts only: a trained model is opened, and applied to a file, without the
-    data it was trained on.
+    The static methods need the facts only, so that a trained model can be opened and applied to a file
+    without the data it was trained on.
 
     Args:
         recipe: of the task's class.

@@ -60,7 +60,7 @@ def csv_text(rows: list[dict[str, Any]]) -> str:
 
 
 def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
-    """See ``csv_text``."""
+    """Write the text of ``csv_text`` by atomic rename."""
     write_text_atomically(path, csv_text(rows))
 
 

@@ -54,7 +54,7 @@ class LanguageTask(RecipeTask):
 
 
 class LanguageExperiment(Experiment):
-    """See ``Experiment``; the recipe is a ``LanguageRecipe``."""
+    """A causal language model on a text, described by a ``LanguageRecipe``."""
 
     recipe: LanguageRecipe
     required_facts: ClassVar[tuple[str, ...]] = ("vocabulary_size",)

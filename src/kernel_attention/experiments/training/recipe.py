@@ -66,7 +66,7 @@ class BaseRecipe(ABC):
         protocol: holdout or paper, see ``PROTOCOLS``.
         seeds: one run each; the same seeds give the same figures.
         precision: 32-true, a mixed precision, or auto: bf16-mixed where the processor has it.
-        accelerator: where the model is trained; auto takes the best there is.
+        accelerator: where the model is trained; auto takes the fastest one available.
         threads: CPU threads of PyTorch; 0 leaves its choice.
         plugins: modules that register further mechanisms. ``train`` imports them; nothing else does.
 
@@ -124,7 +124,7 @@ class BaseRecipe(ABC):
         return PROTOCOLS[self.protocol]
 
     def remarks(self) -> list[str]:
-        """What whoever starts the run should know of it, a sentence each."""
+        """What the user should know before the run starts, a sentence each."""
         from kernel_attention.mechanisms import dropped_objective
 
         dropped = dropped_objective(self._layers())
@@ -179,7 +179,7 @@ class Recipe(BaseRecipe):
     missing: Literal["auto", "interpolate", "error"] = "auto"
 
     def remarks(self) -> list[str]:
-        """See ``BaseRecipe``."""
+        """Also that ``evaluate_every`` exceeds ``epochs``, where it does."""
         if self.evaluate_every <= self.epochs:
             return super().remarks()
         rare = (

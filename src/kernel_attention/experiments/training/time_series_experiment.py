@@ -38,7 +38,7 @@ _DIAGNOSED_AT_ONCE = 8
 
 
 class TimeSeriesExperiment(Experiment):
-    """See ``Experiment``; the recipe is a ``Recipe``."""
+    """Classification or regression of whole time series, described by a ``Recipe``."""
 
     recipe: Recipe
     required_facts: ClassVar[tuple[str, ...]] = ("num_features", "max_len")

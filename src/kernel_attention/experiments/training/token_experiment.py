@@ -32,7 +32,7 @@ _DIAGNOSED_AT_ONCE = 4
 
 
 class TokenExperiment(Experiment):
-    """See ``Experiment``; the recipe is a ``TokenRecipe``."""
+    """Classification of token sequences, or of pairs of them, described by a ``TokenRecipe``."""
 
     recipe: TokenRecipe
     required_facts: ClassVar[tuple[str, ...]] = ("vocabulary_size", "max_len", "parts")

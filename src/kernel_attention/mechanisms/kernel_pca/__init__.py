@@ -1,4 +1,4 @@
-"""Robust principal component and scaled attention. Built on the softmax family, which attends in every step."""
+"""Robust principal component attention and scaled attention, built on the softmax family."""
 
 from kernel_attention.mechanisms.kernel_pca.layer import RobustPrincipalAttention, ScaledAttention
 

@@ -26,8 +26,8 @@ _SMALLEST_MEAN = 1e-12  # of |k|; below it the keys count as zero and the releas
 class PrincipalPursuit(NamedTuple):
     """The result of Principal Attention Pursuit, each (B, h, N, p).
 
-    ``low_rank`` is L, the output; ``sparse`` is S, what was taken out of the keys as corruption; ``cleaned``
-    is T = K - S - Y/mu of the last step, whose attention matrix made L.
+    ``low_rank`` is L, the output. ``sparse`` is S, the part of the keys that was removed as corruption.
+    ``cleaned`` is T = K - S - Y/mu of the last step; L came from its attention matrix.
     """
 
     low_rank: Tensor
@@ -56,8 +56,8 @@ def principal_attention_pursuit(
         L <- softmax(T T^T / sqrt(p)) V
         Y <- Y + mu (K - L - S)
 
-    Y is stored as Y/mu. So mu enters only through the threshold tau (``pursuit_threshold``), and nothing is
-    divided by the norm of zero keys. The recursion runs in float32 for 16-bit inputs; every step is one fused
+    The code stores Y/mu. So mu enters only through the threshold tau (``pursuit_threshold``), and no division
+    by the norm of zero keys occurs. The recursion runs in float32 for 16-bit inputs. Every step is one fused
     attention.
 
     Args:
@@ -66,10 +66,10 @@ def principal_attention_pursuit(
         q: queries, (B, h, N, p): L <- softmax(q T^T / sqrt(p)) V, the asymmetric form of appendix E.10.
         iterations: n.
         lam: lambda, the weight of the 1-norm of S.
-        convention: what the threshold is, see ``pursuit_threshold``.
+        convention: which threshold to use, see ``pursuit_threshold``.
         attention_mask: (B, N), True = real token.
-        is_causal: row i reads rows 0..i only, with a step size mu_i of its own from that prefix. This is not
-            the non-causal form of each prefix, where the earlier rows would change with i.
+        is_causal: row i reads rows 0..i only, with a step size mu_i from that prefix. It differs from the
+            non-causal form on each prefix, where the earlier rows would change with i.
         dropout_p: probability of dropping an attention weight in the last step.
     """
     threshold = pursuit_threshold(
@@ -81,8 +81,8 @@ def principal_attention_pursuit(
     low_rank = sparse = cleaned = dual = torch.zeros_like(data)
     for step in range(iterations):
         residual = data - low_rank + dual
-        # What shrinking takes from the residual. The data cancel out of K - S - Y/mu and K - L - S: forming
-        # those from data of 1e4 and a threshold of 1e-3 would leave rounding errors in the place of T.
+        # The part of the residual that shrinking removes. The data cancel in K - S - Y/mu and in K - L - S.
+        # Computed from data of 1e4 and a threshold of 1e-3, these differences would be rounding errors.
         taken = residual.clamp(-threshold, threshold)
         sparse = residual - taken
         cleaned = low_rank - 2 * dual + taken
@@ -150,9 +150,9 @@ def rpc_attention(
 ) -> Tensor:
     """RPC-Attention (definition 1): L of ``principal_attention_pursuit``, (B, h, N, p).
 
-    The arguments are those of that function. Costs ``iterations`` times an attention. With one step
-    and a threshold above every |k| it is the symmetric attention of k; with a threshold that nothing ever
-    exceeds (lambda -> infinity) S stays 0 and T_1 = K, T_{n+1} = T_n + L_n - K.
+    The arguments are those of that function. The cost is that of ``iterations`` attentions. With one step
+    and a threshold above every |k|, it is the symmetric attention of k. With a threshold that nothing exceeds
+    (lambda -> infinity), S stays 0 and T_1 = K, T_{n+1} = T_n + L_n - K.
     """
     return principal_attention_pursuit(
         k, v, q=q, iterations=iterations, lam=lam, convention=convention, attention_mask=attention_mask,
@@ -173,16 +173,16 @@ def scaled_attention(
 ) -> Tensor:
     """Scaled Attention (eq. 12): A (I - S) v with A = softmax(q k^T / sqrt(p)).
 
-    S is either a learnt matrix or alpha A_sym, A_sym = softmax(k k^T / sqrt(p)): it relates keys to keys, so
-    keys and values may come from another sequence than the queries.
+    S is either a learnt matrix or alpha A_sym with A_sym = softmax(k k^T / sqrt(p)). It relates keys to keys,
+    so keys and values may come from another sequence than the queries.
 
     Args:
         q: queries, (B, h, N, p).
         k: keys, (B, h, S, p).
         v: values, (B, h, S, p_v).
-        s: S itself, (h, M, M) with M at least the number of keys: its leading block is used. A token's row
-            and column are its rank among the real tokens: any mask gives what those alone would get.
-        alpha: the scalar of alpha A_sym, one element. Give ``s`` or ``alpha``.
+        s: S itself, (h, M, M) with M at least the number of keys; its leading block is used. A token's rank
+            among the real tokens is its row and column, so padding changes nothing.
+        alpha: the scalar of alpha A_sym, one element. Give either ``s`` or ``alpha``.
         attention_mask: (B, S), True = real token.
         is_causal: query i sees keys 0..i only, and of S only the lower triangle is read.
         dropout_p: probability of dropping a weight of A.
@@ -191,7 +191,7 @@ def scaled_attention(
         (B, h, N, p_v). S = 0 gives softmax attention.
 
     Raises:
-        InputError: for both or none of ``s`` and ``alpha``, or more keys than ``s`` has rows.
+        InputError: for both or neither of ``s`` and ``alpha``, or for more keys than ``s`` has rows.
     """
     if s is not None and alpha is None:
         correction = _matrix_product(s, v, attention_mask, is_causal)
@@ -216,7 +216,7 @@ def _matrix_product(s: Tensor, v: Tensor, attention_mask: Tensor | None, is_caus
         s = s.tril()
     if attention_mask is None:
         return _over_batch(s, v)
-    # Moving N x p_v values costs less than moving the N x N entries of S for every sequence.
+    # Moving N x p_v values is cheaper than moving the N x N entries of S for every sequence.
     order = torch.argsort(~attention_mask, dim=1, stable=True)[:, None, :, None].expand_as(v)
     ranks = valid_ranks(attention_mask).clamp_min(0)[:, None, :, None].expand_as(v)
     packed = v.masked_fill(~attention_mask[:, None, :, None], 0.0).gather(2, order)

@@ -32,18 +32,18 @@ _SCALINGS = ("symmetric", "matrix")
     memory="n N p",
 )
 class RobustPrincipalAttention(AttentionLayer):
-    """Attention with robust principal components (RPC-Attention, definition 1): n steps split K in L + S.
+    """Attention with robust principal components (RPC-Attention, definition 1): n steps split K into L + S.
 
     The paper's settings are ``iterations`` 4, 5 or 6 with ``lam=4`` in the first layer only, or 2 with
-    ``lam=3`` in every layer. Causal calls use a step size per prefix, which is not the non-causal form of
-    each prefix; see ``kernel_attention.functional.principal_attention_pursuit``.
+    ``lam=3`` in every layer. Causal calls use a step size per prefix, which differs from the non-causal form
+    on each prefix; see ``kernel_attention.functional.principal_attention_pursuit``.
 
     Args:
         embed_dim: model width d.
         num_heads: number of heads; divides d.
         iterations: n, the steps of Principal Attention Pursuit.
         lam: lambda, the weight of the 1-norm of S.
-        symmetric: the cleaned keys attend to themselves (the paper's mechanism); False: queries of their own
+        symmetric: the cleaned keys attend to themselves (the paper's mechanism); False: separate queries
             attend to them (appendix E.10).
         convention: threshold of the sparse step, "released" (lambda mu, the authors' code) or "paper"
             (lambda / mu, as printed); see ``kernel_attention.functional.pursuit_threshold``.
@@ -92,7 +92,7 @@ class RobustPrincipalAttention(AttentionLayer):
     def pursuit(
         self, x: Tensor, *, attention_mask: Tensor | None = None, is_causal: bool = False
     ) -> PrincipalPursuit:
-        """L, S and T of the last step, each (B, h, N, p): S is what the layer takes for corruption."""
+        """L, S and T of the last step, each (B, h, N, p); S is what the layer takes for corruption."""
         return principal_attention_pursuit(
             self.split_heads(self.k_proj(x)),
             self.split_heads(self.v_proj(x)),
@@ -146,7 +146,7 @@ class ScaledAttention(AttentionLayer):
         scaling: "symmetric": S = alpha softmax(k k^T / sqrt(p)) with a learnt scalar ``alpha``, any length;
             "matrix": S is a learnt parameter ``s`` of shape (h, max_len, max_len), whose leading block serves
             shorter sequences.
-        max_len: the most keys a sequence may have; needed and read by ``scaling="matrix"`` only.
+        max_len: the largest number of keys; ``scaling="matrix"`` needs it and alone reads it.
         dropout: probability of dropping a weight of A in training.
         bias: whether the projections have biases.
     """
@@ -179,7 +179,7 @@ class ScaledAttention(AttentionLayer):
         self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
 
     def why_not_context(self) -> str | None:
-        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
+        """None: keys and values may come from another sequence."""
         return None
 
     def attend(
@@ -200,7 +200,7 @@ class ScaledAttention(AttentionLayer):
         return self.out_proj(self.merge_heads(out))
 
     def kernel_matrix(self, x: Tensor, *, attention_mask: Tensor | None = None) -> Tensor:
-        """A (I - S), which multiplies the values, (B, h, N, N); its rows need not sum to 1. For analysis."""
+        """A (I - S), the matrix that multiplies the values, (B, h, N, N). Its rows need not sum to 1."""
         q, k = self.split_heads(self.q_proj(x)), self.split_heads(self.k_proj(x))
         matrix = scaled_attention(
             q,
@@ -232,7 +232,7 @@ def _zero_matrix(num_heads: int, max_len: int | None) -> nn.Parameter:
 
 
 def _unit_values(k: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """The identity as values, (B, h, N, N): an attention then returns the matrix it multiplies them with."""
+    """The identity as values, (B, h, N, N): an attention of it returns the attention matrix."""
     eye = torch.eye(k.size(2), dtype=k.dtype, device=k.device).expand(k.size(0), k.size(1), -1, -1)
     return eye if attention_mask is None else eye * attention_mask[:, None, :, None]
 

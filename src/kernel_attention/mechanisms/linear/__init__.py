@@ -1,4 +1,4 @@
-"""Linear attention: kernels with explicit features, the cosine baseline among them."""
+"""Linear attention: kernels with explicit features, including the cosine baseline."""
 
 from kernel_attention.mechanisms.linear.layer import LinearAttention
 

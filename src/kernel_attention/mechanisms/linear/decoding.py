@@ -1,6 +1,6 @@
-"""Linear attention one token at a time: the running sum of keys' features times values.
+"""Linear attention one token at a time: the running sum of the keys' features times their values.
 
-``factor`` as in ``kernel_attention.mechanisms.softmax.decoding``: the sum holds the completed blocks.
+``factor`` is as in ``kernel_attention.mechanisms.softmax.decoding``: the sum holds the completed blocks.
 
 Legend: B batch, h heads, p head width, m features, f factor.
 """
@@ -20,9 +20,10 @@ from kernel_attention.tensors.statistics import accumulation_dtype, divide, exac
 
 @dataclass(frozen=True)
 class RunningSum(State):
-    """sum of phi(k_j) v_j^T over the completed blocks, (B, h, m, p_v), one column more where the weights are
-    summed too; and the squared norms of queries and keys, (B, h, 1, 1), where the feature map divides by
-    them.
+    """The sum of phi(k_j) v_j^T over the completed blocks, (B, h, m, p_v).
+
+    It has one column more where the weights are summed too. Where the feature map divides by them, the state
+    holds the squared norms of queries and keys, (B, h, 1, 1).
     """
 
     total: Tensor
@@ -31,7 +32,7 @@ class RunningSum(State):
 
 
 def empty_sum(feature_map: FeatureMap, normalize: bool, like: Tensor) -> RunningSum:
-    """The sum before the first token; ``like`` (B, h, N, p) says sizes, precision and device."""
+    """The sum before the first token; ``like`` (B, h, N, p) gives sizes, precision and device."""
     num_features = feature_map(like.new_zeros(1, like.size(1), 1, like.size(3)), None, True).size(-1)
     dtype = accumulation_dtype(like.dtype)
     total = like.new_zeros(*like.shape[:2], num_features, like.size(3) + normalize, dtype=dtype)
@@ -48,7 +49,7 @@ def read_sum(
     lengths: Tensor,
     factor: int = 1,
 ) -> RunningSum:
-    """The sum after a prompt: q, k, v (B, h, N, p), rows of k and v the open block at token i; lengths (B,)."""
+    """The sum after a prompt q, k, v (B, h, N, p); row i of k and v is the open block at token i."""
     _, phi_k, v = _features(feature_map, normalize, q, k, v)
     done = before(lengths // factor, phi_k.size(2) // factor)
     phi_k, v = (exactly(x[:, :, factor - 1 :: factor]) for x in (phi_k, v))
@@ -72,7 +73,7 @@ def linear_step(
     position: Position,
     factor: int = 1,
 ) -> tuple[Tensor, RunningSum]:
-    """One token's attention, (B, h, 1, p), and the sum with it; q, k, v (B, h, 1, p)."""
+    """The attention of one token, (B, h, 1, p), and the sum with it; q, k, v (B, h, 1, p)."""
     if memory.k_energy is None:
         phi_q, phi_k, v = _features(feature_map, normalize, q, k, v)
         q_energy, k_energy = None, None
@@ -90,7 +91,7 @@ def linear_step(
 def _features(
     phi: FeatureMap, normalize: bool, q: Tensor, k: Tensor, v: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """phi(q), phi(k), and v with a column of ones where the weights are to be summed."""
+    """phi(q), phi(k), and v with a column of ones where the weights are summed too."""
     if normalize and isinstance(phi, SoftmaxPlusFeatures):
         phi_q, phi_k = phi.normalized_pair(q, k, None, True)
     else:

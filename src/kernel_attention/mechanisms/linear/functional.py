@@ -1,5 +1,4 @@
-"""Linear attention: a kernel with explicit features, so that keys and values are summed before a query meets
-them.
+"""Linear attention: a kernel with explicit features, which sums keys and values before it reads a query.
 
 Source: Katharopoulos, Vyas, Pappas, Fleuret, "Transformers are RNNs", ICML 2020; Nguyen et al., "A
 Primal-Dual Framework for Transformers and Neural Networks", ICLR 2023 (section 2.2.1, eq. 11).
@@ -33,16 +32,16 @@ def linear_attention(
     factor: int = 1,
     group: SequenceGroup | None = None,
 ) -> Tensor:
-    """sum_j (phi(q_i) . phi(k_j)) v_j, divided by sum_j phi(q_i) . phi(k_j) where ``normalize``.
+    """sum_j (phi(q_i) . phi(k_j)) v_j, divided by sum_j phi(q_i) . phi(k_j) with ``normalize``.
 
-    O(N m p) time and O(N (m + p)) memory; the causal form works chunk by chunk and stays within that.
+    It takes O(N m p) time and O(N (m + p)) memory. The causal form works chunk by chunk within these bounds.
 
     Args:
         q: queries, (B, h, N, p).
         k: keys, (B, h, S, p).
         v: values, (B, h, S, p_v).
-        feature_map: phi, from `kernel_attention.features`.
-        normalize: wants a phi whose kernel is not negative. A query whose weights sum to zero gets zeros.
+        feature_map: phi, from ``kernel_attention.features``.
+        normalize: needs a phi whose kernel is never negative. A query whose weights sum to zero gets zeros.
         attention_mask: (B, S), True = real token.
         query_mask: (B, N), for the feature maps that normalise over the sequence.
         is_causal: query i sees keys 0..i only.
@@ -69,27 +68,27 @@ def linear_attention(
             return out
         weights = phi_k.sum(dim=2, keepdim=True, dtype=accumulation_dtype(phi_k.dtype))
         return divide(out, (phi_q * weights).sum(dim=-1, keepdim=True))
-    if normalize:  # numerator and denominator from the same, equally rounded weights
+    if normalize:  # numerator and denominator come from the same rounded weights
         v = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
     out = causal_product(phi_q, phi_k, v) if factor == 1 else _over_blocks(phi_q, phi_k, v, factor)
     return divide(out[..., :-1], out[..., -1:]) if normalize else out
 
 
 def causal_product(phi_q: Tensor, phi_k: Tensor, v: Tensor, chunk_size: int | None = None) -> Tensor:
-    """sum_{j <= i} (phi_q_i . phi_k_j) v_j in O(N) time and memory: (B, h, N, m) features, (B, h, N, p_v)
-    values.
+    """sum_{j <= i} (phi_q_i . phi_k_j) v_j in O(N) time and memory.
 
-    The running state, the sum of phi_k_j v_j^T, accumulates in float32 for 16-bit inputs.
+    The features are (B, h, N, m), the values (B, h, N, p_v). The running state, the sum of phi_k_j v_j^T,
+    accumulates in float32 for 16-bit inputs.
     """
     length = phi_q.size(2)
     if chunk_size is None:
         chunk_size = max(
             128, phi_q.size(3)
-        )  # a state per chunk is m x p_v numbers: no more than the tokens' own
+        )  # a state per chunk is m x p_v numbers, no more than the chunk's tokens have
     chunk_size = min(chunk_size, length)
     phi_q, phi_k, v = (in_blocks(x, chunk_size) for x in (phi_q, phi_k, v))
     inside = (phi_q @ phi_k.mT).tril() @ v
-    # The state a chunk starts from: every chunk before it, not itself.
+    # A chunk starts from the sum over the chunks before it.
     states = phi_k.mT @ v
     states = states.cumsum(dim=2, dtype=accumulation_dtype(states.dtype)).to(states.dtype)
     earlier = torch.nn.functional.pad(states[:, :, :-1], (0, 0, 0, 0, 1, 0))
@@ -99,7 +98,7 @@ def causal_product(phi_q: Tensor, phi_k: Tensor, v: Tensor, chunk_size: int | No
 def _over_ranks(
     phi_q: Tensor, phi_k: Tensor, v: Tensor, group: SequenceGroup, normalize: bool, is_causal: bool
 ) -> Tensor:
-    """Linear attention where the sums over the keys, (B, h, m, p_v + 1), have parts on other ranks."""
+    """Linear attention over ranks that each hold a part of the sums over the keys, (B, h, m, p_v + 1)."""
     if normalize:
         v = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
     state = exactly(phi_k).mT @ exactly(v)
@@ -111,9 +110,9 @@ def _over_ranks(
 
 
 def _over_blocks(phi_q: Tensor, phi_k: Tensor, v: Tensor, factor: int) -> Tensor:
-    """The causal sum over the completed blocks, and the open one."""
+    """The causal sum over the completed blocks and the open block."""
     length = phi_q.size(2)
-    # Row b is block b - 1: causality then leaves a token's own block out.
+    # Row b is block b - 1, so causality excludes a token's own block.
     done_k, done_v = (
         for_each_offset(torch.nn.functional.pad(completed(x, factor, length), (0, 0, 1, 0)), factor)
         for x in (phi_k, v)
@@ -127,8 +126,8 @@ def cosine_attention(
 ) -> Tensor:
     """phi(q) phi(k)^T v with phi(x) = x / ||x||, the extra baseline of the released Primal-Attention code.
 
-    Shapes as in ``linear_attention``. Linear in the sequence: the product is associated to the right,
-    and the causal form carries the running p x p_v state from chunk to chunk.
+    Shapes are as in ``linear_attention``. Time and memory are linear in the sequence: the right product is
+    computed first, and the causal form carries the p x p_v state from chunk to chunk.
     """
     phi_q, phi_k = cosine(q), cosine(k)
     if attention_mask is not None:

@@ -20,8 +20,8 @@ class LinearKernel(AttentionKernel):
     Args:
         head_dim: p.
         max_len: not read.
-        feature_map: phi, a name, ``{name: options}`` or a callable of `kernel_attention.features`.
-        normalize: None: where the feature map's kernel is never negative.
+        feature_map: phi: a name, ``{name: options}``, or a callable of ``kernel_attention.features``.
+        normalize: whether to divide by the sums; None: where the feature map's kernel is never negative.
     """
 
     def __init__(
@@ -37,33 +37,32 @@ class LinearKernel(AttentionKernel):
         positive = is_positive(self.feature_map)
         if normalize and not positive:
             raise InputError(
-                f"normalize=True with feature_map={feature_map!r}: its kernel takes both signs, a row's sum "
-                "may vanish; leave normalize out, or choose elu, relu, softmax_plus or taylor of even order"
+                f"normalize=True with feature_map={feature_map!r}: its kernel takes both signs, so the sum "
+                "of a row may vanish; leave normalize out, or choose elu, relu, softmax_plus, or taylor of "
+                "even order"
             )
         self.normalize = positive if normalize is None else normalize
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, dropout_p: float = 0.0, **options: Any) -> Tensor:
-        """See [`AttentionKernel`][kernel_attention.core.kernel.AttentionKernel]; nothing is dropped, since no weights
-        are formed.
-        """
+        """Linear attention by the feature map. ``dropout_p`` is not read: no weights are formed."""
         return linear_attention(q, k, v, feature_map=self.feature_map, normalize=self.normalize, **options)
 
     def empty_memory(self, like: Tensor) -> RunningSum:
-        """See [`AttentionKernel`][kernel_attention.core.kernel.AttentionKernel]."""
+        """The sum of no keys and values; ``like`` is (B, h, N, p)."""
         return empty_sum(self.feature_map, self.normalize, like)
 
     def read_memory(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, factor: int = 1) -> RunningSum:
-        """See [`AttentionKernel`][kernel_attention.core.kernel.AttentionKernel]."""
+        """The sum over a prompt; q, k, v are (B, h, N, p)."""
         return read_sum(self.feature_map, self.normalize, q, k, v, lengths, factor)
 
     def step(
         self, q: Tensor, k: Tensor, v: Tensor, memory: RunningSum, position: Position, factor: int = 1
     ) -> tuple[Tensor, RunningSum]:
-        """See [`AttentionKernel`][kernel_attention.core.kernel.AttentionKernel]."""
+        """Add one key and value to the sum and apply the query to it, (B, h, 1, p) each."""
         return linear_step(self.feature_map, self.normalize, q, k, v, memory, position, factor)
 
     def why_not_sharded(self) -> str | None:
-        """See [`AttentionKernel`][kernel_attention.core.kernel.AttentionKernel]."""
+        """A reason unless the feature map works token by token: then the sums over the ranks suffice."""
         if is_tokenwise(self.feature_map):
             return None
         return "its feature map is not known to work token by token, as cosine, elu, identity and relu do"

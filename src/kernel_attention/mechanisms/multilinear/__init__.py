@@ -1,4 +1,4 @@
-"""Multilinear (KMLSVD) attention in the primal, in the dual, and with learnt tensors."""
+"""Multilinear (KMLSVD) attention: in the primal, in the dual, and with learnt tensors."""
 
 # isort: off
 from kernel_attention.mechanisms.multilinear.layer import MultilinearAttention

@@ -1,6 +1,6 @@
 """Causal multilinear attention one token at a time.
 
-Legend as in [`functional`][kernel_attention.mechanisms.multilinear.functional].
+The legend is that of ``kernel_attention.mechanisms.multilinear.functional``.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from kernel_attention.tensors.statistics import exactly
 
 @dataclass(frozen=True)
 class MultilinearState(State):
-    """What causal decoding remembers of D modes.
+    """The state of causal decoding with D modes.
 
     Attributes:
-        position: tokens read, one number or (B,) int64.
-        projections: f(X)^T times the factors right of Phi_n over the sampled rows reached so far,
-            (B, h, p, R) per mode; empty where the variant reads no rows.
+        position: the number of tokens read, one number or (B,) int64.
+        projections: f(X)^T times the factors to the right of Phi_n, over the sampled rows reached so far,
+            (B, h, p, R) per mode; empty where the variant samples no rows.
         energies: ||X||^2 of every mode, (B, h, 1, 1); empty where the feature map does not divide by it.
-        factors: the factors right of Phi_n, (h, M, R) per mode, computed once per sequence. A state is
-            for the weights it was made with.
+        factors: the factors to the right of Phi_n, (h, M, R) per mode, computed once per sequence. So a state
+            is valid only for the weights that made it.
     """
 
     position: int | Tensor
@@ -64,7 +64,7 @@ def multilinear_step(
         modes: the token's D modes, (B, h, 1, p) each.
         state: what the tokens before left behind.
         row: the token's slice of the layer input, (B, h, 1, p), where the variant is data-dependent.
-        grid_index: as in [`primal_step`][kernel_attention.functional.primal_step].
+        grid_index: as in ``kernel_attention.functional.primal_step``.
         feature_map: phi, token-wise or the Frobenius map.
     """
     energies = state.energies or (None,) * len(modes)
@@ -97,8 +97,8 @@ def multilinear_read(
 
     Args:
         modes: D modes, (B, h, N, p) each.
-        factors: the factors right of Phi_n, (h, M, R) per mode.
-        lengths: real tokens of each sequence, (B,) int64, which come first; None: all.
+        factors: the factors to the right of Phi_n, (h, M, R) per mode.
+        lengths: the number of real tokens of each sequence, which come first, (B,) int64; None: all tokens.
         x: the layer input in the heads' slices, (B, h, N, p), where the variant is data-dependent.
         num_rows: rows of the sampling grid.
         max_len: length of the sampling grid.

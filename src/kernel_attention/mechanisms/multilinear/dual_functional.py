@@ -1,10 +1,9 @@
-"""Multilinear (KMLSVD) attention in the dual: the kernel tensor, its multilinear SVD, the scores. For short
-sequences.
+"""Multilinear (KMLSVD) attention in the dual, for short sequences: the kernel tensor, its SVD, the scores.
 
 Source: Verbeek, "3D Primal Attention", TU Delft 2025 (eq. 2-20, 2-23, 3-3 to 3-7), here for any order D >= 2.
 
 Legend: B batch, h heads, N tokens, p head width, M sampled tokens (N without sampling), R rank.
-Everything runs in float32 or better, autocast or not.
+Everything runs in float32 or better, also under autocast.
 """
 
 from __future__ import annotations
@@ -21,16 +20,14 @@ from kernel_attention.tensors.unfoldings import fold, leading_eigenvectors, mode
 
 
 class _Kernel:
-    """The kernel tensor of the sampled tokens, whole or in slices that are computed again whenever they are
-    read.
-    """
+    """The kernel tensor of the sampled tokens: whole, or in slices that every reader computes again."""
 
     def __init__(
         self, sequences: Sequence[Tensor], mask: Tensor | None, chunk_size: int | None, is_sample: bool
     ) -> None:
         self.sequences, self.mask, self.chunk_size, self.order = sequences, mask, chunk_size, len(sequences)
         self.whole = cubemax_kernel(sequences, [mask] * self.order) if chunk_size is None else None
-        # Of every i-slice, (B, h, M); for slices that run across, and for tokens outside the sample.
+        # Of every i-slice, (B, h, M). Slices along other modes and tokens outside the sample need it.
         self.log_normalizer: Tensor | None = None
         if is_sample or chunk_size is not None:
             self.log_normalizer = self._over(self._slice_normalizer, sequences[0], mask)
@@ -40,9 +37,9 @@ class _Kernel:
         return logits.flatten(3).logsumexp(dim=-1)
 
     def _block(self, mode: int, tokens: Tensor, mask: Tensor | None, *shared: Tensor) -> Tensor:
-        """K with ``mode`` read at these tokens (B, h, n, p) instead; the other modes at the sample.
+        """K with these tokens (B, h, n, p) in ``mode`` and the sample in the other modes.
 
-        ``shared`` are the sample's sequences, and the slices' normalizer where there is one.
+        ``shared`` holds the sample's sequences, and the slices' normalizer if any.
         """
         parts, masks = list(shared[: self.order]), [self.mask] * self.order
         parts[mode], masks[mode] = tokens, mask
@@ -53,8 +50,8 @@ class _Kernel:
         """K_(n) K_(n)^T of every mode, (B, h, M, M)."""
         if self.whole is not None:
             return [mode_gram(self.whole, n, self.order) for n in range(self.order)]
-        # Slices along the second mode hold whole rows of every unfolding but the second's, which slices of
-        # the first hold.
+        # Slices along the second mode hold whole rows of every unfolding but the second. Slices along the
+        # first mode hold whole rows of the second.
         grams = {1: self._summed_gram(1, along=0)}
         for n in range(self.order):
             if n != 1:
@@ -70,9 +67,7 @@ class _Kernel:
     def contract(
         self, mode: int, bases: Sequence[Tensor], tokens: Tensor | None, mask: Tensor | None
     ) -> Tensor:
-        """K_(n) (.. (x) U (x) ..), (B, h, n, R^(D - 1)), at the given tokens of this mode; None: the sampled
-        ones.
-        """
+        """K_(n) (.. (x) U (x) ..), (B, h, n, R^(D - 1)), at the given tokens; None: the sampled tokens."""
         if tokens is None:
             if self.whole is not None:
                 return project_modes(self.whole, bases, mode)
@@ -113,14 +108,14 @@ def dual_multilinear_scores(
     """E_n = K_(n) (U_D (x) .. without U_n .. (x) U_1) S_(n)^T (eq. 2-23) from K's truncated multilinear SVD.
 
     U_n are the leading left singular vectors of K_(n), from its Gram matrix, with deterministic signs; S is K
-    projected on them. Columns past N are zero. With ``samples`` the SVD is that of the sampled tokens' kernel
-    tensor, and every token is scored against it (the mode in question reads all tokens, the others the
-    sample): the full form where M = N.
+    projected on them. Columns past N are zero. With ``samples``, the SVD is that of the sampled tokens'
+    kernel tensor. Every token is scored against it: mode n reads all tokens, the other modes the sample. This
+    is the full form where M = N.
 
     Args:
         sequences: queries, keys, fibers of all tokens, (B, h, N, p) each.
         rank: R of every mode.
-        samples: the same of the sampled tokens, (B, h, M, p); None: all tokens.
+        samples: the same for the sampled tokens, (B, h, M, p); None: all tokens.
         attention_mask: (B, N), True = real token.
         sample_mask: (B, M), True = real token; needed with ``samples`` where a sequence has fewer than M.
         chunk_size: tokens of a slice of K held at once; None: all of K, B h N M^(D - 1) numbers.

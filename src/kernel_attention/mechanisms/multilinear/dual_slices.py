@@ -1,4 +1,4 @@
-"""Results over slices of a sequence: one slice's intermediate tensors exist at a time, in either pass."""
+"""Results over slices of a sequence. In either pass, the intermediate tensors of only one slice exist."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Read = Callable[..., Tensor]
 
 
 def summed_slices(read: Read, length: int, size: int, *tensors: Tensor) -> Tensor:
-    """The sum of read's results over slices of ``size`` of ``length`` tokens. First derivatives only."""
+    """The sum of the results of ``read`` over slices of ``size`` of the tokens. First derivatives only."""
     return _over_slices(read, length, size, tensors, summed=True)
 
 
 def joined_slices(read: Read, length: int, size: int, *tensors: Tensor) -> Tensor:
-    """read's results (B, h, n, ..) one after the other, (B, h, N, ..). First derivatives only."""
+    """The results (B, h, n, ..) of ``read`` concatenated, (B, h, N, ..). First derivatives only."""
     return _over_slices(read, length, size, tensors, summed=False)
 
 
@@ -38,8 +38,10 @@ def _over_slices(read: Read, length: int, size: int, tensors: tuple[Tensor, ...]
 
 
 class _Slices(torch.autograd.Function):
-    """Nothing outlives its slice but the result: a graph for each would lie between the blocks of memory that
-    the slices free, and keep the allocator from using them again.
+    """Only the result outlives a slice.
+
+    Graphs that outlive their slices would lie between the freed blocks of memory, and the allocator could not
+    use these blocks again.
     """
 
     @staticmethod

@@ -28,10 +28,10 @@ Masks = Tensor | Sequence[Tensor | None] | None
 class Modes(NamedTuple):
     """The two factors of every mode's scores: E_n = features[n] @ projections[n].
 
-    ``features`` (B, h, N_n, M), zero at padded tokens; ``projections`` (B or 1, h, M, R_n). ``joined`` holds
-    the features side by side where all modes read the same tokens. ``grams``, where asked for, are Phi_n^T
-    Phi_n, (B, h, M_n, M_n) in float32 or better; the data-dependent form's have f(X) phi(x) for features,
-    with f(X) brought to norm 1: ||K||^2 would grow with the 2D-th power of the input.
+    ``features`` (B, h, N_n, M) are zero at padded tokens; ``projections`` are (B or 1, h, M, R_n). ``joined``
+    holds the features side by side where all modes read the same tokens. ``grams``, if asked for, are
+    Phi_n^T Phi_n, (B, h, M_n, M_n) in float32 or better. In the data-dependent form their features are
+    f(X) phi(x), with f(X) scaled to norm 1: otherwise ||K||^2 grows with the 2D-th power of the input.
     """
 
     features: list[Tensor]
@@ -59,7 +59,7 @@ def multilinear_modes(
     """Features and projection of every mode.
 
     Args:
-        sequences: what each mode reads (queries, keys, fibers), (B, h, N_n, p_n); lengths may differ.
+        sequences: the input of each mode (queries, keys, fibers), (B, h, N_n, p_n); lengths may differ.
         factors: from ``multilinear_factors``, (h, M_n, R_n).
         rows: sampled rows f(X) of the layer input, (B, h, M', p) with M' <= M: the data-dependent form, whose
             features are f(X) phi(x) (eq. 3-11 in index form: the sequence takes the place of C, linearly).
@@ -70,8 +70,8 @@ def multilinear_modes(
         with_grams: whether the objective will need Phi_n^T Phi_n.
 
     Raises:
-        InputError: for ``rows`` with ``is_causal`` without ``grid``, or another number of sequences or masks
-            than of modes.
+        InputError: for ``rows`` with ``is_causal`` but without ``grid``, or for a number of sequences or
+            masks that is not the number of modes.
     """
     order = len(factors)
     masks = [attention_mask] * order if isinstance(attention_mask, Tensor | None) else list(attention_mask)
@@ -109,8 +109,8 @@ def _modes(
     with_grams: bool,
 ) -> Modes:
     """Modes that read the same tokens, with ``factors`` (D, h, M, R)."""
-    # It is cheaper to divide the small projection by ||X||_F, one number per sequence and head, than all of
-    # the features.
+    # Dividing the small projection by ||X||_F, one number per sequence and head, is cheaper than dividing
+    # all features.
     norm_later = feature_map is frobenius and not is_causal
     features = [sequence if norm_later else feature_map(sequence, mask, is_causal) for sequence in sequences]
     if rows is not None and is_causal:
@@ -144,7 +144,7 @@ def _modes(
 
 
 def padded_rows(rows: Tensor, factor: Tensor) -> Tensor:
-    """Rows f(X) for every row of the weights: a short sequence's last ones are zero."""
+    """A row of f(X) for every row of the weights; the last rows of a short sequence are zero."""
     return torch.nn.functional.pad(rows, (0, 0, 0, factor.size(1) - rows.size(2)))
 
 
@@ -156,12 +156,12 @@ def _sequence_projections(
     rows: Tensor | None,
     rows_in_features: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """What the sequence itself adds to ``factors`` (D, h, M, R): its norm and, data-dependent, its rows f(X).
+    """``factors`` (D, h, M, R) times what depends on the sequence: its norm and, if data-dependent, f(X).
 
     Args:
-        factors: of modes alike in size, stacked.
-        grams: of the modes' features before their normalisation, (D, B, h, p, p), or None.
-        energy: ||X||_F^2 of the Frobenius feature map, (D, B, h); None: nothing to divide by.
+        factors: the factors of modes of equal size, stacked.
+        grams: Gram matrices of the modes' features before normalisation, (D, B, h, p, p), or None.
+        energy: ||X||_F^2 of the Frobenius feature map, (D, B, h); None: no division.
         rows: (B, h, M, p), or None.
         rows_in_features: whether the features are f(X) phi(x) already (causal).
 
@@ -216,8 +216,7 @@ def multilinear_scores(
 
 
 def join_modes(modes: Modes, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """o_i = W_c [E_1 ; .. ; E_D] + b_c (eq. 3-7): weight (p, R_1 + .. + R_D) shared by the heads -> (B, h, N,
-    p).
+    """o_i = W_c [E_1 ; .. ; E_D] + b_c (eq. 3-7), (B, h, N, p); the weight is (p, R_1 + .. + R_D).
 
     W_c is multiplied into the projections first, so the scores are never formed.
 
@@ -253,7 +252,7 @@ def multilinear_attention(
     """Multilinear attention of one layer, heads apart: D sequences (B, h, N, p) -> (B, h, N, p).
 
     ``w_out`` (p, R_1 + .. + R_D) and ``b_out`` (p,) join the scores; the other arguments are those of
-    ``multilinear_scores``. Costs O(N D p^2) time, plus the factors, which do not depend on the tokens.
+    ``multilinear_scores``. It takes O(N D p^2) time, plus the factors, which do not depend on the tokens.
     """
     modes = multilinear_modes(
         sequences,

@@ -1,18 +1,18 @@
-"""Multilinear attention's one product per token, with its gradients written out.
+"""Multilinear attention as one product per token, with its gradients written out.
 
-Each of the J = D h modes of the heads maps the tokens to X W_j^T + 1 l_j^T, divides by its Frobenius norm and
-goes on through V_j, so that all of them together give
+There are J = D h modes over all heads. Each maps the tokens to X W_j^T + 1 l_j^T, divides by the Frobenius
+norm, and multiplies by V_j. Together they give
 
     y = X M + 1 c^T,    M = sum_j s_j W_j^T V_j,    c = sum_j s_j V_j^T l_j,
     1 / s_j^2 = ||X W_j^T + 1 l_j^T||_F^2 = <X^T X, W_j^T W_j> + 2 <W_j X^T 1, l_j> + N ||l_j||^2.
 
-The square of a norm has lost twice the digits that W_j takes from the tokens. So X should be centred, and the
-levels l_j hold what its mean and the biases give to every token.
+Cancellation in W_j x costs the square of the norm twice as many digits as the norm. So X should be centred.
+The levels l_j then hold the contributions of the mean and of the biases to every token.
 
-In short sequences the time is that of the calls, and automatic differentiation makes three times as many. A
-gradient that is to be differentiated again comes from automatic differentiation all the same.
+For short sequences the number of calls decides the time, and automatic differentiation makes three times as
+many. Where the gradient itself is differentiated, automatic differentiation is used all the same.
 
-Legend: B batch, N tokens, d width, p width of a mode, B' = B, or 1 where V is that of all sequences.
+Legend: B batch, N tokens, d width, p width of a mode, B' = B, or 1 where all sequences share V.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Options(NamedTuple):
 
 
 class _Parts(NamedTuple):
-    """What the forward pass computes, and the backward pass reads; None where it is not needed."""
+    """The results of the forward pass that the backward pass reads; None where it does not need them."""
 
     y: Tensor
     products: Tensor  # W_j^T V_j, (B', J, d, d)
@@ -60,17 +60,18 @@ def multilinear_pass(
     with_grams: bool = False,
     group: SequenceGroup | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """y = X M + c + constant, (B, N, d) in the precision of x, and the normalised modes' Gram matrices,
-    (J, B, p, p), or None.
+    """y = X M + 1 c^T + constant, (B, N, d), and the normalised modes' Gram matrices, (J, B, p, p), or None.
+
+    y has the precision of x.
 
     Args:
-        x: (B, N, d), zero at padded tokens; better centred.
-        weight: W_j, (J, p, d); float32 or better, as all that follow.
+        x: (B, N, d), zero at padded tokens; it should be centred.
+        weight: W_j, (J, p, d); this and all that follow in float32 or better.
         level: l_j, (B, J, p).
         maps: V_j, (B', J, p, d).
         constant: (d,).
-        count: number of real tokens, (B,); of all parts.
-        normalize: whether to divide by the norms; s_j = 1 where not.
+        count: the number of real tokens of all parts, (B,).
+        normalize: whether to divide by the norms; otherwise s_j = 1.
         with_grams: whether the modes' Gram matrices are wanted.
         group: processes that hold the parts of every sequence.
     """
@@ -82,7 +83,7 @@ def multilinear_pass(
 def _compute(
     x: Tensor, weight: Tensor, level: Tensor, maps: Tensor, constant: Tensor, count: Tensor, options: _Options
 ) -> tuple[_Parts, Tensor | None]:
-    """Everything, and the normalised modes' Gram matrices."""
+    """All parts, and the normalised modes' Gram matrices."""
     products = weight.mT @ maps
     levels = (level[:, :, None] @ maps)[:, :, 0]
     gram, total, squares, met, scale = None, None, None, None, level.new_ones(level.shape[:2])
@@ -175,8 +176,10 @@ def _through_sums(
     parts: _Parts, weight: Tensor, level: Tensor, count: Tensor, by_energy: Tensor | None,
     by_met: Tensor | None, by_weight: Tensor, by_level: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """From the slopes of the modes' Gram matrices, ``by_met`` (J, B, p, p), or of the norms alone,
-    ``by_energy`` (B, J), twice the slopes of X^T X and the slopes of X^T 1; adds to those of W_j and l_j.
+    """Twice the gradient of X^T X and the gradient of X^T 1; adds to the gradients of W_j and l_j.
+
+    They come from the gradient of the modes' Gram matrices, ``by_met`` (J, B, p, p), or of the norms alone,
+    ``by_energy`` (B, J).
     """
     assert parts.gram is not None and parts.total is not None  # noqa: PT018
     reach = _seen(weight, parts.total, level) + count[:, None, None] * level  # of all tokens of a mode
@@ -209,7 +212,7 @@ def _token_sums(x: Tensor, group: SequenceGroup | None) -> tuple[Tensor, Tensor]
 def _add_token_sums(
     grad_x: Tensor, x: Tensor, by_gram: Tensor, by_total: Tensor, group: SequenceGroup | None
 ) -> None:
-    """The gradient of ``_token_sums``; ``by_gram`` is twice its slope's symmetric part."""
+    """The gradient of ``_token_sums``; ``by_gram`` is twice the symmetric part of the gradient of X^T X."""
     if group is not None:
         both = group.total(torch.cat([by_gram, by_total[:, None]], dim=1))
         by_gram, by_total = both[:, :-1], both[:, -1]
@@ -223,7 +226,7 @@ def _seen(weight: Tensor, total: Tensor, level: Tensor) -> Tensor:
 
 
 def _mode_grams(weight: Tensor, gram: Tensor, seen: Tensor, level: Tensor, count: Tensor) -> Tensor:
-    """Gram matrices of X W_j^T + 1 l_j^T, (J, B, p, p), the sequences of a mode in one product."""
+    """The Gram matrices of X W_j^T + 1 l_j^T, (J, B, p, p); one product serves all sequences of a mode."""
     right = gram @ weight.flatten(0, 1).mT  # (B, d, J p)
     right = right.unflatten(-1, weight.shape[:2]).permute(2, 1, 0, 3).flatten(2)  # (J, d, B p)
     centred = (weight @ right).unflatten(-1, (gram.size(0), -1)).transpose(1, 2)

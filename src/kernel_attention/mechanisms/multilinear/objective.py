@@ -1,8 +1,7 @@
 """The objective of the kernel multilinear SVD (KMLSVD), and the penalty for its core.
 
 Source: Verbeek, "3D Primal Attention", TU Delft 2025 (eq. 2-19, 2-21, 3-13, 3-14), here for any order D >= 2.
-    The legend is
-that of ``kernel_attention.mechanisms.multilinear.functional``.
+The legend is that of ``kernel_attention.mechanisms.multilinear.functional``.
 """
 
 from __future__ import annotations
@@ -29,24 +28,24 @@ def kmlsvd_objective(
 ) -> Tensor:
     """The KMLSVD objective J of a layer (eq. 2-19 at order 3), a 0-dimensional tensor in float32 or better.
 
-    Per sequence and head, with sums over the tokens, then averaged over batch and heads:
+    J is a sum over the tokens of a sequence and head, averaged over batch and heads:
 
-        J = 1/2 sum_n Tr(E_n (S_(n) S_(n)^T)^{-1} E_n^T) - (D - 1) vec(C)^T (W_D (x) .. (x) W_1) vec(S) + (D -
-        2)/2 ||K||^2
+        J = 1/2 sum_n Tr(E_n (S_(n) S_(n)^T)^{-1} E_n^T) - (D - 1) vec(C)^T (W_D (x) .. (x) W_1) vec(S)
+            + (D - 2)/2 ||K||^2
 
     with ||K||^2 = vec(C)^T (Phi_D^T Phi_D (x) .. (x) Phi_1^T Phi_1) vec(C), the kernel tensor's norm. Tokens
     enter through their Gram matrices only. J = 0 at the full-rank multilinear SVD of K; the truncated one
     does not give 0 (unlike the kernel SVD's objective), and J alone is unbounded below.
 
     Args:
-        grams: Phi_n^T Phi_n over the real tokens, (B, h, M_n, M_n), one per mode; the data-dependent form's
-            are those of f(X) phi(x), its C the identity over the sampled rows.
+        grams: Phi_n^T Phi_n over the real tokens, (B, h, M_n, M_n), one per mode. In the data-dependent form
+            the features are f(X) phi(x), and C is the identity over the sampled rows.
         weights: (h, M_n, R_n).
         core: (h, R_1..R_D).
         compatibility: None, (h, M) or (h, M_1..M_D).
         factors: ``multilinear_factors`` of the three above, if computed already.
-        num_tokens: (B,) or a number; divides the Gram matrices: J of the features over sqrt(N), for feature
-            maps that do not normalise over the sequence.
+        num_tokens: (B,) or a number that divides the Gram matrices. J is then that of the features over
+            sqrt(N), for feature maps that do not normalise over the sequence.
     """
     order = len(weights)
     with torch.autocast(core.device.type, enabled=False):
@@ -75,8 +74,8 @@ def kmlsvd_objective(
 def _energy(gram: Tensor, factor: Tensor, core_gram: Tensor) -> Tensor:
     """Tr(E_n (S_(n) S_(n)^T)^{-1} E_n^T), averaged over the batch and summed over modes and heads.
 
-    ``gram`` Phi_n^T Phi_n (.., B, h, M, M), ``factor`` (.., h, M, R) with E_n = Phi_n factor, ``core_gram``
-    (.., h, R, R).
+    ``gram`` is Phi_n^T Phi_n, (.., B, h, M, M); ``factor`` is (.., h, M, R) with E_n = Phi_n factor;
+    ``core_gram`` is (.., h, R, R).
     """
     # S_(n) S_(n)^T may be singular; E_n is orthogonal to its null space.
     return (pseudo_inverse(core_gram).mT * (factor.mT @ gram.mean(dim=-4) @ factor)).sum()
@@ -98,10 +97,9 @@ def _kernel_energy(grams: Sequence[Tensor], compatibility: Tensor | None) -> Ten
 
 
 def core_penalty(core: Tensor) -> Tensor:
-    """J_S (eq. 3-14): the squared off-diagonal entries of S_(n) S_(n)^T over all modes, averaged over the
-    heads.
+    """J_S (eq. 3-14): the squared off-diagonal entries of S_(n) S_(n)^T, summed over modes, mean over heads.
 
-    ``core`` is (h, R_1..R_D); 0-dimensional, in float32 or better. It is zero exactly at the cores of
+    ``core`` is (h, R_1..R_D). J_S is 0-dimensional, in float32 or better. It is zero exactly at the cores of
     multilinear SVDs.
     """
     order = core.dim() - 1

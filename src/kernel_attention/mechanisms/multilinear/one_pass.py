@@ -1,9 +1,9 @@
 """A whole multilinear layer through the Gram matrix of its input, where the feature maps are linear.
 
-The Frobenius map divides by one number per sequence, so E_n is linear in the tokens: a token costs one (d, d)
-product. Norms and Gram matrices of the modes follow from X^T X, one more, where X is centred: what the tokens
-have in common would drown their differences in the squares. Source and legend as in
-``kernel_attention.mechanisms.multilinear.functional``.
+The Frobenius map divides by one number per sequence, so E_n is linear in the tokens, and a token costs one
+(d, d) product. A second one, X^T X, gives the norms and Gram matrices of the modes. X is centred for it,
+because a common part of the tokens would drown their differences in the squares. Source and legend are those
+of ``kernel_attention.mechanisms.multilinear.functional``.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def multilinear_layer(
 ) -> tuple[Tensor, list[Tensor] | None]:
     """The layer's output and, where wanted, the modes' Gram matrices; not causal.
 
-    The same numbers as ``multilinear_modes`` and ``join_modes`` between the projections, up to
-    rounding, in O(N d^2) time and O(D d^3) per sequence.
+    The results are those of ``multilinear_modes`` and ``join_modes`` between the projections, up to rounding.
+    It takes O(N d^2) time, and O(D d^3) per sequence.
 
     Args:
         x: (B, N, d).
@@ -48,15 +48,15 @@ def multilinear_layer(
         rows: sampled rows f(X), (B, h, M', p): the data-dependent form.
         normalize: Frobenius feature map; False: identity.
         attention_mask: (B, N), True = real token.
-        with_grams: whether the objective will need them.
-        group: processes that hold the parts of every sequence; ``rows`` are those of the whole.
+        with_grams: whether the objective needs the Gram matrices.
+        group: processes that hold the parts of every sequence; ``rows`` are those of the whole sequence.
 
     Returns:
         y (B, N, d), and D tensors (B, h, M_n, M_n) as in ``Modes``, or None.
     """
     x = autocast(x)
     if attention_mask is not None:
-        x = x.masked_fill(~attention_mask[..., None], 0.0)  # padding may hold anything, NaN included
+        x = x.masked_fill(~attention_mask[..., None], 0.0)  # padding may hold any value, also NaN
     with torch.autocast(x.device.type, enabled=False):
         projections = torch.stack([exactly(factor) for factor in factors])[:, None]  # (D, 1, h, M, R)
         num_modes = len(modes) * projections.size(2)
@@ -87,11 +87,10 @@ def multilinear_layer(
 
 
 def _middle(x: Tensor, mask: Tensor | None, group: SequenceGroup | None) -> tuple[Tensor, Tensor]:
-    """Mean of the real tokens of x (B, N, d), zero at padded ones: (B, d) in float32 or better, and their
-    number (B,); over all parts.
+    """The mean of the real tokens over all parts, (B, d) in float32 or better, and their number (B,).
 
-    The mean is a constant to differentiation: the layer is the same function whatever is subtracted from the
-    tokens and added to the levels.
+    x (B, N, d) is zero at padded tokens. Differentiation takes the mean for a constant: the layer is the same
+    function whatever is subtracted from the tokens and added to the levels.
     """
     with torch.no_grad():
         count, total = num_real(x, mask), x.sum(dim=1, dtype=accumulation_dtype(x.dtype))
@@ -101,7 +100,7 @@ def _middle(x: Tensor, mask: Tensor | None, group: SequenceGroup | None) -> tupl
 
 
 def _size(centred: Tensor, level: Tensor, group: SequenceGroup | None) -> Tensor:
-    """About the largest entry of what goes into a sequence's norms, (B, 1, 1) in float32 or better."""
+    """About the largest entry that enters the norms of a sequence, (B, 1, 1) in float32 or better."""
     with torch.no_grad():
         of_tokens, of_levels = (exactly(x).abs().amax(dim=(1, 2), keepdim=True) for x in (centred, level))
         return of_levels.maximum(of_tokens if group is None else group.total(of_tokens))
@@ -114,7 +113,7 @@ def _biases(modes: Sequence[Affine]) -> Tensor | None:
 
 
 def _after_features(projections: Tensor, concat: Affine, out_proj: Affine) -> tuple[Tensor, Tensor]:
-    """All that follows a mode's features: maps (B or 1, D h, p, d) and the constant (d,)."""
+    """The layer after the features of a mode: maps (B or 1, D h, p, d) and the constant (d,)."""
     join = exactly(concat[0]).unflatten(1, (projections.size(0), -1)).permute(1, 2, 0)  # (D, R, p)
     out = exactly(out_proj[0]).mT.unflatten(0, (projections.size(2), -1))  # (h, p, d)
     joined = (projections.flatten(1, 3) @ join).unflatten(1, projections.shape[1:4])

@@ -1,9 +1,9 @@
 """Tensor attention without KMLSVD: the kernel tensor with learnt replacements of its factors and core.
 
 Source: Verbeek, "3D Primal Attention", TU Delft 2025, section 4-2-4. The printed E_2 and E_3 of option 1 and
-    E_2 of option 2
-repeat indices of W_3, W_2 and W_1; they are read here as the cyclic pattern of eq. 2-23, every mode meeting
-the other modes' weights. Legend as in ``kernel_attention.mechanisms.multilinear.dual_functional``.
+E_2 of option 2 repeat indices of W_3, W_2 and W_1. They are read here as the cyclic pattern of eq. 2-23,
+where every mode is contracted with the other modes' weights. The legend is that of
+``kernel_attention.mechanisms.multilinear.dual_functional``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def tensor_scores(
     * option 2: E_n = K_(n) W_n T_(n)^T; ``weights`` (h, N^(D - 1), R^(D - 1)), ``core`` as in option 1;
     * option 3: E_n = K_(n) W_n; ``weights`` (h, N^(D - 1), R), no ``core``.
 
-    A flattened index runs over the other modes in their own order. Weights belong to positions, so
+    A flattened index runs over the other modes in order. Weights belong to positions, so
     ``sequences`` (B, h, N, p) must be padded on the right; ``attention_mask`` is (B, N), True = real token.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Primal-Attention: asymmetric kernel SVD, solved in the primal."""
+"""Primal-Attention: asymmetric kernel SVD of self-attention, solved in the primal."""
 
 from kernel_attention.mechanisms.primal.layer import PrimalAttention
 

@@ -1,6 +1,6 @@
-"""Causal Primal-Attention one token at a time: a state whose size does not depend on what was read.
+"""Causal Primal-Attention one token at a time, with a state of constant size.
 
-Legend as in [`functional`][kernel_attention.mechanisms.primal.functional].
+The legend is that of ``kernel_attention.mechanisms.primal.functional``.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from kernel_attention.tensors.statistics import accumulation_dtype, exactly, run
 
 
 class PrimalState(NamedTuple):
-    """What causal decoding remembers; its size does not depend on how many tokens were read.
+    """The state of causal decoding. Its size does not depend on the number of tokens read.
 
-    ``position`` counts the tokens read, one number for all sequences or (B,) int64; ``q_sum`` and ``k_sum``
-    are (B, h, 1, p); ``w_e`` and ``w_r`` are the projection weights gathered so far, (B, h, p, s), or None
-    with data-independent weights; ``q_energy`` and ``k_energy`` (B, h, 1, 1) are what the Frobenius feature
-    map divides by, None with another.
+    ``position`` counts the tokens read, one number for all sequences or (B,) int64. ``q_sum`` and ``k_sum``
+    are (B, h, 1, p). ``w_e`` and ``w_r`` are the projection weights gathered so far, (B, h, p, s); None with
+    data-independent weights. ``q_energy`` and ``k_energy`` (B, h, 1, 1) are ||X||^2 for the Frobenius feature
+    map; None with another map.
     """
 
     position: int | Tensor
@@ -35,14 +35,14 @@ class PrimalState(NamedTuple):
     k_energy: Tensor | None = None
 
     def to(self, device: torch.device | str) -> PrimalState:
-        """The state on that device."""
+        """The state on another device."""
         return move(self, device)
 
 
 def primal_start(
     w_e: Tensor, batch_size: int, head_dim: int, data_dependent: bool, feature_map: FeatureMap
 ) -> PrimalState:
-    """The state before the first token of ``batch_size`` sequences; w_e (h, M or p, s) gives sizes and precision."""
+    """The state before the first token; w_e (h, M or p, s) gives sizes, precision and device."""
     num_heads, _, rank = w_e.shape
     sums = w_e.new_zeros(batch_size, num_heads, 1, head_dim, dtype=accumulation_dtype(w_e.dtype))
     found = sums.new_zeros(batch_size, num_heads, head_dim, rank) if data_dependent else None
@@ -71,8 +71,8 @@ def primal_step(
         w_r: as in ``primal_scores``.
         state: what the tokens before left behind.
         row: the new token's slice of the layer input, (B, h, 1, p), where weights are data-dependent.
-        grid_index: m if the new token is the m-th sampled row (t_m = position), None otherwise; or (B, M), 1
-            at that row of every sequence and 0 elsewhere.
+        grid_index: m if the new token is the m-th sampled row (t_m = position), None otherwise. (B, M) where
+            sequences differ: 1 at the row that the token is, and 0 elsewhere.
         running_means: as in ``primal_scores``.
         feature_map: phi, token-wise or the Frobenius map.
     """
@@ -112,7 +112,7 @@ def primal_read(
         k: keys, (B, h, N, p).
         w_e: as in ``primal_step``.
         w_r: as in ``primal_step``.
-        lengths: real tokens of each sequence, (B,) int64, which come first; None: all.
+        lengths: the number of real tokens of each sequence, which come first, (B,) int64; None: all tokens.
         x: the layer input in the heads' slices, (B, h, N, p), where weights are data-dependent.
         num_rows: rows of the sampling grid.
         max_len: length of the sampling grid.

@@ -24,9 +24,7 @@ _SLICE = 8192  # tokens whose products with the sampled rows are held at a time 
 
 
 class PrimalScores(NamedTuple):
-    """Projection scores on the left (e, queries) and right (r, keys) singular directions, each (B, h, N,
-    s).
-    """
+    """Projection scores on the left (e, queries) and right (r, keys) singular directions, (B, h, N, s)."""
 
     e: Tensor
     r: Tensor
@@ -75,9 +73,10 @@ def primal_scores(
 
 
 def _seen_rows(phi: Tensor, rank: Tensor, rows: Tensor, grid: Tensor, weight: Tensor) -> Tensor:
-    """sum over the rows at or before token i of <phi_i, x_m> W[m], (B, h, N, s), ``rank`` (B or 1, 1, N).
+    """The sum of <phi_i, x_m> W[m] over the rows m at or before token i, (B, h, N, s).
 
-    Long sequences are computed slice by slice, so in both passes only a slice of the N x M products exists.
+    ``rank`` is (B or 1, 1, N). Long sequences are computed slice by slice, so that only a slice of the N x M
+    products exists in either pass.
     """
 
     def read(phi: Tensor, rank: Tensor) -> Tensor:
@@ -121,7 +120,7 @@ def primal_attention(
     """Primal-Attention of one layer, heads apart: (B, h, N, p) -> (B, h, N, p).
 
     ``w_out`` (p, 2s) and ``b_out`` (p,) join the two scores (eq. 8); the other arguments are those of
-    ``primal_scores``. Costs O(N p s) time and O(N s) memory.
+    ``primal_scores``. It takes O(N p s) time and O(N s) memory.
     """
     scores = primal_scores(
         q, k, w_e, w_r, rows=rows, grid=grid, running_means=running_means, feature_map=feature_map,
@@ -142,12 +141,11 @@ def ksvd_objective(
 ) -> Tensor:
     """The KSVD objective J of a layer, a 0-dimensional tensor in float32 or better; (B,) if ``per_sequence``.
 
-    ``form="sum"`` is the paper's (eq. 6), per sequence and head with sums over the tokens, then averaged
-    over batch and heads: J = 1/2 sum_i ||L e_i||^2 + 1/2 sum_i ||L r_i||^2 - Tr(W_e^T W_r) with
+    ``form="sum"`` is the paper's (eq. 6): sums over the tokens of a sequence and head, then a mean over batch
+    and heads, J = 1/2 sum_i ||L e_i||^2 + 1/2 sum_i ||L r_i||^2 - Tr(W_e^T W_r) with
     L = diag(sqrt_lambda).
-    ``form="mean"`` averages over the tokens too, which is what the released code optimises. J = 0 at the KSVD
-    (lemma 4.2) for Lambda = Sigma^{-1} in the sum form and N Sigma^{-1} in the mean form; the converse does
-    not hold.
+    ``form="mean"`` averages over the tokens too, as the released code does. J = 0 at the KSVD (lemma 4.2) for
+    Lambda = Sigma^{-1} in the sum form and N Sigma^{-1} in the mean form; the converse does not hold.
 
     Args:
         scores: e and r, each (B, h, N, s).
@@ -155,7 +153,7 @@ def ksvd_objective(
         w_r: as ``w_e``.
         sqrt_lambda: square root of the diagonal of Lambda, (h, s).
         form: "mean" or "sum".
-        per_sequence: one J for every sequence, instead of one over all tokens of the batch.
+        per_sequence: whether every sequence has its own J, instead of one over all tokens of the batch.
         attention_mask: (B, N), True = real token.
     """
     if form not in ("mean", "sum"):
@@ -167,8 +165,8 @@ def ksvd_objective(
 
 
 def scores_energy(scores: PrimalScores, sqrt_lambda: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """sum_i ||L e_i||^2 + ||L r_i||^2 over the real tokens, averaged over the heads: (B,)."""
-    with torch.autocast(scores.e.device.type, enabled=False):  # the accumulation is float32 even there
+    """The sum of ||L e_i||^2 + ||L r_i||^2 over the real tokens, a mean over the heads: (B,)."""
+    with torch.autocast(scores.e.device.type, enabled=False):  # accumulation stays in float32 under autocast
         scale = exactly(sqrt_lambda)[:, None, :]
         energy = (scores.e * scale).square().sum(-1) + (scores.r * scale).square().sum(-1)  # (B, h, N)
         if attention_mask is not None:
@@ -187,9 +185,9 @@ def objective_from_energy(
     attention_mask: Tensor | None = None,
     num_tokens: Tensor | None = None,
 ) -> Tensor:
-    """J as in ``ksvd_objective``, from ``scores_energy``, (B,), and the length N.
+    """J of ``ksvd_objective`` from ``scores_energy``, (B,), and the length N.
 
-    ``num_tokens`` (B,) replaces length and mask where other ranks hold tokens too.
+    ``num_tokens`` (B,) replaces length and mask where other ranks hold tokens of the sequence.
     """
     if form not in ("mean", "sum"):
         raise unknown("objective form", form, ("mean", "sum"))
@@ -211,7 +209,7 @@ def primal_kernel(
 ) -> Tensor:  # fmt: skip
     """The asymmetric kernel matrix K_ij = <f(X) phi(q_i), f(X) phi(k_j)> of theorem 3.2, (B, h, N, N).
 
-    f(X) is the identity without ``rows``. Rows and columns of padded tokens are zero. For analysis: O(N^2).
+    Without ``rows``, f(X) is the identity. Rows and columns of padded tokens are zero. For analysis: O(N^2).
     """
     phi_q, phi_k = feature_map(q, attention_mask, False), feature_map(k, attention_mask, False)
     if rows is not None:

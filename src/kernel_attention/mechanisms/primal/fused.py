@@ -1,11 +1,11 @@
-"""Primal-Attention in one pass over the sequence, forward and backward: no score is ever stored.
+"""Primal-Attention in one pass over the sequence, forward and backward, without stored scores.
 
-Everything right of the feature maps is the same for every token, so it is multiplied out beforehand. With
-z_i = [phi(q_i) ; phi(k_i)] a head's output is z_i G, G = [W_{e|X} C_e ; W_{r|X} C_r] being (2p, p), and the
-energy of the objective is <Z^T Z, S>, S being (p, p) for each half of z. A token then costs two small
-products. The backward pass keeps only the input, and computes z again.
+Everything to the right of the feature maps is the same for every token, so it is multiplied out first. With
+z_i = [phi(q_i) ; phi(k_i)] a head's output is z_i G, where G = [W_{e|X} C_e ; W_{r|X} C_r] is (2p, p). The
+energy of the objective is <Z^T Z, S>, where S is (p, p) for each half of z. A token then costs two small
+products. The backward pass keeps only the input and computes z again.
 
-What walks over the tokens is an engine: ``kernel_attention.mechanisms.primal.slices`` in PyTorch,
+An engine passes over the tokens: ``kernel_attention.mechanisms.primal.slices`` in PyTorch,
 ``kernel_attention.mechanisms.primal.triton_kernels`` on GPUs.
 
 Legend: B batch, N tokens, h heads, p head width, d = h p, M sampled rows, k groups of heads mapped together,
@@ -31,10 +31,10 @@ from kernel_attention.tensors.statistics import exactly
 
 
 class Folded(NamedTuple):
-    """A layer's weights multiplied out, without the tokens; B is 1 where they do not depend on the sequence.
+    """The weights of a layer, multiplied out; B is 1 where they do not depend on the sequence.
 
-    ``maps`` (B, k, 2d / k, o) and ``constant`` (k o,) make the output; ``energy`` (B, h, 2, p, p) is S for
-    queries and keys, None where there is no objective.
+    ``maps`` (B, k, 2d / k, o) and ``constant`` (k o,) give the output. ``energy`` (B, h, 2, p, p) is S for
+    queries and keys; None without an objective.
     """
 
     maps: Tensor
@@ -60,18 +60,18 @@ def primal_pass(
 ) -> tuple[Tensor, Tensor | None]:
     """Project, normalise and map every token: y (B, N, k o) and the energy, (B,) in float32 or better.
 
-    Sums over tokens accumulate in float32 for 16-bit inputs. A gradient that is to be differentiated again is
-    that of the formulas, which store z.
+    Sums over tokens accumulate in float32 for 16-bit inputs. Where the gradient itself is differentiated, it
+    comes from the formulas, which store z.
 
     Args:
         x: layer input, (B, N, d).
         weight: projection to the queries and keys, (h * 2 * p, d): a head's query and key lie side by side.
         bias: (h * 2 * p,) or None.
         num_heads: h.
-        fold: ``fold(rows, *parameters)`` gives ``Folded``; rows are (B, M, d), or None without samples.
-        parameters: tensors that ``fold`` is differentiated by.
-        samples: where the rows are read.
-        normalize: whether phi divides by the norm (cosine), or is the identity.
+        fold: ``fold(rows, *parameters)`` returns ``Folded``; rows are (B, M, d), or None without samples.
+        parameters: the tensors that gradients of ``fold`` flow to.
+        samples: the positions of the rows.
+        normalize: whether phi divides by the norm (cosine); False: phi is the identity.
         attention_mask: (B, N), True = real token; padded tokens get ``constant``.
         engine: module with ``map_tokens`` and ``pull_back``.
     """
@@ -86,7 +86,7 @@ class _PrimalPass(torch.autograd.Function):
         samples: Samples | None, engine: ModuleType, *parameters: Tensor,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         with torch.autocast(x.device.type, enabled=False):
-            # Folding the weights is cheap, so autograd differentiates it, in a graph of its own.
+            # Folding the weights is cheap, so autograd differentiates it in a separate graph.
             with torch.set_grad_enabled(any(ctx.needs_input_grad)):
                 leaves = [parameter.detach().requires_grad_() for parameter in parameters]
                 rows = None if samples is None else samples.read(x.detach()).requires_grad_()
@@ -134,7 +134,7 @@ def _formulas(
     tokens: Tokens, fold: Fold, samples: Samples | None, x: Tensor, weight: Tensor, bias: Tensor | None,
     *parameters: Tensor,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """What ``primal_pass`` gives, in differentiable operations that keep z."""
+    """The results of ``primal_pass``, from differentiable operations that keep z."""
     folded = fold(None if samples is None else samples.read(x), *parameters)
     if tokens.mask is not None:
         x = x.masked_fill(~tokens.mask[..., None], 0.0)
@@ -153,7 +153,7 @@ def _formulas(
 
 
 def _gradients(folded: Folded, inputs: list[Tensor], grads: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
-    """Gradients by the inputs, through the outputs that depend on them (the constant only with biases)."""
+    """Gradients with respect to the inputs, through the outputs that depend on them."""
     chosen = [
         (output, grad.to(output.dtype))
         for output, grad in zip(folded, grads, strict=True)

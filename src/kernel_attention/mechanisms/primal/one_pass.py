@@ -1,7 +1,7 @@
-"""A whole Primal-Attention layer in one pass over its input; see ``kernel_attention.mechanisms.primal.fused``.
+"""A whole Primal-Attention layer in one pass over its input.
 
-Source and legend as in ``kernel_attention.mechanisms.primal.functional``; C = [C_e C_r] the concat map, O the output
-projection.
+``kernel_attention.mechanisms.primal.fused`` explains the method. Source and legend are those of
+``kernel_attention.mechanisms.primal.functional``; C = [C_e C_r] is the concat map, O the output projection.
 """
 
 from __future__ import annotations
@@ -46,24 +46,24 @@ def primal_layer(
     engine: Literal["slices", "triton"] = "slices",
     group: SequenceGroup | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """The layer's output, and its objective's energy: sum_i ||L e_i||^2 + ||L r_i||^2 averaged over heads.
+    """The layer's output and its energy, the mean over heads of sum_i ||L e_i||^2 + ||L r_i||^2.
 
-    What a token costs does not depend on the rank: O(N d^2) time, and no memory but that of the output. The
-    weights are multiplied out first, O(d p s) per sequence, so very short sequences gain nothing. The
-    same numbers as ``primal_attention`` between its projections up to rounding.
+    The cost of a token does not depend on the rank: O(N d^2) time, and no memory but that of the output. The
+    weights are multiplied out first, O(d p s) per sequence, so very short sequences gain nothing. The results
+    are those of ``primal_attention`` between its projections, up to rounding.
 
     Args:
         x: (B, N, d).
         weights: the layer's parameters.
-        samples: where f(X) is read in x; None: data-independent weights.
+        samples: the positions of f(X) in x; None: data-independent weights.
         normalize: cosine feature map; False: identity.
         with_energy: whether the energy is wanted; needs ``sqrt_lambda``.
         attention_mask: (B, N), True = real token.
-        is_causal: token i sees tokens 0..i; data-independent weights only.
+        is_causal: token i sees tokens 0..i only; needs data-independent weights.
         running_means: with ``is_causal``, average queries and keys over the prefix (listing 1).
         engine: "slices", PyTorch on any device; "triton", kernels for GPUs.
-        group: processes that hold the parts of every sequence; x, samples and masks are this part's, the
-            energy is that of all.
+        group: processes that hold the parts of every sequence. x, samples and mask are those of this part;
+            the energy is that of all parts.
 
     Returns:
         y (B, N, d), and the energy (B,) or None.
@@ -72,7 +72,7 @@ def primal_layer(
         raise ValueError(
             "primal_layer: samples are those of the whole sequence, which is_causal=True forbids"
         )
-    if is_causal and running_means:  # the mean of affine maps is the map of the mean
+    if is_causal and running_means:  # an affine map of the mean is the mean of the map
         before = None if group is None else _before(x, attention_mask, group)
         x = running_mean(x[:, None], attention_mask, before)[:, 0]
     x = autocast(x)
@@ -125,7 +125,7 @@ def _fold(
 ) -> Folded:
     """G = [W_{e|X} C_e^T ; W_{r|X} C_r^T] (times O^T where it is folded) and S = W Lambda W^T / h.
 
-    Heads come first, so that all sequences of a head share one product.
+    The head dimension comes first, so that all sequences of a head share one product.
     """
     given = {name: exactly(tensor) for name, tensor in zip(names, tensors, strict=True)}
     num_heads, rank = given["w_e"].size(0), given["w_e"].size(-1)
@@ -156,7 +156,7 @@ def _fold(
 
 
 def _engine(name: str) -> ModuleType:
-    if name == "triton":  # Triton is wanted only by whoever asks for its kernels
+    if name == "triton":  # imported only where its kernels are asked for
         from kernel_attention.mechanisms.primal import triton_kernels
 
         return triton_kernels

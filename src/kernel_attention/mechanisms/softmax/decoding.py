@@ -1,8 +1,8 @@
 """Softmax attention one token at a time: a cache of keys and values.
 
-Every function here gives what the parallel causal form gives the same token. ``factor`` is as in
-``kernel_attention.tensors.blocks``: the new token's key and value are its open block's, pooled up to the
-token; row ``position // factor`` of the cache is the open block until it is complete, then the block.
+Every function here gives a token the same output as the parallel causal form. ``factor`` is as in
+``kernel_attention.tensors.blocks``: the key and value of the new token are those of its open block, pooled up
+to the token. Row ``position // factor`` of the cache holds the open block until the block is complete.
 
 Legend: B batch, h heads, p head width, f factor, N tokens read, M = ceil(N / f) keys.
 """
@@ -17,15 +17,15 @@ from kernel_attention.core.decoding import KeyValueCache, Position
 
 
 def empty_cache(like: Tensor) -> KeyValueCache:
-    """The cache before the first token; ``like`` (B, h, N, p) says sizes, precision and device."""
+    """The cache before the first token; ``like`` (B, h, N, p) gives sizes, precision and device."""
     nothing = like.new_zeros(*like.shape[:2], 0, like.size(3))
     return KeyValueCache(nothing, nothing)
 
 
 def read_cache(k: Tensor, v: Tensor, factor: int = 1) -> KeyValueCache:
-    """The cache after a prompt: k, v (B, h, N, p), row i the open block at token i.
+    """The cache after a prompt k, v (B, h, N, p); row i is the open block at token i.
 
-    A sequence's rows past its completed blocks are written again before it sees them.
+    Rows past the completed blocks of a sequence are overwritten before it sees them.
     """
     return KeyValueCache(*(x[:, :, factor - 1 :: factor].contiguous() for x in (k, v)))
 
@@ -33,16 +33,14 @@ def read_cache(k: Tensor, v: Tensor, factor: int = 1) -> KeyValueCache:
 def append_to_cache(
     k: Tensor, v: Tensor, cache: KeyValueCache, position: Position, factor: int = 1
 ) -> tuple[KeyValueCache, Tensor, Tensor]:
-    """The cache with one token's key and value (B, h, 1, p), and its keys and values up to the token's block,
-    (B, h, M, p) each.
-    """
+    """The cache with one more key and value (B, h, 1, p), and all up to the token's block, (B, h, M, p)."""
     end = position.longest // factor + 1
     cache = cache.append(position.block(factor), end, k, v)
     return cache, cache.keys[:, :, :end], cache.values[:, :, :end]
 
 
 def blocks_reached(position: Position, num_keys: int, factor: int = 1) -> Tensor | None:
-    """Which of the keys each sequence has reached, (B, M) bool; None where all have reached all."""
+    """Which of the keys each sequence has reached, (B, M) bool; None where all sequences reached all keys."""
     token = position.tokens
     if isinstance(token, int):
         return None
@@ -52,7 +50,7 @@ def blocks_reached(position: Position, num_keys: int, factor: int = 1) -> Tensor
 def softmax_step(
     q: Tensor, k: Tensor, v: Tensor, cache: KeyValueCache, position: Position, factor: int = 1
 ) -> tuple[Tensor, KeyValueCache]:
-    """One token's attention, (B, h, 1, p), and the cache with it; q, k, v (B, h, 1, p)."""
+    """The attention of one token, (B, h, 1, p), and the cache with it; q, k, v (B, h, 1, p)."""
     cache, keys, values = append_to_cache(k, v, cache, position, factor)
     reached = blocks_reached(position, keys.size(2), factor)
     mask = None if reached is None else reached[:, None, None]

@@ -1,4 +1,4 @@
-"""The baselines: canonical softmax attention, its symmetric form, and the cosine kernel without softmax."""
+"""The baselines: canonical softmax attention and its symmetric form."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def softmax_attention(
         scale: replaces 1/sqrt(p).
 
     Returns:
-        (B, h, N, p_v). Zeros for a query that sees no key, and for a padded token's query in the causal form.
+        (B, h, N, p_v). Queries that see no key get zeros; so do padded queries in the causal form.
     """
     if is_causal and attention_mask is not None and q.size(2) == k.size(2):
         return _causal_over_real_tokens(q, k, v, attention_mask, dropout_p, scale)
@@ -45,9 +45,9 @@ def softmax_attention(
 def _causal_over_real_tokens(
     q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor, dropout_p: float, scale: float | None
 ) -> Tensor:
-    """Causal attention without an N x N mask: behind the real tokens, padding lies in the future of them all.
+    """Causal attention without an N x N mask: right padding lies in the future of all real tokens.
 
-    The queries of padding are set to zero, so that no logit of theirs overflows and its gradients are zeros.
+    The queries of padding are set to zero, so their logits do not overflow and their gradients are zeros.
     """
     padded = ~attention_mask[:, None, :, None]
     q = q.masked_fill(padded, 0.0)

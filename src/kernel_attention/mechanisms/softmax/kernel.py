@@ -23,19 +23,19 @@ class SoftmaxKernel(AttentionKernel):
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, *, query_mask: Tensor | None = None, **options: Any
     ) -> Tensor:
-        """See [`AttentionKernel`][kernel_attention.core.kernel.AttentionKernel]."""
+        """Softmax attention to keys that may be pooled over blocks."""
         return softmax_over_blocks(q, k, v, **options)
 
     def empty_memory(self, like: Tensor) -> KeyValueCache:
-        """See [`AttentionKernel`][kernel_attention.core.kernel.AttentionKernel]."""
+        """A cache without keys; ``like`` is (B, h, N, p)."""
         return empty_cache(like)
 
     def read_memory(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, factor: int = 1) -> KeyValueCache:
-        """See [`AttentionKernel`][kernel_attention.core.kernel.AttentionKernel]."""
+        """The cache after a prompt; k and v are (B, h, N, p)."""
         return read_cache(k, v, factor)
 
     def step(
         self, q: Tensor, k: Tensor, v: Tensor, memory: KeyValueCache, position: Position, factor: int = 1
     ) -> tuple[Tensor, KeyValueCache]:
-        """See [`AttentionKernel`][kernel_attention.core.kernel.AttentionKernel]."""
+        """Append one key and value to the cache, and attend to all of its keys."""
         return softmax_step(q, k, v, memory, position, factor)

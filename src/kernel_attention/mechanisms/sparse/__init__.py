@@ -1,4 +1,4 @@
-"""Softmax attention over a fixed pattern of positions. Built on the softmax family: its cache is the same."""
+"""Softmax attention over a fixed pattern of positions, with the cache of the softmax family."""
 
 from kernel_attention.mechanisms.sparse.layer import SparseAttention
 

@@ -1,11 +1,10 @@
-"""The sparse patterns as a few dense products over blocks, with the logits of O(N (l + N / l)) pairs and no
-others.
+"""The sparse patterns as a few dense products over blocks, with O(N (l + N / l)) logits.
 
-The sequence of M keys is written as T rows of l. A strided pattern is then the rows next to a key's own, cut
-to the band |i - j| < l, and the key's column; a fixed pattern is the key's row, and the last columns of the
-other rows. The two parts are disjoint, and one softmax runs over their logits joined.
+The sequence of M keys is arranged in T rows of l. A strided pattern is then a key's own row and the rows next
+to it, cut to the band |i - j| < l, and the key's column. A fixed pattern is the key's row and the last
+columns of the other rows. The two parts are disjoint, and one softmax runs over the logits of both.
 
-Queries come ``factor`` to a key (pooled keys); factor 1 is the plain pattern.
+Each key serves ``factor`` queries (pooled keys); factor 1 is the pattern itself.
 
 Legend: B batch, h heads, T rows, l columns (the stride in keys), f factor, p head width.
 """
@@ -36,8 +35,8 @@ def blocked_attention(
 
     Args:
         q: (B, h, N, p).
-        k: (B, h, M, p), M = ceil(N / factor); with ``is_causal`` (B, h, N, p), row i the open block at token
-            i.
+        k: (B, h, M, p), M = ceil(N / factor); with ``is_causal`` (B, h, N, p), where row i is the open block
+            at token i.
         v: as ``k``.
         stride: l, in keys.
         summary: number of last columns that all queries see (fixed pattern); None: the strided pattern.
@@ -76,11 +75,11 @@ def _queries(x: Tensor, num_rows: int, stride: int, factor: int) -> Tensor:
 def _strided(
     q: Tensor, k: Tensor, v: Tensor, present: Tensor, own: tuple[Tensor, Tensor] | None, dropout_p: float
 ) -> Tensor:
-    """Rows next to the query's own in the band |i - j| < l, and its column."""
+    """The query's row and its neighbours in the band |i - j| < l, and its column."""
     num_rows, stride, factor = q.shape[2:5]
     is_causal = own is not None
     near_keys = _neighbours(k, is_causal)
-    # As numbers: inductor (torch 2.13) writes C++ that does not compile for a padded bool.
+    # As numbers, because inductor (torch 2.13) writes C++ for a padded bool that does not compile.
     near_present = _neighbours(present[..., None].to(k.dtype), is_causal)[..., 0] > 0
     near = (q.flatten(3, 4) @ near_keys.mT).unflatten(3, (stride, factor))
     by_column, columns = q.transpose(2, 3).flatten(3, 4), k.transpose(2, 3)
@@ -130,9 +129,7 @@ def _fixed(
 
 
 def _neighbours(x: Tensor, is_causal: bool) -> Tensor:
-    """Each row with the one before it and, unless causal, the one after: (B, h, T, l, p) -> (B, h, T, 2 l or
-    3 l, p).
-    """
+    """Each row joined with the row before and, unless causal, the row after: (B, h, T, 2 l or 3 l, p)."""
     rows = torch.nn.functional.pad(x, (0, 0, 0, 0, 1, 0 if is_causal else 1))
     if is_causal:
         return torch.cat([rows[:, :, :-1], rows[:, :, 1:]], dim=3)
@@ -140,7 +137,7 @@ def _neighbours(x: Tensor, is_causal: bool) -> Tensor:
 
 
 def _other_rows(num_rows: int, is_causal: bool, device: torch.device) -> Tensor:
-    """(T, T) bool: the rows that a query's row sees beside itself."""
+    """(T, T) bool: the other rows that a query's row sees."""
     row = torch.arange(num_rows, device=device)
     return row < row[:, None] if is_causal else row != row[:, None]
 
@@ -148,12 +145,10 @@ def _other_rows(num_rows: int, is_causal: bool, device: torch.device) -> Tensor:
 def _joint_softmax(
     logits: list[Tensor], allowed: list[Tensor], own: tuple[Tensor, Tensor] | None, dropout_p: float
 ) -> tuple[Tensor, ...]:
-    """One softmax over all parts, (B, h, T, l, f, *) each, given back in parts; the query's own key is the
-    last of them.
-    """
+    """One softmax over all parts, (B, h, T, l, f, *) each, in parts again; the query's own key is last."""
     smallest = torch.finfo(
         logits[0].dtype
-    ).min  # not -inf: the rows of padded queries may be empty, and must stay finite
+    ).min  # not -inf: rows of padded queries may be empty and must stay finite
     parts = [part.masked_fill(~may, smallest) for part, may in zip(logits, allowed, strict=True)]
     parts += [] if own is None else [own[0]]
     weights = torch.cat(parts, dim=-1).softmax(dim=-1).to(logits[0].dtype)

@@ -1,4 +1,4 @@
-"""Sparse attention one token at a time: softmax attention's cache, read where the pattern looks."""
+"""Sparse attention one token at a time, with the cache of softmax attention."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def sparse_step(
     position: Position,
     factor: int = 1,
 ) -> tuple[Tensor, KeyValueCache]:
-    """One token's attention, (B, h, 1, p), and the cache with it; q, k, v (B, h, 1, p)."""
+    """The attention of one token, (B, h, 1, p), and the cache with it; q, k, v (B, h, 1, p)."""
     cache, keys, values = append_to_cache(k, v, cache, position, factor)
     token, num_keys = position.tokens, keys.size(2)
     reached = blocks_reached(position, num_keys, factor)

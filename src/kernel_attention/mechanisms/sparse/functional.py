@@ -1,4 +1,4 @@
-"""Sparse attention: each query sees a fixed pattern of positions, and the softmax runs over these.
+"""Sparse attention: each query sees a fixed pattern of positions, and the softmax runs over them.
 
 Source: Child, Gray, Radford, Sutskever, "Generating Long Sequences with Sparse Transformers", 2019, in the
 bidirectional form of Nguyen et al., "A Primal-Dual Framework for Transformers and Neural Networks", ICLR 2023
@@ -25,8 +25,8 @@ Implementation = Literal["auto", "blocked", "dense"]
 PATTERNS: tuple[PatternName, ...] = ("strided", "fixed")
 IMPLEMENTATIONS: tuple[Implementation, ...] = ("auto", "blocked", "dense")
 
-_LONG = 512  # queries from which the blocked form is the faster one, measured on a CPU core at l = sqrt(N)
-_SAVING = 2  # the blocked form wants that many times fewer logits: a fused call makes them sooner
+_LONG = 512  # queries from which the blocked form is faster, measured on a CPU core at l = sqrt(N)
+_SAVING = 2  # the blocked form must save this factor of logits, because a fused call computes them faster
 
 
 class SparsePattern(NamedTuple):
@@ -41,7 +41,7 @@ class SparsePattern(NamedTuple):
     summary: int = 1
 
     def check(self) -> SparsePattern:
-        """The pattern itself; InputError for values that no pattern has."""
+        """The pattern itself; InputError for values that are not accepted."""
         if self.name not in PATTERNS:
             raise unknown("pattern", self.name, PATTERNS)
         if not isinstance(self.stride, int) or self.stride < 1:
@@ -64,8 +64,8 @@ def sparse_mask(
     """The pattern as a matrix, (num_queries, num_keys) bool, True = seen; without causality.
 
     With ``factor`` the keys are blocks of that many positions, and a block is seen where any of its positions
-    is. A block counts as whole even where the sequence ends in it, so what a query sees does not depend on
-    the length of the sequence.
+    is seen. A block counts as whole even where the sequence ends in it, so the pattern does not depend on the
+    length of the sequence.
     """
     return positions_seen(pattern, torch.arange(num_queries, device=device), num_keys, factor=factor)
 
@@ -80,7 +80,7 @@ def positions_seen(pattern: SparsePattern, queries: Tensor, num_keys: int, *, fa
         near = (first < i + stride) & (last > i - stride)
         return near | (
             (i - first) % stride < factor
-        )  # the first position from ``first`` on in i's column is inside
+        )  # the first position in i's column, from ``first`` on, is inside
     same = (first // stride <= i // stride) & (last // stride >= i // stride)
     return same | ((last % stride >= stride - summary) | (last % stride < factor - 1))
 
@@ -112,8 +112,8 @@ def sparse_attention(
         dropout_p: probability of dropping an attention weight.
         impl: "dense": a fused call with an N x S mask. "blocked": plain products of O(N (l + N / l)) size,
             for self-attention with a stride that ``factor`` divides. "auto": blocked for long sequences where
-            it is defined and has fewer logits. A stride that no two positions are apart leaves nothing out:
-            it is softmax attention then, without a mask.
+            it is defined and has fewer logits. A stride as long as the sequence excludes nothing: the call
+            is then softmax attention without a mask.
 
     Returns:
         (B, h, N, p). A query that sees no key gets zeros.
@@ -131,7 +131,7 @@ def sparse_attention(
             f"got stride={pattern.stride}, {q.size(2)} queries and {k.size(2)} keys; impl='dense' serves all"
         )
     num_keys = -(-q.size(2) // factor) if is_causal else k.size(2)
-    # Compiled code would be made anew for such lengths.
+    # Such lengths would need a compiled graph of their own.
     if not torch.compiler.is_compiling() and pattern.stride >= max(q.size(2), num_keys * factor):
         return softmax_over_blocks(
             q, k, v, factor=factor, attention_mask=attention_mask, is_causal=is_causal,
@@ -161,8 +161,9 @@ def sparse_attention(
 
 
 def _saves(pattern: SparsePattern, length: int, factor: int) -> bool:
-    """Whether the blocked form of so many queries pays: three rows of l keys for each of them and a column of
-    N / l, or a row and the summaries, against all keys.
+    """Whether the blocked form saves enough logits.
+
+    A strided query has three rows of l keys and a column of N / l, a fixed one a row and the summaries.
     """
     if length < _LONG:
         return False
@@ -175,7 +176,7 @@ def _saves(pattern: SparsePattern, length: int, factor: int) -> bool:
 
 
 def _require_mask(pattern: SparsePattern, q: Tensor, num_keys: int) -> None:
-    """The mask, and the numbers that the fused call makes of it."""
+    """Check that the mask, and the numbers that the fused call makes of it, fit into memory."""
     if not torch.compiler.is_compiling():
         require_memory(
             f"sparse_attention: the mask of stride={pattern.stride} over {q.size(2)} queries and "

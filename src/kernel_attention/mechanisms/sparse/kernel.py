@@ -31,7 +31,7 @@ class SparseKernel(AttentionKernel):
         head_dim: p; not read.
         max_len: longest sequence, for the default stride.
         pattern: "strided" or "fixed", see ``kernel_attention.functional.SparsePattern``.
-        stride: l; None: sqrt(max_len) rounded, as the paper advises, or 16 where ``max_len`` is not given.
+        stride: l; None: sqrt(max_len) rounded, as the paper advises, or 16 without ``max_len``.
         summary: columns that every query of the fixed pattern sees, per block.
         impl: "auto", "blocked" or "dense", see ``kernel_attention.functional.sparse_attention``.
     """
@@ -62,21 +62,21 @@ class SparseKernel(AttentionKernel):
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, *, query_mask: Tensor | None = None, **options: Any
     ) -> Tensor:
-        """See [`AttentionKernel`][kernel_attention.core.kernel.AttentionKernel]."""
+        """Sparse attention with the pattern and the form that the kernel was made with."""
         return sparse_attention(q, k, v, self.pattern, impl=self.impl, **options)
 
     def empty_memory(self, like: Tensor) -> KeyValueCache:
-        """See [`AttentionKernel`][kernel_attention.core.kernel.AttentionKernel]."""
+        """A cache without keys; ``like`` is (B, h, N, p)."""
         return empty_cache(like)
 
     def read_memory(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, factor: int = 1) -> KeyValueCache:
-        """See [`AttentionKernel`][kernel_attention.core.kernel.AttentionKernel]."""
+        """The cache after a prompt; k and v are (B, h, N, p)."""
         return read_cache(k, v, factor)
 
     def step(
         self, q: Tensor, k: Tensor, v: Tensor, memory: KeyValueCache, position: Position, factor: int = 1
     ) -> tuple[Tensor, KeyValueCache]:
-        """See [`AttentionKernel`][kernel_attention.core.kernel.AttentionKernel]."""
+        """Append one key and value to the cache, and attend to the keys that the pattern shows."""
         return sparse_step(self.pattern, q, k, v, memory, position, factor)
 
     def extra_repr(self) -> str:

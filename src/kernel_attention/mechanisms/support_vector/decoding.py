@@ -1,4 +1,4 @@
-"""What the support-vector layers remember between tokens: linear, sparse, batch_norm, scaled_heads, both, conv1d."""
+"""The support-vector layers one token at a time: their states, and the open block of pooled tokens."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from kernel_attention.tensors.statistics import accumulation_dtype
 
 @dataclass(frozen=True)
 class HeadsState(State):
-    """What the heads of one factor f remember.
+    """The state of the heads of one factor f.
 
     Attributes:
         memory: one key and value for every block of f tokens, or their running sum.
-        open_block: the open block's tokens added up, or their maximum, (B, 1, d); None where f is 1.
-        moments: of the keys; None without centring.
+        open_block: the sum of the open block's tokens, or their maximum, (B, 1, d); None where f is 1.
+        moments: the running moments of the keys; None without centring.
     """
 
     memory: Any
@@ -32,8 +32,10 @@ class HeadsState(State):
 
 @dataclass(frozen=True)
 class SupportVectorState(State):
-    """The tokens read; the heads' states, one for each run of heads of one factor; and the last s - 1 rows of
-    what a convolution reads, (B, s - 1, d) each.
+    """The state of a support-vector layer.
+
+    It holds the number of tokens read, one state for each run of heads with the same factor, and the last
+    s - 1 rows of the input of a convolution, (B, s - 1, d) each.
     """
 
     position: Position
@@ -44,14 +46,14 @@ class SupportVectorState(State):
 def add_to_block(
     x: Tensor, block: Tensor, position: Position, factor: int, pooling: Pooling, weight: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """The open block pooled, and added up, with one more token.
+    """The open block with one more token: pooled, and as a sum.
 
     Args:
         x: the token, (B, 1, d).
-        block: the open block's tokens added up, or their maximum, (B, 1, d).
-        position: of the token.
+        block: the sum of the open block's tokens, or their maximum, (B, 1, d).
+        position: the position of the token.
         factor: tokens per block.
-        pooling: as in [`pool`][kernel_attention.tensors.pooling.pool].
+        pooling: as in ``kernel_attention.tensors.pooling.pool``.
         weight: of pooling "conv", (d, factor); None otherwise.
     """
     offset = position.offset(factor)
@@ -71,7 +73,7 @@ def add_to_block(
 def read_open_block(
     x: Tensor, lengths: Tensor, factor: int, pooling: Pooling, weight: Tensor | None
 ) -> Tensor:
-    """The open block added up after a prompt x (B, N, d), (B, 1, d); arguments as in ``add_to_block``."""
+    """The sum of the open block after a prompt x (B, N, d), (B, 1, d); arguments as in ``add_to_block``."""
     token = torch.arange(x.size(1), device=x.device)
     inside = (token < lengths[:, None]) & (token >= (lengths // factor * factor)[:, None])
     rows = x.to(accumulation_dtype(x.dtype))

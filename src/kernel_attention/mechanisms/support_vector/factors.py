@@ -10,9 +10,9 @@ _PAPER_FACTORS = {2: (1, 2), 4: (1, 1, 2, 4), 8: (1, 1, 2, 2, 4, 4, 8, 8)}
 
 
 def default_factors(num_heads: int) -> tuple[int, ...]:
-    """The paper's for its 2 (LRA), 4 (DeiT) and 8 heads (UEA); otherwise half of the heads 1 and half 2.
+    """The paper's factors for 2 (LRA), 4 (DeiT) and 8 heads (UEA); 1 and 2 for other numbers of heads.
 
-    An odd head out has factor 1.
+    Half of the heads then have factor 1, and the rest have factor 2. An odd head has factor 1.
     """
     half = (num_heads + 1) // 2
     return _PAPER_FACTORS.get(num_heads, (1,) * half + (2,) * (num_heads - half))

@@ -1,4 +1,4 @@
-"""Attention-BN, Attention-SH and both, which follow from other ways to fit the support vector regression.
+"""Attention-BN, Attention-SH and their combination, which change how the support vector regression is fitted.
 
 Attention is the support vector expansion sum_j k(x, k_j) / h(x) v_j of a regression fitted to keys and
 targets. Batch normalisation inside the regression function re-centres queries and keys (Attention-BN, eq. 22
@@ -40,13 +40,13 @@ def recentre(
     factor: int = 1,
     group: SequenceGroup | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Queries and keys of Attention-BN: (q - beta mu) / s and (k - beta mu) / s, or others with the same
-    attention.
+    """Queries and keys of Attention-BN: (q - beta mu) / s and (k - beta mu) / s, or an equivalent pair.
 
     mu and s^2 = sigma^2 + eps are the keys' mean and variance over the sequence, per head and channel. A
-    softmax does not see what is added to all logits of a query, so its keys may be shifted by any constant:
-    unscaled keys stay as they are, scaled ones are centred in full. In the causal form the statistics are
-    those of each query's prefix, and they go to the query alone: ((q_i - beta mu_i) / s_i^2) . (k_j - k_0).
+    constant added to all logits of a query does not change a softmax, so its keys may be shifted by any
+    constant: unscaled keys are not shifted, scaled keys are fully centred. In the causal form the statistics
+    are those of each query's prefix, and only the query carries them:
+    ((q_i - beta mu_i) / s_i^2) . (k_j - k_0).
 
     Args:
         q: (B, h, N, p).
@@ -54,7 +54,7 @@ def recentre(
         beta: weight of the mean, eq. 26; a number, or a tensor that broadcasts to (B, h, N, p).
         normalize: whether to divide by s (eq. 22).
         eps: added to the variance.
-        shift_invariant: whether the kernel's weights are a softmax; False: keys exactly as in the formula.
+        shift_invariant: whether the kernel's weights are a softmax; False: the keys of the formula itself.
         attention_mask: (B, S), True = real key. Not read with ``is_causal``, which needs right padding.
         is_causal: statistics of the prefix; needs ``shift_invariant``.
         factor: with ``is_causal``, row i of k is the open block at token i
@@ -112,8 +112,8 @@ def _recentre_causal(
 def _prefix_moments(k: Tensor, factor: int) -> tuple[Tensor, Tensor]:
     """Mean and variance of the keys of every prefix: the completed blocks and row i. (B, h, N, p) each.
 
-    Welford's recurrence: a new key adds (k - mean before)^2 count / (count + 1) to the sum of squares, so
-    no two large numbers are subtracted.
+    Welford's recurrence: a new key adds (k - mean before)^2 count / (count + 1) to the sum of squares. It
+    never subtracts two large numbers.
     """
     length, dtype = k.size(2), accumulation_dtype(k.dtype)
     k = k.to(dtype)
@@ -131,7 +131,7 @@ def _prefix_moments(k: Tensor, factor: int) -> tuple[Tensor, Tensor]:
 
 
 def _exclusive_sum(x: Tensor) -> Tensor:
-    """Sum of the rows before each, and of all: (B, h, M, p) -> (B, h, M + 1, p)."""
+    """The sum of the rows before each row, and of all rows: (B, h, M, p) -> (B, h, M + 1, p)."""
     return torch.nn.functional.pad(x.cumsum(dim=2), (0, 0, 1, 0))
 
 
@@ -155,18 +155,18 @@ def support_vector_attention(
 
     Args:
         q: queries, (B, h, N, p).
-        k: keys, (B, h, S, p), already pooled: blocks of ``factor`` tokens, or with ``is_causal`` row i the
+        k: keys, (B, h, S, p), already pooled: blocks of ``factor`` tokens. With ``is_causal``, row i is the
             open block at token i (``kernel_attention.tensors.blocks``).
-        v: values likewise, (B, h, S, p_v).
+        v: values, (B, h, S, p_v), pooled like the keys.
         attention: the kernel, called with ``factor``, ``attention_mask``, ``is_causal`` and ``options``.
         shift_invariant: as in ``recentre``, of that kernel.
-        beta: as in ``recentre``; the number 0 without ``normalize`` leaves queries and keys alone.
+        beta: as in ``recentre``; the number 0 without ``normalize`` changes neither queries nor keys.
         normalize: as in ``recentre``.
         eps: as in ``recentre``.
         factor: tokens per key.
         attention_mask: (B, S), True = real key; right padding with ``is_causal`` and for kernels that read
             positions.
-        is_causal: token i sees the completed blocks before its own, and its own up to itself.
+        is_causal: token i sees the completed blocks before its own block, and its own block up to itself.
         group: processes that hold the parts of every sequence; for the linear kernel.
         options: further arguments of the kernel.
 
@@ -206,8 +206,8 @@ def scaled_heads_attention(
 ) -> Tensor:
     """Attention-SH (eq. 25): head i attends to keys and values pooled by ``factors[i]``.
 
-    With ``beta`` or ``normalize`` it is Attention-BN+SH (eq. 49 and 51), the statistics being those of a
-    head's pooled keys. Neighbouring heads of one factor share a call.
+    With ``beta`` or ``normalize`` it is Attention-BN+SH (eq. 49 and 51), with the statistics of a head's
+    pooled keys. Neighbouring heads of one factor share a call.
 
     Args:
         q: queries, (B, h, N, p).
@@ -216,7 +216,7 @@ def scaled_heads_attention(
         factors: h whole numbers.
         pooling: "average" or "max".
         attention_mask: (B, S) right padding, True = real token.
-        is_causal: token i sees the completed blocks before its own, and its own up to itself.
+        is_causal: token i sees the completed blocks before its own block, and its own block up to itself.
         options: as in ``support_vector_attention``.
 
     Returns:

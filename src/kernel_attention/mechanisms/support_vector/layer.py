@@ -89,10 +89,10 @@ class SupportVectorAttention(QueryKeyValueAttention):
 
     The **kernel** is softmax, linear or sparse. The **centring** (Attention-BN) subtracts beta times the
     keys' mean from queries and keys, and may divide by their standard deviation. The **training set** of head
-    i (Attention-SH) is the sequence pooled by ``factors[i]``; or queries and keys are convolved
+    i (Attention-SH) is the sequence pooled by ``factors[i]``. Queries and keys can be convolved instead
     (Attention-Conv1D, Conv2D).
 
-    The class's own defaults are Attention-BN+SH. The mechanisms' names fix the choices that they leave out.
+    The class's own defaults are Attention-BN+SH. A name of a mechanism fixes the choices that it leaves out.
 
     Args:
         embed_dim: model width d.
@@ -187,7 +187,7 @@ class SupportVectorAttention(QueryKeyValueAttention):
     def attend(
         self, x: Tensor, context: Tensor | None, attention_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
-        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
+        """Check the token grid of a convolution, then attend."""
         if self.convolution is not None:
             self.convolution.check(x.size(1))
         return super().attend(x, context, attention_mask, is_causal)
@@ -211,9 +211,7 @@ class SupportVectorAttention(QueryKeyValueAttention):
         is_self: bool,
         as_matrix: bool = False,
     ) -> Iterator[Tensor]:
-        """See [`QueryKeyValueAttention`][kernel_attention.core.query_key_value.QueryKeyValueAttention]; the heads
-        of one factor are a group.
-        """
+        """The outputs of the heads, (B, heads, N, p); heads of one factor form a group."""
         assert self.k_proj is not None
         options = {"query_mask": mask if is_self else None, "is_causal": is_causal}
         if self.convolution is not None:
@@ -235,22 +233,22 @@ class SupportVectorAttention(QueryKeyValueAttention):
             yield self._expand(q[:, heads], k, v, factor=factor, attention_mask=mask_of_keys, **options)
 
     def why_not_context(self) -> str | None:
-        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
+        """A reason for convolved queries and keys."""
         return None if self.convolution is None else "convolved queries and keys have no cross-attention"
 
     def why_not_causal(self) -> str | None:
-        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
+        """A reason for a convolution over a grid, and for centred keys of the linear kernel."""
         if self.convolution is not None and self.convolution.grid_size is not None:
             return "a convolution over a grid has no causal form; conv1d has one"
         if self.is_centred and not self.kernel.shift_invariant:
             return (
-                f"kernel='linear' with beta={self._beta_text()} has no causal form in linear time: each query would "
-                "need keys centred for it; kernels softmax and sparse have one"
+                f"kernel='linear' with beta={self._beta_text()} has no causal form in linear time: each "
+                "query would need keys centred for it; the kernels softmax and sparse have one"
             )
         return None
 
     def why_not_sharded(self, is_causal: bool) -> str | None:
-        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
+        """The kernel's reason, or that pooling and convolutions cross the parts' ends."""
         if (reason := self.kernel.why_not_sharded()) is not None:
             return reason
         if self.convolution is not None or max(self.factors) > 1:
@@ -258,7 +256,7 @@ class SupportVectorAttention(QueryKeyValueAttention):
         return None
 
     def start_decoding(self, batch_size: int) -> SupportVectorState:
-        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
+        """Empty memories of every group of heads, and zeros before the first token of a convolution."""
         weight, heads = self.out_proj.weight, []
         for group, factor in head_groups(self.factors):
             like = weight.new_empty(batch_size, group.stop - group.start, 0, self.head_dim)
@@ -277,7 +275,7 @@ class SupportVectorAttention(QueryKeyValueAttention):
         return SupportVectorState(Position(), tuple(heads), window)
 
     def decode_token(self, x: Tensor, state: SupportVectorState) -> tuple[Tensor, SupportVectorState]:
-        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
+        """The output of one token from the memories of the groups of heads, and the memories with it."""
         window: tuple[Tensor, ...] = ()
         outs, heads = [], []
         if self.convolution is not None:
@@ -299,7 +297,7 @@ class SupportVectorAttention(QueryKeyValueAttention):
         return y, SupportVectorState(state.position.next(), tuple(heads), window)
 
     def read_prompt(self, x: Tensor, lengths: Tensor | None) -> SupportVectorState:
-        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
+        """The memories after a prompt, computed in parallel."""
         position, lengths = position_after(x, lengths), whole_lengths(x, lengths)
         if self.convolution is not None:
             rows = self._convolved_rows(x)
@@ -340,7 +338,7 @@ class SupportVectorAttention(QueryKeyValueAttention):
         return out, HeadsState(memory, block, moments)
 
     def _convolved_rows(self, x: Tensor) -> list[Tensor]:
-        """What the convolution reads: tokens where separable, else queries and keys; (B, N, d) each."""
+        """The input of the convolution: tokens where separable, else queries and keys; (B, N, d) each."""
         assert self.convolution is not None
         assert self.k_proj is not None
         return [x] if self.convolution.weights == "separable" else [self.q_proj(x), self.k_proj(x)]
@@ -375,9 +373,7 @@ class SupportVectorAttention(QueryKeyValueAttention):
         )
 
     def pool_tokens(self, x: Tensor, factor: int, mask: Tensor | None, is_causal: bool) -> Tensor:
-        """Tokens to blocks, (B, N, d) -> (B, M, d), or to the open block at every token, (B, N, d), if
-        causal.
-        """
+        """Pool tokens to blocks, (B, M, d), or to the open block at every token, (B, N, d), where causal."""
         kernel = self._pool_kernel(factor)
         if is_causal:
             return running_pool(x, factor, self.pooling, weight=kernel)
@@ -397,9 +393,7 @@ class SupportVectorAttention(QueryKeyValueAttention):
         return out.unflatten(-1, (heads.stop - heads.start, -1)).transpose(1, 2)
 
     def reads_positions(self) -> bool:
-        """See [`QueryKeyValueAttention`][kernel_attention.core.query_key_value.QueryKeyValueAttention]; a grid's
-        tokens stay in place.
-        """
+        """Whether pooling, a convolution over the sequence, or the kernel reads positions."""
         sequence = self.convolution is not None and self.convolution.grid_size is None
         return sequence or self.kernel.reads_positions or max(self.factors) > 1
 
@@ -417,7 +411,7 @@ class SupportVectorAttention(QueryKeyValueAttention):
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """nn.functional.linear, or under torch.export a product per sequence.
 
-    The exporter cannot prove of a length ceil(N / factor) that batch and tokens flatten to one dimension.
+    The exporter cannot prove that batch and tokens flatten to one dimension at length ceil(N / factor).
     """
     if not is_exporting():
         return nn.functional.linear(x, weight, bias)

@@ -12,8 +12,10 @@ from kernel_attention.tensors.statistics import accumulation_dtype, exactly
 
 @dataclass(frozen=True)
 class Moments(State):
-    """The first key, and of the completed blocks' keys minus it: mean and sum of squared deviations; all
-    (B, h, 1, p).
+    """The moments of the keys, all (B, h, 1, p).
+
+    They are the first key, and the mean and the sum of squared deviations of the completed blocks' keys minus
+    the first key.
     """
 
     first: Tensor
@@ -22,13 +24,13 @@ class Moments(State):
 
 
 def empty_moments(like: Tensor) -> Moments:
-    """The moments of no keys; ``like`` (B, h, N, p) says sizes, precision and device."""
+    """The moments of no keys; ``like`` (B, h, N, p) gives sizes, precision and device."""
     zeros = like.new_zeros(*like.shape[:2], 1, like.size(3), dtype=accumulation_dtype(like.dtype))
     return Moments(like.new_zeros(zeros.shape), zeros, zeros)
 
 
 def read_moments(k: Tensor, lengths: Tensor, factor: int = 1) -> Moments:
-    """The moments after a prompt: k (B, h, N, p), row i the open block at token i; lengths (B,)."""
+    """The moments after a prompt k (B, h, N, p); row i is the open block at token i; lengths (B,)."""
     first = k[:, :, :1]
     blocks = exactly((k - first)[:, :, factor - 1 :: factor])
     done = before(lengths // factor, blocks.size(2))
@@ -49,10 +51,10 @@ def recentre_step(
     eps: float,
     factor: int = 1,
 ) -> tuple[Tensor, Tensor, Moments]:
-    """Attention-BN's query and key of one token, with the statistics of its prefix, and the moments with it.
+    """Attention-BN's query and key of one token, with the statistics of its prefix, and the new moments.
 
-    See ``kernel_attention.functional.recentre``, whose causal form this is: the statistics go to the
-    query alone, so that the keys of the cache stay as they are. Welford's recurrence adds the new key.
+    This is the causal form of ``kernel_attention.functional.recentre``. Only the query carries the
+    statistics, so the keys in the cache never change. Welford's recurrence adds the new key.
     """
     first = choose(position.tokens == 0, k, moments.first)
     shifted = exactly(k - first)

@@ -1,6 +1,4 @@
-"""The convolutions of Attention-Conv1D, Attention-Conv2D and the convolutional projections of CvT, as one
-module.
-"""
+"""One module for the convolutions of Attention-Conv1D and Conv2D and the convolutional projections of CvT."""
 
 from __future__ import annotations
 
@@ -23,18 +21,17 @@ _WEIGHTS: tuple[ConvWeights, ...] = ("shared", "separate", "separable")
 class TokenConvolution(nn.Module):
     """Depth-wise convolution of queries and keys, or of the tokens that queries, keys and values are made of.
 
-    All kernels start at the identity, so that the layer starts as attention without them. (The causal form
-    reads the same kernel from s - 1 tokens back to the token itself, where the identity becomes a delay of (s
-    - 1) // 2.)
+    All kernels start as the identity, so the layer starts as attention without convolutions. (The causal form
+    applies the same kernel to the tokens i - s + 1..i, where the identity becomes a delay of (s - 1) // 2.)
 
     Args:
         channels: d.
         kernel_size: s; the kernel is s, or s x s over a grid.
         weights: "shared": one kernel for all channels, queries and keys (definitions 3 and 4); "separate":
-            one for queries and one for keys; "separable": a kernel per channel for queries, keys and values
-            each, before the projections, which are then the point-wise half (remark 7).
-        grid_size: (H, W), the tokens being H rows of W; None: a sequence.
-        class_tokens: tokens in front of the grid, which are not convolved.
+            one for queries and one for keys; "separable": a kernel per channel for each of queries, keys and
+            values, before the projections, which are then the point-wise half (remark 7).
+        grid_size: (H, W), where the tokens are H rows of W; None: a sequence.
+        class_tokens: the number of tokens in front of the grid, which are not convolved.
     """
 
     q_kernel: nn.Parameter
@@ -73,9 +70,7 @@ class TokenConvolution(nn.Module):
         self.v_kernel = nn.Parameter(identity.clone()) if weights == "separable" else None
 
     def before(self, x: Tensor, mask: Tensor | None, is_causal: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """The inputs of the query, key and value projections: x (B, N, d) three times, convolved where
-        separable.
-        """
+        """The inputs of the q, k and v projections: x (B, N, d) itself, or its convolutions if separable."""
         if self.k_kernel is None or self.v_kernel is None:
             return x, x, x
         x = _zero_padding(x, mask)
@@ -86,7 +81,7 @@ class TokenConvolution(nn.Module):
         )
 
     def after(self, q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool) -> tuple[Tensor, Tensor]:
-        """Projected queries and keys, (B, N, d) each, convolved where not separable."""
+        """Projected queries and keys, (B, N, d) each, convolved unless separable."""
         if self.weights == "separable":
             return q, k
         k_kernel = self.q_kernel if self.k_kernel is None else self.k_kernel
@@ -96,7 +91,7 @@ class TokenConvolution(nn.Module):
         )
 
     def check(self, length: int) -> None:
-        """InputError for a sequence that is not the grid."""
+        """InputError for a sequence whose length is not that of the grid."""
         if self.grid_size is None:
             return
         height, width = self.grid_size
