@@ -1,4 +1,4 @@
-"""The engine of ``kernel_attention.mechanisms.primal.fused`` in Triton: project, normalise and map in one kernel.
+"""How ``kernel_attention.mechanisms.primal.fused`` walks over the tokens in Triton.
 
 A program takes one head of one sequence and ``_TOKENS`` of its tokens, a block at a time: the block of the
 input is projected to the head's query and key, normalised, multiplied into the output, and added to the
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from kernel_attention.errors import InputError
 from kernel_attention.features.feature_maps import SMALLEST_NORM
-from kernel_attention.mechanisms.primal.slices import Sums, Tokens
+from kernel_attention.mechanisms.primal.token_slices import Sums, Tokens
 
 _BLOCK = 64  # tokens of a step
 _TOKENS = 1024  # tokens of a program
@@ -179,7 +179,7 @@ def map_tokens(
     tokens: Tokens, x: Tensor, weight: Tensor, bias: Tensor | None, maps: Tensor, constant: Tensor,
     with_gram: bool,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """As ``kernel_attention.mechanisms.primal.slices.map_tokens``, with one group per head."""
+    """As ``kernel_attention.mechanisms.primal.token_slices.map_tokens``, with one group per head."""
     size, splits = _check(tokens, x, weight, maps)
     x, maps = x.contiguous(), maps.contiguous()
     y = torch.empty_like(x)
@@ -196,7 +196,7 @@ def pull_back(
     tokens: Tokens, x: Tensor, weight: Tensor, bias: Tensor | None, maps: Tensor, pull: Tensor | None,
     grad_y: Tensor,
 ) -> Sums:  # fmt: skip
-    """As ``kernel_attention.mechanisms.primal.slices.pull_back``, with one group per head."""
+    """As ``kernel_attention.mechanisms.primal.token_slices.pull_back``, with one group per head."""
     size, splits = _check(tokens, x, weight, maps)
     x, maps, grad_y = x.contiguous(), maps.contiguous(), grad_y.contiguous()
     grad_u = x.new_empty(*x.shape[:2], weight.size(0))

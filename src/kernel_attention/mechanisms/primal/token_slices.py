@@ -1,4 +1,7 @@
-"""The engine of ``kernel_attention.mechanisms.primal.fused`` in PyTorch: slices of tokens that stay in the cache."""
+"""How ``kernel_attention.mechanisms.primal.fused`` walks over the tokens in PyTorch: slices stay in cache.
+
+Legend as there.
+"""
 
 from __future__ import annotations
 
