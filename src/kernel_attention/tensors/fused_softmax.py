@@ -15,7 +15,11 @@ exact, so that two keys tie where q and k say so, not where float32 cannot tell 
 The forward pass is the fused kernel in either case. Its running maximum makes it safe, and what is computed
 from the past must not depend on the size of the future.
 
-The decision is made inside an operator, which compilers do not look into.
+The decision is made inside an operator, which compilers do not look into. A gradient that is to be
+differentiated again is that of the formula, in float64 too, and holds all the weights.
+
+PyTorch's kernel and its backward pass have no public names. Where a release does not have them as they are
+called here, everything is ``scaled_dot_product_attention``.
 
 Legend: B batch, h heads, N queries, S keys, p head width, p_v width of the values.
 """
@@ -29,9 +33,30 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from kernel_attention.tensors.padding import is_exporting
+from kernel_attention.tensors.recompute import (
+    differentiable_gradients,
+    differentiable_leaves,
+    is_transformed,
+)
 from kernel_attention.tensors.statistics import accumulation_dtype
 
 _SLICE = 2**22  # weights held at a time where the backward pass forms them
+
+_FORWARD = "query key value dropout_p is_causal attn_mask scale"
+_BACKWARD = "grad_out query key value out logsumexp dropout_p is_causal attn_mask scale"
+
+
+def _takes(operator: str, arguments: str) -> bool:
+    """Whether this release of PyTorch has the operator, with these arguments in this order."""
+    overloads = getattr(torch.ops.aten, operator, None)
+    if overloads is None or "default" not in overloads.overloads():
+        return False
+    return [argument.name for argument in overloads.default._schema.arguments] == arguments.split()
+
+
+_EXISTS = _takes("_scaled_dot_product_flash_attention_for_cpu", _FORWARD) and _takes(
+    "_scaled_dot_product_flash_attention_for_cpu_backward", _BACKWARD
+)
 
 
 def fused_attention(
@@ -48,7 +73,8 @@ def fused_attention(
 
     Without a gradient, and where PyTorch takes no fused kernel of the CPU, this is
     ``torch.nn.functional.scaled_dot_product_attention`` itself: with dropout, with values of another
-    width, in programs that are exported, under the transforms of torch.func, on GPUs.
+    width, in programs that are exported, under the transforms of torch.func, on GPUs. It can be
+    differentiated any number of times.
 
     Args:
         q: queries, (B, h, N, p).
@@ -75,7 +101,8 @@ def fused_attention(
 def _is_ours(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> bool:
     """Whether a gradient is wanted of what PyTorch gives to its fused kernel for CPUs."""
     return (
-        torch.is_grad_enabled()
+        _EXISTS
+        and torch.is_grad_enabled()
         and (q.requires_grad or k.requires_grad or v.requires_grad)
         and q.device.type == "cpu"
         and dropout_p == 0.0
@@ -88,7 +115,7 @@ def _is_ours(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> bool:
 def _may_be_fused() -> bool:
     """Whether neither sdpa_kernel nor a transform of torch.func, which need the formula, forbids it."""
     # The switch of sdpa_kernel, for CPUs too.
-    return torch.backends.cuda.flash_sdp_enabled() and not torch._C._are_functorch_transforms_active()
+    return torch.backends.cuda.flash_sdp_enabled() and not is_transformed()
 
 
 def _additive(mask: Tensor | None, q: Tensor) -> Tensor | None:
@@ -143,22 +170,30 @@ def _by_slices(
     for start in range(0, q.size(2), rows):
         here = slice(start, start + rows)
         queries, slope = q[:, :, here].to(dtype) * scale, grad[:, :, here].to(dtype)
-        logits = queries @ keys.mT
-        if mask is not None:
-            logits += mask if mask.size(2) == 1 else mask[:, :, here]
-        if is_causal:
-            position = torch.arange(start, start + logits.size(2), device=q.device)
-            future = torch.arange(k.size(2), device=q.device) > position[:, None]
-            logits.masked_fill_(future, -torch.inf)
-        weights = logits.softmax(dim=-1)
-        if mask is not None:  # a query that sees no key
-            weights = weights.masked_fill(logits.amax(dim=-1, keepdim=True) == -torch.inf, 0.0)
+        own_mask = mask if mask is None or mask.size(2) == 1 else mask[:, :, here]
+        weights = _weights(queries, keys, own_mask, is_causal, start)
         grad_v += weights.mT @ slope
         change = slope @ values.mT
         change = weights * (change - (weights * change).sum(dim=-1, keepdim=True))
         grad_q[:, :, here] = change @ keys * scale
         grad_k += change.mT @ queries
     return grad_q, _like(k).copy_(grad_k), _like(v).copy_(grad_v)
+
+
+def _weights(queries: Tensor, keys: Tensor, mask: Tensor | None, is_causal: bool, start: int = 0) -> Tensor:
+    """softmax(q k^T + mask), (B, h, n, S), for scaled queries from position ``start`` on."""
+    logits = queries @ keys.mT
+    if mask is not None:
+        logits += mask
+    if is_causal:
+        position = torch.arange(start, start + logits.size(2), device=logits.device)
+        future = torch.arange(logits.size(3), device=logits.device) > position[:, None]
+        logits.masked_fill_(future, -torch.inf)
+    if mask is None:
+        return logits.softmax(dim=-1)
+    # A query that sees no key has no softmax. Its weights are zero, and so are their gradients.
+    unseen = logits.detach().amax(dim=-1, keepdim=True) == -torch.inf
+    return logits.masked_fill_(unseen, 0.0).softmax(dim=-1).masked_fill(unseen, 0.0)
 
 
 def _like(x: Tensor) -> Tensor:
@@ -193,6 +228,13 @@ def _pull_back(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor 
     if grad is None:
         return (None,) * 6
     q, k, v, out, lse, mask = ctx.saved_tensors
+    if torch.is_grad_enabled():
+        needed = ctx.needs_input_grad[:3]
+        leaves = differentiable_leaves((q, k, v), needed)
+        queries, keys, values = (leaf.double() for leaf in leaves)
+        y = _weights(queries * ctx.scale, keys, mask, ctx.is_causal) @ values
+        first = differentiable_gradients((y.to(q.dtype),), leaves, needed, (grad,))
+        return (*first, None, None, None)
     grads = _attention_backward(grad, q, k, v, out, lse, mask, ctx.is_causal, ctx.scale)
     return (*grads, None, None, None)
 
