@@ -14,7 +14,6 @@ import argparse
 import json
 import os
 import platform
-import resource
 import statistics
 import subprocess
 import sys
@@ -49,16 +48,13 @@ def make_matrix(options: argparse.Namespace, dtype: type) -> np.ndarray:
     return logits
 
 
-def peak_mb() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
 def contend(options: argparse.Namespace) -> dict:
     """One contender in this process."""
     import torch
     from sklearn.decomposition import TruncatedSVD
     from sklearn.utils.extmath import randomized_svd
 
+    from kernel_attention.experiments.peak_memory import peak_resident
     from kernel_attention.solvers import kernel_svd
 
     s, seed, name = options.components, options.seed, options.contender
@@ -69,7 +65,7 @@ def contend(options: argparse.Namespace) -> dict:
             "values": sorted(svds(make_matrix(options, np.float64), s, return_singular_vectors=False))[::-1]
         }
     x, z = samples(options, np.float32)
-    before = peak_mb()
+    before = peak_resident() / 2**20
     start = time.perf_counter()
     if name == "matrix_free":
         generator = torch.Generator().manual_seed(seed)
@@ -86,8 +82,9 @@ def contend(options: argparse.Namespace) -> dict:
         else:
             values = TruncatedSVD(s, random_state=seed).fit(matrix).singular_values_.tolist()
     end = time.perf_counter()
-    return {"make_s": made - start, "svd_s": end - made, "total_s": end - start, "peak_mb": peak_mb(),
-            "own_mb": peak_mb() - before, "values": values, "visits": visits}  # fmt: skip
+    peak = peak_resident() / 2**20
+    return {"make_s": made - start, "svd_s": end - made, "total_s": end - start, "peak_mb": peak,
+            "own_mb": peak - before, "values": values, "visits": visits}  # fmt: skip
 
 
 def run(options: argparse.Namespace, name: str, seed: int) -> dict:

@@ -22,14 +22,9 @@ import torch
 import torch.distributed as dist
 
 import kernel_attention as ka
+from kernel_attention.experiments.peak_memory import peak_resident
 
 _BLOCKS = 16  # of tokens, each with its own seed
-
-
-def peak_gigabytes() -> float:
-    """Largest resident memory of this process so far; getrusage would count a parent's too."""
-    status = Path("/proc/self/status").read_text(encoding="ascii")
-    return int(status.split("VmHWM:")[1].split()[0]) * 1024 / 1e9
 
 
 def count_bytes(sent: list[int]) -> None:
@@ -64,7 +59,7 @@ def train(rank: int, world: int, meeting_point: str, options: argparse.Namespace
         count_bytes(sent)
         ka.shard_sequence(layer)
     x = part(rank, world, options).requires_grad_()
-    before, seconds = peak_gigabytes(), []
+    before, seconds = peak_resident() / 1e9, []
     for _ in range(options.steps):
         layer.zero_grad(set_to_none=True)
         x.grad = None
@@ -74,7 +69,7 @@ def train(rank: int, world: int, meeting_point: str, options: argparse.Namespace
         (layer(x).square().mean() + ka.auxiliary_loss(layer)).backward()
         seconds.append(time.perf_counter() - start)
     objective = layer.objective.item()
-    results.put((min(seconds), before, peak_gigabytes(), sum(sent) // options.steps, objective))
+    results.put((min(seconds), before, peak_resident() / 1e9, sum(sent) // options.steps, objective))
     if world > 1:
         dist.destroy_process_group()
 

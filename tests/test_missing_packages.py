@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 SRC = Path(__file__).parents[1] / "src"
-TRAIN = ("lightning", "matplotlib", "pydantic", "rich", "safetensors", "sklearn", "torchmetrics", "yaml")
+TRAIN = ("lightning", "matplotlib", "pydantic", "rich", "safetensors", "sklearn", "yaml")
 
 
 def run(script: str, *blocked: str) -> subprocess.CompletedProcess[str]:

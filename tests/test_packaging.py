@@ -1,9 +1,13 @@
 """What a user installs: the wheel holds recipes and templates, built from the clone or from the sdist."""
 
+import ast
+import re
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -36,3 +40,30 @@ def test_the_sdist_builds_the_wheel_of_the_clone(tmp_path):
     assert "kernel_attention/py.typed" in from_clone
     templates = ROOT / "src" / "kernel_attention" / "experiments" / "reporting" / "templates"
     assert {str(path.relative_to(ROOT / "src")) for path in templates.iterdir()} <= from_clone
+
+
+def imported_packages() -> set[str]:
+    """The top-level names of other people's packages in the source, those imported inside functions too."""
+    found = set()
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                found.add(node.module.partition(".")[0])
+    return found - sys.stdlib_module_names - {"kernel_attention"}
+
+
+def test_what_is_declared_is_what_the_source_imports():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+
+    def names(*lists: list[str]) -> set[str]:
+        return {re.split(r"[^\w-]", entry)[0].lower() for entries in lists for entry in entries}
+
+    distributions = packages_distributions()
+    imported = {distributions.get(name, [name])[0].lower() for name in imported_packages()}
+    needed = names(project["dependencies"], *(extras[name] for name in ("solvers", "train", "timeseries")))
+    assert needed <= imported
+    # Triton comes with the CUDA builds of torch.
+    assert imported - {"triton"} <= needed | names(extras["language"])

@@ -38,9 +38,9 @@ def nearest(value: object, names: Iterable[str], count: int = 3, cutoff: float =
 
 # The extra of pyproject.toml that installs a package that the core does not need.
 _EXTRAS = {
-    "aeon": "timeseries", "datasets": "language", "lightning": "train", "matplotlib": "train",
-    "pydantic": "train", "rich": "train", "safetensors": "train", "sklearn": "train", "timm": "vision",
-    "tokenizers": "language", "torchmetrics": "train", "transformers": "language", "yaml": "train",
+    "PIL": "train", "aeon": "timeseries", "datasets": "language", "jinja2": "train", "lightning": "train",
+    "matplotlib": "train", "pydantic": "train", "rich": "train", "safetensors": "train", "sklearn": "train",
+    "timm": "vision", "tokenizers": "language", "transformers": "language", "yaml": "train",
 }  # fmt: skip
 
 

@@ -17,8 +17,8 @@ from kernel_attention.mechanisms.multilinear.functional import (
     multilinear_modes,
     multilinear_scores,
 )
+from kernel_attention.mechanisms.multilinear.fused import multilinear_layer
 from kernel_attention.mechanisms.multilinear.objective import core_penalty, kmlsvd_objective
-from kernel_attention.mechanisms.multilinear.one_pass import multilinear_layer
 from kernel_attention.mechanisms.multilinear.tensor_functional import tensor_scores
 from kernel_attention.mechanisms.primal.decoding import PrimalState, primal_step
 from kernel_attention.mechanisms.primal.functional import (
@@ -31,7 +31,7 @@ from kernel_attention.mechanisms.primal.functional import (
     primal_scores,
     scores_energy,
 )
-from kernel_attention.mechanisms.primal.one_pass import PrimalWeights, primal_layer
+from kernel_attention.mechanisms.primal.fused import PrimalWeights, primal_layer
 from kernel_attention.mechanisms.softmax.functional import softmax_attention
 from kernel_attention.mechanisms.sparse.functional import SparsePattern, sparse_attention, sparse_mask
 from kernel_attention.mechanisms.support_vector.functional import (

@@ -132,3 +132,60 @@ def test_the_operators_are_what_they_tell_the_compiler(seen, size):
     torch.library.opcheck(
         op._attention_backward, (torch.randn_like(out), *arguments[:3], out, lse, *arguments[3:])
     )
+
+
+@pytest.mark.parametrize("size", [1.0, 1e5], ids=["ordinary", "large"])
+@pytest.mark.parametrize("options", list(masks()))
+def test_gradients_that_are_differentiated_again_are_those_of_the_formula(options, size):
+    options = masks()[options]
+    q, k, v = (torch.randn(B, H, n, P, dtype=torch.float64) for n in (N, S, S))
+    q, k = size * q, size * k
+    if size > 1:  # as above
+        q, k = q.round(), k.round()
+    first = {}
+    for call in (fused_attention, formula):
+        leaves = [x.detach().clone().requires_grad_() for x in (q, k, v)]
+        first[call] = torch.autograd.grad(call(*leaves, **options).square().sum(), leaves, create_graph=True)
+    torch.testing.assert_close(first[fused_attention], first[formula], rtol=1e-9, atol=1e-9 * size)
+
+
+@pytest.mark.parametrize("options", list(masks()))
+def test_second_derivatives_equal_finite_differences(options):
+    options = masks()[options]
+    leaves = [torch.randn(B, H, n, P, dtype=torch.float64, requires_grad=True) for n in (N, S, S)]
+    assert torch.autograd.gradgradcheck(
+        lambda q, k, v: fused_attention(q, k, v, **options), leaves, fast_mode=True
+    )
+
+
+def test_a_part_of_the_inputs_can_be_differentiated_twice():
+    q, k, v = (torch.randn(B, H, n, P, dtype=torch.float64) for n in (N, S, S))
+    q.requires_grad_()
+    (slope,) = torch.autograd.grad(fused_attention(q, k, v).square().sum(), q, create_graph=True)
+    slope.square().sum().backward()
+    assert q.grad.isfinite().all()
+    assert q.grad.any()
+
+
+def test_a_gradient_penalty_trains_softmax_attention():
+    layer = create_attention("softmax", embed_dim=12, num_heads=3)
+    x = torch.randn(2, 7, 12, requires_grad=True)
+    mask = torch.arange(7) < torch.tensor([[7], [4]])
+    (slope,) = torch.autograd.grad(layer(x, attention_mask=mask).square().sum(), x, create_graph=True)
+    slope.square().sum().backward()
+    assert all(p.grad.isfinite().all() for p in layer.parameters())
+
+
+def test_this_release_of_torch_has_the_operators_as_they_are_called():
+    assert op._EXISTS
+
+
+def test_another_release_without_them_gets_what_torch_has(monkeypatch):
+    assert not op._takes("_scaled_dot_product_flash_attention_for_cpu", "query key value")
+    assert not op._takes("_no_such_attention", op._FORWARD)
+    monkeypatch.setattr(op, "_EXISTS", False)
+    q, k, v = (torch.randn(B, H, N, P) for _ in range(3))
+    for ours, wanted in zip(
+        gradients(fused_attention, q, k, v), gradients(scaled_dot_product_attention, q, k, v), strict=True
+    ):
+        assert torch.equal(ours, wanted)

@@ -4,6 +4,11 @@ The logits of a large vocabulary are by far the largest tensor of a language mod
 slice of tokens are computed together with its loss, so no more than one slice of logits exists at any time
 and none is computed twice.
 
+``torch.nn.functional.linear_cross_entropy`` of torch 2.13 has chunks too, but torch 2.6, which we accept,
+does not have it. It does not replace this module yet. On CPU we measured 1.3 to 1.9 times the memory, 1 to
+1.4 times the time in float32, and 3 times the time under autocast. In bfloat16 it returns the loss rounded as
+it sums, 9.6 in place of 10.1.
+
 Legend: T tokens, d width, V vocabulary.
 """
 

@@ -1,21 +1,25 @@
 """Fused softmax attention whose gradients hold at logits of any size.
 
-PyTorch's fused kernel on CPU keeps lse_i = logsumexp_j(S_ij). The backward pass forms the weights again,
-P_ij = exp(S_ij - lse_i). It computes S_ij by another order of additions, so S_ij differs from the logit that
-entered lse_i by a rounding error of the size of u L. Here u is the unit roundoff and L bounds the logits:
-|q_i . k_j| / sqrt(p) <= L = max_i ||q_i|| max_j ||k_j|| / sqrt(p). The weights are then wrong by the factor
-exp(c u L) with a constant c. In float32 that factor is harmless at L = 1e3 and infinite at L = 1e10.
+PyTorch's fused kernel on CPU keeps lse_i = logsumexp_j(S_ij) and forms the weights of the backward pass anew,
+P_ij = exp(S_ij - lse_i). S_ij is computed by another order of additions then, and differs from the logit that
+entered lse_i by a rounding of the size of u L, where u is the unit roundoff and L bounds the logits:
+|q_i . k_j| / sqrt(p) <= L = max_i ||q_i|| max_j ||k_j|| / sqrt(p). The weights are off by the factor
+exp(u L), up to a constant before u L. In float32 that is harmless at L = 1e3 and infinite at L = 1e10.
 
-A softmax of its own logits has no such factor: its rows sum to 1 whatever the rounding of the logits. So the
-backward pass looks at L. Up to L = 1 / sqrt(eps), the error u L is below sqrt(eps), and the backward pass is
-the fused kernel's. Above, it forms the weights by a softmax, for a slice of queries at a time, so that the
-memory does not grow with N^2. It does this in float64, where the products of float32 numbers are exact: two
-keys then tie where q and k say so, and not where float32 cannot tell 1e9 from 1e9 + 30.
+A softmax that is formed from its own logits has no such factor: its rows sum to 1 whatever the logits'
+rounding. So the backward pass looks at L. Up to L = 1 / sqrt(eps), where the fused kernel's error u L is
+below sqrt(eps), it is the fused kernel. Above, the weights are formed by the softmax of a slice of queries at
+a time, in memory that does not grow with N^2, and in float64: there the products of float32 numbers are
+exact, so that two keys tie where q and k say so, not where float32 cannot tell 1e9 from 1e9 + 30.
 
-The forward pass is the fused kernel in both cases. Its running maximum makes it safe, and the outputs of
-past tokens must not depend on the size of future ones.
+The forward pass is the fused kernel in either case. Its running maximum makes it safe, and what is computed
+from the past must not depend on the size of the future.
 
-The decision is made inside an operator, where compilers do not look.
+The decision is made inside an operator, which compilers do not look into. A gradient that is to be
+differentiated again is that of the formula, in float64 too, and holds all the weights.
+
+PyTorch's kernel and its backward pass have no public names. Where a release does not have them as they are
+called here, everything is ``scaled_dot_product_attention``.
 
 Legend: B batch, h heads, N queries, S keys, p head width, p_v width of the values.
 """
@@ -29,9 +33,30 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from kernel_attention.tensors.padding import is_exporting
+from kernel_attention.tensors.recompute import (
+    differentiable_gradients,
+    differentiable_leaves,
+    is_transformed,
+)
 from kernel_attention.tensors.statistics import accumulation_dtype
 
-_SLICE = 2**22  # the number of weights that the backward pass holds at a time
+_SLICE = 2**22  # weights held at a time where the backward pass forms them
+
+_FORWARD = "query key value dropout_p is_causal attn_mask scale"
+_BACKWARD = "grad_out query key value out logsumexp dropout_p is_causal attn_mask scale"
+
+
+def _takes(operator: str, arguments: str) -> bool:
+    """Whether this release of PyTorch has the operator, with these arguments in this order."""
+    overloads = getattr(torch.ops.aten, operator, None)
+    if overloads is None or "default" not in overloads.overloads():
+        return False
+    return [argument.name for argument in overloads.default._schema.arguments] == arguments.split()
+
+
+_EXISTS = _takes("_scaled_dot_product_flash_attention_for_cpu", _FORWARD) and _takes(
+    "_scaled_dot_product_flash_attention_for_cpu_backward", _BACKWARD
+)
 
 
 def fused_attention(
@@ -44,11 +69,12 @@ def fused_attention(
     dropout_p: float = 0.0,
     scale: float | None = None,
 ) -> Tensor:
-    """softmax(scale q k^T) v through PyTorch's fused kernels, with correct gradients at large logits.
+    """softmax(scale q k^T) v through PyTorch's fused kernels, with gradients that hold at large logits.
 
-    This is ``torch.nn.functional.scaled_dot_product_attention`` itself where no gradient is wanted, and where
-    PyTorch uses no fused kernel of the CPU: with dropout, with values of another width, in exported programs,
-    under the transforms of torch.func, and on GPUs.
+    Without a gradient, and where PyTorch takes no fused kernel of the CPU, this is
+    ``torch.nn.functional.scaled_dot_product_attention`` itself: with dropout, with values of another
+    width, in programs that are exported, under the transforms of torch.func, on GPUs. It can be
+    differentiated any number of times.
 
     Args:
         q: queries, (B, h, N, p).
@@ -73,9 +99,10 @@ def fused_attention(
 
 
 def _is_ours(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> bool:
-    """Whether a gradient is wanted and PyTorch would use its fused kernel for CPUs."""
+    """Whether a gradient is wanted of what PyTorch gives to its fused kernel for CPUs."""
     return (
-        torch.is_grad_enabled()
+        _EXISTS
+        and torch.is_grad_enabled()
         and (q.requires_grad or k.requires_grad or v.requires_grad)
         and q.device.type == "cpu"
         and dropout_p == 0.0
@@ -86,13 +113,13 @@ def _is_ours(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> bool:
 
 
 def _may_be_fused() -> bool:
-    """Whether no sdpa_kernel context and no transform of torch.func asks for the formula instead."""
+    """Whether neither sdpa_kernel nor a transform of torch.func, which need the formula, forbids it."""
     # The switch of sdpa_kernel, for CPUs too.
-    return torch.backends.cuda.flash_sdp_enabled() and not torch._C._are_functorch_transforms_active()
+    return torch.backends.cuda.flash_sdp_enabled() and not is_transformed()
 
 
 def _additive(mask: Tensor | None, q: Tensor) -> Tensor | None:
-    """The mask as a four-dimensional term of the logits: 0 where a key is seen and -inf elsewhere."""
+    """The mask as what is added to the logits, four-dimensional: 0 where seen and -inf elsewhere."""
     if mask is None:
         return None
     return (
@@ -117,7 +144,7 @@ def _attention_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, mask: Tensor | None,
     is_causal: bool, scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """The gradients with respect to q, k and v."""
+    """Gradients by q, k and v."""
     if _largest_logit(q, k, scale) <= torch.finfo(accumulation_dtype(q.dtype)).eps ** -0.5:
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             grad, q, k, v, out, lse, 0.0, is_causal, attn_mask=mask, scale=scale
@@ -135,7 +162,7 @@ def _largest_logit(q: Tensor, k: Tensor, scale: float) -> float:
 def _by_slices(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients with respect to q, k and v, from a slice of queries at a time, in float64."""
+    """Gradients by q, k and v with the weights of a slice of queries at a time, in float64."""
     dtype = torch.float64
     keys, values = k.to(dtype), v.to(dtype)
     grad_q, grad_k, grad_v = _like(q), torch.zeros_like(keys), torch.zeros_like(values)
@@ -143,16 +170,8 @@ def _by_slices(
     for start in range(0, q.size(2), rows):
         here = slice(start, start + rows)
         queries, slope = q[:, :, here].to(dtype) * scale, grad[:, :, here].to(dtype)
-        logits = queries @ keys.mT
-        if mask is not None:
-            logits += mask if mask.size(2) == 1 else mask[:, :, here]
-        if is_causal:
-            position = torch.arange(start, start + logits.size(2), device=q.device)
-            future = torch.arange(k.size(2), device=q.device) > position[:, None]
-            logits.masked_fill_(future, -torch.inf)
-        weights = logits.softmax(dim=-1)
-        if mask is not None:  # a query that sees no key
-            weights = weights.masked_fill(logits.amax(dim=-1, keepdim=True) == -torch.inf, 0.0)
+        own_mask = mask if mask is None or mask.size(2) == 1 else mask[:, :, here]
+        weights = _weights(queries, keys, own_mask, is_causal, start)
         grad_v += weights.mT @ slope
         change = slope @ values.mT
         change = weights * (change - (weights * change).sum(dim=-1, keepdim=True))
@@ -161,8 +180,24 @@ def _by_slices(
     return grad_q, _like(k).copy_(grad_k), _like(v).copy_(grad_v)
 
 
+def _weights(queries: Tensor, keys: Tensor, mask: Tensor | None, is_causal: bool, start: int = 0) -> Tensor:
+    """softmax(q k^T + mask), (B, h, n, S), for scaled queries from position ``start`` on."""
+    logits = queries @ keys.mT
+    if mask is not None:
+        logits += mask
+    if is_causal:
+        position = torch.arange(start, start + logits.size(2), device=logits.device)
+        future = torch.arange(logits.size(3), device=logits.device) > position[:, None]
+        logits.masked_fill_(future, -torch.inf)
+    if mask is None:
+        return logits.softmax(dim=-1)
+    # A query that sees no key has no softmax. Its weights are zero, and so are their gradients.
+    unseen = logits.detach().amax(dim=-1, keepdim=True) == -torch.inf
+    return logits.masked_fill_(unseen, 0.0).softmax(dim=-1).masked_fill(unseen, 0.0)
+
+
 def _like(x: Tensor) -> Tensor:
-    """An empty (B, h, N, p) in the layout of the fused kernel's gradients, token by token."""
+    """(B, h, N, p) laid out as the fused kernel lays its gradients out, token by token."""
     return torch.empty_permuted(x.shape, (0, 2, 1, 3), dtype=x.dtype, device=x.device)
 
 
@@ -193,6 +228,13 @@ def _pull_back(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor 
     if grad is None:
         return (None,) * 6
     q, k, v, out, lse, mask = ctx.saved_tensors
+    if torch.is_grad_enabled():
+        needed = ctx.needs_input_grad[:3]
+        leaves = differentiable_leaves((q, k, v), needed)
+        queries, keys, values = (leaf.double() for leaf in leaves)
+        y = _weights(queries * ctx.scale, keys, mask, ctx.is_causal) @ values
+        first = differentiable_gradients((y.to(q.dtype),), leaves, needed, (grad,))
+        return (*first, None, None, None)
     grads = _attention_backward(grad, q, k, v, out, lse, mask, ctx.is_causal, ctx.scale)
     return (*grads, None, None, None)
 

@@ -1,8 +1,9 @@
-"""Where hand-written backward passes may run, and how their gradients can be differentiated again."""
+"""Where backward passes written by hand may run, and gradients of theirs that can be differentiated again."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,47 +11,56 @@ from torch.autograd import forward_ad
 
 
 def is_traced() -> bool:
-    """Whether torch.compile, torch.export, torch.func or forward-mode differentiation traces the call.
+    """Whether torch.compile, torch.export, torch.func or forward-mode differentiation traces what runs.
 
-    Forms with a hand-written backward pass are for eager calls; the compiler fuses the formulas itself.
+    Forms with a backward pass written by hand are for eager calls; the compiler fuses the formulas itself.
     """
-    return (
-        torch.compiler.is_compiling()
-        or torch._C._are_functorch_transforms_active()
-        or forward_ad._current_level >= 0
-    )
+    return torch.compiler.is_compiling() or is_transformed() or forward_ad._current_level >= 0
+
+
+def is_transformed() -> bool:
+    """Whether a transform of torch.func (vmap, grad, jvp) traces what runs.
+
+    This and the level of forward-mode differentiation above have no public name in torch. An operator with
+    rules of its own for each transform would not need to ask.
+    """
+    return torch._C._are_functorch_transforms_active()
+
+
+def differentiable_leaves(inputs: Sequence[Tensor | None], needed: Sequence[bool]) -> list[Any]:
+    """The saved inputs of a forward pass, for computing it again inside a backward pass.
+
+    A backward pass written by hand is not differentiable itself. Where its own gradient is wanted (gradients
+    are enabled in it then), the outputs are computed again from these leaves by differentiable operations
+    alone, and ``differentiable_gradients`` goes back through them.
+    """
+    # One input may have been computed from another: a view is a node of its own, where the way back ends.
+    return [x.view_as(x) if x is not None and want else x for x, want in zip(inputs, needed, strict=True)]
 
 
 def differentiable_gradients(
-    compute: Callable[..., Sequence[Tensor | None]],
-    inputs: Sequence[Tensor | None],
+    outputs: Sequence[Tensor | None],
+    leaves: Sequence[Tensor | None],
     needed: Sequence[bool],
     grads: Sequence[Tensor | None],
 ) -> list[Tensor | None]:
-    """The gradients of ``inputs`` by automatic differentiation, with a graph of their own.
-
-    A hand-written backward pass is not differentiable. So the outputs are computed again from differentiable
-    operations, and automatic differentiation keeps the graph of their gradients.
+    """What a backward pass returns, with the graph of its own gradient, by automatic differentiation.
 
     Args:
-        compute: the forward pass in differentiable operations; it takes ``inputs`` and returns the outputs.
-        inputs: the saved inputs of the forward pass.
-        needed: which of the inputs want a gradient.
-        grads: the gradients of the outputs; None for an output that is not used.
+        outputs: of the forward pass, computed again from ``leaves``.
+        leaves: from ``differentiable_leaves``.
+        needed: which of the leaves want a gradient.
+        grads: of the outputs; None where one is not used.
 
     Returns:
-        A gradient for each of ``inputs``, None where it is not needed.
+        A gradient for each of ``leaves``, None where it is not needed.
     """
-    with torch.enable_grad():
-        # One input may depend on another. A view is a node of its own, where differentiation stops.
-        leaves = [x.view_as(x) if x is not None and w else x for x, w in zip(inputs, needed, strict=True)]
-        outputs = compute(*leaves)
-        used = [
-            (output, grad)
-            for output, grad in zip(outputs, grads, strict=True)
-            if output is not None and grad is not None and output.requires_grad
-        ]
-        asked = [leaf for leaf, want in zip(leaves, needed, strict=True) if leaf is not None and want]
-        outputs, grads = zip(*used, strict=True)
-        found = iter(torch.autograd.grad(outputs, asked, grads, create_graph=True, materialize_grads=True))
+    used = [
+        (output, grad)
+        for output, grad in zip(outputs, grads, strict=True)
+        if output is not None and grad is not None and output.requires_grad
+    ]
+    asked = [leaf for leaf, want in zip(leaves, needed, strict=True) if leaf is not None and want]
+    reached, given = zip(*used, strict=True)
+    found = iter(torch.autograd.grad(reached, asked, given, create_graph=True, materialize_grads=True))
     return [next(found) if want else None for want in needed]

@@ -101,7 +101,7 @@ def test_an_unknown_split_is_named():
 
 def test_retrieval_is_pairs_of_bytes(root):
     data = load_tokens("lra/retrieval", root).data
-    assert data.is_pairs
+    assert data.train.parts == 2
     assert [len(split) for split in (data.train, data.validation, data.test)] == [21, 8, 9]
     row = (root / "tsv_data/new_aan_pairs.eval.tsv").read_text().splitlines()[5].split("\t")
     assert [bytes(sequence).decode() for sequence in data.validation.case(5)] == row[3:]

@@ -8,7 +8,7 @@ import json
 import pytest
 from rich.console import Console
 
-from kernel_attention.experiments.reporting import evaluation_table, headline, summary_table
+from kernel_attention.experiments.reporting import evaluation_table, summary_table
 from kernel_attention.experiments.reporting.formats import (
     attention_details,
     attention_title,
@@ -54,13 +54,6 @@ def test_the_table_names_protocol_seeds_mean_and_deviation():
 def test_one_seed_has_no_deviation():
     one = SUMMARY | {"seeds": [4], "values": [0.97], "mean": 0.97, "std": None}
     assert "±" not in printed(one)
-    assert headline(one) == "test accuracy 97.00 % (protocol holdout, seed 4)"
-
-
-def test_the_headline_never_stands_without_its_protocol():
-    assert headline(SUMMARY) == "test accuracy 98.00 ± 1.00 % (protocol holdout, seeds 0, 1, 2)"
-    rmse = SUMMARY | {"metric": "rmse", "mean": 0.51234, "std": 0.0123}
-    assert headline(rmse) == "test RMSE 0.5123 ± 0.012 (protocol holdout, seeds 0, 1, 2)"
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import types
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -43,48 +40,6 @@ def test_extremes():
     assert swap_words("", 1.0) == ""
 
 
-@pytest.fixture
-def textattack(monkeypatch):
-    """A stand-in with the parts of TextAttack 0.3's ``AttackedText`` that we call.
-
-    The library itself does not install beside transformers 5.
-    """
-
-    class AttackedText:
-        def __init__(self, text):
-            self.text = text
-            self.words = text.replace("<", " ").replace(">", " ").split()
-
-        def replace_words_at_indices(self, indices, new_words):
-            text, end = "", 0
-            chosen = dict(zip(indices, new_words, strict=True))
-            for index, word in enumerate(self.words):
-                start = self.text.index(word, end)
-                text += self.text[end:start] + chosen.get(index, word)
-                end = start + len(word)
-            return AttackedText(text + self.text[end:])
-
-    shared = types.ModuleType("textattack.shared")
-    shared.AttackedText = AttackedText
-    monkeypatch.setitem(sys.modules, "textattack", types.ModuleType("textattack"))
-    monkeypatch.setitem(sys.modules, "textattack.shared", shared)
-
-
-def test_through_the_library_the_same_words_are_swapped(textattack):
-    """Where both agree on what a word is; beside punctuation the library keeps it."""
-    plain = TEXT.replace("<unk>", "it")
-    for library in ("textattack", "auto"):
-        assert swap_words(plain, 0.4, 1, library=library) == swap_words(plain, 0.4, 1)
-    assert "<AAA>" in swap_words(TEXT, 1.0, library="textattack")
-
-
-def test_without_the_library(monkeypatch):
-    monkeypatch.setitem(sys.modules, "textattack", None)
-    assert swap_words(TEXT, 0.4, 1, library="auto") == swap_words(TEXT, 0.4, 1)
-    with pytest.raises(InputError, match="library='textattack' cannot be imported"):
-        swap_words(TEXT, 0.4, library="textattack")
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -92,7 +47,6 @@ def test_without_the_library(monkeypatch):
         ({"rate": float("nan")}, "rate=nan"),
         ({"word": "A A"}, "word='A A'"),
         ({"word": ""}, "word=''"),
-        ({"library": "nltk"}, "unknown library 'nltk'"),
     ],
 )
 def test_bad_arguments(options, message):

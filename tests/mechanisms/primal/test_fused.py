@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import kernel_attention as ka
-from kernel_attention.mechanisms.primal import slices as ops
+from kernel_attention.mechanisms.primal import token_slices as ops
 from reference.primal import primal_attention as reference
 
 F64 = torch.float64

@@ -50,7 +50,7 @@ class SoftmaxLayer(nn.Module):
 
 class EagerScaledHeads(SoftmaxLayer):
     """Attention-SH and Attention-BN+SH with their weights in memory, as the primal-dual paper counts them
-    (equations 26 and 29): head i attends to keys and values averaged over blocks of ``factors[i]`` tokens.
+    (equations 25 and 51): head i attends to keys and values averaged over blocks of ``factors[i]`` tokens.
 
     Args:
         embed_dim: model width d.

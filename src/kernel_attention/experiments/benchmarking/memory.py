@@ -4,7 +4,7 @@ On CPU the peak is that of the resident set (``VmHWM``, reset through ``/proc/se
 size once everything is imported, the layer and its input exist, and a short sequence went through. The
 child returns freed blocks at once (``MALLOC_MMAP_THRESHOLD_``), so the figure is the largest memory in use,
 temporaries included, and does not depend on the allocator. On CUDA it is
-``torch.cuda.max_memory_allocated``.
+``torch.cuda.max_memory_allocated``. See ``kernel_attention.experiments.peak_memory`` for other systems.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.benchmarking.plans import ContenderSpec, Setting
+from kernel_attention.experiments.peak_memory import peak_resident, reset_peak_resident
 from kernel_attention.experiments.plugins import load_plugins, loaded_plugins
 
 _WARM_LENGTH = 128  # divisible by the buckets and landmarks of other libraries
@@ -59,48 +59,29 @@ def _peaks(spec: ContenderSpec, setting: Setting, passes: Sequence[str]) -> dict
             with contextlib.suppress(RuntimeError, ValueError, AssertionError):  # accepts its own length only
                 timing.seconds(kind, layer, x.detach()[short].requires_grad_(), cotangent[short])
         layer.zero_grad(set_to_none=True)
-        before = _reset(x.is_cuda)
+        before, can_reset = _start(x.is_cuda)
         timing.seconds(kind, layer, x, cotangent)
-        peak, measured["how"] = _peak(x.is_cuda)
+        peak = torch.cuda.max_memory_allocated() if x.is_cuda else peak_resident()
+        if before is None or peak is None:
+            return {"failed": f"{sys.platform} does not tell the memory of a process"}
         measured[kind] = max(peak - before, 0)
+        measured["how"] = _how(x.is_cuda, can_reset)
     return measured
 
 
-def _reset(is_cuda: bool) -> int:
-    """Bytes held now; the peak is counted from here."""
+def _start(is_cuda: bool) -> tuple[int | None, bool]:
+    """Bytes held now, from which the peak is counted, and whether it is counted from now on."""
     if is_cuda:
         torch.cuda.reset_peak_memory_stats()
-        return torch.cuda.memory_allocated()
-    status = _status("VmRSS")
-    if status is None:
-        return _largest_resident()
-    Path("/proc/self/clear_refs").write_text("5")
-    return status
+        return torch.cuda.memory_allocated(), True
+    resident = reset_peak_resident()
+    return (peak_resident(), False) if resident is None else (resident, True)
 
 
-def _peak(is_cuda: bool) -> tuple[int, str]:
+def _how(is_cuda: bool, can_reset: bool) -> str:
     if is_cuda:
-        return torch.cuda.max_memory_allocated(), "torch.cuda.max_memory_allocated"
-    status = _status("VmHWM")
-    if status is None:
-        return _largest_resident(), "ru_maxrss, which cannot be reset: a lower bound"
-    return status, "VmHWM above VmRSS"
-
-
-def _status(name: str) -> int | None:
-    """A line of /proc/self/status in bytes; None where the system has no such file."""
-    path = Path("/proc/self/status")
-    if not path.is_file() or not os.access("/proc/self/clear_refs", os.W_OK):
-        return None
-    found = [line for line in path.read_text().splitlines() if line.startswith(f"{name}:")]
-    return 1024 * int(found[0].split()[1])
-
-
-def _largest_resident() -> int:
-    import resource
-
-    largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return largest if sys.platform == "darwin" else 1024 * largest
+        return "torch.cuda.max_memory_allocated"
+    return "VmHWM above VmRSS" if can_reset else "the peak, which cannot be reset: a lower bound"
 
 
 def _main() -> None:

@@ -94,11 +94,6 @@ class TokenData:
     class_names: tuple[str, ...]
     vocabulary: dict[str, Any] | None = None
 
-    @property
-    def is_pairs(self) -> bool:
-        """Whether a case is two sequences."""
-        return self.train.parts == 2
-
     def fitted(self, max_len: int, truncate: bool) -> TokenData:
         """The data for a model of this ``max_len`` (0: the data set's own).
 

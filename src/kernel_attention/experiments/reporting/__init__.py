@@ -8,12 +8,11 @@ from kernel_attention.experiments.reporting.report import write_report
 from kernel_attention.experiments.reporting.tables import (
     diagnostics_table,
     evaluation_table,
-    headline,
     summary_table,
 )
 
 __all__ = [
-    "benchmark_tables", "diagnostics_table", "evaluation_table", "headline", "plot_diagnostics",
+    "benchmark_tables", "diagnostics_table", "evaluation_table", "plot_diagnostics",
     "summary_table", "write_benchmark", "write_report",
 ]  # fmt: skip
 

@@ -10,7 +10,6 @@ from kernel_attention.experiments.reporting.formats import (
     attention_title,
     format_metric,
     format_number,
-    format_seeds,
     format_spread,
     layer_name,
     metric_name,
@@ -20,19 +19,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from kernel_attention.analysis import DiagnosticsReport
-
-
-def headline(summary: Mapping[str, Any]) -> str:
-    """The test figure in one line, never without its protocol.
-
-    ``test accuracy 97.84 ± 0.31 % (protocol holdout, seeds 0, 1, 2)``
-    """
-    metric = str(summary.get("metric", "accuracy"))
-    figure = format_spread(metric, summary.get("mean"), summary.get("std"))
-    protocol = summary.get("protocol", "unknown")
-    return (
-        f"test {metric_name(metric)} {figure} (protocol {protocol}, {format_seeds(summary.get('seeds', []))})"
-    )
 
 
 def summary_table(summary: Mapping[str, Any]) -> Table:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,7 @@ from typing import Any
 import lightning as L
 import torch
 
+from kernel_attention.experiments.peak_memory import peak_resident
 from kernel_attention.experiments.training.recipe import StepRecipe
 from kernel_attention.experiments.training.recorder import RunRecorder
 
@@ -19,8 +18,8 @@ class StepRecorder(RunRecorder):
     """A row every ``evaluate_every`` steps, with ``step``, ``tokens_per_second`` and ``peak_rss_mb``.
 
     ``epoch`` counts the rows. The speed is that of the training steps of the row, without the evaluation; the
-    memory is the process's largest resident set so far, and on a GPU ``peak_gpu_mb`` is the largest
-    allocation.
+    memory is the process's largest resident set so far, left out where the system does not tell it, and on a
+    GPU ``peak_gpu_mb`` is the largest allocation.
 
     Args:
         folder: the seed's folder.
@@ -71,8 +70,10 @@ class StepRecorder(RunRecorder):
         measured = {
             "step": row["epoch"] * self.steps_per_round,
             "tokens_per_second": round(self._tokens / max(self._training_seconds, 1e-9), 1),
-            "peak_rss_mb": round(peak_resident_mb(), 1),
         }
+        peak = peak_resident()
+        if peak is not None:
+            measured["peak_rss_mb"] = round(peak / 2**20, 1)
         if torch.cuda.is_available():
             measured["peak_gpu_mb"] = round(torch.cuda.max_memory_allocated() / 2**20, 1)
         return {"epoch": row.pop("epoch"), "step": measured.pop("step")} | row | measured
@@ -82,9 +83,3 @@ def count_tokens(batch: Any) -> int:
     """Real tokens of a batch that has a ``attention_mask``, else the elements of its first tensor."""
     mask = getattr(batch, "attention_mask", None)
     return int(batch[0].numel() if mask is None else mask.sum())
-
-
-def peak_resident_mb() -> float:
-    """Largest resident set of this process so far, in MiB."""
-    largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return largest / (2**20 if sys.platform == "darwin" else 2**10)

@@ -1,41 +1,158 @@
-"""Multilinear attention as one product per token, with its gradients written out.
+"""A whole multilinear layer in one product per token, with its gradients written out.
 
-There are J = D h modes over all heads. Each maps the tokens to X W_j^T + 1 l_j^T, divides by the Frobenius
-norm, and multiplies by V_j. Together they give
+The feature maps are linear here: the Frobenius map divides by one number per sequence, so E_n is linear
+in the tokens. Each of the J = D h modes of the heads maps the tokens to X W_j^T + 1 l_j^T, divides by its
+Frobenius norm and goes on through V_j, so that all of them together give
 
     y = X M + 1 c^T,    M = sum_j s_j W_j^T V_j,    c = sum_j s_j V_j^T l_j,
     1 / s_j^2 = ||X W_j^T + 1 l_j^T||_F^2 = <X^T X, W_j^T W_j> + 2 <W_j X^T 1, l_j> + N ||l_j||^2.
 
-Cancellation in W_j x costs the square of the norm twice as many digits as the norm. So X should be centred.
-The levels l_j then hold the contributions of the mean and of the biases to every token.
+A token costs one (d, d) product; norms and Gram matrices of the modes follow from X^T X, one more. The square
+of a norm has lost twice the digits that W_j takes from the tokens, and what the tokens have in common would
+drown their differences in the squares. So X is centred, and the levels l_j hold what its mean and the biases
+give to every token.
 
-For short sequences the number of calls decides the time, and automatic differentiation makes three times as
-many. Where the gradient itself is differentiated, automatic differentiation is used all the same.
+In short sequences the time is that of the calls, and automatic differentiation makes three times as many. A
+gradient that is to be differentiated again comes from automatic differentiation all the same.
 
-Legend: B batch, N tokens, d width, p width of a mode, B' = B, or 1 where all sequences share V.
+Source as in ``kernel_attention.mechanisms.multilinear.functional``.
+
+Legend: B batch, N tokens, d width, h heads, D modes, p width of a mode, B' = B, or 1 where V is that of all
+sequences.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from kernel_attention.core.sequence_group import SequenceGroup
-from kernel_attention.features.feature_maps import inverse_norm
-from kernel_attention.tensors.recompute import differentiable_gradients
-from kernel_attention.tensors.statistics import exactly
+from kernel_attention.features.feature_maps import balanced, frobenius, inverse_norm
+from kernel_attention.mechanisms.multilinear.functional import padded_rows
+from kernel_attention.tensors.affine import Affine, autocast
+from kernel_attention.tensors.recompute import differentiable_gradients, differentiable_leaves
+from kernel_attention.tensors.statistics import accumulation_dtype, exactly, num_real
+
+
+def multilinear_layer(
+    x: Tensor,
+    modes: Sequence[Affine],
+    factors: Sequence[Tensor],
+    concat: Affine,
+    out_proj: Affine,
+    *,
+    rows: Tensor | None = None,
+    normalize: bool = True,
+    attention_mask: Tensor | None = None,
+    with_grams: bool = False,
+    group: SequenceGroup | None = None,
+) -> tuple[Tensor, list[Tensor] | None]:
+    """The layer's output and, where wanted, the modes' Gram matrices; not causal.
+
+    The same numbers as ``multilinear_modes`` and ``join_modes`` between the projections, up to
+    rounding, in O(N d^2) time and O(D d^3) per sequence.
+
+    Args:
+        x: (B, N, d).
+        modes: projections to queries, keys and fibers, (d, d) each.
+        factors: from ``multilinear_factors``, (h, M, R) each.
+        concat: W_c (p, D R) and its bias, shared by the heads.
+        out_proj: (d, d).
+        rows: sampled rows f(X), (B, h, M', p): the data-dependent form.
+        normalize: Frobenius feature map; False: identity.
+        attention_mask: (B, N), True = real token.
+        with_grams: whether the objective will need them.
+        group: processes that hold the parts of every sequence; ``rows`` are those of the whole.
+
+    Returns:
+        y (B, N, d), and D tensors (B, h, M_n, M_n) as in ``Modes``, or None.
+    """
+    x = autocast(x)
+    if attention_mask is not None:
+        x = x.masked_fill(~attention_mask[..., None], 0.0)  # padding may hold anything, NaN included
+    with torch.autocast(x.device.type, enabled=False):
+        projections = torch.stack([exactly(factor) for factor in factors])[:, None]  # (D, 1, h, M, R)
+        num_modes = len(modes) * projections.size(2)
+        weight = torch.cat([exactly(matrix) for matrix, _ in modes])  # (D h p, d)
+        if rows is not None:
+            rows = exactly(padded_rows(rows, projections[0, 0]))
+            projections = rows.mT @ projections
+        maps, constant = _after_features(projections, concat, out_proj)
+        middle, count = _middle(x, attention_mask, group)
+        centred = (x - middle[:, None]).to(x.dtype)
+        if attention_mask is not None:
+            centred = centred.masked_fill(~attention_mask[..., None], 0.0)
+        level = torch.nn.functional.linear(middle, weight, _biases(modes)).unflatten(1, (num_modes, -1))
+        if normalize:
+            size = _size(centred, level, group)
+            centred, level = balanced(centred, size), balanced(level, size)
+        y, grams = _MultilinearPass.apply(
+            centred, weight.unflatten(0, (num_modes, -1)), level, maps, constant, count,
+            _Options(normalize, with_grams, group),
+        )  # fmt: skip
+        if grams is None:
+            return y, None
+        grams = grams.unflatten(0, (len(modes), -1)).transpose(1, 2)  # (D, B, h, p, p)
+        if rows is not None:
+            normed = frobenius(rows)
+            grams = normed @ grams @ normed.mT
+        return y, list(grams.unbind())
+
+
+def _middle(x: Tensor, mask: Tensor | None, group: SequenceGroup | None) -> tuple[Tensor, Tensor]:
+    """Mean of the real tokens of x (B, N, d), zero at padded ones: (B, d) in float32 or better, and their
+    number (B,); over all parts.
+
+    The mean is a constant to differentiation: the layer is the same function whatever is subtracted from the
+    tokens and added to the levels.
+    """
+    with torch.no_grad():
+        count, total = num_real(x, mask), x.sum(dim=1, dtype=accumulation_dtype(x.dtype))
+        if group is not None:
+            count, total = group.places(count)[1], group.total(total)
+        return total / count.clamp_min(1)[:, None], count
+
+
+def _size(centred: Tensor, level: Tensor, group: SequenceGroup | None) -> Tensor:
+    """About the largest entry of what goes into a sequence's norms, (B, 1, 1) in float32 or better."""
+    with torch.no_grad():
+        of_tokens, of_levels = (exactly(x).abs().amax(dim=(1, 2), keepdim=True) for x in (centred, level))
+        return of_levels.maximum(of_tokens if group is None else group.total(of_tokens))
+
+
+def _biases(modes: Sequence[Affine]) -> Tensor | None:
+    """Every mode's bias, (D d,), or None."""
+    biases = [exactly(bias) for _, bias in modes if bias is not None]
+    return torch.cat(biases) if biases else None
+
+
+def _after_features(projections: Tensor, concat: Affine, out_proj: Affine) -> tuple[Tensor, Tensor]:
+    """All that follows a mode's features: maps (B or 1, D h, p, d) and the constant (d,)."""
+    join = exactly(concat[0]).unflatten(1, (projections.size(0), -1)).permute(1, 2, 0)  # (D, R, p)
+    out = exactly(out_proj[0]).mT.unflatten(0, (projections.size(2), -1))  # (h, p, d)
+    joined = (projections.flatten(1, 3) @ join).unflatten(1, projections.shape[1:4])
+    joined = joined.permute(2, 1, 0, 3, 4)  # (h, B or 1, D, p, p)
+    maps = (joined.flatten(1, 3) @ out).unflatten(1, joined.shape[1:4])
+    maps = maps.permute(1, 2, 0, 3, 4).flatten(1, 2)
+    constant = out.new_zeros(out.size(-1)) if out_proj[1] is None else exactly(out_proj[1])
+    if concat[1] is not None:
+        constant = constant + exactly(concat[1]).expand(out.size(0), -1).flatten() @ out.flatten(0, 1)
+    return maps, constant
 
 
 class _Options(NamedTuple):
+    """What is not differentiated."""
+
     normalize: bool
     with_grams: bool
     group: SequenceGroup | None
 
 
 class _Parts(NamedTuple):
-    """The results of the forward pass that the backward pass reads; None where it does not need them."""
+    """What the forward pass computes, and the backward pass reads; None where it is not needed."""
 
     y: Tensor
     products: Tensor  # W_j^T V_j, (B', J, d, d)
@@ -48,42 +165,10 @@ class _Parts(NamedTuple):
     met: Tensor | None = None  # the modes' Gram matrices before their normalisation, (J, B, p, p)
 
 
-def multilinear_pass(
-    x: Tensor,
-    weight: Tensor,
-    level: Tensor,
-    maps: Tensor,
-    constant: Tensor,
-    count: Tensor,
-    *,
-    normalize: bool = True,
-    with_grams: bool = False,
-    group: SequenceGroup | None = None,
-) -> tuple[Tensor, Tensor | None]:
-    """y = X M + 1 c^T + constant, (B, N, d), and the normalised modes' Gram matrices, (J, B, p, p), or None.
-
-    y has the precision of x.
-
-    Args:
-        x: (B, N, d), zero at padded tokens; it should be centred.
-        weight: W_j, (J, p, d); this and all that follow in float32 or better.
-        level: l_j, (B, J, p).
-        maps: V_j, (B', J, p, d).
-        constant: (d,).
-        count: the number of real tokens of all parts, (B,).
-        normalize: whether to divide by the norms; otherwise s_j = 1.
-        with_grams: whether the modes' Gram matrices are wanted.
-        group: processes that hold the parts of every sequence.
-    """
-    return _MultilinearPass.apply(
-        x, weight, level, maps, constant, count, _Options(normalize, with_grams, group)
-    )
-
-
 def _compute(
     x: Tensor, weight: Tensor, level: Tensor, maps: Tensor, constant: Tensor, count: Tensor, options: _Options
 ) -> tuple[_Parts, Tensor | None]:
-    """All parts, and the normalised modes' Gram matrices."""
+    """Everything, and the normalised modes' Gram matrices."""
     products = weight.mT @ maps
     levels = (level[:, :, None] @ maps)[:, :, 0]
     gram, total, squares, met, scale = None, None, None, None, level.new_ones(level.shape[:2])
@@ -105,6 +190,13 @@ def _compute(
 
 
 class _MultilinearPass(torch.autograd.Function):
+    """y = X M + c + constant, (B, N, d) in the precision of x, and the normalised modes' Gram matrices,
+    (J, B, p, p), or None.
+
+    The inputs are x (B, N, d), zero at padded tokens and better centred; W_j (J, p, d), l_j (B, J, p), V_j
+    (B', J, p, d) and the constant (d,), in float32 or better; the number of real tokens of all parts, (B,).
+    """
+
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, level: Tensor, maps: Tensor, constant: Tensor, count: Tensor,
@@ -120,17 +212,15 @@ class _MultilinearPass(torch.autograd.Function):
     def backward(ctx: Any, grad_y: Tensor, grad_grams: Tensor | None) -> tuple[Tensor | None, ...]:
         # Read once: activation checkpointing hands a saved tensor out a single time.
         x, weight, level, maps, constant, count, *kept = ctx.saved_tensors
-
-        def outputs(*leaves: Tensor) -> tuple[Tensor, Tensor | None]:
-            x, weight, level, maps, constant = leaves
-            parts, grams = _compute(x, weight, level, maps, constant, count, ctx.options)
-            return parts.y, grams
-
         with torch.autocast(x.device.type, enabled=False):
             if not torch.is_grad_enabled():
                 return *_gradients(ctx, x, weight, level, maps, count, kept, grad_y, grad_grams), None, None
-            inputs, needed = (x, weight, level, maps, constant), ctx.needs_input_grad[:5]
-            return *differentiable_gradients(outputs, inputs, needed, (grad_y, grad_grams)), None, None
+            needed = ctx.needs_input_grad[:5]
+            leaves = differentiable_leaves((x, weight, level, maps, constant), needed)
+            x, weight, level, maps, constant = leaves
+            parts, grams = _compute(x, weight, level, maps, constant, count, ctx.options)
+            first = differentiable_gradients((parts.y, grams), leaves, needed, (grad_y, grad_grams))
+            return *first, None, None
 
 
 def _gradients(
@@ -176,10 +266,8 @@ def _through_sums(
     parts: _Parts, weight: Tensor, level: Tensor, count: Tensor, by_energy: Tensor | None,
     by_met: Tensor | None, by_weight: Tensor, by_level: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Twice the gradient of X^T X and the gradient of X^T 1; adds to the gradients of W_j and l_j.
-
-    They come from the gradient of the modes' Gram matrices, ``by_met`` (J, B, p, p), or of the norms alone,
-    ``by_energy`` (B, J).
+    """From the slopes of the modes' Gram matrices, ``by_met`` (J, B, p, p), or of the norms alone,
+    ``by_energy`` (B, J), twice the slopes of X^T X and the slopes of X^T 1; adds to those of W_j and l_j.
     """
     assert parts.gram is not None and parts.total is not None  # noqa: PT018
     reach = _seen(weight, parts.total, level) + count[:, None, None] * level  # of all tokens of a mode
@@ -212,7 +300,7 @@ def _token_sums(x: Tensor, group: SequenceGroup | None) -> tuple[Tensor, Tensor]
 def _add_token_sums(
     grad_x: Tensor, x: Tensor, by_gram: Tensor, by_total: Tensor, group: SequenceGroup | None
 ) -> None:
-    """The gradient of ``_token_sums``; ``by_gram`` is twice the symmetric part of the gradient of X^T X."""
+    """The gradient of ``_token_sums``; ``by_gram`` is twice its slope's symmetric part."""
     if group is not None:
         both = group.total(torch.cat([by_gram, by_total[:, None]], dim=1))
         by_gram, by_total = both[:, :-1], both[:, -1]
@@ -226,7 +314,7 @@ def _seen(weight: Tensor, total: Tensor, level: Tensor) -> Tensor:
 
 
 def _mode_grams(weight: Tensor, gram: Tensor, seen: Tensor, level: Tensor, count: Tensor) -> Tensor:
-    """The Gram matrices of X W_j^T + 1 l_j^T, (J, B, p, p); one product serves all sequences of a mode."""
+    """Gram matrices of X W_j^T + 1 l_j^T, (J, B, p, p), the sequences of a mode in one product."""
     right = gram @ weight.flatten(0, 1).mT  # (B, d, J p)
     right = right.unflatten(-1, weight.shape[:2]).permute(2, 1, 0, 3).flatten(2)  # (J, d, B p)
     centred = (weight @ right).unflatten(-1, (gram.size(0), -1)).transpose(1, 2)

@@ -19,9 +19,9 @@ from kernel_attention.mechanisms.multilinear.decoding import (
     multilinear_step,
 )
 from kernel_attention.mechanisms.multilinear.functional import Modes, join_modes, multilinear_modes
+from kernel_attention.mechanisms.multilinear.fused import multilinear_layer
 from kernel_attention.mechanisms.multilinear.modes import ReadsModes, compatibility_tensor, orthonormal
 from kernel_attention.mechanisms.multilinear.objective import core_penalty, kmlsvd_objective
-from kernel_attention.mechanisms.multilinear.one_pass import multilinear_layer
 from kernel_attention.memory_limit import require_parameters
 from kernel_attention.tensors.kernel_tensors import multilinear_kernel
 from kernel_attention.tensors.multilinear import mlsvd_core, multilinear_factors
@@ -77,7 +77,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
             which needs it.
         bias: whether the projections have biases.
         impl: "plain", the formulas; "fused", everything a token meets in one product, see
-            ``kernel_attention.mechanisms.multilinear.one_pass``; "auto", fused where it exists and is faster.
+            ``kernel_attention.mechanisms.multilinear.fused``; "auto", fused where it exists and is faster.
 
     Attributes:
         q_proj, k_proj, f_proj: to queries, keys and the D - 2 fibers, one map of width (D - 2) d or None.

@@ -1,40 +1,157 @@
-"""Primal-Attention in one pass over the sequence, forward and backward, without stored scores.
+"""A whole Primal-Attention layer in one pass over the sequence, forward and backward. No score is stored.
 
-Everything to the right of the feature maps is the same for every token, so it is multiplied out first. With
-z_i = [phi(q_i) ; phi(k_i)] a head's output is z_i G, where G = [W_{e|X} C_e ; W_{r|X} C_r] is (2p, p). The
-energy of the objective is <Z^T Z, S>, where S is (p, p) for each half of z. A token then costs two small
-products. The backward pass keeps only the input and computes z again.
+Everything right of the feature maps is the same for every token, so it is multiplied out beforehand. Let
+z_i = [phi(q_i) ; phi(k_i)]. A head's output is z_i G, where G = [W_{e|X} C_e^T ; W_{r|X} C_r^T] is (2p, p).
+The energy of the objective is <Z^T Z, S>, where S = W Lambda W^T is (p, p) for each half of z. A token then
+costs two small products. The backward pass keeps only the input, and computes z again.
 
-An engine passes over the tokens: ``kernel_attention.mechanisms.primal.slices`` in PyTorch,
-``kernel_attention.mechanisms.primal.triton_kernels`` on GPUs.
+Two modules walk over the tokens: ``token_slices`` in PyTorch on any device, and ``triton_kernels`` on GPUs.
 
-Legend: B batch, N tokens, h heads, p head width, d = h p, M sampled rows, k groups of heads mapped together,
-o outputs of a group.
+Source as in ``kernel_attention.mechanisms.primal.functional``; C = [C_e C_r] is the concat map.
+
+Legend: B batch, N tokens, h heads, p head width, d = h p, s rank, M sampled rows, k groups of heads mapped
+together, o outputs of a group.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
-from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from kernel_attention.core.sequence_group import SequenceGroup
 from kernel_attention.features.feature_maps import cosine
-from kernel_attention.mechanisms.primal import slices as primal_slices
-from kernel_attention.mechanisms.primal.slices import Tokens
-from kernel_attention.tensors.recompute import differentiable_gradients
+from kernel_attention.mechanisms.primal import token_slices
+from kernel_attention.mechanisms.primal.token_slices import Sums, Tokens
+from kernel_attention.tensors.affine import Affine, apply_affine, autocast
+from kernel_attention.tensors.recompute import differentiable_gradients, differentiable_leaves
 from kernel_attention.tensors.sampling import Samples
-from kernel_attention.tensors.statistics import exactly
+from kernel_attention.tensors.statistics import exactly, num_real, running_mean
 
 
-class Folded(NamedTuple):
-    """The weights of a layer, multiplied out; B is 1 where they do not depend on the sequence.
+class PrimalWeights(NamedTuple):
+    """The parameters of a layer; ``sqrt_lambda`` is None where it has no objective."""
 
-    ``maps`` (B, k, 2d / k, o) and ``constant`` (k o,) give the output. ``energy`` (B, h, 2, p, p) is S for
-    queries and keys; None without an objective.
+    w_e: Tensor
+    w_r: Tensor
+    sqrt_lambda: Tensor | None
+    q_proj: Affine
+    k_proj: Affine
+    concat: Affine
+    out_proj: Affine
+
+
+def primal_layer(
+    x: Tensor,
+    weights: PrimalWeights,
+    *,
+    samples: Samples | None = None,
+    normalize: bool = True,
+    with_energy: bool = False,
+    attention_mask: Tensor | None = None,
+    is_causal: bool = False,
+    running_means: bool = True,
+    engine: Literal["slices", "triton"] = "slices",
+    group: SequenceGroup | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """The layer's output, and its objective's energy: sum_i ||L e_i||^2 + ||L r_i||^2 averaged over heads.
+
+    What a token costs does not depend on the rank: O(N d^2) time, and no memory but that of the output. The
+    weights are multiplied out first, O(d p s) per sequence, so very short sequences gain nothing. The
+    same numbers as ``primal_attention`` between its projections up to rounding. Sums over tokens accumulate
+    in float32 for 16-bit inputs. A gradient that is to be differentiated again is that of the formulas, which
+    store z.
+
+    Args:
+        x: (B, N, d).
+        weights: the layer's parameters.
+        samples: where f(X) is read in x; None: data-independent weights.
+        normalize: cosine feature map; False: identity.
+        with_energy: whether the energy is wanted; needs ``sqrt_lambda``.
+        attention_mask: (B, N), True = real token.
+        is_causal: token i sees tokens 0..i; data-independent weights only.
+        running_means: with ``is_causal``, average queries and keys over the prefix (listing 1).
+        engine: "slices", PyTorch on any device; "triton", kernels for GPUs.
+        group: processes that hold the parts of every sequence; x, samples and masks are this part's, the
+            energy is that of all.
+
+    Returns:
+        y (B, N, d), and the energy (B,) in float32 or better, or None.
+    """
+    if is_causal and samples is not None:
+        raise ValueError(
+            "primal_layer: samples are those of the whole sequence, which is_causal=True forbids"
+        )
+    if is_causal and running_means:  # the mean of affine maps is the map of the mean
+        before = None if group is None else _before(x, attention_mask, group)
+        x = running_mean(x[:, None], attention_mask, before)[:, 0]
+    x = autocast(x)
+    num_heads = weights.w_e.size(0)
+    weight, bias = _side_by_side(weights.q_proj, weights.k_proj, num_heads)
+    # One map for all heads saves a pass, but costs h (2p, d) products instead of h (2p, p) ones and O.
+    fold_output = num_heads <= 2 and engine == "slices"
+    after = _After(
+        weights.w_e,
+        weights.w_r,
+        weights.sqrt_lambda if with_energy else None,
+        *weights.concat,
+        *(weights.out_proj if fold_output else (None, None)),
+    )
+    call = _Call(Tokens(num_heads, normalize, attention_mask), samples, engine == "triton", group)
+    y, energy = _PrimalPass.apply(
+        x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype), call, *after
+    )
+    if energy is not None and group is not None:
+        energy = group.total(energy)
+    return (y if fold_output else apply_affine(y, weights.out_proj)), energy
+
+
+def _side_by_side(q: Affine, k: Affine, num_heads: int) -> Affine:
+    """Projections to queries and to keys, (d, d) -> to every head's query and key, (h * 2 * p, d)."""
+
+    def join(first: Tensor, second: Tensor) -> Tensor:
+        both = [part.unflatten(0, (num_heads, -1)) for part in (first, second)]
+        return torch.stack(both, dim=1).flatten(0, 2)
+
+    return join(q[0], k[0]), None if q[1] is None or k[1] is None else join(q[1], k[1])
+
+
+def _before(x: Tensor, mask: Tensor | None, group: SequenceGroup) -> tuple[Tensor, Tensor]:
+    """Sum (B, 1, 1, d) and number (B,) of the real tokens on the ranks before this one."""
+    total = exactly(x if mask is None else x.masked_fill(~mask[..., None], 0.0)).sum(dim=1)
+    return group.before(total)[:, None, None], group.places(num_real(x, mask))[0]
+
+
+class _Call(NamedTuple):
+    """What is not differentiated."""
+
+    tokens: Tokens
+    samples: Samples | None
+    triton: bool
+    group: SequenceGroup | None
+
+
+class _After(NamedTuple):
+    """The weights that follow the feature maps.
+
+    ``sqrt_lambda`` is None where no energy is wanted, ``out`` where the output projection is applied later.
+    """
+
+    w_e: Tensor
+    w_r: Tensor
+    sqrt_lambda: Tensor | None
+    concat: Tensor
+    concat_bias: Tensor | None
+    out: Tensor | None
+    out_bias: Tensor | None
+
+
+class _Folded(NamedTuple):
+    """``_After`` multiplied out; B is 1 where the weights do not depend on the sequence.
+
+    ``maps`` (B, k, 2d / k, o) and ``constant`` (k o,) make the output; ``energy`` (B, h, 2, p, p) is S for
+    queries and keys, None where none is wanted.
     """
 
     maps: Tensor
@@ -42,62 +159,59 @@ class Folded(NamedTuple):
     energy: Tensor | None
 
 
-Fold = Callable[..., Folded]
+def _fold(after: _After, rows: Tensor | None, group: SequenceGroup | None) -> _Folded:
+    """G = [W_{e|X} C_e^T ; W_{r|X} C_r^T] (times O^T where it is folded) and S = W Lambda W^T / h.
 
-
-def primal_pass(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    num_heads: int,
-    fold: Fold,
-    parameters: Sequence[Tensor],
-    *,
-    samples: Samples | None = None,
-    normalize: bool = True,
-    attention_mask: Tensor | None = None,
-    engine: ModuleType = primal_slices,
-) -> tuple[Tensor, Tensor | None]:
-    """Project, normalise and map every token: y (B, N, k o) and the energy, (B,) in float32 or better.
-
-    Sums over tokens accumulate in float32 for 16-bit inputs. Where the gradient itself is differentiated, it
-    comes from the formulas, which store z.
-
-    Args:
-        x: layer input, (B, N, d).
-        weight: projection to the queries and keys, (h * 2 * p, d): a head's query and key lie side by side.
-        bias: (h * 2 * p,) or None.
-        num_heads: h.
-        fold: ``fold(rows, *parameters)`` returns ``Folded``; rows are (B, M, d), or None without samples.
-        parameters: the tensors that gradients of ``fold`` flow to.
-        samples: the positions of the rows.
-        normalize: whether phi divides by the norm (cosine); False: phi is the identity.
-        attention_mask: (B, N), True = real token; padded tokens get ``constant``.
-        engine: module with ``map_tokens`` and ``pull_back``.
+    The rows f(X) are (B, M, d), None where the weights do not depend on the sequence. Heads come first, so
+    that all sequences of a head share one product.
     """
-    tokens = Tokens(num_heads, normalize, attention_mask)
-    return _PrimalPass.apply(x, weight, bias, tokens, fold, samples, engine, *parameters)
+    after = _After._make(None if tensor is None else exactly(tensor) for tensor in after)
+    num_heads, rank = after.w_e.size(0), after.w_e.size(-1)
+    w = torch.cat([after.w_e, after.w_r], dim=-1)  # (h, M or p, 2s)
+    if rows is not None:
+        by_head = exactly(rows).unflatten(-1, (num_heads, -1)).permute(2, 0, 3, 1)  # (h, B, p, M')
+        w = (by_head.flatten(1, 2) @ w[:, : rows.size(1)]).unflatten(1, by_head.shape[1:3])
+        w = w if group is None else group.total(w)  # every rank read its own rows
+    else:
+        w = w[:, None]
+    w = w.unflatten(-1, (2, rank)).movedim(-2, 0)  # (2, h, B, p, s)
+    concat = after.concat.unflatten(1, (2, rank)).permute(1, 2, 0)  # (2, s, p)
+    maps = (w.flatten(1, 3) @ concat).view(w.shape[:-1] + concat.shape[-1:])
+    maps = maps.permute(1, 2, 0, 3, 4)  # (h, B, 2, p, p)
+    bias = concat.new_zeros(concat.size(-1)) if after.concat_bias is None else after.concat_bias
+    constant = bias.expand(num_heads, -1).flatten()
+    if after.out is None:
+        maps = maps.transpose(0, 1).flatten(2, 3)  # (B, h, 2p, p)
+    else:
+        folded = maps.flatten(1, 3) @ after.out.mT.unflatten(0, (num_heads, -1))  # (h, B 2p, d)
+        maps = folded.unflatten(1, (maps.size(1), -1)).transpose(0, 1).flatten(1, 2)[:, None]  # (B, 1, 2d, d)
+        constant = after.out @ constant + (0.0 if after.out_bias is None else after.out_bias)
+    energy = None
+    if after.sqrt_lambda is not None:
+        scaled = (w * after.sqrt_lambda[:, None, None, :]).permute(2, 1, 0, 3, 4)  # (B, h, 2, p, s)
+        energy = scaled @ scaled.mT / num_heads
+    return _Folded(maps, constant, energy)
 
 
 class _PrimalPass(torch.autograd.Function):
+    """x, weight and bias of the projection to queries and keys, and ``_After`` -> y and the energy (B,).
+
+    weight is (h * 2 * p, d): a head's query and key lie side by side. Padded tokens get ``constant``.
+    """
+
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, tokens: Tokens, fold: Fold,
-        samples: Samples | None, engine: ModuleType, *parameters: Tensor,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, call: _Call, *after: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
         with torch.autocast(x.device.type, enabled=False):
-            # Folding the weights is cheap, so autograd differentiates it in a separate graph.
+            # Folding the weights is cheap, so autograd differentiates it, in a graph of its own.
             with torch.set_grad_enabled(any(ctx.needs_input_grad)):
-                leaves = [parameter.detach().requires_grad_() for parameter in parameters]
-                rows = None if samples is None else samples.read(x.detach()).requires_grad_()
-                folded = fold(rows, *leaves)
-            y, gram = engine.map_tokens(
-                tokens, x, weight, bias, folded.maps.detach().to(x.dtype), folded.constant.detach(),
-                folded.energy is not None,
-            )  # fmt: skip
-        ctx.save_for_backward(x, weight, bias, gram, *parameters)
-        ctx.tokens, ctx.samples, ctx.engine, ctx.fold = tokens, samples, engine, fold
-        ctx.folded, ctx.inputs = folded, leaves if rows is None else [rows, *leaves]
+                leaves = [None if tensor is None else tensor.detach().requires_grad_() for tensor in after]
+                rows = None if call.samples is None else call.samples.read(x.detach()).requires_grad_()
+                folded = _fold(_After._make(leaves), rows, call.group)
+            y, gram = _map_tokens(call, x, weight, bias, folded)
+        ctx.save_for_backward(x, weight, bias, gram, *after)
+        ctx.call, ctx.folded, ctx.leaves = call, folded, [rows, *leaves]
         energy = None
         if gram is not None and folded.energy is not None:
             energy = (gram * folded.energy.detach()).sum(dim=(1, 2, 3, 4))
@@ -105,37 +219,77 @@ class _PrimalPass(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_y: Tensor, grad_energy: Tensor | None) -> tuple[Tensor | None, ...]:
-        x, weight, bias, gram, *parameters = ctx.saved_tensors
-        folded: Folded = ctx.folded
-        if torch.is_grad_enabled():
-            needed = [*ctx.needs_input_grad[:3], *ctx.needs_input_grad[7:]]
-            with torch.autocast(x.device.type, enabled=False):
-                first = differentiable_gradients(
-                    functools.partial(_formulas, ctx.tokens, ctx.fold, ctx.samples),
-                    (x, weight, bias, *parameters), needed, (grad_y, grad_energy),
-                )  # fmt: skip
-            return *first[:3], None, None, None, None, *first[3:]
+        x, weight, bias, gram, *after = ctx.saved_tensors
+        call: _Call = ctx.call
+        folded: _Folded = ctx.folded
         with torch.autocast(x.device.type, enabled=False):
+            if torch.is_grad_enabled():
+                needed = [*ctx.needs_input_grad[:3], *ctx.needs_input_grad[4:]]
+                leaves = differentiable_leaves((x, weight, bias, *after), needed)
+                outputs = _formulas(call, *leaves)
+                first = differentiable_gradients(outputs, leaves, needed, (grad_y, grad_energy))
+                return *first[:3], None, *first[3:]
             pull, grad_s = None, None
             if gram is not None and folded.energy is not None and grad_energy is not None:
                 weights = grad_energy.view(-1, 1, 1, 1, 1)
                 grad_s = (weights * gram).sum_to_size(folded.energy.shape)
                 pull = (2 * weights * folded.energy.detach()).to(x.dtype)  # the energy is <Z^T Z, S>
-            maps = folded.maps.detach().to(x.dtype)
-            sums = ctx.engine.pull_back(ctx.tokens, x, weight, bias, maps, pull, grad_y)
-            small = list(_gradients(folded, ctx.inputs, (sums.maps, sums.constant, grad_s)))
-            if ctx.samples is not None:
-                ctx.samples.add_to(sums.x, small.pop(0))
+            sums = _pull_back(call, x, weight, bias, folded, pull, grad_y)
+            grad_rows, *small = _fold_gradients(folded, ctx.leaves, (sums.maps, sums.constant, grad_s))
+            if call.samples is not None and grad_rows is not None:
+                call.samples.add_to(sums.x, grad_rows)
         grad_bias = None if bias is None else sums.bias.to(bias.dtype)
-        return sums.x, sums.weight.to(weight.dtype), grad_bias, None, None, None, None, *small
+        return sums.x, sums.weight.to(weight.dtype), grad_bias, None, *small
+
+
+def _map_tokens(
+    call: _Call, x: Tensor, weight: Tensor, bias: Tensor | None, folded: _Folded
+) -> tuple[Tensor, Tensor | None]:
+    """y (B, N, k o) and, where there is an energy, Z^T Z of every head's two halves, (B, h, 2, p, p)."""
+    maps, constant = folded.maps.detach().to(x.dtype), folded.constant.detach()
+    with_gram = folded.energy is not None
+    if call.triton:
+        from kernel_attention.mechanisms.primal import triton_kernels  # needs Triton, which few have
+
+        return triton_kernels.map_tokens(call.tokens, x, weight, bias, maps, constant, with_gram)
+    return token_slices.map_tokens(call.tokens, x, weight, bias, maps, constant, with_gram)
+
+
+def _pull_back(
+    call: _Call, x: Tensor, weight: Tensor, bias: Tensor | None, folded: _Folded, pull: Tensor | None,
+    grad_y: Tensor,
+) -> Sums:  # fmt: skip
+    """The gradients of ``_map_tokens``; ``pull`` (B, h, 2, p, p) is twice the gradient of Z^T Z."""
+    maps = folded.maps.detach().to(x.dtype)
+    if call.triton:
+        from kernel_attention.mechanisms.primal import triton_kernels
+
+        return triton_kernels.pull_back(call.tokens, x, weight, bias, maps, pull, grad_y)
+    return token_slices.pull_back(call.tokens, x, weight, bias, maps, pull, grad_y)
+
+
+def _fold_gradients(
+    folded: _Folded, leaves: list[Tensor | None], grads: tuple[Tensor | None, ...]
+) -> list[Tensor | None]:
+    """Gradients by the leaves, through the outputs that depend on them (the constant only with biases)."""
+    chosen = [
+        (output, grad.to(output.dtype))
+        for output, grad in zip(folded, grads, strict=True)
+        if output is not None and grad is not None and output.requires_grad
+    ]
+    outputs, given = zip(*chosen, strict=True)
+    present = [leaf for leaf in leaves if leaf is not None]
+    # The graph is kept for callers that run backward twice (retain_graph); it is freed with the context.
+    found = iter(torch.autograd.grad(outputs, present, given, retain_graph=True, materialize_grads=True))
+    return [None if leaf is None else next(found) for leaf in leaves]
 
 
 def _formulas(
-    tokens: Tokens, fold: Fold, samples: Samples | None, x: Tensor, weight: Tensor, bias: Tensor | None,
-    *parameters: Tensor,
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """The results of ``primal_pass``, from differentiable operations that keep z."""
-    folded = fold(None if samples is None else samples.read(x), *parameters)
+    call: _Call, x: Tensor, weight: Tensor, bias: Tensor | None, *after: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """What ``_PrimalPass`` gives, in differentiable operations that keep z."""
+    tokens = call.tokens
+    folded = _fold(_After._make(after), None if call.samples is None else call.samples.read(x), call.group)
     if tokens.mask is not None:
         x = x.masked_fill(~tokens.mask[..., None], 0.0)
     z = torch.nn.functional.linear(x, weight, bias).unflatten(-1, (2 * tokens.num_heads, -1))  # (B, N, 2h, p)
@@ -150,15 +304,3 @@ def _formulas(
         return y, None
     halves = exactly(z).transpose(1, 2).unflatten(1, (-1, 2))  # (B, h, 2, N, p)
     return y, ((halves.mT @ halves) * folded.energy).sum(dim=(1, 2, 3, 4))
-
-
-def _gradients(folded: Folded, inputs: list[Tensor], grads: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
-    """Gradients with respect to the inputs, through the outputs that depend on them."""
-    chosen = [
-        (output, grad.to(output.dtype))
-        for output, grad in zip(folded, grads, strict=True)
-        if output is not None and grad is not None and output.requires_grad
-    ]
-    outputs, given = zip(*chosen, strict=True)
-    # The graph is kept for callers that run backward twice (retain_graph); it is freed with the context.
-    return torch.autograd.grad(outputs, inputs, given, retain_graph=True, materialize_grads=True)

@@ -28,7 +28,7 @@ from kernel_attention.mechanisms.primal.functional import (
     primal_scores,
     scores_energy,
 )
-from kernel_attention.mechanisms.primal.one_pass import PrimalWeights, primal_layer
+from kernel_attention.mechanisms.primal.fused import PrimalWeights, primal_layer
 from kernel_attention.memory_limit import require_parameters
 from kernel_attention.tensors.recompute import is_traced
 from kernel_attention.tensors.sampling import (
@@ -84,7 +84,7 @@ class PrimalAttention(PenalizedAttention):
             "per_head" (orthonormal columns in every head).
         bias: whether the projections have biases.
         impl: "plain", the formulas; "fused", one pass over the tokens without stored scores, see
-            ``kernel_attention.mechanisms.primal.one_pass``; "triton", the same in kernels for GPUs; "auto",
+            ``kernel_attention.mechanisms.primal.fused``; "triton", the same in kernels for GPUs; "auto",
             fused on CPU where it exists, is faster and nothing traces the layer, plain elsewhere.
 
     Attributes:
@@ -158,8 +158,10 @@ class PrimalAttention(PenalizedAttention):
         self, x: Tensor, context: Tensor | None, attention_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
         """Primal-Attention on checked arguments, (B, N, d). In training it keeps J where ``eta`` > 0."""
-        attend = self._one_pass if self._is_fused(x, is_causal) else self._plain
-        y, energy = attend(x, attention_mask, is_causal)
+        if self._is_fused(x, is_causal):
+            y, energy = self._one_pass(x, attention_mask, is_causal)
+        else:
+            y, energy = self._plain(x, attention_mask, is_causal)
         if energy is not None:
             num_tokens = None
             if self.sequence_group is not None:
