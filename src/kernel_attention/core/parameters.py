@@ -1,0 +1,34 @@
+"""Where parameters are made, in which precision, and how they are drawn anew."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+Device = torch.device | str | int | None
+"""What PyTorch's modules take as ``device``; None: the default device."""
+
+
+def reset_submodules(module: nn.Module) -> None:
+    """Call ``reset_parameters`` of every submodule that has it, in the order of registration."""
+    for child in module.children():
+        if callable(reset := getattr(child, "reset_parameters", None)):
+            reset()
+        else:
+            reset_submodules(child)
+
+
+def undrawn_linear(
+    in_features: int, out_features: int, *, bias: bool, device: Device, dtype: torch.dtype | None
+) -> nn.Linear:
+    """A linear map without values, for a layer that draws all of its parameters in ``reset_parameters``."""
+    where = torch.get_default_device() if device is None else device
+    return nn.utils.skip_init(nn.Linear, in_features, out_features, bias=bias, device=where, dtype=dtype)
+
+
+@torch.no_grad()
+def draw_orthogonal(weight: Tensor) -> None:
+    """``nn.init.orthogonal_`` in place, in float32 or better: there is no QR factorisation in 16 bits."""
+    if not weight.is_meta:
+        drawn = torch.empty_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
+        weight.copy_(nn.init.orthogonal_(drawn))
