@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from kernel_attention.core.parameters import reset_submodules
 from kernel_attention.core.sequence_group import SequenceGroup
 from kernel_attention.errors import InputError
 from kernel_attention.memory_limit import require_parameters
@@ -90,6 +91,13 @@ class AttentionLayer(nn.Module, ABC):
         self, x: Tensor, context: Tensor | None, attention_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
         """The mechanism itself, on checked arguments."""
+
+    def reset_parameters(self) -> None:
+        """Draw every parameter anew, and fill the buffers, as in a new layer; after ``to_empty``, say.
+
+        This resets the submodules. A layer with parameters of its own draws them too.
+        """
+        reset_submodules(self)
 
     def supports(
         self, *, causal: bool = False, context: bool = False, decoding: bool = False, sharding: bool = False

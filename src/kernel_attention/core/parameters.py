@@ -9,13 +9,18 @@ Device = torch.device | str | int | None
 """What PyTorch's modules take as ``device``; None: the default device."""
 
 
+def reset_module(module: nn.Module) -> None:
+    """Call the module's ``reset_parameters``, or those of its submodules where it has none."""
+    if callable(reset := getattr(module, "reset_parameters", None)):
+        reset()
+    else:
+        reset_submodules(module)
+
+
 def reset_submodules(module: nn.Module) -> None:
-    """Call ``reset_parameters`` of every submodule that has it, in the order of registration."""
+    """``reset_module`` of every submodule, in the order of registration."""
     for child in module.children():
-        if callable(reset := getattr(child, "reset_parameters", None)):
-            reset()
-        else:
-            reset_submodules(child)
+        reset_module(child)
 
 
 def undrawn_linear(

@@ -11,11 +11,14 @@ from typing import Any, TypeVar
 import torch
 
 from kernel_attention.core.layer import AttentionLayer
+from kernel_attention.core.parameters import Device
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.specs import Choice, Spec, SpecReader
 
 AttentionSpec = Spec
 """A mechanism: its name or ``{name: options}``."""
+
+_OF_EVERY_LAYER = ("embed_dim", "num_heads", "device", "dtype")
 
 Layer = TypeVar("Layer", bound=type[AttentionLayer])
 
@@ -52,12 +55,24 @@ class Mechanism:
     def options(self) -> tuple[str, ...]:
         """Names of the arguments a user may set."""
         accepted = inspect.signature(self.layer).parameters
-        return tuple(key for key in accepted if key not in {"embed_dim", "num_heads", *self.preset})
+        return tuple(key for key in accepted if key not in {*_OF_EVERY_LAYER, *self.preset})
 
-    def build(self, embed_dim: int, num_heads: int, **options: Any) -> AttentionLayer:
+    def build(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+        **options: Any,
+    ) -> AttentionLayer:
         """A layer with these options; InputError for one that the mechanism does not have."""
         options = ATTENTION_SPECS.read({self.name: options}).options
-        layer = self.layer(embed_dim, num_heads, **{**self.preset, **options})
+        given = {key: value for key, value in {"device": device, "dtype": dtype}.items() if value is not None}
+        for key in given:
+            if key not in inspect.signature(self.layer).parameters:
+                raise InputError(f"{key}={given[key]!r}: {self.layer.__name__} has no argument {key}")
+        layer = self.layer(embed_dim, num_heads, **{**self.preset, **options, **given})
         layer.mechanism_name = self.name
         return layer
 
@@ -195,13 +210,23 @@ def mechanism_name(layer: AttentionLayer) -> str:
     return fits[0].name if fits else type(layer).__name__
 
 
-def create_attention(name: str, embed_dim: int, num_heads: int, **options: Any) -> AttentionLayer:
+def create_attention(
+    name: str,
+    embed_dim: int,
+    num_heads: int,
+    *,
+    device: Device = None,
+    dtype: torch.dtype | None = None,
+    **options: Any,
+) -> AttentionLayer:
     """An attention layer by name: ``create_attention("primal", embed_dim=64, num_heads=2, rank=20)``.
+
+    ``device`` and ``dtype`` are those of the parameters, as PyTorch's modules have them.
 
     Raises:
         InputError: for an unknown name, an option the mechanism does not have, or a value it does not accept.
     """
-    return get_mechanism(name).build(embed_dim, num_heads, **options)
+    return get_mechanism(name).build(embed_dim, num_heads, device=device, dtype=dtype, **options)
 
 
 def layer_specs(attention: AttentionSpec | Sequence[AttentionSpec], num_layers: int) -> list[Choice]:

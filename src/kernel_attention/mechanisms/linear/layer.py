@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import torch
+
+from kernel_attention.core.parameters import Device
 from kernel_attention.core.query_key_value import QueryKeyValueAttention
 from kernel_attention.core.registry import register_attention
 from kernel_attention.features.feature_maps import FeatureMapSpec
@@ -38,6 +41,8 @@ class LinearAttention(QueryKeyValueAttention):
             options}`` for the last two, or a callable of `kernel_attention.features`.
         normalize: whether to divide by the sum; None: where the feature map's kernel is never negative.
         bias: whether the four projections have biases.
+        device: where the parameters are made; None: the default device.
+        dtype: the parameters' precision; None: the default one.
     """
 
     def __init__(
@@ -48,10 +53,14 @@ class LinearAttention(QueryKeyValueAttention):
         feature_map: FeatureMapSpec = "elu",
         normalize: bool | None = None,
         bias: bool = True,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(embed_dim, num_heads)
-        self.kernel = LinearKernel(self.head_dim, feature_map=feature_map, normalize=normalize)
-        self.add_projections(bias)
+        self.kernel = LinearKernel(
+            self.head_dim, feature_map=feature_map, normalize=normalize, device=device, dtype=dtype
+        )
+        self.add_projections(bias, device=device, dtype=dtype)
 
     def extra_repr(self) -> str:
         """The options, for print(model)."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from kernel_attention.core.layer import PenalizedAttention, require_positive, require_weight
+from kernel_attention.core.parameters import Device, draw_orthogonal, reset_module, undrawn_linear
 from kernel_attention.core.registry import register_attention
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.features.feature_maps import FeatureMap, cosine, get_feature_map, identity
@@ -86,6 +87,8 @@ class PrimalAttention(PenalizedAttention):
         impl: "plain", the formulas; "fused", one pass over the tokens without stored scores, see
             ``kernel_attention.mechanisms.primal.one_pass``; "triton", the same in kernels for GPUs; "auto",
             fused on CPU where it exists and wins and nothing traces the layer, plain elsewhere.
+        device: where the parameters are made; None: the default device.
+        dtype: the parameters' precision; None: the default one.
 
     Attributes:
         w_e: (h, M, s), or (h, p, s) where data-independent.
@@ -114,6 +117,8 @@ class PrimalAttention(PenalizedAttention):
         init: Literal["flat", "per_head"] = "flat",
         bias: bool = True,
         impl: Literal["auto", "plain", "fused", "triton"] = "auto",
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(embed_dim, num_heads)
         require_positive(
@@ -124,6 +129,8 @@ class PrimalAttention(PenalizedAttention):
             raise unknown("objective_form", objective_form, ("mean", "sum"))
         if square_per not in ("batch", "sequence"):
             raise unknown("square_per", square_per, ("batch", "sequence"))
+        if init not in ("flat", "per_head"):
+            raise unknown("init", init, ("flat", "per_head"))
         if impl not in _IMPLS:
             raise unknown("impl", impl, _IMPLS)
         if max_len is not None and rank > max_len:
@@ -136,6 +143,7 @@ class PrimalAttention(PenalizedAttention):
         self.feature_map = get_feature_map(feature_map)
         self.objective_form = objective_form
         self.square_per = square_per
+        self.init = init
         self.impl = impl
         self.num_rows = rank * rank_multiplier if max_len is None else min(rank * rank_multiplier, max_len)
 
@@ -145,14 +153,37 @@ class PrimalAttention(PenalizedAttention):
             2 * num_heads * weight_rows * rank + 2 * rank * self.head_dim,
             "lower rank" + (", rank_multiplier or max_len" if data_dependent else ""),
         )
-        self.q_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
-        self.k_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
-        self.w_e = nn.Parameter(_orthogonal(num_heads, weight_rows, rank, init))
-        self.w_r = nn.Parameter(_orthogonal(num_heads, weight_rows, rank, init))
-        self.concat = nn.Linear(2 * rank, self.head_dim, bias=bias)
-        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
+        where: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.q_proj = undrawn_linear(embed_dim, embed_dim, bias=bias, **where)
+        self.k_proj = undrawn_linear(embed_dim, embed_dim, bias=bias, **where)
+        self.w_e = nn.Parameter(torch.empty(num_heads, weight_rows, rank, **where))
+        self.w_r = nn.Parameter(torch.empty(num_heads, weight_rows, rank, **where))
+        self.concat = undrawn_linear(2 * rank, self.head_dim, bias=bias, **where)
+        self.out_proj = undrawn_linear(embed_dim, embed_dim, bias=bias, **where)
         # An unused parameter is an error under DistributedDataParallel, so it exists only where J uses it.
-        self.register_parameter("sqrt_lambda", nn.Parameter(torch.rand(num_heads, rank)) if eta > 0 else None)
+        lam = nn.Parameter(torch.empty(num_heads, rank, **where)) if eta > 0 else None
+        self.register_parameter("sqrt_lambda", lam)
+        self._draw_parameters()
+
+    def reset_parameters(self) -> None:
+        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
+        # Not in the constructor: a module that was given as the feature map keeps its weights there.
+        if isinstance(self.feature_map, nn.Module):
+            reset_module(self.feature_map)
+        self._draw_parameters()
+
+    @torch.no_grad()
+    def _draw_parameters(self) -> None:
+        self.q_proj.reset_parameters()
+        self.k_proj.reset_parameters()
+        for weight in (self.w_e, self.w_r):
+            # A flattened (h, M s) matrix gets orthonormal rows, one for each head.
+            for part in [weight] if self.init == "flat" else weight:
+                draw_orthogonal(part)
+        self.concat.reset_parameters()
+        self.out_proj.reset_parameters()
+        if self.sqrt_lambda is not None:
+            nn.init.uniform_(self.sqrt_lambda)
 
     def attend(
         self, x: Tensor, context: Tensor | None, attention_mask: Tensor | None, is_causal: bool
@@ -342,18 +373,6 @@ class PrimalAttention(PenalizedAttention):
             f"{self.embed_dim}, {self.num_heads}, rank={self.rank}, eta={self.eta}, "
             f"data_dependent={self.data_dependent}, rows={self.num_rows}"
         )
-
-
-def _orthogonal(num_heads: int, num_rows: int, rank: int, init: str) -> Tensor:
-    """Initial projection weights, (h, num_rows, rank)."""
-    weight = torch.empty(num_heads, num_rows, rank)
-    if init == "flat":  # orthogonal_ sees an (h, num_rows * rank) matrix with orthonormal rows: one per head
-        return nn.init.orthogonal_(weight)
-    if init == "per_head":
-        for head in weight:
-            nn.init.orthogonal_(head)
-        return weight
-    raise unknown("init", init, ("flat", "per_head"))
 
 
 @functools.cache
