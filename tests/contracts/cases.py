@@ -7,6 +7,7 @@ not apply.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -218,7 +219,7 @@ class Case:
         """What the battery checks."""
         return Subject(
             str(self),
-            lambda d, h: self.make(d, h, **options),
+            functools.partial(self.make, **options),
             objective_over=self.variant.objective_over,
             mixes_tokens=self.mechanism.mixes_tokens,
             fixed_length=self.variant.fixed_length,

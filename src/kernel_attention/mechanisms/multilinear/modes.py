@@ -1,6 +1,4 @@
-"""Parts that the data-dependent and the multilinear layers share: the rows sampled from a sequence, the
-projections that their modes read, and their initial weights.
-"""
+"""What the layers over D modes share: the projections that their modes read, and those of their scores."""
 
 from __future__ import annotations
 
