@@ -65,7 +65,7 @@ _EAGER = dict.fromkeys(
         "new_lengths_do_not_compile_anew",
         "one_graph_serves_forward_and_backward",
     ),
-    "a backward pass written by hand is not compiled; impl='auto' takes the plain form there",
+    "a backward pass written by hand is not compiled; impl='auto' takes the reference there",
 )
 _SMALL = {"rank": 2, "rank_multiplier": 2}  # samples 4 of the 11 tokens
 

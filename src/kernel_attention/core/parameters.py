@@ -23,14 +23,6 @@ def reset_submodules(module: nn.Module) -> None:
         reset_module(child)
 
 
-def undrawn_linear(
-    in_features: int, out_features: int, *, bias: bool, device: Device, dtype: torch.dtype | None
-) -> nn.Linear:
-    """A linear map without values, for a layer that draws all of its parameters in ``reset_parameters``."""
-    where = torch.get_default_device() if device is None else device
-    return nn.utils.skip_init(nn.Linear, in_features, out_features, bias=bias, device=where, dtype=dtype)
-
-
 @torch.no_grad()
 def draw_orthogonal(weight: Tensor) -> None:
     """``nn.init.orthogonal_`` in place, in float32 or better: there is no QR factorisation in 16 bits."""

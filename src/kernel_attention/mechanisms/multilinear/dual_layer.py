@@ -72,7 +72,6 @@ class DualMultilinearAttention(ReadsModes):
         self.chunk_size = chunk_size
         self.memory_limit = memory_limit
         self.add_outputs(self.rank, bias, device, dtype)
-        self.draw_parameters()
 
     def attend(
         self, x: Tensor, context: Tensor | None, attention_mask: Tensor | None, is_causal: bool

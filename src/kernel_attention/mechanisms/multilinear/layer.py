@@ -78,7 +78,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
         max_len: longest sequence. It caps M, and fixes the sampling grid of the causal data-dependent form,
             which needs it.
         bias: whether the projections have biases.
-        impl: "plain", the formulas; "fused", everything a token meets in one product, see
+        impl: "reference", the formulas; "fused", everything a token meets in one product, see
             ``kernel_attention.mechanisms.multilinear.one_pass``; "auto", fused where it exists and wins.
         device: where the parameters are made; None: the default device.
         dtype: the parameters' precision; None: the default one.
@@ -94,7 +94,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
     core: nn.Parameter
     compatibility: nn.Parameter | None
     core_objective: Tensor | None
-    reference_options: Mapping[str, Any] = {"impl": "plain"}
+    reference_options: Mapping[str, Any] = {"impl": "reference"}
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
         rank_multiplier: int = 1,
         max_len: int | None = None,
         bias: bool = True,
-        impl: Literal["auto", "plain", "fused"] = "auto",
+        impl: Literal["auto", "reference", "fused"] = "auto",
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -123,8 +123,8 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
             rank=rank, rank_multiplier=rank_multiplier, **({} if max_len is None else {"max_len": max_len})
         )
         _check_options(variant, core, eta, eta_core, objective_power, objective_form)
-        if impl not in ("auto", "plain", "fused"):
-            raise unknown("impl", impl, ("auto", "plain", "fused"))
+        if impl not in ("auto", "reference", "fused"):
+            raise unknown("impl", impl, ("auto", "reference", "fused"))
         self.impl = impl
         self.rank = rank
         self.variant = variant
@@ -161,12 +161,11 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
         shape = None if learnt_modes is None else (num_heads, *[width] * learnt_modes)
         compatibility = None if shape is None else nn.Parameter(torch.empty(shape, **where))
         self.register_parameter("compatibility", compatibility)
+        self.draw_weights()
         self.add_outputs(rank, bias, device, dtype)
-        self.draw_parameters()
 
     def reset_parameters(self) -> None:
         """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
-        # Not in the constructor: a module that was given as the feature map keeps its weights there.
         if isinstance(self.feature_map, nn.Module):
             reset_module(self.feature_map)
         super().reset_parameters()
@@ -208,10 +207,10 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
         if self.impl == "fused" and not exists:
             raise InputError(
                 "impl='fused' needs the feature map frobenius or identity, has no form for is_causal=True, "
-                "and cannot be compiled, exported or transformed: use impl='auto' or 'plain'"
+                "and cannot be compiled, exported or transformed: use impl='auto' or 'reference'"
             )
         if self.impl != "auto" or self.sequence_group is not None:
-            return self.impl != "plain"
+            return self.impl != "reference"
         # Below, multiplying the weights out costs more than it saves.
         return exists and x.size(1) >= 2 * self.embed_dim
 
@@ -244,7 +243,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
 
     def why_not_sharded(self, is_causal: bool) -> str | None:
         """Why the layer cannot share a sequence: its form is not the linear one. None where it can."""
-        if self.impl == "plain" or self.feature_map not in (frobenius, identity):
+        if self.impl == "reference" or self.feature_map not in (frobenius, identity):
             return "only the linear form is sharded: impl 'auto', feature map frobenius or identity"
         return "its causal form needs every token on one rank" if is_causal else None
 
@@ -257,7 +256,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
     def why_not_causal(self) -> str | None:
         """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
         if self.impl == "fused":
-            return "impl='fused' has no causal form: use impl='auto' or 'plain'"
+            return "impl='fused' has no causal form: use impl='auto' or 'reference'"
         if self.variant == "data_dependent" and self.max_len is None:
             return (
                 "max_len=None: the causal data-dependent form needs max_len, the length of its sampling grid"

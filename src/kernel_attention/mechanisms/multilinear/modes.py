@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from kernel_attention.core.layer import AttentionLayer
-from kernel_attention.core.parameters import Device, undrawn_linear
+from kernel_attention.core.parameters import Device
 from kernel_attention.errors import InputError
 from kernel_attention.memory_limit import require_parameters
 from kernel_attention.tensors.kernel_tensors import cubemax_kernel
@@ -50,7 +50,7 @@ class ReadsModes(AttentionLayer):
             "lower order or embed_dim",
         )
         self.order = order
-        linear = functools.partial(undrawn_linear, bias=bias, device=device, dtype=dtype)
+        linear = functools.partial(nn.Linear, bias=bias, device=device, dtype=dtype)
         self.q_proj = linear(embed_dim, embed_dim)
         self.k_proj = linear(embed_dim, embed_dim)
         # One map for all fibers; queries and keys keep the names that other attention layers give them.
@@ -58,16 +58,12 @@ class ReadsModes(AttentionLayer):
 
     def add_outputs(self, rank: int, bias: bool, device: Device, dtype: torch.dtype | None) -> None:
         """Make ``concat``, the map from a head's D R scores to its outputs, and ``out_proj``."""
-        linear = functools.partial(undrawn_linear, bias=bias, device=device, dtype=dtype)
+        linear = functools.partial(nn.Linear, bias=bias, device=device, dtype=dtype)
         self.concat = linear(self.order * rank, self.head_dim)
         self.out_proj = linear(self.embed_dim, self.embed_dim)
 
     def reset_parameters(self) -> None:
         """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
-        self.draw_parameters()
-
-    def draw_parameters(self) -> None:
-        """Draw the parameters; a constructor's last line."""
         for projection in (self.q_proj, self.k_proj, self.f_proj):
             if projection is not None:
                 projection.reset_parameters()
@@ -76,7 +72,7 @@ class ReadsModes(AttentionLayer):
         self.out_proj.reset_parameters()
 
     def draw_weights(self) -> None:
-        """Draw what the layer has between its inputs' projections and ``concat``."""
+        """Draw what the layer has between its inputs' projections and ``concat``, for its constructor too."""
 
     def sequences(self, x: Tensor) -> list[Tensor]:
         """The input of each mode: D tensors (B, h, N, p)."""

@@ -95,8 +95,8 @@ class TensorAttention(ReadsModes):
         self.w = nn.Parameter(torch.empty(order, num_heads, *positions, columns, **where))
         core = None if option == 3 else nn.Parameter(torch.empty(num_heads, *[rank] * order, **where))
         self.register_parameter("core", core)
+        self.draw_weights()
         self.add_outputs(rank, bias, device, dtype)
-        self.draw_parameters()
 
     def draw_weights(self) -> None:
         """See ``ReadsModes``."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from kernel_attention.core.layer import PenalizedAttention, require_positive, require_weight
-from kernel_attention.core.parameters import Device, draw_orthogonal, reset_module, undrawn_linear
+from kernel_attention.core.parameters import Device, draw_orthogonal, reset_module
 from kernel_attention.core.registry import register_attention
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.features.feature_maps import FeatureMap, cosine, get_feature_map, identity
@@ -43,7 +43,7 @@ from kernel_attention.tensors.statistics import num_real
 
 _log = logging.getLogger(__name__)
 
-_IMPLS = ("auto", "plain", "fused", "triton")
+_IMPLS = ("auto", "reference", "fused", "triton")
 _FUSED_FROM = 256  # tokens; for fewer, multiplying the weights out costs more than it saves
 
 
@@ -84,9 +84,9 @@ class PrimalAttention(PenalizedAttention):
         init: "flat" (released: orthogonal on the flattened tensor, each head's Frobenius norm 1) or
             "per_head" (orthonormal columns in every head).
         bias: whether the projections have biases.
-        impl: "plain", the formulas; "fused", one pass over the tokens without stored scores, see
+        impl: "reference", the formulas; "fused", one pass over the tokens without stored scores, see
             ``kernel_attention.mechanisms.primal.one_pass``; "triton", the same in kernels for GPUs; "auto",
-            fused on CPU where it exists and wins and nothing traces the layer, plain elsewhere.
+            fused on CPU where it exists and wins and nothing traces the layer, the reference elsewhere.
         device: where the parameters are made; None: the default device.
         dtype: the parameters' precision; None: the default one.
 
@@ -98,7 +98,7 @@ class PrimalAttention(PenalizedAttention):
     """
 
     sqrt_lambda: nn.Parameter | None
-    reference_options: Mapping[str, Any] = {"impl": "plain"}
+    reference_options: Mapping[str, Any] = {"impl": "reference"}
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class PrimalAttention(PenalizedAttention):
         square_per: Literal["batch", "sequence"] = "batch",
         init: Literal["flat", "per_head"] = "flat",
         bias: bool = True,
-        impl: Literal["auto", "plain", "fused", "triton"] = "auto",
+        impl: Literal["auto", "reference", "fused", "triton"] = "auto",
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -154,42 +154,42 @@ class PrimalAttention(PenalizedAttention):
             "lower rank" + (", rank_multiplier or max_len" if data_dependent else ""),
         )
         where: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.q_proj = undrawn_linear(embed_dim, embed_dim, bias=bias, **where)
-        self.k_proj = undrawn_linear(embed_dim, embed_dim, bias=bias, **where)
+        options = {**where, "bias": bias}
+        self.q_proj = nn.Linear(embed_dim, embed_dim, **options)
+        self.k_proj = nn.Linear(embed_dim, embed_dim, **options)
         self.w_e = nn.Parameter(torch.empty(num_heads, weight_rows, rank, **where))
         self.w_r = nn.Parameter(torch.empty(num_heads, weight_rows, rank, **where))
-        self.concat = undrawn_linear(2 * rank, self.head_dim, bias=bias, **where)
-        self.out_proj = undrawn_linear(embed_dim, embed_dim, bias=bias, **where)
+        self._draw_weights()
+        self.concat = nn.Linear(2 * rank, self.head_dim, **options)
+        self.out_proj = nn.Linear(embed_dim, embed_dim, **options)
         # An unused parameter is an error under DistributedDataParallel, so it exists only where J uses it.
-        lam = nn.Parameter(torch.empty(num_heads, rank, **where)) if eta > 0 else None
+        lam = nn.Parameter(torch.rand(num_heads, rank, **where)) if eta > 0 else None
         self.register_parameter("sqrt_lambda", lam)
-        self._draw_parameters()
 
     def reset_parameters(self) -> None:
         """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
-        # Not in the constructor: a module that was given as the feature map keeps its weights there.
         if isinstance(self.feature_map, nn.Module):
             reset_module(self.feature_map)
-        self._draw_parameters()
-
-    @torch.no_grad()
-    def _draw_parameters(self) -> None:
         self.q_proj.reset_parameters()
         self.k_proj.reset_parameters()
-        for weight in (self.w_e, self.w_r):
-            # A flattened (h, M s) matrix gets orthonormal rows, one for each head.
-            for part in [weight] if self.init == "flat" else weight:
-                draw_orthogonal(part)
+        self._draw_weights()
         self.concat.reset_parameters()
         self.out_proj.reset_parameters()
         if self.sqrt_lambda is not None:
             nn.init.uniform_(self.sqrt_lambda)
 
+    @torch.no_grad()
+    def _draw_weights(self) -> None:
+        for weight in (self.w_e, self.w_r):
+            # As one (h, M s) matrix, flat weights get orthonormal rows: one for each head.
+            for part in [weight] if self.init == "flat" else weight:
+                draw_orthogonal(part)
+
     def attend(
         self, x: Tensor, context: Tensor | None, attention_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
         """Primal-Attention on checked arguments, (B, N, d). In training it keeps J where ``eta`` > 0."""
-        attend = self._one_pass if self._is_fused(x, is_causal) else self._plain
+        attend = self._one_pass if self._is_fused(x, is_causal) else self._reference
         y, energy = attend(x, attention_mask, is_causal)
         if energy is not None:
             num_tokens = None
@@ -213,13 +213,13 @@ class PrimalAttention(PenalizedAttention):
 
     def why_not_sharded(self, is_causal: bool) -> str | None:
         """Why the layer cannot share a sequence: its form is not the one-pass form. None where it can."""
-        if self.impl == "plain" or self.feature_map not in (cosine, identity):
+        if self.impl == "reference" or self.feature_map not in (cosine, identity):
             return "only the one-pass form is sharded: impl 'auto', feature map cosine or identity"
         if is_causal and self.data_dependent:
             return "the causal data-dependent form reads every row of the grid on one rank"
         return None
 
-    def _plain(
+    def _reference(
         self, x: Tensor, attention_mask: Tensor | None, is_causal: bool
     ) -> tuple[Tensor, Tensor | None]:
         scores = self.scores(x, attention_mask=attention_mask, is_causal=is_causal)
@@ -263,10 +263,10 @@ class PrimalAttention(PenalizedAttention):
             raise InputError(
                 f"impl={self.impl!r} needs the feature map cosine or identity, has no data-dependent form "
                 "with is_causal=True, and cannot be compiled, exported or transformed: use impl='auto' "
-                "or 'plain'"
+                "or 'reference'"
             )
         if self.impl != "auto" or self.sequence_group is not None:
-            return self.impl != "plain"
+            return self.impl != "reference"
         return exists and not traced and x.device.type == "cpu" and x.size(1) >= _FUSED_FROM
 
     def scores(
@@ -308,7 +308,7 @@ class PrimalAttention(PenalizedAttention):
     def why_not_causal(self) -> str | None:
         """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
         if self.data_dependent and self.impl in ("fused", "triton"):
-            return f"impl={self.impl!r} has no data-dependent causal form: use impl='auto' or 'plain'"
+            return f"impl={self.impl!r} has no data-dependent causal form: use impl='auto' or 'reference'"
         if self.data_dependent and self.max_len is None:
             return (
                 "max_len=None: the causal data-dependent form needs max_len, the length of its sampling grid"
