@@ -54,7 +54,7 @@ def near_softmax(attention: CapturedAttention) -> bool:
     )
 
 
-def objective(attention: CapturedAttention, case: int) -> Tensor | None:
+def objective_of(attention: CapturedAttention, case: int) -> Tensor | None:
     """J of one sequence, 0-dimensional; None for a layer without an objective or with its weight at 0."""
     layer = attention.layer
     if not isinstance(layer, PenalizedAttention) or attention.x is None:

@@ -119,7 +119,7 @@ def whole_lengths(x: Tensor, lengths: Tensor | None) -> Tensor:
     return torch.full((x.size(0),), x.size(1), device=x.device) if lengths is None else lengths
 
 
-def choose(condition: bool | Tensor, new: Tensor, old: Tensor) -> Tensor:
+def new_where(condition: bool | Tensor, new: Tensor, old: Tensor) -> Tensor:
     """``new`` where the condition holds, a bool for all sequences or (B,); tensors have the batch first."""
     if isinstance(condition, bool):
         return new if condition else old

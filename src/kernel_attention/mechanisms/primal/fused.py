@@ -30,7 +30,7 @@ from kernel_attention.tensors.sampling import Samples
 from kernel_attention.tensors.statistics import exactly
 
 
-class Folded(NamedTuple):
+class FoldedWeights(NamedTuple):
     """A layer's weights multiplied out, without the tokens; B is 1 where they do not depend on the sequence.
 
     ``maps`` (B, k, 2d / k, o) and ``constant`` (k o,) make the output; ``energy`` (B, h, 2, p, p) is S for
@@ -42,7 +42,7 @@ class Folded(NamedTuple):
     energy: Tensor | None
 
 
-Fold = Callable[..., Folded]
+Fold = Callable[..., FoldedWeights]
 
 
 def primal_pass(
@@ -68,7 +68,7 @@ def primal_pass(
         weight: projection to the queries and keys, (h * 2 * p, d): a head's query and key lie side by side.
         bias: (h * 2 * p,) or None.
         num_heads: h.
-        fold: ``fold(rows, *parameters)`` gives ``Folded``; rows are (B, M, d), or None without samples.
+        fold: ``fold(rows, *parameters)`` gives ``FoldedWeights``; rows are (B, M, d), or None without samples.
         parameters: tensors that ``fold`` is differentiated by.
         samples: where the rows are read.
         normalize: whether phi divides by the norm (cosine), or is the identity.
@@ -106,7 +106,7 @@ class _PrimalPass(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_y: Tensor, grad_energy: Tensor | None) -> tuple[Tensor | None, ...]:
         x, weight, bias, gram, *parameters = ctx.saved_tensors
-        folded: Folded = ctx.folded
+        folded: FoldedWeights = ctx.folded
         if torch.is_grad_enabled():
             needed = [*ctx.needs_input_grad[:3], *ctx.needs_input_grad[7:]]
             with torch.autocast(x.device.type, enabled=False):
@@ -152,7 +152,9 @@ def _formulas(
     return y, ((halves.mT @ halves) * folded.energy).sum(dim=(1, 2, 3, 4))
 
 
-def _gradients(folded: Folded, inputs: list[Tensor], grads: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
+def _gradients(
+    folded: FoldedWeights, inputs: list[Tensor], grads: tuple[Tensor | None, ...]
+) -> tuple[Tensor, ...]:
     """Gradients by the inputs, through the outputs that depend on them (the constant only with biases)."""
     chosen = [
         (output, grad.to(output.dtype))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kernel_attention.core.sequence_group import SequenceGroup
 from kernel_attention.mechanisms.primal import slices
-from kernel_attention.mechanisms.primal.fused import Folded, primal_pass
+from kernel_attention.mechanisms.primal.fused import FoldedWeights, primal_pass
 from kernel_attention.tensors.affine import Affine, apply_affine, autocast
 from kernel_attention.tensors.sampling import Samples
 from kernel_attention.tensors.statistics import exactly, num_real, running_mean
@@ -122,7 +122,7 @@ def _before(x: Tensor, mask: Tensor | None, group: SequenceGroup) -> tuple[Tenso
 
 def _fold(
     names: tuple[str, ...], group: SequenceGroup | None, rows: Tensor | None, *tensors: Tensor
-) -> Folded:
+) -> FoldedWeights:
     """G = [W_{e|X} C_e^T ; W_{r|X} C_r^T] (times O^T where it is folded) and S = W Lambda W^T / h.
 
     Heads come first, so that all sequences of a head share one product.
@@ -152,7 +152,7 @@ def _fold(
     if "sqrt_lambda" in given:
         scaled = (w * given["sqrt_lambda"][:, None, None, :]).permute(2, 1, 0, 3, 4)  # (B, h, 2, p, s)
         energy = scaled @ scaled.mT / num_heads
-    return Folded(maps, constant, energy)
+    return FoldedWeights(maps, constant, energy)
 
 
 def _engine(name: str) -> ModuleType:
