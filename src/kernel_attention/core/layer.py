@@ -99,6 +99,14 @@ class AttentionLayer(nn.Module, ABC):
         """
         reset_submodules(self)
 
+    def has_options(self, options: Mapping[str, Any]) -> bool:
+        """Whether the layer is one that the constructor makes with these options."""
+        return all(self.option_value(name) == value for name, value in options.items())
+
+    def option_value(self, name: str) -> Any:
+        """The value of a constructor's option; a layer that keeps it under another name or form says so here."""
+        return getattr(self, name, None)
+
     def supports(
         self, *, causal: bool = False, context: bool = False, decoding: bool = False, sharding: bool = False
     ) -> bool:

@@ -200,14 +200,14 @@ def get_mechanism(name: str) -> Mechanism:
 
 
 def mechanism_name(layer: AttentionLayer) -> str:
-    """What the mechanism of a layer is called: the name it was made by, or the first of its class that fits."""
+    """What the mechanism of a layer is called: the name it was made by, or else the one whose preset it has.
+
+    Where several fit, the preset that fixes most options wins. A class that is not in the table has its own name.
+    """
     if layer.mechanism_name:
         return layer.mechanism_name
-    rows = [row for row in MECHANISMS.values() if row.layer is type(layer)]
-    fits = [
-        row for row in rows if all(getattr(layer, key, value) == value for key, value in row.preset.items())
-    ]
-    return fits[0].name if fits else type(layer).__name__
+    rows = [row for row in MECHANISMS.values() if row.layer is type(layer) and layer.has_options(row.preset)]
+    return max(rows, key=lambda row: len(row.preset)).name if rows else type(layer).__name__
 
 
 def create_attention(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from kernel_attention.core.parameters import Device
 from kernel_attention.core.query_key_value import QueryKeyValueAttention
 from kernel_attention.core.registry import register_attention
-from kernel_attention.features.feature_maps import FeatureMapSpec
+from kernel_attention.features.feature_maps import FEATURE_MAPS, FeatureMapSpec
 from kernel_attention.mechanisms.linear.kernel import LinearKernel
 
 
@@ -61,6 +63,13 @@ class LinearAttention(QueryKeyValueAttention):
             self.head_dim, feature_map=feature_map, normalize=normalize, device=device, dtype=dtype
         )
         self.add_projections(bias, device=device, dtype=dtype)
+
+    def option_value(self, name: str) -> Any:
+        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
+        if name not in ("feature_map", "normalize"):
+            return super().option_value(name)
+        value = getattr(self.kernel, name)
+        return next((known for known, function in FEATURE_MAPS.items() if function is value), value)
 
     def extra_repr(self) -> str:
         """The options, for print(model)."""

@@ -420,6 +420,21 @@ class SupportVectorAttention(QueryKeyValueAttention):
         sequence = self.convolution is not None and self.convolution.grid_size is None
         return sequence or self.kernel.reads_positions or max(self.factors) > 1
 
+    def option_value(self, name: str) -> Any:
+        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
+        if name == "beta":
+            return self.initial_beta
+        if name == "learn_beta":
+            return isinstance(self.beta, Tensor)
+        if name == "factors" and len(set(self.factors)) == 1:
+            return self.factors[0]
+        if name == "convolution" and self.convolution is not None:
+            return "1d" if self.convolution.grid_size is None else "2d"
+        if name in _NO_CONVOLUTION:
+            own = "weights" if name == "conv_weights" else name
+            return _NO_CONVOLUTION[name] if self.convolution is None else getattr(self.convolution, own)
+        return super().option_value(name)
+
     def _beta_text(self) -> str:
         return "learnt" if isinstance(self.beta, Tensor) else str(self.beta)
 
