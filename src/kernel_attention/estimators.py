@@ -17,7 +17,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from kernel_attention.core.layer import require_positive
+from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.data import (
     SequenceSplit,

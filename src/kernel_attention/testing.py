@@ -32,7 +32,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from kernel_attention.core.decoding import reorder
-from kernel_attention.core.layer import AttentionLayer, PenalizedAttention, auxiliary_loss
+from kernel_attention.core.layer import AttentionLayer
+from kernel_attention.core.objective import PenalizedAttention, auxiliary_loss
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.mechanisms import get_mechanism
 

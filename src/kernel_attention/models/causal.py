@@ -15,12 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kernel_attention.core.layer import (
-    require_causal_form,
-    require_positive,
-    require_probability,
-)
+from kernel_attention.core.layer import require_causal_form
 from kernel_attention.core.parameters import Device, reset_module
+from kernel_attention.core.validation import require_positive, require_probability
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.mechanisms import AttentionSpec, create_attention, get_mechanism, layer_specs
 from kernel_attention.models.cross_entropy import linear_cross_entropy

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kernel_attention.core.layer import AttentionLayer, require_positive, require_probability
+from kernel_attention.core.layer import AttentionLayer
 from kernel_attention.core.parameters import Device, reset_module, reset_submodules
+from kernel_attention.core.validation import require_positive, require_probability
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.mechanisms import AttentionSpec, create_attention, get_mechanism, layer_specs
 

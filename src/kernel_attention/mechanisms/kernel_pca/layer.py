@@ -8,9 +8,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from kernel_attention.core.layer import AttentionLayer, require_positive, require_probability
+from kernel_attention.core.layer import AttentionLayer
 from kernel_attention.core.parameters import Device
 from kernel_attention.core.registry import register_attention
+from kernel_attention.core.validation import require_positive, require_probability
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.mechanisms.kernel_pca.functional import (
     CONVENTIONS,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernel_attention.core.layer import require_positive
 from kernel_attention.core.parameters import Device
 from kernel_attention.core.registry import register_attention
+from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import InputError
 from kernel_attention.mechanisms.multilinear.dual_functional import dual_multilinear_scores
 from kernel_attention.mechanisms.multilinear.modes import ReadsModes
@@ -76,7 +76,7 @@ class DualMultilinearAttention(ReadsModes):
     def attend(
         self, x: Tensor, context: Tensor | None, attention_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
-        """See ``AttentionLayer``."""
+        """Multilinear attention in the dual on checked arguments, (B, N, d)."""
         scores = torch.cat(self.scores(x, attention_mask=attention_mask), dim=-1)
         return self.out_proj(self.merge_heads(self.concat(scores)))
 

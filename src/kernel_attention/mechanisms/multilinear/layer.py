@@ -8,9 +8,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from kernel_attention.core.layer import PenalizedAttention, require_positive
+from kernel_attention.core.objective import PenalizedAttention
 from kernel_attention.core.parameters import Device, draw_orthogonal, reset_module
 from kernel_attention.core.registry import register_attention
+from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.features.feature_maps import FeatureMapSpec, frobenius, get_feature_map, identity
 from kernel_attention.mechanisms.multilinear.decoding import (
@@ -172,7 +173,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
 
     @torch.no_grad()
     def draw_weights(self) -> None:
-        """See ``ReadsModes``."""
+        """Draw W, orthonormal, and S; C becomes the identity."""
         for head in self.w.flatten(0, 1):
             draw_orthogonal(head)
         if not self.core.is_meta:  # an eigenvalue decomposition needs values

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kernel_attention.core.layer import require_positive
 from kernel_attention.core.parameters import Device
 from kernel_attention.core.registry import register_attention
+from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import InputError
 from kernel_attention.mechanisms.multilinear.dual_layer import check_kernel_size
 from kernel_attention.mechanisms.multilinear.modes import ReadsModes
@@ -99,7 +99,7 @@ class TensorAttention(ReadsModes):
         self.add_outputs(rank, bias, device, dtype)
 
     def draw_weights(self) -> None:
-        """See ``ReadsModes``."""
+        """Draw W and T, normal."""
         nn.init.normal_(self.w)
         if self.core is not None:
             nn.init.normal_(self.core)
@@ -107,7 +107,7 @@ class TensorAttention(ReadsModes):
     def attend(
         self, x: Tensor, context: Tensor | None, attention_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
-        """See ``AttentionLayer``."""
+        """Tensor attention on checked arguments, (B, N, d)."""
         scores = torch.cat(self.scores(x, attention_mask=attention_mask), dim=-1)
         return self.out_proj(self.merge_heads(self.concat(scores)))
 

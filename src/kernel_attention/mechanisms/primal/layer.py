@@ -10,9 +10,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from kernel_attention.core.layer import PenalizedAttention, require_positive, require_weight
+from kernel_attention.core.objective import PenalizedAttention
 from kernel_attention.core.parameters import Device, draw_orthogonal, reset_module
 from kernel_attention.core.registry import register_attention
+from kernel_attention.core.validation import require_positive, require_weight
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.features.feature_maps import FeatureMap, cosine, get_feature_map, identity
 from kernel_attention.mechanisms.primal.decoding import (

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from kernel_attention.core.layer import require_probability
 from kernel_attention.core.parameters import Device
 from kernel_attention.core.query_key_value import QueryKeyValueAttention
 from kernel_attention.core.registry import register_attention
+from kernel_attention.core.validation import require_probability
 from kernel_attention.mechanisms.sparse.functional import Implementation, PatternName
 from kernel_attention.mechanisms.sparse.kernel import SparseKernel
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from kernel_attention.core.decoding import Position, position_after, whole_lengths
-from kernel_attention.core.layer import require_probability
 from kernel_attention.core.parameters import Device
 from kernel_attention.core.query_key_value import QueryKeyValueAttention, identity_values
 from kernel_attention.core.registry import register_attention
+from kernel_attention.core.validation import require_probability
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.mechanisms.support_vector.decoding import (
     HeadsState,

@@ -10,8 +10,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from kernel_attention.core.layer import require_positive
 from kernel_attention.core.parameters import Device
+from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.memory_limit import require_parameters
 from kernel_attention.tensors.convolution import convolve_grid, convolve_sequence
