@@ -10,7 +10,8 @@ from kernel_attention.version import __version__
 
 if TYPE_CHECKING:
     from kernel_attention import analysis, functional, hosts, models, solvers, testing
-    from kernel_attention.core.layer import AttentionLayer, auxiliary_loss
+    from kernel_attention.core.layer import AttentionLayer
+    from kernel_attention.core.objective import auxiliary_loss
     from kernel_attention.core.registry import register_attention
     from kernel_attention.core.sharding import shard_sequence
     from kernel_attention.estimators import AttentionClassifier, AttentionRegressor
@@ -79,7 +80,7 @@ _HOMES = {
     "SparseAttention": "mechanisms.sparse",
     "SupportVectorAttention": "mechanisms.support_vector",
     "TensorAttention": "mechanisms.multilinear",
-    "auxiliary_loss": "core.layer",
+    "auxiliary_loss": "core.objective",
     "create_attention": "mechanisms",
     "list_attention": "mechanisms",
     "register_attention": "core.registry",

@@ -5,8 +5,6 @@ Legend of shapes: n cases, c channels, n_i time steps of case i, k classes.
 
 from __future__ import annotations
 
-from kernel_attention.experiments.training.ranges import require_in_range
-
 from collections.abc import Mapping, Sequence
 from numbers import Integral
 from typing import Any, Literal, Self
@@ -19,7 +17,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from kernel_attention.core.layer import require_positive
+from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.data import (
     SequenceSplit,
@@ -33,6 +31,7 @@ from kernel_attention.experiments.notes import note_once
 from kernel_attention.experiments.training import Recipe, SequenceTask, fit, predict_outputs
 from kernel_attention.experiments.training.fit import private_generators, training_device
 from kernel_attention.experiments.training.memory import MemoryRecorder
+from kernel_attention.experiments.training.ranges import require_in_range
 from kernel_attention.mechanisms import AttentionSpec, layer_specs
 from kernel_attention.models import SequenceClassifier
 

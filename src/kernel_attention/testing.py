@@ -20,6 +20,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import inspect
 import io
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -31,7 +32,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from kernel_attention.core.decoding import reorder
-from kernel_attention.core.layer import AttentionLayer, PenalizedAttention, auxiliary_loss
+from kernel_attention.core.layer import AttentionLayer
+from kernel_attention.core.objective import PenalizedAttention, auxiliary_loss
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.mechanisms import get_mechanism
 
@@ -50,16 +52,16 @@ class Subject:
 
     Attributes:
         name: for messages.
-        make: ``make(embed_dim, num_heads)`` returns a new layer.
-        objective_over: "tokens" or "sequences": an objective of one number is a mean over these.
-        mixes_tokens: "yes", "no", or another text, which is not checked.
-        fixed_length: whether the layer takes only sequences of ``LENGTH`` tokens, as a layer over a grid
-            does.
+        make: ``make(embed_dim, num_heads)`` gives a new layer. Where it accepts ``device`` and ``dtype`` too,
+            they are checked.
+        objective_over: what an objective that is one number is a mean over, "tokens" or "sequences".
+        mixes_tokens: "yes", "no", or words for "it depends", which are not checked.
+        fixed_length: whether the layer takes sequences of ``LENGTH`` tokens only, as one over a grid does.
         exempt: {name of a check: why it does not apply}.
     """
 
     name: str
-    make: Callable[[int, int], AttentionLayer]
+    make: Callable[..., AttentionLayer]
     objective_over: str = "tokens"
     mixes_tokens: str = "yes"
     fixed_length: bool = False
@@ -75,14 +77,22 @@ class Subject:
                     parameter.add_(0.1 * torch.randn_like(parameter))
         return layer.to(dtype).train()
 
+    def places_parameters(self) -> bool:
+        """Whether ``make`` accepts ``device`` and ``dtype``."""
+        try:
+            inspect.signature(self.make).bind(EMBED_DIM, HEADS, device=None, dtype=None)
+        except TypeError:
+            return False
+        return True
+
     def call_forms(self) -> list[dict[str, bool]]:
         """The ways in which the layer may be called on one batch of sequences."""
         forms = [{"is_causal": False}]
         return [*forms, {"is_causal": True}] if self.build().supports(causal=True) else forms
 
 
-def subject(mechanism: str | Callable[[int, int], AttentionLayer], **options: Any) -> Subject:
-    """A registered mechanism with these options, or a function that makes a layer, as a ``Subject``.
+def subject(mechanism: str | Callable[..., AttentionLayer], **options: Any) -> Subject:
+    """A registered mechanism with these options, or what makes a layer, to be checked.
 
     ``max_len`` is set where the mechanism has it and the options do not.
     """
@@ -91,7 +101,8 @@ def subject(mechanism: str | Callable[[int, int], AttentionLayer], **options: An
     row = get_mechanism(mechanism)
     if "max_len" in row.options:
         options.setdefault("max_len", MAX_LEN)
-    return Subject(mechanism, lambda d, h: row.build(d, h, **options), mixes_tokens=row.mixes_tokens)
+    make = functools.partial(row.build, **options)
+    return Subject(mechanism, make, mixes_tokens=row.mixes_tokens)
 
 
 def inputs(dtype: torch.dtype = torch.float64, batch: int = BATCH, length: int = LENGTH) -> Tensor:
@@ -125,7 +136,7 @@ CHECKS: dict[str, Check] = {}
 
 _NEEDS: dict[
     str, str
-] = {}  # "causal", "context" or "decoding", which the layer must support; or "any length"
+] = {}  # "causal", "context" or "decoding", which the layer must support; "any length"; or "placement"
 
 
 def _check(needs: str = "") -> Callable[[Check], Check]:
@@ -142,11 +153,12 @@ def checks_of(case: Subject) -> list[str]:
     layer = case.build()
     able = {name for name in ("causal", "context", "decoding") if layer.supports(**{name: True})}
     able |= {""} if case.fixed_length else {"", "any length"}
+    able |= {"placement"} if case.places_parameters() else set()
     return [name for name, needs in _NEEDS.items() if needs in able and name not in case.exempt]
 
 
 def check_attention(
-    mechanism: str | Callable[[int, int], AttentionLayer] | Subject,
+    mechanism: str | Callable[..., AttentionLayer] | Subject,
     *,
     only: Iterable[str] | None = None,
     exempt: Mapping[str, str] | None = None,
@@ -633,6 +645,55 @@ def reentrant_checkpointing_is_found_out_by_the_auxiliary_loss(case: Subject) ->
     assert "use_reentrant=False" in message
     with torch.no_grad():  # for a log, which needs no gradients
         assert auxiliary_loss(layer).isfinite()
+
+
+# --- making -------------------------------------------------------------------------------------------------
+
+
+def _tensors(layer: nn.Module) -> dict[str, Tensor]:
+    return {**dict(layer.named_parameters()), **dict(layer.named_buffers())}
+
+
+def _same_numbers(layer: nn.Module, other: nn.Module, what: str) -> None:
+    for (name, value), expected in zip(_tensors(layer).items(), _tensors(other).values(), strict=True):
+        assert value.dtype == expected.dtype, f"{what}: {name} is {value.dtype}, not {expected.dtype}"
+        assert torch.equal(value, expected), f"{what}: {name} has other numbers than in a new layer"
+
+
+def _new(case: Subject, **where: Any) -> AttentionLayer:
+    torch.manual_seed(1)
+    return case.make(EMBED_DIM, HEADS, **where)
+
+
+@_check()
+def a_layer_made_on_meta_becomes_a_new_layer(case: Subject) -> None:
+    with torch.device("meta"):
+        layer = _new(case)
+    for name, value in _tensors(layer).items():
+        assert value.is_meta, f"{name} was made on {value.device}"
+    layer.to_empty(device="cpu")
+    for value in _tensors(layer).values():
+        value.detach().fill_(float("nan") if value.is_floating_point() else -1)
+    torch.manual_seed(1)
+    layer.reset_parameters()
+    new = _new(case)
+    _same_numbers(layer, new, "reset_parameters")
+    x = inputs(torch.float32)
+    assert torch.equal(layer.eval()(x), new.eval()(x)), "a materialised layer has other outputs"
+
+
+@_check("placement")
+def device_and_dtype_say_where_and_in_which_precision_a_layer_is_made(case: Subject) -> None:
+    for name, value in _tensors(_new(case, device="meta")).items():
+        assert value.is_meta, f"device='meta': {name} was made on {value.device}"
+    _same_numbers(
+        _new(case, device="cpu", dtype=torch.float32), _new(case, dtype=torch.float32), "device='cpu'"
+    )
+    for dtype in (torch.float64, torch.bfloat16):
+        layer = _new(case, dtype=dtype)
+        for name, value in _tensors(layer).items():
+            assert value.dtype == dtype or not value.is_floating_point(), f"{dtype}: {name} is {value.dtype}"
+        assert layer(inputs(dtype)).isfinite().all(), f"{dtype}: outputs are not finite"
 
 
 # --- compilers ----------------------------------------------------------------------------------------------

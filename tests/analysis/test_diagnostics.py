@@ -204,7 +204,7 @@ def test_report(tmp_path):
     assert report["layers.2"] is report[-1] is report["layers.2.self_attn"]
     assert len(report) == 2
     assert report[0].attention_map.shape == (2, LENGTH, LENGTH)
-    assert str(report).startswith("layers.0.self_attn (MultiheadAttention): values_for_90_percent")
+    assert str(report).startswith("layers.0.self_attn (softmax): values_for_90_percent")
     report.save(tmp_path / "report.npz")
     with np.load(tmp_path / "report.npz", allow_pickle=False) as saved:
         assert set(saved.files) == set(report.arrays())

@@ -7,6 +7,7 @@ not apply.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -64,7 +65,7 @@ _EAGER = dict.fromkeys(
         "new_lengths_do_not_compile_anew",
         "one_graph_serves_forward_and_backward",
     ),
-    "a backward pass written by hand is not compiled; impl='auto' takes the plain form there",
+    "a backward pass written by hand is not compiled; impl='auto' takes the reference there",
 )
 _SMALL = {"rank": 2, "rank_multiplier": 2}  # samples 4 of the 11 tokens
 
@@ -218,7 +219,7 @@ class Case:
         """What the battery checks."""
         return Subject(
             str(self),
-            lambda d, h: self.make(d, h, **options),
+            functools.partial(self.make, **options),
             objective_over=self.variant.objective_over,
             mixes_tokens=self.mechanism.mixes_tokens,
             fixed_length=self.variant.fixed_length,

@@ -138,7 +138,7 @@ def draw_primal(rng: random.Random, name: str, heads: int) -> Drawn:
         "square_per": rng.choice(["batch", "sequence"]), "bias": rng.random() < 0.7,
     }  # fmt: skip
     return Drawn(
-        name, {**options, "impl": "plain"}, {}, other={**options, "impl": "fused"},
+        name, {**options, "impl": "reference"}, {}, other={**options, "impl": "fused"},
         other_causal=not options["data_dependent"],
     )  # fmt: skip
 
@@ -156,7 +156,7 @@ def draw_multilinear(rng: random.Random, name: str, heads: int) -> Drawn:
     fused = options["feature_map"] in ("frobenius", "identity")
     small = options["order"] <= 3 and options["feature_map"] in ("frobenius", "cosine")
     return Drawn(
-        name, {**options, "impl": "plain"}, {} if small else None,
+        name, {**options, "impl": "reference"}, {} if small else None,
         other={**options, "impl": "fused"} if fused else None,
     )  # fmt: skip
 
@@ -343,7 +343,7 @@ def equals_reference(case: Case) -> None:
 
 
 def equals_the_other_form(case: Case) -> None:
-    """impl plain against fused, dense against blocked, whole against chunked."""
+    """impl reference against fused, dense against blocked, whole against chunked."""
     other, towards = case.twin(case.drawn.other or {}), torch.randn_like(case.x)
     one, two = (
         lambda layer=layer: loss_and_gradients(layer, case.x, case.arguments, case.real, towards)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+import torch
 from contracts.cases import CASES, CONTEXT, EMBED_DIM, VARIANTS, Case, inputs, right_padding
 
 from kernel_attention import InputError, create_attention, list_attention
@@ -45,6 +46,37 @@ def test_a_layer_that_breaks_a_promise_is_found_out():
 
     with pytest.raises(AssertionError, match=r"leaking: the_future_changes_no_bit_of_the_past: token 1"):
         check_attention(Subject("leaking", Leaking), only=["the_future_changes_no_bit_of_the_past"])
+
+
+@pytest.mark.parametrize(
+    ("make_state", "check", "message"),
+    [
+        (
+            lambda layer, _: layer.register_parameter("gain", torch.nn.Parameter(torch.ones(3))),
+            "a_layer_made_on_meta_becomes_a_new_layer",
+            "reset_parameters: gain has other numbers than in a new layer",
+        ),
+        (
+            lambda layer, _: layer.register_buffer("table", torch.zeros(3, device="cpu")),
+            "a_layer_made_on_meta_becomes_a_new_layer",
+            "table was made on cpu",
+        ),
+        (
+            lambda layer, where: layer.register_buffer("table", torch.zeros(3, device=where.get("device"))),
+            "device_and_dtype_say_where_and_in_which_precision_a_layer_is_made",
+            "torch.float64: table is torch.float32",
+        ),
+    ],
+    ids=["not reset", "one device", "one precision"],
+)
+def test_state_that_a_layer_forgets_is_found_out(make_state, check, message):
+    class Forgetful(type(create_attention("softmax", 15, 3))):
+        def __init__(self, embed_dim, num_heads, **where):
+            super().__init__(embed_dim, num_heads, **where)
+            make_state(self, where)
+
+    with pytest.raises(AssertionError, match=re.escape(f"forgetful: {check}: {message}")):
+        check_attention(Subject("forgetful", Forgetful), only=[check])
 
 
 def test_an_unknown_check_or_mechanism_is_refused():

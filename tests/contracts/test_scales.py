@@ -13,13 +13,13 @@ from kernel_attention.tensors.unfoldings import leading_eigenvectors, pseudo_inv
 
 LAYERS = {
     "cosine": ("cosine", {}),
-    "primal, data-independent": ("primal", {"rank": 3, "data_dependent": False, "impl": "plain"}),
+    "primal, data-independent": ("primal", {"rank": 3, "data_dependent": False, "impl": "reference"}),
     "primal, data-independent, fused": ("primal", {"rank": 3, "data_dependent": False, "impl": "fused"}),
-    "primal": ("primal", {"rank": 3, "rank_multiplier": 2, "impl": "plain"}),
+    "primal": ("primal", {"rank": 3, "rank_multiplier": 2, "impl": "reference"}),
     "primal, fused": ("primal", {"rank": 3, "rank_multiplier": 2, "impl": "fused"}),
-    "multilinear": ("multilinear", {"rank": 3, "impl": "plain"}),
+    "multilinear": ("multilinear", {"rank": 3, "impl": "reference"}),
     "multilinear, fused": ("multilinear", {"rank": 3, "impl": "fused"}),
-    "multilinear, data-dependent": ("multilinear", {"rank": 3, "variant": "data_dependent", "impl": "plain"}),
+    "multilinear, data-dependent": ("multilinear", {"rank": 3, "variant": "data_dependent", "impl": "reference"}),
     "multilinear, data-dependent, fused": (
         "multilinear", {"rank": 3, "variant": "data_dependent", "impl": "fused"}
     ),

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from kernel_attention import InputError, PrimalAttention, SoftmaxAttention, auxiliary_loss
-from kernel_attention.core import layer as base
-from kernel_attention.core.layer import bounded_square
+from kernel_attention.core import objective as base
+from kernel_attention.core.objective import bounded_square
 from kernel_attention.experiments.data import load_time_series
 from kernel_attention.models import SequenceClassifier
 

@@ -142,3 +142,62 @@ def test_the_examples_in_the_docstrings_run():
     results = doctest.testmod(registry)
     assert results.attempted
     assert not results.failed
+
+
+@mechanisms
+def test_device_and_dtype_are_of_every_layer_and_no_options_of_a_mechanism(mechanism):
+    assert not {"device", "dtype"} & set(mechanism.options)
+    with pytest.raises(InputError, match=f"unknown option of attention '{mechanism.name}' 'dtype'"):
+        layer_specs({mechanism.name: {"dtype": torch.float64}}, 1)
+    layer = mechanism.build(
+        12, 3, **mechanism.example, **_max_len(mechanism), dtype=torch.float64, device="meta"
+    )
+    assert {(p.dtype, p.device.type) for p in layer.parameters()} == {(torch.float64, "meta")}
+
+
+def _max_len(mechanism):
+    return {"max_len": 7} if "max_len" in mechanism.options else {}
+
+
+@pytest.mark.parametrize("spec", ["softmax_plus", "taylor"])
+def test_device_and_dtype_are_no_options_of_kernels_and_feature_maps(spec):
+    for attention, options in (
+        ("linear", {"feature_map": {spec: {"device": "cpu"}}}),
+        ("batch_norm", {"kernel": {"linear": {"device": "cpu"}}}),
+    ):
+        with pytest.raises(InputError, match="unknown option of .* 'device'"):
+            create_attention(attention, 12, 3, **options)
+    nested = {"kernel": {"linear": {"feature_map": spec}}}
+    layer = create_attention("scaled_heads", 12, 3, **nested, device="meta", dtype=torch.bfloat16)
+    buffers = list(layer.buffers())
+    assert buffers
+    assert all(b.is_meta and (b.dtype == torch.bfloat16 or not b.is_floating_point()) for b in buffers)
+
+
+def test_a_layer_without_device_or_dtype_says_so():
+    class Bare(type(create_attention("softmax", 12, 3))):
+        def __init__(self, embed_dim, num_heads):
+            super().__init__(embed_dim, num_heads)
+
+    row = registry.Mechanism("bare", Bare, "paper", "equation", "time", "memory")
+    registry.MECHANISMS["bare"] = row
+    try:
+        assert create_attention("bare", 12, 3).embed_dim == 12
+        with pytest.raises(InputError, match="device='meta': Bare has no argument device"):
+            create_attention("bare", 12, 3, device="meta")
+    finally:
+        del registry.MECHANISMS["bare"]
+
+
+def test_a_feature_map_that_was_given_as_a_module_keeps_its_weights_in_a_new_layer():
+    class Scaled(torch.nn.Linear):
+        def forward(self, x, attention_mask=None, is_causal=False):
+            return super().forward(x)
+
+    for name in ("linear", "primal", "multilinear"):
+        given = Scaled(4, 4)
+        before = given.weight.clone()
+        layer = create_attention(name, 12, 3, feature_map=given)
+        assert torch.equal(given.weight, before)
+        layer.reset_parameters()
+        assert not torch.equal(given.weight, before)

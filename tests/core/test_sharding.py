@@ -64,9 +64,9 @@ REFUSED = {
     "random features": (lambda: ka.LinearAttention(8, 2, feature_map="softmax_plus"), "feature map"),
     "frobenius": (lambda: ka.LinearAttention(8, 2, feature_map="frobenius"), "feature map"),
     "rpc": (lambda: ka.create_attention("rpc", 8, 2), "every token"),
-    "plain primal": (lambda: ka.PrimalAttention(8, 2, impl="plain"), "impl"),
+    "reference primal": (lambda: ka.PrimalAttention(8, 2, impl="reference"), "impl"),
     "other features": (lambda: ka.PrimalAttention(8, 2, feature_map="elu"), "feature map"),
-    "plain multilinear": (lambda: ka.MultilinearAttention(8, 2, impl="plain"), "impl"),
+    "reference multilinear": (lambda: ka.MultilinearAttention(8, 2, impl="reference"), "impl"),
     "torch's own": (lambda: nn.MultiheadAttention(8, 2), "whole sequence"),
 }
 

@@ -18,7 +18,7 @@ from hosts.models_of_hosts import (
 from torch import nn
 
 import kernel_attention as ka
-from kernel_attention.core.layer import PenalizedAttention
+from kernel_attention.core.objective import PenalizedAttention
 
 every_mechanism = pytest.mark.parametrize(
     "mechanism", SEQUENCE_MECHANISMS, ids=lambda mechanism: mechanism.name

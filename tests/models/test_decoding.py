@@ -9,7 +9,7 @@ import torch
 from models.test_causal import CAUSAL, LENGTH, VOCABULARY, small
 
 from kernel_attention.errors import InputError
-from kernel_attention.models.decoding import DecodingState, choose, generate, is_recurrent
+from kernel_attention.models.decoding import DecodingState, draw_tokens, generate, is_recurrent
 
 
 @pytest.fixture
@@ -64,13 +64,13 @@ def test_greedy_text_is_that_of_the_parallel_form(attention, tokens):
 def test_draws_are_seeded_and_follow_the_distribution():
     """Relative frequencies over many draws are softmax(logits / temperature) among the top k."""
     logits = torch.tensor([[2.0, 1.0, 0.0, -1.0]]).repeat(20000, 1)
-    drawn = choose(logits, 0.5, 3, torch.Generator().manual_seed(0))
+    drawn = draw_tokens(logits, 0.5, 3, torch.Generator().manual_seed(0))
     frequencies = drawn.bincount(minlength=4) / len(drawn)
     expected = torch.tensor([4.0, 2.0, 0.0, -torch.inf]).softmax(dim=0)
     torch.testing.assert_close(frequencies, expected, rtol=0, atol=0.012)  # 3.5 standard deviations
-    assert torch.equal(drawn, choose(logits, 0.5, 3, torch.Generator().manual_seed(0)))
-    assert choose(logits[:5], 0.0, None, None).tolist() == [0] * 5
-    assert torch.equal(choose(logits, 2.0, 1, None), torch.zeros(20000, dtype=torch.long))
+    assert torch.equal(drawn, draw_tokens(logits, 0.5, 3, torch.Generator().manual_seed(0)))
+    assert draw_tokens(logits[:5], 0.0, None, None).tolist() == [0] * 5
+    assert torch.equal(draw_tokens(logits, 2.0, 1, None), torch.zeros(20000, dtype=torch.long))
 
 
 def test_a_state_of_primal_attention_does_not_grow(tokens):

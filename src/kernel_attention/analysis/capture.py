@@ -145,18 +145,18 @@ def _watching(
     paths = _paths(watched)
     times: Counter[str] = Counter()
 
-    def tell(module: nn.Module, make: Callable[[str, str], CapturedAttention]) -> None:
+    def tell(module: nn.Module, make: Callable[[str], CapturedAttention]) -> None:
         path = paths[id(module)]
         name = f"{path}#{times[path]}" if times[path] else path
         times[path] += 1
-        report(name, lambda: make(name, type(module).__name__))
+        report(name, lambda: make(name))
 
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         running.append(module)
         if module is watched:
             times.clear()
         if isinstance(module, AttentionLayer):
-            tell(module, lambda name, kind: captured_own(name, module, *args, **kwargs))
+            tell(module, lambda name: captured_own(name, module, *args, **kwargs))
 
     def leave(module: nn.Module, args: Any, output: Any) -> None:
         while running and running.pop() is not module:

@@ -21,7 +21,7 @@ class CapturedAttention:
 
     Attributes:
         name: dotted name of the module.
-        mechanism: the mechanism of a layer of ours, the class of another library's.
+        mechanism: what it is called; "softmax" for a layer of another library.
         queries: (B, h, N, p), scaled so that the logits are q.k / sqrt(p); None where the layer has none.
         keys: (B, h, S, p); grouped keys are repeated for each of their queries.
         values: (B, h, S, width); None for mechanisms without values.

@@ -13,7 +13,7 @@ from kernel_attention.analysis.capture import Batch, LayerChoice, capture_chosen
 from kernel_attention.analysis.captured import CapturedAttention
 from kernel_attention.analysis.layer_measures import QUANTITIES, CaseSettings, measure_case
 from kernel_attention.analysis.results import DiagnosticsReport, LayerDiagnostics
-from kernel_attention.core.layer import require_positive
+from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import InputError, unknown
 
 

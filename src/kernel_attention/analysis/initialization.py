@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from kernel_attention.analysis.output_map import fit_output_map, ridge_solution
-from kernel_attention.core.layer import require_positive
+from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.hosts.known import HostedAttention
 from kernel_attention.hosts.projections import carry

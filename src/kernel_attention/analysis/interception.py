@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from kernel_attention.analysis.captured import IGNORED_BELOW, CapturedAttention
 
-Make = Callable[[str, str], CapturedAttention]
+MakeCaptured = Callable[[str], CapturedAttention]
 
 _PRODUCTS = {torch.matmul, torch.bmm, torch.Tensor.matmul, torch.Tensor.bmm, torch.Tensor.__matmul__}
 _SOFTMAXES = {torch.softmax, torch.Tensor.softmax, F.softmax}
@@ -37,11 +37,11 @@ class Interception(TorchFunctionMode):
 
     Args:
         attending: returns the running module; None where its calls are to be ignored.
-        tell: receives the module, and a function from name and class to its ``CapturedAttention``.
+        tell: receives the module, and a function from its name to its ``CapturedAttention``.
     """
 
     def __init__(
-        self, attending: Callable[[], nn.Module | None], tell: Callable[[nn.Module, Make], None]
+        self, attending: Callable[[], nn.Module | None], tell: Callable[[nn.Module, MakeCaptured], None]
     ) -> None:
         super().__init__()
         self.attending = attending
@@ -60,11 +60,11 @@ class Interception(TorchFunctionMode):
             return func(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
             call = {**dict(zip(_SDPA, args, strict=False)), **kwargs}
-            self.tell(module, lambda name, kind: _from_sdpa(name, kind, **call))
+            self.tell(module, lambda name: _from_sdpa(name, **call))
         elif func is F.multi_head_attention_forward:
             bound = _MULTI_HEAD.bind(*args, **kwargs)
             bound.apply_defaults()
-            self.tell(module, lambda name, kind: _from_multi_head(name, kind, **bound.arguments))
+            self.tell(module, lambda name: _from_multi_head(name, **bound.arguments))
         elif func in _PRODUCTS:
             self._product(module, *args, **kwargs)
         result = func(*args, **kwargs)
@@ -83,7 +83,7 @@ class Interception(TorchFunctionMode):
             del self.pending[id(module)]
             self.tell(
                 module,
-                lambda name, kind: _from_products(name, kind, seen.first, seen.second, logits, second),
+                lambda name: _from_products(name, seen.first, seen.second, logits, second),
             )
         else:
             self.pending[id(module)] = _Pending(first, second)
@@ -96,7 +96,6 @@ class Interception(TorchFunctionMode):
 
 def _from_sdpa(
     name: str,
-    mechanism: str,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -113,10 +112,10 @@ def _from_sdpa(
     if attn_mask is not None:
         mask = attn_mask.detach()
         bias = _four_dimensional(_additive(mask, ignored=~mask) if mask.dtype == torch.bool else mask)
-    return _captured(name, mechanism, q, k, v, bias, is_causal)
+    return _captured(name, q, k, v, bias, is_causal)
 
 
-def _from_multi_head(name: str, mechanism: str, **call: Any) -> CapturedAttention:
+def _from_multi_head(name: str, **call: Any) -> CapturedAttention:
     """The arguments of F.multi_head_attention_forward: tensors are (N, B, d), True in a mask = ignored."""
     inputs = [call[part].detach() for part in ("query", "key", "value")]
     inputs = [x[:, None] if x.dim() == 2 else x for x in inputs]
@@ -137,11 +136,11 @@ def _from_multi_head(name: str, mechanism: str, **call: Any) -> CapturedAttentio
         padding = _additive(q, ignored=padding) if padding.dtype == torch.bool else padding
         padding = padding.detach()[:, None, None, :]
         bias = padding if bias is None else bias + padding
-    return _captured(name, mechanism, q, k, v, bias, call["is_causal"] and bias is None)
+    return _captured(name, q, k, v, bias, call["is_causal"] and bias is None)
 
 
 def _from_products(
-    name: str, mechanism: str, first: Tensor, second: Tensor, logits: Tensor, values: Tensor
+    name: str, first: Tensor, second: Tensor, logits: Tensor, values: Tensor
 ) -> CapturedAttention:
     """The attention with logits = scale first @ second + bias, whose scale and bias are inferred."""
     q, k = _four_dimensional(first.detach()).float(), _four_dimensional(second.detach()).float().mT
@@ -152,7 +151,7 @@ def _from_products(
     bias = torch.where(seen, given - scale * product, given)
     added = bool(bias.abs().max() > 1e-4 * given.abs().max())
     q = q * (scale * math.sqrt(q.size(-1)))
-    return _captured(name, mechanism, q, k, v, bias if added else None, False)
+    return _captured(name, q, k, v, bias if added else None, False)
 
 
 def _scale(product: Tensor, logits: Tensor, seen: Tensor, width: int) -> float:
@@ -172,7 +171,7 @@ def _scale(product: Tensor, logits: Tensor, seen: Tensor, width: int) -> float:
 
 
 def _captured(
-    name: str, mechanism: str, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, is_causal: bool
+    name: str, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, is_causal: bool
 ) -> CapturedAttention:
     groups = q.size(1) // k.size(1)
     if groups > 1:
@@ -196,7 +195,7 @@ def _captured(
             is_mask = bool(((kept == seen) | ~rows).all())
     real_queries = real_keys if queries == keys else real_keys.new_ones(batch, queries)
     return CapturedAttention(
-        name, mechanism, q, k, v, real_queries, real_keys, is_causal, is_mask, None if is_mask else bias
+        name, "softmax", q, k, v, real_queries, real_keys, is_causal, is_mask, None if is_mask else bias
     )
 
 

@@ -12,7 +12,7 @@ from kernel_attention.analysis.captured import CapturedAttention
 from kernel_attention.analysis.own_layers import (
     kernel_tensor,
     near_softmax,
-    objective,
+    objective_of,
     scores,
 )
 from kernel_attention.errors import InputError
@@ -58,7 +58,7 @@ def measure_case(
         found |= _distances(attention, case, matrix)
     if "projection" in wanted and near_softmax(attention) and not attention.is_cross:
         found |= _projection(attention, case, settings, rows, notes)
-    if "objective" in wanted and (value := objective(attention, case)) is not None:
+    if "objective" in wanted and (value := objective_of(attention, case)) is not None:
         found["objective"] = value
     if with_maps and "maps" in wanted:
         found |= _maps(attention, case, matrix, notes)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kernel_attention.core.layer import require_positive
+from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import InputError
 
 SMOOTHING = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003, 0.0001)

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from kernel_attention.analysis.captured import CapturedAttention
-from kernel_attention.core.layer import AttentionLayer, PenalizedAttention
+from kernel_attention.core.layer import AttentionLayer
+from kernel_attention.core.objective import PenalizedAttention
 from kernel_attention.mechanisms import mechanism_name
 
 
@@ -52,7 +53,7 @@ def near_softmax(attention: CapturedAttention) -> bool:
     )
 
 
-def objective(attention: CapturedAttention, case: int) -> Tensor | None:
+def objective_of(attention: CapturedAttention, case: int) -> Tensor | None:
     """J of one sequence, 0-dimensional; None for a layer without an objective or with its weight at 0."""
     layer = attention.layer
     if not isinstance(layer, PenalizedAttention) or attention.x is None:

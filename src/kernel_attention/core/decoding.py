@@ -119,8 +119,8 @@ def whole_lengths(x: Tensor, lengths: Tensor | None) -> Tensor:
     return torch.full((x.size(0),), x.size(1), device=x.device) if lengths is None else lengths
 
 
-def choose(condition: bool | Tensor, new: Tensor, old: Tensor) -> Tensor:
-    """``new`` where the condition holds, else ``old``; the condition is one bool or (B,)."""
+def new_where(condition: bool | Tensor, new: Tensor, old: Tensor) -> Tensor:
+    """``new`` where the condition holds, a bool for all sequences or (B,); tensors have the batch first."""
     if isinstance(condition, bool):
         return new if condition else old
     return torch.where(condition.view(-1, *[1] * (new.dim() - 1)), new, old)

@@ -1,29 +1,20 @@
-"""The base of all attention layers: sizes, heads, the checks of the call, and the auxiliary objective."""
+"""The base of all attention layers: sizes, heads, the checks of the call, and what a mechanism can do."""
 
 from __future__ import annotations
 
-import copy
-import functools
-import logging
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from numbers import Real
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from kernel_attention.core.parameters import reset_submodules
 from kernel_attention.core.sequence_group import SequenceGroup
+from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import InputError
 from kernel_attention.memory_limit import require_parameters
 from kernel_attention.tensors.padding import compaction
-from kernel_attention.tensors.recompute import is_traced
-
-_log = logging.getLogger(__name__)
-
-OBJECTIVE_BOUND = 16.0
-"""The penalty is the papers' J^2 up to this |J|; beyond it, the penalty grows with log |J|."""
 
 
 class AttentionLayer(nn.Module, ABC):
@@ -91,6 +82,21 @@ class AttentionLayer(nn.Module, ABC):
         self, x: Tensor, context: Tensor | None, attention_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
         """The mechanism itself. The arguments are those of ``forward``, checked."""
+
+    def reset_parameters(self) -> None:
+        """Draw every parameter anew, and fill the buffers, as in a new layer; after ``to_empty``, say.
+
+        This resets the submodules. A layer with parameters of its own draws them too.
+        """
+        reset_submodules(self)
+
+    def has_options(self, options: Mapping[str, Any]) -> bool:
+        """Whether the layer is one that the constructor makes with these options."""
+        return all(self.option_value(name) == value for name, value in options.items())
+
+    def option_value(self, name: str) -> Any:
+        """The value of a constructor's option; a layer that keeps it under another name or form says so here."""
+        return getattr(self, name, None)
 
     def supports(
         self, *, causal: bool = False, context: bool = False, decoding: bool = False, sharding: bool = False
@@ -292,138 +298,7 @@ class AttentionLayer(nn.Module, ABC):
         return x.transpose(1, 2).flatten(2)
 
 
-class PenalizedAttention(AttentionLayer):
-    """An attention layer with an objective J of its own, which ``auxiliary_loss`` adds to the task's loss.
-
-    Attributes:
-        objective: J of the last forward in training mode, a 0-dimensional tensor, or (B,) where the layer
-            squares it per sequence. None before such a forward, or where the weight of J is 0. State dicts,
-            copies and pickles do not hold it.
-        objective_bound: the largest |J| at which the penalty is the papers' square, see ``bounded_square``;
-            infinity removes the bound.
-        objective_unit: the unit of that bound: 1, or the number of tokens where J is a sum over them.
-    """
-
-    objective: Tensor | None
-    objective_bound: float = OBJECTIVE_BOUND
-    objective_unit: float | Tensor = 1.0
-
-    def __init__(self, embed_dim: int, num_heads: int) -> None:
-        super().__init__(embed_dim, num_heads)
-        self.objective = None
-
-    def squared_objective(self, objective: Tensor) -> Tensor:
-        """``bounded_square`` of J. It logs a warning the first time that |J| exceeds the bound."""
-        bound = self.objective_bound * self.objective_unit
-        # Elsewhere the comparison would wait for the device or break the graph.
-        if objective.device.type == "cpu" and not is_traced() and (objective.detach().abs() > bound).any():
-            _warn_of_large_objectives()
-        return bounded_square(objective, bound)
-
-    @abstractmethod
-    def penalty(self) -> Tensor | None:
-        """The term that the layer adds to the loss, weights included; None where it adds nothing."""
-
-    def measure_objective(
-        self, x: Tensor, *, attention_mask: Tensor | None = None, is_causal: bool = False
-    ) -> Tensor | None:
-        """J on x, a mean over the sequences where each has its own; None where the weight of J is 0.
-
-        The layer's mode and its last objective do not change.
-        """
-        twin = copy.copy(self)  # shares the parameters
-        twin.training, twin.objective = True, None
-        twin.attend(x, None, attention_mask, is_causal)
-        return None if twin.objective is None else twin.objective.mean()
-
-    def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "objective": None}  # a tensor inside an autograd graph cannot be copied
-
-
-def bounded_square(objective: Tensor, bound: float | Tensor = OBJECTIVE_BOUND) -> Tensor:
-    """J^2 where |J| <= c, and c^2 (1 + 2 log(|J| / c)) beyond: once differentiable, and increasing in |J|.
-
-    J is quadratic in the weights and in the input, and J^2 is quartic. On inputs that are not standardised,
-    the first steps of an optimiser overshoot, and the next J^2 overflows. The gradient of the logarithm is
-    2 c^2 dJ / J: it has the direction of the gradient of J^2, and its size does not depend on the size of the
-    input.
-
-    Args:
-        objective: J, of any shape.
-        bound: c; a positive number, infinity, or a tensor that broadcasts to J.
-    """
-    size = objective.abs()
-    inside = size <= bound
-    # Autograd differentiates both branches, so neither may overflow where the other is taken.
-    square = objective.where(inside, 0.0).square()
-    beyond = size.where(~inside, bound).div(bound).log() * (2 * bound**2) + bound**2
-    return torch.where(inside, square, beyond)
-
-
-@functools.cache
-def _warn_of_large_objectives() -> None:
-    """Log the warning, once in a process."""
-    _log.warning(
-        "auxiliary_loss: an objective |J| exceeds its layer's objective_bound, beyond which the penalty "
-        "grows with log |J|, not J^2. Standardise the inputs: mean 0 and variance 1 of every channel"
-    )
-
-
-def auxiliary_loss(model: nn.Module, reduction: str = "sum") -> Tensor:
-    """The layers' own term of the loss: the sum over layers of eta J^2, a 0-dimensional tensor.
-
-    Where |J| exceeds a layer's ``objective_bound``, ``bounded_square`` replaces the square, and a warning is
-    logged once. This happens on inputs that are not standardised.
-
-    Call it after a forward in training mode, once per backward. The square is taken per micro-batch, so
-    gradient accumulation and data parallelism average J^2 of the parts, which is not J^2 of the whole batch.
-    The loss is 0 for a model without such layers.
-
-    Args:
-        model: any module that holds our layers.
-        reduction: "sum" over the layers (Primal-Attention poster) or "mean" (the released code).
-
-    Raises:
-        InputError: for another reduction.
-        RuntimeError: if the objective was computed without gradients, and gradients are enabled now.
-    """
-    if reduction not in ("sum", "mean"):
-        raise InputError(f"reduction={reduction!r} must be 'sum' or 'mean'")
-    layers = [module for module in model.modules() if isinstance(module, PenalizedAttention)]
-    penalties = [penalty for layer in layers if (penalty := layer.penalty()) is not None]
-    if not penalties:
-        return torch.zeros((), device=next((p.device for p in model.parameters()), None))
-    if torch.is_grad_enabled() and not all(penalty.requires_grad for penalty in penalties):
-        raise RuntimeError(
-            "auxiliary_loss: an objective was computed without gradients. Call it after a forward in "
-            "training mode with gradients enabled; with activation checkpointing use use_reentrant=False"
-        )
-    total = torch.stack(penalties).sum()
-    return total if reduction == "sum" else total / len(penalties)
-
-
 def require_causal_form(layer: AttentionLayer, name: str) -> None:
     """Raise InputError unless the layer, with its options, has a causal form."""
     if (reason := layer.why_not_causal()) is not None:
         raise InputError(f"attention {name!r} cannot be a layer of a causal model: {reason}")
-
-
-def require_positive(**values: int) -> None:
-    """Raise InputError for the first argument that is not a whole number of at least 1."""
-    for name, value in values.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise InputError(f"{name}={value!r} must be a whole number of at least 1")
-
-
-def require_probability(**values: float) -> None:
-    """Raise InputError for the first argument outside [0, 1)."""
-    for name, value in values.items():
-        if not isinstance(value, Real) or not 0.0 <= value < 1.0:
-            raise InputError(f"{name}={value!r} must be a probability in [0, 1)")
-
-
-def require_weight(**values: float) -> None:
-    """Raise InputError for the first argument that is not a finite number of at least 0."""
-    for name, value in values.items():
-        if not isinstance(value, Real) or not 0.0 <= value < math.inf:
-            raise InputError(f"{name}={value!r} must be a finite number of at least 0")

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from kernel_attention.core.decoding import Position, State, position_after, whole_lengths
 from kernel_attention.core.kernel import AttentionKernel
 from kernel_attention.core.layer import AttentionLayer
+from kernel_attention.core.parameters import Device
 from kernel_attention.tensors.padding import Compaction, compaction
 
 
@@ -37,13 +38,21 @@ class QueryKeyValueAttention(AttentionLayer):
     k_proj: nn.Linear | None
     dropout: float = 0.0
 
-    def add_projections(self, bias: bool, *, symmetric: bool = False) -> None:
+    def add_projections(
+        self,
+        bias: bool,
+        *,
+        symmetric: bool = False,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         """Make ``q_proj``, ``k_proj`` (None where queries serve as keys), ``v_proj`` and ``out_proj``."""
         width = self.embed_dim
-        self.q_proj = nn.Linear(width, width, bias=bias)
-        self.k_proj = None if symmetric else nn.Linear(width, width, bias=bias)
-        self.v_proj = nn.Linear(width, width, bias=bias)
-        self.out_proj = nn.Linear(width, width, bias=bias)
+        options: dict[str, Any] = {"bias": bias, "device": device, "dtype": dtype}
+        self.q_proj = nn.Linear(width, width, **options)
+        self.k_proj = None if symmetric else nn.Linear(width, width, **options)
+        self.v_proj = nn.Linear(width, width, **options)
+        self.out_proj = nn.Linear(width, width, **options)
 
     def attend(
         self, x: Tensor, context: Tensor | None, attention_mask: Tensor | None, is_causal: bool

@@ -11,11 +11,14 @@ from typing import Any, TypeVar
 import torch
 
 from kernel_attention.core.layer import AttentionLayer
+from kernel_attention.core.parameters import Device
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.specs import Choice, Spec, SpecReader
 
 AttentionSpec = Spec
 """A mechanism: its name or ``{name: options}``."""
+
+_OF_EVERY_LAYER = ("embed_dim", "num_heads", "device", "dtype")
 
 Layer = TypeVar("Layer", bound=type[AttentionLayer])
 
@@ -52,12 +55,24 @@ class Mechanism:
     def options(self) -> tuple[str, ...]:
         """The names of the arguments that a user may set."""
         accepted = inspect.signature(self.layer).parameters
-        return tuple(key for key in accepted if key not in {"embed_dim", "num_heads", *self.preset})
+        return tuple(key for key in accepted if key not in {*_OF_EVERY_LAYER, *self.preset})
 
-    def build(self, embed_dim: int, num_heads: int, **options: Any) -> AttentionLayer:
+    def build(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+        **options: Any,
+    ) -> AttentionLayer:
         """A layer with these options; InputError for an option that the mechanism does not have."""
         options = ATTENTION_SPECS.read({self.name: options}).options
-        layer = self.layer(embed_dim, num_heads, **{**self.preset, **options})
+        given = {key: value for key, value in {"device": device, "dtype": dtype}.items() if value is not None}
+        for key in given:
+            if key not in inspect.signature(self.layer).parameters:
+                raise InputError(f"{key}={given[key]!r}: {self.layer.__name__} has no argument {key}")
+        layer = self.layer(embed_dim, num_heads, **{**self.preset, **options, **given})
         layer.mechanism_name = self.name
         return layer
 
@@ -187,28 +202,33 @@ def get_mechanism(name: str) -> Mechanism:
 
 
 def mechanism_name(layer: AttentionLayer) -> str:
-    """The name of a layer's mechanism: the name it was made by, or else the first of its class that fits."""
+    """What the mechanism of a layer is called: the name it was made by, or else the one whose preset it has.
+
+    Where several fit, the preset that fixes most options wins. A class that is not in the table has its own name.
+    """
     if layer.mechanism_name:
         return layer.mechanism_name
-    fits = [row for row in MECHANISMS.values() if row.layer is type(layer) and _agrees(layer, row.preset)]
-    # Of several the one that fixes most: every cosine attention is a linear one too.
-    return max(fits, key=lambda row: len(row.preset)).name if fits else type(layer).__name__
+    rows = [row for row in MECHANISMS.values() if row.layer is type(layer) and layer.has_options(row.preset)]
+    return max(rows, key=lambda row: len(row.preset)).name if rows else type(layer).__name__
 
 
-def _agrees(layer: AttentionLayer, preset: Mapping[str, Any]) -> bool:
-    """Whether a layer has the options of a preset, as far as it keeps them: one number may stand for all heads."""
-    return all(
-        getattr(layer, key, value) in (value, (value,) * layer.num_heads) for key, value in preset.items()
-    )
-
-
-def create_attention(name: str, embed_dim: int, num_heads: int, **options: Any) -> AttentionLayer:
+def create_attention(
+    name: str,
+    embed_dim: int,
+    num_heads: int,
+    *,
+    device: Device = None,
+    dtype: torch.dtype | None = None,
+    **options: Any,
+) -> AttentionLayer:
     """An attention layer by name: ``create_attention("primal", embed_dim=64, num_heads=2, rank=20)``.
+
+    ``device`` and ``dtype`` are those of the parameters, as PyTorch's modules have them.
 
     Raises:
         InputError: for an unknown name, an option the mechanism does not have, or a value it does not accept.
     """
-    return get_mechanism(name).build(embed_dim, num_heads, **options)
+    return get_mechanism(name).build(embed_dim, num_heads, device=device, dtype=dtype, **options)
 
 
 def layer_specs(attention: AttentionSpec | Sequence[AttentionSpec], num_layers: int) -> list[Choice]:

@@ -104,14 +104,22 @@ FeatureMapSpec = Spec | FeatureMap
 """A feature map: its name, ``{name: options}`` for one with options, or the callable itself."""
 
 
-def get_feature_map(feature_map: FeatureMapSpec, head_dim: int | None = None) -> FeatureMap:
+def get_feature_map(
+    feature_map: FeatureMapSpec,
+    head_dim: int | None = None,
+    *,
+    device: torch.device | str | int | None = None,
+    dtype: torch.dtype | None = None,
+) -> FeatureMap:
     """The feature map of that name; a callable of the same signature passes through.
 
     Args:
         feature_map: a name, ``{name: options}`` (``{"softmax_plus": {"num_features": 128, "seed": 1}}``) or a
             callable.
-        head_dim: width p of the inputs. The maps with a state, "softmax_plus" and "taylor", need it. They
-            are new modules, which the layer keeps as a submodule.
+        head_dim: width p of the inputs. The maps with a state, "softmax_plus" and "taylor", need it; they
+            come as new modules, which the layer keeps as a submodule of its own.
+        device: where such a module's buffers are made; None: the default device.
+        dtype: their precision; None: the module's own.
 
     Raises:
         InputError: for an unknown name, option or value, or a map with a state where ``head_dim`` is not
@@ -123,14 +131,15 @@ def get_feature_map(feature_map: FeatureMapSpec, head_dim: int | None = None) ->
     if name in FEATURE_MAPS:
         return FEATURE_MAPS[name]
     if head_dim is None:
-        raise InputError(f"feature_map={feature_map!r} has a state, which this mechanism cannot keep")
-    return FEATURE_MODULES[name](head_dim, **options)
+        raise InputError(f"feature_map={feature_map!r} has a state, which this mechanism has no place for")
+    return FEATURE_MODULES[name](head_dim, **options, device=device, dtype=dtype)
 
 
 def _options_of(name: str) -> list[str]:
     if name in FEATURE_MAPS:
         return []
-    return [option for option in inspect.signature(FEATURE_MODULES[name]).parameters if option != "head_dim"]
+    accepted = inspect.signature(FEATURE_MODULES[name]).parameters
+    return [option for option in accepted if option not in ("head_dim", "device", "dtype")]
 
 
 FEATURE_MAP_SPECS = SpecReader(

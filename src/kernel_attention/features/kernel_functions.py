@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from kernel_attention.errors import InputError, unknown
-from kernel_attention.features import feature_maps
 
 KernelFunction = Callable[..., Tensor]
 """``kernel(x, z, **parameters)``: (n, p), (m, p) -> (n, m)."""

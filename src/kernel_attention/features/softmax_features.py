@@ -6,6 +6,7 @@ are called like the functions of ``kernel_attention.features.feature_maps``.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 
@@ -28,9 +29,11 @@ class SoftmaxPlusFeatures(nn.Module):
     Args:
         head_dim: width p of the inputs.
         num_features: m; None: p.
-        seed: of the directions. A seed gives the same features on every machine and device.
-        orthogonal: whether directions are orthogonal within each block of p features, with lengths as of
-            Gaussian vectors. The mean is the same and the variance smaller. False: independent vectors.
+        seed: the features are a function of it, on every machine and device.
+        orthogonal: directions orthogonal within each block of p features, lengths as of Gaussian vectors: the
+            same mean, a smaller variance. False: independent Gaussian vectors.
+        device: where the directions are kept; None: the default device.
+        dtype: their precision; None: the default one.
 
     Attributes:
         projection: the directions w_r, (m, p); a buffer, saved with the layer, never trained.
@@ -39,7 +42,14 @@ class SoftmaxPlusFeatures(nn.Module):
     projection: Tensor
 
     def __init__(
-        self, head_dim: int, num_features: int | None = None, *, seed: int = 0, orthogonal: bool = True
+        self,
+        head_dim: int,
+        num_features: int | None = None,
+        *,
+        seed: int = 0,
+        orthogonal: bool = True,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         num_features = head_dim if num_features is None else num_features
@@ -53,20 +63,24 @@ class SoftmaxPlusFeatures(nn.Module):
         self.num_features = num_features
         self.seed = seed
         self.orthogonal = orthogonal
-        self.register_buffer("projection", torch.empty(num_features, head_dim))
-        self.redraw(seed)
+        self.register_buffer("projection", torch.empty(num_features, head_dim, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Fill the directions from the seed, as in a new module."""
+        self.redraw(self.seed)
 
     def redraw(self, seed: int | None = None) -> None:
         """Draw new directions in place; None: from the next seed."""
         self.seed = self.seed + 1 if seed is None else seed
-        generator = torch.Generator().manual_seed(self.seed)
         num_features, head_dim = self.projection.shape
-        drawn = torch.randn(num_features, head_dim, generator=generator, dtype=torch.float64)
+        generator = torch.Generator("cpu").manual_seed(self.seed)
+        normal = functools.partial(torch.randn, generator=generator, dtype=torch.float64, device="cpu")
+        drawn = normal(num_features, head_dim)
         if self.orthogonal:
             blocks = math.ceil(num_features / head_dim)
-            gaussian = torch.randn(blocks, head_dim, head_dim, generator=generator, dtype=torch.float64)
-            directions, triangle = torch.linalg.qr(gaussian)
-            # The signs of a QR decomposition are not those of a uniform rotation, and would bias the kernel.
+            directions, triangle = torch.linalg.qr(normal(blocks, head_dim, head_dim))
+            # The signs that a QR chooses are not those of a uniform rotation, and would bias the kernel.
             directions = directions * triangle.diagonal(dim1=-2, dim2=-1).sign()[:, None, :]
             drawn = directions.flatten(0, 1)[:num_features] * drawn.norm(dim=1, keepdim=True)
         with torch.no_grad():
@@ -116,12 +130,22 @@ class TaylorFeatures(nn.Module):
     Args:
         head_dim: width p of the inputs.
         order: highest degree t.
+        device: of the tables of monomials.
+        dtype: of their weights; None: float64.
     """
 
-    def __init__(self, head_dim: int, order: int = 2) -> None:
+    def __init__(
+        self,
+        head_dim: int,
+        order: int = 2,
+        *,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
         if not isinstance(order, int) or order < 0:
             raise InputError(f"order={order!r} must be a whole number of at least 0")
+        self.head_dim = head_dim
         self.order = order
         self.num_features = math.comb(head_dim + order, order)
         require_memory(
@@ -130,15 +154,23 @@ class TaylorFeatures(nn.Module):
             "lower order",
         )
         for degree in range(1, order + 1):
-            monomials = list(itertools.combinations_with_replacement(range(head_dim), degree))
+            count = math.comb(head_dim + degree - 1, degree)
+            index = torch.empty(degree, count, dtype=torch.int64, device=device)
+            weight = torch.empty(count, dtype=torch.float64 if dtype is None else dtype, device=device)
+            self.register_buffer(f"_index_{degree}", index, persistent=False)
+            self.register_buffer(f"_weight_{degree}", weight, persistent=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Fill the tables of monomials, as in a new module."""
+        for degree in range(1, self.order + 1):
+            monomials = list(itertools.combinations_with_replacement(range(self.head_dim), degree))
             weights = [
                 1.0 / math.sqrt(math.prod(math.factorial(m.count(i)) for i in set(m))) for m in monomials
             ]
-            self.register_buffer(
-                f"_index_{degree}", torch.tensor(monomials).mT.contiguous(), persistent=False
-            )
-            self.register_buffer(
-                f"_weight_{degree}", torch.tensor(weights, dtype=torch.float64), persistent=False
+            self.get_buffer(f"_index_{degree}").copy_(torch.tensor(monomials, device="cpu").mT)
+            self.get_buffer(f"_weight_{degree}").copy_(
+                torch.tensor(weights, dtype=torch.float64, device="cpu")
             )
 
     def forward(self, x: Tensor, attention_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:

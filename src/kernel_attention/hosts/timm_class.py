@@ -62,9 +62,8 @@ def timm_attention(name: str, **options: Any) -> type[nn.Module]:
                 raise InputError(f"attention {name!r} has no qk_norm and no scale_norm")
             shared = {"dropout": attn_drop, "bias": qkv_bias or proj_bias}
             known = {key: value for key, value in shared.items() if key in accepted}
-            layer = create_attention(name, dim, num_heads, **{**known, **options})
+            layer = create_attention(name, dim, num_heads, **{**known, **options}, device=device, dtype=dtype)
             super().__init__(layer, attn_drop, proj_drop=proj_drop)
-            self.to(device=device, dtype=dtype)
 
     return Attention
 

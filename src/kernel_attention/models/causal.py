@@ -9,22 +9,22 @@ Legend: B texts, N tokens, d model width, V tokens of the vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kernel_attention.core.layer import (
-    require_causal_form,
-    require_positive,
-    require_probability,
-)
+from kernel_attention.core.layer import require_causal_form
+from kernel_attention.core.parameters import Device, reset_module
+from kernel_attention.core.validation import require_positive, require_probability
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.mechanisms import AttentionSpec, create_attention, get_mechanism, layer_specs
 from kernel_attention.models.cross_entropy import linear_cross_entropy
 from kernel_attention.models.decoding import DecodingState, decode_step, initial_state, prefill
 from kernel_attention.models.sequence import EncoderLayer, sinusoidal_positions
+
+_DEVIATION = 0.02  # of the embedding and the positions at first
 
 
 class CausalLanguageModel(nn.Module):
@@ -42,11 +42,14 @@ class CausalLanguageModel(nn.Module):
         positions: "learnt" (normal, deviation 0.02, at first) or "fixed" (sinusoidal).
         norm_first: pre-norm layers with a norm after the last, else post-norm layers.
         tied: whether the logits use the weights of the embedding (Press & Wolf 2017).
+        device: where the parameters are made; None: the default device.
+        dtype: the parameters' precision; None: the default one.
 
     Raises:
         InputError: for a mechanism or options without a causal form, and for sizes out of range.
     """
 
+    positions: Tensor
     output_weight: nn.Parameter | None
 
     def __init__(
@@ -63,6 +66,8 @@ class CausalLanguageModel(nn.Module):
         positions: Literal["learnt", "fixed"] = "learnt",
         norm_first: bool = True,
         tied: bool = True,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         require_positive(
@@ -72,21 +77,37 @@ class CausalLanguageModel(nn.Module):
         require_probability(dropout=dropout)
         self.vocabulary_size = vocabulary_size
         self.max_len = max_len
-        self.embedding = nn.Embedding(vocabulary_size, embed_dim)
-        nn.init.normal_(self.embedding.weight, std=0.02)
-        self._set_positions(positions, embed_dim)
+        where: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.embedding = nn.Embedding(vocabulary_size, embed_dim, **where)
+        nn.init.normal_(self.embedding.weight, std=_DEVIATION)
+        self._set_positions(positions, embed_dim, **where)
         shared = {"max_len": max_len, "dropout": dropout}
         self.layers = nn.ModuleList()
         for name, options in layer_specs(attention, num_layers):
             known = {key: value for key, value in shared.items() if key in get_mechanism(name).options}
-            layer = create_attention(name, embed_dim, num_heads, **{**known, **options})
+            layer = create_attention(name, embed_dim, num_heads, **{**known, **options}, **where)
             require_causal_form(layer, name)
-            self.layers.append(EncoderLayer(layer, feedforward_dim, dropout, norm_first))
-        self.norm = nn.LayerNorm(embed_dim) if norm_first else nn.Identity()
+            self.layers.append(EncoderLayer(layer, feedforward_dim, dropout, norm_first, **where))
+        self.norm = nn.LayerNorm(embed_dim, **where) if norm_first else nn.Identity()
         self.dropout = nn.Dropout(dropout)
-        self.output_bias = nn.Parameter(torch.zeros(vocabulary_size))
-        own = None if tied else nn.Parameter(0.02 * torch.randn(vocabulary_size, embed_dim))
+        self.output_bias = nn.Parameter(torch.empty(vocabulary_size, **where))
+        own = None if tied else nn.Parameter(torch.empty(vocabulary_size, embed_dim, **where))
         self.register_parameter("output_weight", own)
+        self._reset_output()
+
+    def reset_parameters(self) -> None:
+        """Draw every parameter anew, and fill the buffers, as in a new model; after ``to_empty``, say."""
+        self.embedding.reset_parameters()
+        nn.init.normal_(self.embedding.weight, std=_DEVIATION)
+        self._reset_positions()
+        reset_module(self.layers)
+        reset_module(self.norm)
+        self._reset_output()
+
+    def _reset_output(self) -> None:
+        nn.init.zeros_(self.output_bias)
+        if self.output_weight is not None:
+            nn.init.normal_(self.output_weight, std=_DEVIATION)
 
     def forward(self, tokens: Tensor, *, last: int | None = None) -> Tensor:
         """Logits of the token after each of the last ``last`` positions (default: of all).
@@ -158,12 +179,19 @@ class CausalLanguageModel(nn.Module):
         """
         return decode_step(self, tokens, state)
 
-    def _set_positions(self, kind: str, embed_dim: int) -> None:
+    def _set_positions(self, kind: str, embed_dim: int, **where: Any) -> None:
+        table = torch.empty(self.max_len, embed_dim, **where)
         if kind == "learnt":
-            self.positions = nn.Parameter(torch.empty(self.max_len, embed_dim).normal_(std=0.02))
+            self.positions = nn.Parameter(table)
         elif kind == "fixed":
-            # Scaled like the embedding, whose deviation is 0.02 at first.
-            table = 0.02 * sinusoidal_positions(self.max_len, embed_dim)
             self.register_buffer("positions", table, persistent=False)
         else:
             raise unknown("positions", kind, ("learnt", "fixed"))
+        self._reset_positions()
+
+    @torch.no_grad()
+    def _reset_positions(self) -> None:
+        if isinstance(self.positions, nn.Parameter):
+            self.positions.normal_(std=_DEVIATION)
+        else:  # scaled like the embedding
+            self.positions.copy_(_DEVIATION * sinusoidal_positions(*self.positions.shape))

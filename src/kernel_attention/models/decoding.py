@@ -169,11 +169,11 @@ def _generate(
                 logits, state = model.prefill(prompt)
             else:
                 logits, state = model.step(tokens, state)
-            tokens = choose(logits, temperature, top_k, generator)
+            tokens = draw_tokens(logits, temperature, top_k, generator)
         yield tokens
 
 
-def choose(
+def draw_tokens(
     logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator | None
 ) -> Tensor:
     """The next tokens (B,) from logits (B, V), most likely or drawn as ``generate`` says."""

@@ -14,7 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kernel_attention.core.layer import AttentionLayer, require_positive, require_probability
+from kernel_attention.core.layer import AttentionLayer
+from kernel_attention.core.parameters import Device, reset_module, reset_submodules
+from kernel_attention.core.validation import require_positive, require_probability
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.mechanisms import AttentionSpec, create_attention, get_mechanism, layer_specs
 
@@ -27,19 +29,29 @@ class EncoderLayer(nn.Module):
         feedforward_dim: hidden width of the feed-forward network.
         dropout: after the attention, inside and after the feed-forward network.
         norm_first: pre-norm instead of post-norm.
+        device: where the parameters are made; None: the default device.
+        dtype: the parameters' precision; None: the default one.
     """
 
     def __init__(
-        self, attention: AttentionLayer, feedforward_dim: int, dropout: float = 0.1, norm_first: bool = False
+        self,
+        attention: AttentionLayer,
+        feedforward_dim: int,
+        dropout: float = 0.1,
+        norm_first: bool = False,
+        *,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        where: dict[str, Any] = {"device": device, "dtype": dtype}
         width = attention.embed_dim
         self.norm_first = norm_first
         self.attention = attention
-        self.linear1 = nn.Linear(width, feedforward_dim)
-        self.linear2 = nn.Linear(feedforward_dim, width)
-        self.norm1 = nn.LayerNorm(width)
-        self.norm2 = nn.LayerNorm(width)
+        self.linear1 = nn.Linear(width, feedforward_dim, **where)
+        self.linear2 = nn.Linear(feedforward_dim, width, **where)
+        self.norm1 = nn.LayerNorm(width, **where)
+        self.norm2 = nn.LayerNorm(width, **where)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, attention_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
@@ -73,10 +85,13 @@ class SequenceEncoder(nn.Module):
         dropout: of positions, layers and output, and of the attention weights where a mechanism has them.
         positions: "learnt" (uniform(-0.02, 0.02) at first) or "fixed" (sinusoidal).
         norm_first: pre-norm layers.
+        device: where the parameters are made; None: the default device.
+        dtype: the parameters' precision; None: the default one.
     """
 
     supports_sharding = False  # every part of a sequence would get the positions of the first part
 
+    positions: Tensor
     input_mean: Tensor
     input_std: Tensor
 
@@ -93,6 +108,8 @@ class SequenceEncoder(nn.Module):
         dropout: float = 0.1,
         positions: Literal["learnt", "fixed"] = "learnt",
         norm_first: bool = False,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         require_positive(
@@ -100,18 +117,26 @@ class SequenceEncoder(nn.Module):
             feedforward_dim=feedforward_dim,
         )  # fmt: skip
         require_probability(dropout=dropout)
+        where: dict[str, Any] = {"device": device, "dtype": dtype}
         self.embed_dim = embed_dim
         self.max_len = max_len
-        self._set_input(in_features)
-        self._set_positions(positions)
+        self._set_input(in_features, **where)
+        self._set_positions(positions, **where)
         shared = {"max_len": max_len, "dropout": dropout}
         self.layers = nn.ModuleList()
         for name, options in layer_specs(attention, num_layers):
             known = {key: value for key, value in shared.items() if key in get_mechanism(name).options}
-            layer = create_attention(name, embed_dim, num_heads, **{**known, **options})
-            self.layers.append(EncoderLayer(layer, feedforward_dim, dropout, norm_first))
-        self.norm = nn.LayerNorm(embed_dim)
+            layer = create_attention(name, embed_dim, num_heads, **{**known, **options}, **where)
+            self.layers.append(EncoderLayer(layer, feedforward_dim, dropout, norm_first, **where))
+        self.norm = nn.LayerNorm(embed_dim, **where)
         self.dropout = nn.Dropout(dropout)
+
+    def reset_parameters(self) -> None:
+        """Draw every parameter anew, and fill the buffers, as in a new model; after ``to_empty``, say."""
+        self._reset_input()
+        self._reset_positions()
+        reset_module(self.layers)
+        self.norm.reset_parameters()
 
     def forward(self, x: Tensor, attention_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         """(B, N, c) -> (B, N, d); padded positions (attention_mask False) are zero."""
@@ -130,11 +155,16 @@ class SequenceEncoder(nn.Module):
         self.input_mean.copy_(torch.as_tensor(mean))
         self.input_std.copy_(torch.as_tensor(std))
 
-    def _set_input(self, in_features: int) -> None:
+    def _set_input(self, in_features: int, **where: Any) -> None:
         # The training data's scale is part of the model, so it is loaded with the weights.
-        self.register_buffer("input_mean", torch.zeros(in_features))
-        self.register_buffer("input_std", torch.ones(in_features))
-        self.project = nn.Linear(in_features, self.embed_dim)
+        self.register_buffer("input_mean", torch.zeros(in_features, **where))
+        self.register_buffer("input_std", torch.ones(in_features, **where))
+        self.project = nn.Linear(in_features, self.embed_dim, **where)
+
+    def _reset_input(self) -> None:
+        self.input_mean.zero_()
+        self.input_std.fill_(1.0)
+        self.project.reset_parameters()
 
     def _check_input(self, x: Tensor) -> None:
         if x.dim() != 3 or x.size(-1) != self.project.in_features:
@@ -143,13 +173,22 @@ class SequenceEncoder(nn.Module):
     def _embed(self, x: Tensor) -> Tensor:
         return self.project((x - self.input_mean) / self.input_std)
 
-    def _set_positions(self, kind: str) -> None:
+    def _set_positions(self, kind: str, **where: Any) -> None:
+        table = torch.empty(self.max_len, self.embed_dim, **where)
         if kind == "learnt":
-            self.positions = nn.Parameter(torch.empty(self.max_len, self.embed_dim).uniform_(-0.02, 0.02))
+            self.positions = nn.Parameter(table)
         elif kind == "fixed":
-            self.register_buffer("positions", sinusoidal_positions(self.max_len, self.embed_dim))
+            self.register_buffer("positions", table)
         else:
             raise unknown("positions", kind, ("learnt", "fixed"))
+        self._reset_positions()
+
+    @torch.no_grad()
+    def _reset_positions(self) -> None:
+        if isinstance(self.positions, nn.Parameter):
+            self.positions.uniform_(-0.02, 0.02)
+        else:
+            self.positions.copy_(sinusoidal_positions(self.max_len, self.embed_dim))
 
 
 class SequenceClassifier(nn.Module):
@@ -162,6 +201,8 @@ class SequenceClassifier(nn.Module):
         attention: as in ``SequenceEncoder``.
         pooling: "flatten" joins all positions into one vector (the papers' head, fixed to max_len), "mean"
             averages over the real tokens.
+        device: where the parameters are made; None: the default device.
+        dtype: the parameters' precision; None: the default one.
         encoder_options: the other arguments of ``SequenceEncoder``.
     """
 
@@ -173,6 +214,8 @@ class SequenceClassifier(nn.Module):
         attention: AttentionSpec | Sequence[AttentionSpec] = "primal",
         *,
         pooling: Literal["flatten", "mean"] = "flatten",
+        device: Device = None,
+        dtype: torch.dtype | None = None,
         **encoder_options: Any,
     ) -> None:
         super().__init__()
@@ -180,9 +223,14 @@ class SequenceClassifier(nn.Module):
         if pooling not in ("flatten", "mean"):
             raise unknown("pooling", pooling, ("flatten", "mean"))
         self.pooling = pooling
-        self.encoder = SequenceEncoder(in_features, max_len, attention, **encoder_options)
+        where: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.encoder = SequenceEncoder(in_features, max_len, attention, **where, **encoder_options)
         width = self.encoder.embed_dim * (max_len if pooling == "flatten" else 1)
-        self.head = nn.Linear(width, num_outputs)
+        self.head = nn.Linear(width, num_outputs, **where)
+
+    def reset_parameters(self) -> None:
+        """See [`SequenceEncoder`][kernel_attention.models.sequence.SequenceEncoder]."""
+        reset_submodules(self)
 
     def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """x (B, N, c), attention_mask (B, N; True = real token) -> (B, num_outputs)."""
@@ -202,8 +250,8 @@ def mean_token(encoded: Tensor, attention_mask: Tensor | None) -> Tensor:
 
 
 def sinusoidal_positions(max_len: int, embed_dim: int) -> Tensor:
-    """Fixed sine and cosine positions of Vaswani et al. 2017, (max_len, embed_dim)."""
-    position = torch.arange(max_len)[:, None]
-    frequency = torch.exp(torch.arange(0, embed_dim, 2) * (-math.log(10000.0) / embed_dim))
+    """Fixed sine and cosine positions of Vaswani et al. 2017, (max_len, embed_dim), on the CPU."""
+    position = torch.arange(max_len, device="cpu")[:, None]
+    frequency = torch.exp(torch.arange(0, embed_dim, 2, device="cpu") * (-math.log(10000.0) / embed_dim))
     table = torch.stack([torch.sin(position * frequency), torch.cos(position * frequency)], dim=-1)
     return table.flatten(1)[:, :embed_dim]

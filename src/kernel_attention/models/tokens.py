@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kernel_attention.core.layer import require_positive
+from kernel_attention.core.parameters import Device, reset_submodules
+from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import InputError
 from kernel_attention.mechanisms import AttentionSpec
 from kernel_attention.models.sequence import SequenceEncoder, mean_token
@@ -38,8 +39,15 @@ class TokenEncoder(SequenceEncoder):
         require_positive(vocabulary_size=vocabulary_size)
         super().__init__(vocabulary_size, max_len, attention, **options)
 
-    def _set_input(self, in_features: int) -> None:
-        self.embed = nn.Embedding(in_features, self.embed_dim)
+    def _set_input(self, in_features: int, **where: Any) -> None:
+        self.embed = nn.Embedding(in_features, self.embed_dim, **where)
+        self._scale_embedding()
+
+    def _reset_input(self) -> None:
+        self.embed.reset_parameters()
+        self._scale_embedding()
+
+    def _scale_embedding(self) -> None:
         # Times sqrt(d), as every encoder's input is, the entries have deviation 1.
         nn.init.normal_(self.embed.weight, std=self.embed_dim**-0.5)
 
@@ -61,6 +69,8 @@ class TokenClassifier(nn.Module):
         num_outputs: classes.
         max_len: longest sequence.
         attention: as in ``TokenEncoder``.
+        device: where the parameters are made; None: the default device.
+        dtype: the parameters' precision; None: the default one.
         encoder_options: the other arguments of ``TokenEncoder``.
     """
 
@@ -70,12 +80,20 @@ class TokenClassifier(nn.Module):
         num_outputs: int,
         max_len: int,
         attention: AttentionSpec | Sequence[AttentionSpec] = "primal",
+        *,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
         **encoder_options: Any,
     ) -> None:
         super().__init__()
         require_positive(num_outputs=num_outputs)
-        self.encoder = TokenEncoder(vocabulary_size, max_len, attention, **encoder_options)
-        self.head = self._make_head(self.encoder.embed_dim, num_outputs)
+        where: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.encoder = TokenEncoder(vocabulary_size, max_len, attention, **where, **encoder_options)
+        self.head = self._make_head(self.encoder.embed_dim, num_outputs, **where)
+
+    def reset_parameters(self) -> None:
+        """See [`SequenceEncoder`][kernel_attention.models.sequence.SequenceEncoder]."""
+        reset_submodules(self)
 
     def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """x (B, N) token numbers, attention_mask (B, N; True = real token) -> (B, num_outputs)."""
@@ -85,8 +103,8 @@ class TokenClassifier(nn.Module):
         """The mean of the encoded real tokens, (B, d)."""
         return mean_token(self.encoder(x, attention_mask), attention_mask)
 
-    def _make_head(self, width: int, num_outputs: int) -> nn.Module:
-        return nn.Linear(width, num_outputs)
+    def _make_head(self, width: int, num_outputs: int, **where: Any) -> nn.Module:
+        return nn.Linear(width, num_outputs, **where)
 
 
 class TokenPairClassifier(TokenClassifier):
@@ -95,8 +113,10 @@ class TokenPairClassifier(TokenClassifier):
     The arguments are those of ``TokenClassifier``.
     """
 
-    def _make_head(self, width: int, num_outputs: int) -> nn.Module:
-        return nn.Sequential(nn.Linear(4 * width, width), nn.GELU(), nn.Linear(width, num_outputs))
+    def _make_head(self, width: int, num_outputs: int, **where: Any) -> nn.Module:
+        return nn.Sequential(
+            nn.Linear(4 * width, width, **where), nn.GELU(), nn.Linear(width, num_outputs, **where)
+        )
 
     def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """x (B, 2, N) token numbers, attention_mask (B, 2, N) -> (B, num_outputs)."""

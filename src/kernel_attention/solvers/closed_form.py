@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 from kernel_attention.solvers.finite import require_range
 
 
-class PrimalWeights(NamedTuple):
+class ScoreWeights(NamedTuple):
     """``values`` (s,), ``w_e`` and ``w_r`` (p, s): e(x) = W_e^T phi(x), r(z) = W_r^T phi(z).
 
     ``residual`` is the largest ||K^T h_e - sigma h_r|| / sigma.
@@ -40,7 +40,7 @@ def closed_form(phi_x: Tensor, phi_z: Tensor, rank: int) -> tuple[Tensor, Tensor
     return q_x @ u[:, :rank], values[:rank], q_z @ vt[:rank].mT
 
 
-def sketched_weights(x_sketch: Tensor, z_sketch: Tensor, rank: int) -> PrimalWeights:
+def sketched_weights(x_sketch: Tensor, z_sketch: Tensor, rank: int) -> ScoreWeights:
     """The weights of two sketches S_x (l, p) and S_z (l', p) in the place of all features.
 
     A sketch of fewer than ``rank`` rows has fewer directions than that; the missing ones are zeros.
@@ -48,4 +48,4 @@ def sketched_weights(x_sketch: Tensor, z_sketch: Tensor, rank: int) -> PrimalWei
     left, values, right = closed_form(x_sketch, z_sketch, rank)
     missing = (0, max(rank - values.numel(), 0))
     values, w_e, w_r = (pad(part, missing) for part in (values, z_sketch.mT @ right, x_sketch.mT @ left))
-    return PrimalWeights(values, w_e, w_r, 1, float("nan"))
+    return ScoreWeights(values, w_e, w_r, 1, float("nan"))

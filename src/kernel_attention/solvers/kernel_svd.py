@@ -34,7 +34,7 @@ from kernel_attention.solvers.singular_directions import (
     check_components,
     check_iteration,
     column_signs,
-    ksvd_objective,
+    directions_objective,
 )
 
 SvdMethod = Literal["auto", "dense", "truncated", "matrix_free"]
@@ -105,7 +105,7 @@ def kernel_svd(
     parts = (found.left, found.right, found.left_scores, found.right_scores)
     left, right, e, r = (part * signs for part in parts)
     # Tr(W_e^T W_r) = Tr(H_r^T K^T H_e), without features.
-    objective = ksvd_objective(e, r, found.values, trace=(right * r).sum(dim=0), size=whole.size)
+    objective = directions_objective(e, r, found.values, trace=(right * r).sum(dim=0), size=whole.size)
     zeros = torch.zeros_like(found.values)
     means = (zeros, zeros)
     if center:  # scores of K with centred H_e and H_r differ from those of the centred K by these means only

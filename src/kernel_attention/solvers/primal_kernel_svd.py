@@ -25,7 +25,7 @@ from kernel_attention.solvers.singular_directions import (
     check_components,
     check_iteration,
     column_signs,
-    ksvd_objective,
+    directions_objective,
 )
 from kernel_attention.solvers.stochastic_svd import Batches, rounding, stochastic_weights
 
@@ -65,7 +65,7 @@ def primal_kernel_svd(
     left, right = left * signs, right * signs
     w_e, w_r = phi_z.mT @ right, phi_x.mT @ left
     e, r = phi_x @ w_e, phi_z @ w_r
-    objective = ksvd_objective(e, r, values, trace=(w_e * w_r).sum(dim=0))
+    objective = directions_objective(e, r, values, trace=(w_e * w_r).sum(dim=0))
     found = SingularDirections(left, values, right, e, r, objective, 1, w_e, w_r, x_mean @ w_e, z_mean @ w_r)
     return _of_size(found, x_unit, z_unit)
 
@@ -136,7 +136,7 @@ def stochastic_kernel_svd(
     inverse = torch.where(held, 1 / values, 0.0)
     signs = column_signs(e)
     e, r, w_e, w_r = (part * signs for part in (e, r, w_e, w_r))
-    objective = ksvd_objective(e, r, torch.where(held, values, 0.0), trace=(w_e * w_r).sum(dim=0))
+    objective = directions_objective(e, r, torch.where(held, values, 0.0), trace=(w_e * w_r).sum(dim=0))
     means = (x.mean @ w_e, z.mean @ w_r)
     directions = SingularDirections(
         e * inverse, values, r * inverse, e, r, objective, found.num_epochs, w_e, w_r, *means

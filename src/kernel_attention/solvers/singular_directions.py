@@ -48,7 +48,7 @@ def column_signs(left: Tensor) -> Tensor:
     return torch.where((deterministic_signs(left) * left).sum(dim=0) < 0, -1.0, 1.0).to(left)
 
 
-def ksvd_objective(e: Tensor, r: Tensor, values: Tensor, trace: Tensor, size: float = 0.0) -> Tensor:
+def directions_objective(e: Tensor, r: Tensor, values: Tensor, trace: Tensor, size: float = 0.0) -> Tensor:
     """J = 1/2 sum_i e_i^T Lambda e_i + 1/2 sum_j r_j^T Lambda r_j - Tr(W_e^T W_r), Lambda = Sigma^{-1}.
 
     ``trace`` (s,) is the diagonal of W_e^T W_r. Directions whose singular value is rounding error, of sigma_1

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from kernel_attention.solvers.closed_form import PrimalWeights, sketched_weights
+from kernel_attention.solvers.closed_form import ScoreWeights, sketched_weights
 from kernel_attention.solvers.frequent_directions import FrequentDirections
 
 Batches = Callable[[], Iterable[Tensor]]
@@ -44,7 +44,7 @@ def stochastic_weights(
     tol: float = 1e-4,
     max_epochs: int = 20,
     generator: torch.Generator | None = None,
-) -> PrimalWeights:
+) -> ScoreWeights:
     """The weights from mini-batches of features, in the memory of O(p b) numbers and one batch.
 
     The first epoch sketches both samples (``FrequentDirections``). Each later one takes the sums
@@ -93,7 +93,7 @@ def _refined(
     tol: float,
     max_epochs: int,
     generator: torch.Generator | None,
-) -> PrimalWeights:
+) -> ScoreWeights:
     """Block Krylov iteration: right vectors are Phi_z B c, for a basis B of the feature space.
 
     Columns b with ||Phi_z b|| below ``least`` ||b|| are left out: their sums are mostly rounding.
@@ -135,7 +135,7 @@ def _refined(
         )
     missing = (0, max(rank - values.numel(), 0))  # K may have fewer directions than were asked for
     values, w_e, w_r = (pad(part, missing)[..., :rank] for part in (values, w_e, w_r))
-    return PrimalWeights(values, w_e, w_r, epoch, residual)
+    return ScoreWeights(values, w_e, w_r, epoch, residual)
 
 
 def _ritz(basis: Tensor, z_sums: Tensor, x_sums: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -79,7 +79,7 @@ def test_eager_scaled_heads_are_ours_in_memory(mechanism, beta):
 def test_the_released_structure_computes_the_same_layer(rank):
     """Rank 3 samples rows (2 per direction), rank 11 takes fewer rows than its weights have."""
     ours = ka.PrimalAttention(
-        D, HEADS, rank=rank, eta=0.3, rank_multiplier=2, square_per="sequence", impl="plain"
+        D, HEADS, rank=rank, eta=0.3, rank_multiplier=2, square_per="sequence", impl="reference"
     )
     baseline = ReleasedPrimal(D, HEADS, rank=rank, eta=0.3, rank_multiplier=2)
     ours, baseline = same_weights(ours, baseline)
@@ -116,7 +116,7 @@ def test_options_reach_the_layer_and_its_name(tiny):
     contender = find_contender({"primal": {"rank": 3, "eta": 0.5}})
     assert contender.name == "primal (rank 3, eta 0.5)"
     assert contender.make(tiny).rank == 3
-    assert contender.plain(tiny).impl == "plain"
+    assert contender.reference(tiny).impl == "reference"
 
 
 def test_a_list_is_an_encoder_of_its_layers(tiny):
@@ -132,7 +132,7 @@ def test_a_list_is_an_encoder_of_its_layers(tiny):
     torch.testing.assert_close(encoder(x), y)
     encoder.train()(x)
     torch.testing.assert_close(penalty(encoder), encoder.layers[1].attention.penalty())
-    assert [layer.attention.impl for layer in contender.plain(tiny).layers[1:]] == ["plain"]
+    assert [layer.attention.impl for layer in contender.reference(tiny).layers[1:]] == ["reference"]
     causal = find_contender(["linear", "linformer"])
     assert causal.absence(Setting(is_causal=True)) in ("linformer is not installed", "has no causal form")
 

@@ -89,7 +89,7 @@ def test_the_kernels_keep_the_output_map_apart():
         assert (found[0] == found[1]) is same
 
 
-def test_fused_layers_are_counted_in_the_plain_form():
+def test_fused_layers_are_counted_in_the_reference_form():
     counted = count_operations(find_contender({"primal": {"rank": 3}}), SETTING, PASSES)
     d, p, n, b = SETTING.embed_dim, SETTING.embed_dim // 2, SETTING.length, SETTING.batch_size
     rows = 30  # f(X): rank 3, multiplier 10
@@ -97,7 +97,7 @@ def test_fused_layers_are_counted_in_the_plain_form():
     by_hand += 2 * 2 * 2 * rows * p * 3  # two heads, two sides: f(X)^T W
     by_hand += 2 * 2 * 2 * n * p * 3 + 2 * 2 * n * 6 * p  # scores, and the concatenation's map
     assert counted["forward"] == b * by_hand
-    assert counted["how"] == "plain form, sizes alone"
+    assert counted["how"] == "reference form, sizes alone"
 
 
 def test_what_needs_values_is_counted_on_real_tokens():

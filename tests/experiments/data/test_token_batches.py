@@ -13,7 +13,7 @@ from kernel_attention.experiments.data.token_batches import (
     length_order,
     make_length_loader,
     make_step_loader,
-    pad_tokens,
+    padded_batch,
 )
 from kernel_attention.experiments.data.token_sets import TokenSplit, fit_length, hold_out
 
@@ -81,7 +81,7 @@ def test_evaluation_sees_every_case_once_in_the_order_it_says(split):
 
 def test_pairs_have_a_row_each():
     split = TokenSplit.of([np.array([1, 2, 3]), np.array([4]), np.array([5, 6]), np.array([7])], [1, 0])
-    batch = pad_tokens(split, [1, 0])
+    batch = padded_batch(split, [1, 0])
     assert batch.x.tolist() == [[[5, 6, 0], [7, 0, 0]], [[1, 2, 3], [4, 0, 0]]]
     assert batch.target.tolist() == [0, 1]
     assert split.lengths.tolist() == [3, 2]

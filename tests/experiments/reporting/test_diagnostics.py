@@ -168,9 +168,14 @@ def test_layers_of_our_models_are_called_by_their_number_and_mechanism():
     ("layer", "name"),
     [
         (ka.SoftmaxAttention(8, 2, symmetric=True), "symmetric"),
+        (ka.LinearAttention(8, 2), "linear"),
         (ka.LinearAttention(8, 2, feature_map="cosine"), "cosine"),
+        (ka.SupportVectorAttention(8, 2, factors=1), "batch_norm"),
+        (ka.SupportVectorAttention(8, 2, beta=0.0), "scaled_heads"),
+        (ka.SupportVectorAttention(8, 2, beta=0.0, factors=1, convolution="1d"), "conv1d"),
+        (ka.SupportVectorAttention(8, 2, beta=0, factors=1, convolution="2d", grid_size=(1, 5)), "conv2d"),
         (ka.SupportVectorAttention(8, 2), "batch_norm_scaled_heads"),
-        (nn.MultiheadAttention(8, 2, batch_first=True), "MultiheadAttention"),
+        (nn.MultiheadAttention(8, 2, batch_first=True), "softmax"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

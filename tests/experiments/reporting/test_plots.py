@@ -33,8 +33,8 @@ def all_figures():
         plots.objective_curves({0: {0: curve(1)}, 1: {0: curve(-2)}}),
         plots.objective_curves({0: {0: curve(1), 1: curve(-1)}}),
         plots.confusion_matrix(np.eye(3, dtype=int), ["a", "b", "c"]),
-        spectrum_plots.singular_values(spectra()),
-        spectrum_plots.explained_variance(spectra(seeds=(0, 1))),
+        spectrum_plots.singular_value_curves(spectra()),
+        spectrum_plots.explained_variance_curves(spectra(seeds=(0, 1))),
     ]
 
 
@@ -130,16 +130,16 @@ def test_any_class_name_can_be_drawn(name):
 def test_spectra_are_relative_and_explained_variance_is_the_share_of_squares():
     sigma = np.array([4.0, 2.0, 1.0])
     layers = {0: {0: [sigma]}}
-    line = spectrum_plots.singular_values(layers).axes[0].lines[0]
+    line = spectrum_plots.singular_value_curves(layers).axes[0].lines[0]
     np.testing.assert_allclose(line.get_ydata(), [1, 0.5, 0.25])
     np.testing.assert_allclose(spectrum_plots.cumulative_share(sigma), [16 / 21, 20 / 21, 1])
-    line = spectrum_plots.explained_variance(layers).axes[0].lines[0]
+    line = spectrum_plots.explained_variance_curves(layers).axes[0].lines[0]
     np.testing.assert_allclose(line.get_ydata(), [16 / 21, 20 / 21, 1])
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3, 4, 5, 7])
 def test_every_layer_has_a_panel(layers):
-    figure = spectrum_plots.singular_values(spectra(seeds=(0, 1), layers=range(layers)))
+    figure = spectrum_plots.singular_value_curves(spectra(seeds=(0, 1), layers=range(layers)))
     assert [axis.get_title(loc="left") for axis in figure.axes] == [f"layer {i}" for i in range(layers)]
 
 

@@ -19,8 +19,7 @@ import torch
 import yaml
 from experiments.training.damage import damage
 from experiments.training.runs import CHANNELS, make_waves, write_recipe
-from experiments.training.text_data import LANGUAGE
-from experiments.training.text_data import sentences
+from experiments.training.text_data import LANGUAGE, sentences
 from experiments.training.token_data import TOKENS, make_tokens
 
 from kernel_attention.experiments.cli import main

@@ -8,7 +8,7 @@ import pytest
 import torch
 import yaml
 
-from kernel_attention.core.layer import auxiliary_loss
+from kernel_attention.core.objective import auxiliary_loss
 from kernel_attention.experiments.training import list_recipes, make_recipe, read_recipe
 from kernel_attention.experiments.training.token_experiment import TokenExperiment
 from kernel_attention.experiments.training.token_recipe import TokenRecipe

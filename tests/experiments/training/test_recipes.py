@@ -8,7 +8,7 @@ import shlex
 import pytest
 import torch
 
-from kernel_attention.core.layer import PenalizedAttention, auxiliary_loss
+from kernel_attention.core.objective import PenalizedAttention, auxiliary_loss
 from kernel_attention.experiments.arguments import parse
 from kernel_attention.experiments.data import Batch
 from kernel_attention.experiments.training import Recipe, SequenceTask, list_recipes, read_recipe

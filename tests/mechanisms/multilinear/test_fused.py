@@ -53,23 +53,23 @@ def test_one_product_equals_the_formulas(options, mask):
     x = torch.randn(3, 11, 15, dtype=F64)
     mask = None if MASKS[mask] is None else torch.tensor(MASKS[mask], dtype=torch.bool)
     results = {}
-    for layer.impl in ("fused", "plain"):
+    for layer.impl in ("fused", "reference"):
         results[layer.impl] = run(layer, x, mask)
-    torch.testing.assert_close(results["fused"], results["plain"], rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(results["fused"], results["reference"], rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_low_precision_is_about_as_near_to_float64_as_the_formulas_in_that_precision(dtype):
     x = torch.randn(3, 200, 15, dtype=F64)
-    exact = run(make_layer(impl="plain"), x, None)
+    exact = run(make_layer(impl="reference"), x, None)
     errors = {}
-    for impl in ("plain", "fused"):
+    for impl in ("reference", "fused"):
         found = run(make_layer(impl=impl).to(dtype), x.to(dtype), None)
         errors[impl] = {name: (found[name] - exact[name]).norm() / exact[name].norm() for name in exact}
     # The sums over 600 rows round as in tests/mechanisms/primal/test_fused.py.
     rounding = 8 * torch.finfo(dtype).eps + 600**0.5 * torch.finfo(torch.float32).eps
     for name, error in errors["fused"].items():
-        assert error < 2 * errors["plain"][name] + rounding, name
+        assert error < 2 * errors["reference"][name] + rounding, name
 
 
 def test_zero_tokens_and_hidden_nans_pass_finite_gradients():
@@ -131,7 +131,7 @@ def cancellation(layer, x):
 @pytest.mark.parametrize("options", ["standard", "data_dependent", "no_objective"])
 def test_an_offset_of_all_tokens_costs_no_more_digits_than_the_projections_lose(options, offset):
     x = (torch.randn(2, 128, 15) + offset).double()
-    exact_layer = blind_to_offsets(F64, impl="plain", **OPTIONS[options])
+    exact_layer = blind_to_offsets(F64, impl="reference", **OPTIONS[options])
     exact = run(exact_layer, x, None)
     found = run(blind_to_offsets(torch.float32, impl="fused", **OPTIONS[options]), x.float(), None)
     # What is added up has d terms, whose roundings grow with sqrt(d); a gradient meets it twice.

@@ -68,7 +68,7 @@ def test_one_pass_equals_the_formulas(options, mask, num_heads):
     for is_causal in {False, not layer.data_dependent}:
         layer.impl = "fused"
         fused = run(layer, x, mask, is_causal=is_causal)
-        layer.impl = "plain"
+        layer.impl = "reference"
         torch.testing.assert_close(fused, run(layer, x, mask, is_causal=is_causal), rtol=1e-9, atol=1e-11)
 
 
@@ -95,7 +95,7 @@ def test_low_precision_is_as_near_to_float64_as_the_formulas_in_that_precision(d
     x = torch.randn(3, 300, 10, dtype=F64)
     exact = run(layer, x, None)
     errors = {}
-    for impl in ("plain", "fused"):
+    for impl in ("reference", "fused"):
         layer.to(F64)
         rounded = make_layer(2, impl=impl).to(dtype)
         found = run(rounded, x.to(dtype), None)
@@ -104,7 +104,7 @@ def test_low_precision_is_as_near_to_float64_as_the_formulas_in_that_precision(d
     # each: sqrt(n / 2) roundings of the whole. Which form has them depends on the processor's order.
     rounding = 4 * torch.finfo(dtype).eps + 900**0.5 * torch.finfo(torch.float32).eps
     for name, error in errors["fused"].items():
-        assert error < 2 * errors["plain"][name] + rounding, name
+        assert error < 2 * errors["reference"][name] + rounding, name
 
 
 def test_slices_of_any_size_give_the_same(monkeypatch):

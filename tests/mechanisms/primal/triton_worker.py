@@ -58,17 +58,17 @@ def main(device):
         if masked:
             mask[0, 17:], mask[1, ::3], mask[2, 1:] = False, False, False
         results = {}
-        for impl, precision in (("plain", torch.float64), ("plain", dtype), ("triton", dtype)):
+        for impl, precision in (("reference", torch.float64), ("reference", dtype), ("triton", dtype)):
             copied = copy.deepcopy(layer).to(precision).train()
             copied.impl = impl
             results[impl, precision] = run(
                 copied, x.to(precision), mask, is_causal=not layer.data_dependent and not masked
             )
-        exact = results["plain", torch.float64]
+        exact = results["reference", torch.float64]
         found[f"{name}-{str(dtype).removeprefix('torch.')}-{'masked' if masked else 'whole'}"] = {
             key: [
                 ((results[impl, dtype][key] - value).norm() / value.norm().clamp_min(1e-30)).item()
-                for impl in ("triton", "plain")
+                for impl in ("triton", "reference")
             ]
             for key, value in exact.items()
         }

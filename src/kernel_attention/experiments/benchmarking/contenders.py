@@ -41,7 +41,7 @@ class Contender:
         package: the package it needs, "" for none.
         device: the only device it runs on, "" for any.
         causal: whether it has a causal form, and whether it has another one.
-        plain: the same layer in its plain form, whose operations are counted; None: ``make``.
+        reference: the same layer in its reference form, whose operations are counted; None: ``make``.
         layers: the layers of an encoder, which needs what they need.
     """
 
@@ -51,7 +51,7 @@ class Contender:
     device: str = ""
     causal: bool = True
     bidirectional: bool = True
-    plain: Make | None = None
+    reference: Make | None = None
     layers: tuple[Contender, ...] = ()
 
     def absence(self, setting: Setting) -> str:
@@ -148,7 +148,7 @@ def _encoder(layers: Sequence[Contender]) -> Contender:
     return Contender(
         f"{len(names)} x {names[0]}" if alike else " + ".join(names),
         maker(lambda layer: layer.make),
-        plain=maker(lambda layer: layer.plain or layer.make),
+        reference=maker(lambda layer: layer.reference or layer.make),
         layers=tuple(layers),
     )
 
@@ -173,7 +173,7 @@ def _mechanism(name: str, options: Mapping[str, Any]) -> Contender:
         f"{name} ({shown})" if shown else name,
         maker(),
         causal=mechanism.causal,
-        plain=maker(**reference) if (reference := mechanism.layer.reference_options) else None,
+        reference=maker(**form) if (form := mechanism.layer.reference_options) else None,
     )
 
 

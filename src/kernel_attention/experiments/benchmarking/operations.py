@@ -1,7 +1,7 @@
 """Operations of a pass: the multiplications and additions of its matrix products.
 
 They are counted by ``torch.utils.flop_counter`` on tensors that have a size and no values. SDPA is run as its
-two products; our layers with a fused form are counted in the plain one. Norms, exponentials and sums are not
+two products; our layers with a fused form are counted in the reference form. Norms, exponentials and sums are not
 products and not counted. A layer that cannot run without values (kernels in C++) is run once on real tokens
 if they are few, and has no count otherwise.
 """
@@ -27,8 +27,8 @@ _REAL_TOKENS = 16_384  # beyond, one counted pass of an eager layer may not fit
 
 def count_operations(contender: Contender, setting: Setting, passes: Sequence[str]) -> dict[str, object]:
     """Operations by pass, and ``"how"`` they were counted; ``{"how": reason}`` where they cannot be."""
-    make = contender.plain or contender.make
-    form = "plain form" if contender.plain else "as it is"
+    make = contender.reference or contender.make
+    form = "reference form" if contender.reference else "as it is"
     setting = dataclasses.replace(setting, device="cpu", dtype="float32")
     failures = (RuntimeError, NotImplementedError, AssertionError, ValueError, TypeError)
     with torch.random.fork_rng(devices=[]):

@@ -130,7 +130,7 @@ def _roofline(
         # Ceilings are those of an undisturbed machine, so these are lower quartiles too.
         seconds = {kind: figures["lower"] for kind, figures in row["time"].items()}
         chosen = options["primal"] or {}
-        if chosen.get("impl") == "plain" or setting.is_causal:
+        if chosen.get("impl") == "reference" or setting.is_causal:
             continue
         counted = machine.primal_roofline(
             setting,

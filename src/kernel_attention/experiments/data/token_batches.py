@@ -57,10 +57,10 @@ class _Batches(Dataset[Batch]):
         self.split = split
 
     def __getitem__(self, cases: list[int]) -> Batch:
-        return pad_tokens(self.split, cases)
+        return padded_batch(self.split, cases)
 
 
-def pad_tokens(split: TokenSplit, cases: list[int]) -> Batch:
+def padded_batch(split: TokenSplit, cases: list[int]) -> Batch:
     """Cases padded with token 0 on the right: x and mask (B, N), or (B, 2, N) for pairs."""
     sequences = [sequence for case in cases for sequence in split.case(case)]
     longest = max(len(sequence) for sequence in sequences)

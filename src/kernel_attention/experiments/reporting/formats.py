@@ -119,7 +119,7 @@ def sentence(text: str) -> str:
     return text[:1].upper() + text[1:] + ("" if not text or text[-1] in ".!?" else ".")
 
 
-def attention_layers(spec: Any) -> list[tuple[str, dict[str, Any]]]:
+def mechanisms_in(spec: Any) -> list[tuple[str, dict[str, Any]]]:
     """The (name, options) pairs behind an attention spec: one pair, or one for each layer of a list.
 
     Accepts what recipes accept, and what becomes of it in JSON: ``"primal"``, ``{"primal": {"rank": 20}}``,
@@ -137,7 +137,7 @@ def attention_layers(spec: Any) -> list[tuple[str, dict[str, Any]]]:
             and not _one_entry(spec[1])
         ):
             return [(spec[0], dict(spec[1]))]
-        return [pair for entry in spec for pair in attention_layers(entry)]
+        return [pair for entry in spec for pair in mechanisms_in(entry)]
     return []
 
 
@@ -148,13 +148,13 @@ def _one_entry(options: Mapping[str, Any]) -> bool:
 
 def attention_title(spec: Any) -> str:
     """The mechanism's name for a title; different layers are joined in order: ``softmax + primal``."""
-    return " + ".join(_distinct(name for name, _ in attention_layers(spec))) or "unknown"
+    return " + ".join(_distinct(name for name, _ in mechanisms_in(spec))) or "unknown"
 
 
 def attention_details(spec: Any) -> str:
     """The mechanism with its options, for each layer where layers differ."""
     parts = []
-    for name, options in attention_layers(spec):
+    for name, options in mechanisms_in(spec):
         listed = ", ".join(f"{key.replace('_', ' ')} {format_value(value)}" for key, value in options.items())
         parts.append(f"{name} ({listed})" if listed else name)
     if len(set(parts)) <= 1:

@@ -17,8 +17,8 @@ from kernel_attention.experiments.reporting.records import RunRecord
 from kernel_attention.experiments.reporting.spectrum_plots import (
     REACHED,
     cumulative_share,
-    explained_variance,
-    singular_values,
+    explained_variance_curves,
+    singular_value_curves,
 )
 
 Spectra = dict[int, dict[int, list[np.ndarray]]]  # layer -> seed -> singular values of each head
@@ -121,14 +121,14 @@ def _spectrum_pictures(layers: Spectra, names: dict[int, str]) -> list[html.Pict
     needed = [f"{names.get(layer, f'Layer {layer}')}: {_needed(layers[layer], 0.9)}." for layer in layers]
     return [
         html.Picture(
-            data_uri(singular_values(layers, names)),
+            data_uri(singular_value_curves(layers, names)),
             f"Line chart of the singular values of the kernel, relative to the largest, on a logarithmic "
             f"axis, for {len(layers)} {'layer' if len(layers) == 1 else 'layers'}.",
             f"Singular values relative to the largest, cut off where float32 has no digits left. {lines}",
             wide=len(layers) > 1,
         ),
         html.Picture(
-            data_uri(explained_variance(layers, names)),
+            data_uri(explained_variance_curves(layers, names)),
             "Line chart of the cumulative explained variance of the same kernels. "
             f"Singular values needed for 90 %: {' '.join(needed)}",
             "Cumulative explained variance: the share that the first i carry of the squares of all values, "

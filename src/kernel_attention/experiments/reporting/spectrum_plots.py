@@ -30,7 +30,7 @@ SINGULAR_FLOOR = 1e-8  # below this, float32 singular values are rounding noise
 
 
 @report_style()
-def singular_values(layers: Spectra, names: Mapping[int, str] | None = None) -> Figure:
+def singular_value_curves(layers: Spectra, names: Mapping[int, str] | None = None) -> Figure:
     """sigma_i / sigma_1 of each layer's kernel on a log axis.
 
     One seed: a line a head and their mean, dashed. Several: a line for each seed's mean over its heads, in a
@@ -53,10 +53,10 @@ def singular_values(layers: Spectra, names: Mapping[int, str] | None = None) -> 
 
 
 @report_style()
-def explained_variance(layers: Spectra, names: Mapping[int, str] | None = None) -> Figure:
+def explained_variance_curves(layers: Spectra, names: Mapping[int, str] | None = None) -> Figure:
     """The cumulative share of the squared singular values, up to where all lines pass ``REACHED``.
 
-    Lines and arguments as in ``singular_values``.
+    Lines and arguments as in ``singular_value_curves``.
     """
     shares = _map_spectra(layers, cumulative_share)
     reached = max(5, *(int(np.searchsorted(head, REACHED)) + 1 for head in _all_heads(shares)))

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from kernel_attention.analysis import diagnose
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.data import SequenceSplit, make_loader, read_sequences
-from kernel_attention.experiments.training.ranges import require_finite, require_in_range
+from kernel_attention.experiments.training.ranges import require_finite_outputs, require_in_range
 from kernel_attention.experiments.training.recipe import BaseRecipe
 from kernel_attention.models import SequenceClassifier
 
@@ -50,7 +50,7 @@ def predict_outputs(
     cases = sequences.sequences if isinstance(sequences, SequenceSplit) else sequences
     require_in_range(cases, model.encoder.input_mean.cpu().numpy(), model.encoder.input_std.cpu().numpy())
     outputs = collect_outputs(model, make_loader(sequences, batch_size), precision)
-    require_finite(outputs, cases)
+    require_finite_outputs(outputs, cases)
     return outputs
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kernel_attention.core.layer import PenalizedAttention, auxiliary_loss
+from kernel_attention.core.objective import PenalizedAttention, auxiliary_loss
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.data import Batch
 from kernel_attention.experiments.training.recipe import BaseRecipe, StepRecipe

@@ -43,7 +43,7 @@ def require_in_range(
             )
 
 
-def require_finite(outputs: Tensor, sequences: Sequence[np.ndarray]) -> None:
+def require_finite_outputs(outputs: Tensor, sequences: Sequence[np.ndarray]) -> None:
     """Refuse outputs (cases, k) that are no numbers, and name the largest value that led to one.
 
     Raises:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from kernel_attention.core.layer import AttentionLayer, require_positive, require_probability
+from kernel_attention.core.layer import AttentionLayer
+from kernel_attention.core.parameters import Device
 from kernel_attention.core.registry import register_attention
+from kernel_attention.core.validation import require_positive, require_probability
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.mechanisms.kernel_pca.functional import (
     CONVENTIONS,
@@ -49,6 +51,8 @@ class RobustPrincipalAttention(AttentionLayer):
             (lambda / mu, as printed); see ``kernel_attention.functional.pursuit_threshold``.
         dropout: probability of dropping an attention weight of the last step in training.
         bias: whether the projections have biases.
+        device: where the parameters are made; None: the default device.
+        dtype: the parameters' precision; None: the default one.
     """
 
     softmax_reading = "cleaned keys"
@@ -64,6 +68,8 @@ class RobustPrincipalAttention(AttentionLayer):
         convention: Convention = "released",
         dropout: float = 0.0,
         bias: bool = True,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(embed_dim, num_heads)
         require_positive(iterations=iterations)
@@ -77,10 +83,11 @@ class RobustPrincipalAttention(AttentionLayer):
         self.symmetric = symmetric
         self.convention: Convention = convention
         self.dropout = dropout
-        self.q_proj = None if symmetric else nn.Linear(embed_dim, embed_dim, bias=bias)
-        self.k_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
-        self.v_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
-        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
+        options: dict[str, Any] = {"bias": bias, "device": device, "dtype": dtype}
+        self.q_proj = None if symmetric else nn.Linear(embed_dim, embed_dim, **options)
+        self.k_proj = nn.Linear(embed_dim, embed_dim, **options)
+        self.v_proj = nn.Linear(embed_dim, embed_dim, **options)
+        self.out_proj = nn.Linear(embed_dim, embed_dim, **options)
 
     def attend(
         self, x: Tensor, context: Tensor | None, attention_mask: Tensor | None, is_causal: bool
@@ -149,6 +156,8 @@ class ScaledAttention(AttentionLayer):
         max_len: the largest number of keys; ``scaling="matrix"`` needs it and alone reads it.
         dropout: probability of dropping a weight of A in training.
         bias: whether the projections have biases.
+        device: where the parameters are made; None: the default device.
+        dtype: the parameters' precision; None: the default one.
     """
 
     alpha: nn.Parameter | None
@@ -163,6 +172,8 @@ class ScaledAttention(AttentionLayer):
         max_len: int | None = None,
         dropout: float = 0.0,
         bias: bool = True,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(embed_dim, num_heads)
         if scaling not in _SCALINGS:
@@ -171,12 +182,22 @@ class ScaledAttention(AttentionLayer):
         self.scaling = scaling
         self.dropout = dropout
         symmetric = scaling == "symmetric"
-        self.register_parameter("alpha", nn.Parameter(torch.zeros(1)) if symmetric else None)
-        self.register_parameter("s", None if symmetric else _zero_matrix(num_heads, max_len))
-        self.q_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
-        self.k_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
-        self.v_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
-        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
+        where: dict[str, Any] = {"device": device, "dtype": dtype}
+        options = {**where, "bias": bias}
+        shape = (1,) if symmetric else _matrix_shape(num_heads, max_len)
+        self.register_parameter("alpha", nn.Parameter(torch.zeros(shape, **where)) if symmetric else None)
+        self.register_parameter("s", None if symmetric else nn.Parameter(torch.zeros(shape, **where)))
+        self.q_proj = nn.Linear(embed_dim, embed_dim, **options)
+        self.k_proj = nn.Linear(embed_dim, embed_dim, **options)
+        self.v_proj = nn.Linear(embed_dim, embed_dim, **options)
+        self.out_proj = nn.Linear(embed_dim, embed_dim, **options)
+
+    def reset_parameters(self) -> None:
+        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
+        for scaling in (self.alpha, self.s):
+            if scaling is not None:
+                nn.init.zeros_(scaling)
+        super().reset_parameters()
 
     def why_not_context(self) -> str | None:
         """None: keys and values may come from another sequence."""
@@ -218,8 +239,8 @@ class ScaledAttention(AttentionLayer):
         return f"{self.embed_dim}, {self.num_heads}, scaling={self.scaling!r}{size}"
 
 
-def _zero_matrix(num_heads: int, max_len: int | None) -> nn.Parameter:
-    """S = 0, (h, max_len, max_len)."""
+def _matrix_shape(num_heads: int, max_len: int | None) -> tuple[int, int, int]:
+    """The shape of a learnt S, (h, max_len, max_len)."""
     if max_len is None:
         raise InputError("max_len=None: scaling='matrix' needs max_len, the size of the learnt S")
     require_positive(max_len=max_len)
@@ -228,7 +249,7 @@ def _zero_matrix(num_heads: int, max_len: int | None) -> nn.Parameter:
         num_heads * max_len**2,
         "lower max_len or choose scaling='symmetric'",
     )
-    return nn.Parameter(torch.zeros(num_heads, max_len, max_len))
+    return num_heads, max_len, max_len
 
 
 def _unit_values(k: Tensor, attention_mask: Tensor | None) -> Tensor:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernel_attention.core.decoding import Position, State, before, choose
+from kernel_attention.core.decoding import Position, State, before, new_where
 from kernel_attention.features.feature_maps import FeatureMap, energy_before, features_of, frobenius
 from kernel_attention.features.softmax_features import SoftmaxPlusFeatures
 from kernel_attention.tensors.statistics import accumulation_dtype, divide, exactly
@@ -85,7 +85,7 @@ def linear_step(
     out = (exactly(phi_q) @ total).to(q.dtype)
     if normalize:
         out = divide(out[..., :-1], out[..., -1:])
-    return out, RunningSum(choose(position.completes(factor), total, memory.total), q_energy, k_energy)
+    return out, RunningSum(new_where(position.completes(factor), total, memory.total), q_energy, k_energy)
 
 
 def _features(

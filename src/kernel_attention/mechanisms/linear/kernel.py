@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from kernel_attention.core.decoding import Position
 from kernel_attention.core.kernel import AttentionKernel
+from kernel_attention.core.parameters import Device
 from kernel_attention.errors import InputError
 from kernel_attention.features.feature_maps import FeatureMapSpec, get_feature_map, is_positive, is_tokenwise
 from kernel_attention.mechanisms.linear.decoding import RunningSum, empty_sum, linear_step, read_sum
@@ -20,8 +22,10 @@ class LinearKernel(AttentionKernel):
     Args:
         head_dim: p.
         max_len: not read.
-        feature_map: phi: a name, ``{name: options}``, or a callable of ``kernel_attention.features``.
-        normalize: whether to divide by the sums; None: where the feature map's kernel is never negative.
+        feature_map: phi, a name, ``{name: options}`` or a callable of `kernel_attention.features`.
+        normalize: None: where the feature map's kernel is never negative.
+        device: where a feature map's buffers are made; None: the default device.
+        dtype: their precision; None: the feature map's own.
     """
 
     def __init__(
@@ -31,9 +35,11 @@ class LinearKernel(AttentionKernel):
         *,
         feature_map: FeatureMapSpec = "elu",
         normalize: bool | None = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.feature_map = get_feature_map(feature_map, head_dim)
+        self.feature_map = get_feature_map(feature_map, head_dim, device=device, dtype=dtype)
         positive = is_positive(self.feature_map)
         if normalize and not positive:
             raise InputError(

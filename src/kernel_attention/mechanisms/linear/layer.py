@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+
+from kernel_attention.core.parameters import Device
 from kernel_attention.core.query_key_value import QueryKeyValueAttention
 from kernel_attention.core.registry import register_attention
-from kernel_attention.features.feature_maps import FeatureMapSpec
+from kernel_attention.features.feature_maps import FEATURE_MAPS, FeatureMapSpec
 from kernel_attention.mechanisms.linear.kernel import LinearKernel
 
 
@@ -38,6 +43,8 @@ class LinearAttention(QueryKeyValueAttention):
             options}`` for the last two, or a callable of ``kernel_attention.features``.
         normalize: whether to divide by the sum; None: where the feature map's kernel is never negative.
         bias: whether the four projections have biases.
+        device: where the parameters are made; None: the default device.
+        dtype: the parameters' precision; None: the default one.
     """
 
     def __init__(
@@ -48,12 +55,21 @@ class LinearAttention(QueryKeyValueAttention):
         feature_map: FeatureMapSpec = "elu",
         normalize: bool | None = None,
         bias: bool = True,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(embed_dim, num_heads)
-        self.kernel = LinearKernel(self.head_dim, feature_map=feature_map, normalize=normalize)
-        self.feature_map = feature_map
-        self.normalize = self.kernel.normalize
-        self.add_projections(bias)
+        self.kernel = LinearKernel(
+            self.head_dim, feature_map=feature_map, normalize=normalize, device=device, dtype=dtype
+        )
+        self.add_projections(bias, device=device, dtype=dtype)
+
+    def option_value(self, name: str) -> Any:
+        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
+        if name not in ("feature_map", "normalize"):
+            return super().option_value(name)
+        value = getattr(self.kernel, name)
+        return next((known for known, function in FEATURE_MAPS.items() if function is value), value)
 
     def extra_repr(self) -> str:
         """The options, for print(model)."""

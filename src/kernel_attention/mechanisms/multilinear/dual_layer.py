@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from kernel_attention.core.layer import require_positive
+from kernel_attention.core.parameters import Device
 from kernel_attention.core.registry import register_attention
+from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import InputError
 from kernel_attention.mechanisms.multilinear.dual_functional import dual_multilinear_scores
 from kernel_attention.mechanisms.multilinear.modes import ReadsModes
@@ -43,6 +44,8 @@ class DualMultilinearAttention(ReadsModes):
             all of K.
         memory_limit: GiB that K, or a slice of it, may take; training needs about six times as much.
         bias: whether the projections have biases.
+        device: where the parameters are made; None: the default device.
+        dtype: the parameters' precision; None: the default one.
     """
 
     def __init__(
@@ -56,8 +59,10 @@ class DualMultilinearAttention(ReadsModes):
         chunk_size: int | None = None,
         memory_limit: float = 1.0,
         bias: bool = True,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(embed_dim, num_heads, order, bias)
+        super().__init__(embed_dim, num_heads, order, bias, device, dtype)
         self.rank = self.head_dim if rank is None else rank
         given = {"rank": self.rank, "num_samples": num_samples, "chunk_size": chunk_size}
         require_positive(**{name: value for name, value in given.items() if value is not None})
@@ -66,13 +71,12 @@ class DualMultilinearAttention(ReadsModes):
         self.num_samples = num_samples
         self.chunk_size = chunk_size
         self.memory_limit = memory_limit
-        self.concat = nn.Linear(order * self.rank, self.head_dim, bias=bias)
-        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
+        self.add_outputs(self.rank, bias, device, dtype)
 
     def attend(
         self, x: Tensor, context: Tensor | None, attention_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
-        """Join the scores of every token by ``concat`` and project them, (B, N, d)."""
+        """Multilinear attention in the dual on checked arguments, (B, N, d)."""
         scores = torch.cat(self.scores(x, attention_mask=attention_mask), dim=-1)
         return self.out_proj(self.merge_heads(self.concat(scores)))
 

@@ -255,9 +255,7 @@ def _gradients(
         if by_energy is not None:  # the square of a norm is the trace of the mode's Gram matrix
             by_met.diagonal(dim1=-2, dim2=-1).add_(by_energy.mT[..., None])
     if by_energy is not None or by_met is not None:
-        by_gram, by_total = _through_sums(
-            parts, weight, level, count, by_energy, by_met, by_weight, by_level
-        )
+        by_gram, by_total = _through_sums(parts, weight, level, count, by_energy, by_met, by_weight, by_level)
         _add_token_sums(grad_x, x, by_gram, by_total, ctx.options.group)
     return grad_x, by_weight, by_level, by_maps, total.sum(dim=0)
 

@@ -8,8 +8,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from kernel_attention.core.layer import PenalizedAttention, require_positive
+from kernel_attention.core.objective import PenalizedAttention
+from kernel_attention.core.parameters import Device, draw_orthogonal, reset_module
 from kernel_attention.core.registry import register_attention
+from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.features.feature_maps import FeatureMapSpec, frobenius, get_feature_map, identity
 from kernel_attention.mechanisms.multilinear.decoding import (
@@ -20,14 +22,14 @@ from kernel_attention.mechanisms.multilinear.decoding import (
 )
 from kernel_attention.mechanisms.multilinear.functional import Modes, join_modes, multilinear_modes
 from kernel_attention.mechanisms.multilinear.fused import multilinear_layer
-from kernel_attention.mechanisms.multilinear.modes import ReadsModes, compatibility_tensor, orthonormal
+from kernel_attention.mechanisms.multilinear.modes import ReadsModes
 from kernel_attention.mechanisms.multilinear.objective import core_penalty, kmlsvd_objective
 from kernel_attention.memory_limit import require_parameters
 from kernel_attention.tensors.kernel_tensors import multilinear_kernel
 from kernel_attention.tensors.multilinear import mlsvd_core, multilinear_factors
 from kernel_attention.tensors.recompute import is_traced
 from kernel_attention.tensors.sampling import Samples, grid_row, part_positions, sample_rows, sampled_rows
-from kernel_attention.tensors.statistics import exactly, num_real
+from kernel_attention.tensors.statistics import accumulation_dtype, exactly, num_real
 
 Variant = Literal["standard", "data_dependent", "learnable", "learnable_diagonal"]
 CoreTreatment = Literal["none", "cost", "mlsvd"]
@@ -76,8 +78,10 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
         max_len: longest sequence. It caps M, and fixes the sampling grid of the causal data-dependent form,
             which needs it.
         bias: whether the projections have biases.
-        impl: "plain", the formulas; "fused", everything a token meets in one product, see
-            ``kernel_attention.mechanisms.multilinear.fused``; "auto", fused where it exists and is faster.
+        impl: "reference", the formulas; "fused", everything a token meets in one product, see
+            ``kernel_attention.mechanisms.multilinear.fused``; "auto", fused where it exists and wins.
+        device: where the parameters are made; None: the default device.
+        dtype: the parameters' precision; None: the default one.
 
     Attributes:
         q_proj, k_proj, f_proj: to queries, keys and the D - 2 fibers, one map of width (D - 2) d or None.
@@ -90,7 +94,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
     core: nn.Parameter
     compatibility: nn.Parameter | None
     core_objective: Tensor | None
-    reference_options: Mapping[str, Any] = {"impl": "plain"}
+    reference_options: Mapping[str, Any] = {"impl": "reference"}
 
     def __init__(
         self,
@@ -109,21 +113,23 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
         rank_multiplier: int = 1,
         max_len: int | None = None,
         bias: bool = True,
-        impl: Literal["auto", "plain", "fused"] = "auto",
+        impl: Literal["auto", "reference", "fused"] = "auto",
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(embed_dim, num_heads, order, bias)
+        super().__init__(embed_dim, num_heads, order, bias, device, dtype)
         rank = self.head_dim if rank is None else rank
         require_positive(
             rank=rank, rank_multiplier=rank_multiplier, **({} if max_len is None else {"max_len": max_len})
         )
         _check_options(variant, core, eta, eta_core, objective_power, objective_form)
-        if impl not in ("auto", "plain", "fused"):
-            raise unknown("impl", impl, ("auto", "plain", "fused"))
+        if impl not in ("auto", "reference", "fused"):
+            raise unknown("impl", impl, ("auto", "reference", "fused"))
         self.impl = impl
         self.rank = rank
         self.variant = variant
         self.core_treatment = core
-        self.feature_map = get_feature_map(feature_map, self.head_dim)
+        self.feature_map = get_feature_map(feature_map, self.head_dim, device=device, dtype=dtype)
         self.eta = eta
         self.eta_core = eta_core
         self.objective_power = objective_power
@@ -148,11 +154,37 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
             num_heads * (order * weight_rows * rank + rank**order + learnt + met),
             "lower order or rank" + (", or choose another variant" if learnt else ""),
         )
-        self.w = nn.Parameter(torch.stack([orthonormal(num_heads, weight_rows, rank) for _ in range(order)]))
-        self.core = nn.Parameter(mlsvd_core(torch.randn(num_heads, *[rank] * order)).contiguous())
-        self.register_parameter("compatibility", compatibility_tensor(variant, num_heads, width, order))
-        self.concat = nn.Linear(order * rank, self.head_dim, bias=bias)
-        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
+        where: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.w = nn.Parameter(torch.empty(order, num_heads, weight_rows, rank, **where))
+        self.core = nn.Parameter(torch.empty(num_heads, *[rank] * order, **where))
+        learnt_modes = {"learnable": order, "learnable_diagonal": 1}.get(variant)
+        shape = None if learnt_modes is None else (num_heads, *[width] * learnt_modes)
+        compatibility = None if shape is None else nn.Parameter(torch.empty(shape, **where))
+        self.register_parameter("compatibility", compatibility)
+        self.draw_weights()
+        self.add_outputs(rank, bias, device, dtype)
+
+    def reset_parameters(self) -> None:
+        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
+        if isinstance(self.feature_map, nn.Module):
+            reset_module(self.feature_map)
+        super().reset_parameters()
+
+    @torch.no_grad()
+    def draw_weights(self) -> None:
+        """Draw W, orthonormal, and S; C becomes the identity."""
+        for head in self.w.flatten(0, 1):
+            draw_orthogonal(head)
+        if not self.core.is_meta:  # an eigenvalue decomposition needs values
+            dtype = accumulation_dtype(self.core.dtype)
+            self.core.copy_(mlsvd_core(torch.empty_like(self.core, dtype=dtype).normal_()))
+        if self.compatibility is not None:
+            # The identity: 1 where all mode indices are equal. The diagonal alone has one of them.
+            self.compatibility.zero_()
+            diagonal = torch.arange(self.compatibility.size(1), device=self.compatibility.device)
+            modes = self.compatibility.dim() - 1
+            index: tuple[slice | Tensor, ...] = (slice(None), *[diagonal] * modes)
+            self.compatibility[index] = 1.0
 
     def attend(
         self, x: Tensor, context: Tensor | None, attention_mask: Tensor | None, is_causal: bool
@@ -175,11 +207,11 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
         if self.impl == "fused" and not exists:
             raise InputError(
                 "impl='fused' needs the feature map frobenius or identity, has no form for is_causal=True, "
-                "and cannot be compiled, exported or transformed: use impl='auto' or 'plain'"
+                "and cannot be compiled, exported or transformed: use impl='auto' or 'reference'"
             )
         if self.impl != "auto" or self.sequence_group is not None:
-            return self.impl != "plain"
-        # For fewer tokens, multiplying the weights out costs more than it saves.
+            return self.impl != "reference"
+        # Below, multiplying the weights out costs more than it saves.
         return exists and x.size(1) >= 2 * self.embed_dim
 
     def _one_product(
@@ -211,7 +243,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
 
     def why_not_sharded(self, is_causal: bool) -> str | None:
         """Why the layer cannot share a sequence: its form is not the linear one. None where it can."""
-        if self.impl == "plain" or self.feature_map not in (frobenius, identity):
+        if self.impl == "reference" or self.feature_map not in (frobenius, identity):
             return "only the linear form is sharded: impl 'auto', feature map frobenius or identity"
         return "its causal form needs every token on one rank" if is_causal else None
 
@@ -224,7 +256,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
     def why_not_causal(self) -> str | None:
         """A reason for ``impl="fused"``, and for the data-dependent variant without ``max_len``."""
         if self.impl == "fused":
-            return "impl='fused' has no causal form: use impl='auto' or 'plain'"
+            return "impl='fused' has no causal form: use impl='auto' or 'reference'"
         if self.variant == "data_dependent" and self.max_len is None:
             return (
                 "max_len=None: the causal data-dependent form needs max_len, the length of its sampling grid"

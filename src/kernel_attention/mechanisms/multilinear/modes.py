@@ -1,13 +1,15 @@
-"""What the multilinear layers share: the projections of their modes, and their initial weights."""
+"""What the layers over D modes share: the projections that their modes read, and those of their scores."""
 
 from __future__ import annotations
 
+import functools
 from abc import abstractmethod
 
 import torch
 from torch import Tensor, nn
 
 from kernel_attention.core.layer import AttentionLayer
+from kernel_attention.core.parameters import Device
 from kernel_attention.errors import InputError
 from kernel_attention.memory_limit import require_parameters
 from kernel_attention.tensors.kernel_tensors import cubemax_kernel
@@ -23,9 +25,22 @@ class ReadsModes(AttentionLayer):
         num_heads: number of heads h; divides d.
         order: number of modes D, from 2 to 16.
         bias: whether the projections have biases.
+        device: where the parameters are made; None: the default device.
+        dtype: the parameters' precision; None: the default one.
     """
 
-    def __init__(self, embed_dim: int, num_heads: int, order: int, bias: bool) -> None:
+    concat: nn.Linear
+    out_proj: nn.Linear
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        order: int,
+        bias: bool,
+        device: Device,
+        dtype: torch.dtype | None,
+    ) -> None:
         super().__init__(embed_dim, num_heads)
         if not isinstance(order, int) or isinstance(order, bool) or not 2 <= order <= _LARGEST_ORDER:
             raise InputError(f"order={order!r} must be a whole number from 2 to {_LARGEST_ORDER}")
@@ -35,10 +50,29 @@ class ReadsModes(AttentionLayer):
             "lower order or embed_dim",
         )
         self.order = order
-        self.q_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
-        self.k_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
+        linear = functools.partial(nn.Linear, bias=bias, device=device, dtype=dtype)
+        self.q_proj = linear(embed_dim, embed_dim)
+        self.k_proj = linear(embed_dim, embed_dim)
         # One map for all fibers; queries and keys keep the names that other attention layers give them.
-        self.f_proj = nn.Linear(embed_dim, (order - 2) * embed_dim, bias=bias) if order > 2 else None
+        self.f_proj = linear(embed_dim, (order - 2) * embed_dim) if order > 2 else None
+
+    def add_outputs(self, rank: int, bias: bool, device: Device, dtype: torch.dtype | None) -> None:
+        """Make ``concat``, the map from a head's D R scores to its outputs, and ``out_proj``."""
+        linear = functools.partial(nn.Linear, bias=bias, device=device, dtype=dtype)
+        self.concat = linear(self.order * rank, self.head_dim)
+        self.out_proj = linear(self.embed_dim, self.embed_dim)
+
+    def reset_parameters(self) -> None:
+        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
+        for projection in (self.q_proj, self.k_proj, self.f_proj):
+            if projection is not None:
+                projection.reset_parameters()
+        self.draw_weights()
+        self.concat.reset_parameters()
+        self.out_proj.reset_parameters()
+
+    def draw_weights(self) -> None:
+        """Draw what the layer has between its inputs' projections and ``concat``, for its constructor too."""
 
     def sequences(self, x: Tensor) -> list[Tensor]:
         """The input of each mode: D tensors (B, h, N, p)."""
@@ -70,24 +104,3 @@ class ReadsModes(AttentionLayer):
         weights = self.f_proj.weight.split(self.embed_dim)
         biases = [None] * len(weights) if self.f_proj.bias is None else self.f_proj.bias.split(self.embed_dim)
         return [*maps, *zip(weights, biases, strict=True)]
-
-
-def orthonormal(num_heads: int, num_rows: int, rank: int) -> Tensor:
-    """(h, num_rows, rank): orthonormal columns in every head, or rows where there are fewer of them."""
-    weight = torch.empty(num_heads, num_rows, rank)
-    for head in weight:
-        nn.init.orthogonal_(head)
-    return weight
-
-
-def compatibility_tensor(variant: str, num_heads: int, width: int, order: int) -> nn.Parameter | None:
-    """C as learnt, starting from the identity."""
-    if variant == "learnable_diagonal":
-        return nn.Parameter(torch.ones(num_heads, width))
-    if variant != "learnable":
-        return None
-    tensor = torch.zeros(num_heads, *[width] * order)
-    diagonal = torch.arange(width)
-    index: tuple[slice | Tensor, ...] = (slice(None), *[diagonal] * order)
-    tensor[index] = 1.0
-    return nn.Parameter(tensor)

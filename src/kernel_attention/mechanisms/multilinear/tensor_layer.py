@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
-from kernel_attention.core.layer import require_positive
+from kernel_attention.core.parameters import Device
 from kernel_attention.core.registry import register_attention
+from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import InputError
 from kernel_attention.mechanisms.multilinear.dual_layer import check_kernel_size
 from kernel_attention.mechanisms.multilinear.modes import ReadsModes
@@ -41,6 +44,8 @@ class TensorAttention(ReadsModes):
         rank: R, of every mode; None: the head width p.
         memory_limit: GiB that the kernel tensor may take; training needs about six times as much.
         bias: whether the projections have biases.
+        device: where the parameters are made; None: the default device.
+        dtype: the parameters' precision; None: the default one.
 
     Attributes:
         w: W_1..W_D, normal at first: (D, h, max_len, R), (D, h, max_len, .., max_len, R^(D - 1)) or (D, h,
@@ -62,8 +67,10 @@ class TensorAttention(ReadsModes):
         rank: int | None = None,
         memory_limit: float = 1.0,
         bias: bool = True,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(embed_dim, num_heads, order, bias)
+        super().__init__(embed_dim, num_heads, order, bias, device, dtype)
         if max_len is None:
             raise InputError(
                 "max_len=None: tensor attention learns weights per position and needs the longest length"
@@ -83,17 +90,23 @@ class TensorAttention(ReadsModes):
             "lower max_len, order or rank, or choose option 1",
         )
         positions = [max_len] if option == 1 else [max_len] * (order - 1)
-        self.w = nn.Parameter(torch.randn(order, num_heads, *positions, columns))
-        self.register_parameter(
-            "core", nn.Parameter(torch.randn(num_heads, *[rank] * order)) if option != 3 else None
-        )
-        self.concat = nn.Linear(order * rank, self.head_dim, bias=bias)
-        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
+        where: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.w = nn.Parameter(torch.empty(order, num_heads, *positions, columns, **where))
+        core = None if option == 3 else nn.Parameter(torch.empty(num_heads, *[rank] * order, **where))
+        self.register_parameter("core", core)
+        self.draw_weights()
+        self.add_outputs(rank, bias, device, dtype)
+
+    def draw_weights(self) -> None:
+        """Draw W and T, normal."""
+        nn.init.normal_(self.w)
+        if self.core is not None:
+            nn.init.normal_(self.core)
 
     def attend(
         self, x: Tensor, context: Tensor | None, attention_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
-        """Join the scores of every token by ``concat`` and project them, (B, N, d)."""
+        """Tensor attention on checked arguments, (B, N, d)."""
         scores = torch.cat(self.scores(x, attention_mask=attention_mask), dim=-1)
         return self.out_proj(self.merge_heads(self.concat(scores)))
 

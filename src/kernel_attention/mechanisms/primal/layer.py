@@ -10,8 +10,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from kernel_attention.core.layer import PenalizedAttention, require_positive, require_weight
+from kernel_attention.core.objective import PenalizedAttention
+from kernel_attention.core.parameters import Device, draw_orthogonal, reset_module
 from kernel_attention.core.registry import register_attention
+from kernel_attention.core.validation import require_positive, require_weight
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.features.feature_maps import FeatureMap, cosine, get_feature_map, identity
 from kernel_attention.mechanisms.primal.decoding import (
@@ -42,7 +44,7 @@ from kernel_attention.tensors.statistics import num_real
 
 _log = logging.getLogger(__name__)
 
-_IMPLS = ("auto", "plain", "fused", "triton")
+_IMPLS = ("auto", "reference", "fused", "triton")
 _FUSED_FROM = 256  # tokens; for fewer, multiplying the weights out costs more than it saves
 
 
@@ -83,9 +85,11 @@ class PrimalAttention(PenalizedAttention):
         init: "flat" (released: orthogonal on the flattened tensor, each head's Frobenius norm 1) or
             "per_head" (orthonormal columns in every head).
         bias: whether the projections have biases.
-        impl: "plain", the formulas; "fused", one pass over the tokens without stored scores, see
+        impl: "reference", the formulas; "fused", one pass over the tokens without stored scores, see
             ``kernel_attention.mechanisms.primal.fused``; "triton", the same in kernels for GPUs; "auto",
-            fused on CPU where it exists, is faster and nothing traces the layer, plain elsewhere.
+            fused on CPU where it exists and wins and nothing traces the layer, the reference elsewhere.
+        device: where the parameters are made; None: the default device.
+        dtype: the parameters' precision; None: the default one.
 
     Attributes:
         w_e: (h, M, s), or (h, p, s) where data-independent.
@@ -95,7 +99,7 @@ class PrimalAttention(PenalizedAttention):
     """
 
     sqrt_lambda: nn.Parameter | None
-    reference_options: Mapping[str, Any] = {"impl": "plain"}
+    reference_options: Mapping[str, Any] = {"impl": "reference"}
 
     def __init__(
         self,
@@ -113,7 +117,9 @@ class PrimalAttention(PenalizedAttention):
         square_per: Literal["batch", "sequence"] = "batch",
         init: Literal["flat", "per_head"] = "flat",
         bias: bool = True,
-        impl: Literal["auto", "plain", "fused", "triton"] = "auto",
+        impl: Literal["auto", "reference", "fused", "triton"] = "auto",
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(embed_dim, num_heads)
         require_positive(
@@ -124,6 +130,8 @@ class PrimalAttention(PenalizedAttention):
             raise unknown("objective_form", objective_form, ("mean", "sum"))
         if square_per not in ("batch", "sequence"):
             raise unknown("square_per", square_per, ("batch", "sequence"))
+        if init not in ("flat", "per_head"):
+            raise unknown("init", init, ("flat", "per_head"))
         if impl not in _IMPLS:
             raise unknown("impl", impl, _IMPLS)
         if max_len is not None and rank > max_len:
@@ -136,6 +144,7 @@ class PrimalAttention(PenalizedAttention):
         self.feature_map = get_feature_map(feature_map)
         self.objective_form = objective_form
         self.square_per = square_per
+        self.init = init
         self.impl = impl
         self.num_rows = rank * rank_multiplier if max_len is None else min(rank * rank_multiplier, max_len)
 
@@ -145,14 +154,37 @@ class PrimalAttention(PenalizedAttention):
             2 * num_heads * weight_rows * rank + 2 * rank * self.head_dim,
             "lower rank" + (", rank_multiplier or max_len" if data_dependent else ""),
         )
-        self.q_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
-        self.k_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
-        self.w_e = nn.Parameter(_orthogonal(num_heads, weight_rows, rank, init))
-        self.w_r = nn.Parameter(_orthogonal(num_heads, weight_rows, rank, init))
-        self.concat = nn.Linear(2 * rank, self.head_dim, bias=bias)
-        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
+        where: dict[str, Any] = {"device": device, "dtype": dtype}
+        options = {**where, "bias": bias}
+        self.q_proj = nn.Linear(embed_dim, embed_dim, **options)
+        self.k_proj = nn.Linear(embed_dim, embed_dim, **options)
+        self.w_e = nn.Parameter(torch.empty(num_heads, weight_rows, rank, **where))
+        self.w_r = nn.Parameter(torch.empty(num_heads, weight_rows, rank, **where))
+        self._draw_weights()
+        self.concat = nn.Linear(2 * rank, self.head_dim, **options)
+        self.out_proj = nn.Linear(embed_dim, embed_dim, **options)
         # An unused parameter is an error under DistributedDataParallel, so it exists only where J uses it.
-        self.register_parameter("sqrt_lambda", nn.Parameter(torch.rand(num_heads, rank)) if eta > 0 else None)
+        lam = nn.Parameter(torch.rand(num_heads, rank, **where)) if eta > 0 else None
+        self.register_parameter("sqrt_lambda", lam)
+
+    def reset_parameters(self) -> None:
+        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
+        if isinstance(self.feature_map, nn.Module):
+            reset_module(self.feature_map)
+        self.q_proj.reset_parameters()
+        self.k_proj.reset_parameters()
+        self._draw_weights()
+        self.concat.reset_parameters()
+        self.out_proj.reset_parameters()
+        if self.sqrt_lambda is not None:
+            nn.init.uniform_(self.sqrt_lambda)
+
+    @torch.no_grad()
+    def _draw_weights(self) -> None:
+        for weight in (self.w_e, self.w_r):
+            # As one (h, M s) matrix, flat weights get orthonormal rows: one for each head.
+            for part in [weight] if self.init == "flat" else weight:
+                draw_orthogonal(part)
 
     def attend(
         self, x: Tensor, context: Tensor | None, attention_mask: Tensor | None, is_causal: bool
@@ -161,7 +193,7 @@ class PrimalAttention(PenalizedAttention):
         if self._is_fused(x, is_causal):
             y, energy = self._one_pass(x, attention_mask, is_causal)
         else:
-            y, energy = self._plain(x, attention_mask, is_causal)
+            y, energy = self._reference(x, attention_mask, is_causal)
         if energy is not None:
             num_tokens = None
             if self.sequence_group is not None:
@@ -184,13 +216,13 @@ class PrimalAttention(PenalizedAttention):
 
     def why_not_sharded(self, is_causal: bool) -> str | None:
         """Why the layer cannot share a sequence: its form is not the one-pass form. None where it can."""
-        if self.impl == "plain" or self.feature_map not in (cosine, identity):
+        if self.impl == "reference" or self.feature_map not in (cosine, identity):
             return "only the one-pass form is sharded: impl 'auto', feature map cosine or identity"
         if is_causal and self.data_dependent:
             return "the causal data-dependent form reads every row of the grid on one rank"
         return None
 
-    def _plain(
+    def _reference(
         self, x: Tensor, attention_mask: Tensor | None, is_causal: bool
     ) -> tuple[Tensor, Tensor | None]:
         scores = self.scores(x, attention_mask=attention_mask, is_causal=is_causal)
@@ -234,10 +266,10 @@ class PrimalAttention(PenalizedAttention):
             raise InputError(
                 f"impl={self.impl!r} needs the feature map cosine or identity, has no data-dependent form "
                 "with is_causal=True, and cannot be compiled, exported or transformed: use impl='auto' "
-                "or 'plain'"
+                "or 'reference'"
             )
         if self.impl != "auto" or self.sequence_group is not None:
-            return self.impl != "plain"
+            return self.impl != "reference"
         return exists and not traced and x.device.type == "cpu" and x.size(1) >= _FUSED_FROM
 
     def scores(
@@ -277,7 +309,7 @@ class PrimalAttention(PenalizedAttention):
     def why_not_causal(self) -> str | None:
         """A reason for the data-dependent form without ``max_len``, or in the one-pass forms."""
         if self.data_dependent and self.impl in ("fused", "triton"):
-            return f"impl={self.impl!r} has no data-dependent causal form: use impl='auto' or 'plain'"
+            return f"impl={self.impl!r} has no data-dependent causal form: use impl='auto' or 'reference'"
         if self.data_dependent and self.max_len is None:
             return (
                 "max_len=None: the causal data-dependent form needs max_len, the length of its sampling grid"
@@ -340,18 +372,6 @@ class PrimalAttention(PenalizedAttention):
             f"{self.embed_dim}, {self.num_heads}, rank={self.rank}, eta={self.eta}, "
             f"data_dependent={self.data_dependent}, rows={self.num_rows}"
         )
-
-
-def _orthogonal(num_heads: int, num_rows: int, rank: int, init: str) -> Tensor:
-    """Initial projection weights, (h, num_rows, rank)."""
-    weight = torch.empty(num_heads, num_rows, rank)
-    if init == "flat":  # orthogonal_ sees an (h, num_rows * rank) matrix with orthonormal rows: one per head
-        return nn.init.orthogonal_(weight)
-    if init == "per_head":
-        for head in weight:
-            nn.init.orthogonal_(head)
-        return weight
-    raise unknown("init", init, ("flat", "per_head"))
 
 
 @functools.cache

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from kernel_attention.core.layer import require_probability
+import torch
+
+from kernel_attention.core.parameters import Device
 from kernel_attention.core.query_key_value import QueryKeyValueAttention
 from kernel_attention.core.registry import register_attention
+from kernel_attention.core.validation import require_probability
 from kernel_attention.mechanisms.softmax.kernel import SoftmaxKernel
 
 
@@ -33,6 +36,8 @@ class SoftmaxAttention(QueryKeyValueAttention):
         symmetric: queries serve as keys too (the SymViT and Symlm baseline of the kernel-PCA paper).
         dropout: probability of dropping an attention weight in training.
         bias: whether the projections have biases.
+        device: where the parameters are made; None: the default device.
+        dtype: the parameters' precision; None: the default one.
     """
 
     softmax_reading = "exact"
@@ -45,13 +50,15 @@ class SoftmaxAttention(QueryKeyValueAttention):
         symmetric: bool = False,
         dropout: float = 0.0,
         bias: bool = True,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(embed_dim, num_heads)
         require_probability(dropout=dropout)
         self.kernel = SoftmaxKernel(self.head_dim)
         self.symmetric = symmetric
         self.dropout = dropout
-        self.add_projections(bias, symmetric=symmetric)
+        self.add_projections(bias, symmetric=symmetric, device=device, dtype=dtype)
 
     def extra_repr(self) -> str:
         """The options, for print(model)."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kernel_attention.core.decoding import KeyValueCache, Position
 from kernel_attention.core.kernel import AttentionKernel
-from kernel_attention.core.layer import require_positive
+from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import unknown
 from kernel_attention.mechanisms.softmax.decoding import empty_cache, read_cache
 from kernel_attention.mechanisms.sparse.decoding import sparse_step

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from kernel_attention.core.layer import require_probability
+import torch
+
+from kernel_attention.core.parameters import Device
 from kernel_attention.core.query_key_value import QueryKeyValueAttention
 from kernel_attention.core.registry import register_attention
+from kernel_attention.core.validation import require_probability
 from kernel_attention.mechanisms.sparse.functional import Implementation, PatternName
 from kernel_attention.mechanisms.sparse.kernel import SparseKernel
 
@@ -30,6 +33,8 @@ class SparseAttention(QueryKeyValueAttention):
         max_len: longest sequence, for the default stride.
         dropout: probability of dropping an attention weight in training.
         bias: whether the four projections have biases.
+        device: where the parameters are made; None: the default device.
+        dtype: the parameters' precision; None: the default one.
     """
 
     def __init__(
@@ -44,6 +49,8 @@ class SparseAttention(QueryKeyValueAttention):
         max_len: int | None = None,
         dropout: float = 0.0,
         bias: bool = True,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(embed_dim, num_heads)
         require_probability(dropout=dropout)
@@ -51,7 +58,7 @@ class SparseAttention(QueryKeyValueAttention):
             self.head_dim, max_len, pattern=pattern, stride=stride, summary=summary, impl=impl
         )
         self.dropout = dropout
-        self.add_projections(bias)
+        self.add_projections(bias, device=device, dtype=dtype)
 
     def extra_repr(self) -> str:
         """The options, for print(model)."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernel_attention.core.decoding import Position, State, choose, scale_by
+from kernel_attention.core.decoding import Position, State, new_where, scale_by
 from kernel_attention.mechanisms.support_vector.moments import Moments
 from kernel_attention.tensors.pooling import Pooling
 from kernel_attention.tensors.statistics import accumulation_dtype
@@ -58,7 +58,7 @@ def add_to_block(
     """
     offset = position.offset(factor)
     is_max = pooling == "max"
-    block = choose(offset == 0, torch.full_like(block, -math.inf if is_max else 0.0), block)
+    block = new_where(offset == 0, torch.full_like(block, -math.inf if is_max else 0.0), block)
     if is_max:
         block = torch.maximum(block, x.to(block.dtype))
         return block.to(x.dtype), block

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from kernel_attention.core.decoding import Position, position_after, whole_lengths
-from kernel_attention.core.layer import require_probability
+from kernel_attention.core.parameters import Device
 from kernel_attention.core.query_key_value import QueryKeyValueAttention, identity_values
 from kernel_attention.core.registry import register_attention
+from kernel_attention.core.validation import require_probability
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.mechanisms.support_vector.decoding import (
     HeadsState,
@@ -118,6 +119,8 @@ class SupportVectorAttention(QueryKeyValueAttention):
         max_len: longest sequence; read by the sparse kernel, for its default stride.
         dropout: probability of dropping an attention weight in training; the linear kernel has none to drop.
         bias: whether the four projections have biases.
+        device: where the parameters are made; None: the default device.
+        dtype: the parameters' precision; None: the default one.
 
     Attributes:
         pool_kernels: with pooling "conv", the kernel of every factor above 1, (d, factor).
@@ -145,6 +148,8 @@ class SupportVectorAttention(QueryKeyValueAttention):
         max_len: int | None = None,
         dropout: float = 0.0,
         bias: bool = True,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(embed_dim, num_heads)
         require_probability(dropout=dropout)
@@ -152,23 +157,23 @@ class SupportVectorAttention(QueryKeyValueAttention):
             raise InputError(f"eps={eps!r} must be a positive number")
         if pooling not in ("average", "max", "conv"):
             raise unknown("pooling", pooling, ("average", "max", "conv"))
-        self.kernel = attention_kernel(kernel, self.head_dim, max_len)
-        self.beta = nn.Parameter(torch.tensor([float(beta)])) if learn_beta else float(beta)
+        where: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.kernel = attention_kernel(kernel, self.head_dim, max_len, **where)
+        self.initial_beta = float(beta)
+        self.beta = nn.Parameter(torch.empty(1, **where)) if learn_beta else self.initial_beta
         self.normalize = normalize
         self.eps = eps
         self.factors = checked_factors(factors, num_heads)
         self.pooling: Pooling = pooling
         self.dropout = dropout
-        self.add_projections(bias)
+        self.add_projections(bias, **where)
         require_parameters(
             f"{type(self).__name__}: factors={list(self.factors)} with pooling={pooling!r}",
             embed_dim * sum(set(self.factors)) if pooling == "conv" else 0,
             "lower factors or choose another pooling",
         )
         pooled = sorted({factor for factor in self.factors if factor > 1}) if pooling == "conv" else []
-        kernels = {
-            str(factor): nn.Parameter(torch.full((embed_dim, factor), 1 / factor)) for factor in pooled
-        }
+        kernels = {str(factor): nn.Parameter(torch.empty(embed_dim, factor, **where)) for factor in pooled}
         self.pool_kernels = nn.ParameterDict(kernels) if kernels else None
         if convolution is not None and (self.is_centred or max(self.factors) > 1):
             raise InputError(
@@ -176,8 +181,20 @@ class SupportVectorAttention(QueryKeyValueAttention):
                 f"got beta={beta}, normalize={normalize}, factors={self.factors}"
             )
         self.convolution = token_convolution(
-            convolution, embed_dim, kernel_size, conv_weights, grid_size, class_tokens
+            convolution, embed_dim, kernel_size, conv_weights, grid_size, class_tokens, **where
         )
+        self._reset_own()
+
+    def reset_parameters(self) -> None:
+        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
+        super().reset_parameters()
+        self._reset_own()
+
+    def _reset_own(self) -> None:
+        if isinstance(self.beta, Tensor):
+            nn.init.constant_(self.beta, self.initial_beta)
+        for factor, kernel in () if self.pool_kernels is None else self.pool_kernels.items():
+            nn.init.constant_(kernel, 1 / int(factor))
 
     @property
     def is_centred(self) -> bool:
@@ -396,6 +413,21 @@ class SupportVectorAttention(QueryKeyValueAttention):
         """Whether pooling, a convolution over the sequence, or the kernel reads positions."""
         sequence = self.convolution is not None and self.convolution.grid_size is None
         return sequence or self.kernel.reads_positions or max(self.factors) > 1
+
+    def option_value(self, name: str) -> Any:
+        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
+        if name == "beta":
+            return self.initial_beta
+        if name == "learn_beta":
+            return isinstance(self.beta, Tensor)
+        if name == "factors" and len(set(self.factors)) == 1:
+            return self.factors[0]
+        if name == "convolution" and self.convolution is not None:
+            return "1d" if self.convolution.grid_size is None else "2d"
+        if name in _NO_CONVOLUTION:
+            own = "weights" if name == "conv_weights" else name
+            return _NO_CONVOLUTION[name] if self.convolution is None else getattr(self.convolution, own)
+        return super().option_value(name)
 
     def _beta_text(self) -> str:
         return "learnt" if isinstance(self.beta, Tensor) else str(self.beta)

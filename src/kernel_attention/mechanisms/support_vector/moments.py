@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kernel_attention.core.decoding import Position, State, before, choose, scale_by
+from kernel_attention.core.decoding import Position, State, before, new_where, scale_by
 from kernel_attention.tensors.statistics import accumulation_dtype, exactly
 
 
@@ -56,14 +56,16 @@ def recentre_step(
     This is the causal form of ``kernel_attention.functional.recentre``. Only the query carries the
     statistics, so the keys in the cache never change. Welford's recurrence adds the new key.
     """
-    first = choose(position.tokens == 0, k, moments.first)
+    first = new_where(position.tokens == 0, k, moments.first)
     shifted = exactly(k - first)
     count = scale_by(position.block(factor), shifted)
     change = shifted - moments.mean
     mean = moments.mean + change / (count + 1)
     squares = moments.squares + change.square() * (count / (count + 1))
     complete = position.completes(factor)
-    after = Moments(first, choose(complete, mean, moments.mean), choose(complete, squares, moments.squares))
+    after = Moments(
+        first, new_where(complete, mean, moments.mean), new_where(complete, squares, moments.squares)
+    )
     query = q - beta * (mean + first)
     if not normalize:
         return query.to(q.dtype), k, after

@@ -8,7 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from kernel_attention.core.layer import require_positive
+from kernel_attention.core.parameters import Device
+from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.memory_limit import require_parameters
 from kernel_attention.tensors.convolution import convolve_grid, convolve_sequence
@@ -28,10 +29,12 @@ class TokenConvolution(nn.Module):
         channels: d.
         kernel_size: s; the kernel is s, or s x s over a grid.
         weights: "shared": one kernel for all channels, queries and keys (definitions 3 and 4); "separate":
-            one for queries and one for keys; "separable": a kernel per channel for each of queries, keys and
-            values, before the projections, which are then the point-wise half (remark 7).
-        grid_size: (H, W), where the tokens are H rows of W; None: a sequence.
-        class_tokens: the number of tokens in front of the grid, which are not convolved.
+            one for queries and one for keys; "separable": a kernel per channel for queries, keys and values
+            each, before the projections, which are then the point-wise half (remark 7).
+        grid_size: (H, W), the tokens being H rows of W; None: a sequence.
+        class_tokens: tokens in front of the grid, which are not convolved.
+        device: where the kernels are made; None: the default device.
+        dtype: the kernels' precision; None: the default one.
     """
 
     q_kernel: nn.Parameter
@@ -45,6 +48,8 @@ class TokenConvolution(nn.Module):
         weights: ConvWeights = "shared",
         grid_size: tuple[int, int] | None = None,
         class_tokens: int = 0,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         require_positive(kernel_size=kernel_size)
@@ -59,15 +64,26 @@ class TokenConvolution(nn.Module):
             kernel_size ** (1 if grid_size is None else 2) * (3 * channels if weights == "separable" else 2),
             "lower kernel_size",
         )
-        identity = torch.zeros(kernel_size)
-        identity[kernel_size // 2] = 1.0
-        if grid_size is not None:
-            identity = torch.outer(identity, identity)
+        shape = [kernel_size] * (1 if grid_size is None else 2)
         if weights == "separable":
-            identity = identity.repeat(channels, *[1] * identity.dim())
-        self.q_kernel = nn.Parameter(identity)
-        self.k_kernel = None if weights == "shared" else nn.Parameter(identity.clone())
-        self.v_kernel = nn.Parameter(identity.clone()) if weights == "separable" else None
+            shape = [channels, *shape]
+        kernels = {
+            "q_kernel": True,
+            "k_kernel": weights != "shared",
+            "v_kernel": weights == "separable",
+        }
+        for name, is_there in kernels.items():
+            kernel = nn.Parameter(torch.empty(shape, device=device, dtype=dtype)) if is_there else None
+            self.register_parameter(name, kernel)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Set every kernel to the identity, as in a new module."""
+        middle = self.kernel_size // 2
+        for kernel in self.parameters():
+            kernel.zero_()
+            (kernel[..., middle] if self.grid_size is None else kernel[..., middle, middle]).fill_(1.0)
 
     def before(self, x: Tensor, mask: Tensor | None, is_causal: bool) -> tuple[Tensor, Tensor, Tensor]:
         """The inputs of the q, k and v projections: x (B, N, d) itself, or its convolutions if separable."""
@@ -129,6 +145,8 @@ def token_convolution(
     weights: ConvWeights,
     grid_size: Sequence[int] | None,
     class_tokens: int,
+    device: Device = None,
+    dtype: torch.dtype | None = None,
 ) -> TokenConvolution | None:
     """The module for these options of a layer; InputError for options that do not go together."""
     if convolution is None:
@@ -146,7 +164,7 @@ def token_convolution(
             raise InputError(
                 f"grid_size={grid_size!r} and class_tokens={class_tokens!r} are for convolution='2d'"
             )
-        return TokenConvolution(channels, size, weights)
+        return TokenConvolution(channels, size, weights, device=device, dtype=dtype)
     if grid_size is None or len(grid_size) != 2:
         raise InputError(
             f"grid_size={grid_size!r} must be (height, width), the token grid, for convolution='2d'"
@@ -155,4 +173,4 @@ def token_convolution(
     require_positive(grid_height=height, grid_width=width)
     if not isinstance(class_tokens, int) or class_tokens < 0:
         raise InputError(f"class_tokens={class_tokens!r} must be a whole number of at least 0")
-    return TokenConvolution(channels, size, weights, (height, width), class_tokens)
+    return TokenConvolution(channels, size, weights, (height, width), class_tokens, device, dtype)

@@ -1,0 +1,31 @@
+"""Where parameters are made, in which precision, and how they are drawn anew."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+Device = torch.device | str | int | None
+"""What PyTorch's modules take as ``device``; None: the default device."""
+
+
+def reset_module(module: nn.Module) -> None:
+    """Call the module's ``reset_parameters``, or those of its submodules where it has none."""
+    if callable(reset := getattr(module, "reset_parameters", None)):
+        reset()
+    else:
+        reset_submodules(module)
+
+
+def reset_submodules(module: nn.Module) -> None:
+    """``reset_module`` of every submodule, in the order of registration."""
+    for child in module.children():
+        reset_module(child)
+
+
+@torch.no_grad()
+def draw_orthogonal(weight: Tensor) -> None:
+    """``nn.init.orthogonal_`` in place, in float32 or better: there is no QR factorisation in 16 bits."""
+    if not weight.is_meta:
+        drawn = torch.empty_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
+        weight.copy_(nn.init.orthogonal_(drawn))
