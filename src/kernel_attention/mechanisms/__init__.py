@@ -1,6 +1,9 @@
-"""The mechanisms, one folder a family. Importing this package puts all of them into the table, in this order; whoever
-reads the table imports it from here.
+"""The mechanisms, one folder a family. Importing this package puts all of them into the table: first the
+families named here, in this order, then the other folders by name. Import the table from here.
 """
+
+import importlib
+import pkgutil
 
 # isort: off
 from kernel_attention.mechanisms import softmax
@@ -44,3 +47,7 @@ __all__ = [
     "sparse",
     "support_vector",
 ]
+
+# A new family joins the table by being here; a line above only gives it a place among the others.
+for _family in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_family.name}")
