@@ -4,10 +4,12 @@ import ast
 import importlib
 import inspect
 import json
+import os
 import re
 import runpy
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -187,3 +189,11 @@ def test_the_api_pages_have_every_name_of_the_top():
         if inspect.ismodule(found):
             shown |= set(getattr(found, "__all__", ()))
     assert set(ka.__all__) - shown - {"__version__", "reporting"} == set()
+
+
+def test_the_committed_tables_and_names_are_those_that_make_tables_writes():
+    """In a process of its own: here other tests may have registered mechanisms."""
+    command = [sys.executable, str(ROOT / "tools" / "tables.py"), "--check"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout) == (0, ""), result.stdout + result.stderr

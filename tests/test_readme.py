@@ -107,7 +107,7 @@ def test_your_own_mechanism_is_listed_trained_evaluated_analyzed_and_benched(tmp
     assert [layer["mechanism"] for layer in diagnosed] == ["gaussian", "gaussian"]
     assert all(layer["summary"]["effective_rank"] > 1 for layer in diagnosed)
     (cell,) = json.loads((tmp_path / "runs/bench/benchmark.json").read_text(encoding="utf-8"))["cells"]
-    assert [row["contender"] for row in cell["rows"]] == ["gaussian", "softmax"]
+    assert [row["contender"] for row in cell["rows"]] == ["sdpa", "gaussian"]
     assert all("failed" not in row for row in cell["rows"])
 
     refused = run_python(tmp_path, "-P", "-m", "kernel_attention", "evaluate", "runs/gaussian")

@@ -1,6 +1,7 @@
 """Write what follows from the registered mechanisms: tables, navigation, and lists of names.
 
-    make tables
+    make tables                      # write the files
+    python tools/tables.py --check   # name those that are not what they should be; exit code 1
 
 The tables of README.md and docs/mechanisms/index.md, the pages of the mechanisms in mkdocs.yml, the layers of
 docs/api/attention.md, and the names that ``kernel_attention`` and ``kernel_attention.functional`` re-export.
@@ -119,8 +120,8 @@ def yes(supported: bool) -> str:
 def page_of(name: str, root: Path) -> str:
     """The page of a mechanism below docs/mechanisms, with the heading's anchor where it is a section.
 
-    In this order: the page named like the mechanism, the page with a section of that name, the page that has the
-    name in its opening.
+    In this order: the page named like the mechanism, the page with a section of that name, the page that has
+    the name in its opening.
     """
     folder = root / "docs" / "mechanisms"
     if (folder / f"{name.replace('_', '-')}.md").is_file():
@@ -173,7 +174,7 @@ def family_exports() -> tuple[dict[str, str], dict[str, str]]:
 
 
 def with_exports(text: str, exports: dict[str, str], path: Path) -> str:
-    """A module that imports these names too and has them in ``__all__`` and, where it is lazy, in ``_HOMES``."""
+    """The module with these names too: imported, in ``__all__`` and, where it is lazy, in ``_HOMES``."""
     present = set(literal(text, "__all__"))
     for name in sorted(exports.keys() - present):
         module = exports[name]
@@ -206,13 +207,20 @@ def in_order(text: str, path: Path) -> str:
     return text
 
 
-def main() -> None:
-    """Write the files that are not what they should be, and name them."""
-    for path, text in generated().items():
-        if (ROOT / path).read_text(encoding="utf-8") != text:
-            (ROOT / path).write_text(text, encoding="utf-8")
-            print(f"written: {path}")
+def main(arguments: Sequence[str]) -> int:
+    """Name the files that are not what they should be, and write them unless they are only checked."""
+    stale = {
+        path: text for path, text in generated().items() if (ROOT / path).read_text(encoding="utf-8") != text
+    }
+    if "--check" in arguments:
+        for path in stale:
+            print(f"not what the mechanisms say: {path} (make tables)")
+        return int(bool(stale))
+    for path, text in stale.items():
+        (ROOT / path).write_text(text, encoding="utf-8")
+        print(f"written: {path}")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))
