@@ -3,8 +3,9 @@
     make tables                      # write the files
     python tools/tables.py --check   # name those that are not what they should be; exit code 1
 
-The tables of README.md and docs/mechanisms/index.md, the pages of the mechanisms in mkdocs.yml, the layers of
-docs/api/attention.md, and the names that ``kernel_attention`` and ``kernel_attention.functional`` re-export.
+These are the tables of README.md and docs/mechanisms/index.md, the pages of the mechanisms in mkdocs.yml, the
+layers of docs/api/attention.md, the names that ``kernel_attention`` and ``kernel_attention.functional``
+re-export, and the picture of docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+
+import architecture
 
 from kernel_attention import mechanisms
 from kernel_attention.core.layer import AttentionLayer
@@ -46,7 +49,7 @@ def generated(root: Path = ROOT) -> dict[Path, str]:
     layers, functions = family_exports()
     for path, exports in ((PACKAGE / "__init__.py", layers), (PACKAGE / "functional.py", functions)):
         texts[path] = with_exports((root / path).read_text(encoding="utf-8"), exports, root / path)
-    return texts
+    return {**texts, architecture.FIGURE: architecture.picture(root)}
 
 
 def between_marks(text: str, mark: str, lines: Iterable[str]) -> str:
@@ -210,7 +213,9 @@ def in_order(text: str, path: Path) -> str:
 def main(arguments: Sequence[str]) -> int:
     """Name the files that are not what they should be, and write them unless they are only checked."""
     stale = {
-        path: text for path, text in generated().items() if (ROOT / path).read_text(encoding="utf-8") != text
+        path: text
+        for path, text in generated().items()
+        if not (ROOT / path).is_file() or (ROOT / path).read_text(encoding="utf-8") != text
     }
     if "--check" in arguments:
         for path in stale:

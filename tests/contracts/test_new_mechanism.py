@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 GENERATED = {
     "README.md",
     "docs/api/attention.md",
+    "docs/figures/architecture.svg",
     "docs/mechanisms/index.md",
     "mkdocs.yml",
     "src/kernel_attention/__init__.py",
@@ -49,7 +50,7 @@ def files_of(folder: Path) -> dict[str, str]:
         str(path.relative_to(folder)): path.read_text(encoding="utf-8")
         for part in ("src", "tests", "docs", "tools", "recipes")
         for path in (folder / part).rglob("*")
-        if path.suffix in {".py", ".md", ".yaml"} and path.is_file()
+        if path.suffix in {".py", ".md", ".yaml", ".svg"} and path.is_file()
     } | {path.name: path.read_text(encoding="utf-8") for path in folder.iterdir() if path.is_file()}
 
 
