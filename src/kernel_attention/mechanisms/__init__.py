@@ -1,5 +1,6 @@
-"""The mechanisms, one folder a family. Importing this package puts all of them into the table: first the
-families named here, in this order, then the other folders by name. Import the table from here.
+"""The mechanisms, one folder for each family.
+
+Importing this package registers all of them, in this order. Code that reads the table imports this package.
 """
 
 import importlib
@@ -48,6 +49,6 @@ __all__ = [
     "support_vector",
 ]
 
-# A new family joins the table by being here; a line above only gives it a place among the others.
+# Further families follow by name: a new folder needs no line above.
 for _family in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_family.name}")
