@@ -1,11 +1,15 @@
 """The site and the docstrings are readable: formulas render offline, references are Markdown."""
 
 import ast
+import importlib
+import inspect
 import json
+import os
 import re
 import runpy
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -122,3 +126,71 @@ def test_the_picture_of_the_readme_is_drawn_from_the_performance_page(tmp_path, 
     for contender in names["LINES"]:
         assert [tokens for tokens, _ in table[contender]] == [256, 1024, 4096]
     assert picture.read_text(encoding="utf-8").count("<svg") == 1
+
+
+def directives() -> list[tuple[str, str, dict]]:
+    """(page, object, options) of every entry of the API pages."""
+    found = []
+    for page in sorted((DOCS / "api").glob("*.md")):
+        for path, options in re.findall(
+            r"^::: ([\w.]+)\n((?: {4}.*\n)*)", page.read_text(encoding="utf-8"), re.MULTILINE
+        ):
+            found.append((name_of(page), path, (yaml.safe_load(options) or {}).get("options", {})))
+    return found
+
+
+def object_at(path: str) -> object:
+    """What ``import`` and dots lead to; a function before the module it shares its name with."""
+    module, _, name = path.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ModuleNotFoundError, AttributeError):
+        return importlib.import_module(path)
+
+
+@pytest.mark.parametrize(("page", "path", "options"), directives())
+def test_an_entry_of_the_api_exists_and_is_public(page, path, options):
+    found = object_at(path)
+    assert not any(part.startswith("_") for part in path.split("."))
+    for name in options.get("members", []):
+        assert hasattr(found, name), f"{page}: {path} has no {name}"
+    if inspect.ismodule(found) and "members" not in options:
+        assert hasattr(found, "__all__"), f"{page}: a module without __all__ shows its internal helpers"
+
+
+@pytest.mark.parametrize(
+    "room",
+    ["analysis", "features", "functional", "hosts", "models", "solvers", "experiments.training",
+     "experiments.data", "experiments.benchmarking", "experiments.reporting", "experiments.robustness"],
+)  # fmt: skip
+def test_the_api_pages_have_what_a_room_exports(room):
+    """The entry of a package shows its ``__all__``, but for names that are its modules' names too."""
+    package = importlib.import_module(f"kernel_attention.{room}")
+    entries = {path for _, path, _ in directives()}
+    assert package.__name__ in entries
+    folder = Path(package.__file__).parent if hasattr(package, "__path__") else None
+    for name in package.__all__:
+        if folder is not None and (folder / f"{name}.py").exists():
+            assert f"{package.__name__}.{name}.{name}" in entries
+
+
+def test_the_api_pages_have_every_name_of_the_top():
+    import kernel_attention as ka
+
+    entries = {path for _, path, _ in directives()}
+    shown = {path.rpartition(".")[2] for path in entries} | {
+        name for _, path, options in directives() for name in options.get("members", [])
+    }
+    for path in entries:
+        found = object_at(path)
+        if inspect.ismodule(found):
+            shown |= set(getattr(found, "__all__", ()))
+    assert set(ka.__all__) - shown - {"__version__", "reporting"} == set()
+
+
+def test_the_committed_tables_and_names_are_those_that_make_tables_writes():
+    """In a process of its own: here other tests may have registered mechanisms."""
+    command = [sys.executable, str(ROOT / "tools" / "tables.py"), "--check"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout) == (0, ""), result.stdout + result.stderr

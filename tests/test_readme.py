@@ -1,16 +1,23 @@
 """What the documentation says is true: its Python runs, its commands, targets, recipes and links exist."""
 
+import json
+import os
 import re
+import shlex
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 _FENCE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_FILE = re.compile(r'^```python title="([\w.]+)"\n(.*?)^```', re.MULTILINE | re.DOTALL)
+_SHELL_LINE = re.compile(r"^ {4}kernel-attention +(.+)$", re.MULTILINE)
 _COMMAND = re.compile(r"(?:^ {4}|`)kernel-attention +([a-z]+)", re.MULTILINE)
 _RECIPE = re.compile(r"kernel-attention +train +([a-z][\w/]*)")
 _TARGET = re.compile(r"(?:^ {4}|`)make +([a-z][a-z-]*)", re.MULTILINE)
@@ -47,14 +54,65 @@ def run_command(monkeypatch, *arguments: str) -> int:
         return stop.code or 0
 
 
+def save_files(page: Path, folder: Path) -> list[str]:
+    """Write the files that a page has the reader save; their names."""
+    files = dict(_FILE.findall(page.read_text(encoding="utf-8")))
+    for name, text in files.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return list(files)
+
+
+def run_python(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
+    """Python in a process of its own, so that what it registers stays there."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+
+
 @pytest.mark.parametrize(("source", "page", "line"), python_blocks())
 def test_python_block_runs(source, page, line, tmp_path, monkeypatch):
-    """Every block stands alone: it runs as a reader would paste it, in an empty folder."""
+    """Every block stands alone: it runs as a reader would paste it, with the files of its page alone."""
+    if save_files(page, tmp_path):
+        result = run_python(tmp_path, "-W", "error", "-c", source)
+        assert result.returncode == 0, f"{name_of(page)}:{line}\n{result.stderr}"
+        return
     monkeypatch.chdir(tmp_path)
     code = compile(
         "\n" * (line - 1) + source, str(page), "exec"
     )  # tracebacks show the page's own line numbers
     exec(code, {"__name__": "__main__"})
+
+
+def test_your_own_mechanism_is_listed_trained_evaluated_analyzed_and_benched(tmp_path):
+    """The commands of the page, in their order, with the page's file."""
+    page = ROOT / "docs" / "your-own-mechanism.md"
+    assert save_files(page, tmp_path) == ["my_mechanism.py"]
+    commands = _SHELL_LINE.findall(page.read_text(encoding="utf-8"))
+    assert [words.split()[0] for words in commands] == ["list", "train", "evaluate", "analyze", "bench"]
+    printed = {}
+    for words in commands:
+        # As the installed command, without the working folder on the path.
+        result = run_python(tmp_path, "-P", "-m", "kernel_attention", *shlex.split(words))
+        assert result.returncode == 0, f"{words}\n{result.stderr}"
+        printed[words.split()[0]] = result.stdout
+    assert re.search(r"gaussian +│ Nadaraya 1964", printed["list"])
+    run = tmp_path / "runs" / "gaussian"
+    config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+    assert (config["attention"], config["plugins"]) == ("gaussian", ["my_mechanism"])
+    summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+    assert summary["mean"] > 0.5, "of nine classes, after a few epochs"
+    assert f"{100 * summary['mean']:.2f} %" in printed["evaluate"]
+    diagnosed = json.loads((run / "seed-0" / "diagnostics.json").read_text(encoding="utf-8"))["layers"]
+    assert [layer["mechanism"] for layer in diagnosed] == ["gaussian", "gaussian"]
+    assert all(layer["summary"]["effective_rank"] > 1 for layer in diagnosed)
+    (cell,) = json.loads((tmp_path / "runs/bench/benchmark.json").read_text(encoding="utf-8"))["cells"]
+    assert [row["contender"] for row in cell["rows"]] == ["sdpa", "gaussian"]
+    assert all("failed" not in row for row in cell["rows"])
+
+    refused = run_python(tmp_path, "-P", "-m", "kernel_attention", "evaluate", "runs/gaussian")
+    assert refused.returncode == 2
+    assert "this run needs the plugin 'my_mechanism'; say --plugin my_mechanism" in refused.stderr
 
 
 def test_the_first_python_block_of_the_readme_is_short():

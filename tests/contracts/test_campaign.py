@@ -20,6 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from kernel_attention import auxiliary_loss, create_attention, list_attention
 from kernel_attention.core.layer import AttentionLayer
+from kernel_attention.mechanisms import get_mechanism
 from reference import kernel_pca, multilinear, primal, softmax, support_vector
 
 CASES, BLOCKS = 20_000, 40
@@ -43,8 +44,13 @@ class Drawn:
 
 
 def draw_mechanism(rng: random.Random, heads: int) -> Drawn:
-    name = rng.choice([mechanism.name for mechanism in list_attention() if mechanism.name in DRAW])
-    return DRAW[name](rng, name, heads)
+    name = rng.choice([mechanism.name for mechanism in list_attention()])
+    return DRAW.get(name, draw_default)(rng, name, heads)
+
+
+def draw_default(rng: random.Random, name: str, heads: int) -> Drawn:
+    """A mechanism that no function below knows: without options, and without an oracle."""
+    return Drawn(name, causal=get_mechanism(name).causal)
 
 
 def draw_softmax(rng: random.Random, name: str, heads: int) -> Drawn:
@@ -514,5 +520,5 @@ def test_generated_cases_hold(block):
 
 def test_a_sample_of_the_campaign_meets_every_mechanism():
     met = {run(seed).partition(":")[0] for seed in range(CASES, CASES + 150)}
-    assert met == set(DRAW) == {mechanism.name for mechanism in list_attention()} & set(DRAW)
-    assert {mechanism.name for mechanism in list_attention()} <= {*DRAW, "dummy"}
+    assert met == {mechanism.name for mechanism in list_attention()}
+    assert met >= set(DRAW)

@@ -1,33 +1,131 @@
-"""A new mechanism is a function, a layer and a line of the table: the battery covers it unasked."""
+"""A new mechanism is the files that CONTRIBUTING lists and one command: everything else follows."""
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-TESTS = Path(__file__).parents[1]
+import pytest
+from contracts.dummy_mechanism import FILES
+
+ROOT = Path(__file__).parents[2]
+GENERATED = {
+    "README.md",
+    "docs/api/attention.md",
+    "docs/figures/architecture.svg",
+    "docs/mechanisms/index.md",
+    "mkdocs.yml",
+    "src/kernel_attention/__init__.py",
+    "src/kernel_attention/functional.py",
+}
+USE = """
+import torch
+import kernel_attention as ka
+from kernel_attention.experiments.benchmarking import plan_from_options, run_benchmark
+from kernel_attention.experiments.cli import main
+from kernel_attention.experiments.training import make_recipe
+
+assert main(["list", "attention"]) == 0
+model = ka.models.SequenceClassifier(
+    in_features=3, num_outputs=2, max_len=9, embed_dim=8, num_heads=2, num_layers=1, feedforward_dim=8,
+    attention="mine",
+)
+(layer,) = ka.analysis.diagnose(model, torch.randn(4, 9, 3)).layers
+print("diagnosed", layer.mechanism)
+recipe = make_recipe({"dataset": "JapaneseVowels", "attention": {"mine": {"bias": False}}})
+print("recipe", recipe.attention_name())
+sizes = {"length": [8], "embed_dim": [8], "rounds": 1, "memory": False, "flops": True}
+(cell,) = run_benchmark(plan_from_options(None, ["mine"], sizes, False), warmup=0)["cells"]
+print("benched", [row["contender"] for row in cell["rows"] if row["time"]])
+"""
 
 
-def test_the_battery_covers_a_new_mechanism_without_further_edits():
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "contracts.dummy_mechanism",
-    ]
-    selection = ["-k", "dummy", "-m", "not slow", str(TESTS / "contracts")]
-    program = (
-        f"import sys; sys.path.insert(0, {str(TESTS)!r}); import pytest; sys.exit(pytest.main(sys.argv[1:]))"
-    )
+def files_of(folder: Path) -> dict[str, str]:
+    """The text files of a checkout by path."""
+    return {
+        str(path.relative_to(folder)): path.read_text(encoding="utf-8")
+        for part in ("src", "tests", "docs", "tools", "recipes")
+        for path in (folder / part).rglob("*")
+        if path.suffix in {".py", ".md", ".yaml", ".svg"} and path.is_file()
+    } | {path.name: path.read_text(encoding="utf-8") for path in folder.iterdir() if path.is_file()}
+
+
+def run(folder: Path, *arguments: str) -> str:
+    """Python in the checkout ``folder``; what it prints."""
+    environment = os.environ | {
+        "PYTHONPATH": str(folder / "src"), "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "300",
+    }  # fmt: skip
     result = subprocess.run(
-        [command[0], "-c", program, *command[3:], *selection],
-        cwd=TESTS.parent, capture_output=True, text=True, check=False,
+        [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-2000:]
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory) -> Path:
+    """A copy of this checkout with the dummy's files, and what the command writes."""
+    folder = tmp_path_factory.mktemp("new") / "checkout"
+    folder.mkdir()
+    for part in ("src", "tests", "docs", "tools", "recipes"):
+        shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+    for path in ROOT.iterdir():
+        if path.is_file():
+            shutil.copy(path, folder)
+    for path, text in FILES.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text.lstrip("\n"), encoding="utf-8")
+    run(folder, "tools/tables.py")
+    return folder
+
+
+def test_contributing_lists_the_files_of_a_new_mechanism():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    section = text.partition("## Adding a mechanism")[2].partition("\n## ")[0]
+    required = section.partition("### When there is more")[0]
+    assert set(re.findall(r"`([\w/.]*\bmine[\w/.]*\.(?:py|md))`", required)) == set(FILES)
+    assert "make tables" in required
+
+
+def test_nothing_else_is_edited(checkout):
+    before, after = files_of(ROOT), files_of(checkout)
+    assert {path for path in after if after[path] != before.get(path)} == set(FILES) | GENERATED
+    assert run(checkout, "tools/tables.py", "--check") == ""
+    for path in sorted(GENERATED):
+        added = [line for line in after[path].splitlines() if line not in before[path].splitlines()]
+        assert added
+        assert all(re.search("mine|Mean|mean_attention", line) for line in added), f"{path}: {added}"
+
+
+def test_the_checkout_with_it_is_clean(checkout):
+    python = [path for path in (*FILES, *GENERATED) if path.endswith(".py")]
+    run(checkout, "-m", "ruff", "check", "--no-cache", *python)
+    run(checkout, "-m", "ruff", "format", "--no-cache", "--check", *python)
+    lint = "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports(no_cache=True))"
+    assert "0 broken" in run(checkout, "-c", lint)
+
+
+def test_the_battery_and_the_documentation_cover_it(checkout):
+    printed = run(
+        checkout, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", "-k",
+        "mine or tables or every_mechanism",
+        "tests/contracts", "tests/core", "tests/mechanisms/mine", "tests/test_readme.py",
+        "tests/test_documentation.py", "--deselect=tests/contracts/test_new_mechanism.py",
     )  # fmt: skip
-    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-1000:]
-    assert int(re.search(r"(\d+) passed", result.stdout)[1]) > 30
+    assert int(re.search(r"(\d+) passed", printed)[1]) > 40
+
+
+def test_it_is_listed_diagnosed_benched_and_in_recipes(checkout):
+    printed = run(checkout, "-c", USE)
+    assert re.search(r"│ mine +│ none +│ mean\(v\)", printed)
+    assert "diagnosed mine\n" in printed
+    assert "recipe mine" in printed
+    assert "benched ['sdpa', 'mine']" in printed
+    readme = (checkout / "README.md").read_text(encoding="utf-8")
+    assert "| `mine` | `mean(v)` | N p | yes | no | none |" in readme
+    index = (checkout / "docs" / "mechanisms" / "index.md").read_text(encoding="utf-8")
+    assert "| `mine` | [Mean attention](mine.md) | N p | yes | no | no | yes |" in index

@@ -32,6 +32,7 @@ class Mechanism:
         layer: the layer's class.
         paper: its source.
         equation: what it computes, in one line.
+        summary: the same in words; may be empty.
         time: operations of a head; N tokens, p head width, s rank, f the head's factor.
         memory: numbers that a head keeps for the backward pass.
         state: how the state of step-by-step decoding grows with the tokens read.
@@ -50,6 +51,7 @@ class Mechanism:
     mixes_tokens: str = "yes"
     preset: Mapping[str, Any] = field(default_factory=dict)
     example: Mapping[str, Any] = field(default_factory=dict)
+    summary: str = ""
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -109,6 +111,7 @@ def register_attention(
     equation: str,
     time: str,
     memory: str,
+    summary: str = "",
     state: str = "N",
     mixes_tokens: str = "yes",
     preset: Mapping[str, Any] | None = None,
@@ -129,6 +132,7 @@ def register_attention(
         equation: what it computes, in one line.
         time: operations of a head, in N tokens, p head width and the mechanism's own symbols.
         memory: numbers that a head keeps for the backward pass.
+        summary: what it computes in words, for the tables of the documentation.
         state: how the state of step-by-step decoding grows with the tokens read.
         mixes_tokens: whether an output depends on tokens other than its own, and in which form.
         preset: options that the name fixes and a user cannot set.
@@ -156,7 +160,7 @@ def register_attention(
             if option not in accepted:
                 raise unknown(f"option of {layer.__name__}", option, accepted)
         MECHANISMS[name] = Mechanism(
-            name, layer, paper, equation, time, memory, state, mixes_tokens, preset, example
+            name, layer, paper, equation, time, memory, state, mixes_tokens, preset, example, summary
         )
         return layer
 

@@ -3,6 +3,9 @@
 Importing this package registers all of them, in this order. Code that reads the table imports this package.
 """
 
+import importlib
+import pkgutil
+
 # isort: off
 from kernel_attention.mechanisms import softmax
 from kernel_attention.mechanisms import linear
@@ -45,3 +48,7 @@ __all__ = [
     "sparse",
     "support_vector",
 ]
+
+# Further families follow by name: a new folder needs no line above.
+for _family in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_family.name}")

@@ -28,6 +28,7 @@ _SCALINGS = ("symmetric", "matrix")
 
 @register_attention(
     "rpc",
+    summary="attention of keys cleaned by n steps of robust PCA",
     paper="Teo & Nguyen 2024, kernel PCA",
     equation="n times softmax(t t^T / sqrt(p)) v, t = k - S - Y/mu",
     time="n N^2 p",
@@ -137,6 +138,7 @@ class RobustPrincipalAttention(AttentionLayer):
 
 @register_attention(
     "scaled",
+    summary="softmax attention of values mixed by a learnt I − S",
     paper="Teo & Nguyen 2024, kernel PCA",
     equation="softmax(q k^T / sqrt(p)) (I - S) v",
     time="N^2 p",

@@ -15,6 +15,7 @@ from kernel_attention.mechanisms.linear.kernel import LinearKernel
 
 @register_attention(
     "cosine",
+    summary="normalised queries and keys, no softmax",
     paper="released code of Primal-Attention",
     equation="phi(q) phi(k)^T v, phi(x) = x/||x||",
     time="N p^2",
@@ -24,6 +25,7 @@ from kernel_attention.mechanisms.linear.kernel import LinearKernel
 )
 @register_attention(
     "linear",
+    summary="feature maps instead of softmax (elu + 1 and others)",
     paper="Katharopoulos et al. 2020",
     equation="phi(q) (phi(k)^T v) / (phi(q) sum phi(k))",
     time="N p^2",

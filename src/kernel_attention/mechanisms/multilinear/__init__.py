@@ -4,6 +4,32 @@
 from kernel_attention.mechanisms.multilinear.layer import MultilinearAttention
 from kernel_attention.mechanisms.multilinear.dual_layer import DualMultilinearAttention
 from kernel_attention.mechanisms.multilinear.tensor_layer import TensorAttention
-# isort: on
 
-__all__ = ["DualMultilinearAttention", "MultilinearAttention", "TensorAttention"]
+# isort: on
+from kernel_attention.mechanisms.multilinear.dual_functional import dual_multilinear_scores
+from kernel_attention.mechanisms.multilinear.functional import (
+    Modes,
+    join_modes,
+    multilinear_attention,
+    multilinear_modes,
+    multilinear_scores,
+)
+from kernel_attention.mechanisms.multilinear.objective import core_penalty, kmlsvd_objective
+from kernel_attention.mechanisms.multilinear.one_pass import multilinear_layer
+from kernel_attention.mechanisms.multilinear.tensor_functional import tensor_scores
+
+__all__ = [
+    "DualMultilinearAttention",
+    "Modes",
+    "MultilinearAttention",
+    "TensorAttention",
+    "core_penalty",
+    "dual_multilinear_scores",
+    "join_modes",
+    "kmlsvd_objective",
+    "multilinear_attention",
+    "multilinear_layer",
+    "multilinear_modes",
+    "multilinear_scores",
+    "tensor_scores",
+]

@@ -19,6 +19,7 @@ _GIB = 2**30
 
 @register_attention(
     "dual_multilinear",
+    summary="the same scores from the kernel tensor itself; short sequences",
     paper="Verbeek 2025, 3D Primal Attention",
     equation="E_1 = K_(1) (U_3 (x) U_2) S_(1)^T, K = cubemax(sum q k f / p) = S x U_1 x U_2 x U_3",
     time="D N^(D+1)",

@@ -40,6 +40,7 @@ _CORES = ("none", "cost", "mlsvd")
 
 @register_attention(
     "multilinear",
+    summary="multilinear SVD scores of queries, keys and further projections, any order",
     paper="Verbeek 2025, 3D Primal Attention",
     equation="E_1 = Phi_1 C_(1) (W_3 (x) W_2) S_(1)^T, E_2, .., E_D alike",
     time="D N p^2",

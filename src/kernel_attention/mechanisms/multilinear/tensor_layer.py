@@ -21,6 +21,7 @@ from kernel_attention.tensors.statistics import accumulation_dtype
 
 @register_attention(
     "tensor",
+    summary="the same tensor with weights learnt per position; short sequences",
     paper="Verbeek 2025, 3D Primal Attention",
     equation="E_1 = K_(1) (W_3 (x) W_2) T_(1)^T, K as in dual_multilinear",
     time="D N^D R",

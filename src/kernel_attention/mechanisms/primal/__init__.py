@@ -1,5 +1,31 @@
 """Primal-Attention: asymmetric kernel SVD of self-attention, solved in the primal."""
 
+from kernel_attention.mechanisms.primal.decoding import PrimalState, primal_step
+from kernel_attention.mechanisms.primal.functional import (
+    PrimalScores,
+    concat_scores,
+    ksvd_objective,
+    objective_from_energy,
+    primal_attention,
+    primal_kernel,
+    primal_scores,
+    scores_energy,
+)
 from kernel_attention.mechanisms.primal.layer import PrimalAttention
+from kernel_attention.mechanisms.primal.one_pass import PrimalWeights, primal_layer
 
-__all__ = ["PrimalAttention"]
+__all__ = [
+    "PrimalAttention",
+    "PrimalScores",
+    "PrimalState",
+    "PrimalWeights",
+    "concat_scores",
+    "ksvd_objective",
+    "objective_from_energy",
+    "primal_attention",
+    "primal_kernel",
+    "primal_layer",
+    "primal_scores",
+    "primal_step",
+    "scores_energy",
+]

@@ -50,6 +50,7 @@ _FUSED_FROM = 256  # tokens; for fewer, multiplying the weights out costs more t
 
 @register_attention(
     "primal",
+    summary="kernel SVD scores of queries and keys",
     paper="Chen et al. 2023, Primal-Attention",
     equation="W_c [W_e|X^T phi(q); W_r|X^T phi(k)]",
     time="N p s",

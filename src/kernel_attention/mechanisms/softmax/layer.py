@@ -13,6 +13,7 @@ from kernel_attention.mechanisms.softmax.kernel import SoftmaxKernel
 
 @register_attention(
     "symmetric",
+    summary="softmax attention whose keys are its queries",
     paper="Teo & Nguyen 2024, kernel PCA",
     equation="softmax(q q^T / sqrt(p)) v",
     time="N^2 p",
@@ -21,6 +22,7 @@ from kernel_attention.mechanisms.softmax.kernel import SoftmaxKernel
 )
 @register_attention(
     "softmax",
+    summary="canonical attention, through PyTorch's fused kernel",
     paper="Vaswani et al. 2017",
     equation="softmax(q k^T / sqrt(p)) v",
     time="N^2 p",

@@ -14,6 +14,7 @@ from kernel_attention.mechanisms.sparse.kernel import SparseKernel
 
 @register_attention(
     "sparse",
+    summary="softmax over a strided or fixed pattern",
     paper="Child et al. 2019",
     equation="softmax over a pattern of positions of stride l",
     time="N (l + N/l) p",

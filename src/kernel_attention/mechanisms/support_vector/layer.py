@@ -44,6 +44,7 @@ _NO_CONVOLUTION = {"convolution": None, "kernel_size": None, "conv_weights": "sh
 
 @register_attention(
     "conv2d",
+    summary="queries and keys convolved over a token grid",
     paper=_PAPER,
     equation="the same over a grid of tokens",
     time="N^2 p",
@@ -53,6 +54,7 @@ _NO_CONVOLUTION = {"convolution": None, "kernel_size": None, "conv_weights": "sh
 )
 @register_attention(
     "conv1d",
+    summary="queries and keys convolved over time",
     paper=_PAPER,
     equation="softmax(conv(q) conv(k)^T / sqrt(p)) v",
     time="N^2 p",
@@ -61,6 +63,7 @@ _NO_CONVOLUTION = {"convolution": None, "kernel_size": None, "conv_weights": "sh
 )
 @register_attention(
     "batch_norm_scaled_heads",
+    summary="`batch_norm` and `scaled_heads` together",
     paper=_PAPER,
     equation="softmax((q - beta mu_f)(k_f - beta mu_f)^T / sqrt(p)) v_f",
     time="N^2 p / f",
@@ -70,6 +73,7 @@ _NO_CONVOLUTION = {"convolution": None, "kernel_size": None, "conv_weights": "sh
 )
 @register_attention(
     "scaled_heads",
+    summary="every head attends to a sequence pooled by its own factor",
     paper=_PAPER,
     equation="softmax(q k_f^T / sqrt(p)) v_f, k_f, v_f pooled by f",
     time="N^2 p / f",
@@ -79,6 +83,7 @@ _NO_CONVOLUTION = {"convolution": None, "kernel_size": None, "conv_weights": "sh
 )
 @register_attention(
     "batch_norm",
+    summary="queries and keys centred (and scaled) by the sequence's statistics",
     paper=_PAPER,
     equation="softmax((q - beta mu)(k - beta mu)^T / sqrt(p)) v",
     time="N^2 p",
