@@ -194,3 +194,31 @@ def test_the_committed_tables_and_names_are_those_that_make_tables_writes():
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout) == (0, ""), result.stdout + result.stderr
+
+
+def _exists(name: str) -> bool:
+    """Whether a dotted name is a module, or something in one; a module need not be importable here."""
+    folder, module, parts = ROOT / "src" / "kernel_attention", "kernel_attention", name.split(".")[1:]
+    while parts and ((folder / f"{parts[0]}.py").is_file() or (folder / parts[0] / "__init__.py").is_file()):
+        folder, module, parts = folder / parts[0], f"{module}.{parts[0]}", parts[1:]
+    if not parts:
+        return True
+    found = importlib.import_module(module)
+    for part in parts:
+        if not hasattr(found, part):
+            return part in getattr(found, "__annotations__", {})
+        found = getattr(found, part)
+    return True
+
+
+def test_dotted_names_of_the_package_exist():
+    """In pages, docstrings and comments. (The site's build checks the ``:::`` lines of the API pages.)"""
+    files = [*PAGES, *ROOT.glob("*.md"), *(ROOT / "src").rglob("*.py"), *(ROOT / "recipes").rglob("*.yaml")]
+    names: dict[str, str] = {}
+    for path in files:
+        text = re.sub(r"^:::.*$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        for name in re.findall(r"\bkernel_attention(?:\.[A-Za-z_]\w*)+", text):
+            names[name] = name_of(path)
+        for name in re.findall(r"\bka((?:\.[A-Za-z_]\w*)+)", text):
+            names[f"kernel_attention{name}"] = name_of(path)
+    assert {name: where for name, where in names.items() if not _exists(name)} == {}
