@@ -1,10 +1,9 @@
-"""Multilinear (KMLSVD) attention in the dual: the kernel tensor, its multilinear SVD, the scores. For short
-sequences.
+"""Multilinear (KMLSVD) attention in the dual, for short sequences: the kernel tensor, its SVD, the scores.
 
 Source: Verbeek, "3D Primal Attention", TU Delft 2025 (eq. 2-20, 2-23, 3-3 to 3-7), here for any order D >= 2.
 
 Legend: B batch, h heads, N tokens, p head width, M sampled tokens (N without sampling), R rank.
-Everything runs in float32 or better, autocast or not.
+Everything runs in float32 or better, also under autocast.
 """
 
 from __future__ import annotations
@@ -45,9 +44,7 @@ class _Reading(NamedTuple):
 
 
 class _Kernel:
-    """The kernel tensor of the sampled tokens, whole or in slices that are computed again whenever they are
-    read.
-    """
+    """The kernel tensor of the sampled tokens: whole, or in slices that every reader computes again."""
 
     def __init__(
         self, sequences: Sequence[Tensor], mask: Tensor | None, chunk_size: int | None, is_sample: bool
@@ -57,7 +54,7 @@ class _Kernel:
         self.shared = tuple(sequences)
         self.has_normalizer = is_sample or chunk_size is not None
         if self.has_normalizer:
-            # Of every i-slice, (B, h, M); for slices that run across, and for tokens outside the sample.
+            # Of every i-slice, (B, h, M). Slices along other modes and tokens outside the sample need it.
             reading = _Reading("normalizer", 0, self.order, mask, mask, has_normalizer=False)
             self.shared += (_over_slices(reading, chunk_size, sequences[0], *sequences),)
 
@@ -77,9 +74,7 @@ class _Kernel:
     def contract(
         self, mode: int, bases: Sequence[Tensor], tokens: Tensor | None, mask: Tensor | None
     ) -> Tensor:
-        """K_(n) (.. (x) U (x) ..), (B, h, n, R^(D - 1)), at the given tokens of this mode; None: the sampled
-        ones.
-        """
+        """K_(n) (.. (x) U (x) ..), (B, h, n, R^(D - 1)), at the given tokens; None: the sampled tokens."""
         if tokens is None:
             if self.whole is not None:
                 return project_modes(self.whole, bases, mode)
@@ -124,8 +119,10 @@ def _read(reading: _Reading, start: int, stop: int, tokens: Tensor, *shared: Ten
 
 
 class _Slices(torch.autograd.Function):
-    """Nothing outlives its slice but the result: a graph for each would lie between the blocks of memory that
-    the slices free, and keep the allocator from using them again.
+    """Only the result outlives a slice.
+
+    Graphs that outlive their slices would lie between the freed blocks of memory, and the allocator could not
+    use these blocks again.
     """
 
     @staticmethod
@@ -175,14 +172,14 @@ def dual_multilinear_scores(
     """E_n = K_(n) (U_D (x) .. without U_n .. (x) U_1) S_(n)^T (eq. 2-23) from K's truncated multilinear SVD.
 
     U_n are the leading left singular vectors of K_(n), from its Gram matrix, with deterministic signs; S is K
-    projected on them. Columns past N are zero. With ``samples`` the SVD is that of the sampled tokens' kernel
-    tensor, and every token is scored against it (the mode in question reads all tokens, the others the
-    sample): the full form where M = N.
+    projected on them. Columns past N are zero. With ``samples``, the SVD is that of the sampled tokens'
+    kernel tensor. Every token is scored against it: mode n reads all tokens, the other modes the sample. This
+    is the full form where M = N.
 
     Args:
         sequences: queries, keys, fibers of all tokens, (B, h, N, p) each.
         rank: R of every mode.
-        samples: the same of the sampled tokens, (B, h, M, p); None: all tokens.
+        samples: the same for the sampled tokens, (B, h, M, p); None: all tokens.
         attention_mask: (B, N), True = real token.
         sample_mask: (B, M), True = real token; needed with ``samples`` where a sequence has fewer than M.
         chunk_size: tokens of a slice of K held at once; None: all of K, B h N M^(D - 1) numbers.
