@@ -1,4 +1,4 @@
-"""Multilinear (KMLSVD) attention as a layer, in the dual: for short sequences."""
+"""Multilinear (KMLSVD) attention in the dual as a layer, for short sequences."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from kernel_attention.core.layer import require_positive
 from kernel_attention.core.registry import register_attention
 from kernel_attention.errors import InputError
+from kernel_attention.mechanisms.multilinear.base_layer import ReadsModes
 from kernel_attention.mechanisms.multilinear.dual_functional import dual_multilinear_scores
-from kernel_attention.mechanisms.multilinear.modes import ReadsModes
 from kernel_attention.tensors.sampling import sample_rows
 from kernel_attention.tensors.statistics import accumulation_dtype
 
@@ -24,13 +24,13 @@ _GIB = 2**30
     memory="N^D",
 )
 class DualMultilinearAttention(ReadsModes):
-    """Multi-head multilinear attention of order D in the dual (Verbeek, TU Delft 2025): O(N^D), for short
-    sequences.
+    """Multi-head multilinear attention of order D in the dual (Verbeek, TU Delft 2025), for short sequences.
 
-    The kernel tensor K = cubemax(sum of q k f / p) of every sequence and head is formed and decomposed, E_n =
-    K_(n) (U (x) U) S_(n)^T, and ``concat`` joins the D R scores of a token into the head's output. The
-    decomposition is recomputed in every forward and gradients flow through it; nothing of it is learnt. There
-    is no causal form: the singular vectors of the whole sequence enter every token.
+    The kernel tensor K = cubemax(sum of q k f / p) of every sequence and head is formed and decomposed. The
+    scores are E_n = K_(n) (U (x) U) S_(n)^T, and ``concat`` joins the D R scores of a token into the head's
+    output. Every forward recomputes the decomposition, and gradients flow through it; nothing of it is
+    learnt. There is no causal form, because every token depends on singular vectors of the whole sequence.
+    Time and memory are O(N^D).
 
     Args:
         embed_dim: model width d.
@@ -72,13 +72,13 @@ class DualMultilinearAttention(ReadsModes):
     def attend(
         self, x: Tensor, context: Tensor | None, attention_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
-        """See ``AttentionLayer``."""
+        """Join the scores of every token by ``concat`` and project them, (B, N, d)."""
         scores = torch.cat(self.scores(x, attention_mask=attention_mask), dim=-1)
         return self.out_proj(self.merge_heads(self.concat(scores)))
 
     def why_not_causal(self) -> str | None:
-        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
-        return "singular vectors of the whole sequence enter every token; use 'multilinear', the primal form"
+        """There is no causal form, because the decomposition reads the whole sequence."""
+        return "every token reads singular vectors of the whole sequence; use 'multilinear', the primal form"
 
     def scores(self, x: Tensor, *, attention_mask: Tensor | None = None) -> tuple[Tensor, ...]:
         """E_1..E_D of every token, each (B, h, N, R); arguments as in the layer's call.
@@ -141,9 +141,7 @@ def check_kernel_size(
     memory_limit: float,
     advice: str,
 ) -> None:
-    """InputError where a kernel tensor of ``matrices`` x rows x others^(order - 1) numbers exceeds the limit
-    in GiB.
-    """
+    """InputError where matrices x rows x others^(order - 1) numbers exceed ``memory_limit`` (GiB)."""
     size = matrices * rows * others ** (order - 1) * bytes_each
     if size > memory_limit * _GIB:
         raise InputError(

@@ -1,6 +1,4 @@
-"""Parts that the data-dependent and the multilinear layers share: the rows sampled from a sequence, the
-projections that their modes read, and their initial weights.
-"""
+"""What the multilinear layers share: the projections of their modes, and their initial weights."""
 
 from __future__ import annotations
 
@@ -56,7 +54,7 @@ class ReadsModes(AttentionLayer):
     def named_scores(
         self, x: Tensor, *, attention_mask: Tensor | None = None, is_causal: bool = False
     ) -> dict[str, Tensor]:
-        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
+        """The scores of mode n under the name n, counted from 1."""
         found = self.scores(x, attention_mask=attention_mask)
         return {str(n + 1): score for n, score in enumerate(found)}
 
