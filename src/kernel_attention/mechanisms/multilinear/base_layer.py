@@ -1,4 +1,6 @@
-"""What the multilinear layers share: the projections of their modes, and their initial weights."""
+"""Parts that the data-dependent and the multilinear layers share: the rows sampled from a sequence, the
+projections that their modes read, and their initial weights.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,7 @@ class ReadsModes(AttentionLayer):
     def named_scores(
         self, x: Tensor, *, attention_mask: Tensor | None = None, is_causal: bool = False
     ) -> dict[str, Tensor]:
-        """The scores of mode n under the name n, counted from 1."""
+        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
         found = self.scores(x, attention_mask=attention_mask)
         return {str(n + 1): score for n, score in enumerate(found)}
 

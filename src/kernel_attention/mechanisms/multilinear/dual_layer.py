@@ -1,4 +1,4 @@
-"""Multilinear (KMLSVD) attention in the dual as a layer, for short sequences."""
+"""Multilinear (KMLSVD) attention as a layer, in the dual: for short sequences."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _GIB = 2**30
     memory="N^D",
 )
 class DualMultilinearAttention(ReadsModes):
-    """Multi-head multilinear attention of order D in the dual (Verbeek, TU Delft 2025), for short sequences.
+    """Multi-head multilinear attention of order D in the dual (Verbeek, TU Delft 2025): O(N^D), for short
+    sequences.
 
-    The kernel tensor K = cubemax(sum of q k f / p) of every sequence and head is formed and decomposed. The
-    scores are E_n = K_(n) (U (x) U) S_(n)^T, and ``concat`` joins the D R scores of a token into the head's
-    output. Every forward recomputes the decomposition, and gradients flow through it; nothing of it is
-    learnt. There is no causal form, because every token depends on singular vectors of the whole sequence.
-    Time and memory are O(N^D).
+    The kernel tensor K = cubemax(sum of q k f / p) of every sequence and head is formed and decomposed, E_n =
+    K_(n) (U (x) U) S_(n)^T, and ``concat`` joins the D R scores of a token into the head's output. The
+    decomposition is recomputed in every forward and gradients flow through it; nothing of it is learnt. There
+    is no causal form: the singular vectors of the whole sequence enter every token.
 
     Args:
         embed_dim: model width d.
@@ -72,13 +72,13 @@ class DualMultilinearAttention(ReadsModes):
     def attend(
         self, x: Tensor, context: Tensor | None, attention_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
-        """Join the scores of every token by ``concat`` and project them, (B, N, d)."""
+        """See ``AttentionLayer``."""
         scores = torch.cat(self.scores(x, attention_mask=attention_mask), dim=-1)
         return self.out_proj(self.merge_heads(self.concat(scores)))
 
     def why_not_causal(self) -> str | None:
-        """There is no causal form, because the decomposition reads the whole sequence."""
-        return "every token reads singular vectors of the whole sequence; use 'multilinear', the primal form"
+        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
+        return "singular vectors of the whole sequence enter every token; use 'multilinear', the primal form"
 
     def scores(self, x: Tensor, *, attention_mask: Tensor | None = None) -> tuple[Tensor, ...]:
         """E_1..E_D of every token, each (B, h, N, R); arguments as in the layer's call.
@@ -141,7 +141,9 @@ def check_kernel_size(
     memory_limit: float,
     advice: str,
 ) -> None:
-    """InputError where matrices x rows x others^(order - 1) numbers exceed ``memory_limit`` (GiB)."""
+    """InputError where a kernel tensor of ``matrices`` x rows x others^(order - 1) numbers exceeds the limit
+    in GiB.
+    """
     size = matrices * rows * others ** (order - 1) * bytes_each
     if size > memory_limit * _GIB:
         raise InputError(

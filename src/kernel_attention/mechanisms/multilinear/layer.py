@@ -1,4 +1,4 @@
-"""Multilinear (KMLSVD) attention in the primal as a layer."""
+"""Multilinear (KMLSVD) attention as a layer, in the primal."""
 
 from __future__ import annotations
 
@@ -46,30 +46,31 @@ _CORES = ("none", "cost", "mlsvd")
     mixes_tokens="data-dependent variant; otherwise through the sequence's norm alone",
 )
 class MultilinearAttention(ReadsModes, PenalizedAttention):
-    """Multi-head multilinear attention of order D in the primal (Verbeek, TU Delft 2025), linear in N.
+    """Multi-head multilinear attention of order D in the primal (Verbeek, TU Delft 2025): linear in the
+    sequence.
 
     Queries, keys and D - 2 fibers are the modes of a kernel tensor that is never formed. Each token gets R
-    scores per mode, E_1 = Phi_1 C_(1) (W_3 (x) W_2) S_(1)^T and so on, and ``concat`` joins them into the
-    head's output. The factors to the right of Phi_n do not depend on the sequence and are contracted once per
-    forward. Tokens mix in the data-dependent variant only, apart from the norm of the sequence by which the
-    ``frobenius`` map divides.
+    scores per mode, E_1 = Phi_1 C_(1) (W_3 (x) W_2) S_(1)^T and so on, joined by ``concat`` into the head's
+    output. The factors to the right of Phi_n do not depend on the sequence and are contracted once per
+    forward. Tokens mix in the data-dependent variant only, apart from the norm that the ``frobenius`` map
+    takes over the sequence.
 
     Args:
         embed_dim: model width d.
         num_heads: number of heads h; divides d.
         order: number of modes D, from 2 to 16.
-        rank: R, of every mode; None: the head width p. The thesis requires R <= p.
-        variant: the form of C: "standard" (superdiagonal identity), "learnable" (the whole tensor, h p^D
+        rank: R, of every mode; None: the head width p. The thesis asks R <= p.
+        variant: what C is: "standard" (superdiagonal identity), "learnable" (the whole tensor, h p^D
             numbers), "learnable_diagonal" (its superdiagonal), "data_dependent" (the tensorised sequence: M
             sampled rows).
-        core: how S stays the core of a multilinear SVD: "none", "cost" (J_S is added to the loss) or "mlsvd"
-            (every forward replaces S by the core of its own multilinear SVD).
+        core: how S is kept a multilinear SVD's core: "none", "cost" (J_S is added to the loss) or "mlsvd" (S
+            is replaced by the core of its own multilinear SVD in every forward).
         feature_map: phi: a name, ``{name: options}`` or a callable; see
-            ``kernel_attention.features.get_feature_map``.
+            `kernel_attention.features.get_feature_map`.
         eta: weight of J in ``auxiliary_loss`` (eta_1 of the thesis).
         eta_core: weight of J_S (eta_2); above 0 exactly where ``core="cost"``.
-        objective_power: 2 adds eta J^2; 1 adds eta J as the thesis prints it, which is unbounded below, so
-            that training diverges.
+        objective_power: 2 adds eta J^2; 1 adds eta J as the thesis prints it, which is unbounded below and
+            runs away.
         objective_form: "sum" over the tokens (thesis) or "mean" (features over sqrt(N)). Feature maps that do
             not normalise over the sequence need "mean", because ||K||^2 grows with N^D.
         rank_multiplier: rows sampled per rank by the data-dependent variant, M = R * rank_multiplier.
@@ -77,7 +78,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
             which needs it.
         bias: whether the projections have biases.
         impl: "plain", the formulas; "fused", everything a token meets in one product, see
-            ``kernel_attention.mechanisms.multilinear.fused``; "auto", fused where it exists and is faster.
+            ``kernel_attention.mechanisms.multilinear.fused``; "auto", fused where it exists and wins.
 
     Attributes:
         q_proj, k_proj, f_proj: to queries, keys and the D - 2 fibers, one map of width (D - 2) d or None.
@@ -140,7 +141,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
             )
         weight_rows = self.num_rows if variant == "data_dependent" else width
         learnt = width**order if variant == "learnable" else 0
-        # The factors contract every row of W with the core in all modes but one.
+        # While the factors are made, every row of W meets the core in all modes but one.
         met = weight_rows * rank ** (order - 1)
         require_parameters(
             f"MultilinearAttention: order={order} with rank={rank}, {weight_rows} rows of w and "
@@ -179,7 +180,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
             )
         if self.impl != "auto" or self.sequence_group is not None:
             return self.impl != "plain"
-        # For fewer tokens, multiplying the weights out costs more than it saves.
+        # Below, multiplying the weights out costs more than it saves.
         return exists and x.size(1) >= 2 * self.embed_dim
 
     def _one_product(
@@ -202,7 +203,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
         )
 
     def _rows(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """f(X) of the whole sequence, sharded or not, before the heads are split, (B, M', d)."""
+        """f(X) before the heads are split, (B, M', d), of the whole sequence even where it is sharded."""
         if self.sequence_group is None:
             return sample_rows(x, self.num_rows, mask)
         before, total = self.sequence_group.places(num_real(x, mask))
@@ -222,7 +223,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
         return self._modes(x, self.factors()[1], attention_mask, is_causal, False).scores()
 
     def why_not_causal(self) -> str | None:
-        """A reason for ``impl="fused"``, and for the data-dependent variant without ``max_len``."""
+        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
         if self.impl == "fused":
             return "impl='fused' has no causal form: use impl='auto' or 'plain'"
         if self.variant == "data_dependent" and self.max_len is None:
@@ -232,14 +233,14 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
         return None
 
     def start_decoding(self, batch_size: int) -> MultilinearState:
-        """The factors to the right of Phi_n, and empty sums."""
+        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
         data_dependent = self.variant == "data_dependent"
         return multilinear_start(
             self.factors()[1], batch_size, self.head_dim, data_dependent, self.feature_map
         )
 
     def decode_token(self, x: Tensor, state: MultilinearState) -> tuple[Tensor, MultilinearState]:
-        """The token's scores, joined and projected; the state with its row where it lies on the grid."""
+        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
         row, index = None, None
         if self.variant == "data_dependent":
             row = self.split_heads(x)
@@ -250,7 +251,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
         return self.out_proj(self.merge_heads(self.concat(torch.cat(scores, dim=-1)))), state
 
     def read_prompt(self, x: Tensor, lengths: Tensor | None) -> MultilinearState:
-        """The sums over the prompt, computed in parallel."""
+        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
         return multilinear_read(
             self.sequences(x),
             self.factors()[1],
@@ -264,7 +265,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
     def kernel_tensor(self, x: Tensor, *, attention_mask: Tensor | None = None) -> Tensor | None:
         """C x_1 Phi_1 .. x_D Phi_D, (B, h, N, .., N), zero at padded tokens; for analysis.
 
-        None where C comes from the sequence.
+        None where C is made of the sequence.
         """
         if self.variant == "data_dependent":
             return None
@@ -284,7 +285,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
         return penalty + self.eta * (self.objective if bare else self.squared_objective(self.objective))
 
     def factors(self) -> tuple[Tensor, list[Tensor]]:
-        """The core in use, (h, R, .., R), and the D factors to the right of Phi_n, (h, M, R) each."""
+        """The core in use, (h, R, .., R), and the factors right of Phi_n, D times (h, M, R)."""
         core = mlsvd_core(self.core) if self.core_treatment == "mlsvd" else self.core
         return core, multilinear_factors(self.w.unbind(), core, self.compatibility)
 

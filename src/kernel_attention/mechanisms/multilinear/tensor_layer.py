@@ -1,4 +1,4 @@
-"""Tensor attention without KMLSVD as a layer, for short sequences."""
+"""Tensor attention without KMLSVD as a layer: for short sequences."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ from kernel_attention.tensors.statistics import accumulation_dtype
     memory="N^D",
 )
 class TensorAttention(ReadsModes):
-    """Attention by a kernel tensor of order D and learnt factors (Verbeek, TU Delft 2025, section 4-2-4).
+    """Multi-head attention with a kernel tensor of order D and learnt factors (Verbeek, TU Delft 2025,
+    section 4-2-4).
 
-    The kernel tensor is the cubemax tensor of the dual form. Parameters replace its singular vectors and its
-    core. They belong to positions, hence ``max_len``; a shorter sequence uses the first of them, its real
-    tokens counted from 0 whatever the padding. There is no causal form, because a slice's softmax and every
-    score read the whole sequence. Time and memory are O(N^D): it is for short sequences.
+    The cubemax kernel tensor of the dual form, with parameters instead of its singular vectors and core. The
+    parameters belong to positions, hence ``max_len``; a shorter sequence uses the first of them, its real
+    tokens counted from 0 whatever the padding. O(N^D), for short sequences; no causal form, since a slice's
+    softmax and every score read the whole sequence.
 
     Args:
         embed_dim: model width d.
@@ -93,12 +94,12 @@ class TensorAttention(ReadsModes):
     def attend(
         self, x: Tensor, context: Tensor | None, attention_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
-        """Join the scores of every token by ``concat`` and project them, (B, N, d)."""
+        """See ``AttentionLayer``."""
         scores = torch.cat(self.scores(x, attention_mask=attention_mask), dim=-1)
         return self.out_proj(self.merge_heads(self.concat(scores)))
 
     def why_not_causal(self) -> str | None:
-        """There is no causal form: a slice's softmax reads the whole sequence."""
+        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
         return "every score reads the whole sequence"
 
     def scores(self, x: Tensor, *, attention_mask: Tensor | None = None) -> tuple[Tensor, ...]:

@@ -56,18 +56,18 @@ _FUSED_FROM = 256  # tokens; for fewer, multiplying the weights out costs more t
     mixes_tokens="data-dependent or causal forms only",
 )
 class PrimalAttention(PenalizedAttention):
-    """Multi-head Primal-Attention (Chen, Tao, Tonin, Suykens, NeurIPS 2023), linear in N: O(N p s) time.
+    """Multi-head Primal-Attention (Chen, Tao, Tonin, Suykens, NeurIPS 2023): O(N p s) time, linear in the
+    sequence.
 
-    The scores are e_i = W_{e|X}^T phi(q_i) and r_i = W_{r|X}^T phi(k_i); ``concat`` joins them into the
-    head's output. With ``data_dependent=True`` the weights are W_{e|X} = f(X)^T W_e, where f(X) are rows of
-    the layer's own input, evenly spaced over its real tokens; these rows mix the tokens. With
-    ``data_dependent=False`` the non-causal layer mixes no tokens.
+    e_i = W_{e|X}^T phi(q_i) and r_i = W_{r|X}^T phi(k_i), joined by ``concat`` into the head's output. With
+    ``data_dependent=True`` the weights are W_{e|X} = f(X)^T W_e, f(X) being rows of the layer's own input,
+    evenly spaced over its real tokens; these rows are what mixes the tokens. With ``data_dependent=False``
+    the non-causal layer mixes none.
 
     Args:
         embed_dim: model width d.
         num_heads: number of heads h; divides d.
-        rank: number of projection directions s per head. The paper requires s <= N; its own recipes exceed
-            it.
+        rank: number of projection directions s per head. The paper asks s <= N; its own recipes exceed it.
         eta: weight of J^2 in ``auxiliary_loss``. ``sqrt_lambda`` (h, s) exists only where eta > 0.
         data_dependent: whether the projection weights depend on the sequence.
         rank_multiplier: rows sampled per direction, M = rank * rank_multiplier.
@@ -85,7 +85,7 @@ class PrimalAttention(PenalizedAttention):
         bias: whether the projections have biases.
         impl: "plain", the formulas; "fused", one pass over the tokens without stored scores, see
             ``kernel_attention.mechanisms.primal.fused``; "triton", the same in kernels for GPUs; "auto",
-            fused on CPU where it exists, is faster and nothing traces the layer, plain elsewhere.
+            fused on CPU where it exists and wins and nothing traces the layer, plain elsewhere.
 
     Attributes:
         w_e: (h, M, s), or (h, p, s) where data-independent.
@@ -261,7 +261,7 @@ class PrimalAttention(PenalizedAttention):
     def named_scores(
         self, x: Tensor, *, attention_mask: Tensor | None = None, is_causal: bool = False
     ) -> dict[str, Tensor]:
-        """The scores under the names "e" and "r"."""
+        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
         return self.scores(x, attention_mask=attention_mask, is_causal=is_causal)._asdict()
 
     def penalty(self) -> Tensor | None:
@@ -269,13 +269,15 @@ class PrimalAttention(PenalizedAttention):
         return None if self.objective is None else self.eta * self.squared_objective(self.objective).mean()
 
     def kernel_matrix(self, x: Tensor, *, attention_mask: Tensor | None = None) -> Tensor:
-        """The kernel whose singular vectors the layer learns (theorem 3.2), (B, h, N, N); O(N^2)."""
+        """The kernel whose singular vectors the layer learns (theorem 3.2), (B, h, N, N); for analysis,
+        O(N^2).
+        """
         rows = self._sample(x, attention_mask, False)[0] if self.data_dependent else None
         q, k = self.split_heads(self.q_proj(x)), self.split_heads(self.k_proj(x))
         return primal_kernel(q, k, rows=rows, feature_map=self.feature_map, attention_mask=attention_mask)
 
     def why_not_causal(self) -> str | None:
-        """A reason for the data-dependent form without ``max_len``, or in the one-pass forms."""
+        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
         if self.data_dependent and self.impl in ("fused", "triton"):
             return f"impl={self.impl!r} has no data-dependent causal form: use impl='auto' or 'plain'"
         if self.data_dependent and self.max_len is None:
@@ -285,11 +287,11 @@ class PrimalAttention(PenalizedAttention):
         return None
 
     def start_decoding(self, batch_size: int) -> PrimalState:
-        """Empty sums, and no sampled rows."""
+        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
         return primal_start(self.w_e, batch_size, self.head_dim, self.data_dependent, self.feature_map)
 
     def decode_token(self, x: Tensor, state: PrimalState) -> tuple[Tensor, PrimalState]:
-        """The token's scores, joined and projected; the state with its row where it lies on the grid."""
+        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
         row, index = None, None
         if self.data_dependent:
             row = self.split_heads(x)
@@ -308,7 +310,7 @@ class PrimalAttention(PenalizedAttention):
         return self.output(scores), state
 
     def read_prompt(self, x: Tensor, lengths: Tensor | None) -> PrimalState:
-        """The sums over the prompt, computed in parallel."""
+        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
         return primal_read(
             self.split_heads(self.q_proj(x)),
             self.split_heads(self.k_proj(x)),
@@ -323,14 +325,16 @@ class PrimalAttention(PenalizedAttention):
         )
 
     def output(self, scores: PrimalScores) -> Tensor:
-        """Join the scores of the heads: (B, h, N, s) each -> (B, N, d)."""
+        """The scores of the heads joined: (B, h, N, s) each -> (B, N, d)."""
         joined = concat_scores(scores, self.concat.weight, self.concat.bias)
         return self.out_proj(self.merge_heads(joined))
 
     def _sample(
         self, x: Tensor, attention_mask: Tensor | None, is_causal: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Rows f(X) of the layer's input in the heads' slices, (B, h, M', p), and their grid where causal."""
+        """f(X): rows of the layer's input in the heads' own slices, (B, h, M', p), and their grid where
+        causal.
+        """
         rows, grid = sampled_rows(x, self.num_rows, self.max_len, attention_mask, is_causal)
         return self.split_heads(rows), grid
 
@@ -357,7 +361,7 @@ def _orthogonal(num_heads: int, num_rows: int, rank: int, init: str) -> Tensor:
 @functools.cache
 def _note_rank(rank: int, max_len: int) -> None:
     _log.info(
-        "rank=%d exceeds max_len=%d: the paper requires rank <= N, its released recipes do not keep to it",
+        "rank=%d exceeds max_len=%d: the paper asks rank <= N, its released recipes do not keep to it",
         rank,
         max_len,
     )
