@@ -1,22 +1,22 @@
 """Fused softmax attention whose gradients hold at logits of any size.
 
-PyTorch's fused kernel on CPU keeps lse_i = logsumexp_j(S_ij) and forms the weights of the backward pass anew,
-P_ij = exp(S_ij - lse_i). S_ij is computed by another order of additions then, and differs from the logit that
-entered lse_i by a rounding of the size of u L, where u is the unit roundoff and L bounds the logits:
-|q_i . k_j| / sqrt(p) <= L = max_i ||q_i|| max_j ||k_j|| / sqrt(p). The weights are off by the factor
-exp(u L), up to a constant before u L. In float32 that is harmless at L = 1e3 and infinite at L = 1e10.
+PyTorch's fused kernel on CPU keeps lse_i = logsumexp_j(S_ij). The backward pass forms the weights again,
+P_ij = exp(S_ij - lse_i). It computes S_ij by another order of additions, so S_ij differs from the logit that
+entered lse_i by a rounding error of the size of u L. Here u is the unit roundoff and L bounds the logits:
+|q_i . k_j| / sqrt(p) <= L = max_i ||q_i|| max_j ||k_j|| / sqrt(p). The weights are then wrong by the factor
+exp(c u L) with a constant c. In float32 that factor is harmless at L = 1e3 and infinite at L = 1e10.
 
-A softmax that is formed from its own logits has no such factor: its rows sum to 1 whatever the logits'
-rounding. So the backward pass looks at L. Up to L = 1 / sqrt(eps), where the fused kernel's error u L is
-below sqrt(eps), it is the fused kernel. Above, the weights are formed by the softmax of a slice of queries at
-a time, in memory that does not grow with N^2, and in float64: there the products of float32 numbers are
-exact, so that two keys tie where q and k say so, not where float32 cannot tell 1e9 from 1e9 + 30.
+A softmax of its own logits has no such factor: its rows sum to 1 whatever the rounding of the logits. So the
+backward pass looks at L. Up to L = 1 / sqrt(eps), the error u L is below sqrt(eps), and the backward pass is
+the fused kernel's. Above, it forms the weights by a softmax, for a slice of queries at a time, so that the
+memory does not grow with N^2. It does this in float64, where the products of float32 numbers are exact: two
+keys then tie where q and k say so, and not where float32 cannot tell 1e9 from 1e9 + 30.
 
-The forward pass is the fused kernel in either case. Its running maximum makes it safe, and what is computed
-from the past must not depend on the size of the future.
+The forward pass is the fused kernel in both cases. Its running maximum makes it safe, and the outputs of
+past tokens must not depend on the size of future ones.
 
-The decision is made inside an operator, which compilers do not look into. A gradient that is to be
-differentiated again is that of the formula, in float64 too, and holds all the weights.
+The decision is made inside an operator, where compilers do not look. Where the gradient itself is
+differentiated, it comes from the formula, in float64 too, which holds all the weights.
 
 PyTorch's kernel and its backward pass have no public names. Where a release does not have them as they are
 called here, everything is ``scaled_dot_product_attention``.
@@ -40,7 +40,7 @@ from kernel_attention.tensors.recompute import (
 )
 from kernel_attention.tensors.statistics import accumulation_dtype
 
-_SLICE = 2**22  # weights held at a time where the backward pass forms them
+_SLICE = 2**22  # the number of weights that the backward pass holds at a time
 
 _FORWARD = "query key value dropout_p is_causal attn_mask scale"
 _BACKWARD = "grad_out query key value out logsumexp dropout_p is_causal attn_mask scale"
@@ -69,12 +69,11 @@ def fused_attention(
     dropout_p: float = 0.0,
     scale: float | None = None,
 ) -> Tensor:
-    """softmax(scale q k^T) v through PyTorch's fused kernels, with gradients that hold at large logits.
+    """softmax(scale q k^T) v through PyTorch's fused kernels, with correct gradients at large logits.
 
-    Without a gradient, and where PyTorch takes no fused kernel of the CPU, this is
-    ``torch.nn.functional.scaled_dot_product_attention`` itself: with dropout, with values of another
-    width, in programs that are exported, under the transforms of torch.func, on GPUs. It can be
-    differentiated any number of times.
+    This is ``torch.nn.functional.scaled_dot_product_attention`` itself where no gradient is wanted, and where
+    PyTorch uses no fused kernel of the CPU: with dropout, with values of another width, in exported programs,
+    under the transforms of torch.func, and on GPUs. It can be differentiated any number of times.
 
     Args:
         q: queries, (B, h, N, p).
@@ -99,7 +98,7 @@ def fused_attention(
 
 
 def _is_ours(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> bool:
-    """Whether a gradient is wanted of what PyTorch gives to its fused kernel for CPUs."""
+    """Whether a gradient is wanted and PyTorch would use its fused kernel for CPUs."""
     return (
         _EXISTS
         and torch.is_grad_enabled()
@@ -113,13 +112,13 @@ def _is_ours(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> bool:
 
 
 def _may_be_fused() -> bool:
-    """Whether neither sdpa_kernel nor a transform of torch.func, which need the formula, forbids it."""
+    """Whether no sdpa_kernel context and no transform of torch.func asks for the formula instead."""
     # The switch of sdpa_kernel, for CPUs too.
     return torch.backends.cuda.flash_sdp_enabled() and not is_transformed()
 
 
 def _additive(mask: Tensor | None, q: Tensor) -> Tensor | None:
-    """The mask as what is added to the logits, four-dimensional: 0 where seen and -inf elsewhere."""
+    """The mask as a four-dimensional term of the logits: 0 where a key is seen and -inf elsewhere."""
     if mask is None:
         return None
     return (
@@ -144,7 +143,7 @@ def _attention_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, mask: Tensor | None,
     is_causal: bool, scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients by q, k and v."""
+    """The gradients with respect to q, k and v."""
     if _largest_logit(q, k, scale) <= torch.finfo(accumulation_dtype(q.dtype)).eps ** -0.5:
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             grad, q, k, v, out, lse, 0.0, is_causal, attn_mask=mask, scale=scale
@@ -162,7 +161,7 @@ def _largest_logit(q: Tensor, k: Tensor, scale: float) -> float:
 def _by_slices(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients by q, k and v with the weights of a slice of queries at a time, in float64."""
+    """The gradients with respect to q, k and v, from a slice of queries at a time, in float64."""
     dtype = torch.float64
     keys, values = k.to(dtype), v.to(dtype)
     grad_q, grad_k, grad_v = _like(q), torch.zeros_like(keys), torch.zeros_like(values)
@@ -197,7 +196,7 @@ def _weights(queries: Tensor, keys: Tensor, mask: Tensor | None, is_causal: bool
 
 
 def _like(x: Tensor) -> Tensor:
-    """(B, h, N, p) laid out as the fused kernel lays its gradients out, token by token."""
+    """An empty (B, h, N, p) in the layout of the fused kernel's gradients, token by token."""
     return torch.empty_permuted(x.shape, (0, 2, 1, 3), dtype=x.dtype, device=x.device)
 
 

@@ -1,4 +1,4 @@
-"""Where backward passes written by hand may run, and gradients of theirs that can be differentiated again."""
+"""Where hand-written backward passes may run, and how their gradients can be differentiated again."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch.autograd import forward_ad
 
 
 def is_traced() -> bool:
-    """Whether torch.compile, torch.export, torch.func or forward-mode differentiation traces what runs.
+    """Whether torch.compile, torch.export, torch.func or forward-mode differentiation traces the call.
 
-    Forms with a backward pass written by hand are for eager calls; the compiler fuses the formulas itself.
+    Forms with a hand-written backward pass are for eager calls; the compiler fuses the formulas itself.
     """
     return torch.compiler.is_compiling() or is_transformed() or forward_ad._current_level >= 0
 
@@ -30,11 +30,11 @@ def is_transformed() -> bool:
 def differentiable_leaves(inputs: Sequence[Tensor | None], needed: Sequence[bool]) -> list[Any]:
     """The saved inputs of a forward pass, for computing it again inside a backward pass.
 
-    A backward pass written by hand is not differentiable itself. Where its own gradient is wanted (gradients
-    are enabled in it then), the outputs are computed again from these leaves by differentiable operations
-    alone, and ``differentiable_gradients`` goes back through them.
+    A hand-written backward pass is not differentiable. So where gradients are enabled in it, the outputs are
+    computed again from these leaves by differentiable operations, and ``differentiable_gradients`` keeps the
+    graph of their gradients.
     """
-    # One input may have been computed from another: a view is a node of its own, where the way back ends.
+    # One input may depend on another. A view is a node of its own, where differentiation stops.
     return [x.view_as(x) if x is not None and want else x for x, want in zip(inputs, needed, strict=True)]
 
 
@@ -44,13 +44,13 @@ def differentiable_gradients(
     needed: Sequence[bool],
     grads: Sequence[Tensor | None],
 ) -> list[Tensor | None]:
-    """What a backward pass returns, with the graph of its own gradient, by automatic differentiation.
+    """The gradients of ``leaves`` by automatic differentiation, with a graph of their own.
 
     Args:
-        outputs: of the forward pass, computed again from ``leaves``.
+        outputs: the outputs of the forward pass, computed again from ``leaves``.
         leaves: from ``differentiable_leaves``.
         needed: which of the leaves want a gradient.
-        grads: of the outputs; None where one is not used.
+        grads: the gradients of the outputs; None for an output that is not used.
 
     Returns:
         A gradient for each of ``leaves``, None where it is not needed.

@@ -14,8 +14,8 @@ from kernel_attention.mechanisms.multilinear.functional import (
     multilinear_modes,
     multilinear_scores,
 )
+from kernel_attention.mechanisms.multilinear.fused import multilinear_layer
 from kernel_attention.mechanisms.multilinear.objective import core_penalty, kmlsvd_objective
-from kernel_attention.mechanisms.multilinear.one_pass import multilinear_layer
 from kernel_attention.mechanisms.multilinear.tensor_functional import tensor_scores
 
 __all__ = [

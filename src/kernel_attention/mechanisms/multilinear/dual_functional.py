@@ -8,15 +8,39 @@ Everything runs in float32 or better, also under autocast.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
 
-from kernel_attention.mechanisms.multilinear.dual_slices import joined_slices, summed_slices
 from kernel_attention.tensors.kernel_tensors import cubemax_kernel, masked_logits
+from kernel_attention.tensors.recompute import is_traced
 from kernel_attention.tensors.statistics import accumulation_dtype
 from kernel_attention.tensors.unfoldings import fold, leading_eigenvectors, mode_gram, project_modes, unfold
+
+
+class _Reading(NamedTuple):
+    """What is read off the kernel tensor at tokens of one mode, the other modes standing at the sample.
+
+    * "normalizer": the logarithm of what the softmax of every i-slice divides by, (B, h, n); ``mode`` is 0.
+    * "gram": K_(m) K_(m)^T for m = ``gram_mode``, (B, h, M, M). It is a sum over the tokens.
+    * "contraction": K_(n) (.. (x) U (x) ..) for n = ``mode``, (B, h, n, R^(D - 1)).
+
+    The tensors that go with it are the tokens, the sample's D sequences, the normalizer where
+    ``has_normalizer``, and for a contraction the D bases U.
+    """
+
+    wanted: Literal["normalizer", "gram", "contraction"]
+    mode: int
+    order: int
+    mask: Tensor | None  # of the tokens, (B, N)
+    sample_mask: Tensor | None  # (B, M)
+    has_normalizer: bool = True
+    gram_mode: int = 0
 
 
 class _Kernel:
@@ -25,44 +49,27 @@ class _Kernel:
     def __init__(
         self, sequences: Sequence[Tensor], mask: Tensor | None, chunk_size: int | None, is_sample: bool
     ) -> None:
-        self.sequences, self.mask, self.chunk_size, self.order = sequences, mask, chunk_size, len(sequences)
+        self.mask, self.chunk_size, self.order = mask, chunk_size, len(sequences)
         self.whole = cubemax_kernel(sequences, [mask] * self.order) if chunk_size is None else None
-        # Of every i-slice, (B, h, M). Slices along other modes and tokens outside the sample need it.
-        self.log_normalizer: Tensor | None = None
-        if is_sample or chunk_size is not None:
-            self.log_normalizer = self._over(self._slice_normalizer, sequences[0], mask)
-
-    def _slice_normalizer(self, queries: Tensor, mask: Tensor | None, *shared: Tensor) -> Tensor:
-        logits = masked_logits([queries, *shared[1:]], [mask] + [self.mask] * (self.order - 1))
-        return logits.flatten(3).logsumexp(dim=-1)
-
-    def _block(self, mode: int, tokens: Tensor, mask: Tensor | None, *shared: Tensor) -> Tensor:
-        """K with these tokens (B, h, n, p) in ``mode`` and the sample in the other modes.
-
-        ``shared`` holds the sample's sequences, and the slices' normalizer if any.
-        """
-        parts, masks = list(shared[: self.order]), [self.mask] * self.order
-        parts[mode], masks[mode] = tokens, mask
-        normalizer = shared[self.order] if mode > 0 and len(shared) > self.order else None
-        return cubemax_kernel(parts, masks, normalizer)
+        self.shared = tuple(sequences)
+        self.has_normalizer = is_sample or chunk_size is not None
+        if self.has_normalizer:
+            # Of every i-slice, (B, h, M). Slices along other modes and tokens outside the sample need it.
+            reading = _Reading("normalizer", 0, self.order, mask, mask, has_normalizer=False)
+            self.shared += (_over_slices(reading, chunk_size, sequences[0], *sequences),)
 
     def grams(self) -> list[Tensor]:
         """K_(n) K_(n)^T of every mode, (B, h, M, M)."""
         if self.whole is not None:
             return [mode_gram(self.whole, n, self.order) for n in range(self.order)]
-        # Slices along the second mode hold whole rows of every unfolding but the second. Slices along the
-        # first mode hold whole rows of the second.
-        grams = {1: self._summed_gram(1, along=0)}
+        grams = []
         for n in range(self.order):
-            if n != 1:
-                grams[n] = self._summed_gram(n, along=1)
-        return [grams[n] for n in range(self.order)]
-
-    def _summed_gram(self, mode: int, along: int) -> Tensor:
-        def read(tokens: Tensor, mask: Tensor | None, *shared: Tensor) -> Tensor:
-            return mode_gram(self._block(along, tokens, mask, *shared), mode, self.order)
-
-        return self._over(read, self.sequences[along], self.mask, summed=True)
+            # Slices along the second mode hold whole rows of every unfolding but the second. Slices along the
+            # first mode hold whole rows of the second.
+            along = 0 if n == 1 else 1
+            reading = _Reading("gram", along, self.order, self.mask, self.mask, gram_mode=n)
+            grams.append(_over_slices(reading, self.chunk_size, self.shared[along], *self.shared))
+        return grams
 
     def contract(
         self, mode: int, bases: Sequence[Tensor], tokens: Tensor | None, mask: Tensor | None
@@ -71,29 +78,86 @@ class _Kernel:
         if tokens is None:
             if self.whole is not None:
                 return project_modes(self.whole, bases, mode)
-            tokens, mask = self.sequences[mode], self.mask
+            tokens, mask = self.shared[mode], self.mask
+        reading = _Reading("contraction", mode, self.order, mask, self.mask, self.has_normalizer)
+        return _over_slices(reading, self.chunk_size, tokens, *self.shared, *bases)
 
-        def read(tokens: Tensor, mask: Tensor | None, *shared: Tensor) -> Tensor:
-            block = self._block(mode, tokens, mask, *shared[: -self.order])
-            return project_modes(block, shared[-self.order :], mode)
 
-        return self._over(read, tokens, mask, *bases)
+def _over_slices(reading: _Reading, size: int | None, tokens: Tensor, *shared: Tensor) -> Tensor:
+    """The reading of all tokens (B, h, N, p), from slices of ``size`` of them; None: at once.
 
-    def _over(
-        self, read: Callable[..., Tensor], tokens: Tensor, mask: Tensor | None, *more: Tensor,
-        summed: bool = False,
-    ) -> Tensor:  # fmt: skip
-        """read(tokens, mask, the sample's sequences, the slices' normalizer, more), in slices of tokens."""
-        normalizer = () if self.log_normalizer is None else (self.log_normalizer,)
-        shared = (*self.sequences, *normalizer, *more)
-        if self.chunk_size is None:
-            return read(tokens, mask, *shared)
+    One slice's intermediate tensors exist at a time, in either pass. First derivatives only.
+    """
+    length = tokens.size(2)
+    if size is None:
+        return _read(reading, 0, length, tokens, *shared)
+    if not is_traced():
+        return _Slices.apply(reading, size, tokens, *shared)
+    parts = [
+        checkpoint(
+            _read, reading, start, start + size, tokens, *shared, use_reentrant=False,
+            preserve_rng_state=False,
+        )
+        for start in range(0, length, size)
+    ]  # fmt: skip
+    return functools.reduce(torch.add, parts) if reading.wanted == "gram" else torch.cat(parts, dim=2)
 
-        def of_slice(start: int, stop: int, tokens: Tensor, *shared: Tensor) -> Tensor:
-            return read(tokens[:, :, start:stop], None if mask is None else mask[:, start:stop], *shared)
 
-        over = summed_slices if summed else joined_slices
-        return over(of_slice, tokens.size(2), self.chunk_size, tokens, *shared)
+def _read(reading: _Reading, start: int, stop: int, tokens: Tensor, *shared: Tensor) -> Tensor:
+    """The reading of the tokens from ``start`` to ``stop``."""
+    sample, rest = shared[: reading.order], shared[reading.order :]
+    parts, masks = list(sample), [reading.sample_mask] * reading.order
+    parts[reading.mode] = tokens[:, :, start:stop]
+    masks[reading.mode] = None if reading.mask is None else reading.mask[:, start:stop]
+    if reading.wanted == "normalizer":
+        return masked_logits(parts, masks).flatten(3).logsumexp(dim=-1)
+    normalizer = rest[0] if reading.mode > 0 and reading.has_normalizer else None
+    block = cubemax_kernel(parts, masks, normalizer)
+    if reading.wanted == "gram":
+        return mode_gram(block, reading.gram_mode, reading.order)
+    return project_modes(block, rest[-reading.order :], reading.mode)
+
+
+class _Slices(torch.autograd.Function):
+    """Only the result outlives a slice.
+
+    Graphs that outlive their slices would lie between the freed blocks of memory, and the allocator could not
+    use these blocks again.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, reading: _Reading, size: int, tokens: Tensor, *shared: Tensor) -> Tensor:
+        ctx.save_for_backward(tokens, *shared)
+        ctx.reading, ctx.size = reading, size
+        length, result = tokens.size(2), None
+        for start in range(0, length, size):
+            part = _read(reading, start, start + size, tokens, *shared)
+            if reading.wanted == "gram":
+                result = part if result is None else result.add_(part)
+                continue
+            if result is None:
+                result = part.new_empty(*part.shape[:2], length, *part.shape[3:])
+            result[:, :, start : start + size] = part
+        assert result is not None  # a sequence has at least one token
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        reading, needed = ctx.reading, ctx.needs_input_grad[2:]
+        leaves = [x.detach().requires_grad_(need) for x, need in zip(ctx.saved_tensors, needed, strict=True)]
+        asked = [leaf for leaf in leaves if leaf.requires_grad]
+        sums = [torch.zeros_like(leaf) for leaf in asked]
+        for start in range(0, leaves[0].size(2), ctx.size):
+            own = grad if reading.wanted == "gram" else grad[:, :, start : start + ctx.size]
+            with torch.enable_grad():
+                part = _read(reading, start, start + ctx.size, *leaves)
+            if part.requires_grad:
+                found = torch.autograd.grad(part, asked, own, materialize_grads=True)
+                for into, each in zip(sums, found, strict=True):
+                    into += each
+        given = iter(sums)
+        return None, None, *(next(given) if need else None for need in needed)
 
 
 def dual_multilinear_scores(

@@ -9,8 +9,8 @@ from kernel_attention.core.parameters import Device
 from kernel_attention.core.registry import register_attention
 from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import InputError
+from kernel_attention.mechanisms.multilinear.base_layer import ReadsModes
 from kernel_attention.mechanisms.multilinear.dual_functional import dual_multilinear_scores
-from kernel_attention.mechanisms.multilinear.modes import ReadsModes
 from kernel_attention.tensors.sampling import sample_rows
 from kernel_attention.tensors.statistics import accumulation_dtype
 

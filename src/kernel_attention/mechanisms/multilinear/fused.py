@@ -1,24 +1,24 @@
-"""A whole multilinear layer in one product per token, with its gradients written out.
+"""A whole multilinear layer as one product per token, with its gradients written out.
 
-The feature maps are linear here: the Frobenius map divides by one number per sequence, so E_n is linear
-in the tokens. Each of the J = D h modes of the heads maps the tokens to X W_j^T + 1 l_j^T, divides by its
-Frobenius norm and goes on through V_j, so that all of them together give
+The feature maps are linear here: the Frobenius map divides by one number per sequence, so E_n is linear in
+the tokens. There are J = D h modes over all heads. Each maps the tokens to X W_j^T + 1 l_j^T, divides by the
+Frobenius norm, and multiplies by V_j. Together they give
 
     y = X M + 1 c^T,    M = sum_j s_j W_j^T V_j,    c = sum_j s_j V_j^T l_j,
     1 / s_j^2 = ||X W_j^T + 1 l_j^T||_F^2 = <X^T X, W_j^T W_j> + 2 <W_j X^T 1, l_j> + N ||l_j||^2.
 
-A token costs one (d, d) product; norms and Gram matrices of the modes follow from X^T X, one more. The square
-of a norm has lost twice the digits that W_j takes from the tokens, and what the tokens have in common would
-drown their differences in the squares. So X is centred, and the levels l_j hold what its mean and the biases
-give to every token.
+A token costs one (d, d) product. A second one, X^T X, gives the norms and Gram matrices of the modes.
+Cancellation in W_j x costs the square of the norm twice as many digits as the norm, and a common part of the
+tokens would drown their differences in the squares. So X is centred. The levels l_j then hold the
+contributions of the mean and of the biases to every token.
 
-In short sequences the time is that of the calls, and automatic differentiation makes three times as many. A
-gradient that is to be differentiated again comes from automatic differentiation all the same.
+For short sequences the number of calls decides the time, and automatic differentiation makes three times as
+many. Where the gradient itself is differentiated, automatic differentiation is used all the same.
 
 Source as in ``kernel_attention.mechanisms.multilinear.functional``.
 
-Legend: B batch, N tokens, d width, h heads, D modes, p width of a mode, B' = B, or 1 where V is that of all
-sequences.
+Legend: B batch, N tokens, d width, h heads, D modes, p width of a mode, B' = B, or 1 where all sequences
+share V.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def multilinear_layer(
 ) -> tuple[Tensor, list[Tensor] | None]:
     """The layer's output and, where wanted, the modes' Gram matrices; not causal.
 
-    The same numbers as ``multilinear_modes`` and ``join_modes`` between the projections, up to
-    rounding, in O(N d^2) time and O(D d^3) per sequence.
+    The results are those of ``multilinear_modes`` and ``join_modes`` between the projections, up to rounding.
+    It takes O(N d^2) time, and O(D d^3) per sequence.
 
     Args:
         x: (B, N, d).
@@ -64,15 +64,15 @@ def multilinear_layer(
         rows: sampled rows f(X), (B, h, M', p): the data-dependent form.
         normalize: Frobenius feature map; False: identity.
         attention_mask: (B, N), True = real token.
-        with_grams: whether the objective will need them.
-        group: processes that hold the parts of every sequence; ``rows`` are those of the whole.
+        with_grams: whether the objective needs the Gram matrices.
+        group: processes that hold the parts of every sequence; ``rows`` are those of the whole sequence.
 
     Returns:
         y (B, N, d), and D tensors (B, h, M_n, M_n) as in ``Modes``, or None.
     """
     x = autocast(x)
     if attention_mask is not None:
-        x = x.masked_fill(~attention_mask[..., None], 0.0)  # padding may hold anything, NaN included
+        x = x.masked_fill(~attention_mask[..., None], 0.0)  # padding may hold any value, also NaN
     with torch.autocast(x.device.type, enabled=False):
         projections = torch.stack([exactly(factor) for factor in factors])[:, None]  # (D, 1, h, M, R)
         num_modes = len(modes) * projections.size(2)
@@ -103,11 +103,10 @@ def multilinear_layer(
 
 
 def _middle(x: Tensor, mask: Tensor | None, group: SequenceGroup | None) -> tuple[Tensor, Tensor]:
-    """Mean of the real tokens of x (B, N, d), zero at padded ones: (B, d) in float32 or better, and their
-    number (B,); over all parts.
+    """The mean of the real tokens over all parts, (B, d) in float32 or better, and their number (B,).
 
-    The mean is a constant to differentiation: the layer is the same function whatever is subtracted from the
-    tokens and added to the levels.
+    x (B, N, d) is zero at padded tokens. Differentiation takes the mean for a constant: the layer is the same
+    function whatever is subtracted from the tokens and added to the levels.
     """
     with torch.no_grad():
         count, total = num_real(x, mask), x.sum(dim=1, dtype=accumulation_dtype(x.dtype))
@@ -117,7 +116,7 @@ def _middle(x: Tensor, mask: Tensor | None, group: SequenceGroup | None) -> tupl
 
 
 def _size(centred: Tensor, level: Tensor, group: SequenceGroup | None) -> Tensor:
-    """About the largest entry of what goes into a sequence's norms, (B, 1, 1) in float32 or better."""
+    """About the largest entry that enters the norms of a sequence, (B, 1, 1) in float32 or better."""
     with torch.no_grad():
         of_tokens, of_levels = (exactly(x).abs().amax(dim=(1, 2), keepdim=True) for x in (centred, level))
         return of_levels.maximum(of_tokens if group is None else group.total(of_tokens))
@@ -130,7 +129,7 @@ def _biases(modes: Sequence[Affine]) -> Tensor | None:
 
 
 def _after_features(projections: Tensor, concat: Affine, out_proj: Affine) -> tuple[Tensor, Tensor]:
-    """All that follows a mode's features: maps (B or 1, D h, p, d) and the constant (d,)."""
+    """The layer after the features of a mode: maps (B or 1, D h, p, d) and the constant (d,)."""
     join = exactly(concat[0]).unflatten(1, (projections.size(0), -1)).permute(1, 2, 0)  # (D, R, p)
     out = exactly(out_proj[0]).mT.unflatten(0, (projections.size(2), -1))  # (h, p, d)
     joined = (projections.flatten(1, 3) @ join).unflatten(1, projections.shape[1:4])
@@ -152,7 +151,7 @@ class _Options(NamedTuple):
 
 
 class _Parts(NamedTuple):
-    """What the forward pass computes, and the backward pass reads; None where it is not needed."""
+    """The results of the forward pass that the backward pass reads; None where it does not need them."""
 
     y: Tensor
     products: Tensor  # W_j^T V_j, (B', J, d, d)
@@ -168,7 +167,7 @@ class _Parts(NamedTuple):
 def _compute(
     x: Tensor, weight: Tensor, level: Tensor, maps: Tensor, constant: Tensor, count: Tensor, options: _Options
 ) -> tuple[_Parts, Tensor | None]:
-    """Everything, and the normalised modes' Gram matrices."""
+    """All parts, and the normalised modes' Gram matrices."""
     products = weight.mT @ maps
     levels = (level[:, :, None] @ maps)[:, :, 0]
     gram, total, squares, met, scale = None, None, None, None, level.new_ones(level.shape[:2])
@@ -190,11 +189,11 @@ def _compute(
 
 
 class _MultilinearPass(torch.autograd.Function):
-    """y = X M + c + constant, (B, N, d) in the precision of x, and the normalised modes' Gram matrices,
-    (J, B, p, p), or None.
+    """y = X M + 1 c^T + constant, (B, N, d), and the normalised modes' Gram matrices, (J, B, p, p), or None.
 
-    The inputs are x (B, N, d), zero at padded tokens and better centred; W_j (J, p, d), l_j (B, J, p), V_j
-    (B', J, p, d) and the constant (d,), in float32 or better; the number of real tokens of all parts, (B,).
+    y has the precision of x. The inputs are x (B, N, d), which is zero at padded tokens and should be
+    centred; W_j (J, p, d), l_j (B, J, p), V_j (B', J, p, d) and the constant (d,), all in float32 or better;
+    and the number of real tokens of all parts, (B,).
     """
 
     @staticmethod
@@ -264,8 +263,10 @@ def _through_sums(
     parts: _Parts, weight: Tensor, level: Tensor, count: Tensor, by_energy: Tensor | None,
     by_met: Tensor | None, by_weight: Tensor, by_level: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """From the slopes of the modes' Gram matrices, ``by_met`` (J, B, p, p), or of the norms alone,
-    ``by_energy`` (B, J), twice the slopes of X^T X and the slopes of X^T 1; adds to those of W_j and l_j.
+    """Twice the gradient of X^T X and the gradient of X^T 1; adds to the gradients of W_j and l_j.
+
+    They come from the gradient of the modes' Gram matrices, ``by_met`` (J, B, p, p), or of the norms alone,
+    ``by_energy`` (B, J).
     """
     assert parts.gram is not None and parts.total is not None  # noqa: PT018
     reach = _seen(weight, parts.total, level) + count[:, None, None] * level  # of all tokens of a mode
@@ -298,7 +299,7 @@ def _token_sums(x: Tensor, group: SequenceGroup | None) -> tuple[Tensor, Tensor]
 def _add_token_sums(
     grad_x: Tensor, x: Tensor, by_gram: Tensor, by_total: Tensor, group: SequenceGroup | None
 ) -> None:
-    """The gradient of ``_token_sums``; ``by_gram`` is twice its slope's symmetric part."""
+    """The gradient of ``_token_sums``; ``by_gram`` is twice the symmetric part of the gradient of X^T X."""
     if group is not None:
         both = group.total(torch.cat([by_gram, by_total[:, None]], dim=1))
         by_gram, by_total = both[:, :-1], both[:, -1]
@@ -312,7 +313,7 @@ def _seen(weight: Tensor, total: Tensor, level: Tensor) -> Tensor:
 
 
 def _mode_grams(weight: Tensor, gram: Tensor, seen: Tensor, level: Tensor, count: Tensor) -> Tensor:
-    """Gram matrices of X W_j^T + 1 l_j^T, (J, B, p, p), the sequences of a mode in one product."""
+    """The Gram matrices of X W_j^T + 1 l_j^T, (J, B, p, p); one product serves all sequences of a mode."""
     right = gram @ weight.flatten(0, 1).mT  # (B, d, J p)
     right = right.unflatten(-1, weight.shape[:2]).permute(2, 1, 0, 3).flatten(2)  # (J, d, B p)
     centred = (weight @ right).unflatten(-1, (gram.size(0), -1)).transpose(1, 2)

@@ -14,6 +14,7 @@ from kernel_attention.core.registry import register_attention
 from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.features.feature_maps import FeatureMapSpec, frobenius, get_feature_map, identity
+from kernel_attention.mechanisms.multilinear.base_layer import ReadsModes
 from kernel_attention.mechanisms.multilinear.decoding import (
     MultilinearState,
     multilinear_read,
@@ -22,7 +23,6 @@ from kernel_attention.mechanisms.multilinear.decoding import (
 )
 from kernel_attention.mechanisms.multilinear.functional import Modes, join_modes, multilinear_modes
 from kernel_attention.mechanisms.multilinear.fused import multilinear_layer
-from kernel_attention.mechanisms.multilinear.modes import ReadsModes
 from kernel_attention.mechanisms.multilinear.objective import core_penalty, kmlsvd_objective
 from kernel_attention.memory_limit import require_parameters
 from kernel_attention.tensors.kernel_tensors import multilinear_kernel

@@ -11,8 +11,8 @@ from kernel_attention.mechanisms.primal.functional import (
     primal_scores,
     scores_energy,
 )
+from kernel_attention.mechanisms.primal.fused import PrimalWeights, primal_layer
 from kernel_attention.mechanisms.primal.layer import PrimalAttention
-from kernel_attention.mechanisms.primal.one_pass import PrimalWeights, primal_layer
 
 __all__ = [
     "PrimalAttention",

@@ -1,11 +1,11 @@
-"""A whole Primal-Attention layer in one pass over the sequence, forward and backward. No score is stored.
+"""A whole Primal-Attention layer in one pass over the sequence, forward and backward, without stored scores.
 
-Everything right of the feature maps is the same for every token, so it is multiplied out beforehand. Let
-z_i = [phi(q_i) ; phi(k_i)]. A head's output is z_i G, where G = [W_{e|X} C_e^T ; W_{r|X} C_r^T] is (2p, p).
+Everything to the right of the feature maps is the same for every token, so it is multiplied out first. With
+z_i = [phi(q_i) ; phi(k_i)] a head's output is z_i G, where G = [W_{e|X} C_e^T ; W_{r|X} C_r^T] is (2p, p).
 The energy of the objective is <Z^T Z, S>, where S = W Lambda W^T is (p, p) for each half of z. A token then
-costs two small products. The backward pass keeps only the input, and computes z again.
+costs two small products. The backward pass keeps only the input and computes z again.
 
-Two modules walk over the tokens: ``token_slices`` in PyTorch on any device, and ``triton_kernels`` on GPUs.
+Two modules pass over the tokens: ``token_slices`` in PyTorch on any device, ``triton_kernels`` on GPUs.
 
 Source as in ``kernel_attention.mechanisms.primal.functional``; C = [C_e C_r] is the concat map.
 
@@ -55,26 +55,26 @@ def primal_layer(
     engine: Literal["slices", "triton"] = "slices",
     group: SequenceGroup | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """The layer's output, and its objective's energy: sum_i ||L e_i||^2 + ||L r_i||^2 averaged over heads.
+    """The layer's output and its energy, the mean over heads of sum_i ||L e_i||^2 + ||L r_i||^2.
 
-    What a token costs does not depend on the rank: O(N d^2) time, and no memory but that of the output. The
-    weights are multiplied out first, O(d p s) per sequence, so very short sequences gain nothing. The
-    same numbers as ``primal_attention`` between its projections up to rounding. Sums over tokens accumulate
-    in float32 for 16-bit inputs. A gradient that is to be differentiated again is that of the formulas, which
+    The cost of a token does not depend on the rank: O(N d^2) time, and no memory but that of the output. The
+    weights are multiplied out first, O(d p s) per sequence, so very short sequences gain nothing. The results
+    are those of ``primal_attention`` between its projections, up to rounding. Sums over tokens accumulate in
+    float32 for 16-bit inputs. Where the gradient itself is differentiated, it comes from the formulas, which
     store z.
 
     Args:
         x: (B, N, d).
         weights: the layer's parameters.
-        samples: where f(X) is read in x; None: data-independent weights.
+        samples: the positions of f(X) in x; None: data-independent weights.
         normalize: cosine feature map; False: identity.
         with_energy: whether the energy is wanted; needs ``sqrt_lambda``.
         attention_mask: (B, N), True = real token.
-        is_causal: token i sees tokens 0..i; data-independent weights only.
+        is_causal: token i sees tokens 0..i only; needs data-independent weights.
         running_means: with ``is_causal``, average queries and keys over the prefix (listing 1).
         engine: "slices", PyTorch on any device; "triton", kernels for GPUs.
-        group: processes that hold the parts of every sequence; x, samples and masks are this part's, the
-            energy is that of all.
+        group: processes that hold the parts of every sequence. x, samples and mask are those of this part;
+            the energy is that of all parts.
 
     Returns:
         y (B, N, d), and the energy (B,) in float32 or better, or None.
@@ -83,7 +83,7 @@ def primal_layer(
         raise ValueError(
             "primal_layer: samples are those of the whole sequence, which is_causal=True forbids"
         )
-    if is_causal and running_means:  # the mean of affine maps is the map of the mean
+    if is_causal and running_means:  # an affine map of the mean is the mean of the map
         before = None if group is None else _before(x, attention_mask, group)
         x = running_mean(x[:, None], attention_mask, before)[:, 0]
     x = autocast(x)
@@ -150,8 +150,8 @@ class _After(NamedTuple):
 class _Folded(NamedTuple):
     """``_After`` multiplied out; B is 1 where the weights do not depend on the sequence.
 
-    ``maps`` (B, k, 2d / k, o) and ``constant`` (k o,) make the output; ``energy`` (B, h, 2, p, p) is S for
-    queries and keys, None where none is wanted.
+    ``maps`` (B, k, 2d / k, o) and ``constant`` (k o,) give the output. ``energy`` (B, h, 2, p, p) is S for
+    queries and keys; None where no energy is wanted.
     """
 
     maps: Tensor
@@ -162,8 +162,8 @@ class _Folded(NamedTuple):
 def _fold(after: _After, rows: Tensor | None, group: SequenceGroup | None) -> _Folded:
     """G = [W_{e|X} C_e^T ; W_{r|X} C_r^T] (times O^T where it is folded) and S = W Lambda W^T / h.
 
-    The rows f(X) are (B, M, d), None where the weights do not depend on the sequence. Heads come first, so
-    that all sequences of a head share one product.
+    The rows f(X) are (B, M, d); None where the weights do not depend on the sequence. The head dimension
+    comes first, so that all sequences of a head share one product.
     """
     after = _After._make(None if tensor is None else exactly(tensor) for tensor in after)
     num_heads, rank = after.w_e.size(0), after.w_e.size(-1)
@@ -204,7 +204,7 @@ class _PrimalPass(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, call: _Call, *after: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         with torch.autocast(x.device.type, enabled=False):
-            # Folding the weights is cheap, so autograd differentiates it, in a graph of its own.
+            # Folding the weights is cheap, so autograd differentiates it in a separate graph.
             with torch.set_grad_enabled(any(ctx.needs_input_grad)):
                 leaves = [None if tensor is None else tensor.detach().requires_grad_() for tensor in after]
                 rows = None if call.samples is None else call.samples.read(x.detach()).requires_grad_()
@@ -249,7 +249,9 @@ def _map_tokens(
     maps, constant = folded.maps.detach().to(x.dtype), folded.constant.detach()
     with_gram = folded.energy is not None
     if call.triton:
-        from kernel_attention.mechanisms.primal import triton_kernels  # needs Triton, which few have
+        from kernel_attention.mechanisms.primal import (
+            triton_kernels,
+        )  # imported only where its kernels are asked for
 
         return triton_kernels.map_tokens(call.tokens, x, weight, bias, maps, constant, with_gram)
     return token_slices.map_tokens(call.tokens, x, weight, bias, maps, constant, with_gram)
@@ -271,7 +273,7 @@ def _pull_back(
 def _fold_gradients(
     folded: _Folded, leaves: list[Tensor | None], grads: tuple[Tensor | None, ...]
 ) -> list[Tensor | None]:
-    """Gradients by the leaves, through the outputs that depend on them (the constant only with biases)."""
+    """Gradients with respect to the leaves, through the outputs that depend on them."""
     chosen = [
         (output, grad.to(output.dtype))
         for output, grad in zip(folded, grads, strict=True)
@@ -287,7 +289,7 @@ def _fold_gradients(
 def _formulas(
     call: _Call, x: Tensor, weight: Tensor, bias: Tensor | None, *after: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """What ``_PrimalPass`` gives, in differentiable operations that keep z."""
+    """The results of ``_PrimalPass``, from differentiable operations that keep z."""
     tokens = call.tokens
     folded = _fold(_After._make(after), None if call.samples is None else call.samples.read(x), call.group)
     if tokens.mask is not None:

@@ -1,4 +1,4 @@
-"""How ``kernel_attention.mechanisms.primal.fused`` walks over the tokens in PyTorch: slices stay in cache.
+"""``kernel_attention.mechanisms.primal.fused`` over the tokens in PyTorch: slices of them that fit the cache.
 
 Legend as there.
 """
@@ -17,7 +17,7 @@ _SLICE = 2048  # tokens; their z and its gradient stay in the second-level cache
 
 
 class Tokens(NamedTuple):
-    """The parts that z is computed from."""
+    """The inputs of z."""
 
     num_heads: int
     normalize: bool
@@ -25,7 +25,7 @@ class Tokens(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Gradients: of the tokens (B, N, d), and of the shared tensors, as sums in float32 or better."""
+    """The gradients of the tokens (B, N, d), and of the shared tensors as sums in float32 or better."""
 
     x: Tensor
     weight: Tensor
@@ -37,7 +37,7 @@ class Sums(NamedTuple):
 class _Room(NamedTuple):
     """A buffer for z of n tokens, with views in the four shapes that the passes need.
 
-    It is reused for every slice, because new memory would have to be mapped in first.
+    Every slice reuses it, because the system would have to map new memory first.
     """
 
     flat: Tensor  # (n, 2d)
@@ -63,7 +63,7 @@ def map_tokens(
             z = rooms.get(0, part.size(0))
             _features(part, mask, weight, bias, tokens, z, rooms.get(2, part.size(0)))
             _by_group(out, groups).baddbmm_(z.by_group, own_map, beta=0)
-            out += constant  # added separately: with two threads faster than a product that starts from it
+            out += constant  # with two threads faster than a product that starts from it
             if gram is not None:
                 _add_product(gram[i], z.by_half.mT, z.by_half)
     return y, None if gram is None else gram.unflatten(1, (-1, 2))
@@ -108,14 +108,14 @@ def pull_back(
 
 
 def _slices(i: int, x: Tensor, mask: Tensor | None, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Parts of sequence i: its tokens (n, d), their mask or None, and the rows of the others."""
+    """The slices of sequence i: tokens (n, d), their mask or None, and the same rows of the others."""
     parts = [tensor[i].split(_SLICE) for tensor in (x, *others)]
     masks = [None] * len(parts[0]) if mask is None else mask[i].split(_SLICE)
     return zip(parts[0], masks, *parts[1:], strict=True)
 
 
 class _Rooms:
-    """Three buffers, each for one slice, and their views by the number of tokens."""
+    """Three buffers of one slice each, and their views by the number of tokens."""
 
     def __init__(self, x: Tensor, weight: Tensor, tokens: Tokens, groups: int) -> None:
         self.memory = [x.new_empty(min(_SLICE, x.size(1)), weight.size(0)) for _ in range(3)]
@@ -142,9 +142,9 @@ def _features(
     z: _Room,
     spare: _Room,
 ) -> tuple[Tensor, Tensor | None]:
-    """Fill z; the tokens themselves, zero where they are padding, and 1 / norm (n, 2h, 1) or None."""
+    """Fill z. Return the tokens, zero where they are padding, and 1 / norm (n, 2h, 1) or None."""
     if mask is not None:
-        part = part.masked_fill(~mask[:, None], 0.0)  # padding may hold anything, NaN included
+        part = part.masked_fill(~mask[:, None], 0.0)  # padding may hold any value, also NaN
     torch.mm(part, weight.mT, out=z.flat)
     if bias is not None:
         z.flat.add_(bias)
@@ -155,7 +155,7 @@ def _features(
     exact = accumulation_dtype(part.dtype)
     largest = torch.linalg.vector_norm(z.halves, ord=torch.inf, dim=-1, keepdim=True, dtype=exact)
     scale = torch.threshold_(largest, smallest(exact), torch.inf).reciprocal_()
-    torch.mul(z.halves, scale, out=spare.halves)  # whose squares stay in the range
+    torch.mul(z.halves, scale, out=spare.halves)  # the squares do not overflow
     norm = torch.linalg.vector_norm(spare.halves, dim=-1, keepdim=True, dtype=exact)
     scale.div_(norm.masked_fill_(norm == 0, 1.0))
     if mask is not None:

@@ -1,10 +1,10 @@
-"""How ``kernel_attention.mechanisms.primal.fused`` walks over the tokens in Triton.
+"""``kernel_attention.mechanisms.primal.fused`` over the tokens in Triton: a kernel that projects and maps.
 
-A program takes one head of one sequence and ``_TOKENS`` of its tokens, a block at a time: the block of the
-input is projected to the head's query and key, normalised, multiplied into the output, and added to the
-head's Gram matrices, which stay in registers. Products are made in the input's precision and accumulate in
-float32. Sums over tokens are stored per program and added afterwards, so the result does not depend on the
-order in which programs run. The backward kernel computes z again from the input.
+A program takes one head of one sequence and ``_TOKENS`` of its tokens, a block at a time. It projects the
+block of the input to the head's query and key, normalises them, multiplies them into the output, and adds
+them to the head's Gram matrices, which stay in registers. Products are in the precision of the input and
+accumulate in float32. Sums over tokens are stored per program and added afterwards, so the result does not
+depend on the order in which programs run. The backward kernel computes z again from the input.
 
 Triton comes with the CUDA builds of PyTorch; TRITON_INTERPRET=1 runs the kernels on a CPU.
 """
@@ -20,8 +20,8 @@ from kernel_attention.errors import InputError
 from kernel_attention.features.feature_maps import SMALLEST_NORM
 from kernel_attention.mechanisms.primal.token_slices import Sums, Tokens
 
-_BLOCK = 64  # tokens of a step
-_TOKENS = 1024  # tokens of a program
+_BLOCK = 64  # tokens per step
+_TOKENS = 1024  # tokens per program
 _WIDTH = 32  # columns of the input read at a time
 _LARGEST_HEAD = 128
 
@@ -115,7 +115,7 @@ def _map_kernel(
 
 @triton.jit
 def _tangent(grad, z, scale, NORMALIZE: tl.constexpr):
-    """The gradient before the normalisation: (grad - z <z, grad>) / ||z||."""
+    """The gradient with respect to the vector before normalisation: (grad - z <z, grad>) / ||z||."""
     if NORMALIZE:
         grad -= z * tl.sum(z * grad, axis=1)[:, None]
     return grad * scale[:, None]
