@@ -90,8 +90,9 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Everything is imported when it is first asked for: torch and the extras take seconds to import, and
-    ``kernel-attention --help`` needs neither.
+    """Import a public name on first use.
+
+    torch and the extras take seconds to import, and ``kernel-attention --help`` needs neither.
     """
     try:
         if name in _ROOMS:

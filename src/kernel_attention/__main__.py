@@ -1,4 +1,4 @@
-"""``python -m kernel_attention``."""
+"""``python -m kernel_attention`` is the command ``kernel-attention``."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Writes that leave either the whole new file or the old one. Imports nothing else of this library."""
+"""Writes that leave either the whole new file or the old one. This module imports no other of the library."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import IO
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Call ``write`` on a temporary file beside ``path``, flush it to disk, rename it to ``path``."""
+    """Call ``write`` on a temporary file next to ``path``, flush it to disk, and rename it to ``path``."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
@@ -23,5 +23,5 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
 
 
 def write_text_atomically(path: Path, text: str) -> None:
-    """Write a text in UTF-8, in the same way."""
+    """Write a text in UTF-8 in the same way."""
     write_atomically(path, lambda file: file.write(text.encode()))

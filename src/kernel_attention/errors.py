@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-_FEW = 24  # names that still fit into a message
+_FEW = 24  # the number of names that fit into a message
 
 
 class InputError(ValueError):
@@ -16,10 +16,10 @@ def unknown(kind: str, value: object, accepted: Iterable[str], *, listing: str =
     """The error for a name that is not in a table, with the nearest names that are.
 
     Args:
-        kind: what the name should have been the name of.
-        value: what was received.
-        accepted: the names there are. All are given where they are few.
-        listing: the command or call that lists them, for tables of many.
+        kind: what the name should stand for, such as ``attention mechanism``.
+        value: the value received.
+        accepted: the accepted names. The message lists all of them if they are few.
+        listing: the command or call that lists them if they are many.
     """
     names = sorted(accepted)
     near = nearest(value, names)
@@ -30,13 +30,13 @@ def unknown(kind: str, value: object, accepted: Iterable[str], *, listing: str =
 
 
 def nearest(value: object, names: Iterable[str], count: int = 3, cutoff: float = 0.5) -> list[str]:
-    """The names most like ``value``, capitals aside; none where nothing is like it."""
+    """The names most similar to ``value``, whatever the case of letters; empty where none is similar."""
     by_lower = {name.lower(): name for name in names}
-    asked = value.lower() if isinstance(value, str) else ""  # nothing is near to None
+    asked = value.lower() if isinstance(value, str) else ""  # no name is similar to None
     return [by_lower[name] for name in difflib.get_close_matches(asked, by_lower, n=count, cutoff=cutoff)]
 
 
-# The extra of pyproject.toml that installs a package which the core does without.
+# The extra of pyproject.toml that installs a package that the core does not need.
 _EXTRAS = {
     "aeon": "timeseries", "datasets": "language", "lightning": "train", "matplotlib": "train",
     "pydantic": "train", "rich": "train", "safetensors": "train", "sklearn": "train", "timm": "vision",
@@ -45,15 +45,15 @@ _EXTRAS = {
 
 
 def missing_package(error: ModuleNotFoundError, what: str, extra: str | None = None) -> str | None:
-    """One line that names the package an import lacks and the extra that installs it.
+    """One line that names a missing package and the extra that installs it.
 
     Args:
-        error: what the import raised.
-        what: what was asked for.
-        extra: the extra, where it is not the package's usual one.
+        error: the error of the import.
+        what: what the user asked for.
+        extra: the extra, if it is not the package's usual one.
 
     Returns:
-        The line; None where the package is in no extra, so that the error is a fault of ours.
+        The line; None for a package in no extra, where the error is a defect of this library.
     """
     package = (error.name or "").partition(".")[0]
     if package not in _EXTRAS:

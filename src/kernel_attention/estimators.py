@@ -36,7 +36,7 @@ from kernel_attention.models import SequenceClassifier
 
 
 class _AttentionEstimator(BaseEstimator):
-    """Parameters, training and raw outputs, which classification and regression share."""
+    """The parameters, training and raw outputs that classification and regression share."""
 
     max_len_: int
     equal_length_: bool
@@ -100,7 +100,7 @@ class _AttentionEstimator(BaseEstimator):
         return sequences, y
 
     def _train(self, split: SequenceSplit, num_outputs: int) -> None:
-        """Fit ``model_`` and set the fitted attributes; none is set unless training succeeds."""
+        """Fit ``model_`` and set the fitted attributes. If training fails, no attribute is set."""
         seed = _seed(self.random_state)
         recipe = self._recipe(seed)
         for remark in recipe.remarks():
@@ -134,7 +134,7 @@ class _AttentionEstimator(BaseEstimator):
         self.best_epoch_ = recorder.best_epoch or len(recorder.rows)
 
     def _recipe(self, seed: int) -> Recipe:
-        """The parameters as a recipe of the trainer, which also checks them."""
+        """The parameters as a recipe of the trainer; the recipe also checks them."""
         shared = (
             "embed_dim", "num_heads", "num_layers", "feedforward_dim", "dropout", "positions", "pooling",
             "epochs", "batch_size", "optimizer", "learning_rate", "gradient_clip", "accelerator",
@@ -181,7 +181,7 @@ class _AttentionEstimator(BaseEstimator):
                     f"{self.max_len_}; fit with max_len={len(sequence)} or more to leave room"
                 )
         windows, counts = windows_of(sequences, self.max_len_)
-        # The model rests on the CPU, so that an estimator pickled on a GPU machine opens on any other.
+        # The model is kept on the CPU, so that an estimator pickled on a GPU machine opens on any other.
         try:
             model = self.model_.to(training_device(self.accelerator))
             outputs = predict_outputs(model, windows, self.batch_size)
@@ -192,7 +192,7 @@ class _AttentionEstimator(BaseEstimator):
         return outputs
 
     def _require_finite(self, outputs: Tensor, sequences: Sequence[np.ndarray]) -> None:
-        """InputError for the first case whose values are beyond the float32 arithmetic of the model."""
+        """InputError for the first case whose values overflow the model's float32 arithmetic."""
         failed = (~outputs.isfinite()).any(dim=-1).nonzero()
         if not len(failed):
             return
@@ -214,20 +214,20 @@ class AttentionClassifier(ClassifierMixin, _AttentionEstimator):
     """Classifier of sequences: an encoder with the attention mechanism of your choice.
 
     ``X`` is an array (n, c, time), an array (n, time) of one channel, or a list of arrays (c, n_i) of any
-    lengths. ``y`` holds n labels of any type. The model standardises channels by the training data. Fitting
-    leaves the global random generators as they were.
+    lengths. ``y`` holds n labels of any type. The model standardises the channels by the training data.
+    Fitting does not change the global random generators.
 
     Where the lengths of the training sequences differ, a sequence to predict may be longer than ``max_len_``,
     as in a fold of a cross-validation. It is then cut into ceil(n_i / max_len_) windows of ``max_len_``
-    steps, evenly spaced from its first step to its last, which overlap where they must. Its output (logits,
-    or the value of a regressor) is the mean over the windows.
+    steps, evenly spaced from its first step to its last; windows may overlap. Its output (logits, or the
+    value of a regressor) is the mean over the windows.
 
     Args:
         attention: a mechanism's name, ``{name: options}``, or a list with one per layer.
-            A name alone has the mechanism's default options: eta is 0, there is no auxiliary objective, which
-            the first fit of a process says. ``{"primal": {"eta": 0.1}}`` adds it.
-        attention_options: merged over the options in ``attention`` (not where that is a list). A grid search
-            takes ``{"attention_options": [{"rank": 10}, {"rank": 20}]}``.
+            A name alone has the mechanism's default options: eta is 0, so there is no auxiliary objective,
+            and the first fit of a process says so. ``{"primal": {"eta": 0.1}}`` adds the objective.
+        attention_options: options that override those in ``attention``, which must not be a list. A grid
+            search takes ``{"attention_options": [{"rank": 10}, {"rank": 20}]}``.
         embed_dim: model width d.
         num_heads: attention heads; divides ``embed_dim``.
         num_layers: encoder layers.
@@ -235,16 +235,17 @@ class AttentionClassifier(ClassifierMixin, _AttentionEstimator):
         dropout: dropout probability.
         positions: "learnt" or "fixed" (sinusoidal).
         pooling: "flatten" all positions, or take their "mean".
-        max_len: longest sequence that the model takes whole; None: the longest one it is fitted on.
+        max_len: longest sequence that the model takes whole; None: the longest training sequence.
         epochs: passes over the training data.
         batch_size: sequences per step, in prediction too.
         optimizer: "radam", "adam" or "adamw".
-        learning_rate: constant.
+        learning_rate: the learning rate, which is constant.
         gradient_clip: largest norm of the gradient; 0 switches clipping off.
-        validation_fraction: None trains on all cases and keeps the last epoch. A fraction of the cases,
-            stratified, is held out of training, and the epoch that is best on it is kept.
+        validation_fraction: None trains on all cases and keeps the last epoch. A number holds out a
+            stratified part of the cases, and the epoch that is best on this part is kept.
         missing: "error" refuses NaN, "interpolate" fills it linearly within its case and channel.
-        random_state: a whole number gives the same model every time, bit for bit on a CPU; None a new one.
+        random_state: a whole number gives the same model every time, bit for bit on a CPU; None gives a new
+            one.
         accelerator: Lightning's accelerator: "auto", "cpu", "gpu" or "mps".
         verbose: show a progress bar.
 
@@ -252,7 +253,8 @@ class AttentionClassifier(ClassifierMixin, _AttentionEstimator):
         classes_: the labels, sorted, (k,).
         n_features_in_: channels c.
         max_len_: longest sequence that the model takes whole.
-        equal_length_: whether all training sequences had ``max_len_`` steps; longer ones are refused then.
+        equal_length_: whether all training sequences had ``max_len_`` steps; longer sequences are then
+            refused.
         model_: the trained ``kernel_attention.models.SequenceClassifier``, on the CPU.
         history_: a dict for every epoch: ``train_loss``, ``train_accuracy``, ``objective_layer_i``, and
             ``val_loss`` and ``val_accuracy`` where cases are held out.
@@ -290,9 +292,9 @@ class AttentionClassifier(ClassifierMixin, _AttentionEstimator):
 class AttentionRegressor(RegressorMixin, _AttentionEstimator):
     """Regressor of sequences: an encoder with the attention mechanism of your choice.
 
-    Parameters, ``X`` and errors are those of ``AttentionClassifier``; ``y`` holds n numbers. The loss is
-    the mean squared error of standardised targets: ``model_`` and ``history_`` (``train_rmse``, ``val_rmse``,
-    ``val_r2``) are in units of ``target_scale_``, predictions in those of y.
+    Parameters, ``X`` and errors are those of ``AttentionClassifier``; ``y`` holds n numbers. The loss is the
+    mean squared error of standardised targets. ``model_`` and ``history_`` (``train_rmse``, ``val_rmse``,
+    ``val_r2``) are in units of ``target_scale_``, predictions in the units of y.
 
     Attributes:
         target_mean_: mean of the training targets.
@@ -318,12 +320,12 @@ class AttentionRegressor(RegressorMixin, _AttentionEstimator):
 
 
 def _plain(value: Any) -> Any:
-    """A NumPy number (a search draws such) as a Python number."""
+    """A NumPy number, such as a search draws, as a Python number."""
     return value.item() if isinstance(value, np.generic) else value
 
 
 def _seed(random_state: int | np.random.RandomState | None) -> int:
-    """A whole number is the seed itself, as in a recipe; None takes fresh entropy, not a generator's."""
+    """A whole number is the seed itself, as in a recipe; None takes fresh entropy from the system."""
     if random_state is None:
         return int(np.random.SeedSequence().generate_state(1)[0])
     generator = check_random_state(random_state)

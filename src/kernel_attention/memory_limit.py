@@ -1,7 +1,7 @@
-"""One limit for what a single layer or call may ask of the machine, checked before anything is allocated.
+"""One limit for the memory of a single layer or call, checked before anything is allocated.
 
-The limit is half of the memory that this process may use: the machine's, or its control group's where that is
-less. ``KERNEL_ATTENTION_MEMORY_LIMIT``, in GiB, takes its place.
+The limit is half of the memory that this process may use: that of the machine, or of its control group where
+that is less. ``KERNEL_ATTENTION_MEMORY_LIMIT``, in GiB, replaces it.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _TRAINING = 4 * 4  # bytes of a float32 parameter, its gradient, and the two ave
 
 
 def require_memory(what: str, size: int, advice: str) -> None:
-    """Refuse ``size`` bytes beyond the limit; sizes are Python's whole numbers, which do not overflow.
+    """Refuse ``size`` bytes beyond the limit; sizes are Python integers, which do not overflow.
 
     Args:
-        what: who asks, with the option and its value: "PrimalAttention: rank=10000000".
+        what: the caller, with the option and its value: "PrimalAttention: rank=10000000".
         size: bytes.
-        advice: what to change: "lower rank".
+        advice: the change that helps: "lower rank".
 
     Raises:
-        InputError: naming all of that, the limit and how to raise it.
+        InputError: with the arguments, the limit, and how to raise it.
     """
     limit = memory_limit()
     if limit is not None and size > limit:
@@ -45,7 +45,7 @@ def require_parameters(what: str, count: int, advice: str) -> None:
 
 
 def memory_limit() -> float | None:
-    """The limit in bytes; None where the system does not say what it has.
+    """The limit in bytes; None where the system does not report its memory.
 
     Raises:
         InputError: where the environment variable holds no positive number.
@@ -65,7 +65,7 @@ def memory_limit() -> float | None:
 
 @functools.cache
 def _usable_memory() -> int | None:
-    """Bytes of the machine, or of this process's control group where they are fewer."""
+    """The bytes of the machine, or of this process's control group where those are fewer."""
     sizes = [size for size in (_machine_memory(), *_group_limits()) if size is not None]
     return min(sizes, default=None)
 
@@ -109,7 +109,7 @@ def _group_limits(
         if kinds and "memory" not in kinds.split(","):
             continue
         base, name = (root / "memory", "memory.limit_in_bytes") if kinds else (root, "memory.max")
-        # A group is bound by those it lies in. In a container the root may be the group itself.
+        # The limits of the groups around a group bind it too. In a container the root can be the group.
         group = base / path.lstrip("/")
         for folder in (group, *group.parents):
             if not folder.is_relative_to(base):
@@ -122,7 +122,7 @@ def _group_limits(
 
 
 def _gib(size: int) -> str:
-    """A size in GiB; exact to the bit length where it is beyond all measure."""
+    """A size in GiB; a power of two where it is astronomical."""
     return f"{size / _GIB:,.2f} GiB" if size < _GIB**2 else f"2^{size.bit_length() - 31} GiB"
 
 

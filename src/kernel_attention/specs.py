@@ -1,7 +1,7 @@
-"""How a thing with options is said: its name, or ``{name: options}``.
+"""Specs: how users write a thing with options, as its name or as ``{name: options}``.
 
-Mechanisms, the kernels of support-vector layers, feature maps and the contenders of a benchmark are all said
-this way, in Python, in a recipe and on the command line. A list is one entry a layer.
+Mechanisms, the kernels of support-vector layers, feature maps, and the contenders of a benchmark are all
+written this way, in Python, in recipes and on the command line. A list has one entry per layer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Spec = str | Mapping[str, Mapping[str, Any] | None]
 
 
 class Choice(NamedTuple):
-    """A spec that was read."""
+    """A spec after parsing."""
 
     name: str
     options: dict[str, Any]
@@ -28,12 +28,12 @@ class SpecReader:
     """Reads the specs of one kind of thing, and refuses unknown names and options.
 
     Args:
-        argument: what the argument is called where people write it, such as ``attention``.
+        argument: the name of the argument that users write, such as ``attention``.
         kind: what a name stands for, such as ``attention mechanism``.
-        names: the names there are. A table that grows later is read as it is then.
-        options_of: the options that the thing of a name accepts.
-        listing: the command or call that lists the names, for the message where they are many.
-        forms: what the argument may be, for the message.
+        names: the accepted names. The table is read at every use, so it may grow.
+        options_of: returns the accepted options of a name.
+        listing: the command or call that lists the names, for messages about many names.
+        forms: the accepted forms of the argument, for messages.
     """
 
     argument: str
@@ -58,7 +58,7 @@ class SpecReader:
         return choice
 
     def require(self, name: Any) -> None:
-        """InputError with the nearest names, unless ``name`` is one of the names."""
+        """InputError with the nearest names unless ``name`` is accepted."""
         if not isinstance(name, str) or name not in self.names:
             raise unknown(self.kind, name, self.names, listing=self.listing)
 
@@ -66,7 +66,7 @@ class SpecReader:
         """(name, options) for every layer: one spec serves all layers, a list has one for each.
 
         Raises:
-            InputError: as ``read`` does, and for a list of another length.
+            InputError: as ``read``, and for a list of another length.
         """
         if not isinstance(specs, list):
             return [self.read(specs) for _ in range(num_layers)]

@@ -1,9 +1,9 @@
-"""What any attention mechanism must keep, as checks to run on ours or on yours.
+"""The contract of every attention mechanism, as checks to run on ours or on yours.
 
     import kernel_attention as ka
 
     ka.testing.check_attention("mine")                            # a registered mechanism
-    ka.testing.check_attention(lambda d, h: MyAttention(d, h))    # or anything that makes a layer
+    ka.testing.check_attention(lambda d, h: MyAttention(d, h))    # or any function that makes a layer
 
 In a test suite each check is a test of its own:
 
@@ -11,8 +11,8 @@ In a test suite each check is a test of its own:
     def test_mine(check):
         ka.testing.check_attention("mine", only=[check])
 
-The sizes are different primes, so that a swapped axis cannot pass. Padding has no influence for any
-finite content; NaN and infinity are the caller's to keep out.
+The sizes are different primes, so that a swapped axis cannot pass. Padding has no influence whatever its
+finite content; the caller must keep NaN and infinity out.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from kernel_attention.mechanisms import get_mechanism
 BATCH, HEADS, LENGTH, HEAD_DIM, CONTEXT = 7, 3, 11, 5, 13
 EMBED_DIM = HEADS * HEAD_DIM
 MAX_LEN = 17
-LENGTHS = (11, 7, 2, 5, 1, 10, 3)  # real tokens of each sequence of a padded batch
+LENGTHS = (11, 7, 2, 5, 1, 10, 3)  # real tokens of each sequence in a padded batch
 PROMPTS = (6, 1, 4, 3, 2, 0, 5)  # real tokens of each sequence's prompt
 
-_BFLOAT16_ERROR = 8 * 2.0**-9  # a handful of products rounded to 2^-9 each
+_BFLOAT16_ERROR = 8 * 2.0**-9  # a few products, each rounded to 2^-9
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,11 @@ class Subject:
 
     Attributes:
         name: for messages.
-        make: ``make(embed_dim, num_heads)`` gives a new layer.
-        objective_over: what an objective that is one number is a mean over, "tokens" or "sequences".
-        mixes_tokens: "yes", "no", or words for "it depends", which are not checked.
-        fixed_length: whether the layer takes sequences of ``LENGTH`` tokens only, as one over a grid does.
+        make: ``make(embed_dim, num_heads)`` returns a new layer.
+        objective_over: "tokens" or "sequences": an objective of one number is a mean over these.
+        mixes_tokens: "yes", "no", or another text, which is not checked.
+        fixed_length: whether the layer takes only sequences of ``LENGTH`` tokens, as a layer over a grid
+            does.
         exempt: {name of a check: why it does not apply}.
     """
 
@@ -65,7 +66,7 @@ class Subject:
     exempt: Mapping[str, str] = field(default_factory=dict)
 
     def build(self, dtype: torch.dtype = torch.float64) -> AttentionLayer:
-        """A layer in training mode, with every parameter moved off its start: zeros would hide errors."""
+        """A layer in training mode, with no parameter at its initial value, where zeros hide errors."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(1)
             layer = self.make(EMBED_DIM, HEADS)
@@ -75,15 +76,15 @@ class Subject:
         return layer.to(dtype).train()
 
     def call_forms(self) -> list[dict[str, bool]]:
-        """The ways the layer may be called on one batch of sequences."""
+        """The ways in which the layer may be called on one batch of sequences."""
         forms = [{"is_causal": False}]
         return [*forms, {"is_causal": True}] if self.build().supports(causal=True) else forms
 
 
 def subject(mechanism: str | Callable[[int, int], AttentionLayer], **options: Any) -> Subject:
-    """A registered mechanism with these options, or what makes a layer, to be checked.
+    """A registered mechanism with these options, or a function that makes a layer, as a ``Subject``.
 
-    ``max_len`` is set where a mechanism has it and the options do not.
+    ``max_len`` is set where the mechanism has it and the options do not.
     """
     if not isinstance(mechanism, str):
         return Subject(getattr(mechanism, "__name__", repr(mechanism)), mechanism)
@@ -94,17 +95,17 @@ def subject(mechanism: str | Callable[[int, int], AttentionLayer], **options: An
 
 
 def inputs(dtype: torch.dtype = torch.float64, batch: int = BATCH, length: int = LENGTH) -> Tensor:
-    """(B, N, d)."""
+    """Standard normal inputs, (B, N, d)."""
     return torch.randn(batch, length, EMBED_DIM, dtype=dtype)
 
 
 def right_padding(lengths: tuple[int, ...] = LENGTHS) -> Tensor:
-    """(B, N) bool, True = real token."""
+    """A mask of right padding, (B, N) bool, True = real token."""
     return torch.arange(max(lengths))[None] < torch.tensor(lengths)[:, None]
 
 
 def masks() -> Iterator[Tensor]:
-    """Right padding, left padding, and holes."""
+    """Masks with right padding, left padding, and holes."""
     yield right_padding()
     yield right_padding().flip(1)
     holes = torch.rand(BATCH, LENGTH) < 0.6
@@ -151,7 +152,7 @@ def check_attention(
     exempt: Mapping[str, str] | None = None,
     **options: Any,
 ) -> list[str]:
-    """Check what every attention mechanism promises; the names of the checks that apply and were run.
+    """Check the contract of every attention mechanism. Return the names of the checks that ran.
 
     Args:
         mechanism: a registered name, ``make(embed_dim, num_heads)``, or a ``Subject``.
@@ -160,7 +161,7 @@ def check_attention(
         options: of a registered mechanism.
 
     Raises:
-        AssertionError: for the first promise that is not kept, naming the check.
+        AssertionError: for the first check that fails, with its name.
         InputError: for an unknown mechanism, option or check.
     """
     case = mechanism if isinstance(mechanism, Subject) else subject(mechanism, **options)
@@ -188,13 +189,13 @@ def _close(actual: Any, expected: Any) -> None:
 
 
 def _refused(call: Callable[[], Any], *words: str) -> None:
-    """The call raises InputError with one of the words, in one line."""
+    """Check that the call raises InputError with one of the words, in one line."""
     try:
         call()
     except InputError as error:
         message = str(error)
     else:
-        raise AssertionError(f"a call was not refused that should name one of {words}")
+        raise AssertionError(f"a call was not refused; expected an error that names one of {words}")
     assert any(word in message for word in words), f"refused without one of {words}: {message}"
     assert "\n" not in message, f"more than one line: {message}"
 
@@ -423,7 +424,7 @@ def gradients_equal_finite_differences(case: Subject) -> None:
 
 
 def extreme_inputs() -> dict[str, Tensor]:
-    """Sequences that make a norm, a mean or a variance vanish or overflow; (B, N, d) float32."""
+    """Sequences whose norm, mean or variance vanishes or overflows; (B, N, d) float32."""
     x = inputs(torch.float32)
     half_zero = x.clone()
     half_zero[:, ::2] = 0.0
@@ -530,7 +531,7 @@ def non_contiguous_inputs_are_inputs(case: Subject) -> None:
 
 
 def _step(layer: AttentionLayer, x: Tensor, **arguments: Any) -> tuple[Tensor, dict[str, Tensor]]:
-    """Outputs and gradients of one training step."""
+    """The outputs and gradients of one training step."""
     layer.zero_grad()
     y = layer(x, **arguments)
     (y.square().sum() + auxiliary_loss(layer)).backward()
@@ -630,7 +631,7 @@ def reentrant_checkpointing_is_found_out_by_the_auxiliary_loss(case: Subject) ->
     else:
         raise AssertionError("an objective without gradients passed unnoticed")
     assert "use_reentrant=False" in message
-    with torch.no_grad():  # for a log, no gradients are wanted
+    with torch.no_grad():  # for a log, which needs no gradients
         assert auxiliary_loss(layer).isfinite()
 
 
@@ -682,7 +683,7 @@ def new_lengths_do_not_compile_anew(case: Subject) -> None:
         x = inputs(length=length)
         _close(call(x), layer(x))
     torch.compiler.reset()
-    # Two graphs: sequences that are sampled, and those so short that all tokens are.
+    # Two graphs: one for sampled sequences, one for sequences so short that all tokens are sampled.
     assert len(graphs) <= 2, f"{len(graphs)} graphs"
 
 
@@ -690,7 +691,7 @@ def new_lengths_do_not_compile_anew(case: Subject) -> None:
 def an_evaluated_layer_can_be_exported_with_any_length(case: Subject) -> None:
     layer = case.build().eval()
     x, mask = inputs(), right_padding()
-    tokens = torch.export.Dim("tokens", min=5, max=13)  # shorter than the sampled rows is another graph
+    tokens = torch.export.Dim("tokens", min=5, max=13)  # shorter sequences need another graph
     program = torch.export.export(
         layer,
         (x,),
@@ -706,7 +707,7 @@ def an_evaluated_layer_can_be_exported_with_any_length(case: Subject) -> None:
 
 
 def decoded(layer: AttentionLayer, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-    """The outputs for x (B, N, d) one by one, and the last state."""
+    """The outputs for x (B, N, d), decoded token by token, and the last state."""
     y = []
     for token in x.unbind(dim=1):
         out, state = layer.step(token, state)
@@ -754,7 +755,7 @@ def a_reordered_state_goes_on_from_the_sequences_asked_for(case: Subject) -> Non
     new = torch.randn(4, 3, EMBED_DIM, dtype=x.dtype)
     y, _ = decoded(layer, new, beams)
     _nearly(y, layer(torch.cat([x[kept, :5], new], dim=1), is_causal=True)[:, 5:])
-    # The copy was written into, not the state it was made from.
+    # Decoding wrote into the copy, not into the state it was made from.
     _nearly(decoded(layer, x[:, 5:], state)[0], expected[:, 5:])
 
 

@@ -1,7 +1,7 @@
-"""From what was typed to a command's options, and what is wrong with it in one line.
+"""Parse the command line into the options of a command, with errors of one line.
 
 The options are the fields of the classes in ``kernel_attention.experiments.options``; ``train`` takes the
-keys of the recipe's class besides. argparse splits the words and writes the help. Values are read and checked
+keys of the recipe's class too. argparse splits the words and writes the help. Values are read and checked
 as those of a recipe are (``kernel_attention.experiments.settings``).
 """
 
@@ -30,7 +30,7 @@ _WITH_RESUME = ("resume", "data_root", "progress", "plugin")
 
 
 class Typed(NamedTuple):
-    """A command, its options, and the keys of a recipe that were typed, which ``train`` alone takes."""
+    """A command, its options, and the recipe's keys among them, which only ``train`` takes."""
 
     command: str
     options: Any
@@ -41,10 +41,10 @@ def parse(arguments: list[str]) -> Typed:
     """The command and its options.
 
     Raises:
-        InputError: for an unknown command or option, and a value that is not of the option's type.
-        SystemExit: after ``--help`` or ``--version`` was printed.
+        InputError: for an unknown command or option, and for a value that is not of the option's type.
+        SystemExit: after ``--help`` or ``--version``.
     """
-    first = 0  # --plugin may stand before the command too
+    first = 0  # --plugin may come before the command too
     while first < len(arguments) and arguments[first].partition("=")[0] == "--plugin":
         first += 1 if "=" in arguments[first] else 2
     plugins, words = arguments[:first], arguments[first:]
@@ -73,7 +73,7 @@ class _Line:
             self.owners |= dict.fromkeys(keys, recipe)
 
     def read(self, words: list[str]) -> Typed:
-        """The options that the words say."""
+        """The options in the words."""
         end = words.index("--") if "--" in words else len(words)
         typed = {_with_underscores(word): word for word in words[:end]}
         words, after = [_with_underscores(word) for word in words[:end]], words[end + 1 :]
@@ -86,7 +86,7 @@ class _Line:
             refused = [f"--{name}" for name in vars(found) if name not in _WITH_RESUME] + strange
             if refused:
                 raise InputError(
-                    f"--resume continues a run as its config.yaml says, it cannot take {', '.join(refused)}"
+                    f"--resume continues a run as its config.yaml says, and cannot take {', '.join(refused)}"
                 )
         if strange:
             raise self.unknown_option(strange[0])
@@ -97,7 +97,7 @@ class _Line:
         return Typed(self.command, self.options(**own), keys)
 
     def value(self, name: str, text: str | list[str]) -> Any:
-        """What was typed for a field, in its type."""
+        """The value of a field, converted to its type."""
         from kernel_attention.experiments.plain_yaml import parse_yaml
         from kernel_attention.experiments.settings import checked, field_schema, from_text
 
@@ -109,8 +109,10 @@ class _Line:
         return checked(owner, name, entries, f"{label} {' '.join(map(repr, text))}")
 
     def parser(self, for_help: bool = False) -> argparse.ArgumentParser:
-        """The options. The fields written without their names are there for the help text alone: argparse
-        would share the words out before it has seen all options.
+        """The parser of the options.
+
+        Positional fields appear in the help text alone, because argparse would assign the words before it has
+        seen all options.
         """
         from kernel_attention.experiments.settings import field_helps
 
@@ -133,13 +135,13 @@ class _Line:
         return parser
 
     def is_positional(self, name: str) -> bool:
-        """Whether the field's value is written without its name."""
+        """Whether the field's value is given without its name."""
         from kernel_attention.experiments.settings import field_metadata
 
         return POSITIONAL in field_metadata(self.owners[name], name)
 
     def positionals(self, words: list[str]) -> dict[str, Any]:
-        """The words that belong to no option, by the field they fill."""
+        """The positional words, by the field they fill."""
         from kernel_attention.experiments.settings import field_schema
 
         texts: dict[str, Any] = {}
@@ -160,7 +162,7 @@ class _Line:
         return texts
 
     def takers_of_numbers(self) -> set[str]:
-        """The options whose values are several whole numbers."""
+        """The options that take several whole numbers."""
         from kernel_attention.experiments.settings import field_schema
 
         schemas = {f"--{name}": field_schema(owner, name) for name, owner in self.owners.items()}
@@ -175,19 +177,19 @@ class _Line:
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse's parser, whose complaints are ours to print."""
+    """argparse's parser with errors that this library prints."""
 
     see = "see: kernel-attention --help"
 
     def error(self, message: str) -> NoReturn:
-        """Raise what argparse would print before it ends the program."""
+        """Raise InputError where argparse would print a message and exit."""
         raise InputError(f"{message} ({self.see})")
 
 
 def _main_parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="kernel-attention", description=_DESCRIPTION, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"kernel-attention {__version__}")
-    plugin = "import this module first, which registers mechanisms; may be given several times"
+    plugin = "a module that registers mechanisms, imported first; may be given several times"
     parser.add_argument("--plugin", metavar="MODULE", action="append", help=plugin)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for name, options in COMMANDS.items():
@@ -196,7 +198,7 @@ def _main_parser() -> argparse.ArgumentParser:
 
 
 def _recipe_class(words: list[str]) -> type[BaseRecipe]:
-    """The class of the recipe that ``train`` is given, whose keys are its options."""
+    """The class of the recipe given to ``train``; the recipe's keys are options."""
     from kernel_attention.experiments.training.recipe import Recipe, list_recipes, read_recipe
     from kernel_attention.experiments.training.tasks import DEFAULT_TASK, recipe_class
 
@@ -213,7 +215,7 @@ def _recipe_class(words: list[str]) -> type[BaseRecipe]:
 
 
 def _with_underscores(word: str) -> str:
-    """``--data-root`` is ``--data_root``."""
+    """Write ``--data-root`` as ``--data_root``."""
     if not word.startswith("--"):
         return word
     name, equals, value = word.partition("=")
@@ -221,7 +223,7 @@ def _with_underscores(word: str) -> str:
 
 
 def _join_numbers(words: list[str], takers: Collection[str]) -> list[str]:
-    """``--seeds 0 1 2``, ``--seeds 0,1,2`` and ``--seeds=0,1,2`` as ``--seeds=[0,1,2]``."""
+    """Write ``--seeds 0 1 2``, ``--seeds 0,1,2`` and ``--seeds=0,1,2`` as ``--seeds=[0,1,2]``."""
     joined: list[str] = []
     index = 0
     while index < len(words):
@@ -239,7 +241,7 @@ def _join_numbers(words: list[str], takers: Collection[str]) -> list[str]:
 
 
 def _form(settings: type, name: str) -> dict[str, Any]:
-    """How many words the option takes, and what the help calls them."""
+    """The number of words that the option takes, and their name in the help."""
     from kernel_attention.experiments.settings import field_metadata, field_schema
 
     if REPEATED in field_metadata(settings, name):

@@ -1,7 +1,7 @@
-"""The command line's commands: call, print. Their options are in ``kernel_attention.experiments.options``.
+"""The commands of the command line. Their options are in ``kernel_attention.experiments.options``.
 
-Everything heavy is imported by the command that needs it: ``--help`` should not wait for torch, and an
-installation without the extra ``train`` should be told so in one line.
+Each command imports what it needs. So ``--help`` does not wait for torch, and a missing extra ``train`` is
+reported in one line.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command; the exit code: 0 done, 2 bad input, 1 a run that failed."""
+    """Run a command and return the exit code: 0 done, 2 bad input, 1 a run that failed."""
     try:
         command, options, keys = parse(sys.argv[1:] if argv is None else argv)
         load_plugins(options.plugin)
@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 1
-    except BrokenPipeError:  # the reader of our output left; what is still buffered must go somewhere
+    except BrokenPipeError:  # the reader has closed the pipe; the rest of the buffer must go elsewhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return code
@@ -59,7 +59,7 @@ def _train(options: Train, typed: dict[str, Any]) -> int:
 
     if (options.recipe is None) == (options.resume is None):
         raise InputError(
-            "train needs a recipe or --resume RUN, one of them (see: kernel-attention train --help)"
+            "train needs either a recipe or --resume RUN (see: kernel-attention train --help)"
         )
     if options.resume is not None:
         return _run_training(None, Path(options.resume), None, options.data_root, options.progress)
@@ -103,7 +103,7 @@ def _run_training(
 
 
 def _tell_failure(error: BaseException, folder: Path, data_root: str | None) -> None:
-    """What happened, what is saved, how to go on."""
+    """Print the failure, the saved state, and the command that resumes."""
     from kernel_attention.experiments.training.saved_state import saved_state
 
     is_expected = isinstance(error, KeyboardInterrupt | FloatingPointError | OSError)
@@ -242,7 +242,7 @@ def _list(options: List) -> int:
     what = options.what
     if what is not None and what not in _TABLES:
         raise unknown("list", what, _TABLES)
-    # A pipe has no width of its own; 80 columns would fold every word of the widest table.
+    # A pipe has no width, and the default of 80 columns would break the widest table.
     console = Console() if sys.stdout.isatty() else Console(width=160)
     for name in _TABLES if what is None else (what,):
         console.print(_TABLES[name](options))
@@ -278,7 +278,7 @@ def _attention_table(options: List) -> Table:
 def _contender_table(options: List) -> Table:
     from kernel_attention.experiments.benchmarking import contender_names, find_contender
 
-    table = _table("contenders of a benchmark, beside every mechanism", "name", "package", "device")
+    table = _table("contenders of a benchmark, in addition to every mechanism", "name", "package", "device")
     for contender in map(find_contender, contender_names(with_mechanisms=False)):
         table.add_row(contender.name, contender.package, contender.device)
     return table
@@ -288,7 +288,7 @@ def _dataset_table(options: List) -> Table:
     from kernel_attention.experiments.data import list_time_series
 
     table = _table(
-        "data sets at hand (others of the archive are downloaded by name)", "name", "source", "path"
+        "data sets on this machine (others are downloaded from the archive by name)", "name", "source", "path"
     )
     for info in list_time_series(options.data_root):
         table.add_row(info.name, info.source, str(info.path or ""))

@@ -1,6 +1,6 @@
-"""What is worth knowing and is no error: notes, said through the logger ``kernel_attention``.
+"""Notes: remarks that are not errors, written to the logger ``kernel_attention``.
 
-Python shows them on standard error unless logging is configured otherwise; the command line writes each as a
+Python shows them on standard error unless logging is configured otherwise. The command line writes each as a
 line ``note: ...``.
 """
 
@@ -16,19 +16,19 @@ _LOGGER = logging.getLogger("kernel_attention")
 
 
 def note(sentence: str) -> None:
-    """Say a sentence."""
+    """Write a note of one sentence."""
     _LOGGER.warning(sentence)
 
 
 @functools.cache
 def note_once(sentence: str) -> None:
-    """Say a sentence the first time that this process comes to it."""
+    """Write a note the first time in this process."""
     note(sentence)
 
 
 @contextlib.contextmanager
 def notes_on_stderr() -> Iterator[None]:
-    """Write notes to standard error, a line ``note: ...`` each."""
+    """Write each note to standard error as a line ``note: ...``."""
     handler = _Lines(logging.WARNING)
     _LOGGER.addHandler(handler)
     try:

@@ -1,7 +1,7 @@
-"""What every command takes, as classes of settings (``kernel_attention.experiments.settings``).
+"""The options of every command, as classes of settings (``kernel_attention.experiments.settings``).
 
-The docstring of a class is the description in the command's help, its ``Args`` are the help of the options.
-A field marked ``POSITIONAL`` is written without its name.
+The docstring of a class is the description in the command's help, and its ``Args`` are the help of the
+options. A field marked ``POSITIONAL`` is given without its name.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
 POSITIONAL = "positional"
-REPEATED = "repeated"  # the option may stand several times, each with one value
+REPEATED = "repeated"  # the option may be given several times, each with one value
 
 Name = Annotated[str, POSITIONAL]
 OptionalName = Annotated[str | None, POSITIONAL]
@@ -18,10 +18,10 @@ OptionalName = Annotated[str | None, POSITIONAL]
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """What every command takes.
+    """The options that every command has.
 
     Args:
-        plugin: import this module first, which registers mechanisms; may be given several times.
+        plugin: a module that registers mechanisms, imported first; may be given several times.
     """
 
     usage: ClassVar[str]
@@ -32,8 +32,8 @@ class Command:
 
 @dataclass(frozen=True, kw_only=True)
 class Train(Command):
-    """Train a recipe: a shipped one by name, or a YAML file. Options replace the recipe's values; the
-    defaults below are those of a recipe that says nothing.
+    """Train a recipe, given by the name of a shipped one or as a YAML file. Options replace the recipe's
+    values. The defaults below apply where neither gives a value.
 
     Args:
         recipe: name (see: kernel-attention list recipes) or YAML file.
@@ -55,18 +55,18 @@ class Train(Command):
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate(Command):
-    """Measure every seed of a run on the test split of its data set, or on a file. The options from --split
-    on are for language models; by default they are as in the run's recipe.
+    """Measure every seed of a run on the test split of its data set, or on a file. The options --split and
+    below are for language models; their defaults are the values in the run's recipe.
 
     Args:
         run: run folder.
-        file: file of the task's kind, with labels.
+        file: labelled data in a file format of the task.
         data_root: folder with data sets (default: $KERNEL_ATTENTION_DATA).
         output: write the figures to this .json or .csv file.
         split: train, validation or test alone.
-        stride: how far the window moves; 1 predicts from a full past.
-        evaluation_tokens: the first so many tokens only; 0 is all.
-        swap_rate: part of the words that the word swap replaces.
+        stride: tokens by which the window moves; 1 predicts every token from a full context.
+        evaluation_tokens: number of tokens to evaluate, from the first; 0 is all.
+        swap_rate: fraction of the words that the word swap replaces.
     """
 
     usage = "evaluate RUN [FILE] [options]"
@@ -89,7 +89,7 @@ class Predict(Command):
     Args:
         run: run folder.
         file: sequences; arrays are (cases, channels, time) as in aeon.
-        seed: which of the run's models (default: the first).
+        seed: seed of the model (default: the first of the run).
         output: write to this .csv or .json file (default: CSV, to the screen).
     """
 
@@ -108,12 +108,12 @@ class Generate(Command):
 
     Args:
         run: run folder of a recipe of task language.
-        prompt: what the text begins with.
-        tokens: how many tokens to generate.
+        prompt: beginning of the text.
+        tokens: number of tokens to generate.
         temperature: 0 takes the most likely token.
-        top_k: draw among so many most likely tokens.
-        seed: of the draws.
-        model_seed: which of the run's models (default: the first).
+        top_k: draw among this number of most likely tokens.
+        seed: seed of the draws.
+        model_seed: seed of the model (default: the first of the run).
     """
 
     usage = "generate RUN --prompt TEXT [options]"
@@ -130,14 +130,14 @@ class Generate(Command):
 
 @dataclass(frozen=True, kw_only=True)
 class Analyze(Command):
-    """Measure what the attention of every seed does with test sequences: spectra, head distances, kernel-PCA
-    figures, J, maps. Written beside the seed's weights and into the run's report.
+    """Measure the attention of every seed on test sequences: spectra, head distances, kernel-PCA figures, J,
+    maps. The results go next to the seed's weights and into the run's report.
 
     Args:
         run: run folder.
-        layers: all, first, last-2, indices, names; several as 0,-1.
-        cases: how many test sequences.
-        output: write to this folder, pictures too, and leave the run alone.
+        layers: all, first, last-2, indices or names; several as 0,-1.
+        cases: number of test sequences.
+        output: write figures and pictures to this folder instead of the run.
         data_root: folder with data sets (default: $KERNEL_ATTENTION_DATA).
     """
 
@@ -159,7 +159,7 @@ class Bench(Command):
     Args:
         attention: contenders (see: kernel-attention list contenders): names, '{primal: {rank: 30}}', or
             '[sdpa, primal]' for an encoder (default: every mechanism, or the suite's own).
-        suite: a plan by name; what is given else replaces its own.
+        suite: name of a plan; other options replace its values.
         length: tokens of a sequence.
         embed_dim: model width.
         num_heads: attention heads.
@@ -169,16 +169,16 @@ class Bench(Command):
         device: cpu, cuda.
         causal: whether the layers are causal.
         passes: forward (inference), step (training).
-        rounds: how often every contender is timed.
-        warmup: passes before the first that counts.
-        seed: of the order in which they take turns.
-        memory: measure peaks, a process for every contender.
+        rounds: number of timed rounds.
+        warmup: passes before the first timed one.
+        seed: seed of the order of the contenders.
+        memory: measure peak memory, in a process for each contender.
         flops: count operations.
         output: folder (default: runs/bench-SUITE-TIME).
     """
 
     usage = "bench [attention ...] [--suite NAME] [options]"
-    summary = "time and memory of attention layers, beside other implementations"
+    summary = "time and memory of attention layers, next to other implementations"
 
     attention: Annotated[list[Any], POSITIONAL] = field(default_factory=list)
     suite: str | None = None
@@ -201,15 +201,15 @@ class Bench(Command):
 
 @dataclass(frozen=True, kw_only=True)
 class List(Command):
-    """What there is.
+    """List mechanisms, contenders, data sets and recipes.
 
     Args:
-        what: attention, contenders, datasets or recipes (default: all of them).
+        what: attention, contenders, datasets or recipes (default: all).
         data_root: folder with data sets (default: $KERNEL_ATTENTION_DATA).
     """
 
     usage = "list [attention|contenders|datasets|recipes] [options]"
-    summary = "what there is: attention, contenders, datasets, recipes"
+    summary = "list mechanisms, contenders, data sets and recipes"
 
     what: OptionalName = None
     data_root: str | None = None

@@ -1,4 +1,4 @@
-"""YAML as plain values: numbers, words, lists, mappings. Reading it never makes an object or runs code."""
+"""YAML as plain values: numbers, strings, lists, mappings. Reading it creates no objects and runs no code."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from kernel_attention.errors import InputError
 
 
 def require_file(path: Path) -> None:
-    """InputError unless this is a file with an end, or a link to one: a device or a pipe would never end."""
+    """InputError unless this is a regular file or a link to one: a device or a pipe might never end."""
     try:
         mode = path.stat().st_mode
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
     if not stat.S_ISREG(mode):
-        raise InputError(f"{path}: cannot be read (it is no regular file)")
+        raise InputError(f"{path}: cannot be read (it is not a regular file)")
 
 
 def read_yaml(path: Path) -> Any:
-    """The content of a file; InputError where it is unreadable, no YAML, or says a key twice."""
+    """The content of a file; InputError where it is unreadable, is not YAML, or has a key twice."""
     require_file(path)
     try:
         text = path.read_text(encoding="utf-8")
@@ -36,7 +36,7 @@ def read_yaml(path: Path) -> Any:
 
 
 def parse_yaml(text: str, source: str) -> Any:
-    """The value that ``text`` says; InputError, which begins with ``source``, where it is no YAML."""
+    """The value of ``text``; InputError, which begins with ``source``, where it is not YAML."""
     try:
         value = yaml.load(text, _Loader)  # a SafeLoader
     except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -46,7 +46,7 @@ def parse_yaml(text: str, source: str) -> Any:
 
 
 def _require_small(value: Any, source: str) -> None:
-    """InputError for a value that a few lines of nested aliases made endless, before anybody walks it."""
+    """InputError for a huge value from a few lines of nested aliases, before any code traverses it."""
     waiting, count = [value], 0
     while waiting:
         count += 1
@@ -63,13 +63,13 @@ _MOST_VALUES = 100_000
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads 1e-3 as the number it is in YAML 1.2, and refuses a key that stands twice."""
+    """Reads 1e-3 as a number, as YAML 1.2 does, and refuses duplicate keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
         twice = next((key for key in keys if keys.count(key) > 1), None)
         if twice is not None:
-            problem = f"key {twice!r} stands twice"
+            problem = f"key {twice!r} is given twice"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
         return super().construct_mapping(node, deep)
 

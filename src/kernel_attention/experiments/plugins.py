@@ -15,13 +15,14 @@ _loaded: list[str] = []
 def load_plugins(names: Iterable[str]) -> None:
     """Import modules by name, as ``import name`` does. The working folder is searched last.
 
-    A module registers its mechanisms when it is imported. One that is already imported is left as it is.
+    A module registers its mechanisms when it is imported. A module that is already imported is not imported
+    again.
 
     Raises:
-        InputError: for a module that there is not, or that fails when it is imported.
+        InputError: for a module that does not exist, or whose import fails.
     """
     if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # last: a file here must not stand in for an installed package
+        sys.path.append(os.getcwd())  # last, so that a file here cannot replace an installed package
     for name in names:
         try:
             importlib.import_module(name)
@@ -36,16 +37,18 @@ def load_plugins(names: Iterable[str]) -> None:
 
 
 def loaded_plugins() -> list[str]:
-    """The names that ``load_plugins`` imported, in that order; what a further process needs too."""
+    """The names that ``load_plugins`` imported, in that order, for processes that need them too."""
     return list(_loaded)
 
 
 def require_plugins(names: Iterable[str]) -> None:
-    """InputError for the first module that is not imported. It is not imported here: names may come from a
-    run folder, and opening a run executes nothing from it.
+    """InputError for the first module that is not imported.
+
+    This function imports nothing: the names may come from a run folder, and opening a run executes nothing
+    from it.
     """
     for name in names:
         if name not in sys.modules:
             raise InputError(
-                f"this run needs the plugin {name!r}; say --plugin {name} (in Python: import {name})"
+                f"this run needs the plugin {name!r}; give --plugin {name} (in Python: import {name})"
             )

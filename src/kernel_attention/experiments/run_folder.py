@@ -1,8 +1,7 @@
-"""What a run folder holds, read back: one reader for reports, opened models and resumed runs.
+"""The reader of run folders, for reports, opened models and resumed runs.
 
-Nothing in a folder is executed, and nothing that is wrong with a file passes unseen: a file that is absent is
-``None``, one that cannot be used is an ``InputError`` that names it. Who can do without a file says so
-where it reads.
+It executes nothing from a folder, and it reports every defect: an absent file is ``None``, and a file that
+cannot be used raises an ``InputError`` with its name. Callers that can do without a file catch the error.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from kernel_attention.experiments.plain_yaml import read_yaml, require_file
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The files of a run by what they mean; each method reads its file anew.
+    """The files of a run by their meaning. Each call reads the file again.
 
     Args:
         path: the folder that ``train`` wrote.
@@ -31,7 +30,7 @@ class RunFolder:
 
     @property
     def config_path(self) -> Path:
-        """The resolved recipe. It makes a folder a run."""
+        """The file of the resolved recipe. A folder with this file is a run."""
         return self.path / "config.yaml"
 
     def config(self) -> dict[str, Any] | None:
@@ -39,7 +38,7 @@ class RunFolder:
         return _object(self.config_path, read_yaml) if self.config_path.is_file() else None
 
     def config_text(self) -> str | None:
-        """The resolved recipe as written."""
+        """The text of the resolved recipe."""
         if not self.config_path.is_file():
             return None
         try:
@@ -48,15 +47,15 @@ class RunFolder:
             raise InputError(f"{self.config_path}: cannot be read ({error})") from None
 
     def data(self) -> dict[str, Any] | None:
-        """What the model depends on of its data."""
+        """The facts about the data that the model depends on."""
         return self._object("data.json")
 
     def versions(self) -> dict[str, Any] | None:
-        """The command, the versions of what ran, the machine."""
+        """The command, the versions of the software, and the machine."""
         return self._object("versions.json")
 
     def summary(self) -> dict[str, Any] | None:
-        """The figures of all seeds; written when the last of them is evaluated."""
+        """The figures of all seeds, written when the last seed is evaluated."""
         return self._object("summary.json")
 
     def seeds(self) -> list[int]:
@@ -73,7 +72,7 @@ class RunFolder:
         return self.seed_path(seed) / "best.safetensors"
 
     def metrics(self, seed: int) -> list[dict[str, Any]] | None:
-        """A row for every epoch, or every ``evaluate_every`` steps; a figure that diverged is None."""
+        """One row per epoch, or per ``evaluate_every`` steps; a figure that diverged is None."""
         return self._read(f"seed-{seed}/metrics.json", _check_rows)
 
     def evaluation(self, seed: int) -> dict[str, Any] | None:
@@ -85,11 +84,11 @@ class RunFolder:
         return self._read(f"seed-{seed}/spectra.json", _check_spectra)
 
     def diagnostics(self, seed: int) -> dict[str, Any] | None:
-        """What ``analyze`` measured."""
+        """The figures of ``analyze``."""
         return self._read(f"seed-{seed}/diagnostics.json", _check_diagnostics)
 
     def diagnostics_arrays_path(self, seed: int) -> Path:
-        """Every array that ``analyze`` measured."""
+        """The file with all arrays of ``analyze``."""
         return self.seed_path(seed) / "diagnostics.npz"
 
     def _object(self, name: str) -> dict[str, Any] | None:
@@ -110,7 +109,7 @@ class RunFolder:
 
 
 def read_json(path: Path) -> Any:
-    """InputError where the file is missing or no JSON."""
+    """The content of a JSON file; InputError where it is missing or not JSON."""
     require_file(path)
     try:
         return json.loads(path.read_text(encoding="utf-8"))

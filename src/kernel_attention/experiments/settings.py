@@ -1,14 +1,14 @@
 """Settings: dataclasses that recipes and command-line options fill, with one clear line for a wrong value.
 
-A class of settings is a frozen dataclass. The annotation of a field says what it accepts, the ``Args`` of the
-docstring say what it means. Recipes (``kernel_attention.experiments.training.recipe``) and the options of
-every command (``kernel_attention.experiments.options``) are such classes.
+A class of settings is a frozen dataclass. The annotation of a field says which values it accepts, and the
+``Args`` of the docstring say what they mean. Recipes (``kernel_attention.experiments.training.recipe``) and
+the options of every command (``kernel_attention.experiments.options``) are such classes.
 
 The values are checked by pydantic. It compiles a validator from the annotation, bounds included, and gives
-the same annotation as a JSON schema, from which the messages and the help texts are worded: what is accepted
-is written once, and no text of another library is read. OmegaConf and Hydra bring a file format and a
-namespace of their own; jsonargparse and tyro own the parsing of the command line together with its messages.
-The classes stay plain dataclasses, so that ``dataclasses.replace`` and ``asdict`` work on them.
+the same annotation as a JSON schema, from which the messages and the help texts are worded. So the accepted
+values are written once, and no text of another library is parsed. OmegaConf and Hydra bring a file format and
+a namespace of their own; jsonargparse and tyro own the parsing of the command line together with its
+messages. The classes stay plain dataclasses, so that ``dataclasses.replace`` and ``asdict`` work on them.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ Probability = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 
 def _different(values: list[Any]) -> list[Any]:
     if len(set(values)) < len(values):
-        raise ValueError("a value stands twice")
+        raise ValueError("a value is given twice")
     return values
 
 
 DIFFERENT = (AfterValidator(_different), Field(min_length=1, json_schema_extra={"uniqueItems": True}))
-"""Metadata of a list: one value or more, none of them twice."""
+"""The metadata of a list of one or more different values."""
 
 _LONGEST = 80  # characters of a value in a message
 
 
 def field_names(settings: type) -> list[str]:
-    """Names of the fields of a class of settings."""
+    """The names of the fields of a class of settings."""
     return [entry.name for entry in dataclasses.fields(settings)]
 
 
 def field_helps(settings: type) -> dict[str, str]:
-    """What every field means, as the ``Args`` of the class and of its bases say it."""
+    """The meaning of every field, from the ``Args`` of the class and of its bases."""
     helps: dict[str, str] = {}
     for base in reversed(settings.__mro__):
         helps |= _documented(base.__doc__ or "")
@@ -60,7 +60,7 @@ def field_helps(settings: type) -> dict[str, str]:
 
 
 def check_fields(settings: Any) -> None:
-    """Give every field of an instance the type of its annotation; InputError for the first that is wrong."""
+    """Convert every field of an instance to its type; InputError for the first wrong value."""
     for name in field_names(type(settings)):
         object.__setattr__(settings, name, checked(type(settings), name, getattr(settings, name)))
 
@@ -71,11 +71,11 @@ def checked(settings: type, name: str, value: Any, label: str | None = None) -> 
     Args:
         settings: a class of settings.
         name: one of its fields.
-        value: what was given for it. NumPy's numbers and tuples become Python's numbers and lists.
-        label: what the message calls the two, by default ``name=value``.
+        value: the value given. NumPy's numbers and tuples become Python's numbers and lists.
+        label: name and value in the message, by default ``name=value``.
 
     Raises:
-        InputError: where the field does not accept the value. The message says what it accepts.
+        InputError: for a value that the field does not accept. The message says which values it accepts.
     """
     value = plain(value)
     try:
@@ -89,21 +89,19 @@ def checked(settings: type, name: str, value: Any, label: str | None = None) -> 
 
 
 def from_text(settings: type, name: str, text: str, label: str) -> Any:
-    """The value of the field ``name`` that ``text``, typed as an option, stands for: words as they are,
-    everything else as YAML has it.
-    """
+    """The value of the field ``name`` from the text of an option: a string unchanged, all else as YAML."""
     value = text if field_schema(settings, name).get("type") == "string" else parse_yaml(text, label)
     return checked(settings, name, value, label)
 
 
 def field_metadata(settings: type, name: str) -> tuple[Any, ...]:
-    """What stands after the type in the ``Annotated`` of the field."""
+    """The metadata in the ``Annotated`` of the field."""
     return getattr(_hints(settings)[name], "__metadata__", ())
 
 
 @functools.cache
 def field_schema(settings: type, name: str) -> dict[str, Any]:
-    """The JSON schema of what the field accepts; None, the absence of a value, left out."""
+    """The JSON schema of the accepted values, without None, which stands for no value."""
     schema = _validator(settings, name).json_schema()
     alternatives = [entry for entry in schema.get("anyOf", ()) if entry.get("type") != "null"]
     return alternatives[0] if len(alternatives) == 1 else schema

@@ -1,4 +1,4 @@
-"""Our layers in other people's models."""
+"""Our layers in models of other libraries: torch, timm, Hugging Face."""
 
 from kernel_attention.hosts.known import HostedAttention
 from kernel_attention.hosts.replace import PATTERNS, Replacement, ReplacementReport, replace_attention

@@ -1,4 +1,4 @@
-"""Our layers in other libraries' calls: torch's nn.MultiheadAttention, timm, Hugging Face transformers.
+"""Our layers behind the calls of torch's nn.MultiheadAttention, timm, and Hugging Face transformers.
 
 timm and transformers are not imported: a host is recognised by its attributes and its signature.
 """
@@ -21,7 +21,7 @@ class HostedAttention(nn.Module):
 
     Args:
         attention: the layer.
-        dropout: the host's attention dropout, kept for the next replacement. This layer may not use it.
+        dropout: the host's attention dropout, kept for a later replacement. This layer may not use it.
     """
 
     def __init__(self, attention: AttentionLayer, dropout: float = 0.0) -> None:
@@ -49,7 +49,7 @@ class TorchAttention(HostedAttention):
         batch_first: whether tensors are (B, N, d) rather than (N, B, d).
     """
 
-    # What nn.TransformerEncoderLayer reads before it takes the fused path, which would bypass this module.
+    # nn.TransformerEncoderLayer reads these before it takes the fused path, which would bypass this module.
     _qkv_same_embed_dim = False
     in_proj_weight = None
     in_proj_bias = None
@@ -69,13 +69,14 @@ class TorchAttention(HostedAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, None]:
-        """Called as nn.MultiheadAttention, with its polarity: True in a mask = ignored. Returns no weights.
+        """The call of nn.MultiheadAttention with its polarity: True in a mask = ignored. Returns no weights.
 
         Raises:
-            InputError: for key and value that differ, nested tensors, or a mask not padding or causal.
+            InputError: for key and value that differ, nested tensors, or a mask that is neither padding nor
+                causal.
         """
         if key is not value:
-            raise InputError("key and value must be one tensor, of which this attention makes both")
+            raise InputError("key and value must be one tensor, because this attention computes both from it")
         if query.is_nested:
             raise InputError("nested tensors are not supported: pass a padded tensor and key_padding_mask")
         context = None if key is query else self._batch_first(key)
@@ -163,14 +164,14 @@ class TransformersAttention(HostedAttention):
         is_causal: whether the host is a decoder.
     """
 
-    # Arguments that change nothing here: those every module of a model receives ...
+    # Arguments without effect here: those that every module of a model receives ...
     _HARMLESS = frozenset(
         (
             *("position_ids", "cache_position", "use_cache", "output_attentions", "output_hidden_states"),
             *("return_dict", "num_items_in_batch", "interpolate_pos_encoding"),
         )
     )
-    # ... and, of a host's signature, those that an encoder leaves at None.
+    # ... and those of a host's signature that an encoder leaves at None.
     _KNOWN = _HARMLESS | frozenset(
         (
             *("hidden_states", "attention_mask", "is_causal", "kwargs", "head_mask", "layer_head_mask"),
@@ -186,12 +187,12 @@ class TransformersAttention(HostedAttention):
     def forward(
         self, hidden_states: Tensor, attention_mask: Tensor | None = None, **host_arguments: Any
     ) -> tuple[Tensor, None]:
-        """Called as the host's self-attention.
+        """The call of the host's self-attention.
 
         Args:
             hidden_states: (B, N, d).
-            attention_mask: (B, N), 1 = real token; or (B, 1, N or 1, N), bool (True = attended) or additive:
-                what the host's "flash_attention_2", "sdpa" and "eager" implementations receive.
+            attention_mask: (B, N), 1 = real token; or (B, 1, N or 1, N), bool (True = attended) or additive.
+                The host's implementations "flash_attention_2", "sdpa" and "eager" receive these.
             host_arguments: must be None, except those without effect here.
 
         Raises:
@@ -226,7 +227,7 @@ class TransformersAttention(HostedAttention):
 
     @classmethod
     def require_usable(cls, host: nn.Module) -> None:
-        """InputError for a host that is called with rotary positions, which no layer of ours can use."""
+        """InputError for a host whose call has rotary positions, which no layer of ours can use."""
         foreign = [name for name in _parameters(host) if name not in cls._KNOWN]
         if foreign:
             raise InputError(
@@ -235,7 +236,7 @@ class TransformersAttention(HostedAttention):
 
     @classmethod
     def why_not(cls, module: nn.Module) -> str | None:
-        """Why an attention of transformers cannot be replaced; None for a module that is none."""
+        """Why an attention of transformers cannot be replaced; None for any other module."""
         parameters = _parameters(module)
         projections = [child for child in module.children() if _is_projection(child)]
         if "hidden_states" not in parameters or not projections:
@@ -291,4 +292,4 @@ def _refuse_others(arguments: dict[str, Any], harmless: frozenset[str] = frozens
         if name not in harmless and value is not None and value is not False
     ]
     if given:
-        raise InputError(f"the host passes {', '.join(given)}, which this attention has no use for")
+        raise InputError(f"the host passes {', '.join(given)}, which this attention cannot use")

@@ -1,7 +1,7 @@
-"""Other libraries' masks, read as what our layers accept: real tokens and causality.
+"""Masks of other libraries, translated to padding and causality, which our layers accept.
 
-Inside there is one polarity: True = may be attended. A mask that is neither padding nor the causal triangle
-is refused, because most mechanisms have no matrix to add a mask to.
+This module has one polarity: True = may be attended. It refuses a mask that is neither padding nor the causal
+triangle, because most mechanisms have no matrix to add a mask to.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kernel_attention.errors import InputError
 
-# Hosts write -inf, finfo.min, -1e9 or -10000 (rounded in bfloat16) for "ignored".
+# Hosts write -inf, finfo.min, -1e9 or -10000 (rounded in bfloat16) for an ignored token.
 _IGNORED_BELOW = -1e3
 
 
@@ -33,7 +33,7 @@ def kept(mask: Tensor, *, true_is_kept: bool) -> Tensor:
     keep = mask == 0
     verify(
         (keep | (mask < _IGNORED_BELOW)).all(),
-        "the mask adds a bias to the logits, which this attention cannot honour; accepted: 0 and -inf",
+        "the mask adds a bias to the logits, which this attention cannot apply; accepted: 0 and -inf",
     )
     return keep
 
@@ -41,14 +41,14 @@ def kept(mask: Tensor, *, true_is_kept: bool) -> Tensor:
 def read_attention_mask(keep: Tensor, batch: int, length: int, is_causal: bool) -> tuple[Tensor | None, bool]:
     """Key padding and causality of a mask over pairs of tokens.
 
-    Rows of padded queries are free: hosts fill them as they like.
+    Rows of padded queries are not read, because hosts fill them with any values.
 
     Args:
         keep: True = may be attended, (B or 1, heads or 1, N or 1, S).
         batch: B.
         length: N, the number of queries.
-        is_causal: the host says that the mask is causal. Without it an eager call looks at the mask; under
-            torch.compile a triangle without it is an error.
+        is_causal: whether the host says that the mask is causal. If not, an eager call looks at the mask;
+            under torch.compile a triangular mask is then an error.
 
     Returns:
         (padding, causal): (B, S) bool, True = real token, None where all are real; and whether the mask is
@@ -70,7 +70,7 @@ def read_attention_mask(keep: Tensor, batch: int, length: int, is_causal: bool) 
         return ((keep == expected) | free).all()
 
     message = (
-        f"a mask of shape {tuple(keep.shape)} is neither padding nor causal: this attention takes no other"
+        f"a mask of shape {tuple(keep.shape)} is neither padding nor causal, the only accepted ones"
     )
     if torch.compiler.is_compiling():
         verify(matches(is_causal), f"{message}; under torch.compile a causal mask needs is_causal=True")
@@ -89,7 +89,7 @@ def join_padding(first: Tensor | None, second: Tensor | None) -> Tensor | None:
 
 
 def verify(condition: Tensor, message: str) -> None:
-    """InputError unless the 0-dimensional bool holds; a compiled graph asserts it and raises RuntimeError."""
+    """InputError unless the 0-dimensional bool is True; a compiled graph raises RuntimeError instead."""
     if torch.compiler.is_compiling():
         torch._assert_async(condition, message)
     elif not bool(condition):

@@ -1,4 +1,4 @@
-"""The projections of a host's attention module, under our names, and how a new layer takes them over."""
+"""The projections of a host's attention module under our names, and their copy into a new layer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OUTPUTS = ("out_proj", "o_proj", "out_lin", "proj")
 
 @dataclass(frozen=True)
 class Source:
-    """A weight or bias of a host's projection: ``tensor`` is ``parameter``, or its part if it is fused."""
+    """A weight or bias of a host's projection; ``tensor`` is ``parameter``, or a part of a fused one."""
 
     label: str
     tensor: Tensor
@@ -45,8 +45,8 @@ def projections(module: nn.Module, parent: nn.Module) -> Iterator[tuple[str, Sou
 def carry(layer: nn.Module, sources: Mapping[str, Source]) -> tuple[str, ...]:
     """Fill the layer's parameters from the host's where name and shape agree; return the names filled.
 
-    A carried parameter is trainable as its source was. The new bias of a carried projection that had none is
-    zero.
+    A carried parameter is trainable if its source was. Where a carried projection had no bias, the new bias
+    is zero.
     """
     carried = []
     with torch.no_grad():
@@ -71,7 +71,7 @@ def separate_names(module: nn.Module) -> tuple[str, str, str] | None:
 
 
 def output_owner(module: nn.Module, parent: nn.Module) -> tuple[nn.Module, str, str] | None:
-    """Owner, name and label of the output projection, which BERT keeps in a module beside the attention."""
+    """Owner, name and label of the output projection, which BERT keeps in a module next to the attention."""
     for name in _OUTPUTS:
         if isinstance(getattr(module, name, None), nn.Linear):
             return module, name, name

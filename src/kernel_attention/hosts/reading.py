@@ -20,7 +20,7 @@ _DROPOUTS = ("attn_drop", "attention_dropout", "dropout")
 
 @dataclass(frozen=True)
 class HostDescription:
-    """The values a new layer takes over; ``sources`` by our names, ``q_proj.weight`` and so on."""
+    """The values that a new layer takes over; ``sources`` has our names, such as ``q_proj.weight``."""
 
     embed_dim: int
     num_heads: int
@@ -35,7 +35,7 @@ class HostDescription:
 
 
 def describe(module: nn.Module, parent: nn.Module) -> HostDescription:
-    """Read a module that a class of ``HOSTS`` matches, one of our layers, or one of ours in a host.
+    """Read a module that a class of ``HOSTS`` matches, one of our layers, or one of our layers in a host.
 
     Raises:
         InputError: for a module that is not a plain map from d to d features.
@@ -59,10 +59,10 @@ def describe(module: nn.Module, parent: nn.Module) -> HostDescription:
 
 
 def known_sizes(owners: Sequence[nn.Module]) -> dict[str, Any]:
-    """What the nearest of a layer's owners (outermost first) states of its tokens, as options of our layers.
+    """The facts about tokens that the nearest of a layer's owners (outermost first) states, as options.
 
     Returns:
-        ``max_len``, and of a vision model ``grid_size`` and ``class_tokens``, as far as they are known.
+        ``max_len``, and for a vision model ``grid_size`` and ``class_tokens``, as far as they are known.
     """
     for owner in reversed(owners):
         if sizes := _own_sizes(owner) or _timm_sizes(owner) or _transformers_sizes(owner):
@@ -95,7 +95,7 @@ def _transformers_sizes(owner: nn.Module) -> dict[str, Any]:
 
 
 def _configured_length(owner: nn.Module) -> dict[str, Any]:
-    """For transformers' models whose table of positions stands elsewhere: BART, OPT."""
+    """The length in the config, for transformers' models that keep their positions elsewhere: BART, OPT."""
     longest = getattr(getattr(owner, "config", None), "max_position_embeddings", None)
     return {"max_len": longest} if isinstance(longest, int) else {}
 

@@ -1,4 +1,4 @@
-"""Any attention layer of a model swapped for one of ours, in place."""
+"""Replace the attention layers of a model by ours, in place."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ PATTERNS: Mapping[str, Mapping[int | str, AttentionSpec]] = MappingProxyType(
         "llt": {"last": "multilinear"},
     }
 )
-"""Which layers the papers replace: Primal-Attention's PrimalFormer and Primal.+, the kernel-PCA paper's
-SymViT and its two RPC settings, the KMLSVD thesis's FLT (every layer) and LLT (the last)."""
+"""The layers that the papers replace: PrimalFormer and Primal.+ of Primal-Attention, SymViT and two RPC
+settings of the kernel-PCA paper, FLT (every layer) and LLT (the last layer) of the KMLSVD thesis."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class Replacement:
         path: dotted name of the module.
         old: class of the module that was replaced.
         attention: name of the new mechanism.
-        options: its options, those taken from the host included.
+        options: its options, including those taken from the host.
         carried: parameters that hold the host's values.
-        new: parameters that are newly initialised.
+        new: parameters with a fresh initialisation.
         dropped: parameters of the host that were not taken over.
     """
 
@@ -79,21 +79,21 @@ def replace_attention(
 ) -> ReplacementReport:
     """Replace attention layers of a torch, timm, Hugging Face or kernel-attention model, in place.
 
-    Projection weights are carried over where shapes allow, fused ones part by part; device, dtype, training
-    mode and requires_grad stay as they were. Width, heads and biases come from the host, as do the options
-    ``dropout``, ``max_len`` and a vision model's ``grid_size`` and ``class_tokens``, where the mechanism has
-    them and the host knows the value. When anything is refused the model is unchanged.
+    Projection weights are carried over where shapes allow, fused ones part by part. Device, dtype, training
+    mode and requires_grad do not change. Width, heads and biases come from the host. So do the options
+    ``dropout`` and ``max_len``, and a vision model's ``grid_size`` and ``class_tokens``, where the mechanism
+    has them and the host knows the value. After an error the model is unchanged.
 
-    Create the optimizer afterwards: the layers have other parameters now. Weights saved from a changed model
-    load into another one changed in the same way.
+    Create the optimizer afterwards, because the layers have new parameters. Weights saved from a changed
+    model load into another model changed in the same way.
 
     Args:
         model: any module that holds attention layers (``nn.MultiheadAttention``, timm's and transformers'
             self-attention, ours).
         layers: {which: mechanism}. Which: an index (negative from the end), "all", "first", "last",
-            "first-K", "last-K", or the dotted name of the attention module or of the one module around it.
-            Mechanism: a name or ``{name: options}``. ``PATTERNS`` has the papers'.
-        options: options of every layer replaced; those given with a mechanism win.
+            "first-K", "last-K", or the dotted name of the attention module or of the module around it.
+            Mechanism: a name or ``{name: options}``. ``PATTERNS`` holds the papers' choices.
+        options: options of every replaced layer; options given with a mechanism take precedence.
 
     Returns:
         One record per layer, with what was carried, what is new and what was dropped.
@@ -134,7 +134,7 @@ def replace_attention(
 
 @dataclass(frozen=True)
 class _Plan:
-    """A layer made but not yet put in place, so that an error leaves the model as it was."""
+    """A layer that is made but not yet in place, so that an error leaves the model unchanged."""
 
     site: Site
     host: HostDescription
@@ -151,7 +151,7 @@ class _Plan:
         if site.host_class is TransformersAttention:
             TransformersAttention.require_usable(site.module)
         host = describe(site.module, site.owners[-1])
-        # Options that only the host can know; the user's options come last and win.
+        # Options that only the host knows; the user's options come last and take precedence.
         shared = {"bias": host.bias, "dropout": host.dropout, **known_sizes(site.owners)}
         options = {**{key: value for key, value in shared.items() if key in mechanism.options}, **options}
         layer = create_attention(name, host.embed_dim, host.num_heads, **options)
@@ -187,13 +187,13 @@ class _Plan:
             _settle_transformers(module, self.site.owners)
         for owner in self.site.owners:
             if isinstance(owner, nn.TransformerEncoder):
-                owner.use_nested_tensor = False  # it would pass nested tensors in eval mode
+                owner.use_nested_tensor = False  # otherwise it passes nested tensors in eval mode
         for parent, name in self.site.places:
             setattr(parent, name, new)
 
 
 def _settle_transformers(module: nn.Module, owners: Sequence[nn.Module]) -> None:
-    """Our layer has its own output projection and no key-value cache: the host's must go."""
+    """Remove the host's output projection and key-value cache: our layer has no cache."""
     owner = output_owner(module, owners[-1])
     if owner is not None and owner[0] is not module:
         setattr(owner[0], owner[1], nn.Identity())

@@ -48,7 +48,7 @@ class Site:
 
 
 def find_sites(model: nn.Module) -> list[Site]:
-    """Every attention layer that can be replaced, in the order of definition; a shared one counts once."""
+    """All attention layers that can be replaced, in the order of definition; a shared layer counts once."""
     sites: dict[int, Site] = {}
     for site in _walk(model, (model,), ""):
         sites.setdefault(id(site.module), site).places.append((site.owners[-1], site.path.rpartition(".")[2]))
@@ -56,7 +56,7 @@ def find_sites(model: nn.Module) -> list[Site]:
 
 
 def why_none(model: nn.Module) -> str | None:
-    """Why the first attention of a model without sites is none; None where it has no attention at all."""
+    """Why the first attention of the model cannot be replaced; None where the model has no attention."""
     for module in model.modules():
         if "attention" in type(module).__name__.lower() and (reason := TransformersAttention.why_not(module)):
             return reason
@@ -115,14 +115,14 @@ def _paths(sites: list[Site]) -> str:
 
 
 def _walk(module: nn.Module, owners: tuple[nn.Module, ...], prefix: str) -> Iterator[Site]:
-    for name, child in module._modules.items():  # named_children() would hide a module's second place
+    for name, child in module._modules.items():  # named_children() lists a shared module only once
         if child is None:
             continue
         path = f"{prefix}{name}"
         cross = CROSS.search(path) is not None
         host_class = next((host for host in HOSTS if host.matches(child, module)), None)
         if host_class is TransformersAttention and cross:
-            continue  # called with key-value caches of its own
+            continue  # its call has key-value caches
         if host_class is not None or isinstance(child, (AttentionLayer, HostedAttention)):
             yield Site(path, child, owners, host_class, cross)
         else:

@@ -1,4 +1,4 @@
-"""Our layers as the class that timm builds its blocks from."""
+"""Our layers as a class from which timm builds its blocks."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from kernel_attention.mechanisms import create_attention, get_mechanism
 
 
 class _MadeForTimm(type):
-    """Type of the classes made by ``timm_attention``.
+    """The type of the classes that ``timm_attention`` returns.
 
-    A timm model keeps the class it was made from, so the class must be picklable too. It is made again from
-    the mechanism's name and options.
+    A timm model keeps the class it was made from, so the class must be picklable. Unpickling makes it again
+    from the mechanism's name and options.
     """
 
     recipe: tuple[str, dict[str, Any]]
@@ -26,17 +26,17 @@ class _MadeForTimm(type):
 def timm_attention(name: str, **options: Any) -> type[nn.Module]:
     """A class for ``timm.create_model(..., attn_layer=timm_attention("primal", rank=96))``.
 
-    timm gives every block of a ViT or DeiT this attention. It needs a class: a function or ``partial`` does
-    not work. The parameters have the names that ``replace_attention`` gives them. timm's ``attn_drop``
-    becomes the layer's ``dropout`` where it has one.
+    timm gives every block of a ViT or DeiT this attention. It needs a class; a function or ``partial`` does
+    not work. The parameters have the same names as after ``replace_attention``. timm's ``attn_drop`` becomes
+    the layer's ``dropout`` where the layer has one.
 
     Args:
         name: a mechanism of ``list_attention``.
         options: its options.
 
     Raises:
-        InputError: for an unknown name; when the model is made, for an option the mechanism does not have, or
-            for timm's ``qk_norm`` and ``scale_norm``, which act inside the softmax attention.
+        InputError: for an unknown name. Also, when the model is made, for an option that the mechanism does
+            not have, and for timm's ``qk_norm`` and ``scale_norm``, which act inside the softmax attention.
     """
     accepted = get_mechanism(name).options
 

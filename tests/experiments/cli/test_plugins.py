@@ -86,7 +86,7 @@ def test_a_plugins_mechanism_trains_and_its_run_says_what_it_needs(command, refu
         ["train", "--resume", "run", "--data-root", waves],
     ):
         message = refused(*words)
-        assert "this run needs the plugin 'our_plugin'; say --plugin our_plugin" in message
+        assert "this run needs the plugin 'our_plugin'; give --plugin our_plugin" in message
     assert not (here / "executed").exists(), "opening a run imports nothing by itself"
 
     command("--plugin=our_plugin", "evaluate", "run", "--data-root", waves)
