@@ -58,9 +58,7 @@ def _train(options: Train, typed: dict[str, Any]) -> int:
     from kernel_attention.experiments.training.recipe import make_recipe, read_recipe, recipe_plugins
 
     if (options.recipe is None) == (options.resume is None):
-        raise InputError(
-            "train needs either a recipe or --resume RUN (see: kernel-attention train --help)"
-        )
+        raise InputError("train needs either a recipe or --resume RUN (see: kernel-attention train --help)")
     if options.resume is not None:
         return _run_training(None, Path(options.resume), None, options.data_root, options.progress)
     assert options.recipe is not None

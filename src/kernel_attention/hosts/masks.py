@@ -69,9 +69,7 @@ def read_attention_mask(keep: Tensor, batch: int, length: int, is_causal: bool) 
         expected = padding & triangle if causal and rows_given else padding
         return ((keep == expected) | free).all()
 
-    message = (
-        f"a mask of shape {tuple(keep.shape)} is neither padding nor causal, the only accepted ones"
-    )
+    message = f"a mask of shape {tuple(keep.shape)} is neither padding nor causal, the only accepted ones"
     if torch.compiler.is_compiling():
         verify(matches(is_causal), f"{message}; under torch.compile a causal mask needs is_causal=True")
         return real.expand(batch, -1), is_causal

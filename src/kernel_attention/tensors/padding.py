@@ -59,9 +59,7 @@ def pad_tokens(x: Tensor, length: int, value: float = 0.0) -> Tensor:
     missing = length - x.size(-2)
     if not torch.compiler.is_compiling() and missing == 0:
         return x
-    if (
-        is_exporting()
-    ):  # repeats one row by index: torch.export cannot prove that ``missing`` is not negative
+    if is_exporting():  # repeats one row by index: torch.export cannot prove that ``missing`` is not negative
         rows = torch.arange(length, device=x.device).clamp_max(x.size(-2))
         padded = torch.nn.functional.pad(x, (0, 0, 0, 1), value=value)
         return padded.index_select(x.dim() - 2, rows)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def headline(summary: Mapping[str, Any]) -> str:
-    """The test figure in one line, never without its protocol.
+    """The test figure with its protocol, in one line.
 
     ``test accuracy 97.84 ± 0.31 % (protocol holdout, seeds 0, 1, 2)``
     """
@@ -36,9 +36,9 @@ def headline(summary: Mapping[str, Any]) -> str:
 
 
 def summary_table(summary: Mapping[str, Any]) -> Table:
-    """The content of ``summary.json`` as a table: one row a seed, then mean and deviation.
+    """The content of ``summary.json`` as a table: one row per seed, then mean and deviation.
 
-    The protocol stands in the head of the column of figures and its meaning below the table. Nothing of the
+    The head of the column of figures names the protocol, and its meaning is below the table. No text of the
     summary is read as rich markup.
     """
     from rich.table import Table
@@ -66,11 +66,11 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
 
 
 def evaluation_table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
-    """The figures of every seed, a line each; nothing in it is read as rich markup.
+    """The figures of every seed, one row per seed; no text is read as rich markup.
 
     Args:
-        rows: a record a seed, with ``seed`` among its keys; lists, such as a confusion matrix, are left out.
-        title: above the table.
+        rows: one record per seed, with the key ``seed``; lists, such as a confusion matrix, are left out.
+        title: the title above the table.
     """
     from rich.table import Table
     from rich.text import Text
@@ -86,7 +86,7 @@ def evaluation_table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
     return table
 
 
-# Of a layer's summary, what a table shows and the report under what heading.
+# The figures of a layer that a table shows, and their headings.
 DIAGNOSTIC_HEADINGS = {
     "values_for_90_percent": "values for 90 %",
     "effective_rank": "effective rank",
@@ -101,7 +101,7 @@ DIAGNOSTIC_HEADINGS = {
 
 
 def diagnostics_table(report: DiagnosticsReport, title: str) -> Table:
-    """The means of a diagnosis as a table, one row a layer; nothing in it is read as rich markup."""
+    """The means of a diagnosis as a table, one row per layer; no text is read as rich markup."""
     from rich.table import Table
     from rich.text import Text
 
