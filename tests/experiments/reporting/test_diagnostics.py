@@ -57,7 +57,7 @@ def test_the_section_has_the_numbers(analysed, report):
     ):
         assert text in page
     assert f"{report[0].summary()['effective_rank']:.4g}" in page
-    assert page.count("attention with queries down") == 2, "a picture of the maps for each seed"
+    assert page.count("attention with a row per query") == 2, "a picture of the maps for each seed"
 
 
 def test_a_run_that_was_not_analysed_has_no_section(make_run):
@@ -69,7 +69,7 @@ def test_a_damaged_array_file_costs_the_maps_only(analysed):
     (analysed / "seed-1/diagnostics.npz").unlink()
     page = page_of(analysed)
     assert "0: softmax" in page
-    assert "attention with queries down" not in page
+    assert "attention with a row per query" not in page
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_plots_that_cannot_be(report, tmp_path):
         plot_diagnostics(report, tmp_path / "missing/figure.png")
     with pytest.raises(ka.InputError, match="cannot be written"):
         plot_diagnostics(report, tmp_path / "figure.nonsense")
-    with pytest.raises(ka.InputError, match="nothing to draw"):
+    with pytest.raises(ka.InputError, match="no data for this picture"):
         plot_diagnostics(DiagnosticsReport(()), tmp_path / "figure.png")
 
 

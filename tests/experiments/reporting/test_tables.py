@@ -121,7 +121,7 @@ def test_numbers_and_sentences():
     assert format_number(-0.0012345678) == "−0.001235"
     assert format_number(None) == "–"
     assert format_number(float("nan")) == "nan"
-    assert format_number(10000.0) == "10000"
+    assert format_number(10000.0) == "10,000"
     assert format_number(12345678.0) == "1.235e+07"
     assert format_metric("accuracy", None) == "–"
     assert format_metric("accuracy", 0.5) == "50.00 %"

@@ -18,7 +18,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """matplotlib takes half a second, which commands that draw nothing should not wait for."""
+    """Import a name on first use: matplotlib takes half a second, and some commands draw nothing."""
     if name == "plot_diagnostics":
         from kernel_attention.experiments.reporting.diagnostic_plots import plot_diagnostics
 

@@ -14,7 +14,7 @@ from kernel_attention.experiments.reporting.figures import DASHES, PALETTE, repo
 
 Line = tuple[list[int], list[float]]  # lengths and values
 
-# Over what each figure of the primal-dual paper divides: (its number, numerator, denominator).
+# The ratios in the figures of the primal-dual paper: (figure, numerator, denominator).
 _SPARSE = "kernel {'sparse': {'stride': 64}}, factors [1, 2]"
 _PAPER = (
     ("figure 1: BN+SH over softmax", "eager batch_norm_scaled_heads", "eager"),
@@ -26,7 +26,7 @@ _PAPER = (
 
 @report_style()
 def benchmark_plot(record: Mapping[str, Any]) -> Figure:
-    """Time a token and peak memory over N, a line a contender (and a setting, where more than N varies)."""
+    """Time per token and peak memory over N, one line per contender and setting."""
     kinds = [(kind, "time") for kind in record["plan"]["passes"]]
     if any("memory" in row for cell in record["cells"] for row in cell["rows"]):
         kinds += [(kind, "memory") for kind in record["plan"]["passes"]]
@@ -36,14 +36,14 @@ def benchmark_plot(record: Mapping[str, Any]) -> Figure:
         lines = _lines(record["cells"], lambda cell, row, kind=kind, what=what: _value(cell, row, kind, what))
         _draw(axis, lines)
         axis.set_yscale("log")
-        axis.set_title(f"{kind}: {'µs a token' if what == 'time' else 'peak, MB'}")
+        axis.set_title(f"{kind}: {'µs per token' if what == 'time' else 'peak, MB'}")
     _legend(figure, axes)
     return figure
 
 
 @report_style()
 def paper_ratio_plot(record: Mapping[str, Any]) -> Figure:
-    """Figures 1 to 4 of the primal-dual paper: ratios of operations and of memory over N, a line a width."""
+    """Figures 1 to 4 of the primal-dual paper: ratios of operations and memory over N, one line per width."""
     quantities = [("operations", "step"), ("memory", "step"), ("memory", "forward")]
     figure = Figure(figsize=(3.6 * len(quantities), 2.6 * len(_PAPER)))
     axes = figure.subplots(len(_PAPER), len(quantities), squeeze=False)
@@ -57,7 +57,7 @@ def paper_ratio_plot(record: Mapping[str, Any]) -> Figure:
 
 
 def paper_ratios(record: Mapping[str, Any], over: str, under: str, what: str, kind: str) -> dict[str, Line]:
-    """Lengths and the ratios of one contender's figure to another's, by width ("d 64")."""
+    """Lengths and ratios between the figures of two contenders, by width ("d 64")."""
     lines: dict[str, Line] = {}
     for cell in record["cells"]:
         values = {row["contender"]: row.get(what, {}).get(kind) for row in cell["rows"]}

@@ -32,7 +32,7 @@ def benchmark_tables(record: Mapping[str, Any]) -> list[Table]:
 
 
 def benchmark_markdown(record: Mapping[str, Any]) -> str:
-    """The same tables as Markdown, with the machine below: what a page of results takes."""
+    """The same tables as Markdown for a page of results, with the machine below."""
     parts = []
     for title, head, rows in _all(record):
         lines = [f"**{title}**", ""]
@@ -65,7 +65,7 @@ def _all(record: Mapping[str, Any]) -> Iterator[tuple[str, list[str], list[list[
 
 
 def _sizes(cells: Sequence[Mapping[str, Any]]) -> tuple[str, list[str]]:
-    """What all cells share, as a text, and the names of what they do not."""
+    """The sizes that all cells share, as a text, and the names of the others."""
     values = {name: {cell["setting"][name] for cell in cells} for name in _SIZES}
     varying = [name for name in _SIZES if len(values[name]) > 1 or name == "length"]
     shared = [
@@ -84,7 +84,7 @@ def _times(
     rows_of_all = [row for cell in cells for row in cell["rows"]]
     has = {key: any(key in row for row in rows_of_all) for key in ("memory", "operations")}
     over = plan["baseline"] if any(_has_baseline(cell, plan["baseline"]) for cell in cells) else ""
-    head = ["contender", *(_SIZES[name] for name in varying), "ms", "quartiles", "µs a token"]
+    head = ["contender", *(_SIZES[name] for name in varying), "ms", "quartiles", "µs per token"]
     head += [f"time / {over}", f"{over} / time"] if over else []
     head += ["peak, MB"] if has["memory"] else []
     head += ["GFLOP"] if has["operations"] else []

@@ -13,7 +13,7 @@ from kernel_attention.experiments.reporting.benchmark_tables import benchmark_ma
 
 
 def write_benchmark(record: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Write ``benchmark.json``, ``tables.md`` and pictures; the files written.
+    """Write ``benchmark.json``, ``tables.md`` and pictures. Return the files written.
 
     Raises:
         InputError: where the folder cannot be written to.
@@ -27,7 +27,7 @@ def write_benchmark(record: Mapping[str, Any], folder: Path) -> list[Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         files = [folder / "benchmark.json", folder / "tables.md"]
-        # A run writes these again after every setting: a kill must not take what the settings before gave.
+        # A run writes these again after every setting, and a kill must not destroy the earlier results.
         texts = (json.dumps(record, indent=1, allow_nan=False) + "\n", benchmark_markdown(record))
         for path, text in zip(files, texts, strict=True):
             write_text_atomically(path, text)

@@ -16,7 +16,7 @@ from kernel_attention.experiments.reporting.formats import (
 )
 from kernel_attention.experiments.reporting.records import Curve, RunRecord, SeedRecord
 
-ROW_LIMIT = 30  # rows listed for each seed; all of them stand in metrics.csv
+ROW_LIMIT = 30  # rows listed for each seed; metrics.csv has all of them
 QUANTITIES = ("loss", "accuracy", "rmse", "r2")
 
 
@@ -81,7 +81,7 @@ def _caption(run: RunRecord, name: str) -> str:
             f"Under the protocol paper the {run.unit} is selected on the test split, which these curves show."
         )
     if len(run.seeds) > 1:
-        parts.append("One light line a seed, their mean dark.")
+        parts.append("One light line per seed, their mean dark.")
     return " ".join(parts)
 
 
@@ -107,9 +107,9 @@ def objective_section(run: RunRecord) -> html.Section:
         data_uri(plots.objective_curves(layers, unit=run.unit)),
         f"Line chart of the objective J over the {run.unit}s, on a symmetric logarithmic axis. "
         f"{' '.join(ends)}",
-        "The auxiliary objective J of each layer; for Primal-Attention the KSVD objective. Training adds its "
-        "weighted square to the task's loss, which draws J to 0 from either side. J = 0 is necessary for a "
-        "singular value decomposition of the kernel, not sufficient.",
+        "The auxiliary objective J of each layer; for Primal-Attention, the KSVD objective. Training adds "
+        "its weighted square to the task's loss, which pulls J to 0 from either side. J = 0 is necessary for "
+        "a singular value decomposition of the kernel, but not sufficient.",
         wide=len(run.seeds) > 1,
     )
     return html.Section("objective", title, [html.Pictures([picture])])
@@ -131,7 +131,7 @@ def _mean_at(curves: dict[int, Curve], position: int) -> float:
 
 
 def _table(run: RunRecord, record: SeedRecord) -> html.Table:
-    left = {"epoch"} if record.unit == "step" else set()  # a number of the row, which says nothing
+    left = {"epoch"} if record.unit == "step" else set()  # only a count of the rows
     columns = [key for key in dict.fromkeys(key for row in record.metrics for key in row) if key not in left]
     count = len(record.metrics)
     chosen = sorted(set(np.linspace(0, count - 1, min(count, ROW_LIMIT)).round().astype(int).tolist()))

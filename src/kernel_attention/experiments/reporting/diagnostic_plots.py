@@ -25,8 +25,8 @@ from kernel_attention.experiments.reporting.figures import (
 )
 from kernel_attention.experiments.reporting.formats import layer_name
 
-REACHED = 0.999  # the explained variance beyond which its curve is of no interest
-HEAD_LIMIT, MAP_LIMIT = 8, 6  # heads and layers that a picture of attention maps shows
+REACHED = 0.999  # curves of the explained variance end here
+HEAD_LIMIT, MAP_LIMIT = 8, 6  # the numbers of heads and layers in a picture of attention maps
 LABELS = {
     "effective_rank": "effective rank",
     "head_distance": "distance between heads",
@@ -37,11 +37,11 @@ LABELS = {
 
 
 def plot_diagnostics(report: DiagnosticsReport, path: str | Path, what: str = "measures") -> Path:
-    """Draw a report to a file; the format is that of its name (.png, .svg, .pdf).
+    """Draw a report to a file. The format follows from its name (.png, .svg, .pdf).
 
     Args:
         report: from ``kernel_attention.analysis.diagnose``.
-        path: where to; replaced where it exists.
+        path: the file; an existing one is replaced.
         what: "measures" (explained variance, and every number by layer and head) or "maps" (the attention of
             the first sequence, up to 6 layers and 8 heads).
 
@@ -55,7 +55,7 @@ def plot_diagnostics(report: DiagnosticsReport, path: str | Path, what: str = "m
     else:
         figure = maps_figure(select_maps(report.arrays()))
     if figure is None:
-        raise InputError(f"what={what!r}: the report holds nothing to draw of it")
+        raise InputError(f"what={what!r}: the report holds no data for this picture")
     try:
         with report_style():
             figure.savefig(path, dpi=160)
@@ -66,14 +66,14 @@ def plot_diagnostics(report: DiagnosticsReport, path: str | Path, what: str = "m
 
 @report_style()
 def measures_figure(records: Sequence[Mapping[str, Any]]) -> Figure | None:
-    """Mean cumulative explained variance by layer, and a panel of dots (one a head) for every other number.
+    """Mean cumulative explained variance by layer, and a panel with one dot per head for every other number.
 
     Args:
-        records: of the layers, first to last, see
+        records: the records of the layers, first to last, see
             ``kernel_attention.analysis.LayerDiagnostics.record``.
 
     Returns:
-        The figure; None where no layer has anything to show.
+        The figure; None where no layer has data for it.
     """
     names = _layer_names(records)
     curves = _curves(records)
@@ -93,7 +93,7 @@ def measures_figure(records: Sequence[Mapping[str, Any]]) -> Figure | None:
         _dot_panel(axis, LABELS[key], [record["by_head"].get(key) or [] for record in records], names)
     if curves:
         for place in sorted({place for by_layer in curves.values() for place in by_layer}):
-            is_named = len(names) <= 12 or place in (0, len(names) - 1)  # of many the first and the last
+            is_named = len(names) <= 12 or place in (0, len(names) - 1)  # of many, the first and the last
             label = names[place] if is_named else None
             axes[0].plot([], [], color=ordered_colors(len(names))[place], label=label)
         legend_below(figure, axes[0])
@@ -102,10 +102,10 @@ def measures_figure(records: Sequence[Mapping[str, Any]]) -> Figure | None:
 
 @report_style()
 def maps_figure(maps: Mapping[str, np.ndarray]) -> Figure | None:
-    """Attention or scores of one sequence, a row a layer and a column a head, each map on its own scale.
+    """Attention or scores of one sequence, one row per layer and one column per head, each on its own scale.
 
     Args:
-        maps: what to call the row -> (h, n, m). Beyond ``MAP_LIMIT`` rows evenly spaced ones are shown.
+        maps: title of a row -> (h, n, m). Beyond ``MAP_LIMIT`` rows evenly spaced ones are shown.
     """
     names = list(maps)
     if not names:
@@ -130,7 +130,7 @@ def maps_figure(maps: Mapping[str, np.ndarray]) -> Figure | None:
 
 
 def select_maps(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Of a report's arrays the attention maps and the scores, (h, n, m) each, with a name for their row."""
+    """The attention maps and scores among a report's arrays, (h, n, m) each, by the title of their row."""
     found = {}
     for key, value in arrays.items():
         layer, _, quantity = key.rpartition("/")
@@ -183,7 +183,7 @@ def _dot_panel(
 
 
 def _layer_names(records: Sequence[Mapping[str, Any]]) -> list[str]:
-    """``layer K``: the model's own number where every layer has one, else the place among those measured."""
+    """``layer K``: the model's number where every layer has one, else the place among those measured."""
     names = [layer_name(str(record["name"])) for record in records]
     if all(name.startswith("layer ") for name in names):
         return names

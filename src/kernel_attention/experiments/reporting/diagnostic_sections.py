@@ -1,4 +1,4 @@
-"""The part of the report that ``analyze`` adds: what the attention of each layer does."""
+"""The section of the report that ``analyze`` adds: what the attention of each layer does."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _pieces(run: RunRecord, record: SeedRecord) -> list[html.Piece]:
 
 
 def _explanation(records: Sequence[SeedRecord]) -> list[html.Piece]:
-    """What the numbers mean that are there."""
+    """The meaning of the numbers shown."""
     measured = {key for record in records for layer in _layers(record) for key in layer["summary"]}
     said = []
     names = {"projection_error": "J_proj", "gamma_spread": "gamma"}
@@ -89,7 +89,9 @@ def _pictures(run: RunRecord, record: SeedRecord) -> list[html.Picture]:
                 "line is 90 %."
             )
         if shown:
-            said.append("Elsewhere a dot is a head (of distances: a pair of heads), the bar their median.")
+            said.append(
+                "In the other charts, a dot is a head (for distances, a pair of heads), the bar their median."
+            )
         pictures.append(
             html.Picture(
                 data_uri(figure),
@@ -103,13 +105,13 @@ def _pictures(run: RunRecord, record: SeedRecord) -> list[html.Picture]:
     if figure is not None:
         heads = max(len(array) for array in maps.values())
         left_out = len(maps) > MAP_LIMIT or heads > HEAD_LIMIT
-        shown_part = f"; {MAP_LIMIT} maps and {HEAD_LIMIT} heads at most" if left_out else ""
+        shown_part = f"; at most {MAP_LIMIT} maps and {HEAD_LIMIT} heads are shown" if left_out else ""
         pictures.append(
             html.Picture(
                 data_uri(figure),
                 "Attention maps of one sequence by layer and head.",
-                "The first sequence: attention with queries down and keys across, or scores with tokens down "
-                f"and components across; each map on its own scale{shown_part}.",
+                "The first sequence: attention with a row per query and a column per key, or scores with a "
+                f"row per token and a column per component. Each map has its own scale{shown_part}.",
                 wide=heads > 3,
             )
         )
@@ -117,7 +119,7 @@ def _pictures(run: RunRecord, record: SeedRecord) -> list[html.Picture]:
 
 
 def _maps(run: RunRecord, record: SeedRecord) -> dict[str, np.ndarray]:
-    """From ``diagnostics.npz``; empty where it is missing or damaged, which costs the picture only."""
+    """The maps in ``diagnostics.npz``; empty where it is missing or damaged."""
     path = run.folder.diagnostics_arrays_path(record.seed)
     try:
         with np.load(path, allow_pickle=False) as arrays:

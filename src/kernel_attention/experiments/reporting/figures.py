@@ -1,4 +1,4 @@
-"""What all pictures share: the look, the colours, grids of panels, and the way into the page."""
+"""The common parts of all pictures: style, colours, grids of panels, and embedding into the page."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-# Okabe and Ito's colour-blind-safe set, without the yellow that vanishes on white.
+# Okabe and Ito's colour-blind-safe set, without the yellow, which is invisible on white.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#5F5F5F")
 DASHES: tuple[Any, ...] = ("solid", (0, (4, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)))
 INK, MUTED, RULE = "#1b1f24", "#57606a", "#d8dee4"
-SVG_LIMIT = 180_000  # bytes of SVG beyond which a PNG is tried
+SVG_LIMIT = 180_000  # above this many bytes of SVG, a PNG is tried
 
 STYLE: dict[str, Any] = {
     "axes.axisbelow": True,
@@ -54,7 +54,7 @@ STYLE: dict[str, Any] = {
 
 @contextmanager
 def report_style() -> Iterator[None]:
-    """Our settings on top of matplotlib's defaults, whatever the user's own are; restored on exit."""
+    """Our settings on top of matplotlib's defaults, whatever the user's settings; restored on exit."""
     with matplotlib.style.context(["default", STYLE]):
         yield
 
@@ -66,7 +66,7 @@ def seed_styles(seeds: Sequence[int]) -> dict[int, dict[str, Any]]:
 
 
 def ordered_colors(count: int) -> list[Any]:
-    """Colours for things with an order, dark to light, stopping before they vanish on white."""
+    """Colours for an ordered set, from dark to light, all visible on white."""
     return list(matplotlib.colormaps["viridis"](np.linspace(0.05, 0.82, count)))
 
 
@@ -84,7 +84,7 @@ def panel_grid(panels: int, height: float) -> tuple[Figure, list[Axes]]:
 
 
 def legend_below(figure: Figure, axis: Axes) -> None:
-    """One legend for all panels, in rows under them, where it hides no line."""
+    """One legend for all panels, in rows below them."""
     handles, labels = axis.get_legend_handles_labels()
     if handles:
         rows = -(-len(handles) // 6)
@@ -92,7 +92,7 @@ def legend_below(figure: Figure, axis: Axes) -> None:
 
 
 def markers(places: np.ndarray) -> dict[str, Any]:
-    """Markers where there are few points; a line of one point would be invisible without."""
+    """Markers where there are few points; a line of a single point would otherwise be invisible."""
     return {"marker": "o", "markersize": 3.5} if len(places) <= 12 else {}
 
 
@@ -102,7 +102,7 @@ def whole_numbers() -> MaxNLocator:
 
 
 def data_uri(figure: Figure) -> str:
-    """The picture as ``data:`` URI: SVG with its letters as outlines, or PNG where a large SVG outweighs it.
+    """The picture as a ``data:`` URI: SVG with outlined letters, or PNG if that is smaller than a large SVG.
 
     As the source of an ``img`` an SVG runs nothing, loads nothing and shares no ids with the page.
     """
@@ -115,7 +115,7 @@ def data_uri(figure: Figure) -> str:
 def _render(figure: Figure, kind: str) -> bytes:
     buffer = io.BytesIO()
     with report_style(), warnings.catch_warnings():
-        # A class named in a script that the font lacks is drawn as boxes; the page's tables still spell it.
+        # A class name in a script that the font lacks is drawn as boxes; the tables on the page show it.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         figure.savefig(buffer, format=kind, dpi=160, metadata={"Date": None} if kind == "svg" else None)
     return buffer.getvalue()

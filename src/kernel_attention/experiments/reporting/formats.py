@@ -1,4 +1,4 @@
-"""How figures, durations and mechanisms are written, the same in the terminal and in the report."""
+"""The format of figures, durations and mechanisms, in the terminal and in the report."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ MISSING = "–"
 
 
 def metric_name(metric: str) -> str:
-    """The name of a metric as a reader knows it; an unknown one is spelled out."""
+    """The readable name of a metric; for an unknown one, its words."""
     return METRIC_NAMES.get(metric, metric.replace("_", " "))
 
 
 def column_name(key: str, evaluated: str = "validation") -> str:
-    """What a column of ``metrics.csv`` holds.
+    """The readable name of a column of ``metrics.csv``.
 
     Args:
         key: the column.
-        evaluated: what the split is called that selects the epoch.
+        evaluated: the name of the split that selects the epoch.
     """
     stage, _, metric = key.partition("_")
     if stage in STAGES:
@@ -38,7 +38,7 @@ def column_name(key: str, evaluated: str = "validation") -> str:
 
 
 def layer_name(path: str) -> str:
-    """``encoder.layers.1.attention`` of a model of ours is ``layer 1``; any other module keeps its path."""
+    """``layer 1`` for ``encoder.layers.1.attention`` of our models; any other module keeps its path."""
     ours = re.fullmatch(r"(?:encoder\.)?layers\.(\d+)\.attention", path)
     return f"layer {ours[1]}" if ours else path
 
@@ -57,8 +57,8 @@ def format_number(value: object, digits: int = 4) -> str:
     if isinstance(value, int):
         return str(value)
     if isinstance(value, float):
-        is_long = 10**digits <= abs(value) < 1e6  # in full: 10000 and not 1e+04
-        text = f"{value:.0f}" if is_long else f"{value:.{digits}g}"
+        is_long = 10**digits <= abs(value) < 1e6  # in full: 10,000 and not 1e+04
+        text = f"{value:,.0f}" if is_long else f"{value:.{digits}g}"
         return text.replace("-", "−", 1) if text.startswith("-") else text
     return str(value)
 
@@ -69,14 +69,14 @@ def is_share(metric: str) -> bool:
 
 
 def format_metric(metric: str, value: object) -> str:
-    """A metric's value with its unit: accuracies in per cent, everything else as it is."""
+    """A metric's value with its unit: accuracies in per cent, other metrics as plain numbers."""
     if is_share(metric) and is_number(value):
         return f"{100 * float(value):.2f} %"
     return format_number(value)
 
 
 def format_spread(metric: str, mean: object, std: object) -> str:
-    """``mean ± std`` in the unit of the metric; the mean alone where there is no deviation."""
+    """``mean ± std`` in the unit of the metric; the mean alone where ``std`` is None."""
     if not is_number(std):
         return format_metric(metric, mean)
     if is_share(metric) and is_number(mean):
@@ -85,7 +85,7 @@ def format_spread(metric: str, mean: object, std: object) -> str:
 
 
 def format_duration(seconds: object) -> str:
-    """Seconds as a person says them: ``8.3 s``, ``4 min 05 s``, ``1 h 02 min``."""
+    """Seconds in readable units: ``8.3 s``, ``4 min 05 s``, ``1 h 02 min``."""
     if not is_number(seconds):
         return MISSING
     value = float(seconds)
@@ -102,6 +102,11 @@ def format_seeds(seeds: Sequence[object]) -> str:
     """``seed 0`` or ``seeds 0, 1, 2``."""
     listed = ", ".join(str(seed) for seed in seeds)
     return f"{'seed' if len(seeds) == 1 else 'seeds'} {listed}" if seeds else "no seed"
+
+
+def format_count(value: object) -> str:
+    """A whole number with its thousands separated: ``929,589``; anything else as ``format_value`` has it."""
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else format_value(value)
 
 
 def format_value(value: Any) -> str:
@@ -122,8 +127,8 @@ def sentence(text: str) -> str:
 def mechanisms_in(spec: Any) -> list[tuple[str, dict[str, Any]]]:
     """The (name, options) pairs behind an attention spec: one pair, or one for each layer of a list.
 
-    Accepts what recipes accept, and what becomes of it in JSON: ``"primal"``, ``{"primal": {"rank": 20}}``,
-    ``["primal", {"rank": 20}]``, or a list of such.
+    It accepts the specs of recipes, also after a round trip through JSON: ``"primal"``, ``{"primal": {"rank":
+    20}}``, ``["primal", {"rank": 20}]``, or a list of such.
     """
     if isinstance(spec, str):
         return [(spec, {})]

@@ -1,8 +1,8 @@
 """The page of a report: its pieces as plain data, and the templates that turn them into HTML.
 
-A section is a list of pieces; a piece knows its template, ``templates/<piece>.html``. The templates escape
-whatever they are given. The page needs no network and no scripts; its content security policy allows neither,
-so that nothing that came into a run folder from a data set or a recipe can act when the report is opened.
+A section is a list of pieces. Each piece names its template, ``templates/<piece>.html``. The templates escape
+all text. The page needs no network and no scripts, and its content security policy allows neither. So no text
+in a run folder, from a data set or a recipe, can execute when the report is opened.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Paragraph(Piece):
-    """A paragraph; ``muted`` for what stands in the second row."""
+    """A paragraph; ``muted`` for secondary text."""
 
     template = "paragraph.html"
     text: str
@@ -33,7 +33,7 @@ class Paragraph(Piece):
 
 @dataclass(frozen=True)
 class Result(Piece):
-    """The headline figure, what it is, and what to compare it with."""
+    """The headline figure, its meaning, and figures to compare it with."""
 
     template = "result.html"
     value: str
@@ -43,7 +43,7 @@ class Result(Piece):
 
 @dataclass(frozen=True)
 class Notice(Piece):
-    """A framed remark, with a list under it where there are items."""
+    """A framed remark, with a list of items below it."""
 
     template = "notice.html"
     text: str
@@ -52,7 +52,7 @@ class Notice(Piece):
 
 @dataclass(frozen=True)
 class Facts(Piece):
-    """Short facts beside one another, each under its name."""
+    """Short facts in a row, each below its name."""
 
     template = "facts.html"
     pairs: tuple[tuple[str, str], ...]
@@ -63,9 +63,9 @@ class Table(Piece):
     """A table whose first column names the row.
 
     Args:
-        head: names of the columns; none leaves the head out.
-        rows: as many cells as columns.
-        caption: above the table.
+        head: names of the columns; empty for a table without a head.
+        rows: one cell per column.
+        caption: the text above the table.
         numbers: align all columns but the first to the right.
         total: whether the last row sums the others up.
     """
@@ -80,9 +80,9 @@ class Table(Piece):
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture as data URI, the words for those who cannot see it, and the caption under it.
+    """A picture as a data URI, its alternative text, and its caption.
 
-    ``wide``: of several panels; a narrow screen scrolls it instead of shrinking it past reading.
+    ``wide`` is for pictures of several panels: a narrow screen scrolls them instead of shrinking them.
     """
 
     uri: str
@@ -93,7 +93,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Pictures(Piece):
-    """Figures with captions; ``pair`` lets two of them share a row."""
+    """Pictures with captions; ``pair`` puts two of them in a row."""
 
     template = "pictures.html"
     items: Sequence[Picture]
@@ -102,7 +102,7 @@ class Pictures(Piece):
 
 @dataclass(frozen=True)
 class Folded(Piece):
-    """Pieces that open on demand."""
+    """Pieces that the reader can unfold."""
 
     template = "folded.html"
     label: str
@@ -111,7 +111,7 @@ class Folded(Piece):
 
 @dataclass(frozen=True)
 class Code(Piece):
-    """Text as it stands, in a fixed-width face; ``wrap`` breaks long lines, as of a command."""
+    """Unchanged text in a fixed-width font; ``wrap`` breaks long lines between words, for commands."""
 
     template = "code.html"
     text: str
@@ -120,7 +120,7 @@ class Code(Piece):
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page: the anchor, the heading and the content."""
+    """A section of the page: anchor, heading and content."""
 
     anchor: str
     title: str
@@ -128,7 +128,7 @@ class Section:
 
 
 def page(title: str, lead: str, opening: Sequence[Piece], sections: Sequence[Section], footer: str) -> str:
-    """The whole document; ``opening`` stands between the title and the table of contents."""
+    """The whole document; ``opening`` comes between the title and the table of contents."""
     template = _environment().get_template("page.html")
     return template.render(title=title, lead=lead, opening=opening, sections=sections, footer=footer)
 

@@ -1,4 +1,4 @@
-"""The parts of the report about the trained model: what it confuses, and the spectrum of its kernel."""
+"""The sections about the trained model: the classes that it confuses, and the spectrum of its kernel."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SHARES = (0.9, 0.95, 0.99)
 
 
 def confusion_section(run: RunRecord) -> html.Section | None:
-    """The confusion matrix on the test split, all seeds added up, and precision and recall by class.
+    """The confusion matrix on the test split, summed over seeds, and precision and recall by class.
 
     None for tasks without classes.
     """
@@ -37,7 +37,7 @@ def confusion_section(run: RunRecord) -> html.Section | None:
     counts = run.confusion_counts
     if counts is None:
         reason = (
-            "the evaluations hold none that fit together"
+            "those of the seeds do not fit together"
             if run.evaluated
             else "the test split has not been evaluated"
         )
@@ -45,7 +45,7 @@ def confusion_section(run: RunRecord) -> html.Section | None:
     classes = len(counts)
     names = run.class_names if len(run.class_names) == classes else [str(index) for index in range(classes)]
     seeds = [record.seed for record in run.evaluated]
-    added = f", added up over {format_seeds(seeds)}" if len(seeds) > 1 else ""
+    added = f", summed over {format_seeds(seeds)}" if len(seeds) > 1 else ""
     written = "; empty cells are 0" if classes <= plots.COUNT_LIMIT else ""
     hits, worst = f"{int(np.trace(counts))} of {int(counts.sum())}", _worst_confusion(counts, names)
     picture = html.Picture(
@@ -65,7 +65,7 @@ def _worst_confusion(counts: np.ndarray, names: list[str]) -> str:
     times = int(wrong[row, column])
     if times == 1:
         return "No two classes were confused more than once."
-    return f"The most frequent error: {names[row]} taken for {names[column]}, {times} times."
+    return f"The most frequent error: class {names[row]} predicted as {names[column]}, {times} times."
 
 
 def _class_table(counts: np.ndarray, names: list[str]) -> html.Piece:
@@ -89,9 +89,9 @@ def _class_table(counts: np.ndarray, names: list[str]) -> html.Piece:
 
 
 def spectrum_section(run: RunRecord) -> html.Section | None:
-    """The singular values of the learnt kernel by layer and head, and how many of them carry its energy.
+    """The singular values of the learnt kernel by layer and head, and the number that carries its energy.
 
-    None for a run that recorded none, as a language model does.
+    None for a run without recorded spectra, such as that of a language model.
     """
     title = "Spectrum of the learnt kernel"
     layers = spectra(run)
@@ -100,24 +100,24 @@ def spectrum_section(run: RunRecord) -> html.Section | None:
     if not any(record.spectra for record in run.seeds):
         return None
     if not layers:
-        text = "No layer of this run has a kernel whose spectrum could be taken."
+        text = "No layer of this run has a kernel whose spectrum could be computed."
         return html.Section("spectrum", title, [html.Paragraph(text), *notes])
     names = _mechanisms(run)
     rows = [
         [names.get(layer, f"layer {layer}"), *(_needed(by_seed, share) for share in SHARES)]
         for layer, by_seed in layers.items()
     ]
-    head = ["layer", *(f"{share:.0%}" for share in SHARES)]
-    caption = "How many singular values explain a share of the variance: mean over heads and seeds, and range"
+    head = ["layer", *(f"{100 * share:.0f} %" for share in SHARES)]
+    caption = "Singular values that explain a share of the variance: mean over heads and seeds, and range."
     table = html.Table(head, rows, caption, numbers=True)
     return html.Section("spectrum", title, [html.Pictures(_spectrum_pictures(layers, names)), table, *notes])
 
 
 def _spectrum_pictures(layers: Spectra, names: dict[int, str]) -> list[html.Picture]:
     seeds = {seed for by_seed in layers.values() for seed in by_seed}
-    lines = "One line a head."
+    lines = "One line per head."
     if len(seeds) > 1:
-        lines = "A line is a seed's mean over its heads; the band around it spans them."
+        lines = "A line is a seed's mean over its heads; the band around it spans the heads."
     needed = [f"{names.get(layer, f'Layer {layer}')}: {_needed(layers[layer], 0.9)}." for layer in layers]
     return [
         html.Picture(
@@ -131,9 +131,9 @@ def _spectrum_pictures(layers: Spectra, names: dict[int, str]) -> list[html.Pict
             data_uri(explained_variance_curves(layers, names)),
             "Line chart of the cumulative explained variance of the same kernels. "
             f"Singular values needed for 90 %: {' '.join(needed)}",
-            "Cumulative explained variance: the share that the first i carry of the squares of all values, "
-            f"drawn until {REACHED:.1%} is reached. The dashed line is 90 %. The sooner a curve is flat, the "
-            "lower the rank that the kernel really uses.",
+            "Cumulative explained variance: the share of the first i values in the sum of all squares, up to "
+            f"{100 * REACHED:.1f} %. The dashed line is 90 %. The earlier a curve is flat, the lower is the "
+            "effective rank of the kernel.",
             wide=len(layers) > 1,
         ),
     ]
@@ -154,7 +154,7 @@ def spectra(run: RunRecord) -> Spectra:
 
 
 def _needed(by_seed: dict[int, list[np.ndarray]], share: float) -> str:
-    """How many singular values explain ``share`` of the variance: mean over heads and seeds, and range."""
+    """The singular values needed for ``share`` of the variance: mean over heads and seeds, and range."""
     counts = [
         int(np.searchsorted(cumulative_share(head), share) + 1)
         for heads in by_seed.values()
@@ -165,7 +165,7 @@ def _needed(by_seed: dict[int, list[np.ndarray]], share: float) -> str:
 
 
 def _mechanisms(run: RunRecord) -> dict[int, str]:
-    """What to call a layer: its number and its mechanism."""
+    """The name of a layer: its number and its mechanism."""
     entries = [entry for record in run.seeds for entry in (record.spectra or {}).get("layers", [])]
     return {
         int(entry["layer"]): f"layer {entry['layer']}: {entry['mechanism']}"

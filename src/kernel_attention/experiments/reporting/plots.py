@@ -1,7 +1,7 @@
 """Pictures of training and of its result: pure functions from data to a matplotlib ``Figure``.
 
-No pyplot: figures are built directly, so no window system is asked for, nothing stays registered, and the
-caller's matplotlib settings neither change the pictures nor are changed by them.
+Figures are built without pyplot. So no window system is needed, no figure stays registered, and the caller's
+matplotlib settings neither change the pictures nor are changed by them.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from kernel_attention.experiments.reporting.figures import (
 Curve = tuple[np.ndarray, np.ndarray]  # epochs or steps, and values, (rows,) each
 Curves = Mapping[int, Curve]  # by seed
 
-COUNT_LIMIT = 20  # classes up to which a confusion matrix shows its counts
-NAME_LIMIT = 60  # classes up to which it shows their names
+COUNT_LIMIT = 20  # a confusion matrix shows its counts up to this number of classes
+NAME_LIMIT = 60  # and the names up to this one
 
 
 @report_style()
@@ -49,15 +49,15 @@ def learning_curves(
 ) -> Figure:
     """A quantity over the epochs or steps.
 
-    One seed: training and validation in one panel, with the selected one marked. Several: a panel each, one
-    light line a seed, their mean in dark.
+    One seed: training and validation in one panel, with the selected epoch marked. Several seeds: a panel for
+    each split, with one light line per seed and their mean in dark.
 
     Args:
         train: seed -> (epochs or steps, values), (rows,) each; may be empty where ``evaluated`` is not.
         evaluated: the same on the split that selects the weights; may be empty where ``train`` is not.
         label: what the vertical axis shows.
-        evaluated_label: what that split is called.
-        unit: what training is counted in, "epoch" or "step".
+        evaluated_label: the name of that split.
+        unit: the unit of training, "epoch" or "step".
         percent: whether values are fractions to be shown as percentages.
         selected: seed -> the epoch or step whose weights were kept.
     """
@@ -92,7 +92,7 @@ def objective_curves(layers: Mapping[int, Curves], unit: str = "epoch") -> Figur
 
     Args:
         layers: layer -> seed -> (epochs or steps, J), (rows,) each.
-        unit: what training is counted in, "epoch" or "step".
+        unit: the unit of training, "epoch" or "step".
     """
     seeds = sorted({seed for curves in layers.values() for seed in curves})
     if len(seeds) == 1:
@@ -128,7 +128,7 @@ def confusion_matrix(counts: np.ndarray, class_names: Sequence[str]) -> Figure:
 
     Args:
         counts: (classes, classes), rows are the true classes.
-        class_names: one name a class; shown up to ``NAME_LIMIT`` classes, counts up to ``COUNT_LIMIT``.
+        class_names: one name per class; shown up to ``NAME_LIMIT`` classes, counts up to ``COUNT_LIMIT``.
     """
     classes = len(counts)
     totals = counts.sum(axis=1, keepdims=True)
@@ -142,7 +142,7 @@ def confusion_matrix(counts: np.ndarray, class_names: Sequence[str]) -> Figure:
     axis.spines[["top", "right"]].set_visible(True)
     axis.set(xlabel="predicted class", ylabel="true class")
     if names:
-        # parse_math: a class may be called "$x$", which is a name and not a formula.
+        # parse_math: a class may have the name "$x$", which is not a formula.
         text: dict[str, Any] = {"fontsize": 9 if classes <= COUNT_LIMIT else 6.5, "parse_math": False}
         axis.set_yticks(range(classes), names, **text)
         axis.set_xticks(range(classes), names, rotation=90 if _crowded(names) else 0, **text)
@@ -179,7 +179,7 @@ def _many_seeds(axis: Axes, curves: Curves, styles: Mapping[int, Mapping[str, An
 
 
 def _mean_curve(curves: Sequence[Curve]) -> Curve:
-    """The mean over the epochs that every curve has: a seed still running must not bend the mean."""
+    """The mean over the epochs that every curve has, so that an unfinished seed does not change the mean."""
     rows = [dict(zip(curve[0].tolist(), curve[1].tolist(), strict=True)) for curve in curves]
     epochs = sorted(set.intersection(*(set(row) for row in rows)))
     means = [float(np.mean([row[epoch] for row in rows])) for epoch in epochs]
@@ -192,7 +192,7 @@ def _time_axis(axis: Axes, unit: str) -> None:
 
 
 def _spans_decades(values: np.ndarray) -> bool:
-    """Whether all values are positive and differ by more than a factor of 30: time for a log axis."""
+    """Whether all values are positive and differ by more than a factor of 30, which needs a log axis."""
     values = values[np.isfinite(values)]
     return bool(values.size and values.min() > 0 and values.max() / values.min() > 30)
 
@@ -217,12 +217,12 @@ def _plain_power(value: float, _position: object = None) -> str:
 
 
 def _crowded(names: Sequence[str]) -> bool:
-    """Whether names would touch if written side by side under the columns."""
+    """Whether names would touch if written side by side below the columns."""
     return len(names) * max(len(name) for name in names) > 40 and max(len(name) for name in names) > 2
 
 
 def _matrix_size(classes: int, names: Sequence[str]) -> tuple[float, float]:
-    """Width and height in inches: cells that hold a count, plus the names, the axis titles and the bar."""
+    """Width and height in inches, for cells that hold a count, the names, the axis titles and the bar."""
     cells = min(max(2.8, (0.45 if classes <= COUNT_LIMIT else 0.24) * classes), 7.2)
     letter = 0.082 if classes <= COUNT_LIMIT else 0.06
     longest = letter * max((len(name) for name in names), default=3)

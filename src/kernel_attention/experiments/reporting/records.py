@@ -1,8 +1,8 @@
-"""A run folder as a report needs it, whole or interrupted.
+"""The data of a report from the folder of a finished or interrupted run.
 
-A report is most wanted when a run went wrong, so a file that is absent leaves a gap and one that cannot be
-read leaves a line in ``problems``; only a folder that holds no run at all is an error. The files themselves
-are read by ``kernel_attention.experiments.run_folder``.
+A failed run needs a report most. So an absent file leaves a gap, and a file that cannot be read leaves a line
+in ``problems``; only a folder without any run is an error. ``kernel_attention.experiments.run_folder`` reads
+the files.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ METRICS = {"classification": "accuracy", "regression": "rmse", "language": "perp
 
 @dataclass(frozen=True)
 class SeedRecord:
-    """What one seed of a run left behind; what is missing is empty."""
+    """The files of one seed of a run; a missing file is an empty field."""
 
     seed: int
     metrics: tuple[Mapping[str, Any], ...] = ()
@@ -41,7 +41,7 @@ class SeedRecord:
 
     @property
     def unit(self) -> str:
-        """What the rows are counted in: ``step`` or ``epoch``."""
+        """The unit of the rows: ``step`` or ``epoch``."""
         return "step" if any("step" in row for row in self.metrics) else "epoch"
 
     def curve(self, key: str) -> Curve | None:
@@ -58,7 +58,7 @@ class SeedRecord:
 
     @property
     def reached(self) -> int | None:
-        """The last epoch or step that was completed and written down."""
+        """The last completed epoch or step on disk."""
         found = [row[self.unit] for row in self.metrics if is_number(row.get(self.unit))]
         return int(max(found)) if found else None
 
@@ -81,9 +81,9 @@ class SeedRecord:
         return np.array(matrix, dtype=np.int64)
 
     def spectrum(self, layer: int) -> list[np.ndarray]:
-        """The non-zero singular values of each head of a layer, descending; empty where none were kept.
+        """The non-zero singular values of each head of a layer, descending; empty where none are recorded.
 
-        Short sequences have fewer values than were asked for; the rest is zero padding.
+        Short sequences have fewer values than the record has room for; the rest is zero padding.
         """
         for entry in (self.spectra or {}).get("layers", []):
             if entry.get("layer") == layer:
@@ -113,22 +113,22 @@ class RunRecord:
     problems: tuple[str, ...]
 
     def fact(self, key: str) -> Any:
-        """A value of the summary, or of the configuration of a run that has none yet; None without."""
+        """A value of the summary, or of the configuration before there is a summary; else None."""
         return self.summary[key] if key in self.summary else self.config.get(key)
 
     @property
     def evaluated(self) -> list[SeedRecord]:
-        """The seeds that got to the test split."""
+        """The seeds that were evaluated on the test split."""
         return [seed for seed in self.seeds if seed.evaluation]
 
     @property
     def unit(self) -> str:
-        """What training is counted in: ``step`` or ``epoch``."""
+        """The unit of training: ``step`` or ``epoch``."""
         return "step" if "steps" in self.config or any(s.unit == "step" for s in self.seeds) else "epoch"
 
     @property
     def planned_length(self) -> Any:
-        """How many epochs or steps the recipe asks for; None where it cannot be read."""
+        """The number of epochs or steps in the recipe; None where it cannot be read."""
         return self.config.get(f"{self.unit}s")
 
     @property
@@ -140,7 +140,7 @@ class RunRecord:
 
     @cached_property
     def metric(self) -> str:
-        """The name of the headline metric: the summary's, or what the evaluations and the curves hold."""
+        """The name of the headline metric: from the summary, or else from the evaluations and the curves."""
         if "metric" in self.summary:
             return str(self.summary["metric"])
         if self.data.get("task") in METRICS:
@@ -151,7 +151,7 @@ class RunRecord:
 
     @property
     def protocol(self) -> str | None:
-        """How the epoch was selected, by name."""
+        """The name of the protocol that selected the epoch."""
         for source in (self.summary, *(seed.evaluation or {} for seed in self.seeds), self.config):
             if source.get("protocol"):
                 return str(source["protocol"])
@@ -159,23 +159,23 @@ class RunRecord:
 
     @property
     def selection_split(self) -> str:
-        """The split that selects the epoch; under the paper's protocol the test split, which is then said."""
+        """The name of the split that selects the epoch; under the paper's protocol this is the test split."""
         return "test split" if self.protocol == "paper" else "validation"
 
     @property
     def protocol_text(self) -> str:
-        """What the protocol means, in a sentence; empty before the summary is written."""
+        """The meaning of the protocol, in a sentence; empty before the summary is written."""
         return sentence(str(self.summary.get("protocol_text") or ""))
 
     @property
     def planned_seeds(self) -> list[int]:
-        """All seeds of the run, also those that have not started."""
+        """All seeds of the run, including those that have not started."""
         planned = self.fact("seeds")
         return list(planned) if isinstance(planned, list) else [seed.seed for seed in self.seeds]
 
     @property
     def confusion_counts(self) -> np.ndarray | None:
-        """The confusion matrices of all seeds added up, (classes, classes); None where there is none."""
+        """The sum of the confusion matrices of all seeds, (classes, classes); None without any."""
         found = [matrix for seed in self.seeds if (matrix := seed.confusion_matrix) is not None]
         if not found or any(matrix.shape != found[0].shape for matrix in found):
             return None
@@ -188,14 +188,14 @@ class RunRecord:
         return [str(name) for name in names] if isinstance(names, list) else []
 
     def mean(self, key: str) -> float | None:
-        """Of a figure of the evaluations, over the seeds that have it; None where none has."""
+        """The mean of a figure over the seeds that have it; None where no seed has it."""
         found = [(record.evaluation or {}).get(key) for record in self.evaluated]
         values = [float(value) for value in found if is_number(value)]
         return float(np.mean(values)) if values else None
 
 
 def read_run(run_dir: Path) -> RunRecord:
-    """Reads a run folder.
+    """Read a run folder.
 
     Raises:
         InputError: ``run_dir`` is not a folder, or holds neither a configuration, a seed nor a summary.

@@ -1,4 +1,4 @@
-"""``write_report``: a run folder in, one self-contained page out."""
+"""``write_report`` makes one self-contained page from a run folder."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ TASKS = {"language": "language model"}
 
 
 def write_report(run_dir: Path) -> Path:
-    """Writes ``report.html`` into a run folder and returns its path.
+    """Write ``report.html`` into a run folder and return its path.
 
     The page needs no other file and no network. It is written to a temporary file and moved into place, so an
-    older report survives a failure. Missing pieces (an interrupted run, a mechanism without objective or
-    spectra) are said on the page; unreadable files are named there.
+    older report survives a failure. The page says what is missing (after an interruption, or for a mechanism
+    without objective or spectra) and names unreadable files.
 
     Raises:
         InputError: ``run_dir`` is not a run folder, or cannot be written to.
@@ -36,7 +36,7 @@ def write_report(run_dir: Path) -> Path:
 
 def render(run: RunRecord) -> str:
     """The page of a run as text."""
-    # Imported here: matplotlib takes half a second, which commands that draw nothing should not wait for.
+    # Imported here, because matplotlib takes half a second and some commands draw nothing.
     from kernel_attention.experiments.reporting.curve_sections import curves_section, objective_section
     from kernel_attention.experiments.reporting.diagnostic_sections import diagnostics_section
     from kernel_attention.experiments.reporting.model_sections import confusion_section, spectrum_section
@@ -70,5 +70,5 @@ def render(run: RunRecord) -> str:
         lead=f"{origin} · {TASKS.get(run.task, run.task)}",
         opening=opening(run),
         sections=[section for section in sections if section is not None],
-        footer="Written by kernel-attention from the files of the run folder; needs no network.",
+        footer="Written by kernel-attention from the files of the run folder. This page needs no network.",
     )

@@ -24,8 +24,8 @@ from kernel_attention.experiments.reporting.figures import (
 
 Spectra = Mapping[int, Mapping[int, Sequence[np.ndarray]]]  # layer -> seed -> singular values of each head
 
-HEAD_LIMIT = 8  # heads up to which each stands in the legend
-REACHED = 0.999  # the explained variance beyond which its curve is of no interest
+HEAD_LIMIT = 8  # the legend names each head up to this number
+REACHED = 0.999  # curves of the explained variance end here
 SINGULAR_FLOOR = 1e-8  # below this, float32 singular values are rounding noise
 
 
@@ -33,8 +33,8 @@ SINGULAR_FLOOR = 1e-8  # below this, float32 singular values are rounding noise
 def singular_value_curves(layers: Spectra, names: Mapping[int, str] | None = None) -> Figure:
     """sigma_i / sigma_1 of each layer's kernel on a log axis.
 
-    One seed: a line a head and their mean, dashed. Several: a line for each seed's mean over its heads, in a
-    light band from the least head to the greatest.
+    One seed: one line per head, and their mean dashed. Several seeds: a line for each seed's mean over its
+    heads, in a light band from the smallest head to the largest.
 
     Args:
         layers: layer -> seed -> descending singular values of each head, (values,) each, the first positive.

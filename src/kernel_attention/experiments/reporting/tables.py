@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 def summary_table(summary: Mapping[str, Any]) -> Table:
-    """The content of ``summary.json`` as a table: one row a seed, then mean and deviation.
+    """The content of ``summary.json`` as a table: one row per seed, then mean and deviation.
 
-    The protocol stands in the head of the column of figures and its meaning below the table. Nothing of the
+    The head of the column of figures names the protocol, and its meaning is below the table. No text of the
     summary is read as rich markup.
     """
     from rich.table import Table
@@ -52,11 +52,11 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
 
 
 def evaluation_table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
-    """The figures of every seed, a line each; nothing in it is read as rich markup.
+    """The figures of every seed, one row per seed; no text is read as rich markup.
 
     Args:
-        rows: a record a seed, with ``seed`` among its keys; lists, such as a confusion matrix, are left out.
-        title: above the table.
+        rows: one record per seed, with the key ``seed``; lists, such as a confusion matrix, are left out.
+        title: the title above the table.
     """
     from rich.table import Table
     from rich.text import Text
@@ -72,7 +72,7 @@ def evaluation_table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
     return table
 
 
-# Of a layer's summary, what a table shows and the report under what heading.
+# The figures of a layer that a table shows, and their headings.
 DIAGNOSTIC_HEADINGS = {
     "values_for_90_percent": "values for 90 %",
     "effective_rank": "effective rank",
@@ -87,7 +87,7 @@ DIAGNOSTIC_HEADINGS = {
 
 
 def diagnostics_table(report: DiagnosticsReport, title: str) -> Table:
-    """The means of a diagnosis as a table, one row a layer; nothing in it is read as rich markup."""
+    """The means of a diagnosis as a table, one row per layer; no text is read as rich markup."""
     from rich.table import Table
     from rich.text import Text
 

@@ -1,4 +1,4 @@
-"""The parts of the report that are words and tables: result, seeds, perplexity, data, configuration."""
+"""The sections of words and tables: result, seeds, perplexity, data, configuration."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from kernel_attention.experiments.reporting import html
 from kernel_attention.experiments.reporting.formats import (
     MISSING,
     attention_details,
+    format_count,
     format_duration,
     format_metric,
     format_number,
@@ -24,10 +25,10 @@ from kernel_attention.experiments.reporting.formats import (
 )
 from kernel_attention.experiments.reporting.records import RunRecord, SeedRecord
 
-# What a seed is measured by, beside the headline figure.
+# The figures of a seed, in addition to the headline figure.
 FIGURES = ("accuracy", "swapped_accuracy", "perplexity", "rmse", "r2", "loss")
 FIGURE_NAMES = {"swapped_accuracy": "accuracy, words swapped"}
-# Who predicts a text: the model, also where words of the text were swapped, and what needs no network.
+# The predictors of a text: the model, also with words of the text swapped, and counts.
 MODEL = {
     "perplexity": "the model",
     "attacked_perplexity": "the model, words swapped",
@@ -61,7 +62,7 @@ VERSIONS = {
 
 
 def opening(run: RunRecord) -> list[html.Piece]:
-    """The test figure with its protocol, what is wrong with the run if anything is, and the main facts."""
+    """The test figure with its protocol, the problems of the run if any, and the main facts."""
     pieces: list[html.Piece] = [_result(run)]
     unfinished = [seed for seed in run.planned_seeds if seed not in {record.seed for record in run.evaluated}]
     if not run.summary:
@@ -77,8 +78,8 @@ def opening(run: RunRecord) -> list[html.Piece]:
         ("Protocol", run.protocol or MISSING),
         ("Seeds", ", ".join(str(seed) for seed in run.planned_seeds) or MISSING),
         ("Training", f"{length} {run.unit}s" if is_number(length) else MISSING),
-        ("Test cases", format_value(run.data.get("test_cases"))),
-        ("Predicted tokens", MISSING if tokens is None else str(int(tokens))),
+        ("Test cases", format_count(run.data.get("test_cases"))),
+        ("Predicted tokens", MISSING if tokens is None else format_count(int(tokens))),
         ("Training time", format_duration(run.summary.get("seconds"))),
     ]
     return [*pieces, html.Facts(tuple(pair for pair in pairs if pair[1] != MISSING))]
@@ -102,7 +103,7 @@ def _result(run: RunRecord) -> html.Result:
 
 
 def _majority(run: RunRecord) -> str:
-    """What no learning at all would score: the context without which an accuracy says little."""
+    """The score of a constant answer, to compare an accuracy with."""
     counts = run.confusion_counts
     if run.metric != "accuracy" or counts is None or not counts.sum():
         return ""
@@ -111,14 +112,14 @@ def _majority(run: RunRecord) -> str:
 
 
 def _counts(run: RunRecord) -> str:
-    """What counts of the training text score: the same for a perplexity."""
+    """The scores of counts in the training text, to compare a perplexity with."""
     known = [(COUNTS[key], run.mean(key)) for key in ("unigram_perplexity", "bigram_perplexity")]
     said = [f"{name} {format_number(value)}" for name, value in known if value is not None]
     return f"Without a network: {', '.join(said)}; lower is better." if said else ""
 
 
 def _worse_than_counts(run: RunRecord) -> str:
-    """A warning where the model predicts its test text no better than counts do; empty where it does."""
+    """A warning if the model predicts its test text no better than counts; otherwise empty."""
     found = run.mean("perplexity")
     known = {key: run.mean(key) for key in COUNTS}
     if found is None:
@@ -149,7 +150,7 @@ def _unfinished_text(run: RunRecord, unfinished: Sequence[int]) -> str:
 
 
 def seeds_section(run: RunRecord) -> html.Section:
-    """One row a seed: the test figures, the epoch or step they came from, the time; then the mean."""
+    """One row per seed with the test figures, the selected epoch or step, and the time; then the mean."""
     if not run.seeds:
         return html.Section("seeds", "Seeds", [html.Paragraph("No seed has started.")])
     keys = dict.fromkeys((run.metric, *FIGURES))
@@ -187,39 +188,40 @@ def _spread(run: RunRecord, metric: str) -> str:
 
 
 def perplexity_section(run: RunRecord) -> html.Section | None:
-    """The model's perplexities, also under attack, and those of counts; None for other tasks."""
+    """The perplexities of the model, clean and attacked, and of counts; None for other tasks."""
     splits = {"": "test", "validation_": "validation"}
     names = MODEL | COUNTS
     values = {key: [run.mean(f"{split}{key}") for split in splits] for key in names}
+    values["uniform_perplexity"] = [run.mean("uniform_perplexity")] * len(splits)  # it depends on no text
     if run.mean("perplexity") is None:
         return None
     shown = {key: row for key, row in values.items() if row != [None, None]}
     rows = [[names[key], *map(format_number, row)] for key, row in shown.items()]
     head = ["what predicts the next token", *splits.values()]
-    caption = "Perplexity by split; lower is better. Counts are those of the training text."
+    caption = "Perplexity by split; lower is better. The counts are those of the training text."
     if len(run.evaluated) > 1:
         caption += " Means over the seeds."
     return html.Section("perplexity", "Perplexity", [html.Table(head, rows, caption, numbers=True)])
 
 
 def data_section(run: RunRecord) -> html.Section:
-    """What went in: sizes, classes and vocabulary, in words; lists stand in ``data.json``."""
+    """The sizes, classes and vocabulary of the data, in words; ``data.json`` has the lists."""
     title = "Data"
     if not run.data:
         return html.Section("data", title, [html.Paragraph("data.json is missing or could not be read.")])
     values = [
-        [FACTS.get(key, key.replace("_", " ")), format_value(value)]
+        [FACTS.get(key, key.replace("_", " ")), format_count(value)]
         for key, value in run.data.items()
         if key not in ("task", "vocabulary_size") and isinstance(value, str | int | float)
     ]
     if "vocabulary_size" in run.data:
         known = run.data.get("vocabulary")
         kind = str(known.get("kind")) if isinstance(known, Mapping) else "token"
-        size = format_value(run.data["vocabulary_size"])
+        size = format_count(run.data["vocabulary_size"])
         values.append(["vocabulary", f"{size} {VOCABULARIES.get(kind, kind + 's')}"])
     names = run.class_names
     if names:
-        values.append(["classes", str(len(names))])
+        values.append(["classes", format_count(len(names))])
     pieces: list[html.Piece] = [html.Table((), values)]
     if names:
         pieces.append(html.Folded("Names of the classes", [html.Paragraph(", ".join(names))]))
@@ -227,7 +229,7 @@ def data_section(run: RunRecord) -> html.Section:
 
 
 def configuration_section(run: RunRecord) -> html.Section:
-    """The resolved recipe as written."""
+    """The text of the resolved recipe."""
     missing = html.Paragraph("config.yaml is missing or could not be read.")
     return html.Section(
         "configuration", "Configuration", [html.Code(run.config_text) if run.config_text else missing]
@@ -254,6 +256,6 @@ def reproduce_section(run: RunRecord) -> html.Section:
     kept += ["the evaluation"] if run.evaluated else []
     kept += ["the spectra"] if any(record.spectra for record in run.seeds) else []
     kept += ["the diagnostics"] if any(record.diagnostics for record in run.seeds) else []
-    text = f"Beside this page the run folder keeps {', '.join(kept)} and the weights of every seed"
+    text = f"In addition to this page, the run folder has {', '.join(kept)} and the weights of every seed"
     pieces.append(html.Paragraph(sentence(text), muted=True))
     return html.Section("reproduce", "Reproduce", pieces)

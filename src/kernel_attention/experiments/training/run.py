@@ -145,7 +145,9 @@ def summarise(recipe: BaseRecipe, name: str, results: list[dict[str, Any]], metr
 def machine() -> str:
     """Processor, threads and accelerator, in one line."""
     accelerator = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
-    return f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, {accelerator}"
+    threads = torch.get_num_threads()
+    counted = f"{os.cpu_count()} cores, {threads} thread{'' if threads == 1 else 's'}"
+    return f"{platform.machine()}, {counted}, {accelerator}"
 
 
 def _check_unused(output: Path) -> None:
