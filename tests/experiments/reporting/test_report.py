@@ -184,7 +184,9 @@ def test_a_language_run_counts_steps_and_shows_every_perplexity(finished, page):
             if f"{split}{name}perplexity" in evaluation:
                 assert f"{evaluation[f'{split}{name}perplexity']:.4g}" in found.words["perplexity"]
     guess = f"{evaluation['uniform_perplexity']:.4g}"
-    assert re.search(rf"a uniform guess\s+{guess}\s+{guess}", found.words["perplexity"]), "the same for any text"
+    assert re.search(rf"a uniform guess\s+{guess}\s+{guess}", found.words["perplexity"]), (
+        "the same for any text"
+    )
     assert f"{evaluation['unigram_perplexity']:.4g}" in found.words[""]
     rows = found.words["seeds"]
     assert "test perplexity" in rows
