@@ -1,4 +1,4 @@
-"""Diagnostics of a finished run: numbers beside its weights, figures in its report."""
+"""Diagnostics of a finished run: figures next to its weights and in its report."""
 
 from __future__ import annotations
 
