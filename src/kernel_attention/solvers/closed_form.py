@@ -41,9 +41,9 @@ def closed_form(phi_x: Tensor, phi_z: Tensor, rank: int) -> tuple[Tensor, Tensor
 
 
 def sketched_weights(x_sketch: Tensor, z_sketch: Tensor, rank: int) -> PrimalWeights:
-    """The weights from two sketches S_x (l, p) and S_z (l', p) instead of all features.
+    """The weights of two sketches S_x (l, p) and S_z (l', p) in the place of all features.
 
-    A sketch of fewer than ``rank`` rows has fewer directions; the missing ones are zeros.
+    A sketch of fewer than ``rank`` rows has fewer directions than that; the missing ones are zeros.
     """
     left, values, right = closed_form(x_sketch, z_sketch, rank)
     missing = (0, max(rank - values.numel(), 0))

@@ -1,4 +1,4 @@
-"""The table of contenders, and its look-up by name."""
+"""The table of contenders, and how a name becomes a contender."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ Make = Callable[[Setting], nn.Module]
 
 @dataclass(frozen=True)
 class Contender:
-    """A row of the table: a layer x -> y, and its requirements.
+    """A row of the table: a layer x -> y, and what it needs.
 
     Attributes:
         name: name of the row.
         make: the layer at a setting, on CPU, in float32.
         package: the package it needs, "" for none.
         device: the only device it runs on, "" for any.
-        causal: whether it has a causal form, and whether it has a non-causal form.
-        plain: the same layer in its plain form, to count operations; None: ``make``.
-        layers: the layers of an encoder, whose requirements it has.
+        causal: whether it has a causal form, and whether it has another one.
+        plain: the same layer in its plain form, whose operations are counted; None: ``make``.
+        layers: the layers of an encoder, which needs what they need.
     """
 
     name: str
@@ -110,7 +110,7 @@ CONTENDERS = {contender.name: contender for contender in (*_baselines(), *PEERS)
 
 
 def contender_names(*, with_mechanisms: bool = True) -> list[str]:
-    """All names that ``find_contender`` knows: baselines, peers and, unless excluded, our mechanisms."""
+    """Every name that ``find_contender`` knows: baselines, peers and, unless left out, our mechanisms."""
     return [*CONTENDERS, *(MECHANISMS if with_mechanisms else ())]
 
 
@@ -154,7 +154,7 @@ def _encoder(layers: Sequence[Contender]) -> Contender:
 
 
 def _mechanism(name: str, options: Mapping[str, Any]) -> Contender:
-    """A contender of our own. Where its layer has ``max_len``, this is the length of the setting."""
+    """A contender of our own; its layer's ``max_len`` is the setting's length where it has one."""
     mechanism = get_mechanism(name)
 
     def maker(**chosen: Any) -> Make:
@@ -178,7 +178,7 @@ def _mechanism(name: str, options: Mapping[str, Any]) -> Contender:
 
 
 def _check_options(make: Callable[..., nn.Module], options: Mapping[str, Any]) -> None:
-    """InputError, before any measurement, for options that the mechanism accepts at no size."""
+    """InputError, before anything is measured, for options that the mechanism accepts at no size."""
     if "factors" not in options:  # they must fit the number of heads, which is not known yet
         with torch.random.fork_rng(devices=[]):
             make(Setting(length=16))

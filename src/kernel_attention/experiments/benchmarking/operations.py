@@ -1,9 +1,9 @@
 """Operations of a pass: the multiplications and additions of its matrix products.
 
-``torch.utils.flop_counter`` counts them on tensors that have a size and no values. SDPA runs as its two
-products. Our layers with a fused form are counted in the plain form. Norms, exponentials and sums are not
-products and are not counted. A layer that cannot run without values (kernels in C++) runs once on real tokens
-if they are few; otherwise it has no count.
+They are counted by ``torch.utils.flop_counter`` on tensors that have a size and no values. SDPA is run as its
+two products; our layers with a fused form are counted in the plain one. Norms, exponentials and sums are not
+products and not counted. A layer that cannot run without values (kernels in C++) is run once on real tokens
+if they are few, and has no count otherwise.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kernel_attention.experiments.benchmarking import timing
 from kernel_attention.experiments.benchmarking.contenders import Contender
 from kernel_attention.experiments.benchmarking.plans import Setting
 
-_REAL_TOKENS = 16_384  # beyond, a counted pass of an eager layer may not fit into memory
+_REAL_TOKENS = 16_384  # beyond, one counted pass of an eager layer may not fit
 
 
 def count_operations(contender: Contender, setting: Setting, passes: Sequence[str]) -> dict[str, object]:
@@ -46,7 +46,7 @@ def count_operations(contender: Contender, setting: Setting, passes: Sequence[st
 
 
 def operation_counter() -> FlopCounterMode:
-    """PyTorch's counter, extended by products that are added in place."""
+    """PyTorch's counter, which also knows products that are added in place."""
     in_place = (torch.ops.aten.baddbmm_, torch.ops.aten.addmm_)
     return FlopCounterMode(display=False, custom_mapping=dict.fromkeys(in_place, _added_product))
 
@@ -95,5 +95,5 @@ def primal_operations(
 
 
 def primal_bytes(embed_dim: int, *, training: bool, itemsize: int = 4) -> int:
-    """The least bytes that a token moves: x in, y out; backward x and dy in, dx out. z stays in the cache."""
+    """Bytes a token must move at least: x in, y out; backward x and dy in, dx out. z stays in the cache."""
     return itemsize * embed_dim * (5 if training else 2)

@@ -1,4 +1,4 @@
-"""The word swap of the kernel-PCA paper (appendix A.4): random words become a generic "AAA"."""
+"""The word swap of the kernel-PCA paper (appendix A.4): words at random become a generic "AAA"."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def swap_words(
 
     Args:
         text: any text.
-        rate: fraction of the words to replace, in [0, 1].
-        seed: seed of the draw; the same seed at a higher rate replaces the same words and more.
-        word: the generic word.
+        rate: part of the words to replace, in [0, 1].
+        seed: of the draw; the same seed at a higher rate replaces the same words and more.
+        word: what stands in their place.
         library: "own"; "textattack" to let that library's ``AttackedText`` replace the words drawn, line by
             line, with its own idea of a word (punctuation beside it stays); "auto", that library where it can
-            be imported, else "own". TextAttack 0.3 cannot be installed with transformers 5.
+            be imported, else "own". TextAttack 0.3 does not install beside transformers 5.
 
     Raises:
         InputError: for a rate outside [0, 1], a word with blanks in it, or a library that is not there.
@@ -48,7 +48,7 @@ def swap_words(
             return _through_textattack(text, rate, seed, word, attacked)
         if library == "textattack":
             raise InputError(
-                "library='textattack' cannot be imported here (it cannot be installed with transformers 5): "
+                "library='textattack' cannot be imported here (it does not install beside transformers 5): "
                 "use library='own'"
             )
     matches = list(_WORD.finditer(text))
@@ -70,7 +70,7 @@ def _attacked_text() -> Any:
     """TextAttack's class, or None where the library is missing or fails on what it finds installed."""
     try:
         from textattack.shared import AttackedText
-    except Exception:  # it raises many kinds of errors with newer releases of its dependencies
+    except Exception:  # it raises many kinds beside newer releases of what it needs
         return None
     return AttackedText
 
