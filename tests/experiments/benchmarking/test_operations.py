@@ -111,7 +111,7 @@ def test_what_needs_values_is_counted_on_real_tokens():
 
     contender = Contender("s", lambda setting: Sorted())
     counted = count_operations(contender, SETTING, PASSES)
-    assert counted == {"forward": 331776, "step": 3 * 331776, "how": "own form, real tokens"}
+    assert counted == {"forward": 331776, "step": 3 * 331776, "how": "as it is, real tokens"}
     assert 2 * SETTING.tokens * 24**2 == 331776
     long = dataclasses.replace(SETTING, length=100_000)
     assert count_operations(contender, long, PASSES) == {"how": "not counted: needs real tokens"}

@@ -28,7 +28,7 @@ _REAL_TOKENS = 16_384  # beyond, one counted pass of an eager layer may not fit
 def count_operations(contender: Contender, setting: Setting, passes: Sequence[str]) -> dict[str, object]:
     """Operations by pass, and ``"how"`` they were counted; ``{"how": reason}`` where they cannot be."""
     make = contender.plain or contender.make
-    form = "plain form" if contender.plain else "own form"
+    form = "plain form" if contender.plain else "as it is"
     setting = dataclasses.replace(setting, device="cpu", dtype="float32")
     failures = (RuntimeError, NotImplementedError, AssertionError, ValueError, TypeError)
     with torch.random.fork_rng(devices=[]):
