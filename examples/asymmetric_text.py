@@ -93,7 +93,7 @@ def measure(train: np.ndarray, pairs: Pairs, ranks: list[int]) -> dict[str, list
         kernel
     )
     seconds = time.perf_counter() - start
-    print(f"KSVD of {kernel.shape}: {seconds:.1f} s, {ksvd.n_iter_} visits, J {ksvd.objective_:.1e}")
+    print(f"KSVD of {kernel.shape}: {seconds:.1f} s, {ksvd.n_iter_} passes, J {ksvd.objective_:.1e}")
     values, vectors = np.linalg.eigh(symmetric)
     order = np.argsort(-np.abs(values))  # (K + K^T) / 2 is not positive: the largest of either sign
     found: dict[str, list[dict[str, float]]] = {"KSVD": [], "kernel PCA of (K + Kᵀ)/2": []}

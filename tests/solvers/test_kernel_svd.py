@@ -45,7 +45,7 @@ def test_lemma_4_2_the_objective_is_zero(kernel, center):
 
 def test_the_objective_is_not_zero_by_construction():
     X, Z = two_samples(400, 300, 40, 40)
-    with pytest.warns(RuntimeWarning, match="1 visits to the matrix left a relative residual"):
+    with pytest.warns(RuntimeWarning, match="1 passes over the matrix left a relative residual"):
         rough = kernel_svd(X, Z, S, method="truncated", max_iter=1, n_oversamples=2)
     assert abs(rough.objective) > 1e-3 * rough.values.sum()
 

@@ -1,6 +1,6 @@
-"""The mathematics on its own: decompositions behind the attention mechanisms. Needs the extra ``solvers``.
+"""The decompositions behind the attention mechanisms. Needs the extra ``solvers``.
 
-One function each, on torch tensors, and a thin scikit-learn estimator that remembers what it found.
+Each is a function on torch tensors and a thin scikit-learn estimator that stores its results.
 """
 
 try:

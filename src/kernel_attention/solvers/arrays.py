@@ -1,4 +1,4 @@
-"""What the estimators share: numpy or torch in, the same out."""
+"""Arrays of the estimators: numpy or torch in, the same out."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def read_matrix(
 
 
 def give_back(result: Tensor, X: Any) -> Any:
-    """The result as X came: a tensor for a tensor, otherwise an array."""
+    """The result in the type of X: a tensor for a tensor, otherwise an array."""
     return result if isinstance(X, Tensor) else result.cpu().numpy()
 
 

@@ -1,4 +1,4 @@
-"""Numbers that are finite, and computations that stay in the range of floating point."""
+"""Checks for finite numbers, and computations that do not overflow."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def require_finite(name: str, x: Tensor) -> None:
 
 
 def require_range(name: str, results: str, *computed: Tensor) -> None:
-    """Refuse an argument, itself finite, whose ``results`` are not.
+    """Refuse a finite argument whose ``results`` are not finite.
 
     Raises:
         InputError: with the argument's name.
@@ -36,8 +36,8 @@ def require_range(name: str, results: str, *computed: Tensor) -> None:
 def binary_unit(x: Tensor) -> float:
     """The largest power of two that is no larger than the largest entry's size; 1 where all are zero.
 
-    A division by it is exact, so that what follows may square its numbers. It is kept between the smallest
-    normal number and its inverse, so that its inverse is in range too.
+    Division by it is exact, and later squares of the quotients do not overflow. It is kept between the
+    smallest normal number and its inverse, so that its own inverse does not overflow.
     """
     largest = float(x.abs().max()) if x.numel() else 0.0
     if largest == 0.0 or not math.isfinite(largest):
@@ -47,13 +47,13 @@ def binary_unit(x: Tensor) -> float:
 
 
 def size_of(x: Tensor) -> float:
-    """The 2-norm of all entries, whose squares may leave the range."""
+    """The 2-norm of all entries, whose squares may overflow."""
     unit = binary_unit(x)
     return unit * float(torch.linalg.vector_norm(x / unit))
 
 
 def times_exp(x: Tensor, exponent: Tensor) -> Tensor:
-    """x exp(exponent): 0 where x is, and infinite where the product leaves the range, not the exponential."""
-    # In two steps: where the root leaves the range, so does its square times any normal number.
+    """x exp(exponent): 0 where x is 0, and infinite only where the product itself overflows."""
+    # In two steps: where the square root overflows, so does its square times any normal number.
     root = (exponent / 2).exp()
     return torch.where(x == 0, 0.0, x * root * root)

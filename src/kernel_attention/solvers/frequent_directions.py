@@ -1,4 +1,4 @@
-"""A matrix that comes in batches of rows, in the memory of a few of its rows.
+"""A sketch of a matrix that arrives in batches of rows, in the memory of a few rows.
 
 Sources: Liberty, "Simple and deterministic matrix sketching", KDD 2013; Desai, Ghashami, Phillips, "Improved
 practical matrix sketching with guarantees", IEEE TKDE 2016 (section 3.1: shrink the last directions only).
@@ -30,7 +30,7 @@ class FrequentDirections:
     def update(self, batch: Tensor) -> None:
         """Take in rows (n, p)."""
         self.num_rows += batch.size(0)
-        # More rows at a time than the sketch has would cost memory, fewer a decomposition per row.
+        # More rows at a time than the sketch has would cost memory; fewer would cost more decompositions.
         for part in batch.split(self.size):
             stacked = part if self.rows is None else torch.cat([self.rows, part])
             if stacked.size(0) > 2 * self.size:
@@ -44,12 +44,12 @@ class FrequentDirections:
         return self._shrunk(self.rows) if self.rows.size(0) > self.size else self.rows
 
     def _shrunk(self, rows: Tensor) -> Tensor:
-        """The l - 1 leading directions; the last of them give up the energy of the l-th."""
+        """The l - 1 leading directions; the last of them lose the energy of the l-th."""
         _, values, vectors = torch.linalg.svd(rows, full_matrices=False)
         if values.numel() < self.size:
             return values[:, None] * vectors
         kept, least = values[: self.size - 1].clone(), values[self.size - 1]
         last = slice(self.size - max(1, int(_SHRUNK * self.size)), None)
-        # sqrt(s^2 - l^2), without squares that leave the range.
+        # sqrt(s^2 - l^2), without squares that overflow.
         kept[last] = (kept[last] - least).sqrt() * (kept[last] + least).sqrt()
         return kept[:, None] * vectors[: self.size - 1]

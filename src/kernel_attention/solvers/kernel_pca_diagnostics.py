@@ -107,9 +107,9 @@ def projection_error(
 
     h_i is the output of softmax attention and ||phi(q_i)||^2 = exp(q_i.q_i/sqrt(p) - 2 log g(q_i)), one
     exponential of a difference. With the values of theorem 1 it is the mean squared distance between phi(q_i)
-    and its projection on the d axes; with others it is no squared distance and may be negative, as it is for
-    values large enough. It is infinite where a query is so much longer than all keys that phi(q_i) leaves
-    float64.
+    and its projection on the d axes; with other values it is not a squared distance and may be negative, for
+    example for large values. It is infinite where a query is so much longer than all keys that phi(q_i)
+    overflows float64.
 
     Args:
         queries: (..., M, p).
@@ -148,7 +148,7 @@ def projection_error(
         logits = logits.masked_fill(ahead, -math.inf)
     log_normalizer = logits.logsumexp(-1)
     lengths = (scale * queries.square().sum(-1) - 2 * log_normalizer).exp()
-    # A query that sees no key has phi(q) infinite and the output 0.
+    # A query that sees no key has an infinite phi(q) and the output 0.
     weights = (
         logits - log_normalizer[..., None].masked_fill(log_normalizer[..., None] == -math.inf, 0.0)
     ).exp()
@@ -164,7 +164,7 @@ def projection_error(
 
 
 def _counted(name: str, x: Tensor, mask: Tensor | None) -> Tensor:
-    """x in double precision, 0 where it does not count: padding may hold anything, NaN included."""
+    """x in double precision, 0 where it does not count, because padding may hold any value, also NaN."""
     x = double(x)
     x = x if mask is None else x.masked_fill(~mask[..., None], 0.0)
     require_finite(name, x)

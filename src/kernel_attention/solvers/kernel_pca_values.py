@@ -105,7 +105,7 @@ def centred_gram(keys: Tensor, attention_mask: Tensor | None) -> CentredGram:
     real = torch.ones(keys.shape[:-1], dtype=torch.bool, device=keys.device)
     if attention_mask is not None:
         real = real & attention_mask
-    # Padding may hold anything, NaN included.
+    # Padding may hold any value, also NaN.
     exact = double(keys).masked_fill(~real[..., None], 0.0)
     require_finite("keys", exact)
     pairs = real[..., :, None] & real[..., None, :]

@@ -77,7 +77,7 @@ def kernel_svd(
         n_oversamples: directions that the iteration carries beyond s.
         tol: largest ||K^T u - sigma v|| over the first singular value; None: the square root of the
             precision.
-        max_iter: most visits to the matrix; a RuntimeWarning where they do not suffice.
+        max_iter: maximum number of passes over the matrix; a RuntimeWarning where it does not suffice.
         block_size: rows of K evaluated at a time; None: as many as fit the cache.
         generator: of the iteration's random start.
 

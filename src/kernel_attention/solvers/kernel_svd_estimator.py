@@ -60,7 +60,7 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         tol: residual ||K^T h_e - sigma h_r|| at which the iterative solvers stop: of the dual over the first
             singular value, None is the square root of the precision; of "primal_stochastic" over each one's
             own, None is 1e-4.
-        max_iter: most visits to the matrix, or epochs.
+        max_iter: maximum number of passes over the matrix, or of epochs.
         batch_size: points of a mini-batch.
         block_size: rows of the kernel matrix evaluated at a time; None: as many as fit the cache.
         random_state: of the iterative solvers' start: a whole number, a NumPy or torch generator, or None for
@@ -76,7 +76,7 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             iterative solver.
         w_e_: primal weights (q, s), e(x) = W_e^T C^T phi(x); only of the primal solvers.
         w_r_: primal weights (q, s), r(z) = W_r^T phi(z).
-        n_iter_: visits to the matrix, or epochs.
+        n_iter_: passes over the matrix, or epochs.
         n_features_in_: columns of X.
 
     After ``partial_fit`` there are only ``singular_values_``, ``w_e_``, ``w_r_``, ``n_iter_`` and

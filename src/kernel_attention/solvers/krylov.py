@@ -2,7 +2,7 @@
 
 A block Krylov space of K^T K with Rayleigh-Ritz extraction from K itself, restarted when it grows long. The
 space holds that of block power iteration, so it converges at least as fast; for a random start the number of
-visits to K needed for a relative error eps is O(log n / sqrt(eps)) whatever the gaps (Musco, Musco,
+passes over K needed for a relative error eps is O(log n / sqrt(eps)) whatever the gaps (Musco, Musco,
 "Randomized block Krylov methods for stronger and faster approximate singular value decomposition", NeurIPS
 2015, theorem 1), and falls geometrically where there are gaps (Saad, "Numerical methods for large eigenvalue
 problems", section 6.6). Restarting with Ritz vectors is that of Wu and Simon, "Thick-restart Lanczos", 2000.
@@ -41,7 +41,7 @@ class Triplets(NamedTuple):
 
 
 def dense_triplets(operator: MatrixOperator, rank: int) -> Triplets:
-    """The same from a full decomposition; the scores are computed from K, not from the decomposition."""
+    """The same from a full decomposition. The scores come from K, not from the decomposition."""
     matrix = operator.dense()
     require_finite(_KERNEL, matrix)
     unit = binary_unit(matrix)
@@ -72,7 +72,7 @@ def leading_triplets(
         rank: s.
         n_oversamples: columns of a block beyond s; the gap that convergence depends on is the one after them.
         tol: None: the square root of the precision, where the singular values have all their digits.
-        max_iter: most visits to the matrix; a RuntimeWarning where they do not suffice.
+        max_iter: maximum number of passes over the matrix; a RuntimeWarning where it does not suffice.
         generator: of the random start.
     """
     like, (_, m) = operator.like, operator.shape
@@ -129,7 +129,7 @@ def leading_triplets(
     error = _relative(residual[:, :rank], values)
     if not found:
         warnings.warn(
-            f"{visits} visits to the matrix left a relative residual of {error:.1e}, more than "
+            f"{visits} passes over the matrix left a relative residual of {error:.1e}, more than "
             f"tol={tol:.1e}; raise max_iter, n_oversamples or tol",
             RuntimeWarning,
             stacklevel=2,

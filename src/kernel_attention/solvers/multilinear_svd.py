@@ -126,7 +126,7 @@ def core_of(tensor: Tensor, factors: Sequence[Tensor]) -> Tensor:
 def _iterate(
     tensor: Tensor, factors: list[Tensor], tol: float, max_iter: int
 ) -> tuple[list[Tensor], int, bool]:
-    """Higher-order orthogonal iteration: factors, sweeps done, whether the subspaces came to rest."""
+    """Higher-order orthogonal iteration: factors, number of sweeps, whether the subspaces converged."""
     if not (tol > 0 and max_iter > 0):
         raise InputError(f"tol={tol!r} and max_iter={max_iter!r} must be positive")
     floor = 8 * max(tensor.shape) * torch.finfo(tensor.dtype).eps
@@ -135,7 +135,7 @@ def _iterate(
         for n, before in enumerate(factors):
             basis, values = _left_singular(project_modes(tensor, factors, n))
             basis = basis[:, : before.size(1)]
-            # Where the projected tensor has nothing, the basis is LAPACK's choice and may turn for ever.
+            # Where the projected tensor is zero, LAPACK chooses the basis, which may turn for ever.
             chosen = basis[:, values[: before.size(1)] > floor * values[0]]
             left = chosen - before @ (before.mT @ chosen)
             turned = max(turned, torch.linalg.vector_norm(left).item())

@@ -1,4 +1,4 @@
-"""Matrices that are met through products only: in memory, evaluated block by block, or somebody else's.
+"""Matrices that are used through products only: in memory, evaluated block by block, or foreign.
 
 Legend: K (n, m); B (m, k), C (n, k).
 """
@@ -35,7 +35,7 @@ class MatrixOperator(Protocol):
         """K^T C, (m, k)."""
 
     def normal(self, right: Tensor) -> tuple[Tensor, Tensor]:
-        """K B and K^T K B, (n, k) and (m, k), for the price of one visit to every entry of K."""
+        """K B and K^T K B, (n, k) and (m, k), for the price of one pass over the entries of K."""
 
     def dense(self) -> Tensor:
         """K itself."""
@@ -184,7 +184,7 @@ class CenteredOperator:
         self.operator, self.shape, self.like = operator, operator.shape, operator.like
         ones = [torch.ones(n, 1, dtype=self.like.dtype, device=self.like.device) for n in self.shape]
         self._column_sums, row_sums = operator.rmatmul(ones[0]), operator.matmul(ones[1])
-        # What centring takes off K is no larger than K, whose rounding it leaves behind.
+        # Centring subtracts no more than the size of K, and leaves rounding errors of that size.
         taken = (self._column_sums / self.shape[0] ** 0.5, row_sums / self.shape[1] ** 0.5)
         self.size = max(size_of(part) for part in taken)
 
@@ -196,7 +196,7 @@ class CenteredOperator:
 
     def normal(self, right: Tensor) -> tuple[Tensor, Tensor]:
         image, total = self.operator.normal(centered(right))
-        # The product knew nothing of the mean of K B, so K^T 1 times that mean comes off afterwards.
+        # The product ignored the mean of K B, so K^T 1 times that mean is subtracted afterwards.
         return centered(image), centered(total - self._column_sums * image.mean(dim=0))
 
     def dense(self) -> Tensor:

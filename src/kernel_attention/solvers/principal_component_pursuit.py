@@ -29,7 +29,7 @@ _PERIOD, _LAST_CHANGE = 10, 2000
 
 
 class Pursuit(NamedTuple):
-    """Where the iteration ends.
+    """The result of the iteration.
 
     ``low_rank`` L and ``sparse`` S, (m, n), have exact zeros, in the singular values and in the entries; M -
     L - S is what the tolerance leaves. ``dual`` Y, (m, n), is the multiplier of M = L + S. ``duality_gap`` is
@@ -68,8 +68,9 @@ def principal_component_pursuit(
     Args:
         matrix: M, (m, n).
         lam: lambda; None: 1 / sqrt(f max(m, n)), f the fraction of entries that ``mask`` keeps.
-        mu: the step size, which changes the way and not the end. None begins with entries / (4 ||M||_1) and
-            halves or doubles it where one of the two residuals falls behind the other; a number is kept.
+        mu: the step size, which changes the iteration and not its limit. None begins with entries / (4
+            ||M||_1) and halves or doubles it where one of the two residuals falls behind the other; a number
+            is kept.
         mask: (m, n), True = known. The others are free: L + S = M is asked for where M is known, and S is 0
             elsewhere (section 1.6).
         tol: see above; not less than 16 times the machine's precision.
@@ -91,7 +92,7 @@ def principal_component_pursuit(
         lam = (num_known / data.numel() * max(data.shape)) ** -0.5
     adapts = mu is None
     mu = num_known / (4 * data.abs().sum().item()) if mu is None else mu * unit.item()
-    # Where M is not known S costs nothing, and takes up whatever L leaves.
+    # Where M is not known, S costs nothing and takes the rest of L.
     weight = torch.full_like(data, lam) if known is None else torch.where(known, lam, 0.0).to(data)
     tol = max(tol, 16 * torch.finfo(data.dtype).eps)
     size = torch.linalg.vector_norm(data)
@@ -181,7 +182,7 @@ class PrincipalComponentPursuit(BaseEstimator):
         low_rank_: L, (m, n).
         sparse_: S, (m, n).
         dual_: Y, (m, n).
-        duality_gap_: by what fraction the objective may at most be lowered.
+        duality_gap_: the largest fraction by which the objective could still fall.
         n_iter_: iterations done.
         n_features_in_: n.
 

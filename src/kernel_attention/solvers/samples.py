@@ -1,4 +1,4 @@
-"""The second sample, features of samples by a map's name, and generators: what two-sample solvers read."""
+"""The inputs of two-sample solvers: samples, their features, and random generators."""
 
 from __future__ import annotations
 

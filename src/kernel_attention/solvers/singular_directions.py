@@ -1,4 +1,4 @@
-"""What an asymmetric kernel SVD is, however it was computed: directions, scores, weights, J.
+"""The result of an asymmetric kernel SVD by any method: directions, scores, weights, J.
 
 Source: Chen, Tao, Tonin, Suykens, "Primal-Attention: Self-attention through Asymmetric Kernel SVD in Primal
 Representation", NeurIPS 2023.
@@ -27,7 +27,7 @@ class SingularDirections(NamedTuple):
     off, which are zeros otherwise. ``w_e`` and ``w_r`` (p, s) are None in the dual.
 
     ``objective`` is J with Lambda = Sigma^{-1}, 0 at a solution (lemma 4.2); directions whose singular value
-    is rounding error do not enter. ``num_iter`` counts visits to the matrix, or epochs.
+    is rounding error do not enter. ``num_iter`` counts passes over the matrix, or epochs.
     """
 
     left: Tensor
@@ -55,14 +55,14 @@ def directions_objective(e: Tensor, r: Tensor, values: Tensor, trace: Tensor, si
     or of ``size`` where that is more, are left out.
     """
     floor = values[0].clamp_min(size) * max(e.size(0), r.size(0)) * torch.finfo(values.dtype).eps
-    # J is of the size of sigma, and so are the squares of e / sqrt(sigma); those of e may leave the range.
+    # J has the size of sigma, and so have the squares of e / sqrt(sigma); those of e may overflow.
     root = torch.where(values > floor, values.rsqrt(), 0.0)
     energy = (root * e).square().sum(dim=0) + (root * r).square().sum(dim=0)
     return (0.5 * energy - torch.where(values > floor, trace, 0.0)).sum()
 
 
 def check_components(n_components: int, shape: tuple[int, ...]) -> None:
-    """InputError unless there can be so many directions."""
+    """InputError where there cannot be this many directions."""
     if isinstance(n_components, bool) or not isinstance(n_components, Integral) or n_components < 1:
         raise InputError(f"n_components={n_components!r} must be a whole number from 1")
     if n_components > min(shape):

@@ -4,7 +4,7 @@ With K = Phi_x Phi_z^T the weights W_e = Phi_z^T H_r and W_r = Phi_x^T H_e satis
 
     (Phi_x^T Phi_x) W_e = W_r Sigma        (Phi_z^T Phi_z) W_r = W_e Sigma
 
-which is all that a pass over the data has to sum up.
+and a pass over the data only sums up these products.
 
 Legend: n and m points, p features, s directions, b = s + oversampling columns.
 """

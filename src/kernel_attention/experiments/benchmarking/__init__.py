@@ -1,4 +1,4 @@
-"""Time, memory and operations of attention layers, ours and those that a user might take instead.
+"""Time, memory and operations of attention layers: ours, and those that a user might take instead.
 
 ``run_benchmark`` measures a ``Plan``; ``SUITES`` are the plans whose figures the documentation
 shows. The command is ``kernel-attention bench``.

@@ -1,6 +1,6 @@
-"""Plain layers, as a user would write them, that the mechanisms are compared with.
+"""Plain layers, as a user would write them, to compare the mechanisms with.
 
-They take x (B, N, d) and give (B, N, d); masks, cross-attention and checks are left out.
+They map x (B, N, d) to (B, N, d), without masks, cross-attention and checks.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class EagerScaledHeads(SoftmaxLayer):
     Args:
         embed_dim: model width d.
         num_heads: number of heads h.
-        factors: one downsampling factor a head; each divides N.
-        beta: how much of the keys' mean is taken from queries and keys.
+        factors: one downsampling factor per head; each divides N.
+        beta: the multiple of the keys' mean that is subtracted from queries and keys.
     """
 
     def __init__(self, embed_dim: int, num_heads: int, factors: Sequence[int], beta: float = 0.0) -> None:
@@ -92,7 +92,7 @@ class TorchMultihead(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(B, N, d) -> (B, N, d)."""
         mask = None
-        if self.is_causal:  # the layer's is_causal is only a hint about a mask, which is needed as well
+        if self.is_causal:  # is_causal of the layer is only a hint about a mask, so the mask is needed too
             mask = nn.Transformer.generate_square_subsequent_mask(x.size(1), x.device, x.dtype)
         return self.layer(x, x, x, attn_mask=mask, need_weights=False, is_causal=self.is_causal)[0]
 
@@ -100,9 +100,9 @@ class TorchMultihead(nn.Module):
 class ReleasedPrimal(nn.Module):
     """The structure of the released Primal-Attention layer (data-dependent, non-causal), written by us.
 
-    Written from the formulas of the paper and the description of the code, not from its text: every score is
-    formed and kept, W_{e|X} is applied before the concatenation, the objective is the mean form that averages
-    each sequence's J squared. Time and memory are therefore those of the structure, not of that repository.
+    It follows the formulas of the paper and the description of the code, not its text. Every score is formed
+    and kept, W_{e|X} is applied before the concatenation, and the objective is the mean over sequences of J
+    squared. Time and memory are therefore those of the structure, not of that repository.
 
     Args:
         embed_dim: model width d.

@@ -1,4 +1,4 @@
-"""The machine that a figure was measured on, and its ceilings."""
+"""The machine of a measurement, and its ceilings."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _processor() -> str:
 
 
 def measure_ceilings(setting: Setting) -> dict[str, float]:
-    """Operations and bytes per second: a large product, the layer's own slice of one, and a copy."""
+    """Operations and bytes per second of a large product, a product of the layer's slices, and a copy."""
     torch.set_num_threads(setting.threads)
     kind = {"device": setting.device, "dtype": setting.torch_dtype}
     square = torch.randn(_LARGE, _LARGE, **kind)  # type: ignore[call-overload]
@@ -77,8 +77,8 @@ def primal_roofline(
 
     Args:
         setting: the sizes.
-        ceilings: of ``measure_ceilings``.
-        seconds: measured, by pass.
+        ceilings: the result of ``measure_ceilings``.
+        seconds: the measured times, by pass.
         objective: whether the layer has one.
         kernels: whether it is the Triton form.
     """
@@ -108,7 +108,7 @@ def primal_roofline(
 
 
 def _fastest(work: Callable[[], object], setting: Setting) -> float:
-    """Seconds of a call, the lower quartile of a dozen, because a ceiling is what is possible."""
+    """The seconds of a call: the lower quartile of a dozen, because a ceiling is the best possible value."""
     wait = torch.cuda.synchronize if setting.device == "cuda" else (lambda: None)
     taken = []
     for _ in range(12):

@@ -1,4 +1,4 @@
-"""The peak memory of a pass above that before it, in a separate process for every contender.
+"""The peak memory of a pass above the memory before it, in a separate process for every contender.
 
 On CPU the peak is that of the resident set (``VmHWM``, reset through ``/proc/self/clear_refs``) above its
 size once everything is imported, the layer and its input exist, and a short sequence went through. The

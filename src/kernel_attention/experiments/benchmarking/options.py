@@ -21,11 +21,11 @@ def plan_from_options(
     options: Mapping[str, Any],
     is_causal: bool | None = None,
 ) -> Plan:
-    """The suite, with the given options instead of its own.
+    """The suite, with the given options in place of its own.
 
     Args:
         suite: a name of ``SUITES``; None: every mechanism, or the given contenders, at the given sizes.
-        contenders: instead of those of the suite, whose baseline stays in.
+        contenders: replace those of the suite; its baseline stays.
         options: values by name of a size or of a field of the plan; None: not given.
         is_causal: whether the layers are causal.
     """

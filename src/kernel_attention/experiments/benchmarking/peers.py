@@ -1,6 +1,6 @@
 """Layers of other libraries, each with the default options of its own documentation.
 
-A library is imported only when it is measured. One that is not installed is reported as absent.
+A library is imported only when it is measured. A missing library is reported as absent.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def fast_transformers(setting: Setting) -> nn.Module:
 
     def call(module: nn.Module, x: Tensor) -> Tensor:
         key = (x.size(0), x.size(1), x.device)
-        if key not in masks:  # its masks are of size N or N^2 and would be timed otherwise
+        if key not in masks:  # its masks have size N or N^2; making them must not be timed
             full = masking.TriangularCausalMask if setting.is_causal else masking.FullMask
             lengths = masking.LengthMask(x.new_full((x.size(0),), x.size(1)).long(), device=x.device)
             masks[key] = (full(x.size(1), device=x.device), lengths, lengths)

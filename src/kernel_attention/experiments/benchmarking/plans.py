@@ -50,17 +50,17 @@ class Setting:
 
 @dataclass(frozen=True)
 class Plan:
-    """Contenders and a grid of settings: every combination of its values is a setting.
+    """Contenders and a grid of settings. Every combination of values in the grid is a setting.
 
     Attributes:
-        title: what is compared.
-        shows: what is to be read off.
+        title: the comparison.
+        shows: the expected result.
         contenders: see ``ContenderSpec``; several rows may be one mechanism.
         baseline: the contender whose time the others are divided by.
         grid: values by name of a field of ``Setting``.
         passes: "forward" (inference), "step" (forward and backward in training).
-        rounds: how often every contender is timed in every setting.
-        rounds_at: rounds for given lengths, where a round takes long.
+        rounds: number of timed rounds in every setting.
+        rounds_at: number of rounds for given lengths, where a round takes long.
         memory: whether peaks are measured, each contender in a separate process.
         flops: whether operations are counted.
         roofline: whether the ceilings of the machine are measured too.
@@ -79,7 +79,7 @@ class Plan:
     roofline: bool = False
 
     def settings(self) -> Iterator[Setting]:
-        """Every combination; the length changes fastest."""
+        """All combinations; the length changes fastest."""
         names = [name for name in self.grid if name != "length"] + ["length"]
         values = [self.grid.get(name, (getattr(Setting(), name),)) for name in names]
         for chosen in itertools.product(*values):

@@ -28,9 +28,9 @@ def run_benchmark(
 
     Args:
         plan: contenders and settings.
-        seed: for the orders of the contenders.
+        seed: seed of the orders of the contenders.
         warmup: passes before the first one that is timed.
-        told: called with a line that says what is being measured.
+        told: called with a line about the current measurement.
         kept: called with the record so far after every setting, so an interrupted run leaves a record.
 
     Returns:
@@ -120,14 +120,14 @@ def _cell(
 def _roofline(
     contenders: dict[str, ContenderSpec], rows: list[dict[str, Any]], setting: Setting
 ) -> dict[str, Any]:
-    """The ceilings, and for every fused primal contender what they allow."""
+    """The ceilings, and the times that they allow every fused primal contender."""
     ceilings = machine.measure_ceilings(setting)
     rooflines = []
     for row in rows:
         options = contenders[row["contender"]]
         if not isinstance(options, Mapping) or "primal" not in options or "failed" in row:
             continue
-        # Ceilings are those of an undisturbed machine, so these are lower quartiles too.
+        # Ceilings are those of an idle machine, so these times are lower quartiles too.
         seconds = {kind: figures["lower"] for kind, figures in row["time"].items()}
         chosen = options["primal"] or {}
         if chosen.get("impl") == "reference" or setting.is_causal:

@@ -14,13 +14,13 @@ _EVEN = {
     "stride": 64
 }  # an odd stride, as the default is at N 2048, has no block form over keys pooled by two
 _CAUSAL_PEERS = tuple(peer.name for peer in PEERS if peer.causal)
-# Quadratic in the sequence with weights in memory, or cubic; and what needs a token grid.
+# Mechanisms that are quadratic with weights in memory, cubic, or need a token grid.
 _LEFT_OUT = {"dual_multilinear", "tensor", "conv2d", "softmax"}
 
 SUITES: dict[str, Plan] = {
     "all": Plan(
         title="Every mechanism with its default options",
-        shows="where each pays",
+        shows="the length from which each is faster",
         contenders=(
             "sdpa",
             "eager",
@@ -45,7 +45,7 @@ SUITES: dict[str, Plan] = {
         rounds_at={16384: 5},
     ),
     "multilinear": Plan(
-        title="Multilinear attention beside primal and SDPA",
+        title="Multilinear attention next to primal and SDPA",
         shows="standard and learnable diagonal within 1.6 times primal's time; faster than SDPA from N 256",
         contenders=(
             "sdpa", _PRIMAL, {"primal": {"rank": 20}}, "multilinear",
@@ -74,7 +74,7 @@ SUITES: dict[str, Plan] = {
         memory=False,
     ),
     "support-vector": Plan(
-        title="The support-vector family beside SDPA and softmax in memory",
+        title="The support-vector family next to SDPA and softmax with weights in memory",
         shows="batch_norm within 1.08 of SDPA, scaled_heads at most 0.8 of it",
         contenders=(
             "sdpa", "eager", "batch_norm",

@@ -1,5 +1,6 @@
-"""Interleaved rounds: every contender once a round, in an order drawn anew, so that a slow minute of the
-machine falls on all of them, and none always follows the same one.
+"""Interleaved rounds: every round times each contender once, in a new random order.
+
+So a slow minute of the machine affects all contenders, and none always follows the same one.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def forward(layer: nn.Module, x: Tensor) -> None:
 
 
 def step(layer: nn.Module, x: Tensor, cotangent: Tensor) -> None:
-    """One forward and backward of a layer in training mode, its own objective included.
+    """One forward and backward pass of a layer in training mode, including its objective.
 
     The output gets a fixed cotangent. A loss would add the same time to every contender, which would make the
     slow ones look better.
@@ -80,8 +81,8 @@ def time_rounds(
 ) -> tuple[Times, list[list[str]], dict[str, str]]:
     """Seconds of every contender in every round, the orders of the rounds, and failures with their reasons.
 
-    A contender that raises is left out from then on. Only the input is shared. All layers stay alive, so that
-    none is timed with freshly allocated memory.
+    A contender that raises an error is left out afterwards. Only the input is shared. All layers stay alive,
+    so that none is timed with freshly allocated memory.
     """
     torch.set_num_threads(setting.threads)
     runs: dict[str, tuple[nn.Module, Tensor, Tensor]] = {}

@@ -1,4 +1,4 @@
-"""Where a data set lies: in the data root, inside aeon, in the cache, or in the archive behind aeon."""
+"""The place of a data set: the data root, aeon itself, the cache, or the archive behind aeon."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from kernel_attention.errors import InputError
 
 DATA_ROOT_VARIABLE = "KERNEL_ATTENTION_DATA"
-# The archive's variants of a set (made equal in length, gaps filled) lie in the folder of the set.
+# The archive's variants of a set (equal lengths, gaps filled) are in the folder of the set.
 _VARIANTS = re.compile(r"(_eq|_nmv)+$")
 
 logger = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """A data set at hand. source: "data root", "cache" or "aeon" (bundled); path: its folder or zip file."""
+    """A data set on this machine. source: "data root", "cache" or "aeon" (bundled); path: folder or zip."""
 
     name: str
     source: str
@@ -56,7 +56,7 @@ def resolve_root(data_root: str | os.PathLike[str] | None) -> Path | None:
 
 
 def cache_folder() -> Path:
-    """Downloads go here when no data root can take them."""
+    """The folder of downloads where no data root can take them."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "kernel-attention"
 
@@ -71,9 +71,9 @@ def bundled_folder() -> Path | None:
 
 
 def list_time_series(data_root: str | os.PathLike[str] | None = None) -> list[DatasetInfo]:
-    """The sets that can be loaded without a download, sorted by name; nothing is read but folders.
+    """The sets that can be loaded without a download, sorted by name. Only folders are read.
 
-    A name that lies in several places is listed once, where `load_time_series` takes it from.
+    A name in several places is listed once, with the place that `load_time_series` reads.
     """
     found: dict[str, DatasetInfo] = {}
     for source, folder in _places(resolve_root(data_root)):
@@ -109,10 +109,10 @@ def _scan(folder: Path) -> list[tuple[str, Path]]:
 
 
 def locate(name: str, data_root: str | os.PathLike[str] | None = None) -> Location:
-    """Find a set by name, download it as the last resort.
+    """Find a set by name; download it as the last resort.
 
-    Raises InputError for a data root that does not exist, an unknown name (with the nearest known ones), a
-    set with only one of its two files, and a download that failed.
+    Raises InputError for a data root that does not exist, an unknown name (with the nearest known names), a
+    set with only one of its two files, or a download that failed.
     """
     root = resolve_root(data_root)
     if not isinstance(name, str) or not re.fullmatch(r"\w[\w.\-]{0,99}", name):
@@ -145,7 +145,7 @@ def _find(name: str, folder: Path) -> Location | None:
 
 
 def _archive_names() -> dict[str, str]:
-    """Name and task of every set that aeon can download; empty without aeon."""
+    """The name and task of every set that aeon can download; empty without aeon."""
     try:
         from aeon.datasets.tsc_datasets import tsc_zenodo
         from aeon.datasets.tser_datasets import tsr_zenodo
@@ -168,7 +168,7 @@ def _download(name: str, root: Path | None) -> Location:
     logger.warning("downloading %s from the archive at zenodo.org into %s", base, destination / base)
     try:
         destination.mkdir(parents=True, exist_ok=True)
-        # On the same disk as its destination, so that the move is one rename: all of the set or nothing.
+        # On the same disk as its destination, so that one rename moves all of the set or nothing.
         with tempfile.TemporaryDirectory(prefix=".download-", dir=destination) as folder:
             load(base, split="train", extract_path=folder)
             if not (destination / base).exists():

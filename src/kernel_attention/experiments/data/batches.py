@@ -1,4 +1,4 @@
-"""Batches of padded sequences, in an order that depends on (seed, epoch) and on nothing else."""
+"""Batches of padded sequences, in an order that depends on (seed, epoch) alone."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Batch(NamedTuple):
 class EpochSampler(Sampler[int]):
     """A permutation of `length` cases drawn from a generator of its own, seeded by (seed, epoch).
 
-    A run resumed at epoch e sees the order that an uninterrupted run sees there, and no global generator is
-    read or moved. Lightning calls `set_epoch` at the start of every epoch; a plain loop must do so itself.
+    A run resumed at epoch e sees the same order as an uninterrupted run, and no global generator is read or
+    advanced. Lightning calls `set_epoch` at the start of every epoch; a plain loop must do so itself.
     """
 
     def __init__(self, length: int, seed: int = 0) -> None:
@@ -45,18 +45,18 @@ class EpochSampler(Sampler[int]):
         self._skipped = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the permutation of this epoch for the next pass."""
+        """Select the permutation of this epoch for the next pass."""
         self.epoch = int(epoch)
 
     def skip(self, batches: int, batch_size: int) -> None:
-        """Leave out the first batches of the next pass, for a run that stopped behind them."""
+        """Skip the first batches of the next pass, for a run that stopped after them."""
         self._skipped = batches * batch_size
 
     def __len__(self) -> int:
         return self.length
 
     def __iter__(self) -> Iterator[int]:
-        # A hash of the pair, because seed + epoch would give run 1 in epoch 0 the order of run 0 in epoch 1.
+        # A hash of the pair: seed + epoch would give seed 1 in epoch 0 the order of seed 0 in epoch 1.
         state = np.random.SeedSequence([self.seed, self.epoch]).generate_state(1, np.uint64)[0]
         generator = torch.Generator().manual_seed(int(state) & (2**63 - 1))
         start, self._skipped = self._skipped, 0
@@ -65,7 +65,7 @@ class EpochSampler(Sampler[int]):
 
 class _Cases(Dataset[tuple[Tensor, Tensor | None]]):
     def __init__(self, sequences: Sequence[np.ndarray], targets: np.ndarray | None) -> None:
-        # Read-only memory (joblib maps large arrays so) cannot be a tensor's; only that is copied.
+        # A tensor cannot use read-only memory, as joblib maps large arrays; only such memory is copied.
         self.sequences = [
             torch.from_numpy(np.require(sequence, np.float32, ["C", "W"])) for sequence in sequences
         ]
@@ -124,6 +124,6 @@ def make_loader(
         num_workers=num_workers,
         drop_last=drop_last,
         collate_fn=collate,
-        # Without one of its own, every pass would draw a worker seed from the global generator.
+        # Without this generator, every pass would draw a worker seed from the global one.
         generator=torch.Generator().manual_seed(int(seed)),
     )

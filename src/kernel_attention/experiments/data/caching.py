@@ -1,4 +1,4 @@
-"""Generated data sets on disk: a file is whole or not there."""
+"""Generated data sets on disk; a file is whole or absent."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 def cached_arrays(path: Path, make: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """The arrays in an ``.npz`` file, made and written by atomic rename where it is missing or damaged.
+    """The arrays in an ``.npz`` file. If it is missing or damaged, they are made and written again.
 
     Raises:
         InputError: where the file cannot be written.

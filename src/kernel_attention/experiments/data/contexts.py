@@ -1,4 +1,4 @@
-"""Batches of packed contexts, as many to a round as the recipe says.
+"""Batches of packed contexts; the recipe gives their number per round.
 
 Legend: B contexts of a batch, L tokens of a context.
 """
@@ -26,9 +26,9 @@ class TextBatch(NamedTuple):
 
 
 class ContextSampler(StepSampler):
-    """Rounds of contexts, each epoch in an order drawn by (seed, epoch).
+    """Rounds of contexts; (seed, epoch) gives the order of each epoch.
 
-    No generator but its own is read. The last batch of an epoch may be smaller.
+    The sampler reads only its own generator. The last batch of an epoch may be smaller.
 
     Args:
         length: cases.
@@ -49,7 +49,7 @@ class ContextSampler(StepSampler):
 
 
 class _Contexts(Dataset[TextBatch]):
-    """Indexed by the numbers of a whole batch."""
+    """Contexts, indexed by the numbers of a whole batch."""
 
     def __init__(self, tokens: np.ndarray, length: int) -> None:
         self.inputs, self.targets = map(torch.from_numpy, pack_contexts(tokens, length))
@@ -81,5 +81,5 @@ def _in_batches(numbers: list[int], batch_size: int) -> list[list[int]]:
 
 
 def _loader(contexts: _Contexts, batches: Iterable[list[int]]) -> DataLoader[TextBatch]:
-    # A loader draws a number for its workers; from a generator of its own, so that nothing else notices.
+    # A loader draws a number for its workers; its own generator keeps this from the global one.
     return DataLoader(contexts, batch_size=None, sampler=batches, generator=torch.Generator())

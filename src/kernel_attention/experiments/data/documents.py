@@ -13,7 +13,7 @@ from kernel_attention.errors import InputError, unknown
 from kernel_attention.experiments.data.hugging_face import load_splits
 
 SPLITS = ("train", "validation", "test")
-"""Names that a split goes by; files and data sets may say dev, val, valid or eval for the second."""
+"""The names of the splits; files and data sets may call the second dev, val, valid or eval."""
 
 _ALIASES = {
     "validation": ("validation", "dev", "val", "valid", "eval"),
@@ -30,7 +30,7 @@ class Documents(NamedTuple):
 
 
 def split_names(split: str) -> tuple[str, ...]:
-    """What a split may be called in the name of a file; InputError for an unknown split."""
+    """The names of a split in file names; InputError for an unknown split."""
     if split not in SPLITS:
         raise unknown("split", split, SPLITS)
     return _ALIASES[split]
@@ -90,7 +90,7 @@ def read_jsonl(path: Path, classes: int = 2) -> Documents:
 
 
 def read_label_folders(folder: Path, names: tuple[str, ...]) -> Documents:
-    """One text a file, in a folder a class: ``neg/*.txt``, ``pos/*.txt``, as IMDb is distributed."""
+    """One text per file and one folder per class: ``neg/*.txt``, ``pos/*.txt``, as IMDb is distributed."""
     documents = Documents([], [])
     for label, name in enumerate(names):
         for path in sorted((folder / name).glob("*.txt")):
@@ -118,8 +118,8 @@ def read_hugging_face(folder: Path, split: str, classes: int = 2) -> Documents:
 def read_pairs(path: Path) -> Documents:
     """Lines ``label, id, id, text, text`` between tabs: the AAN pair files of the Long Range Arena release.
 
-    The release writes the label as ``0.0`` or ``1.0`` and a text with bytes that are no UTF-8 as the text of
-    a Python ``bytes`` literal; it is taken as it stands, as the benchmark's own pipeline does.
+    The release writes the label as ``0.0`` or ``1.0`` and a text with bytes that are not UTF-8 as the text of
+    a Python ``bytes`` literal. That text is read unchanged, as in the benchmark's own pipeline.
     """
     documents = Documents([], [])
     for number, line in read_lines(path):

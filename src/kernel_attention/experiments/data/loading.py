@@ -21,7 +21,7 @@ from kernel_attention.experiments.data.time_series import SequenceSplit, TimeSer
 from kernel_attention.experiments.data.ts_format import TsFile, read_ts
 from kernel_attention.memory_limit import require_memory
 
-# `missing` is no option of the commands that read files: it is the trained model's.
+# The commands that read files have no option `missing`; the trained model has it.
 _ADVICE = "fill such gaps in the file; a model that was trained with missing: interpolate fills them itself"
 
 
@@ -142,7 +142,7 @@ def _read_numpy(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
 
 
 def _read_array(file: IO[bytes], size: int, where: str) -> np.ndarray:
-    """The array in ``size`` bytes of NumPy's format, whose header is not believed."""
+    """The array in ``size`` bytes of NumPy's format; its header is checked against the size."""
     require_memory(where, size, "read it in parts")
     content = io.BytesIO(file.read(size))
     version = np.lib.format.read_magic(content)
@@ -154,7 +154,7 @@ def _read_array(file: IO[bytes], size: int, where: str) -> np.ndarray:
             f"{where}: its header says shape {shape} of {dtype}, {claimed} bytes; it has {found}"
         )
     content.seek(0)
-    return np.lib.format.read_array(content, allow_pickle=False)  # a data file must not run code
+    return np.lib.format.read_array(content, allow_pickle=False)  # a data file must never run code
 
 
 def _read_both(location: Location) -> tuple[TsFile, TsFile]:

@@ -99,7 +99,7 @@ def _read_torchvision(folder: Path) -> dict[str, TokenSplit]:
 
 
 class _Plain(pickle.Unpickler):
-    """Arrays, bytes, lists and numbers; nothing else, so that a file cannot execute anything."""
+    """Only arrays, bytes, lists and numbers, so that a file cannot execute anything."""
 
     _ALLOWED = frozenset(
         {

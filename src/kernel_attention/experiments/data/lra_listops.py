@@ -31,8 +31,8 @@ LISTOPS_TOKENS = (*"0123456789", "[MIN", "[MAX", "[MED", "[SM", "]")
 SIZES = {"train": 96_000, "validation": 2_000, "test": 2_000}
 
 _MIN, _MAX, _MED, _SM, _END = range(10, 15)
-_VERSION = 1  # of the generator: a change of what it gives for a seed must not meet an old cache
-_CHUNK = 16_000  # trees grown at once: some tens of MB
+_VERSION = 1  # of the generator; a new version keeps its output apart from an old cache
+_CHUNK = 16_000  # trees grown at once, which take some tens of MB
 
 
 class Specification(NamedTuple):
@@ -60,8 +60,7 @@ def load_listops(
     """The data set from the cache, generated on first use.
 
     Args:
-        root: keeps the cache in its folder ``generated`` where it can be written to, else the user's cache
-            does.
+        root: its folder ``generated`` holds the cache if it is writable, else the user's cache folder does.
         train_cases: size of the training split, by default 96,000.
         evaluation_cases: size of the validation and of the test split, by default 2,000.
         workers: processes; 0 is as many as there are cores. The result does not depend on it.
@@ -98,10 +97,10 @@ class Expressions(NamedTuple):
 def generate_listops(
     cases: int, seed: int = 0, specification: Specification | None = None, workers: int = 1
 ) -> Expressions:
-    """So many different expressions.
+    """A number of different expressions.
 
     Args:
-        cases: how many.
+        cases: the number.
         seed: the same seed gives the same expressions.
         specification: depth, arguments and lengths.
         workers: processes; 0 is as many as there are cores. The result does not depend on it.
@@ -122,14 +121,14 @@ def generate_listops(
 
 
 def _chunks(grow: partial[Expressions], workers: int, cases: int) -> Iterator[Expressions]:
-    """Chunk 0, 1, 2, ... without end, made by so many processes."""
+    """Chunk 0, 1, 2, ... without end, made by this number of processes."""
     workers = workers or os.cpu_count() or 1
     if workers == 1 or cases < 2000:  # a process takes longer to start than to grow so few
         number = 0
         while True:
             yield grow(number)
             number += 1
-    # A child forked from a process with threads may never get a lock that one of them held.
+    # A process forked from one with threads may wait for ever for a lock of one of these threads.
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
         pending = [pool.submit(grow, number) for number in range(2 * workers)]
         number = len(pending)
@@ -224,7 +223,7 @@ def _write(levels: list[_Level], sizes: list[np.ndarray], values: np.ndarray) ->
     start = offsets[:-1]
     for depth, level in enumerate(levels):
         if depth:
-            # Behind the parent's operator and the siblings before: children of a node are side by side.
+            # After the parent's operator and earlier siblings, because children of a node are adjacent.
             before = np.cumsum(sizes[depth]) - sizes[depth]
             is_first = np.concatenate([[True], level.parent[1:] != level.parent[:-1]])
             base = before[np.flatnonzero(is_first)][np.cumsum(is_first) - 1]

@@ -6,11 +6,11 @@ of 4 dashes, discs of radius 1.5, contours that begin at least 7 apart, contrast
 in every image: in a positive one the discs are the ends of the same contour, in a negative one each contour
 has one disc.
 
-The generator is our own. What the papers leave to their code it decides so: a dash turns by a normally
-distributed angle of deviation 0.4 against the dash
-before (more where that finds no room); pixels of different contours (with the discs that
-could stand at their ends) are at least 3 apart in the larger coordinate, those of neighbouring dashes of one
-contour at most 2, so a flood fill that jumps over one pixel follows a contour and never leaves it.
+The generator is our own. It decides the details that the papers leave to their code. A dash turns against
+the dash before by a normally distributed angle of deviation 0.4, or more where that finds no room. Pixels of
+different contours, including possible discs at their ends, are at least 3 apart in the larger coordinate.
+Pixels of neighbouring dashes of one contour are at most 2 apart. So a flood fill that jumps over one pixel
+follows a contour and never leaves it.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ SIZES = {"train": 160_000, "validation": 20_000, "test": 20_000}
 SIDE, DASHES, DISTRACTOR_DASHES, DISTRACTORS, SEED_DISTANCE = 32, 14, 4, 5, 7
 TURN, MARGIN, CONTRAST = 0.4, 1, 0.75
 
-_VERSION = 1  # of the generator: a change of what it gives for a seed must not meet an old cache
+_VERSION = 1  # of the generator; a new version keeps its output apart from an old cache
 _CHUNK = 1000
-_TURNS = 8  # tried for a dash, before the contour is begun anew
-_TRIES = {DASHES: 100, DISTRACTOR_DASHES: 400}  # for a contour, before the image is begun anew
+_TURNS = 8  # tried for a dash before the contour is restarted
+_TRIES = {DASHES: 100, DISTRACTOR_DASHES: 400}  # for a contour before the image is restarted
 _CLASSES = ("separate", "connected")
 
 Pixel = tuple[int, int]
@@ -79,7 +79,7 @@ def generate_pathfinder(cases: int, seed: int = 0, workers: int = 1) -> tuple[np
     """Images (cases, 32, 32) uint8 and labels (cases,): 1 where one contour connects the discs.
 
     Args:
-        cases: how many.
+        cases: the number.
         seed: the same seed gives the same images.
         workers: processes; 0 is as many as there are cores. The result does not depend on it.
     """
@@ -90,7 +90,7 @@ def generate_pathfinder(cases: int, seed: int = 0, workers: int = 1) -> tuple[np
     if workers == 1 or len(sizes) < 3:  # a process takes longer to start than to draw so few
         chunks = list(map(make, range(len(sizes)), sizes))
     else:
-        # A child forked from a process with threads may never get a lock that one of them held.
+        # A process forked from one with threads may wait for ever for a lock of one of these threads.
         with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
             chunks = list(pool.map(make, range(len(sizes)), sizes))
     images, labels = zip(*chunks, strict=True)
@@ -144,7 +144,7 @@ def _place(generator: random.Random) -> list[list[list[Pixel]]] | None:
         contours.append(contour)
         seeds.append(seed)
         pixels = {pixel for dash in contour for pixel in dash}
-        if number < 2:  # wherever the discs will stand
+        if number < 2:  # the discs may be at either end
             pixels |= _discs(contour)
         taken.update(near for pixel in pixels for near in _around(pixel, MARGIN + 1))
     return contours
@@ -159,7 +159,7 @@ def _contour(
 ) -> list[list[Pixel]] | None:
     """Dashes of 2 pixels from ``seed`` in a random direction; None where they find no room.
 
-    It keeps a pixel of distance from its own dashes, but for the last.
+    It keeps a distance of one pixel from its own dashes, except the last one.
     """
     edge = 2 if dashes == DASHES else 1  # room for a disc
     row, column = seed

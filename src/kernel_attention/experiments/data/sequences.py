@@ -1,4 +1,4 @@
-"""Arrays of people to sequences (n_i, c) float32, and what to do about values that are missing."""
+"""Users' arrays as sequences (n_i, c) float32, and the treatment of missing values."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def windows_of(sequences: list[np.ndarray], length: int) -> tuple[list[np.ndarra
 
 
 def check_missing(missing: str) -> None:
-    """Raise InputError for a way of treating missing values that does not exist."""
+    """Raise InputError for an unknown treatment of missing values."""
     if missing not in MISSING:
         raise unknown("value of missing", missing, MISSING)
 
@@ -97,8 +97,8 @@ def resolve_missing(
 
     missing: "interpolate" fills a gap linearly within its case and channel and continues the nearest value to
         the ends; "error" refuses; "auto" interpolates where the file's header declares missing values.
-    where: what the sequences are called in messages, for example "the train split of Handwriting".
-    advice: what the message says of a gap that is refused.
+    where: the name of the sequences in messages, for example "the train split of Handwriting".
+    advice: the advice in the message about a refused gap.
     """
     check_missing(missing)
     fill = missing == "interpolate" or (missing == "auto" and declared)

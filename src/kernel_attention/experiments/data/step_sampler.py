@@ -1,4 +1,4 @@
-"""Training counted in steps: the batches of one round after the other, through epochs of any length."""
+"""Training counted in steps: rounds of batches that run through epochs of any length."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from kernel_attention.errors import InputError
 
 
 class StepSampler(Sampler[list[int]]):
-    """The batches of one round out of an endless row of epochs.
+    """The batches of one round from an endless sequence of epochs.
 
-    Round r has the batches r * steps to (r + 1) * steps - 1 of that row. Lightning calls ``set_epoch`` with
-    the number of the round, so a resumed run goes on in the middle of an epoch with the batches it would have
-    seen.
+    Round r has the batches r * steps to (r + 1) * steps - 1. Lightning calls ``set_epoch`` with the number of
+    the round, so a run resumed in the middle of an epoch sees the same batches as an uninterrupted run.
 
     Args:
         batch_size: B.
@@ -34,14 +33,14 @@ class StepSampler(Sampler[list[int]]):
 
     @abstractmethod
     def batches(self, epoch: int) -> list[list[int]]:
-        """Case numbers of every batch of an epoch, a function of the seed and the epoch."""
+        """The case numbers of every batch of an epoch, a function of the seed and the epoch."""
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the round (Lightning's epoch) of the next pass."""
+        """Select the round (Lightning's epoch) of the next pass."""
         self.round = int(epoch)
 
     def skip(self, batches: int, batch_size: int = 1) -> None:
-        """Leave out the first batches of the next pass, for a run that stopped behind them."""
+        """Skip the first batches of the next pass, for a run that stopped after them."""
         self._skipped = batches
 
     def __len__(self) -> int:

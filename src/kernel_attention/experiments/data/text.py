@@ -17,7 +17,7 @@ from kernel_attention.experiments.data.archive import resolve_root
 from kernel_attention.experiments.data.hugging_face import load_splits
 
 IGNORED = -100
-"""The target of positions that are no part of the loss (PyTorch's ``ignore_index``)."""
+"""The target of positions that the loss ignores (PyTorch's ``ignore_index``)."""
 
 SPLITS = ("train", "validation", "test")
 
@@ -32,10 +32,10 @@ class TextData:
     """The text of every split.
 
     Args:
-        name: what the data set is called.
+        name: name of the data set.
         train: the training text.
-        validation: chooses the model.
-        test: is read once.
+        validation: the text that selects the model.
+        test: the test text, read once.
     """
 
     name: str
@@ -94,9 +94,9 @@ def read_text(path: str | os.PathLike[str]) -> str:
 
 
 def pack_contexts(tokens: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cut a text into contexts that lie side by side: every token but the first is a target once.
+    """Cut a text into adjacent contexts, so that every token but the first is a target once.
 
-    The last context reaches back into the one before instead of being padded; what was a target there is
+    The last context is not padded. It starts inside the one before, and targets of that context are
     ``IGNORED`` here. A text shorter than a context is one context.
 
     Args:
@@ -167,7 +167,7 @@ def _column(splits: Any, split: str, folder: Path) -> str:
     if "text" not in splits[name].column_names:
         columns = ", ".join(splits[name].column_names)
         raise InputError(f"dataset {folder}: split {name} has no column text (it has {columns})")
-    # Records of WikiText end their lines themselves, those of PTB do not.
+    # Records of WikiText include their line ends, those of PTB do not.
     text = "".join(line if line.endswith("\n") else line + "\n" for line in splits[name]["text"])
     if not text.strip():
         raise InputError(f"dataset {folder}: split {name} is empty")

@@ -1,4 +1,4 @@
-"""Batches of token sequences of like length, counted in steps instead of epochs.
+"""Batches of token sequences of similar length, counted in steps instead of epochs.
 
 Legend: B cases of a batch, P sequences of a case (2 for pairs), N tokens of the longest, n cases.
 """
@@ -14,11 +14,11 @@ from kernel_attention.experiments.data.step_sampler import StepSampler
 from kernel_attention.experiments.data.token_sets import TokenSplit
 
 _POOL = 50
-"""Batches that are sorted by length together: enough for little padding, few enough to mix the lengths."""
+"""The number of batches that are sorted by length together: padding is short, and lengths still mix."""
 
 
 def batch_order(lengths: np.ndarray, batch_size: int, seed: int, epoch: int) -> list[np.ndarray]:
-    """The batches of an epoch as arrays of case numbers, a function of (seed, epoch) and of nothing else.
+    """The batches of an epoch as arrays of case numbers, a function of (seed, epoch) alone.
 
     Cases are shuffled, sorted by length within pools of 50 batches, cut into batches, and the batches
     shuffled. Cases that do not fill the last batch are left out of this epoch, unless there is no other.
@@ -40,7 +40,7 @@ def batch_order(lengths: np.ndarray, batch_size: int, seed: int, epoch: int) -> 
 
 
 class LengthSampler(StepSampler):
-    """Rounds of cases of like length, each epoch in the order of ``batch_order``."""
+    """Rounds of cases of similar length, each epoch in the order of ``batch_order``."""
 
     def __init__(self, lengths: np.ndarray, batch_size: int, steps: int, seed: int = 0) -> None:
         super().__init__(batch_size, steps)
@@ -83,7 +83,7 @@ def make_step_loader(split: TokenSplit, batch_size: int, steps: int, seed: int) 
 
 
 def make_length_loader(split: TokenSplit, batch_size: int) -> DataLoader:
-    """Every case once, sorted by length; see ``length_order`` for the order of what comes back."""
+    """Every case once, sorted by length; ``length_order`` gives the order of the results."""
     order = length_order(split)
     batches = [order[start : start + batch_size].tolist() for start in range(0, len(order), batch_size)]
     return DataLoader(

@@ -1,4 +1,4 @@
-"""Token data sets by name: where their files are, and how text, images and expressions become tokens."""
+"""Token data sets by name: the places of their files, and their texts, images and expressions as tokens."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from kernel_attention.experiments.data.vocabulary import ByteVocabulary, Vocabul
 
 
 class Limits(NamedTuple):
-    """Sizes that a recipe asks for; 0 leaves the data set's own."""
+    """The sizes in a recipe; 0 stands for the data set's own."""
 
     train_cases: int = 0
     evaluation_cases: int = 0
@@ -96,7 +96,7 @@ def encode_texts(
 
 
 def words_of(text: str) -> str:
-    """Lower case, with punctuation apart from words, in one line: what a vocabulary of words is made of."""
+    """The words of a text for a vocabulary: lower case, with punctuation apart, in one line."""
     text = re.sub(r"<br\s*/?>", " ", text.lower())
     return " ".join(re.findall(r"[^\W_]+(?:'[^\W_]+)*|'[^\W_]+|[^\w\s]|_", text))
 
@@ -184,7 +184,7 @@ def _words(
 ) -> LoadedTokens:
     """Word-level tokens; the vocabulary is that of the training split."""
     text = " ".join(words_of(text) for text in train.texts)
-    size = limits.max_vocabulary + 2 if limits.max_vocabulary else None  # <unk> and <eos> are no words
+    size = limits.max_vocabulary + 2 if limits.max_vocabulary else None  # <unk> and <eos> are not words
     vocabulary = WordVocabulary.from_text(text, min_count=limits.min_count, max_size=size)
     splits = [
         part and encode_texts(part.texts, part.labels, vocabulary) for part in (train, validation, test)

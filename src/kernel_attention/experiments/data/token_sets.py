@@ -1,4 +1,4 @@
-"""Token sequences with labels, stored end to end, and how they become splits and batches.
+"""Token sequences with labels, stored end to end, and their splits.
 
 Legend: n cases, L_i tokens of sequence i, B cases of a batch, N tokens of its longest sequence.
 """

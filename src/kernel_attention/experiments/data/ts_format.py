@@ -1,8 +1,8 @@
-"""A strict reader of the `.ts` text format, with the line number in every complaint.
+"""A strict reader of the `.ts` text format, with the line number in every error.
 
 aeon's own reader takes rows without a label, labels that the header does not know, infinite values and text
-such as `1_0` for data, loses the sign of time-stamped values, and names no line. This one refuses what it
-cannot mean; on files both accept, the values and labels are aeon's (held by a test).
+such as `1_0` for data, loses the sign of time-stamped values, and names no line. This reader refuses
+malformed data. On files that both accept, its values and labels equal aeon's (a test checks this).
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class _CaseReader:
         if count == expected:
             return
         if count == self.header.dimensions:
-            # The header sides with this line, so the first one is the damaged one.
+            # The header agrees with this line, so the first line is damaged.
             raise InputError(
                 f"{self.source}, line {self.first_line}: {expected} channels, "
                 f"but the header says @dimensions {count}"

@@ -32,7 +32,7 @@ class Vocabulary(ABC):
     @property
     @abstractmethod
     def size(self) -> int:
-        """How many tokens there are, V."""
+        """The number of tokens, V."""
 
     @abstractmethod
     def encode(self, text: str) -> np.ndarray:
@@ -44,21 +44,21 @@ class Vocabulary(ABC):
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
-        """All of it as JSON's plain values; ``vocabulary_from_state`` is the way back."""
+        """The vocabulary as plain JSON values; ``vocabulary_from_state`` is the inverse."""
 
     def fingerprint(self) -> str:
-        """SHA-256 of the state: the same for two vocabularies that number every text alike."""
+        """SHA-256 of the state: equal for two vocabularies that give every text the same numbers."""
         return hashlib.sha256(json.dumps(self.state(), sort_keys=True).encode()).hexdigest()
 
     def describe(self) -> dict[str, Any]:
-        """Kind, size and fingerprint: what a run compares."""
+        """Kind, size and fingerprint, which a run compares."""
         return {"kind": self.kind, "size": self.size, "fingerprint": self.fingerprint()}
 
 
 class WordVocabulary(Vocabulary):
     """The words between blanks; ``<unk>`` for all others and ``<eos>`` for the end of a line.
 
-    ``decode(encode(text))`` is the text again but for unknown words and the width of blanks.
+    ``decode(encode(text))`` is the text again, except for unknown words and the width of blanks.
 
     Args:
         words: the tokens in the order of their numbers; ``<unk>`` and ``<eos>`` are among them.

@@ -1,4 +1,4 @@
-"""Recipes, the run, and what it leaves behind. Needs the extras ``train`` and ``timeseries``."""
+"""Recipes, runs, and run folders. Needs the extras ``train`` and ``timeseries``."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ __all__ = [
     "train",
 ]
 
-# Lightning and scikit-learn take seconds to import; a command that only reads recipes should not wait.
+# Lightning and scikit-learn take seconds to import, and some commands only read recipes.
 _HOMES = {
     "Experiment": "experiment",
     "Metric": "experiment",

@@ -1,4 +1,4 @@
-"""Diagnostics of a finished run: numbers beside its weights, figures in its report."""
+"""Diagnostics of a finished run: figures next to its weights and in its report."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def analyze_run(
 ) -> dict[int, DiagnosticsReport]:
     """Diagnose every trained seed on evenly spaced sequences of a split.
 
-    Writes ``seed-K/diagnostics.npz`` (all arrays) and ``seed-K/diagnostics.json`` (what the report shows)
-    into the run and renews its report; with ``output`` into that folder, with pictures, and the run stays as
-    it is.
+    Write ``seed-K/diagnostics.npz`` (all arrays) and ``seed-K/diagnostics.json`` (the figures of the report)
+    into the run, and renew its report. With ``output``, write to that folder, with pictures, and do not
+    change the run.
 
     Args:
         run: a run folder with at least one trained seed.
-        experiment: the run's, whose test split is looked at.
+        experiment: the experiment of the run, whose test split is used.
         layers: choices of ``kernel_attention.analysis.capture``, separated by commas.
-        cases: how many sequences.
-        output: a folder, made where it does not exist.
+        cases: number of sequences.
+        output: a folder, created if missing.
 
     Returns:
         The report of every seed.
@@ -63,7 +63,7 @@ def analyze_run(
 
 
 def read_layers(text: str) -> list[int | str]:
-    """``0,-1,first-2`` as what ``kernel_attention.analysis.capture`` accepts."""
+    """Read ``0,-1,first-2`` as choices of ``kernel_attention.analysis.capture``."""
     words = [word.strip() for word in text.split(",")]
     return [int(word) if re.fullmatch(r"-?\d+", word) else word for word in words if word]
 

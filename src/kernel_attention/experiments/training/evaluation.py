@@ -1,4 +1,4 @@
-"""What a trained model says about sequences, and how good that is."""
+"""The predictions of a trained model, and their figures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SPECTRUM_LENGTH = 1024
 
 @torch.inference_mode()
 def collect_outputs(model: nn.Module, batches: Iterable[Any], precision: str = "32-true") -> Tensor:
-    """Outputs of every case in the order of the batches, float32 on the CPU, in training's precision."""
+    """The outputs of every case in the order of the batches, in training's precision; float32 on CPU."""
     model.eval()
     device = next(model.parameters()).device
     dtype = torch.bfloat16 if precision.startswith("bf16") else torch.float16
@@ -78,7 +78,7 @@ def evaluate_split(
 
 
 def kernel_spectra(model: SequenceClassifier, split: SequenceSplit) -> dict[str, Any]:
-    """Content of ``spectra.json``: spectra of every layer's kernel on the first test sequences."""
+    """The content of ``spectra.json``: spectra of every layer's kernel on the first test sequences."""
     sequences = [sequence for sequence in split.sequences if len(sequence) <= _SPECTRUM_LENGTH]
     if not sequences:
         return {"layers": [], "note": f"no test sequence of at most {_SPECTRUM_LENGTH} steps"}
@@ -94,11 +94,11 @@ def kernel_spectra(model: SequenceClassifier, split: SequenceSplit) -> dict[str,
         if "singular_values" in layer.values
     ]
     count = min(len(sequences), _SPECTRUM_SEQUENCES)
-    return {"layers": layers, "note": f"means over {count} test sequences, each value over the largest"}
+    return {"layers": layers, "note": f"means over {count} test sequences of values relative to the largest"}
 
 
 def labelled_split(path: Path, facts: dict[str, Any], missing: str) -> SequenceSplit:
-    """The sequences and targets of a labelled file, for a model trained on data with these facts."""
+    """The sequences and targets of a labelled file, checked against the facts of the training data."""
     sequences, labels = read_sequences(path, missing=missing)
     if labels is None:
         raise InputError(f"{path}: has no labels to evaluate against")
@@ -117,7 +117,7 @@ def labelled_split(path: Path, facts: dict[str, Any], missing: str) -> SequenceS
 def predict_rows(
     model: SequenceClassifier, sequences: Sequence[np.ndarray], facts: dict[str, Any], precision: str
 ) -> list[dict[str, Any]]:
-    """One record a sequence: the value, or the class and the probability of every class."""
+    """One record per sequence: the value, or the class and the probability of every class."""
     outputs = predict_outputs(model, sequences, precision=precision)
     if facts["task"] == "regression":
         values = outputs.squeeze(-1).tolist()

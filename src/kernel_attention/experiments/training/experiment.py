@@ -1,4 +1,4 @@
-"""What a run needs to know of its task: data, model, loss, loaders, figures."""
+"""The interface of a task to a run: data, model, loss, loaders, figures."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 Loaders: TypeAlias = tuple[Iterable[Any], Iterable[Any]]
 
-_TRAINING_COPIES = 4  # weights, gradients, and the two moments of every optimizer there is
+_TRAINING_COPIES = 4  # weights, gradients, and the two moments of every optimizer
 
 
 class Metric(NamedTuple):
-    """The headline figure: its key in ``evaluation.json``, and which way is better."""
+    """The headline figure: its key in ``evaluation.json``, and whether higher is better."""
 
     name: str
     larger_is_better: bool
@@ -38,7 +38,7 @@ class Experiment(ABC):
 
     Args:
         recipe: of the task's class.
-        data_root: where data sets are looked for first.
+        data_root: the folder that is searched first for data sets.
 
     Raises:
         InputError: for data that are missing or bad.
@@ -58,12 +58,12 @@ class Experiment(ABC):
 
     @classmethod
     def open_model(cls, recipe: Any, facts: dict[str, Any], copies: int = 2) -> nn.Module:
-        """``build_model``, for a recipe and facts that nobody has checked against this machine.
+        """``build_model`` for a recipe and facts that are not yet checked against this machine.
 
         Args:
             recipe: of the task's class.
             facts: the content of ``data.json``.
-            copies: how many times the weights are in memory at once.
+            copies: number of copies of the weights in memory at once.
 
         Raises:
             InputError: for a model that cannot be built, or that this machine cannot hold.
@@ -82,7 +82,7 @@ class Experiment(ABC):
 
     @classmethod
     def check_facts(cls, facts: Any, path: Path) -> None:
-        """InputError where the content of ``data.json`` cannot be of this task."""
+        """InputError where the content of ``data.json`` does not fit this task."""
         is_right = isinstance(facts, dict) and all(
             isinstance(facts.get(key), int) and facts[key] > 0 for key in cls.required_facts
         )
@@ -96,11 +96,11 @@ class Experiment(ABC):
 
     @abstractmethod
     def facts(self) -> dict[str, Any]:
-        """The content of ``data.json``: what a trained model depends on of its data, in JSON's types."""
+        """The content of ``data.json``: the facts about the data that a trained model depends on."""
 
     @abstractmethod
     def loaders(self, seed: int) -> Loaders:
-        """(training batches, batches that choose the round), under the recipe's protocol.
+        """(training batches, batches that select the round), under the recipe's protocol.
 
         A round (an epoch, or ``evaluate_every`` steps) is one pass over the training batches. Their order
         depends on (seed, round) only: the loader's sampler has a ``set_epoch`` that Lightning calls.
@@ -115,34 +115,34 @@ class Experiment(ABC):
         """Figures of the test split: at least ``loss`` and the metric."""
 
     def evaluate_split(self, model: Any, split: str) -> dict[str, Any]:
-        """Figures of the split of that name, in tasks that know more than one."""
+        """The figures of a split by its name, for tasks with several splits."""
         raise InputError(f"task {self.recipe.task_name}: no split {split!r} to choose (only its test split)")
 
     def prepare(self, model: Any, seed: int) -> None:  # noqa: B027  (most tasks have nothing to set)
-        """Set what an untrained model takes from the training data, such as their scale."""
+        """Set the parts of an untrained model that come from the training data, such as their scale."""
 
     def recorder(self, folder: Path, seed: int) -> RunRecorder:
-        """What writes a seed's metrics, weights and checkpoints."""
+        """The callback that writes a seed's metrics, weights and checkpoints."""
         return RunRecorder(folder)
 
     def appendices(self, model: Any) -> dict[str, Any]:
-        """{file name: content} of further JSON files of a finished seed."""
+        """Further JSON files of a finished seed, {file name: content}."""
         return {}
 
     def check(self) -> None:
-        """InputError for options that the model or the loaders refuse, before anything is written."""
+        """InputError, before anything is written, for options that the model or the loaders refuse."""
         self.check_model()
         self.loaders(self.recipe.seeds[0])
 
     def check_model(self) -> None:
-        """InputError for a model that cannot be built, or not be trained on this machine."""
+        """InputError for a model that cannot be built or trained on this machine."""
         self.open_model(self.recipe, self.facts(), _TRAINING_COPIES)
 
     @abstractmethod
     def batches(self, cases: int) -> Iterable[Any]:
         """Batches of ``cases`` evenly spaced test cases, or of all where there are fewer, for diagnostics.
 
-        A batch is a sequence of the model's arguments; the first holds a row a case.
+        A batch is a sequence of the model's arguments; the first has one row per case.
         """
 
     @staticmethod
@@ -152,7 +152,7 @@ class Experiment(ABC):
 
     @staticmethod
     def predict(model: Any, file: Path, recipe: Any, facts: dict[str, Any]) -> list[dict[str, Any]]:
-        """A record for every case of an unlabelled file."""
+        """One record per case of an unlabelled file."""
         raise InputError(f"task {recipe.task_name}: predictions of a file are not available for it")
 
 

@@ -1,4 +1,4 @@
-"""What a trained model depends on of its data: the content of ``data.json``."""
+"""The facts about its data that a trained model depends on: the content of ``data.json``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def describe_data(data: TimeSeriesData) -> dict[str, Any]:
 
 
 def require_same_data(found: dict[str, Any], expected: dict[str, Any]) -> None:
-    """InputError where data that goes by the name of a run's data set is not what the run was trained on."""
+    """InputError where the data set of this name differs from the data that the run was trained on."""
     for key, value in expected.items():
         if found.get(key) != value and key.startswith("vocabulary"):
             raise InputError(

@@ -1,4 +1,4 @@
-"""Files that are either whole or not there: every write goes to a neighbour and is renamed into place."""
+"""Files that are either whole or absent: every write goes to a temporary file that is then renamed."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ _log = logging.getLogger(__name__)
 
 
 def is_unfinished(path: Path) -> bool:
-    """Whether this is what a write leaves that was killed."""
+    """Whether this is the temporary file of a killed write."""
     return re.fullmatch(r"\..+\.\d+\.tmp", path.name) is not None
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Delete what killed writes left in a folder and in those inside it."""
+    """Delete the temporary files of killed writes in a folder and its subfolders."""
     for path in folder.rglob(".*.tmp"):
         if is_unfinished(path):
             path.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: Any) -> None:
-    """JSON with two spaces of indentation; NaN is refused, as other readers refuse it."""
+    """Write JSON with two spaces of indentation. NaN is refused, because other readers refuse it."""
     write_text_atomically(path, json.dumps(value, indent=2, allow_nan=False))
 
 
 def write_yaml(path: Path, value: dict[str, Any]) -> None:
-    """YAML in the order of the keys."""
+    """Write YAML in the order of the keys."""
     write_text_atomically(path, yaml.safe_dump(value, sort_keys=False))
 
 
 def csv_text(rows: list[dict[str, Any]]) -> str:
-    """One line a row; a column for every key that occurs, in order of first appearance."""
+    """CSV with one line per row, and a column for every key in order of first appearance."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, columns, restval="")
@@ -65,14 +65,14 @@ def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def write_weights(path: Path, weights: dict[str, Tensor]) -> None:
-    """A state dict as safetensors, with a checksum of its tensors in the metadata."""
+    """Write a state dict as safetensors, with a checksum of its tensors in the metadata."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
     data = safetensors.torch.save(tensors, {_CHECKSUM: _checksum(tensors)})
     write_atomically(path, lambda file: file.write(data))
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """A state dict from safetensors; InputError where the file is missing or damaged."""
+    """Read a state dict from safetensors; InputError where the file is missing or damaged."""
     require_file(path)
     try:
         with safetensors.safe_open(path, "pt") as file:
@@ -98,7 +98,7 @@ def _checksum(weights: dict[str, Tensor]) -> str:
 
 @functools.cache
 def _say_unchecked(path: Path) -> None:
-    """Once a file: runs of earlier versions have no checksum."""
+    """Warn, once per file, that it has no checksum, as in runs of earlier versions."""
     _log.warning(
         "%s has no checksum (it was written by an earlier version): its weights are not checked", path
     )

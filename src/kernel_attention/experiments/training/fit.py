@@ -17,7 +17,7 @@ import torch
 
 from kernel_attention.errors import InputError
 
-if TYPE_CHECKING:  # Lightning takes seconds, which a command that trains nothing should not wait for
+if TYPE_CHECKING:  # Lightning takes seconds to import, and some commands train nothing
     import lightning as L
     from lightning.pytorch.callbacks import Callback
 
@@ -28,9 +28,9 @@ _one_at_a_time = threading.Lock()
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C (or a polite request to end, SIGTERM) during training.
+    """Ctrl-C or SIGTERM during training.
 
-    A KeyboardInterrupt, so that nobody who goes on after an Exception goes on after it.
+    It is a KeyboardInterrupt, so code that catches Exception does not catch it.
     """
 
 
@@ -96,13 +96,13 @@ def fit(
         try:
             trainer.fit(task, train_batches, val_batches, ckpt_path=checkpoint)
         except SystemExit:  # Lightning's answer to KeyboardInterrupt
-            signal.signal(signal.SIGINT, handler)  # Lightning leaves Ctrl-C switched off: a notebook lives on
+            signal.signal(signal.SIGINT, handler)  # Lightning leaves Ctrl-C off, but a notebook continues
             raise Interrupted from None
 
 
 @contextlib.contextmanager
 def _quiet_lightning() -> Iterator[None]:
-    """Without Lightning's banners and its advice on loader workers, which tell our users nothing."""
+    """Silence Lightning's banners and its advice on loader workers, which do not help our users."""
     logger = logging.getLogger("lightning.pytorch")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -115,16 +115,17 @@ def _quiet_lightning() -> Iterator[None]:
 
 
 def training_device(accelerator: str) -> torch.device:
-    """Where Lightning trains under this accelerator."""
+    """The device on which Lightning trains with this accelerator."""
     found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return torch.device("cpu") if accelerator == "cpu" or found is None else found
 
 
 @contextlib.contextmanager
 def private_generators(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed the generators that training on ``device`` draws from; give the caller's states back after.
+    """Seed the generators that training on ``device`` draws from, and restore the caller's states afterwards.
 
-    One thread at a time: generators, Lightning's log level and warning filters belong to the whole process.
+    One thread at a time may do this: generators, Lightning's log level and warning filters belong to the
+    whole process.
     """
     on_cpu = device.type == "cpu"
     devices = [] if on_cpu else list(range(torch.accelerator.device_count()))

@@ -1,4 +1,4 @@
-"""Text by a trained language model."""
+"""Text from a trained language model."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ def generate_text(
     seed: int = 0,
     model_seed: int | None = None,
 ) -> str:
-    """The prompt as the vocabulary reads it, and the tokens that follow.
+    """Continue a prompt. Return the prompt as the vocabulary reads it, and the tokens that follow.
 
     Args:
-        run: of task language.
+        run: a run of the task ``language``.
         prompt: at least one token long; words that the vocabulary lacks are read as <unk>.
-        tokens: how many to generate.
+        tokens: number of tokens to generate.
         temperature: 0 takes the most likely token; see ``kernel_attention.models.decoding.generate``.
-        top_k: draw among so many most likely tokens.
-        seed: of the draws.
-        model_seed: which of the run's models (default: the first).
+        top_k: draw among this number of most likely tokens.
+        seed: seed of the draws.
+        model_seed: seed of the model (default: the first of the run).
 
     Raises:
-        InputError: for a run of another task, an empty prompt, and a text beyond the model's max_len.
+        InputError: for a run of another task, an empty prompt, or a text longer than the model's max_len.
     """
     if run.recipe.task_name != "language":
         raise InputError(

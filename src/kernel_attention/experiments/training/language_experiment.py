@@ -29,11 +29,11 @@ from kernel_attention.experiments.training.step_recorder import StepRecorder
 from kernel_attention.models.causal import CausalLanguageModel
 
 _DIAGNOSED_AT_ONCE = 8
-_EVALUATION_BATCH = 32  # windows at once; the logits of a large vocabulary are what takes the memory
+_EVALUATION_BATCH = 32  # windows at once; the logits of a large vocabulary take most of the memory
 
 
 class LanguageTask(RecipeTask):
-    """Cross-entropy of the next token, in nats. Logs ``train_loss``, ``val_loss`` and each J."""
+    """The cross-entropy of the next token, in nats. It logs ``train_loss``, ``val_loss`` and each J."""
 
     def training_step(self, batch: TextBatch) -> Tensor:
         """Task loss + sum over layers of eta J^2."""
@@ -122,17 +122,17 @@ class LanguageExperiment(Experiment):
 
     @functools.cached_property
     def bigrams(self) -> Bigrams:
-        """The training text's."""
+        """The bigram counts of the training text."""
         return Bigrams(self.tokens["train"], self.vocabulary.size)
 
     def evaluate(self, model: CausalLanguageModel) -> dict[str, Any]:
-        """The test split's figures, and the validation split's with ``validation_`` before their names."""
+        """The figures of the test split, and those of the validation split prefixed ``validation_``."""
         test, validation = (self.evaluate_split(model, split) for split in ("test", "validation"))
         shared = ("context", "stride", "swap_rate", "uniform_perplexity", "bigram_k")
         return test | {f"validation_{key}": validation[key] for key in validation if key not in shared}
 
     def evaluate_split(self, model: CausalLanguageModel, split: str) -> dict[str, Any]:
-        """Perplexities of one split: the model's, clean and attacked, and those of counts."""
+        """The perplexities of one split: of the model, clean and attacked, and of counts."""
         if split not in SPLITS:
             raise unknown("split", split, SPLITS)
         figures = text_figures(model, self.text.split(split), self.vocabulary, self.recipe)
@@ -161,7 +161,7 @@ def text_figures(
 ) -> dict[str, Any]:
     """Perplexity of a text, clean and attacked.
 
-    ``attacked_perplexity`` is of the attacked text, its swapped words among what is predicted, as in the
+    ``attacked_perplexity`` is that of the attacked text, where swapped words are predicted too, as in the
     kernel-PCA paper. ``attacked_inputs_perplexity`` predicts the clean words from the attacked ones; it
     exists where tokens are words, so that the two texts have the same number of them.
     """

@@ -18,15 +18,15 @@ class LanguageRecipe(StepRecipe):
         dataset: a folder of text files, a folder of Hugging Face's datasets, a text file, or its name under
             the data root.
         vocabulary: word, byte or bpe.
-        min_count: words that are rarer in the training text become <unk>.
-        max_vocabulary: most tokens of a vocabulary of words or byte pairs; 0 is all words, 8192 byte pairs.
+        min_count: rarer words of the training text become <unk>.
+        max_vocabulary: largest number of words or byte pairs; 0 is all words, or 8192 byte pairs.
         context: tokens the model reads in training and evaluation.
         max_len: longest text the model can take; 0 is ``context``.
-        tied: one matrix for embedding and logits.
-        stride: how far the evaluation's window moves; 0 is ``context``, 1 the kernel-PCA paper's evaluation.
-        evaluation_tokens: evaluate the first so many tokens of a split only; 0 is all of them.
-        swap_rate: part of the words that the word-swap attack replaces; 0 leaves the attack out.
-        swap_seed: of the attack.
+        tied: use one matrix for embedding and logits.
+        stride: tokens by which the evaluation window moves; 0 is ``context``, 1 as in the kernel-PCA paper.
+        evaluation_tokens: number of tokens to evaluate, from the first of a split; 0 is all.
+        swap_rate: fraction of the words that the word-swap attack replaces; 0 leaves the attack out.
+        swap_seed: seed of the attack.
 
     The other keys are those of ``StepRecipe``.
     """

@@ -15,7 +15,7 @@ from kernel_attention.errors import InputError
 
 LOCK_NAME = ".lock"
 
-_FAR = 1 << 30  # Windows keeps locked bytes from other readers, so the locked byte lies behind the text
+_FAR = 1 << 30  # on Windows other readers cannot read locked bytes, so the locked byte is after the text
 _HELD = (errno.EACCES, errno.EAGAIN, errno.EDEADLK)
 
 _log = logging.getLogger(__name__)
@@ -25,10 +25,10 @@ _log = logging.getLogger(__name__)
 def locked(folder: Path) -> Iterator[None]:
     """Hold the folder for this process.
 
-    The operating system holds the lock, and releases it when the process ends, however it ends.
+    The operating system holds the lock and releases it when the process ends for any reason.
 
     Raises:
-        InputError: where another process holds it, named with its number and machine.
+        InputError: where another process holds it; the message has its number and machine.
         OSError: where the folder cannot be written.
     """
     path = folder / LOCK_NAME
@@ -43,14 +43,14 @@ def locked(folder: Path) -> Iterator[None]:
 
 def _take(path: Path) -> IO[bytes]:
     while True:
-        file = path.open("a+b", buffering=0)  # what does not fit fails here, and not when it is closed
+        file = path.open("a+b", buffering=0)  # a full disk fails here, and not when the file is closed
         try:
             is_ours = _lock(file)
             if not is_ours:
                 file.seek(0)
                 holder = file.read(200).decode(errors="replace") or "another process"
                 raise InputError(f"run {path.parent}: {holder} is training into it; wait for it, or end it")
-            # Whoever held it before may have removed the file between our opening and our locking it.
+            # The previous holder may have removed the file after we opened it and before we locked it.
             if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
                 return file
         except BaseException:
@@ -71,7 +71,7 @@ def _release(file: IO[bytes], path: Path) -> None:
 
 
 def _lock(file: IO[bytes]) -> bool:
-    """Whether this process has the lock now; True also where the file system knows no locks."""
+    """Whether this process has the lock now; True also where the file system has no locks."""
     try:
         if os.name == "nt":
             import msvcrt

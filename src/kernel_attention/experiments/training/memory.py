@@ -1,4 +1,4 @@
-"""Training that leaves no folder behind."""
+"""Training without a run folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kernel_attention.experiments.training.recorder import RunRecorder
 
 
 class MemoryRecorder(RunRecorder):
-    """A run's figures and its choice of the best epoch, kept in memory.
+    """The figures of a run and its best epoch, kept in memory.
 
     Args:
         target_variance: as in ``RunRecorder``.
@@ -32,10 +32,10 @@ class MemoryRecorder(RunRecorder):
         """Nothing to write."""
 
     def on_train_batch_end(self, *_: Any) -> None:
-        """Nothing to go on with."""
+        """Nothing to resume."""
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Note the figures; keep the weights if they are the best so far."""
+        """Record the figures; keep the weights if they are the best so far."""
         row = self._row(trainer)
         self.rows.append(row)
         if self._improves(row):

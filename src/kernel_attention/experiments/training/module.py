@@ -16,14 +16,14 @@ from kernel_attention.experiments.training.recipe import BaseRecipe, StepRecipe
 
 _OPTIMIZERS = {"radam": torch.optim.RAdam, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 
-_CHANGEABLE = ("epochs", "seeds", "threads", "accelerator")  # keys a run may be resumed with other values of
+_CHANGEABLE = ("epochs", "seeds", "threads", "accelerator")  # keys that may change when a run is resumed
 
 
 class RecipeTask(L.LightningModule):
-    """What the tasks share: the recipe's optimizer and schedule, J of the layers, the recipe in checkpoints.
+    """The common part of tasks: optimizer, schedule, J of the layers, and the recipe in checkpoints.
 
     Args:
-        model: it, or its ``encoder``, has ``layers``, each with an ``attention``.
+        model: a model that has ``layers``, or whose ``encoder`` has them; each has an ``attention``.
         recipe: optimizer, learning rate and the reduction of the auxiliary loss.
     """
 
@@ -60,7 +60,7 @@ class RecipeTask(L.LightningModule):
         checkpoint["recipe"] = self.recipe.keys()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse the state of another recipe, which would not continue to the result of either."""
+        """Refuse the state of another recipe: to continue it gives the result of neither recipe."""
         current = self.recipe.keys()
         for key, value in checkpoint.get("recipe", {}).items():
             if key not in _CHANGEABLE and current.get(key) != value:

@@ -1,4 +1,4 @@
-"""The precision that a run trains in: what its processor multiplies fast."""
+"""The precision of training, chosen by what the processor multiplies fast."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def with_precision(recipe: AnyRecipe) -> AnyRecipe:
 
 
 def has_bfloat16(device: torch.device) -> bool:
-    """Whether the device multiplies bfloat16 numbers by instructions of its own."""
+    """Whether the device has instructions that multiply bfloat16 numbers."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     if device.type != "cpu":

@@ -1,4 +1,4 @@
-"""A recipe: all that a run depends on, as one flat record that a YAML file fills and options override."""
+"""A recipe: all that a run depends on, in one flat record. A YAML file fills it, options override it."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]  # NumPy's generators take no l
 
 @dataclass(frozen=True)
 class BaseRecipe(ABC):
-    """What the recipes of every task share: the model's sizes, the optimizer, the seeds, the machine.
+    """The common keys of all recipes: the sizes of the model, the optimizer, the seeds, the machine.
 
     Args:
         dataset: name of a data set.
         attention: a mechanism's name, ``{name: options}``, or a list with one of these per layer. A name
-            alone has the mechanism's default options: eta is 0, there is no auxiliary objective.
+            alone has the mechanism's default options: eta is 0, so there is no auxiliary objective.
         embed_dim: model width d.
         num_heads: attention heads.
         num_layers: encoder layers.
@@ -59,16 +59,16 @@ class BaseRecipe(ABC):
         norm_first: pre-norm layers.
         batch_size: sequences per step.
         optimizer: radam, adam or adamw.
-        learning_rate: constant, or the largest of the schedule.
-        weight_decay: of the optimizer.
+        learning_rate: the constant rate, or the largest of the schedule.
+        weight_decay: weight decay of the optimizer.
         gradient_clip: largest norm of the gradient; 0 switches clipping off.
         auxiliary_reduction: sum or mean over the layers of eta J^2.
         protocol: holdout or paper, see ``PROTOCOLS``.
-        seeds: one run each; the same seeds give the same figures.
+        seeds: one training per seed; the same seed gives the same figures.
         precision: 32-true, a mixed precision, or auto: bf16-mixed where the processor has it.
         accelerator: where the model is trained; auto takes the fastest one available.
-        threads: CPU threads of PyTorch; 0 leaves its choice.
-        plugins: modules that register further mechanisms. ``train`` imports them; nothing else does.
+        threads: CPU threads of PyTorch; 0 leaves the choice to PyTorch.
+        plugins: modules that register further mechanisms; only ``train`` imports them.
 
     Raises:
         InputError: for a value of the wrong type or out of its range.
@@ -111,7 +111,7 @@ class BaseRecipe(ABC):
     @property
     @abstractmethod
     def duration(self) -> str:
-        """How long training goes on, in words."""
+        """The length of training, in words."""
 
     @property
     def rounds_per_evaluation(self) -> int:
@@ -120,7 +120,7 @@ class BaseRecipe(ABC):
 
     @property
     def protocol_text(self) -> str:
-        """What the protocol means, in one sentence."""
+        """The meaning of the protocol, in one sentence."""
         return PROTOCOLS[self.protocol]
 
     def remarks(self) -> list[str]:
@@ -163,7 +163,7 @@ class Recipe(BaseRecipe):
         dataset: name of an aeon classification or regression set.
         pooling: flatten all positions, or average them.
         epochs: passes over the training data.
-        validation_fraction: part of the training split held out for model selection (holdout).
+        validation_fraction: fraction of the training split held out for model selection (holdout).
         evaluate_every: epochs between evaluations; where it exceeds ``epochs``, the last epoch is evaluated.
         missing: what to do with missing values: auto, interpolate or error.
 
@@ -245,7 +245,7 @@ class StepRecipe(BaseRecipe):
         return f"{self.steps} steps"
 
     def learning_rate_factor(self, step: int) -> float:
-        """What the optimizer's step number ``step`` (from 0) multiplies ``learning_rate`` by."""
+        """The factor of ``learning_rate`` at step number ``step``, counted from 0."""
         if step < self.warmup_steps:
             return (step + 1) / self.warmup_steps
         if self.schedule == "constant":
@@ -264,7 +264,7 @@ def make_recipe(keys: dict[str, Any]) -> BaseRecipe:
 
 
 def recipes_dir() -> Path:
-    """Where the shipped recipes are: inside the installed package, or beside ``src`` in a checkout."""
+    """The folder of the shipped recipes: inside the installed package, or next to ``src`` in a checkout."""
     installed = Path(str(importlib.resources.files("kernel_attention"))) / "recipes"
     return installed if installed.is_dir() else Path(__file__).parents[4] / "recipes"
 
@@ -285,7 +285,7 @@ def read_recipe(name: str) -> tuple[str, dict[str, Any]]:
 
 
 def read_keys(path: Path) -> dict[str, Any]:
-    """The keys of a recipe's file, all of them known to its task; ``make_recipe`` checks their values."""
+    """The keys of a recipe's file. The task must know them all; ``make_recipe`` checks their values."""
     values = read_yaml(path)
     if not isinstance(values, dict):
         raise InputError(f"{path}: expected lines of the form key: value, found {type(values).__name__}")
@@ -294,7 +294,7 @@ def read_keys(path: Path) -> dict[str, Any]:
 
 
 def recipe_plugins(keys: dict[str, Any], more: Iterable[str] = ()) -> list[str]:
-    """The plugins that a recipe's keys name, and ``more``; each once."""
+    """The plugins in a recipe's keys and in ``more``, each once."""
     return list(dict.fromkeys([*checked(BaseRecipe, "plugins", keys.get("plugins", [])), *more]))
 
 

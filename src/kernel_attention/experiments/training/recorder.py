@@ -1,4 +1,4 @@
-"""What a run leaves behind at every epoch's end, and what it needs to go on as if it had never stopped."""
+"""The files that a run writes after every epoch, and the state from which it resumes exactly."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from kernel_attention.experiments.training.stopping import StopRequest
 class RunRecorder(Checkpoint):
     """Metrics, best and last weights, and the trainer's state: at step 0 and at every epoch's end.
 
-    ``last.ckpt`` is written last and by rename, so it is the point of truth: whatever was written after the
-    previous one is written again, identically, by the resumed run.
+    ``last.ckpt`` is written last and by rename, so it decides where a run resumes: files written after the
+    previous checkpoint are written again, identically, by the resumed run.
 
-    Ctrl-C and SIGTERM stop training after the step, with a checkpoint of that step; an epoch's last step is
-    followed by its evaluation, and the checkpoint of the epoch.
+    Ctrl-C and SIGTERM stop training after the current step, with a checkpoint of that step. After the last
+    step of an epoch, the evaluation and the checkpoint of the epoch come first.
 
     Args:
         folder: the seed's folder.
@@ -48,7 +48,7 @@ class RunRecorder(Checkpoint):
         return self.folder / "last.ckpt"
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Step 0 is a checkpoint too; a run that stopped inside an epoch goes on behind its last batch."""
+        """Write a checkpoint of step 0; a run that stopped inside an epoch continues after its last batch."""
         self._stop.listen()
         if trainer.global_step == 0:
             trainer.save_checkpoint(self.checkpoint)
@@ -63,7 +63,7 @@ class RunRecorder(Checkpoint):
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Go on with the random numbers of the interrupted run."""
+        """Continue with the random numbers of the interrupted run."""
         if self._generators is not None:
             _set_generators(self._generators)
             self._generators = None
@@ -71,7 +71,7 @@ class RunRecorder(Checkpoint):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Add what the interrupted run had summed up in this epoch; stop here if that was asked for."""
+        """Add the sums of the interrupted run to those of this epoch; stop here after a signal."""
         sums = trainer.fit_loop.epoch_loop._results
         if self._partial is not None:
             _add_sums(sums, self._partial["sums"])
@@ -83,7 +83,7 @@ class RunRecorder(Checkpoint):
             raise KeyboardInterrupt
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Write everything; the checkpoint last."""
+        """Write all files, the checkpoint last."""
         row = self._row(trainer)
         self.rows.append(row)
         weights = _weights(pl_module)
@@ -107,30 +107,30 @@ class RunRecorder(Checkpoint):
         self._stop.leave()
 
     def state_dict(self) -> dict[str, Any]:
-        """Inside the trainer's checkpoint."""
+        """The state in the trainer's checkpoint."""
         return {
             "rows": self.rows,
             "best_epoch": self.best_epoch,
             "best": self.best,
             "partial": self._partial,
-            # Those of a loaded checkpoint stand until the step starts that takes them over.
+            # Those of a loaded checkpoint stay here until the step that takes them over starts.
             "generators": self._generators or _get_generators(),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """From the trainer's checkpoint; the generators are set once the first step starts."""
+        """Read the state in the trainer's checkpoint; the generators are set when the first step starts."""
         self.rows = state_dict["rows"]
         self.best_epoch = state_dict["best_epoch"]
         self.best = state_dict["best"]
-        self._partial = state_dict.get("partial")  # checkpoints of earlier versions stand between epochs
+        self._partial = state_dict.get("partial")  # earlier versions wrote checkpoints only between epochs
         self._generators = state_dict["generators"]
 
     def _state_within_epoch(self) -> dict[str, Any]:
-        """What the row of an unfinished epoch counts, beside the sums of its figures."""
+        """The counts of the row of an unfinished epoch, in addition to the sums of its figures."""
         return {"seconds": time.perf_counter() - self._started}
 
     def choice(self) -> dict[str, Any]:
-        """What ``evaluation.json`` says of the round whose weights were chosen."""
+        """The entries of ``evaluation.json`` about the round whose weights were chosen."""
         return {"best_epoch": self.best_epoch}
 
     def _row(self, trainer: L.Trainer) -> dict[str, Any]:
@@ -164,7 +164,7 @@ class RunRecorder(Checkpoint):
 
 
 def _weights(pl_module: L.LightningModule) -> dict[str, Any]:
-    """Of the model inside the task, under the names the model itself knows."""
+    """The weights of the model inside the task, under the model's own names."""
     assert isinstance(pl_module.model, torch.nn.Module)
     return pl_module.model.state_dict()
 
@@ -175,7 +175,7 @@ def _get_sums(results: Any) -> dict[str, Any]:
 
 
 def _add_sums(results: Any, sums: dict[str, Any]) -> None:
-    """Put them before the first figure since: x + y is y + x in every bit."""
+    """Add these sums to the first figures since; the order does not matter, x + y is y + x in every bit."""
     for key, (value, weight) in sums.items():
         figure = results[key]
         figure.value = value.to(figure.value) + figure.value

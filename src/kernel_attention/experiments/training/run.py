@@ -1,4 +1,4 @@
-"""A run: recipe in, run folder out."""
+"""A run trains a recipe into a run folder."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def train(
 ) -> dict[str, Any]:
     """Train and evaluate a recipe with every one of its seeds.
 
-    Nothing is written before the data and the model were found good. The folder's ``config.yaml`` has the
-    precision that ``auto`` became on this processor.
+    Nothing is written before the data and the model are checked. The folder's ``config.yaml`` has the
+    precision that ``auto`` stands for on this processor.
 
     Args:
-        recipe: what to do.
+        recipe: the recipe.
         output: the run folder; must not exist or be empty, unless ``resume``.
-        name: what the summary calls the recipe; a resumed run has its own.
-        data_root: where data sets are looked for first; by default a resumed run has its own.
+        name: the name of the recipe in the summary; a resumed run keeps its own.
+        data_root: the folder that is searched first for data sets; by default a resumed run keeps its own.
         resume: continue the run in ``output`` from its last checkpoint.
         progress: show a progress bar.
 
@@ -69,7 +69,7 @@ def train(
         InputError: bad recipe, data or folder.
         Interrupted: Ctrl-C or SIGTERM.
         FloatingPointError: the loss is no longer finite.
-        OSError: the folder can no longer be written, for want of room perhaps.
+        OSError: the folder can no longer be written, for example because the disk is full.
     """
     if not resume:
         _check_unused(output)
@@ -88,14 +88,14 @@ def train(
         write_json(output / "summary.json", summary)
         try:
             write_report(output)
-        except InputError as error:  # the input was good; the disk is not, and all but the page is saved
+        except InputError as error:  # not bad input but a failing disk; all but the page is saved
             raise OSError(str(error)) from error
     return summary
 
 
 @contextlib.contextmanager
 def _opened(output: Path, experiment: Experiment, name: str, resume: bool) -> Iterator[str]:
-    """The run folder, held by this process and ready to be trained into; the name of the recipe."""
+    """Lock the run folder for this process and make it ready for training. Return the name of the recipe."""
     created = [folder for folder in (output, *output.parents) if not folder.exists()]
     facts = experiment.facts()
     with contextlib.ExitStack() as held:
@@ -105,7 +105,7 @@ def _opened(output: Path, experiment: Experiment, name: str, resume: bool) -> It
             if resume:
                 name = _reopen_folder(output, experiment, facts) or name
             else:
-                _check_unused(output)  # again: another process may have been quicker
+                _check_unused(output)  # again, because another process may have been faster
                 _open_folder(output, experiment, facts, name)
         except BaseException as error:
             held.close()
@@ -151,7 +151,7 @@ def machine() -> str:
 
 
 def _check_unused(output: Path) -> None:
-    """InputError unless a run can begin in ``output``: nothing is there, or a run killed before it began."""
+    """InputError unless ``output`` is empty, absent, or holds a run that was killed before it began."""
     try:
         found = [path for path in output.iterdir() if not is_unfinished(path)] if output.exists() else []
     except OSError as error:
@@ -163,7 +163,7 @@ def _check_unused(output: Path) -> None:
 
 
 def _open_folder(output: Path, experiment: Experiment, facts: dict[str, Any], name: str) -> None:
-    """Fill the run folder; failing, leave none of it. ``config.yaml`` comes last: it makes it a run."""
+    """Fill the run folder; leave nothing after a failure. ``config.yaml`` comes last, as it marks a run."""
     recipe = experiment.recipe
     data_root = find_data_root(recipe.dataset, experiment.data_root)
     try:
@@ -179,7 +179,7 @@ def _open_folder(output: Path, experiment: Experiment, facts: dict[str, Any], na
 
 
 def _reopen_folder(output: Path, experiment: Experiment, facts: dict[str, Any]) -> str | None:
-    """Check all that an unfinished run goes on from, and make it ready; the name of its recipe."""
+    """Check the files that an unfinished run resumes from. Return the name of its recipe."""
     recipe = experiment.recipe
     require_same_data(facts, read_facts(output, recipe.task_name))
     for seed in recipe.seeds:
@@ -201,7 +201,7 @@ def _reopen_folder(output: Path, experiment: Experiment, facts: dict[str, Any]) 
 
 
 def _read_result(folder: Path, metric: Metric) -> dict[str, Any]:
-    """The figures of a finished seed; InputError where the file holds something else."""
+    """The figures of a finished seed; InputError where the file has other content."""
     path = folder / "evaluation.json"
     result = read_json(path)
     needed = (metric.name, "loss", "seconds")
@@ -231,7 +231,7 @@ def _versions() -> dict[str, str]:
 
 
 def _command(words: list[str]) -> str:
-    """What a shell takes to run these words again; our own command by its name, wherever it is installed."""
+    """The shell command of these words; our own command has its name without the path."""
     program = Path(words[0])
     is_ours = program.stem == "kernel-attention" or program.parts[-2:] == ("kernel_attention", "__main__.py")
     return shlex.join(["kernel-attention" if is_ours else words[0], *words[1:]])

@@ -1,4 +1,4 @@
-"""A run folder read back: the trained model of a seed, without executing anything from the folder."""
+"""Open a run folder and the trained model of a seed, without executing anything from the folder."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class SavedRun(NamedTuple):
     seeds: list[int]
 
     def experiment(self, data_root: str | Path | None = None) -> Experiment:
-        """The run's task with its data loaded, by default from where they lay when it was trained.
+        """The run's task with its data loaded, by default from the folder used in training.
 
         InputError where the data have changed since training.
         """
@@ -49,7 +49,7 @@ class SavedRun(NamedTuple):
     def evaluate(
         self, file: str | None = None, data_root: str | Path | None = None, split: str | None = None
     ) -> Iterator[tuple[int, dict[str, Any]]]:
-        """(seed, figures) of every trained seed, on the test split, another one or on a labelled file."""
+        """(seed, figures) of every trained seed on the test split, another split, or a labelled file."""
         if file is not None and split is not None:
             raise InputError(f"evaluate takes a file or a split, not both (file {file}, split {split!r})")
         if file is None:
@@ -64,7 +64,7 @@ class SavedRun(NamedTuple):
             yield seed, task.evaluate_file(self.model(seed), Path(file), self.recipe, self.facts)
 
     def predict(self, file: str | Path, seed: int | None = None) -> list[dict[str, Any]]:
-        """A record for every case of an unlabelled file, by the model of ``seed`` (by default the first)."""
+        """One record per case of an unlabelled file, from the model of ``seed`` (by default the first)."""
         task = experiment_class(self.recipe.task_name)
         return task.predict(self.model(seed), Path(file), self.recipe, self.facts)
 

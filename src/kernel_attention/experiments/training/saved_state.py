@@ -1,4 +1,4 @@
-"""What an unfinished run has saved, in words."""
+"""The saved state of an unfinished run, in words."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def saved_state(folder: Path) -> str:
-    """The seeds of a run folder that are finished, and where the others would go on."""
+    """The finished seeds of a run folder, and the points where the others would resume."""
     found = sorted(
         (int(path.name.removeprefix("seed-")), path)
         for path in folder.glob("seed-*")
@@ -35,8 +35,8 @@ def _step(checkpoint: Path) -> int | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            # Mapped, so that a large checkpoint is not read for the sake of one number.
+            # Mapped, so that one number does not cost the reading of a large checkpoint.
             state = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
         return int(state["global_step"])
-    except Exception:  # this is said on the way out of a failure, which it must not hide
+    except Exception:  # this text reports another failure, which it must not hide
         return None

@@ -1,4 +1,4 @@
-"""What a run counted in steps writes down: beside the figures, its speed and its memory."""
+"""The records of a run counted in steps: figures, speed and memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class StepRecorder(RunRecorder):
 
     Args:
         folder: the seed's folder.
-        recipe: how many steps a row stands for.
+        recipe: gives the number of steps per row.
     """
 
     def __init__(self, folder: Path, recipe: StepRecipe) -> None:
@@ -52,7 +52,7 @@ class StepRecorder(RunRecorder):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Count the real tokens; padding is no work that anybody asked for."""
+        """Count the real tokens, without padding."""
         self._training_seconds += time.perf_counter() - self._batch_started
         self._tokens += count_tokens(batch)
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
@@ -80,6 +80,6 @@ class StepRecorder(RunRecorder):
 
 
 def count_tokens(batch: Any) -> int:
-    """Real tokens of a batch that has a ``attention_mask``, else the elements of its first tensor."""
+    """The real tokens of a batch with an ``attention_mask``, else the elements of its first tensor."""
     mask = getattr(batch, "attention_mask", None)
     return int(batch[0].numel() if mask is None else mask.sum())

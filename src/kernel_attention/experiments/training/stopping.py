@@ -12,10 +12,10 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopRequest:
-    """Notes the first Ctrl-C or SIGTERM; a second one raises KeyboardInterrupt at once.
+    """Records the first Ctrl-C or SIGTERM; a second signal raises KeyboardInterrupt at once.
 
-    A step that is broken off leaves weights, moments and random numbers that belong to no step, and nothing
-    could go on from them. Signals reach the main thread only; in another one nothing is noted.
+    An interrupted step leaves weights, moments and random numbers that belong to no step, and no run could
+    resume from them. Signals reach only the main thread; in another thread nothing is recorded.
 
     Attributes:
         is_made: whether a signal has come.
@@ -26,12 +26,12 @@ class StopRequest:
         self._before: dict[signal.Signals, Any] = {}
 
     def listen(self) -> None:
-        """From now on."""
+        """Start to record signals."""
         if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._note) for number in _SIGNALS}
 
     def leave(self) -> None:
-        """Give the signals back to whoever had them."""
+        """Restore the previous signal handlers."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before = {}

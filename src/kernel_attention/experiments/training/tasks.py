@@ -1,4 +1,4 @@
-"""The tasks that a recipe can name: the class of its keys, and the experiment that they describe."""
+"""The tasks of recipes: for each, the class of its recipe and the class of its experiment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEFAULT_TASK = "time_series"
 
 
 class _Task(NamedTuple):
-    """``module:class`` below this package: a command that only reads recipes should not import a trainer."""
+    """Two ``module:class`` below this package, so that commands that only read recipes import no trainer."""
 
     recipe: str
     experiment: str

@@ -121,7 +121,7 @@ class TimeSeriesExperiment(Experiment):
 
 
 def split_data(data: TimeSeriesData, recipe: Recipe, seed: int) -> tuple[SequenceSplit, SequenceSplit]:
-    """(training cases, cases that choose the epoch) under the recipe's protocol."""
+    """(training cases, cases that select the epoch) under the recipe's protocol."""
     if recipe.protocol == "paper":
         return data.train, data.test
     return stratified_split(data.train, recipe.validation_fraction, seed, data.task)

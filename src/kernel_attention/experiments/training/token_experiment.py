@@ -100,7 +100,7 @@ class TokenExperiment(Experiment):
         return figures
 
     def swapped_test(self) -> TokenSplit:
-        """The test split with words swapped for a generic one, case by case from a generator of its own."""
+        """The test split with words swapped for a generic one; each case has its own generator."""
         assert self.test_texts is not None
         recipe = self.recipe
         texts = [
@@ -108,8 +108,8 @@ class TokenExperiment(Experiment):
             for case, text in enumerate(self.test_texts)
         ]
         vocabulary = vocabulary_from_state(self.data.vocabulary)
-        # A swap can change the number of tokens: "do n't" are two words, their generic ones are two as well,
-        # but "well-made" is one word and three tokens.
+        # A swap can change the number of tokens: "do n't" is two words and becomes two generic words, but
+        # "well-made" is one word and three tokens.
         return fit_length(
             encode_texts(texts, self.data.test.targets, vocabulary),
             self.data.max_len,
@@ -129,7 +129,7 @@ class TokenExperiment(Experiment):
     def predict(
         model: TokenClassifier, file: Path, recipe: TokenRecipe, facts: dict[str, Any]
     ) -> list[dict[str, Any]]:
-        """A record for every line of a text file; only for models of text."""
+        """One record per line of a text file; only for models of text."""
         if facts.get("vocabulary") is None or facts["parts"] != 1:
             raise InputError(f"dataset {recipe.dataset}: predictions of a file need a model of single texts")
         texts = [text for _, text in read_lines(file)]
@@ -144,7 +144,7 @@ class TokenExperiment(Experiment):
         ]
 
     def _split(self, seed: int) -> tuple[TokenSplit, TokenSplit]:
-        """(training cases, cases that choose the weights) under the recipe's protocol."""
+        """(training cases, cases that select the weights) under the recipe's protocol."""
         data, recipe = self.data, self.recipe
         if recipe.protocol == "paper":
             return data.train, data.test
@@ -159,7 +159,7 @@ class TokenExperiment(Experiment):
 
 
 def predict_logits(model: TokenClassifier, split: TokenSplit, batch_size: int, precision: str) -> Tensor:
-    """Logits of every case in its order, (n, classes); see ``collect_outputs``."""
+    """The logits of every case in order, (n, classes); see ``collect_outputs``."""
     by_length = collect_outputs(model, make_length_loader(split, batch_size), precision)
     logits = torch.empty_like(by_length)
     logits[torch.from_numpy(length_order(split))] = by_length

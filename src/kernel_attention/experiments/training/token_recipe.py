@@ -15,17 +15,17 @@ class TokenRecipe(StepRecipe):
 
     Args:
         dataset: lra/listops, lra/text, lra/retrieval, lra/image, lra/pathfinder32, sst2, sst5 or imdb.
-        max_len: most tokens of a sequence, and positions of the model; 0 is the data set's own.
+        max_len: largest number of tokens of a sequence; 0 is the data set's own.
         truncate: cut longer sequences instead of refusing them.
-        min_count: words that are rarer in the training text become <unk> (sst2, sst5, imdb).
-        max_vocabulary: most words, 0 for all.
-        train_cases: use so many training cases only, evenly spaced; 0 is all. Generated sets are generated in
-            this size.
+        min_count: rarer words of the training text become <unk> (sst2, sst5, imdb).
+        max_vocabulary: largest number of words; 0 is all.
+        train_cases: number of training cases, evenly spaced; 0 is all. Generated sets are generated in this
+            size.
         evaluation_cases: the same for the validation and the test split.
-        validation_fraction: part of the training split held out, where the data set has no validation split.
-        swap_rate: also measure the test split with this part of its words swapped (sst2, sst5, imdb); 0 does
-            not.
-        swap_seed: of the swap.
+        validation_fraction: fraction of the training split held out where there is no validation split.
+        swap_rate: also measure the test split with this fraction of its words swapped (sst2, sst5, imdb); 0
+            does not.
+        swap_seed: seed of the swap.
 
     The other keys are those of ``StepRecipe``.
     """
