@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import torch
 from torch import Tensor
 
 from kernel_attention.mechanisms.multilinear.dual_slices import joined_slices, summed_slices
 from kernel_attention.tensors.kernel_tensors import cubemax_kernel, masked_logits
-from kernel_attention.tensors.statistics import accumulation_dtype
+from kernel_attention.tensors.statistics import accumulation_dtype, without_autocast
 from kernel_attention.tensors.unfoldings import fold, leading_eigenvectors, mode_gram, project_modes, unfold
 
 
@@ -129,7 +128,7 @@ def dual_multilinear_scores(
         D tensors (B, h, N, R), zero at padded tokens.
     """
     order = len(sequences)
-    with torch.autocast(sequences[0].device.type, enabled=False):
+    with without_autocast(sequences[0]):
         dtype = accumulation_dtype(sequences[0].dtype)
         tokens = [sequence.to(dtype) for sequence in sequences]
         if samples is None:

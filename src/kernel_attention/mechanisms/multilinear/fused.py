@@ -25,7 +25,7 @@ from torch import Tensor
 from kernel_attention.core.sequence_group import SequenceGroup
 from kernel_attention.features.feature_maps import inverse_norm
 from kernel_attention.tensors.recompute import differentiable_gradients
-from kernel_attention.tensors.statistics import exactly
+from kernel_attention.tensors.statistics import exactly, without_autocast
 
 
 class _Options(NamedTuple):
@@ -109,7 +109,7 @@ class _MultilinearPass(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, level: Tensor, maps: Tensor, constant: Tensor, count: Tensor,
         options: _Options,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x):
             parts, grams = _compute(x, weight, level, maps, constant, count, options)
         ctx.save_for_backward(x, weight, level, maps, constant, count, *parts[1:])
         ctx.options = options
@@ -124,7 +124,7 @@ class _MultilinearPass(torch.autograd.Function):
             parts, grams = _compute(x, weight, level, maps, constant, count, ctx.options)
             return parts.y, grams
 
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x):
             if not torch.is_grad_enabled():
                 return *_gradients(ctx, x, weight, level, maps, grad_y, grad_grams), None, None
             inputs, needed = (x, weight, level, maps, constant), ctx.needs_input_grad[:5]

@@ -18,7 +18,7 @@ from kernel_attention.features.feature_maps import balanced, frobenius
 from kernel_attention.mechanisms.multilinear.functional import padded_rows
 from kernel_attention.mechanisms.multilinear.fused import multilinear_pass
 from kernel_attention.tensors.affine import Affine, autocast
-from kernel_attention.tensors.statistics import accumulation_dtype, exactly, num_real
+from kernel_attention.tensors.statistics import accumulation_dtype, exactly, num_real, without_autocast
 
 
 def multilinear_layer(
@@ -57,7 +57,7 @@ def multilinear_layer(
     x = autocast(x)
     if attention_mask is not None:
         x = x.masked_fill(~attention_mask[..., None], 0.0)  # padding may hold anything, NaN included
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x):
         projections = torch.stack([exactly(factor) for factor in factors])[:, None]  # (D, 1, h, M, R)
         num_modes = len(modes) * projections.size(2)
         weight = torch.cat([exactly(matrix) for matrix, _ in modes])  # (D h p, d)

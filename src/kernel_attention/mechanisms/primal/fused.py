@@ -27,7 +27,7 @@ from kernel_attention.mechanisms.primal import slices as primal_slices
 from kernel_attention.mechanisms.primal.slices import Tokens
 from kernel_attention.tensors.recompute import differentiable_gradients
 from kernel_attention.tensors.sampling import Samples
-from kernel_attention.tensors.statistics import exactly
+from kernel_attention.tensors.statistics import exactly, without_autocast
 
 
 class FoldedWeights(NamedTuple):
@@ -85,7 +85,7 @@ class _PrimalPass(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, tokens: Tokens, fold: Fold,
         samples: Samples | None, engine: ModuleType, *parameters: Tensor,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x):
             # Folding the weights is cheap, so autograd differentiates it, in a graph of its own.
             with torch.set_grad_enabled(any(ctx.needs_input_grad)):
                 leaves = [parameter.detach().requires_grad_() for parameter in parameters]
@@ -109,13 +109,13 @@ class _PrimalPass(torch.autograd.Function):
         folded: FoldedWeights = ctx.folded
         if torch.is_grad_enabled():
             needed = [*ctx.needs_input_grad[:3], *ctx.needs_input_grad[7:]]
-            with torch.autocast(x.device.type, enabled=False):
+            with without_autocast(x):
                 first = differentiable_gradients(
                     functools.partial(_formulas, ctx.tokens, ctx.fold, ctx.samples),
                     (x, weight, bias, *parameters), needed, (grad_y, grad_energy),
                 )  # fmt: skip
             return *first[:3], None, None, None, None, *first[3:]
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x):
             pull, grad_s = None, None
             if gram is not None and folded.energy is not None and grad_energy is not None:
                 weights = grad_energy.view(-1, 1, 1, 1, 1)
