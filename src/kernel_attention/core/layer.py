@@ -94,7 +94,7 @@ class AttentionLayer(nn.Module, ABC):
         return all(self.option_value(name) == value for name, value in options.items())
 
     def option_value(self, name: str) -> Any:
-        """The value of a constructor's option; a layer that keeps it under another name or form says so here."""
+        """The value of a constructor's option. A layer that keeps it in another form overrides this."""
         return getattr(self, name, None)
 
     def supports(

@@ -202,7 +202,7 @@ def get_mechanism(name: str) -> Mechanism:
 def mechanism_name(layer: AttentionLayer) -> str:
     """What the mechanism of a layer is called: the name it was made by, or else the one whose preset it has.
 
-    Where several fit, the preset that fixes most options wins. A class that is not in the table has its own name.
+    Where several fit, the preset that fixes most options wins. A class outside the table has its own name.
     """
     if layer.mechanism_name:
         return layer.mechanism_name

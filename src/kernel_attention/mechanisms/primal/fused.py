@@ -68,7 +68,7 @@ def primal_pass(
         weight: projection to the queries and keys, (h * 2 * p, d): a head's query and key lie side by side.
         bias: (h * 2 * p,) or None.
         num_heads: h.
-        fold: ``fold(rows, *parameters)`` gives ``FoldedWeights``; rows are (B, M, d), or None without samples.
+        fold: ``fold(rows, *parameters)`` gives ``FoldedWeights``; rows (B, M, d), or None without samples.
         parameters: tensors that ``fold`` is differentiated by.
         samples: where the rows are read.
         normalize: whether phi divides by the norm (cosine), or is the identity.
