@@ -19,7 +19,10 @@ LAYERS = {
     "primal, fused": ("primal", {"rank": 3, "rank_multiplier": 2, "impl": "fused"}),
     "multilinear": ("multilinear", {"rank": 3, "impl": "reference"}),
     "multilinear, fused": ("multilinear", {"rank": 3, "impl": "fused"}),
-    "multilinear, data-dependent": ("multilinear", {"rank": 3, "variant": "data_dependent", "impl": "reference"}),
+    "multilinear, data-dependent": (
+        "multilinear",
+        {"rank": 3, "variant": "data_dependent", "impl": "reference"},
+    ),
     "multilinear, data-dependent, fused": (
         "multilinear", {"rank": 3, "variant": "data_dependent", "impl": "fused"}
     ),

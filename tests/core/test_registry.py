@@ -165,7 +165,7 @@ def test_device_and_dtype_are_no_options_of_kernels_and_feature_maps(spec):
         ("linear", {"feature_map": {spec: {"device": "cpu"}}}),
         ("batch_norm", {"kernel": {"linear": {"device": "cpu"}}}),
     ):
-        with pytest.raises(InputError, match="unknown option of .* 'device'"):
+        with pytest.raises(InputError, match=r"unknown option of .* 'device'"):
             create_attention(attention, 12, 3, **options)
     nested = {"kernel": {"linear": {"feature_map": spec}}}
     layer = create_attention("scaled_heads", 12, 3, **nested, device="meta", dtype=torch.bfloat16)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from kernel_attention.errors import InputError
 from kernel_attention.memory_limit import require_memory
+from kernel_attention.tensors.statistics import without_autocast
 
 _BYTES_OF_MONOMIAL = 64  # for each of its factors, while the table is made
 
@@ -111,7 +112,7 @@ class SoftmaxPlusFeatures(nn.Module):
         return of_q.exp().to(q.dtype), of_k.exp().to(k.dtype)
 
     def _exponents(self, x: Tensor) -> Tensor:
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x):
             dtype = torch.promote_types(x.dtype, torch.float32)
             x = x.to(dtype) * x.size(-1) ** -0.25
             return x @ self.projection.to(dtype).mT - 0.5 * x.square().sum(dim=-1, keepdim=True)

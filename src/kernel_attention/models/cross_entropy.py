@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kernel_attention.errors import InputError
+from kernel_attention.tensors.statistics import without_autocast
 
 # Logits of a slice: 16 MiB. A smaller slice fits more caches, but adds to the weights' gradient more often.
 _SLICE_NUMBERS = 2**22
@@ -51,7 +52,8 @@ def linear_cross_entropy(
             f"{tuple(targets.shape)} must be (T, d), (V, d), (V,) and (T,)"
         )
     device = x.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+    is_on = not x.is_meta and torch.is_autocast_enabled(device)  # PyTorch has none for meta tensors
+    dtype = torch.get_autocast_dtype(device) if is_on else x.dtype
     needs = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad or bias.requires_grad)
     return _LinearCrossEntropy.apply(x, weight, bias, targets, ignore_index, dtype, needs)
 
@@ -62,7 +64,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, ignore_index: int,
         dtype: torch.dtype, needs: bool,
     ) -> Tensor:  # fmt: skip
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x):
             loss, *gradients = _loss_and_gradients(x, weight, bias, targets, ignore_index, dtype, needs)
         ctx.save_for_backward(*gradients)
         return loss

@@ -18,4 +18,5 @@ def apply_affine(x: Tensor, parameters: Affine) -> Tensor:
 def autocast(x: Tensor) -> Tensor:
     """x in the precision that autocast gives to products; x itself where autocast is off."""
     device = x.device.type
-    return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
+    is_on = not x.is_meta and torch.is_autocast_enabled(device)  # PyTorch has none for meta tensors
+    return x.to(torch.get_autocast_dtype(device)) if is_on else x

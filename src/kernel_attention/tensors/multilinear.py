@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernel_attention.tensors.statistics import exactly
+from kernel_attention.tensors.statistics import exactly, without_autocast
 from kernel_attention.tensors.unfoldings import leading_eigenvectors, mode_gram, mode_product
 
 
@@ -23,7 +23,7 @@ def multilinear_factors(
     They are C_(n) (W_D (x) .. without W_n .. (x) W_1) S_(n)^T. They do not depend on the sequence, so they
     are computed once per forward.
     """
-    with torch.autocast(core.device.type, enabled=False):
+    with without_autocast(core):
         exact = [exactly(weight) for weight in weights]
         if compatibility is not None and compatibility.dim() > 2:
             return _dense_factors(exact, exactly(core), exactly(compatibility))
@@ -87,7 +87,7 @@ def mlsvd_core(core: Tensor) -> Tensor:
     ``kernel_attention.tensors.unfoldings.leading_eigenvectors``.
     """
     order = core.dim() - 1
-    with torch.autocast(core.device.type, enabled=False):
+    with without_autocast(core):
         exact = exactly(core)
         bases = [leading_eigenvectors(mode_gram(exact, n, order), exact.size(1 + n)) for n in range(order)]
         for n, basis in enumerate(bases):

@@ -6,6 +6,9 @@ so every function here gives a masked sequence the same result as its real token
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -13,6 +16,14 @@ from torch import Tensor
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """float32 for 16-bit inputs, the input's own precision otherwise."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
+    """Inside the block, operations on x's device compute in the precision of their operands.
+
+    PyTorch has no autocast on the device meta.
+    """
+    return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
 
 
 def exactly(x: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
 """Operations of a pass: the multiplications and additions of its matrix products.
 
 They are counted by ``torch.utils.flop_counter`` on tensors that have a size and no values. SDPA is run as its
-two products; our layers with a fused form are counted in the reference form. Norms, exponentials and sums are not
-products and not counted. A layer that cannot run without values (kernels in C++) is run once on real tokens
-if they are few, and has no count otherwise.
+two products. Our layers with a fused form are counted in the reference form. Norms, exponentials and sums
+are no products and are not counted. A layer that cannot run without values (kernels in C++) is run once on
+real tokens if they are few, and has no count otherwise.
 """
 
 from __future__ import annotations

@@ -37,7 +37,10 @@ SUITES: dict[str, Plan] = {
         "1.5 times), peak under 0.85 of SDPA's; at N 16384 at least 50 times faster (aim 80); at least 2 "
         "times faster than the released structure at half its memory",
         contenders=(
-            "sdpa", _PRIMAL, {"primal": {"rank": 30, "eta": 0.1, "impl": "reference"}}, {"primal": {"rank": 20}},
+            "sdpa",
+            _PRIMAL,
+            {"primal": {"rank": 30, "eta": 0.1, "impl": "reference"}},
+            {"primal": {"rank": 20}},
             "released primal (structure)", "linear", *(peer.name for peer in PEERS),
         ),
         grid={"threads": (2,), "length": (4096, 16384)},

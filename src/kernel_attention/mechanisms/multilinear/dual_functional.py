@@ -12,14 +12,13 @@ import functools
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
-import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from kernel_attention.tensors.kernel_tensors import cubemax_kernel, masked_logits
 from kernel_attention.tensors.recompute import is_traced
-from kernel_attention.tensors.statistics import accumulation_dtype
+from kernel_attention.tensors.statistics import accumulation_dtype, without_autocast
 from kernel_attention.tensors.unfoldings import fold, leading_eigenvectors, mode_gram, project_modes, unfold
 
 
@@ -188,7 +187,7 @@ def dual_multilinear_scores(
         D tensors (B, h, N, R), zero at padded tokens.
     """
     order = len(sequences)
-    with torch.autocast(sequences[0].device.type, enabled=False):
+    with without_autocast(sequences[0]):
         dtype = accumulation_dtype(sequences[0].dtype)
         tokens = [sequence.to(dtype) for sequence in sequences]
         if samples is None:

@@ -20,7 +20,7 @@ from torch import Tensor
 from kernel_attention.errors import InputError
 from kernel_attention.features.feature_maps import FeatureMap, balanced, frobenius, inverse_norm
 from kernel_attention.tensors.multilinear import alike, multilinear_factors
-from kernel_attention.tensors.statistics import exactly, valid_ranks
+from kernel_attention.tensors.statistics import exactly, valid_ranks, without_autocast
 
 Masks = Tensor | Sequence[Tensor | None] | None
 
@@ -129,7 +129,7 @@ def _modes(
     if norm_later:
         joined = balanced(joined, exactly(joined.detach()).abs().amax(dim=(-2, -1), keepdim=True))
     parts = list(joined.split(features[0].size(-1), dim=-1))
-    with torch.autocast(joined.device.type, enabled=False):
+    with without_autocast(joined):
         exact = [exactly(part) for part in parts]
         grams = torch.stack([part.mT @ part for part in exact]) if with_grams else None
         energy = None
@@ -227,7 +227,7 @@ def join_modes(modes: Modes, weight: Tensor, bias: Tensor | None = None) -> Tens
         raise InputError(
             "sequences: modes that read different tokens have scores of their own, but no joint output"
         )
-    with torch.autocast(weight.device.type, enabled=False):
+    with without_autocast(weight):
         parts = exactly(weight).split([projection.size(-1) for projection in modes.projections], dim=-1)
         folded = [projection @ part.mT for projection, part in zip(modes.projections, parts, strict=True)]
         projection = torch.cat(folded, dim=-2)

@@ -34,7 +34,7 @@ from kernel_attention.features.feature_maps import balanced, frobenius, inverse_
 from kernel_attention.mechanisms.multilinear.functional import padded_rows
 from kernel_attention.tensors.affine import Affine, autocast
 from kernel_attention.tensors.recompute import differentiable_gradients, differentiable_leaves
-from kernel_attention.tensors.statistics import accumulation_dtype, exactly, num_real
+from kernel_attention.tensors.statistics import accumulation_dtype, exactly, num_real, without_autocast
 
 
 def multilinear_layer(
@@ -73,7 +73,7 @@ def multilinear_layer(
     x = autocast(x)
     if attention_mask is not None:
         x = x.masked_fill(~attention_mask[..., None], 0.0)  # padding may hold any value, also NaN
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x):
         projections = torch.stack([exactly(factor) for factor in factors])[:, None]  # (D, 1, h, M, R)
         num_modes = len(modes) * projections.size(2)
         weight = torch.cat([exactly(matrix) for matrix, _ in modes])  # (D h p, d)
@@ -201,7 +201,7 @@ class _MultilinearPass(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, level: Tensor, maps: Tensor, constant: Tensor, count: Tensor,
         options: _Options,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x):
             parts, grams = _compute(x, weight, level, maps, constant, count, options)
         ctx.save_for_backward(x, weight, level, maps, constant, count, *parts[1:])
         ctx.options = options
@@ -211,7 +211,7 @@ class _MultilinearPass(torch.autograd.Function):
     def backward(ctx: Any, grad_y: Tensor, grad_grams: Tensor | None) -> tuple[Tensor | None, ...]:
         # Read once: activation checkpointing hands a saved tensor out a single time.
         x, weight, level, maps, constant, count, *kept = ctx.saved_tensors
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x):
             if not torch.is_grad_enabled():
                 return *_gradients(ctx, x, weight, level, maps, count, kept, grad_y, grad_grams), None, None
             needed = ctx.needs_input_grad[:5]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kernel_attention.tensors.multilinear import alike, multilinear_factors
-from kernel_attention.tensors.statistics import exactly
+from kernel_attention.tensors.statistics import exactly, without_autocast
 from kernel_attention.tensors.unfoldings import mode_gram, mode_product, pseudo_inverse
 
 
@@ -48,7 +48,7 @@ def kmlsvd_objective(
             sqrt(N), for feature maps that do not normalise over the sequence.
     """
     order = len(weights)
-    with torch.autocast(core.device.type, enabled=False):
+    with without_autocast(core):
         weights, core, grams = [exactly(w) for w in weights], exactly(core), [exactly(g) for g in grams]
         if factors is None:
             factors = multilinear_factors(weights, core, compatibility)
@@ -103,7 +103,7 @@ def core_penalty(core: Tensor) -> Tensor:
     multilinear SVDs.
     """
     order = core.dim() - 1
-    with torch.autocast(core.device.type, enabled=False):
+    with without_autocast(core):
         grams = [mode_gram(exactly(core), n, order) for n in range(order)]
         off_diagonal = [gram - gram.diagonal(dim1=-2, dim2=-1).diag_embed() for gram in grams]
         return torch.stack([part.square().sum() for part in off_diagonal]).sum() / core.size(0)

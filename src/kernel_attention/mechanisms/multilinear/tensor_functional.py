@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from kernel_attention.errors import InputError
 from kernel_attention.tensors.kernel_tensors import cubemax_kernel
-from kernel_attention.tensors.statistics import exactly
+from kernel_attention.tensors.statistics import exactly, without_autocast
 from kernel_attention.tensors.unfoldings import project_modes, unfold
 
 Option = Literal[1, 2, 3]
@@ -48,7 +47,7 @@ def tensor_scores(
     if (core is None) != (option == 3):
         raise InputError(f"core: option {option} {'has none' if option == 3 else 'needs one'}")
     order, dtype = len(sequences), sequences[0].dtype
-    with torch.autocast(sequences[0].device.type, enabled=False):
+    with without_autocast(sequences[0]):
         kernel = cubemax_kernel([exactly(sequence) for sequence in sequences], [attention_mask] * order)
         weights = [exactly(weight)[None] for weight in weights]
         scores = []

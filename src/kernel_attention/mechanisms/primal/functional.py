@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from kernel_attention.errors import unknown
 from kernel_attention.features.feature_maps import FeatureMap, cosine
-from kernel_attention.tensors.statistics import exactly, running_mean, valid_ranks
+from kernel_attention.tensors.statistics import exactly, running_mean, valid_ranks, without_autocast
 
 ObjectiveForm = Literal["mean", "sum"]
 
@@ -166,7 +166,7 @@ def ksvd_objective(
 
 def scores_energy(scores: PrimalScores, sqrt_lambda: Tensor, attention_mask: Tensor | None) -> Tensor:
     """The sum of ||L e_i||^2 + ||L r_i||^2 over the real tokens, a mean over the heads: (B,)."""
-    with torch.autocast(scores.e.device.type, enabled=False):  # accumulation stays in float32 under autocast
+    with without_autocast(scores.e):  # accumulation stays in float32 under autocast
         scale = exactly(sqrt_lambda)[:, None, :]
         energy = (scores.e * scale).square().sum(-1) + (scores.r * scale).square().sum(-1)  # (B, h, N)
         if attention_mask is not None:
@@ -191,7 +191,7 @@ def objective_from_energy(
     """
     if form not in ("mean", "sum"):
         raise unknown("objective form", form, ("mean", "sum"))
-    with torch.autocast(energy.device.type, enabled=False):
+    with without_autocast(energy):
         trace = (exactly(w_e) * exactly(w_r)).sum() / w_e.size(0)
         if form == "sum":
             return 0.5 * (energy if per_sequence else energy.mean()) - trace

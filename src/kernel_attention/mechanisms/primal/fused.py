@@ -27,7 +27,7 @@ from kernel_attention.mechanisms.primal.token_slices import Sums, Tokens
 from kernel_attention.tensors.affine import Affine, apply_affine, autocast
 from kernel_attention.tensors.recompute import differentiable_gradients, differentiable_leaves
 from kernel_attention.tensors.sampling import Samples
-from kernel_attention.tensors.statistics import exactly, num_real, running_mean
+from kernel_attention.tensors.statistics import exactly, num_real, running_mean, without_autocast
 
 
 class PrimalWeights(NamedTuple):
@@ -203,7 +203,7 @@ class _PrimalPass(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, call: _Call, *after: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x):
             # Folding the weights is cheap, so autograd differentiates it in a separate graph.
             with torch.set_grad_enabled(any(ctx.needs_input_grad)):
                 leaves = [None if tensor is None else tensor.detach().requires_grad_() for tensor in after]
@@ -222,7 +222,7 @@ class _PrimalPass(torch.autograd.Function):
         x, weight, bias, gram, *after = ctx.saved_tensors
         call: _Call = ctx.call
         folded: _Folded = ctx.folded
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x):
             if torch.is_grad_enabled():
                 needed = [*ctx.needs_input_grad[:3], *ctx.needs_input_grad[4:]]
                 leaves = differentiable_leaves((x, weight, bias, *after), needed)
