@@ -112,7 +112,8 @@ def test_your_own_mechanism_is_listed_trained_evaluated_analyzed_and_benched(tmp
 
     refused = run_python(tmp_path, "-P", "-m", "kernel_attention", "evaluate", "runs/gaussian")
     assert refused.returncode == 2
-    assert "this run needs the plugin 'my_mechanism'; say --plugin my_mechanism" in refused.stderr
+    assert "this run needs the plugin 'my_mechanism'" in refused.stderr
+    assert "--plugin my_mechanism" in refused.stderr
 
 
 def test_the_first_python_block_of_the_readme_is_short():

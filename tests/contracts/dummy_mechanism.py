@@ -62,6 +62,7 @@ def mean_attention(v: Tensor, *, attention_mask: Tensor | None = None, is_causal
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from kernel_attention.core.layer import AttentionLayer
@@ -77,12 +78,22 @@ class MeanAttention(AttentionLayer):
         embed_dim: model width d.
         num_heads: number of heads; divides d.
         bias: whether the projections have biases.
+        device: of the parameters.
+        dtype: of the parameters.
     """
 
-    def __init__(self, embed_dim: int, num_heads: int, *, bias: bool = True) -> None:
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__(embed_dim, num_heads)
-        self.v_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
-        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
+        self.v_proj = nn.Linear(embed_dim, embed_dim, bias=bias, device=device, dtype=dtype)
+        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias, device=device, dtype=dtype)
 
     def attend(
         self, x: Tensor, context: Tensor | None, attention_mask: Tensor | None, is_causal: bool
