@@ -12,6 +12,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
