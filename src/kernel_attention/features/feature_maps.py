@@ -131,7 +131,7 @@ def get_feature_map(
     if name in FEATURE_MAPS:
         return FEATURE_MAPS[name]
     if head_dim is None:
-        raise InputError(f"feature_map={feature_map!r} has a state, which this mechanism has no place for")
+        raise InputError(f"feature_map={feature_map!r} has a state, which this mechanism cannot keep")
     return FEATURE_MODULES[name](head_dim, **options, device=device, dtype=dtype)
 
 

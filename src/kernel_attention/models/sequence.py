@@ -229,7 +229,7 @@ class SequenceClassifier(nn.Module):
         self.head = nn.Linear(width, num_outputs, **where)
 
     def reset_parameters(self) -> None:
-        """See [`SequenceEncoder`][kernel_attention.models.sequence.SequenceEncoder]."""
+        """Draw every parameter of the encoder and the classifier anew."""
         reset_submodules(self)
 
     def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:

@@ -92,7 +92,7 @@ class TokenClassifier(nn.Module):
         self.head = self._make_head(self.encoder.embed_dim, num_outputs, **where)
 
     def reset_parameters(self) -> None:
-        """See [`SequenceEncoder`][kernel_attention.models.sequence.SequenceEncoder]."""
+        """Draw every parameter of the encoder and the classifier anew."""
         reset_submodules(self)
 
     def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:

@@ -195,7 +195,7 @@ class ScaledAttention(AttentionLayer):
         self.out_proj = nn.Linear(embed_dim, embed_dim, **options)
 
     def reset_parameters(self) -> None:
-        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
+        """Draw the projections anew; S starts at zero."""
         for scaling in (self.alpha, self.s):
             if scaling is not None:
                 nn.init.zeros_(scaling)

@@ -67,7 +67,7 @@ class LinearAttention(QueryKeyValueAttention):
         self.add_projections(bias, device=device, dtype=dtype)
 
     def option_value(self, name: str) -> Any:
-        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
+        """An option's value; one that is kept by the kernel or in another form is read from there."""
         if name not in ("feature_map", "normalize"):
             return super().option_value(name)
         value = getattr(self.kernel, name)

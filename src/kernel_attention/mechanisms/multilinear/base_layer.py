@@ -63,7 +63,7 @@ class ReadsModes(AttentionLayer):
         self.out_proj = linear(self.embed_dim, self.embed_dim)
 
     def reset_parameters(self) -> None:
-        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
+        """Draw the projections of the modes anew."""
         for projection in (self.q_proj, self.k_proj, self.f_proj):
             if projection is not None:
                 projection.reset_parameters()

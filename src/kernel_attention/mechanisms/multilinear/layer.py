@@ -166,7 +166,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
         self.add_outputs(rank, bias, device, dtype)
 
     def reset_parameters(self) -> None:
-        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
+        """Draw the modes' weights, the core and C anew, after the projections."""
         if isinstance(self.feature_map, nn.Module):
             reset_module(self.feature_map)
         super().reset_parameters()

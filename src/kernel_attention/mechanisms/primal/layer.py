@@ -169,7 +169,7 @@ class PrimalAttention(PenalizedAttention):
         self.register_parameter("sqrt_lambda", lam)
 
     def reset_parameters(self) -> None:
-        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
+        """Draw the projections, the weights and Lambda anew."""
         if isinstance(self.feature_map, nn.Module):
             reset_module(self.feature_map)
         self.q_proj.reset_parameters()

@@ -191,7 +191,7 @@ class SupportVectorAttention(QueryKeyValueAttention):
         self._reset_own()
 
     def reset_parameters(self) -> None:
-        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
+        """Draw the projections anew; beta, pooling and convolution kernels start as in a new layer."""
         super().reset_parameters()
         self._reset_own()
 
@@ -420,7 +420,7 @@ class SupportVectorAttention(QueryKeyValueAttention):
         return sequence or self.kernel.reads_positions or max(self.factors) > 1
 
     def option_value(self, name: str) -> Any:
-        """See [`AttentionLayer`][kernel_attention.core.layer.AttentionLayer]."""
+        """An option's value; one that is kept by the kernel or in another form is read from there."""
         if name == "beta":
             return self.initial_beta
         if name == "learn_beta":
