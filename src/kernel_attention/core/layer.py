@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,13 @@ from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import InputError
 from kernel_attention.memory_limit import require_parameters
 from kernel_attention.tensors.padding import compaction
+
+
+class TokenWork(NamedTuple):
+    """Operations on a token, and the numbers that it moves between memory and processor at least."""
+
+    operations: int
+    numbers: int
 
 
 class AttentionLayer(nn.Module, ABC):
@@ -275,6 +282,14 @@ class AttentionLayer(nn.Module, ABC):
         """The attention matrix, or the mechanism's own kernel matrix, (B, h, N, N), for analysis.
 
         None for a mechanism without a kernel between pairs of tokens.
+        """
+        return None
+
+    def token_work(self, *, training: bool) -> TokenWork | None:
+        """The work of the layer's fast non-causal form on a token, for rooflines; None: not counted.
+
+        Args:
+            training: forward and backward pass, or the forward pass alone.
         """
         return None
 

@@ -10,14 +10,10 @@ import torch
 import kernel_attention as ka
 from kernel_attention.experiments.benchmarking import Setting, find_contender
 from kernel_attention.experiments.benchmarking.contenders import Contender
-from kernel_attention.experiments.benchmarking.machine import primal_roofline
-from kernel_attention.experiments.benchmarking.operations import (
-    count_operations,
-    operation_counter,
-    primal_bytes,
-    primal_operations,
-)
+from kernel_attention.experiments.benchmarking.machine import roofline
+from kernel_attention.experiments.benchmarking.operations import count_operations, operation_counter
 from kernel_attention.experiments.benchmarking.timing import step
+from kernel_attention.mechanisms.primal.work import primal_numbers, primal_operations
 
 PASSES = ("forward", "step")
 SETTING = Setting(length=96, embed_dim=24, num_heads=2, batch_size=3)
@@ -126,10 +122,16 @@ def test_counting_draws_no_random_numbers():
 def test_the_roofline_is_the_slower_of_two_ceilings():
     setting = Setting(length=1000, batch_size=1, embed_dim=64, num_heads=2)
     ceilings = {"slice_product": 1e9, "copy": 1e12, "large_product": 2e9}
-    (row,) = primal_roofline(setting, ceilings, {"step": 1.0}, objective=True)
+    (row,) = roofline(setting, ceilings, {"step": 1.0}, ka.PrimalAttention(64, 2, eta=0.1))
     assert row["operations"] == 1000 * (28 * 64**2 + 8 * 64 * 32)
-    assert row["bytes"] == 1000 * 5 * 64 * 4 == 1000 * primal_bytes(64, training=True)
+    assert row["bytes"] == 1000 * 5 * 64 * 4 == 4 * 1000 * primal_numbers(64, training=True)
     assert row["share"] == row["operations"] / 1e9 / 1.0
     assert row["copy_share"] == row["bytes"] / 1e12
-    (row,) = primal_roofline(setting, {**ceilings, "copy": 1e6}, {"forward": 4.0}, objective=False)
+    (row,) = roofline(setting, {**ceilings, "copy": 1e6}, {"forward": 4.0}, ka.PrimalAttention(64, 2))
     assert row["share"] == row["copy_share"] == 1000 * 2 * 64 * 4 / 1e6 / 4.0
+
+
+@pytest.mark.parametrize("layer", [ka.SoftmaxAttention(64, 2), ka.PrimalAttention(64, 2, impl="reference")])
+def test_a_layer_whose_work_is_not_counted_has_no_roofline(layer):
+    ceilings = {"slice_product": 1e9, "copy": 1e12, "large_product": 2e9}
+    assert roofline(Setting(), ceilings, {"step": 1.0, "forward": 1.0}, layer) == []

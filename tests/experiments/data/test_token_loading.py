@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import pickle
 import tarfile
 from pathlib import Path
@@ -18,7 +19,7 @@ from kernel_attention.experiments.data.documents import split_names
 from kernel_attention.experiments.data.token_loading import TOKEN_DATASETS, Limits, load_tokens, words_of
 from kernel_attention.experiments.data.vocabulary import vocabulary_from_state
 
-SHARED = Path("/work/shared/data")
+SHARED = Path(os.environ.get("KERNEL_ATTENTION_DATA") or Path(__file__).parents[4] / "shared" / "data")
 
 
 @pytest.fixture

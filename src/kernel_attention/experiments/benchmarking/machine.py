@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from kernel_attention.experiments.benchmarking.operations import primal_bytes, primal_operations
+from kernel_attention.core.layer import AttentionLayer
 from kernel_attention.experiments.benchmarking.plans import Setting
 
 _LARGE = 1536  # rows of the square product that gives the ceiling of arithmetic
@@ -65,32 +65,24 @@ def measure_ceilings(setting: Setting) -> dict[str, float]:
     }  # fmt: skip
 
 
-def primal_roofline(
-    setting: Setting,
-    ceilings: dict[str, float],
-    seconds: dict[str, float],
-    *,
-    objective: bool,
-    kernels: bool = False,
+def roofline(
+    setting: Setting, ceilings: dict[str, float], seconds: dict[str, float], layer: AttentionLayer
 ) -> list[dict[str, object]]:
-    """The work of the fused primal layer per token, the time that the ceilings allow, and the time it takes.
+    """The counted work of a layer, the time that the ceilings allow, and the time it takes.
 
     Args:
         setting: the sizes.
-        ceilings: the result of ``measure_ceilings``.
-        seconds: the measured times, by pass.
-        objective: whether the layer has one.
-        kernels: whether it is the Triton form.
+        ceilings: of ``measure_ceilings``.
+        seconds: measured, by pass.
+        layer: it says what a token costs, see ``token_work``; no row for a layer that does not.
     """
     rows: list[dict[str, object]] = []
     for kind, measured in seconds.items():
-        training = kind == "step"
-        operations = setting.tokens * primal_operations(
-            setting.embed_dim, setting.num_heads, objective=objective, training=training, kernels=kernels
-        )
-        moved = setting.tokens * primal_bytes(
-            setting.embed_dim, training=training, itemsize=setting.torch_dtype.itemsize
-        )
+        work = layer.token_work(training=kind == "step")
+        if work is None:
+            continue
+        operations = setting.tokens * work.operations
+        moved = setting.tokens * work.numbers * setting.torch_dtype.itemsize
         arithmetic, memory = operations / ceilings["slice_product"], moved / ceilings["copy"]
         rows.append(
             {

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
+from kernel_attention.core.layer import AttentionLayer
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.benchmarking import machine, timing
 from kernel_attention.experiments.benchmarking.contenders import Contender, find_contender
@@ -120,24 +121,17 @@ def _cell(
 def _roofline(
     contenders: dict[str, ContenderSpec], rows: list[dict[str, Any]], setting: Setting
 ) -> dict[str, Any]:
-    """The ceilings, and the times that they allow every fused primal contender."""
+    """The ceilings, and the times that they allow every contender whose work is counted."""
     ceilings = machine.measure_ceilings(setting)
     rooflines = []
     for row in rows:
-        options = contenders[row["contender"]]
-        if not isinstance(options, Mapping) or "primal" not in options or "failed" in row:
+        if "failed" in row:
+            continue
+        layer = find_contender(contenders[row["contender"]]).make(setting)
+        if not isinstance(layer, AttentionLayer):  # another library's, or the causal form of one of ours
             continue
         # Ceilings are those of an idle machine, so these times are lower quartiles too.
         seconds = {kind: figures["lower"] for kind, figures in row["time"].items()}
-        chosen = options["primal"] or {}
-        if chosen.get("impl") == "reference" or setting.is_causal:
-            continue
-        counted = machine.primal_roofline(
-            setting,
-            ceilings,
-            seconds,
-            objective=chosen.get("eta", 0.0) > 0,
-            kernels=chosen.get("impl") == "triton",
-        )
+        counted = machine.roofline(setting, ceilings, seconds, layer)
         rooflines += [{"contender": row["contender"], **line} for line in counted]
     return {"ceilings": ceilings, "roofline": rooflines}

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from kernel_attention.core.layer import TokenWork
 from kernel_attention.core.objective import PenalizedAttention
 from kernel_attention.core.parameters import Device, draw_orthogonal, reset_module
 from kernel_attention.core.registry import register_attention
@@ -31,6 +32,7 @@ from kernel_attention.mechanisms.primal.functional import (
     scores_energy,
 )
 from kernel_attention.mechanisms.primal.fused import PrimalWeights, primal_layer
+from kernel_attention.mechanisms.primal.work import primal_numbers, primal_operations
 from kernel_attention.memory_limit import require_parameters
 from kernel_attention.tensors.recompute import is_traced
 from kernel_attention.tensors.sampling import (
@@ -296,6 +298,19 @@ class PrimalAttention(PenalizedAttention):
     ) -> dict[str, Tensor]:
         """The scores under the names "e" and "r"."""
         return self.scores(x, attention_mask=attention_mask, is_causal=is_causal)._asdict()
+
+    def token_work(self, *, training: bool) -> TokenWork | None:
+        """The work of the fused form on a token; None where ``impl`` is "reference"."""
+        if self.impl == "reference":
+            return None
+        operations = primal_operations(
+            self.embed_dim,
+            self.num_heads,
+            objective=self.eta > 0,
+            training=training,
+            kernels=self.impl == "triton",
+        )
+        return TokenWork(operations, primal_numbers(self.embed_dim, training=training))
 
     def penalty(self) -> Tensor | None:
         """eta J^2 of the last forward in training mode."""
