@@ -11,7 +11,7 @@ from kernel_attention.version import __version__
 if TYPE_CHECKING:
     from kernel_attention import analysis, functional, hosts, models, solvers, testing
     from kernel_attention.core.layer import AttentionLayer
-    from kernel_attention.core.objective import auxiliary_loss
+    from kernel_attention.core.objective import PenalizedAttention, auxiliary_loss
     from kernel_attention.core.registry import register_attention
     from kernel_attention.core.sharding import shard_sequence
     from kernel_attention.estimators import AttentionClassifier, AttentionRegressor
@@ -38,6 +38,7 @@ __all__ = [
     "InputError",
     "LinearAttention",
     "MultilinearAttention",
+    "PenalizedAttention",
     "PrimalAttention",
     "RobustPrincipalAttention",
     "ScaledAttention",
@@ -73,6 +74,7 @@ _HOMES = {
     "DualMultilinearAttention": "mechanisms.multilinear",
     "LinearAttention": "mechanisms.linear",
     "MultilinearAttention": "mechanisms.multilinear",
+    "PenalizedAttention": "core.objective",
     "PrimalAttention": "mechanisms.primal",
     "RobustPrincipalAttention": "mechanisms.kernel_pca",
     "ScaledAttention": "mechanisms.kernel_pca",

@@ -94,15 +94,28 @@ class Subject:
 def subject(mechanism: str | Callable[..., AttentionLayer], **options: Any) -> Subject:
     """A registered mechanism with these options, or what makes a layer, to be checked.
 
-    ``max_len`` is set where the mechanism has it and the options do not.
+    Options that the mechanism cannot do without come from the ``example`` of its registration. ``max_len`` is
+    set where the mechanism has it and the options do not.
     """
     if not isinstance(mechanism, str):
         return Subject(getattr(mechanism, "__name__", repr(mechanism)), mechanism)
     row = get_mechanism(mechanism)
+    options = {**row.example, **options}
     if "max_len" in row.options:
         options.setdefault("max_len", MAX_LEN)
     make = functools.partial(row.build, **options)
-    return Subject(mechanism, make, mixes_tokens=row.mixes_tokens)
+    is_fixed = _is_fixed(row.build(EMBED_DIM, HEADS, **options))
+    return Subject(mechanism, make, mixes_tokens=row.mixes_tokens, fixed_length=is_fixed)
+
+
+def _is_fixed(layer: AttentionLayer) -> bool:
+    """Whether the layer takes ``LENGTH`` tokens and refuses fewer."""
+    layer(torch.zeros(1, LENGTH, EMBED_DIM))
+    try:
+        layer(torch.zeros(1, LENGTH - 1, EMBED_DIM))
+    except InputError:
+        return True
+    return False
 
 
 def inputs(dtype: torch.dtype = torch.float64, batch: int = BATCH, length: int = LENGTH) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from contracts.cases import CASES, CONTEXT, EMBED_DIM, VARIANTS, Case, inputs, right_padding
 
 from kernel_attention import InputError, create_attention, list_attention
+from kernel_attention.core.registry import MECHANISMS
 from kernel_attention.testing import CHECKS, Subject, check_attention, checks_of, subject
 
 # A compilation takes seconds: of these the quick suite runs one variant of each mechanism, or none.
@@ -124,3 +125,10 @@ def test_sizes_that_do_not_fit_are_refused():
                 InputError, match=re.escape(f"{name}={bad!r} must be a whole number of at least 1")
             ):
                 create_attention("softmax", *sizes)
+
+
+@pytest.mark.parametrize("name", sorted(MECHANISMS))
+def test_every_mechanism_can_be_checked_by_its_name_alone(name):
+    check = "output_has_the_shape_and_dtype_of_the_input"
+    assert check_attention(name, only=[check]) == [check]
+    assert subject(name).fixed_length == (name == "conv2d")

@@ -50,7 +50,7 @@ _NO_CONVOLUTION = {"convolution": None, "kernel_size": None, "conv_weights": "sh
     time="N^2 p",
     memory="N p",
     preset={**_NO_CENTRING, **_NO_POOLING, "convolution": "2d"},
-    example={"grid_size": (3, 5), "class_tokens": 1},
+    example={"grid_size": (2, 5), "class_tokens": 1},
 )
 @register_attention(
     "conv1d",
