@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from kernel_attention.core.layer import AttentionLayer
 from kernel_attention.core.parameters import Device
+from kernel_attention.core.query_key_value import identity_values
 from kernel_attention.core.registry import register_attention
 from kernel_attention.core.validation import require_positive, require_probability
 from kernel_attention.errors import InputError, unknown
@@ -256,7 +257,7 @@ def _matrix_shape(num_heads: int, max_len: int | None) -> tuple[int, int, int]:
 
 def _unit_values(k: Tensor, attention_mask: Tensor | None) -> Tensor:
     """The identity as values, (B, h, N, N): an attention of it returns the attention matrix."""
-    eye = torch.eye(k.size(2), dtype=k.dtype, device=k.device).expand(k.size(0), k.size(1), -1, -1)
+    eye = identity_values(k)
     return eye if attention_mask is None else eye * attention_mask[:, None, :, None]
 
 

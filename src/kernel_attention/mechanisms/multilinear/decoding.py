@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from kernel_attention.core.decoding import SHARED, State
+from kernel_attention.core.decoding import SHARED, State, whole_lengths
 from kernel_attention.features.feature_maps import FeatureMap, energy_before, features_of, frobenius
 from kernel_attention.tensors.sampling import gathered, weight_row
 from kernel_attention.tensors.statistics import exactly
@@ -104,9 +104,9 @@ def multilinear_read(
         max_len: length of the sampling grid.
         feature_map: phi, token-wise or the Frobenius map.
     """
-    batch, _, length, _ = modes[0].shape
+    length = modes[0].size(2)
     device = modes[0].device
-    real = torch.full((batch,), length, device=device) if lengths is None else lengths
+    real = whole_lengths(modes[0][:, 0], lengths)
     projections: tuple[Tensor, ...] = ()
     if x is not None:
         projections = tuple(gathered(x, real, factor, num_rows, max_len) for factor in factors)

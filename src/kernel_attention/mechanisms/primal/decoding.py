@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernel_attention.core.decoding import move, scale_by
+from kernel_attention.core.decoding import move, scale_by, whole_lengths
 from kernel_attention.features.feature_maps import FeatureMap, cosine, energy_before, features_of, frobenius
 from kernel_attention.mechanisms.primal.functional import PrimalScores
 from kernel_attention.tensors.sampling import gathered, weight_row
@@ -120,7 +120,7 @@ def primal_read(
         feature_map: as in ``primal_step``.
     """
     length = q.size(2)
-    real = torch.full((q.size(0),), length, device=q.device) if lengths is None else lengths
+    real = whole_lengths(q[:, 0], lengths)
     unread = (torch.arange(length, device=q.device) >= real[:, None])[:, None, :, None]
     sums, energies = [], []
     for rows in (exactly(part).masked_fill(unread, 0.0) for part in (q, k)):
