@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import copy
+import math
+import os
 import re
+import tarfile
+from collections import defaultdict
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +19,7 @@ import kernel_attention as ka
 from kernel_attention.hosts import load_timm_weights, timm_state_dict, vision_transformer_from_timm
 from kernel_attention.models import VisionTransformer
 
+_OUTSIDE = Path(os.environ.get("KERNEL_ATTENTION_DATA") or Path(__file__).parents[3] / "shared" / "data")
 SIZES = {"img_size": (16, 24), "patch_size": 8, "depth": 3, "embed_dim": 14, "num_heads": 2}
 OURS = {"embed_dim": 14, "num_heads": 2, "num_layers": 3, "feedforward_dim": 56}
 
@@ -185,3 +191,49 @@ def test_a_model_of_another_kind_is_refused(timm):
 def test_what_timm_has_no_name_for_is_not_written(attention, named):
     with pytest.raises(ka.InputError, match=re.escape(named)):
         timm_state_dict(build(attention))
+
+
+@pytest.fixture(scope="module")
+def photographs() -> tuple[torch.Tensor, torch.Tensor]:
+    """Two test images of every class of CIFAR-10, (20, 3, 32, 32) in [0, 1], and their classes."""
+    image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+    archive = _OUTSIDE / "images" / "cifar10.tar.xz"
+    if not archive.is_file():
+        pytest.skip(f"{archive} is missing (set KERNEL_ATTENTION_DATA to the folder of real data)")
+    found = defaultdict(list)
+    with tarfile.open(archive, mode="r|*") as tar:
+        for member in tar:
+            split, *rest = Path(member.name).parts
+            if member.isfile() and split == "test" and len(found[rest[0]]) < 2:
+                with image.open(tar.extractfile(member)) as photograph:
+                    found[rest[0]].append(photograph.tobytes())
+            if len(found) == 10 and all(len(each) == 2 for each in found.values()):
+                break
+    photos = b"".join(photo for each in found.values() for photo in each)
+    pixels = torch.frombuffer(bytearray(photos), dtype=torch.uint8)
+    pixels = pixels.view(20, 32, 32, 3)
+    return pixels.permute(0, 3, 1, 2) / 255, torch.arange(10).repeat_interleave(2)
+
+
+@pytest.mark.parametrize(
+    "where",
+    [{0: {"rpc": {"iterations": 4, "lam": 4.0}}}, {-1: {"primal": {"rank": 20, "eta": 0.05}}}],
+    ids=["rpc in the first layer", "primal in the last"],
+)
+def test_deit_tiny_with_our_layers_learns_photographs_by_heart(timm, photographs, where):
+    """64 tokens of 4 x 4 pixels; the twelve layers, the width and the heads are DeiT-tiny's."""
+    torch.manual_seed(0)
+    model = timm.create_model("deit_tiny_patch16_224", img_size=32, patch_size=4, num_classes=10)
+    ka.replace_attention(model, where)
+    images, classes = photographs
+    x = normalised(model, images)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    losses = []
+    for _ in range(8):
+        loss = F.cross_entropy(model(x), classes)
+        losses.append(loss.item())
+        optimizer.zero_grad()
+        (loss + ka.auxiliary_loss(model)).backward()
+        optimizer.step()
+    assert losses[0] == pytest.approx(math.log(10), abs=0.5)
+    assert losses[-1] < math.log(5)
