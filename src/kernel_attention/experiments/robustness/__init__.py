@@ -1,5 +1,7 @@
 """Attacks on the inputs of a model, corrupted inputs, and inputs of no known class."""
 
+from kernel_attention.experiments.robustness.attacks import ATTACKS, make_attack
+from kernel_attention.experiments.robustness.black_box_attacks import SPSA, AutoAttack, Noise, Square
 from kernel_attention.experiments.robustness.corruption_error import (
     ALEXNET_ERRORS,
     corruption_accuracies,
@@ -13,23 +15,59 @@ from kernel_attention.experiments.robustness.corruptions import (
     corrupt_images,
     corrupted_images,
 )
+from kernel_attention.experiments.robustness.gradient_attacks import (
+    FGSM,
+    PGD,
+    CarliniWagner,
+    SparseL1Descent,
+)
+from kernel_attention.experiments.robustness.image_attack import Attacked, ImageAttack, attack_images
 from kernel_attention.experiments.robustness.out_of_distribution import (
     detection_figures,
     out_of_distribution_scores,
 )
+from kernel_attention.experiments.robustness.protocols import (
+    PROTOCOLS,
+    AttackProtocol,
+    NormalizedInputs,
+    PaperProtocol,
+    PixelProtocol,
+    find_protocol,
+)
+from kernel_attention.experiments.robustness.surrogate_gradients import SurrogateClamp
 from kernel_attention.experiments.robustness.word_swap import GENERIC_WORD, swap_words
 
 __all__ = [
     "ALEXNET_ERRORS",
+    "ATTACKS",
     "CORRUPTIONS",
+    "FGSM",
     "GENERIC_WORD",
+    "PGD",
+    "PROTOCOLS",
     "SEVERITIES",
+    "SPSA",
+    "AttackProtocol",
+    "Attacked",
+    "AutoAttack",
+    "CarliniWagner",
+    "ImageAttack",
+    "Noise",
+    "NormalizedInputs",
+    "PaperProtocol",
+    "PixelProtocol",
+    "SparseL1Descent",
+    "Square",
+    "SurrogateClamp",
+    "attack_images",
     "corrupt_image",
     "corrupt_images",
     "corrupted_images",
     "corruption_accuracies",
     "corruption_errors",
     "detection_figures",
+    "find_protocol",
+    "make_attack",
     "mean_corruption_error",
     "out_of_distribution_scores",
     "swap_words",
