@@ -6,9 +6,11 @@ import torch
 from kernel_attention.models.causal import CausalLanguageModel
 from kernel_attention.models.sequence import SequenceClassifier
 from kernel_attention.models.tokens import TokenClassifier, TokenPairClassifier
+from kernel_attention.models.vision import VisionTransformer
 
 SIZES = {"embed_dim": 12, "num_heads": 2, "num_layers": 3, "feedforward_dim": 10}
 MIXED = [{"primal": {"rank": 2, "eta": 0.1}}, "multilinear", {"linear": {"feature_map": "softmax_plus"}}]
+GRIDDED = ["conv2d", {"scaled": {"scaling": "matrix"}}, {"primal": {"rank": 2, "eta": 0.1}}]
 TOKENS = torch.tensor([[1, 4, 2, 0, 6], [3, 3, 5, 2, 1]])
 MODELS = {
     "series": (lambda **o: SequenceClassifier(3, 4, 5, MIXED, **SIZES, **o), torch.randn(2, 5, 3)),
@@ -22,6 +24,11 @@ MODELS = {
     "language, fixed positions": (
         lambda **o: CausalLanguageModel(7, 5, MIXED, positions="fixed", norm_first=False, **SIZES, **o),
         TOKENS,
+    ),
+    "images": (lambda **o: VisionTransformer((4, 6), 2, 5, GRIDDED, **SIZES, **o), torch.rand(2, 3, 4, 6)),
+    "images, mean": (
+        lambda **o: VisionTransformer((4, 6), 2, 5, MIXED, pooling="mean", **SIZES, **o),
+        torch.rand(2, 3, 4, 6),
     ),
 }
 

@@ -29,3 +29,14 @@ def draw_orthogonal(weight: Tensor) -> None:
     if not weight.is_meta:
         drawn = torch.empty_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
         weight.copy_(nn.init.orthogonal_(drawn))
+
+
+@torch.no_grad()
+def draw_normal(weight: Tensor, std: float) -> None:
+    """``nn.init.trunc_normal_`` in place, truncated at 5 deviations, in float32 or better.
+
+    The bounds of ``nn.init`` are so far out for a small deviation that rounding takes one number in 2^24 to a
+    bound, such as -2.
+    """
+    drawn = torch.empty_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
+    weight.copy_(nn.init.trunc_normal_(drawn, std=std, a=-5 * std, b=5 * std))

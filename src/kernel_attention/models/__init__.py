@@ -2,8 +2,10 @@
 
 from kernel_attention.models.causal import CausalLanguageModel
 from kernel_attention.models.decoding import generate
-from kernel_attention.models.sequence import EncoderLayer, SequenceClassifier, SequenceEncoder
+from kernel_attention.models.encoder_layer import EncoderLayer
+from kernel_attention.models.sequence import SequenceClassifier, SequenceEncoder
 from kernel_attention.models.tokens import TokenClassifier, TokenEncoder, TokenPairClassifier
+from kernel_attention.models.vision import VisionTransformer
 
 __all__ = [
     "CausalLanguageModel",
@@ -13,5 +15,6 @@ __all__ = [
     "TokenClassifier",
     "TokenEncoder",
     "TokenPairClassifier",
+    "VisionTransformer",
     "generate",
 ]

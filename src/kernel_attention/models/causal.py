@@ -19,10 +19,11 @@ from kernel_attention.core.layer import require_causal_form
 from kernel_attention.core.parameters import Device, reset_module
 from kernel_attention.core.validation import require_positive, require_probability
 from kernel_attention.errors import InputError, unknown
-from kernel_attention.mechanisms import AttentionSpec, create_attention, get_mechanism, layer_specs
+from kernel_attention.mechanisms import AttentionSpec
 from kernel_attention.models.cross_entropy import linear_cross_entropy
 from kernel_attention.models.decoding import DecodingState, decode_step, initial_state, prefill
-from kernel_attention.models.sequence import EncoderLayer, sinusoidal_positions
+from kernel_attention.models.encoder_layer import EncoderLayer, create_attentions
+from kernel_attention.models.sequence import sinusoidal_positions
 
 _DEVIATION = 0.02  # of the embedding and the positions at first
 
@@ -83,10 +84,8 @@ class CausalLanguageModel(nn.Module):
         self._set_positions(positions, embed_dim, **where)
         shared = {"max_len": max_len, "dropout": dropout}
         self.layers = nn.ModuleList()
-        for name, options in layer_specs(attention, num_layers):
-            known = {key: value for key, value in shared.items() if key in get_mechanism(name).options}
-            layer = create_attention(name, embed_dim, num_heads, **{**known, **options}, **where)
-            require_causal_form(layer, name)
+        for layer in create_attentions(attention, num_layers, embed_dim, num_heads, shared, **where):
+            require_causal_form(layer, layer.mechanism_name)
             self.layers.append(EncoderLayer(layer, feedforward_dim, dropout, norm_first, **where))
         self.norm = nn.LayerNorm(embed_dim, **where) if norm_first else nn.Identity()
         self.dropout = nn.Dropout(dropout)

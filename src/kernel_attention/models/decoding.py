@@ -17,7 +17,7 @@ from kernel_attention.errors import InputError
 
 if TYPE_CHECKING:
     from kernel_attention.models.causal import CausalLanguageModel
-    from kernel_attention.models.sequence import EncoderLayer
+    from kernel_attention.models.encoder_layer import EncoderLayer
 
 
 @dataclass(frozen=True)

@@ -7,68 +7,18 @@ section 5).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kernel_attention.core.layer import AttentionLayer
 from kernel_attention.core.parameters import Device, reset_module, reset_submodules
 from kernel_attention.core.validation import require_positive, require_probability
 from kernel_attention.errors import InputError, unknown
-from kernel_attention.mechanisms import AttentionSpec, create_attention, get_mechanism, layer_specs
-
-
-class EncoderLayer(nn.Module):
-    """Attention and a GELU feed-forward network, each with dropout, residual and layer norm.
-
-    Args:
-        attention: the attention layer; its width is the layer's.
-        feedforward_dim: hidden width of the feed-forward network.
-        dropout: after the attention, inside and after the feed-forward network.
-        norm_first: pre-norm instead of post-norm.
-        device: where the parameters are made; None: the default device.
-        dtype: the parameters' precision; None: the default one.
-    """
-
-    def __init__(
-        self,
-        attention: AttentionLayer,
-        feedforward_dim: int,
-        dropout: float = 0.1,
-        norm_first: bool = False,
-        *,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__()
-        where: dict[str, Any] = {"device": device, "dtype": dtype}
-        width = attention.embed_dim
-        self.norm_first = norm_first
-        self.attention = attention
-        self.linear1 = nn.Linear(width, feedforward_dim, **where)
-        self.linear2 = nn.Linear(feedforward_dim, width, **where)
-        self.norm1 = nn.LayerNorm(width, **where)
-        self.norm2 = nn.LayerNorm(width, **where)
-        self.dropout = nn.Dropout(dropout)
-
-    def forward(self, x: Tensor, attention_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        """(B, N, d) -> (B, N, d)."""
-        options = {"attention_mask": attention_mask, "is_causal": is_causal}
-        return self.around(lambda inputs: self.attention(inputs, **options), x)
-
-    def around(self, attend: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """The layer with ``attend`` instead of its attention, (..., d) -> (..., d)."""
-        if self.norm_first:
-            x = x + self.dropout(attend(self.norm1(x)))
-            return x + self._feedforward(self.norm2(x))
-        x = self.norm1(x + self.dropout(attend(x)))
-        return self.norm2(x + self._feedforward(x))
-
-    def _feedforward(self, x: Tensor) -> Tensor:
-        return self.dropout(self.linear2(self.dropout(F.gelu(self.linear1(x)))))
+from kernel_attention.mechanisms import AttentionSpec
+from kernel_attention.models.encoder_layer import EncoderLayer, create_attentions
 
 
 class SequenceEncoder(nn.Module):
@@ -124,9 +74,7 @@ class SequenceEncoder(nn.Module):
         self._set_positions(positions, **where)
         shared = {"max_len": max_len, "dropout": dropout}
         self.layers = nn.ModuleList()
-        for name, options in layer_specs(attention, num_layers):
-            known = {key: value for key, value in shared.items() if key in get_mechanism(name).options}
-            layer = create_attention(name, embed_dim, num_heads, **{**known, **options}, **where)
+        for layer in create_attentions(attention, num_layers, embed_dim, num_heads, shared, **where):
             self.layers.append(EncoderLayer(layer, feedforward_dim, dropout, norm_first, **where))
         self.norm = nn.LayerNorm(embed_dim, **where)
         self.dropout = nn.Dropout(dropout)

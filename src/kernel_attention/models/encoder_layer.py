@@ -1,0 +1,124 @@
+"""The layer that the encoders and the causal model are made of: attention and a feed-forward network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from kernel_attention.core.layer import AttentionLayer
+from kernel_attention.core.parameters import Device
+from kernel_attention.core.validation import require_probability
+from kernel_attention.mechanisms import AttentionSpec, create_attention, get_mechanism, layer_specs
+
+
+class EncoderLayer(nn.Module):
+    """Attention and a GELU feed-forward network, each with dropout, residual and layer norm.
+
+    Args:
+        attention: the attention layer; its width is the layer's.
+        feedforward_dim: hidden width of the feed-forward network.
+        dropout: after the attention, inside and after the feed-forward network.
+        norm_first: pre-norm instead of post-norm.
+        drop_path: probability of leaving out the attention, or the feed-forward network, of a sample in
+            training; see ``StochasticDepth``.
+        norm_eps: added to the variance in the layer norms.
+        device: where the parameters are made; None: the default device.
+        dtype: the parameters' precision; None: the default one.
+    """
+
+    def __init__(
+        self,
+        attention: AttentionLayer,
+        feedforward_dim: int,
+        dropout: float = 0.1,
+        norm_first: bool = False,
+        *,
+        drop_path: float = 0.0,
+        norm_eps: float = 1e-5,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        where: dict[str, Any] = {"device": device, "dtype": dtype}
+        width = attention.embed_dim
+        self.norm_first = norm_first
+        self.attention = attention
+        self.linear1 = nn.Linear(width, feedforward_dim, **where)
+        self.linear2 = nn.Linear(feedforward_dim, width, **where)
+        self.norm1 = nn.LayerNorm(width, norm_eps, **where)
+        self.norm2 = nn.LayerNorm(width, norm_eps, **where)
+        self.dropout = nn.Dropout(dropout)
+        self.drop_path = StochasticDepth(drop_path)
+
+    def forward(self, x: Tensor, attention_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        """(B, N, d) -> (B, N, d)."""
+        options = {"attention_mask": attention_mask, "is_causal": is_causal}
+        return self.around(lambda inputs: self.attention(inputs, **options), x)
+
+    def around(self, attend: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """The layer with ``attend`` instead of its attention, (B, ..., d) -> (B, ..., d)."""
+        if self.norm_first:
+            x = x + self.drop_path(self.dropout(attend(self.norm1(x))))
+            return x + self.drop_path(self._feedforward(self.norm2(x)))
+        x = self.norm1(x + self.drop_path(self.dropout(attend(x))))
+        return self.norm2(x + self.drop_path(self._feedforward(x)))
+
+    def _feedforward(self, x: Tensor) -> Tensor:
+        return self.dropout(self.linear2(self.dropout(F.gelu(self.linear1(x)))))
+
+
+class StochasticDepth(nn.Module):
+    """Zeroes whole samples in training and scales the others up to the same mean (Huang et al. 2016).
+
+    Args:
+        probability: of zeroing a sample.
+    """
+
+    def __init__(self, probability: float = 0.0) -> None:
+        super().__init__()
+        require_probability(drop_path=probability)
+        self.probability = probability
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, ...) -> (B, ...)."""
+        if not self.training or self.probability == 0.0:
+            return x
+        kept = 1.0 - self.probability
+        return x * x.new_empty(x.size(0), *[1] * (x.dim() - 1)).bernoulli_(kept).div_(kept)
+
+    def extra_repr(self) -> str:
+        """The probability, for print(model)."""
+        return f"{self.probability}"
+
+
+def create_attentions(
+    attention: AttentionSpec | Sequence[AttentionSpec],
+    num_layers: int,
+    embed_dim: int,
+    num_heads: int,
+    known: Mapping[str, Any],
+    *,
+    device: Device = None,
+    dtype: torch.dtype | None = None,
+) -> Iterator[AttentionLayer]:
+    """The attention of every layer of a model, one after the other.
+
+    Args:
+        attention: one mechanism for all layers or a list with one per layer; see ``layer_specs``.
+        num_layers: number of layers.
+        embed_dim: model width d.
+        num_heads: heads of every layer.
+        known: options that the model gives to each mechanism that has them, unless ``attention`` does.
+        device: where the parameters are made; None: the default device.
+        dtype: the parameters' precision; None: the default one.
+
+    Raises:
+        InputError: for an unknown name or option, or a list without one entry per layer.
+    """
+    for name, options in layer_specs(attention, num_layers):
+        given = {key: value for key, value in known.items() if key in get_mechanism(name).options}
+        yield create_attention(name, embed_dim, num_heads, device=device, dtype=dtype, **{**given, **options})

@@ -1,0 +1,248 @@
+"""The vision transformer, with any attention mechanism in each layer.
+
+ViT (Dosovitskiy et al. 2021) as DeiT (Touvron et al. 2021) trains it. SymViT is ``attention="symmetric"``.
+RPC-SymViT is ``[{"rpc": {"iterations": 4, "lam": 4.0}}] + ["symmetric"] * 11`` (kernel-PCA paper, 4.1).
+
+Legend: B images of C channels and H x W pixels, N patches, d model width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from kernel_attention.core.parameters import Device, draw_normal, reset_submodules
+from kernel_attention.core.validation import require_positive, require_probability
+from kernel_attention.errors import InputError, unknown
+from kernel_attention.mechanisms import AttentionSpec
+from kernel_attention.memory_limit import require_parameters
+from kernel_attention.models.encoder_layer import EncoderLayer, create_attentions
+
+_DEVIATION = 0.02  # of linear weights, positions and class token at first (DeiT)
+_NORM_EPS = 1e-6  # of ViT and DeiT
+
+
+class VisionTransformer(nn.Module):
+    """Patch embedding, class token, learnt positions, pre-norm layers, final norm, linear head.
+
+    A mechanism gets what the model knows: the token grid and the class token (``conv2d``), the number of
+    tokens (``scaled``, ``primal``), the dropout.
+
+    Args:
+        image_size: height and width in pixels, or one number for both; multiples of ``patch_size``.
+        patch_size: side of a square patch in pixels.
+        num_outputs: classes.
+        attention: one mechanism for all layers or a list with one per layer; see ``layer_specs``.
+        in_channels: channels C.
+        embed_dim: model width d.
+        num_heads: heads of every layer.
+        num_layers: number of layers.
+        feedforward_dim: hidden width of the feed-forward networks.
+        dropout: of positions and layers, and of the attention weights where a mechanism has them.
+        drop_path: stochastic depth of the last layer; it grows linearly from 0 in the first (DeiT).
+        pooling: "class": the head reads a class token in front of the patches; "mean": the patches' mean.
+        device: where the parameters are made; None: the default device.
+        dtype: the parameters' precision; None: the default one.
+
+    Attributes:
+        grid_size: rows and columns of patches.
+        class_tokens: tokens in front of them, 1 or 0.
+        max_len: the number of tokens.
+        input_mean: the training images' mean, (C,); part of the weights, see ``set_scale``.
+        input_std: their standard deviation, (C,).
+
+    Raises:
+        InputError: for sizes that do not go together, and what ``create_attention`` refuses.
+    """
+
+    supports_sharding = False  # every part of a sequence would get the positions of the first part
+
+    class_token: nn.Parameter | None
+    input_mean: Tensor
+    input_std: Tensor
+
+    def __init__(
+        self,
+        image_size: int | tuple[int, int],
+        patch_size: int,
+        num_outputs: int,
+        attention: AttentionSpec | Sequence[AttentionSpec] = "softmax",
+        *,
+        in_channels: int = 3,
+        embed_dim: int = 192,
+        num_heads: int = 3,
+        num_layers: int = 12,
+        feedforward_dim: int = 768,
+        dropout: float = 0.0,
+        drop_path: float = 0.0,
+        pooling: Literal["class", "mean"] = "class",
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        require_positive(
+            num_outputs=num_outputs, in_channels=in_channels, embed_dim=embed_dim, num_layers=num_layers,
+            feedforward_dim=feedforward_dim,
+        )  # fmt: skip
+        require_probability(dropout=dropout, drop_path=drop_path)
+        if pooling not in ("class", "mean"):
+            raise unknown("pooling", pooling, ("class", "mean"))
+        self.image_size, self.grid_size = _sizes(image_size, patch_size)
+        self.patch_size = patch_size
+        self.pooling = pooling
+        self._other_sizes: dict[str, Any] = {
+            "num_outputs": num_outputs, "attention": attention, "in_channels": in_channels,
+            "embed_dim": embed_dim, "num_heads": num_heads, "num_layers": num_layers,
+            "feedforward_dim": feedforward_dim, "dropout": dropout, "drop_path": drop_path,
+        }  # fmt: skip
+        where: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.class_tokens = int(pooling == "class")
+        self.max_len = self.class_tokens + self.grid_size[0] * self.grid_size[1]
+        require_parameters(
+            f"image_size={self.image_size} with patch_size={patch_size} and embed_dim={embed_dim}",
+            self.max_len * embed_dim,
+            "raise patch_size or lower image_size",
+        )
+        # The training data's scale is part of the model, so it is loaded with the weights.
+        self.register_buffer("input_mean", torch.zeros(in_channels, **where))
+        self.register_buffer("input_std", torch.ones(in_channels, **where))
+        self.patches = nn.Conv2d(in_channels, embed_dim, patch_size, stride=patch_size, **where)
+        token = nn.Parameter(torch.empty(embed_dim, **where)) if self.class_tokens else None
+        self.register_parameter("class_token", token)
+        self.positions = nn.Parameter(torch.empty(self.max_len, embed_dim, **where))
+        self.dropout = nn.Dropout(dropout)
+        known = {
+            "max_len": self.max_len, "grid_size": self.grid_size, "class_tokens": self.class_tokens,
+            "dropout": dropout,
+        }  # fmt: skip
+        self.layers = nn.ModuleList(
+            EncoderLayer(
+                layer, feedforward_dim, dropout, norm_first=True, norm_eps=_NORM_EPS,
+                drop_path=drop_path * index / max(num_layers - 1, 1), **where,
+            )
+            for index, layer in enumerate(
+                create_attentions(attention, num_layers, embed_dim, num_heads, known, **where)
+            )
+        )  # fmt: skip
+        self.norm = nn.LayerNorm(embed_dim, _NORM_EPS, **where)
+        self.head = nn.Linear(embed_dim, num_outputs, **where)
+        self._draw()
+
+    def reset_parameters(self) -> None:
+        """Draw every parameter anew, and fill the buffers, as in a new model; after ``to_empty``, say."""
+        self.input_mean.zero_()
+        self.input_std.fill_(1.0)
+        reset_submodules(self)
+        self._draw()
+
+    @torch.no_grad()
+    def _draw(self) -> None:
+        """DeiT's start, in the place of what the modules drew."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                draw_normal(module.weight, _DEVIATION)
+                if module.bias is not None:
+                    module.bias.zero_()
+        for own in (self.class_token, self.positions):
+            if own is not None:
+                draw_normal(own, _DEVIATION)
+
+    def set_scale(self, mean: Sequence[float] | Tensor, std: Sequence[float] | Tensor) -> None:
+        """Standardise every image by these statistics of the training images, (C,) each."""
+        self.input_mean.copy_(torch.as_tensor(mean))
+        self.input_std.copy_(torch.as_tensor(std))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, C, H, W) in [0, 1] -> (B, num_outputs)."""
+        tokens = self._tokens(images)
+        # The norm of a token is its own, so the class token's needs no other.
+        pooled = self.norm(tokens[:, 0]) if self.pooling == "class" else self.norm(tokens).mean(dim=1)
+        return self.head(pooled)
+
+    def encode(self, images: Tensor) -> Tensor:
+        """(B, C, H, W) in [0, 1] -> the tokens after the final norm, (B, N, d).
+
+        The patches come row by row, after the class token if there is one: (B, 1 + N, d).
+        """
+        return self.norm(self._tokens(images))
+
+    def _tokens(self, images: Tensor) -> Tensor:
+        expected = (self.input_mean.numel(), *self.image_size)
+        if images.dim() != 4 or images.shape[1:] != expected:
+            raise InputError(
+                f"images has shape {tuple(images.shape)}, expected (B, {', '.join(map(str, expected))})"
+            )
+        if not images.is_floating_point():
+            raise InputError(f"images has dtype {images.dtype}, expected floating-point numbers in [0, 1]")
+        images = (images - self.input_mean[:, None, None]) / self.input_std[:, None, None]
+        x = self.patches(images).flatten(2).transpose(1, 2)
+        if self.class_token is not None:
+            x = torch.cat([self.class_token.expand(x.size(0), 1, -1), x], dim=1)
+        x = self.dropout(x + self.positions)
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+    @torch.no_grad()
+    def resized(self, image_size: int | tuple[int, int]) -> VisionTransformer:
+        """A new model for images of another size, with these weights and interpolated positions (bicubic).
+
+        Raises:
+            InputError: for a size that is not a multiple of ``patch_size``, and for a model with parameters
+                whose shapes follow the number of tokens.
+        """
+        weight = self.head.weight
+        where: dict[str, Any] = {"device": weight.device, "dtype": weight.dtype}
+        new = VisionTransformer(
+            image_size, self.patch_size, **self._other_sizes, pooling=self.pooling, **where
+        )
+        state = self.state_dict()
+        state["positions"] = interpolate_positions(self.positions, self.grid_size, new.grid_size)
+        wrong = {
+            name: tuple(value.shape)
+            for name, value in new.state_dict().items()
+            if name not in state or value.shape != state[name].shape
+        }
+        if wrong or len(state) != len(new.state_dict()):
+            raise InputError(
+                f"image_size={image_size!r}: the weights of {self.image_size} do not fit a model of "
+                f"{new.image_size}; parameters that differ: {', '.join(wrong) or 'replaced layers'}"
+            )
+        new.load_state_dict(state)
+        return new.train(self.training)
+
+
+def interpolate_positions(positions: Tensor, grid: tuple[int, int], new_grid: tuple[int, int]) -> Tensor:
+    """Positions of one token grid for another, by bicubic interpolation: (T + H W, d) -> (T + H' W', d).
+
+    The T rows in front of the grid stay as they are.
+
+    Args:
+        positions: (T + H W, d), the grid row by row.
+        grid: (H, W).
+        new_grid: (H', W').
+    """
+    if grid == new_grid:
+        return positions.clone()
+    first = positions.size(0) - grid[0] * grid[1]
+    image = positions[first:].unflatten(0, grid).permute(2, 0, 1)[None]
+    precise = torch.promote_types(image.dtype, torch.float32)
+    image = F.interpolate(image.to(precise), size=new_grid, mode="bicubic", antialias=True)
+    return torch.cat([positions[:first], image[0].permute(1, 2, 0).flatten(0, 1).to(positions.dtype)])
+
+
+def _sizes(image_size: int | Sequence[int], patch_size: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Height and width of the image, and rows and columns of its patches."""
+    require_positive(patch_size=patch_size)
+    pair = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
+    if len(pair) != 2:
+        raise InputError(f"image_size={image_size!r} must be a whole number or (height, width)")
+    height, width = pair
+    require_positive(image_height=height, image_width=width)
+    if height % patch_size or width % patch_size:
+        raise InputError(f"image_size={image_size!r} must be a multiple of patch_size={patch_size}")
+    return (height, width), (height // patch_size, width // patch_size)
