@@ -113,6 +113,9 @@ class LayerDiagnostics:
         for key in ("gamma_spread", "gamma_deviation", "gamma_eigenvalue", "gamma_cosine"):
             if key in values:
                 found[key] = float(values[key].abs().nanmedian())
+        if "gamma_spread" in values:
+            ratio = values["gamma_spread"] / values["gamma_eigenvalue"].abs()
+            found["gamma_relative_spread"] = float(ratio.nanmedian())
         return {key: value for key, value in found.items() if math.isfinite(value)}
 
     def record(self) -> dict[str, Any]:
