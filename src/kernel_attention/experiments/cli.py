@@ -19,7 +19,16 @@ from typing import TYPE_CHECKING, Any
 from kernel_attention.errors import InputError, missing_package, unknown
 from kernel_attention.experiments.arguments import parse
 from kernel_attention.experiments.notes import notes_on_stderr
-from kernel_attention.experiments.options import Analyze, Bench, Evaluate, Generate, List, Predict, Train
+from kernel_attention.experiments.options import (
+    Analyze,
+    Bench,
+    Evaluate,
+    Generate,
+    List,
+    Predict,
+    Record,
+    Train,
+)
 from kernel_attention.experiments.plugins import load_plugins
 
 if TYPE_CHECKING:
@@ -222,6 +231,19 @@ def _bench(options: Bench) -> int:
     return 0
 
 
+def _record(options: Record) -> int:
+    from kernel_attention.experiments.results import make_records, write_records
+
+    if options.to is None:
+        raise InputError("record needs --to FOLDER (see: kernel-attention record --help)")
+    records = make_records(options.run, label=options.label, revision=options.revision)
+    written = write_records(records, options.to)
+    for record in records:
+        path = Path(options.to) / record.file_name
+        print(f"{'written' if path in written else 'unchanged'}: {path}")
+    return 0
+
+
 def _check_output(output: str | None) -> None:
     if output is not None and Path(output).suffix not in (".csv", ".json"):
         raise InputError(f"output {output}: the name must end in .csv or .json")
@@ -318,5 +340,6 @@ _COMMANDS: dict[str, Callable[[Any], int]] = {
     "generate": _generate,
     "analyze": _analyze,
     "bench": _bench,
+    "record": _record,
     "list": _list,
 }

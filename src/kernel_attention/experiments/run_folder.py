@@ -97,6 +97,14 @@ class RunFolder:
         """The figures of ``analyze --over_training``."""
         return self._read(f"seed-{seed}/diagnostics_over_training.json", _check_course)
 
+    def robustness_path(self, seed: int) -> Path:
+        """The file of ``attack``."""
+        return self.seed_path(seed) / "robustness.json"
+
+    def robustness(self, seed: int) -> dict[str, Any] | None:
+        """The results of ``attack``."""
+        return self._read(f"seed-{seed}/robustness.json", _check_robustness)
+
     def diagnostics_arrays_path(self, seed: int) -> Path:
         """The file with all arrays of ``analyze``."""
         return self.seed_path(seed) / "diagnostics.npz"
@@ -188,6 +196,19 @@ def _check_course(content: Any) -> None:
         if names is not None and found != names:
             raise ValueError(f"the layers of epoch {entry['epoch']} are not those of the first entry")
         names = found
+
+def _check_robustness(content: Any) -> None:
+    _check_object(content)
+    str(content["weights"])
+    for entry in content["attacks"]:
+        _check_object(entry)
+        str(entry["attack"]), str(entry["protocol"]), bytes.fromhex(entry["bits"]), bool(entry["transferred"])
+        if not isinstance(entry["cases"], int) or not _is_finite(entry["accuracy"]):
+            raise ValueError(f"the figures of attack {entry['attack']} are not numbers")
+        if not isinstance(entry["distances"], dict) or not _is_finite(entry["seconds"]):
+            raise ValueError(f"the distances of attack {entry['attack']} are missing")
+        if not isinstance(entry["options"], dict) or not (entry["eps"] is None or _is_finite(entry["eps"])):
+            raise ValueError(f"the options of attack {entry['attack']} are not those of an attack")
 
 
 def _is_finite(value: Any) -> bool:
