@@ -6,21 +6,19 @@ lock of its run folder, and a process goes on with the next cell where another h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.reproduction.suite import Cell, Suite
 from kernel_attention.experiments.results import ResultRecord, make_records, read_record, write_records
 from kernel_attention.experiments.robustness.attack_plan import choose_steps
-from kernel_attention.experiments.run_folder import RunFolder
 from kernel_attention.experiments.training.attack import attack_run
 from kernel_attention.experiments.training.lock import HeldByAnother
 from kernel_attention.experiments.training.run import train
 from kernel_attention.experiments.training.saved import load_run
-from kernel_attention.experiments.training.tasks import experiment_class
 
 Told = Callable[[str], object]
 
