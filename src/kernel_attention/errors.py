@@ -41,6 +41,7 @@ _EXTRAS = {
     "PIL": "train", "aeon": "timeseries", "datasets": "language", "jinja2": "train", "lightning": "train",
     "matplotlib": "train", "pydantic": "train", "rich": "train", "safetensors": "train", "sklearn": "train",
     "timm": "vision", "tokenizers": "language", "transformers": "language", "yaml": "train",
+    "eagerpy": "robustness", "foolbox": "robustness", "pyautoattack": "robustness",
 }  # fmt: skip
 
 

@@ -87,6 +87,14 @@ class RunFolder:
         """The figures of ``analyze``."""
         return self._read(f"seed-{seed}/diagnostics.json", _check_diagnostics)
 
+    def robustness_path(self, seed: int) -> Path:
+        """The file of ``attack``."""
+        return self.seed_path(seed) / "robustness.json"
+
+    def robustness(self, seed: int) -> dict[str, Any] | None:
+        """The results of ``attack``."""
+        return self._read(f"seed-{seed}/robustness.json", _check_robustness)
+
     def diagnostics_arrays_path(self, seed: int) -> Path:
         """The file with all arrays of ``analyze``."""
         return self.seed_path(seed) / "diagnostics.npz"
@@ -157,6 +165,20 @@ def _check_diagnostics(content: Any) -> None:
         numbers += [value for values in entry["by_head"].values() for value in values if value is not None]
         if not isinstance(entry["notes"], list) or not all(map(_is_finite, numbers)):
             raise ValueError(f"the figures of layer {entry['name']} are not numbers")
+
+
+def _check_robustness(content: Any) -> None:
+    _check_object(content)
+    str(content["weights"])
+    for entry in content["attacks"]:
+        _check_object(entry)
+        str(entry["attack"]), str(entry["protocol"]), bytes.fromhex(entry["bits"]), bool(entry["transferred"])
+        if not isinstance(entry["cases"], int) or not _is_finite(entry["accuracy"]):
+            raise ValueError(f"the figures of attack {entry['attack']} are not numbers")
+        if not isinstance(entry["distances"], dict) or not _is_finite(entry["seconds"]):
+            raise ValueError(f"the distances of attack {entry['attack']} are missing")
+        if not isinstance(entry["options"], dict) or not (entry["eps"] is None or _is_finite(entry["eps"])):
+            raise ValueError(f"the options of attack {entry['attack']} are not those of an attack")
 
 
 def _is_finite(value: Any) -> bool:

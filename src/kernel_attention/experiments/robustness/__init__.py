@@ -1,14 +1,29 @@
 """Attacks on the inputs of a model."""
 
+from kernel_attention.experiments.robustness.attack_plan import (
+    PLANS,
+    AttackStep,
+    choose_steps,
+    eps_text,
+    read_eps,
+    table_step,
+)
 from kernel_attention.experiments.robustness.attacks import ATTACKS, make_attack
-from kernel_attention.experiments.robustness.black_box_attacks import SPSA, AutoAttack, Noise, Square
+from kernel_attention.experiments.robustness.black_box_attacks import SPSA, AutoAttack, Clean, Noise, Square
 from kernel_attention.experiments.robustness.gradient_attacks import (
     FGSM,
     PGD,
     CarliniWagner,
     SparseL1Descent,
 )
-from kernel_attention.experiments.robustness.image_attack import Attacked, ImageAttack, attack_images
+from kernel_attention.experiments.robustness.image_attack import (
+    Attacked,
+    ImageAttack,
+    attack_images,
+    attacked_cases,
+)
+from kernel_attention.experiments.robustness.masking import attack_title, masking_warnings
+from kernel_attention.experiments.robustness.measured_attack import measure_attack
 from kernel_attention.experiments.robustness.protocols import (
     PROTOCOLS,
     AttackProtocol,
@@ -25,12 +40,15 @@ __all__ = [
     "FGSM",
     "GENERIC_WORD",
     "PGD",
+    "PLANS",
     "PROTOCOLS",
     "SPSA",
     "AttackProtocol",
+    "AttackStep",
     "Attacked",
     "AutoAttack",
     "CarliniWagner",
+    "Clean",
     "ImageAttack",
     "Noise",
     "NormalizedInputs",
@@ -40,7 +58,15 @@ __all__ = [
     "Square",
     "SurrogateClamp",
     "attack_images",
+    "attack_title",
+    "attacked_cases",
+    "choose_steps",
+    "eps_text",
     "find_protocol",
     "make_attack",
+    "masking_warnings",
+    "measure_attack",
+    "read_eps",
     "swap_words",
+    "table_step",
 ]
