@@ -1,4 +1,4 @@
-"""Attacks on the inputs of a model."""
+"""Attacks on the inputs of a model, corrupted inputs, and inputs of no known class."""
 
 from kernel_attention.experiments.robustness.attack_plan import (
     PLANS,
@@ -10,6 +10,19 @@ from kernel_attention.experiments.robustness.attack_plan import (
 )
 from kernel_attention.experiments.robustness.attacks import ATTACKS, make_attack
 from kernel_attention.experiments.robustness.black_box_attacks import SPSA, AutoAttack, Clean, Noise, Square
+from kernel_attention.experiments.robustness.corruption_error import (
+    ALEXNET_ERRORS,
+    corruption_accuracies,
+    corruption_errors,
+    mean_corruption_error,
+)
+from kernel_attention.experiments.robustness.corruptions import (
+    CORRUPTIONS,
+    SEVERITIES,
+    corrupt_image,
+    corrupt_images,
+    corrupted_images,
+)
 from kernel_attention.experiments.robustness.gradient_attacks import (
     FGSM,
     PGD,
@@ -24,6 +37,10 @@ from kernel_attention.experiments.robustness.image_attack import (
 )
 from kernel_attention.experiments.robustness.masking import attack_title, masking_warnings
 from kernel_attention.experiments.robustness.measured_attack import measure_attack
+from kernel_attention.experiments.robustness.out_of_distribution import (
+    detection_figures,
+    out_of_distribution_scores,
+)
 from kernel_attention.experiments.robustness.protocols import (
     PROTOCOLS,
     AttackProtocol,
@@ -36,12 +53,15 @@ from kernel_attention.experiments.robustness.surrogate_gradients import Surrogat
 from kernel_attention.experiments.robustness.word_swap import GENERIC_WORD, swap_words
 
 __all__ = [
+    "ALEXNET_ERRORS",
     "ATTACKS",
+    "CORRUPTIONS",
     "FGSM",
     "GENERIC_WORD",
     "PGD",
     "PLANS",
     "PROTOCOLS",
+    "SEVERITIES",
     "SPSA",
     "AttackProtocol",
     "AttackStep",
@@ -61,11 +81,19 @@ __all__ = [
     "attack_title",
     "attacked_cases",
     "choose_steps",
+    "corrupt_image",
+    "corrupt_images",
+    "corrupted_images",
+    "corruption_accuracies",
+    "corruption_errors",
+    "detection_figures",
     "eps_text",
     "find_protocol",
     "make_attack",
     "masking_warnings",
+    "mean_corruption_error",
     "measure_attack",
+    "out_of_distribution_scores",
     "read_eps",
     "swap_words",
     "table_step",

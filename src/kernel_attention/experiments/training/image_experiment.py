@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from kernel_attention.experiments.data.image_batches import make_image_loader
@@ -113,7 +114,7 @@ def image_logits(model: VisionTransformer, split: ImageSplit, batch_size: int, p
     return collect_outputs(model, make_image_loader(split, batch_size), precision)
 
 
-def channel_statistics(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def channel_statistics(images: np.ndarray) -> tuple[Tensor, Tensor]:
     """Mean and deviation of every channel of images (n, H, W, C), of values in [0, 1]: (C,) each."""
     sums = np.zeros((2, images.shape[-1]))
     for start in range(0, len(images), _AT_ONCE):
@@ -121,4 +122,5 @@ def channel_statistics(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         sums += [pixels.sum(axis=0, dtype=np.float64), (pixels * pixels).sum(axis=0, dtype=np.float64)]
     mean, square = sums / (images.size / images.shape[-1])
     deviation = np.sqrt(np.maximum(square - mean**2, 0))
-    return mean, np.where(deviation > 0, deviation, 1.0)  # a channel that is constant keeps its values
+    # A constant channel keeps its values.
+    return torch.from_numpy(mean), torch.from_numpy(np.where(deviation > 0, deviation, 1.0))
