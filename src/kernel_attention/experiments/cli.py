@@ -27,6 +27,7 @@ from kernel_attention.experiments.options import (
     Generate,
     List,
     Predict,
+    Record,
     Train,
 )
 from kernel_attention.experiments.plugins import load_plugins
@@ -286,6 +287,19 @@ def _bench(options: Bench) -> int:
     return 0
 
 
+def _record(options: Record) -> int:
+    from kernel_attention.experiments.results import make_records, write_records
+
+    if options.to is None:
+        raise InputError("record needs --to FOLDER (see: kernel-attention record --help)")
+    records = make_records(options.run, label=options.label, revision=options.revision)
+    written = write_records(records, options.to)
+    for record in records:
+        path = Path(options.to) / record.file_name
+        print(f"{'written' if path in written else 'unchanged'}: {path}")
+    return 0
+
+
 def _check_output(output: str | None) -> None:
     if output is not None and Path(output).suffix not in (".csv", ".json"):
         raise InputError(f"output {output}: the name must end in .csv or .json")
@@ -349,12 +363,13 @@ def _contender_table(options: List) -> Table:
 
 
 def _dataset_table(options: List) -> Table:
-    from kernel_attention.experiments.data import list_time_series
+    from kernel_attention.experiments.data import list_image_sets, list_time_series
 
     table = _table(
-        "data sets on this machine (others are downloaded from the archive by name)", "name", "source", "path"
-    )
-    for info in list_time_series(options.data_root):
+        "data sets on this machine (other time series are downloaded from the archive by name)",
+        "name", "source", "path",
+    )  # fmt: skip
+    for info in [*list_time_series(options.data_root), *list_image_sets(options.data_root)]:
         table.add_row(info.name, info.source, str(info.path or ""))
     return table
 
@@ -382,5 +397,6 @@ _COMMANDS: dict[str, Callable[[Any], int]] = {
     "analyze": _analyze,
     "attack": _attack,
     "bench": _bench,
+    "record": _record,
     "list": _list,
 }

@@ -245,6 +245,29 @@ class Bench(Command):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Record(Command):
+    """Write a record of every finished seed of a run: one small JSON file with the recipe, what the training
+    took, and every figure measured so far. Tables are made from records. A record that is there with other
+    content is not replaced.
+
+    Args:
+        run: run folder.
+        to: folder of the records; one folder holds the records of one table.
+        label: row of the table (default: the mechanism's name); the runs of a label differ in their seeds
+            alone.
+        revision: git's name of the code that trained the run, where the run does not say.
+    """
+
+    usage = "record RUN --to FOLDER [--label NAME]"
+    summary = "keep the figures of a run as small files that tables are made from"
+
+    run: Name
+    to: str | None = None
+    label: str | None = None
+    revision: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class List(Command):
     """List mechanisms, contenders, data sets and recipes.
 
@@ -262,5 +285,5 @@ class List(Command):
 
 COMMANDS: dict[str, type[Command]] = {
     command.__name__.lower(): command
-    for command in (Train, Evaluate, Predict, Generate, Analyze, Attack, Bench, List)
+    for command in (Train, Evaluate, Predict, Generate, Analyze, Attack, Bench, Record, List)
 }
