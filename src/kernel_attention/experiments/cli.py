@@ -283,12 +283,13 @@ def _contender_table(options: List) -> Table:
 
 
 def _dataset_table(options: List) -> Table:
-    from kernel_attention.experiments.data import list_time_series
+    from kernel_attention.experiments.data import list_image_sets, list_time_series
 
     table = _table(
-        "data sets on this machine (others are downloaded from the archive by name)", "name", "source", "path"
-    )
-    for info in list_time_series(options.data_root):
+        "data sets on this machine (other time series are downloaded from the archive by name)",
+        "name", "source", "path",
+    )  # fmt: skip
+    for info in [*list_time_series(options.data_root), *list_image_sets(options.data_root)]:
         table.add_row(info.name, info.source, str(info.path or ""))
     return table
 
