@@ -24,7 +24,7 @@ class ImageTask(RecipeTask):
     Args:
         model: images (B, C, H, W) in [0, 1] -> logits (B, classes).
         recipe: augmentation, optimizer, schedule.
-        size: (H, W).
+        size: (H, W) of the images that the model takes.
     """
 
     def __init__(self, model: nn.Module, recipe: ImageRecipe, size: tuple[int, int]) -> None:
@@ -46,7 +46,7 @@ class ImageTask(RecipeTask):
         recipe = self.recipe
         classes = self.model.head.out_features
         images, targets = mix(
-            self.augmentation(batch.pixels),
+            self.augmentation(batch.pixels, self.model.input_mean, self.model.input_std),
             batch.target,
             classes,
             recipe.mixup,
