@@ -19,6 +19,7 @@ from experiments.data.image_data import (
     pack,
     square,
 )
+from PIL import Image
 
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.data import (
@@ -28,6 +29,7 @@ from kernel_attention.experiments.data import (
     load_class_subset,
     load_images,
 )
+from kernel_attention.experiments.data.token_loading import load_tokens
 from kernel_attention.experiments.data.token_sets import hold_out
 
 SHARED = Path(os.environ.get("KERNEL_ATTENTION_DATA") or Path(__file__).parents[4] / "shared" / "data")
@@ -284,27 +286,10 @@ def test_a_split_has_an_image_for_every_target(images, targets, message):
         ImageSplit(images, targets)
 
 
-@pytest.fixture(scope="module")
-def shared():
-    if not (SHARED / "images" / "tiny_imagenet100.tar.xz").is_file():
-        pytest.skip(f"no folder images in {SHARED} (set KERNEL_ATTENTION_DATA to the real data)")
-    return SHARED
-
-
-@pytest.fixture(scope="module")
-def real_cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("real")
-
-
-@pytest.fixture
-def real(shared, real_cache, monkeypatch):
-    """The folder of real data, decoded once for this module."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(real_cache))
-    return shared
-
-
-def test_the_real_cifar10_is_read_from_its_archive_once(real, monkeypatch):
-    data = load_images("cifar10", real)
+def test_the_real_cifar10_is_read_from_its_archive_once(monkeypatch):
+    if not (SHARED / "images" / "cifar10.tar.xz").is_file():
+        pytest.skip(f"no images/cifar10.tar.xz in {SHARED} (set KERNEL_ATTENTION_DATA to the real data)")
+    data = load_images("cifar10", SHARED)
     assert data.train.images.shape == (50_000, 32, 32, 3)
     assert data.test.images.shape == (10_000, 32, 32, 3)
     assert data.validation is None
@@ -313,14 +298,9 @@ def test_the_real_cifar10_is_read_from_its_archive_once(real, monkeypatch):
     assert data.class_names[0] == "airplane"
     assert data.class_names[9] == "truck"
     monkeypatch.setattr("kernel_attention.experiments.data.image_cache._build", None)
-    again = load_images("cifar10", real)
+    again = load_images("cifar10", SHARED)
     assert np.array_equal(again.test.images, data.test.images)
-
-
-def test_the_real_tiny_imagenet_has_two_splits_and_classes_apart(real):
-    data = load_images("tiny_imagenet100", real)
-    assert data.train.images.shape == (50_000, 64, 64, 3)
-    assert np.array_equal(np.bincount(data.train.targets), [500] * 100)
-    assert np.array_equal(np.bincount(data.test.targets), [50] * 100)
-    assert (len(data.class_names), data.class_names[0]) == (100, "n01443537")
-    assert data.validation is None
+    gray = load_tokens("lra/image", SHARED).data
+    first = Image.fromarray(data.test.images[0]).convert("L")
+    assert np.array_equal(gray.test.case(0)[0], np.asarray(first).reshape(-1))
+    assert np.array_equal(gray.train.targets, data.train.targets)

@@ -131,7 +131,10 @@ def _walk(
 
 def _read(path: Path) -> bytes:
     try:
-        require_memory(f"file {path}", path.stat().st_size, "leave it out")
+        state = path.stat()
+        if not stat.S_ISREG(state.st_mode):
+            raise InputError(f"{path}: is no file")
+        require_memory(f"file {path}", state.st_size, "leave it out")
         return path.read_bytes()
     except OSError as error:
         raise InputError(f"file {path}: cannot be read ({error.strerror or error})") from None
