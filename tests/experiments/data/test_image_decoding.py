@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ProcessPoolExecutor
+
 import numpy as np
 import pytest
 from experiments.data.image_data import encoded, square
@@ -143,3 +146,18 @@ def test_files_are_read_as_they_are_decoded(monkeypatch):
     decoded = decode_images(counted(), "set", workers=1)
     next(decoded)
     assert read <= image_decoding._BATCH_FILES
+
+
+def test_a_process_that_ends_before_its_time_is_told(monkeypatch):
+    """As where the system kills it for its memory."""
+    monkeypatch.setattr(image_decoding, "_PATIENCE", 0)
+    monkeypatch.setattr(image_decoding, "ProcessPoolExecutor", _Ending)
+    with pytest.raises(RuntimeError, match="set: a process that decodes its images has ended"):
+        list(decode_images(files(), "set", workers=2))
+
+
+class _Ending(ProcessPoolExecutor):
+    """Its processes end at their first task."""
+
+    def submit(self, function, /, *arguments):
+        return super().submit(os._exit, 1)

@@ -13,7 +13,7 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import NamedTuple, Protocol
 
 from kernel_attention.errors import InputError
@@ -221,7 +221,7 @@ def _zip_members(place: Path, wanted: Callable[[str], bool]) -> Iterator[SetFile
 def _inside(name: str, place: Path) -> str | None:
     """The path of a member without ``./``; None for a hidden one and for the archive's own folder."""
     path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts or "\\" in name or ":" in path.parts[:1]:
+    if path.is_absolute() or ".." in path.parts or "\\" in name or PureWindowsPath(name).is_absolute():
         raise InputError(f"{place}: member {name!r} has a path that leads out of the archive")
     if not path.parts or any(map(_is_hidden, path.parts)):
         return None
