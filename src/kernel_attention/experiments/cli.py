@@ -28,6 +28,7 @@ from kernel_attention.experiments.options import (
     List,
     Predict,
     Record,
+    Reproduce,
     Train,
 )
 from kernel_attention.experiments.plugins import load_plugins
@@ -207,20 +208,28 @@ def _analyze(options: Analyze) -> int:
 def _attack(options: Attack) -> int:
     from rich.console import Console
 
-    from kernel_attention.experiments.reporting import attack_table
+    from kernel_attention.experiments.reporting import attack_table, shift_lines
     from kernel_attention.experiments.robustness import choose_steps, read_eps
     from kernel_attention.experiments.training.attack import attack_run
     from kernel_attention.experiments.training.saved import load_run
+    from kernel_attention.experiments.training.shifts import SHIFTS
 
-    steps = choose_steps(
-        plans=options.plan,
-        attacks=options.attacks,
-        protocol=options.protocol,
-        eps=[read_eps(text) for text in options.eps],
-        cases=options.cases,
-        seed=options.attack_seed,
-        transfer=options.transfer is not None,
-        quick=options.quick,
+    shifts = [name for name in options.plan if name in SHIFTS]
+    plans = [name for name in options.plan if name not in SHIFTS]
+    needs_steps = plans or options.attacks or not shifts
+    steps = (
+        []
+        if not needs_steps
+        else choose_steps(
+            plans=plans,
+            attacks=options.attacks,
+            protocol=options.protocol,
+            eps=[read_eps(text) for text in options.eps],
+            cases=options.cases,
+            seed=options.attack_seed,
+            transfer=options.transfer is not None,
+            quick=options.quick,
+        )
     )
     run = load_run(options.run)
     transfer = None if options.transfer is None else load_run(options.transfer)
@@ -230,6 +239,8 @@ def _attack(options: Attack) -> int:
             records = attack_run(
                 run,
                 steps,
+                shifts=shifts,
+                shift_cases=16 if options.quick else options.cases,
                 seed=options.seed,
                 transfer=transfer,
                 data_root=options.data_root,
@@ -252,6 +263,8 @@ def _attack(options: Attack) -> int:
     for seed, record in records.items():
         title = f"{run.recipe.dataset}, {run.recipe.attention_name()}, seed {seed}"
         console.print(attack_table(record, title))
+        for line in shift_lines(record):
+            console.print(line, markup=False, soft_wrap=True)
         for warning in record["warnings"]:
             console.print(f"warning: {warning}", markup=False, soft_wrap=True)
         path = (output or run.folder) / f"seed-{seed}" / "robustness.json"
@@ -298,6 +311,39 @@ def _record(options: Record) -> int:
         path = Path(options.to) / record.file_name
         print(f"{'written' if path in written else 'unchanged'}: {path}")
     return 0
+
+
+def _reproduce(options: Reproduce) -> int:
+    from rich.console import Console
+
+    from kernel_attention.experiments.reporting.suite_tables import state_table, suite_table
+    from kernel_attention.experiments.reproduction import (
+        Places,
+        estimates,
+        measurements,
+        read_suite,
+        run_cell,
+    )
+
+    suite = read_suite(options.suite)
+    places = Places(Path(options.runs), Path(options.results), options.data_root)
+    cells = list(suite.cells(options.rows, options.columns, options.seeds))
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    if options.dry_run:
+        console.print(state_table(suite.title, estimates(suite, cells, places)))
+        return 0
+    failed = False
+    with Console(stderr=True).status("") as status:
+        for cell in cells:
+            try:
+                if not run_cell(suite, cell, places, status.update):
+                    print(f"{cell}: left to the process that works on it", file=sys.stderr)
+            except InputError as error:
+                print(f"{cell}: {' '.join(str(error).split())}", file=sys.stderr)
+                failed = True
+    found = measurements(suite, places)
+    console.print(suite_table(suite.title, suite.metric, suite.columns, found, suite.reported))
+    return 2 if failed else 0
 
 
 def _check_output(output: str | None) -> None:
@@ -384,11 +430,23 @@ def _recipe_table(options: List) -> Table:
     return table
 
 
+def _suite_table(options: List) -> Table:
+    from kernel_attention.experiments.reproduction import list_suites, read_suite
+
+    table = _table("suites", "name", "title", "source", "rows", "columns", "seeds")
+    for name in list_suites():
+        suite = read_suite(name)
+        sizes = (len(suite.rows), len(suite.columns), len(suite.seeds))
+        table.add_row(name, suite.title, suite.source, *map(str, sizes))
+    return table
+
+
 _TABLES: dict[str, Callable[[List], Table]] = {
     "attention": _attention_table,
     "contenders": _contender_table,
     "datasets": _dataset_table,
     "recipes": _recipe_table,
+    "suites": _suite_table,
 }
 _COMMANDS: dict[str, Callable[[Any], int]] = {
     "evaluate": _evaluate,
@@ -398,5 +456,6 @@ _COMMANDS: dict[str, Callable[[Any], int]] = {
     "attack": _attack,
     "bench": _bench,
     "record": _record,
+    "reproduce": _reproduce,
     "list": _list,
 }

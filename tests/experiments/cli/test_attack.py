@@ -190,9 +190,9 @@ def test_what_others_have_written_into_the_record_stays(cli, run):
     words = ("attack", run, "--seed", 0, "--cases", 8, "--attacks")
     assert cli(*words, "fgsm")[0] == 0
     path = run / "seed-0" / "robustness.json"
-    path.write_text(json.dumps(read(run) | {"corruptions": {"accuracy": 0.5}}))
+    path.write_text(json.dumps(read(run) | {"somebody_elses": {"accuracy": 0.5}}))
     assert cli(*words, "noise")[0] == 0
-    assert read(run)["corruptions"] == {"accuracy": 0.5}
+    assert read(run)["somebody_elses"] == {"accuracy": 0.5}
     assert len(read(run)["attacks"]) == 2
 
 
