@@ -109,8 +109,8 @@ def diagnostics_tables(report: DiagnosticsReport, title: str) -> list[Table]:
         head, rows = diagnostics_rows(report.records(), headings)
         if len(head) > 1:
             table = Table(title=Text(f"{title}: {subject[:1].lower()}{subject[1:]}"))
-            for name in head:
-                table.add_column(name, overflow="fold")
+            for place, name in enumerate(head):
+                table.add_column(name, overflow="fold", no_wrap=place == 0)
             for row in rows:
                 table.add_row(*map(Text, row))
             tables.append(table)
