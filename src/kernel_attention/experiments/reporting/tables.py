@@ -80,9 +80,9 @@ ATTENTION_HEADINGS = {
     "head_distance": "head distance, by row",
     "output_distance": "of outputs, by row",
     "matrix_distance": "head distance, whole",
-    "matrix_distance_deviation": "± over pairs",
+    "matrix_distance_deviation": "± over pairs and cases",
     "output_matrix_distance": "of outputs, whole",
-    "output_matrix_distance_deviation": "± over pairs",
+    "output_matrix_distance_deviation": "± over pairs and cases",
     "objective": "J",
 }
 PROJECTION_HEADINGS = {
