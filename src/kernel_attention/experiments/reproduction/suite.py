@@ -1,4 +1,4 @@
-"""A suite: a table of a paper as data. Rows are mechanisms, columns are recipes; each cell has several seeds."""
+"""A suite: a table of a paper as data. Rows are mechanisms, columns are recipes; a cell has several seeds."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from kernel_attention.experiments.results.comparison import (
 from kernel_attention.experiments.results.records import (
     ResultRecord,
     make_records,
+    read_record,
     read_records,
     write_records,
 )
@@ -29,6 +30,7 @@ __all__ = [
     "compare_rows",
     "corruptions_of",
     "make_records",
+    "read_record",
     "read_records",
     "relative_corruption_errors",
     "robustness_columns",

@@ -100,8 +100,15 @@ def make_records(
     return records
 
 
-def write_records(records: Sequence[ResultRecord], folder: str | Path) -> list[Path]:
+def write_records(
+    records: Sequence[ResultRecord], folder: str | Path, *, replace: bool = False
+) -> list[Path]:
     """Write records, a file each, unless one of them is there with other content.
+
+    Args:
+        records: the records.
+        folder: created if missing.
+        replace: write over other content.
 
     Returns:
         The files that were written; those with the same content are left as they are.
@@ -113,11 +120,12 @@ def write_records(records: Sequence[ResultRecord], folder: str | Path) -> list[P
     folder = Path(folder)
     waiting = {folder / record.file_name: dataclasses.asdict(record) for record in records}
     for path, content in list(waiting.items()):
-        if path.exists() and read_json(path) != content:
+        is_there = path.exists() and read_json(path) == content
+        if path.exists() and not is_there and not replace:
             raise InputError(
                 f"record {path} is there with other content; delete it first, or choose another --label"
             )
-        if path.exists():
+        if is_there:
             del waiting[path]
     for path, content in waiting.items():
         try:
@@ -134,18 +142,19 @@ def read_records(folder: str | Path) -> list[ResultRecord]:
     Raises:
         InputError: for a file that is no record, or is not named as its label and seed say.
     """
-    records = []
-    for path in sorted(Path(folder).glob("*.json")):
-        content = read_json(path)
-        if not _is_record(content):
-            raise InputError(f"{path}: not a record of schema {SCHEMA}")
-        record = ResultRecord(**content)
-        if path.name != record.file_name:
-            raise InputError(
-                f"{path}: holds {record.label}, seed {record.seed} (expected {record.file_name})"
-            )
-        records.append(record)
+    records = map(read_record, Path(folder).glob("*.json"))
     return sorted(records, key=lambda record: (record.label, record.seed))
+
+
+def read_record(path: Path) -> ResultRecord:
+    """The record in a file; InputError for another content, or a name that is not its label and seed."""
+    content = read_json(path)
+    if not _is_record(content):
+        raise InputError(f"{path}: not a record of schema {SCHEMA}")
+    record = ResultRecord(**content)
+    if path.name != record.file_name:
+        raise InputError(f"{path}: holds {record.label}, seed {record.seed} (expected {record.file_name})")
+    return record
 
 
 def _record(

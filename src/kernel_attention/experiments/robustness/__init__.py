@@ -1,7 +1,15 @@
 """Attacks on the inputs of a model, corrupted inputs, and inputs of no known class."""
 
+from kernel_attention.experiments.robustness.attack_plan import (
+    PLANS,
+    AttackStep,
+    choose_steps,
+    eps_text,
+    read_eps,
+    table_step,
+)
 from kernel_attention.experiments.robustness.attacks import ATTACKS, make_attack
-from kernel_attention.experiments.robustness.black_box_attacks import SPSA, AutoAttack, Noise, Square
+from kernel_attention.experiments.robustness.black_box_attacks import SPSA, AutoAttack, Clean, Noise, Square
 from kernel_attention.experiments.robustness.corruption_error import (
     ALEXNET_ERRORS,
     corruption_accuracies,
@@ -21,7 +29,14 @@ from kernel_attention.experiments.robustness.gradient_attacks import (
     CarliniWagner,
     SparseL1Descent,
 )
-from kernel_attention.experiments.robustness.image_attack import Attacked, ImageAttack, attack_images
+from kernel_attention.experiments.robustness.image_attack import (
+    Attacked,
+    ImageAttack,
+    attack_images,
+    attacked_cases,
+)
+from kernel_attention.experiments.robustness.masking import attack_title, masking_warnings
+from kernel_attention.experiments.robustness.measured_attack import measure_attack
 from kernel_attention.experiments.robustness.out_of_distribution import (
     detection_figures,
     out_of_distribution_scores,
@@ -44,13 +59,16 @@ __all__ = [
     "FGSM",
     "GENERIC_WORD",
     "PGD",
+    "PLANS",
     "PROTOCOLS",
     "SEVERITIES",
     "SPSA",
     "AttackProtocol",
+    "AttackStep",
     "Attacked",
     "AutoAttack",
     "CarliniWagner",
+    "Clean",
     "ImageAttack",
     "Noise",
     "NormalizedInputs",
@@ -60,15 +78,23 @@ __all__ = [
     "Square",
     "SurrogateClamp",
     "attack_images",
+    "attack_title",
+    "attacked_cases",
+    "choose_steps",
     "corrupt_image",
     "corrupt_images",
     "corrupted_images",
     "corruption_accuracies",
     "corruption_errors",
     "detection_figures",
+    "eps_text",
     "find_protocol",
     "make_attack",
+    "masking_warnings",
     "mean_corruption_error",
+    "measure_attack",
     "out_of_distribution_scores",
+    "read_eps",
     "swap_words",
+    "table_step",
 ]

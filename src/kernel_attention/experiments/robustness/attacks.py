@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kernel_attention.errors import InputError, unknown
-from kernel_attention.experiments.robustness.black_box_attacks import SPSA, AutoAttack, Noise, Square
+from kernel_attention.experiments.robustness.black_box_attacks import SPSA, AutoAttack, Clean, Noise, Square
 from kernel_attention.experiments.robustness.gradient_attacks import (
     FGSM,
     PGD,
@@ -17,6 +17,7 @@ from kernel_attention.experiments.robustness.gradient_attacks import (
 from kernel_attention.experiments.robustness.image_attack import ImageAttack
 
 ATTACKS: dict[str, type[ImageAttack]] = {
+    "clean": Clean,
     "fgsm": FGSM,
     "pgd": PGD,
     "spsa": SPSA,

@@ -1,4 +1,4 @@
-"""Attacks without gradients: random noise, SPSA and Square; and AutoAttack, whose last part is Square."""
+"""No attack, attacks without gradients (random noise, SPSA, Square), and AutoAttack, which ends in Square."""
 
 from __future__ import annotations
 
@@ -11,12 +11,22 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from kernel_attention.errors import InputError
 from kernel_attention.experiments.notes import note
-from kernel_attention.experiments.robustness.image_attack import PIXELS, Bounds, ImageAttack
+from kernel_attention.experiments.robustness.image_attack import Bounds, ImageAttack, require_classes
 from kernel_attention.experiments.settings import Count, Positive
 
-_FEWEST_CLASSES = 4  # AutoAttack's targeted loss compares four logits
+
+@dataclass(frozen=True, kw_only=True)
+class Clean(ImageAttack):
+    """No attack: the accuracy that the others are compared with."""
+
+    norm: ClassVar[Literal["linf"]] = "linf"
+    takes_eps: ClassVar[bool] = False
+    needs_gradient: ClassVar[bool] = False
+
+    def perturb(self, model: nn.Module, images: Tensor, labels: Tensor, eps: float, bounds: Bounds) -> Tensor:
+        """The images themselves."""
+        return images
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,12 +99,13 @@ class Square(ImageAttack):
     norm: ClassVar[Literal["linf"]] = "linf"
     needs_gradient: ClassVar[bool] = False
 
+    takes_pixels: ClassVar[bool] = True
+
     queries: Count = 5000
     initial_share: Positive = 0.8
 
     def perturb(self, model: nn.Module, images: Tensor, labels: Tensor, eps: float, bounds: Bounds) -> Tensor:
         """The image with the smallest margin found."""
-        require_pixels("square", bounds)
         from pyautoattack.square import SquareAttack
 
         attack = SquareAttack(
@@ -118,16 +129,16 @@ class AutoAttack(ImageAttack):
     """
 
     norm: ClassVar[Literal["linf"]] = "linf"
+    takes_pixels: ClassVar[bool] = True
+    fewest_classes: ClassVar[int] = 4  # its targeted loss compares four logits
 
     def perturb(self, model: nn.Module, images: Tensor, labels: Tensor, eps: float, bounds: Bounds) -> Tensor:
         """The images of the first part that succeeded; the image itself where none did."""
-        require_pixels("autoattack", bounds)
         import pyautoattack
 
         with torch.no_grad():
             classes = model(images[:1]).size(1)
-        if classes < _FEWEST_CLASSES:
-            raise InputError(f"autoattack needs at least {_FEWEST_CLASSES} classes, the model has {classes}")
+        require_classes(self, classes)
         attack = pyautoattack.AutoAttack(
             model, eps=eps, norm="Linf", seed=_drawn_seed(), device=images.device, version="standard"
         )
@@ -140,12 +151,6 @@ def margins(logits: Tensor, labels: Tensor) -> Tensor:
     """The largest other logit minus that of the label, (B,): positive where the model is wrong."""
     others = logits.scatter(1, labels[:, None], -torch.inf)
     return others.amax(dim=1) - logits.gather(1, labels[:, None]).squeeze(1)
-
-
-def require_pixels(name: str, bounds: Bounds) -> None:
-    """InputError where images are not pixels in [0, 1], which is what pyautoattack clips to."""
-    if bounds != PIXELS:
-        raise InputError(f"attack {name} takes pixels in [0, 1] only: use protocol pixel")
 
 
 @contextlib.contextmanager

@@ -129,6 +129,7 @@ class CarliniWagner(ImageAttack):
 
     norm: ClassVar[Literal["l2"]] = "l2"
     takes_eps: ClassVar[bool] = False
+    minimises: ClassVar[bool] = True
 
     steps: Count = 1000
     search_steps: Count = 5

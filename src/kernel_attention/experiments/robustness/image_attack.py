@@ -30,11 +30,20 @@ class ImageAttack(ABC):
     takes_eps: ClassVar[bool] = True
     """Whether ``eps`` is the radius of the ball; False where the attack has a radius of its own or none."""
 
+    minimises: ClassVar[bool] = False
+    """Whether the attack looks for the nearest image that succeeds, at any distance."""
+
     needs_gradient: ClassVar[bool] = True
     """Whether the attack reads the gradient of the model."""
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+    takes_pixels: ClassVar[bool] = False
+    """Whether the attack clips to [0, 1] by itself, and so accepts no other inputs."""
+
+    fewest_classes: ClassVar[int] = 2
+    """The number of classes that the attack needs."""
 
     @abstractmethod
     def perturb(self, model: nn.Module, images: Tensor, labels: Tensor, eps: float, bounds: Bounds) -> Tensor:
@@ -71,11 +80,12 @@ def attack_images(
     bounds: Bounds = PIXELS,
     seed: int = 0,
     batch_size: int = 64,
+    also_wrong: bool = False,
     told: Callable[[int], object] | None = None,
 ) -> Attacked:
     """Attack a classifier of images, batch by batch.
 
-    An image whose class is not its label from the start is left as it is and counts as a success. The same
+    An image whose class is not its label from the start counts as a success, and is left as it is. The same
     seed and batch size give the same images. Neither torch's global generator nor the model is changed.
 
     Args:
@@ -87,23 +97,26 @@ def attack_images(
         bounds: the range of an input; ``(-inf, inf)`` does not clip.
         seed: of the random draws.
         batch_size: number of images attacked together.
+        also_wrong: whether to attack the images too whose class is not their label, for use on another model.
         told: called after every batch with the number of images done.
 
     Raises:
-        InputError: for images outside the bounds or without labels, and for an ``eps`` that is not positive.
+        InputError: for images outside the bounds or without labels, for an ``eps`` that is not positive, and
+            for bounds or a number of classes that the attack does not take.
     """
     _check(images, labels, eps, bounds, seed, batch_size)
+    require_bounds(attack, bounds)
     results: list[Tensor] = []
     predictions: list[Tensor] = []
     with attackable(model):
         for start in range(0, len(images), batch_size):
             batch, classes = images[start : start + batch_size], labels[start : start + batch_size]
             attacked = batch.clone()
-            right = _classes(model, batch) == classes
-            if right.any():
+            chosen = (_classes(model, batch) == classes) | also_wrong
+            if chosen.any():
                 with seeded((seed + start) % _SEEDS, batch.device):
-                    found = attack.perturb(model, batch[right], classes[right], eps, bounds)
-                attacked[right] = _within(found.detach(), batch[right], attack, eps, bounds)
+                    found = attack.perturb(model, batch[chosen], classes[chosen], eps, bounds)
+                attacked[chosen] = _within(found.detach(), batch[chosen], attack, eps, bounds)
             results.append(attacked)
             predictions.append(_classes(model, attacked))
             if told is not None:
@@ -137,6 +150,22 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield
+
+
+def require_bounds(attack: ImageAttack, bounds: Bounds) -> None:
+    """InputError for an attack on pixels where the inputs are no pixels."""
+    if attack.takes_pixels and bounds != PIXELS:
+        name = type(attack).__name__
+        raise InputError(
+            f"attack {name} takes pixels in [0, 1], not inputs within {bounds}: use protocol pixel"
+        )
+
+
+def require_classes(attack: ImageAttack, classes: int) -> None:
+    """InputError for a model with fewer classes than the attack needs."""
+    if classes < attack.fewest_classes:
+        needed = f"{type(attack).__name__} needs at least {attack.fewest_classes} classes"
+        raise InputError(f"attack {needed}, the model has {classes}")
 
 
 def attacked_cases(count: int, cases: int, seed: int = 0) -> list[int]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
 
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.settings import (
@@ -27,15 +29,18 @@ class ImageRecipe(BaseRecipe):
         dataset: cifar10, tiny_imagenet100, another image set under the data root, or a folder or an archive.
         image_size: side of the images; their short side is resized to it and the middle is cut out. 0 keeps
             the size of the images, which must then be the same for all.
+        crop_ratio: with an image_size, images are kept larger, with image_size / crop_ratio pixels a side.
+            Augmentation crops out of all of it, and the middle is evaluated. DeiT has 0.875: 224 of 256.
         patch_size: side of the patches, each of which becomes a token.
         pooling: what the classifier reads: a class token, or the mean over all tokens.
+        channel_attention: whether the channels of the feed-forward networks are weighed as in FAN.
         drop_path: largest rate of stochastic depth; it grows linearly from 0 in the first layer.
         epochs: passes over the training data.
         warmup_epochs: epochs in which the learning rate grows linearly to ``learning_rate``.
         schedule: after the warm-up: falling along a cosine to ``min_learning_rate``, or constant.
         min_learning_rate: the rate at the end of the cosine; the warm-up begins at a tenth of it.
         augmentation: none; crop_flip: a shifted crop (an eighth of the side) and a mirror image; deit: a crop
-            of random size, a mirror image, RandAugment (2 operations, magnitude 9), as in DeiT's training.
+            of random size, a mirror image, RandAugment (rand-m9-mstd0.5-inc1), as in DeiT's training.
         random_erasing: probability that a rectangle of an image is replaced by noise.
         mixup: alpha of mixup's Beta distribution; 0 switches it off.
         cutmix: alpha of cutmix's Beta distribution; 0 switches it off. With both, a batch has either, at even
@@ -69,8 +74,10 @@ class ImageRecipe(BaseRecipe):
     weight_decay: NonNegative = 0.05
     gradient_clip: NonNegative = 0.0
     image_size: Whole = 0
+    crop_ratio: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 1.0
     patch_size: Count = 4
     pooling: Literal["class", "mean"] = "class"
+    channel_attention: bool = False
     drop_path: Probability = 0.0
     epochs: Count = 100
     warmup_epochs: Whole = 0
@@ -95,6 +102,8 @@ class ImageRecipe(BaseRecipe):
             raise InputError("a vision transformer has norm_first=true and positions=learnt")
         if self.warmup_epochs >= self.epochs:
             raise InputError(f"warmup_epochs={self.warmup_epochs} must be below epochs={self.epochs}")
+        if self.crop_ratio < 1 and not self.image_size:
+            raise InputError(f"crop_ratio={self.crop_ratio} needs an image_size (accepted without one: 1)")
         if self.min_learning_rate > self.learning_rate:
             raise InputError(
                 f"min_learning_rate={self.min_learning_rate} exceeds learning_rate={self.learning_rate}"
@@ -112,11 +121,16 @@ class ImageRecipe(BaseRecipe):
     def rounds_per_evaluation(self) -> int:
         return min(self.evaluate_every, self.epochs)
 
+    @property
+    def kept_size(self) -> int:
+        """The side of the images before they are cropped; 0 where they keep their own."""
+        return round(self.image_size / self.crop_ratio)
+
     def model_options(self) -> dict[str, Any]:
         """The keys that ``kernel_attention.models.vision.VisionTransformer`` takes."""
         names = (
             "patch_size", "attention", "embed_dim", "num_heads", "num_layers", "feedforward_dim", "dropout",
-            "drop_path", "pooling",
+            "channel_attention", "drop_path", "pooling",
         )  # fmt: skip
         return {name: getattr(self, name) for name in names}
 
