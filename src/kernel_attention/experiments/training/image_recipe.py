@@ -68,6 +68,7 @@ class ImageRecipe(BaseRecipe):
     learning_rate: Positive = 5e-4
     weight_decay: NonNegative = 0.05
     gradient_clip: NonNegative = 0.0
+    protocol: Literal["holdout", "paper"] = "holdout"
     image_size: Whole = 0
     patch_size: Count = 4
     pooling: Literal["class", "mean"] = "class"
