@@ -127,8 +127,16 @@ def test_kept_weights_are_the_moving_averages(run, root):
 
 def test_the_analysis_says_what_the_class_token_is(run, root, capsys):
     options = ["--data_root", str(root), "--over_training", "--cases", "5"]
+    examples = run / "seed-0/examples.npz"
+    with np.load(examples) as arrays:
+        before = dict(arrays)
+    examples.unlink()  # as a run of an earlier version
     assert main(["analyze", str(run), *options]) == 0
     capsys.readouterr()
+    with np.load(examples, allow_pickle=False) as arrays:
+        assert {name: value.tolist() for name, value in arrays.items()} == {
+            name: value.tolist() for name, value in before.items()
+        }
     note = (
         "5 evenly spaced images of the test split; token 0 is the class token, and counts as the patches do"
     )
