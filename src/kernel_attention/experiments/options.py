@@ -60,7 +60,8 @@ class Evaluate(Command):
 
     Args:
         run: run folder.
-        file: labelled data in a file format of the task.
+        file: labelled data in a file format of the task; for a run on images class folders, or an archive of
+            them.
         data_root: folder with data sets (default: $KERNEL_ATTENTION_DATA).
         output: write the figures to this .json or .csv file.
         split: train, validation or test alone.
@@ -84,17 +85,18 @@ class Evaluate(Command):
 
 @dataclass(frozen=True, kw_only=True)
 class Predict(Command):
-    """Predict the sequences of a .ts, .npy or .npz file.
+    """Predict new cases with a trained run: sequences of a .ts, .npy or .npz file, lines of text, or images.
 
     Args:
         run: run folder.
-        file: sequences; arrays are (cases, channels, time) as in aeon.
+        file: sequences, arrays are (cases, channels, time) as in aeon; for a run on texts a text file; for a
+            run on images an image, or a folder or an archive of them.
         seed: seed of the model (default: the first of the run).
         output: write to this .csv or .json file (default: CSV, to the screen).
     """
 
     usage = "predict RUN FILE [options]"
-    summary = "predict new sequences with a trained run"
+    summary = "predict new cases with a trained run"
 
     run: Name
     file: Name
@@ -269,6 +271,36 @@ class Record(Command):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Reproduce(Command):
+    """Run what a suite lacks and compare it with what its paper reported. A suite is a table of a paper:
+    rows, recipes and seeds. Each training leaves a record, so the command can be stopped and given again, and
+    several of them can work on one suite at a time.
+
+    Args:
+        suite: name (see: kernel-attention list suites) or YAML file.
+        rows: rows to run (default: all).
+        columns: columns to run (default: all).
+        seeds: seeds to run (default: those of the suite).
+        results: folder of the records; the suite has a folder of its own in it.
+        runs: folder of the run folders; the suite has a folder of its own in it.
+        data_root: folder with data sets (default: $KERNEL_ATTENTION_DATA).
+        dry_run: run nothing; say what is missing, and what it will take as far as records tell.
+    """
+
+    usage = "reproduce SUITE [options]"
+    summary = "run a paper's table and compare"
+
+    suite: Name
+    rows: list[str] = field(default_factory=list)
+    columns: list[str] = field(default_factory=list)
+    seeds: list[int] = field(default_factory=list)
+    results: str = "results"
+    runs: str = "runs"
+    data_root: str | None = None
+    dry_run: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class List(Command):
     """List mechanisms, contenders, data sets and recipes.
 
@@ -286,5 +318,5 @@ class List(Command):
 
 COMMANDS: dict[str, type[Command]] = {
     command.__name__.lower(): command
-    for command in (Train, Evaluate, Predict, Generate, Analyze, Attack, Bench, Record, List)
+    for command in (Train, Evaluate, Predict, Generate, Analyze, Attack, Bench, Record, Reproduce, List)
 }
