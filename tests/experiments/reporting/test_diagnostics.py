@@ -14,7 +14,7 @@ from kernel_attention.experiments.reporting import html, plot_diagnostics
 from kernel_attention.experiments.reporting.course_plots import gamma_figure, over_training_figure
 from kernel_attention.experiments.reporting.diagnostic_plots import maps_figure, measures_figure
 from kernel_attention.experiments.reporting.diagnostic_sections import diagnostics_section
-from kernel_attention.experiments.reporting.records import read_run
+from kernel_attention.experiments.reporting.records import SeedRecord, read_run
 from kernel_attention.experiments.reporting.tables import (
     ATTENTION_HEADINGS,
     PROJECTION_HEADINGS,
@@ -168,6 +168,12 @@ def test_over_training_every_layer_has_a_line(course, report):
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert labels == ["layer 0", "layer 1", "layer 2", "mean of the layers"]
     assert over_training_figure([]) is None
+
+
+def test_copies_of_a_run_in_steps_stand_at_their_steps():
+    rows = ({"epoch": 1, "step": 50, "train_loss": 1.0}, {"epoch": 2, "step": 100, "train_loss": 0.5})
+    assert SeedRecord(0, rows).places([0, 1, 2]) == [0, 50, 100]
+    assert SeedRecord(0, ({"epoch": 1, "train_loss": 1.0},)).places([0, 1]) == [0, 1]
 
 
 def test_the_report_shows_the_course(analysed, course):

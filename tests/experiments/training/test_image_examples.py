@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -14,7 +16,9 @@ from experiments.training.image_data import IMAGES, make_images
 from kernel_attention.analysis import capture
 from kernel_attention.experiments.cli import main
 from kernel_attention.experiments.data.images import load_images
+from kernel_attention.experiments.training import list_recipes, make_recipe, read_recipe
 from kernel_attention.experiments.training.image_examples import image_examples, patch_attention
+from kernel_attention.experiments.training.image_experiment import ImageExperiment
 from kernel_attention.experiments.training.saved import load_run
 from kernel_attention.mechanisms import list_attention
 from kernel_attention.models.vision import VisionTransformer
@@ -123,8 +127,16 @@ def test_kept_weights_are_the_moving_averages(run, root):
 
 def test_the_analysis_says_what_the_class_token_is(run, root, capsys):
     options = ["--data_root", str(root), "--over_training", "--cases", "5"]
+    examples = run / "seed-0/examples.npz"
+    with np.load(examples) as arrays:
+        before = dict(arrays)
+    examples.unlink()  # as a run of an earlier version
     assert main(["analyze", str(run), *options]) == 0
     capsys.readouterr()
+    with np.load(examples, allow_pickle=False) as arrays:
+        assert {name: value.tolist() for name, value in arrays.items()} == {
+            name: value.tolist() for name, value in before.items()
+        }
     note = (
         "5 evenly spaced images of the test split; token 0 is the class token, and counts as the patches do"
     )
@@ -137,3 +149,17 @@ def test_the_analysis_says_what_the_class_token_is(run, root, capsys):
     page = (run / "report.html").read_text()
     assert "token 0 is the class token" in page
     assert "one line per layer" in page
+
+
+def test_the_deep_recipe_trains_and_keeps_what_the_analyses_need():
+    """Twelve layers, their weights after every epoch, and models of the header that can be built."""
+    header = list_recipes()["images/cifar10_deep"].read_text(encoding="utf-8")
+    recipe = make_recipe(read_recipe("images/cifar10_deep")[1])
+    assert (recipe.num_layers, recipe.keep_weights_every, recipe.pooling) == (12, 1, "class")
+    text = re.sub(r"\n# *", " ", header)
+    specs = [yaml.safe_load(spec.strip("'")) for spec in re.findall(r"--attention ('.*?'|\w+)", text)]
+    assert len(specs) == 2
+    facts = {"height": 32, "width": 32, "class_names": list("abcdefghij")}
+    for spec in (recipe.attention, *specs):
+        model = ImageExperiment.build_model(dataclasses.replace(recipe, attention=spec), facts)
+        assert model(torch.rand(1, 3, 32, 32)).shape == (1, 10)

@@ -81,8 +81,8 @@ class SeedRecord:
         """These epochs in the unit of the rows: themselves, or the steps of their rows; 0 is the start."""
         if self.unit == "epoch":
             return list(epochs)
-        steps = {row.get("epoch"): row["step"] for row in self.metrics if is_number(row.get("step"))}
-        return [int(steps.get(epoch) or 0) if epoch in steps or not epoch else epoch for epoch in epochs]
+        steps = {row.get("epoch"): int(row["step"]) for row in self.metrics if is_number(row.get("step"))}
+        return [(steps | {0: 0}).get(epoch, epoch) for epoch in epochs]
 
     @property
     def confusion_matrix(self) -> np.ndarray | None:

@@ -12,7 +12,7 @@ from kernel_attention.atomic import write_atomically
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.reporting import plot_diagnostics, plot_over_training, write_report
 from kernel_attention.experiments.training.experiment import Experiment
-from kernel_attention.experiments.training.files import write_json
+from kernel_attention.experiments.training.files import write_arrays, write_json
 from kernel_attention.experiments.training.saved import SavedRun
 
 _OVER_TRAINING = ("spectrum", "distance", "projection", "objective")
@@ -29,8 +29,8 @@ def analyze_run(
     """Diagnose every trained seed on evenly spaced cases of a split.
 
     Write ``seed-K/diagnostics.npz`` (all arrays) and ``seed-K/diagnostics.json`` (the figures of the report)
-    into the run, and renew its report. With ``output``, write to that folder, with pictures, and do not
-    change the run.
+    into the run, the examples of an image run too, which earlier versions did not leave, and renew its
+    report. With ``output``, write to that folder, with pictures, and do not change the run.
 
     Args:
         run: a run folder with at least one trained seed.
@@ -68,6 +68,9 @@ def analyze_run(
             if over_training:
                 course = {"note": note, "epochs": courses[seed]}
                 write_json(folder / "diagnostics_over_training.json", course)
+            examples = experiment.examples(run.model(seed))
+            if examples:
+                write_arrays(folder / "examples.npz", examples)
             if output is not None:
                 _draw(report, folder)
                 if over_training:
