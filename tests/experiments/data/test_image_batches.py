@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kernel_attention.errors import InputError
-from kernel_attention.experiments.data.image_batches import RepeatedSampler, make_image_loader
+from kernel_attention.experiments.data.image_batches import RepeatedSampler, central, make_image_loader
 from kernel_attention.experiments.data.images import ImageSplit
 
 
@@ -25,6 +25,17 @@ def test_batches_hold_the_images_channels_first(split):
     assert x.dtype == torch.uint8
     assert np.array_equal(x.permute(0, 2, 3, 1).numpy(), split.images)
     assert torch.equal(batches[0].pixels * 255, batches[0].x.float())
+
+
+@pytest.mark.parametrize("size", [(5, 7), (3, 7), (2, 4), (1, 1)])
+def test_the_middle_of_images_is_read_and_copies_nothing(split, size):
+    top, left = (5 - size[0]) // 2, (7 - size[1]) // 2
+    expected = split.images[:, top : top + size[0], left : left + size[1]]
+    middle = central(split, size)
+    assert np.array_equal(middle.images, expected)
+    assert np.shares_memory(middle.images, split.images)
+    (batch,) = make_image_loader(split, 23, size=size)
+    assert np.array_equal(batch.x.permute(0, 2, 3, 1).numpy(), expected)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
