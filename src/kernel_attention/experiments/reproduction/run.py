@@ -53,7 +53,7 @@ class Places:
         return folder / cell.column if len(suite.columns) > 1 else folder
 
 
-class State(NamedTuple):
+class CellState(NamedTuple):
     """What the record of a cell lacks: its training, steps of attacks, and shifts (``SHIFTS``)."""
 
     cell: Cell
@@ -70,12 +70,12 @@ class State(NamedTuple):
 class Estimate(NamedTuple):
     """A cell's state, the mean seconds of its column's trainings if it must train, and why it cannot."""
 
-    state: State
+    state: CellState
     seconds: float | None
     missing: str | None
 
 
-def find_state(suite: Suite, cell: Cell, places: Places) -> State:
+def find_state(suite: Suite, cell: Cell, places: Places) -> CellState:
     """What the record of a cell lacks.
 
     Raises:
@@ -87,11 +87,11 @@ def find_state(suite: Suite, cell: Cell, places: Places) -> State:
     shifts = [plan for plan in plans if plan in SHIFTS]
     path = places.record(suite, cell)
     if not path.is_file():
-        return State(cell, True, tuple(steps), tuple(shifts))
+        return CellState(cell, True, tuple(steps), tuple(shifts))
     record = read_record(path)
     _require_same_recipe(suite, cell, record, path)
     found = record.figures.get("robustness", {})
-    return State(
+    return CellState(
         cell,
         False,
         tuple(step for step in steps if not _has_step(found.get("attacks", []), step)),
