@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -132,6 +133,30 @@ def test_the_operators_are_what_they_tell_the_compiler(seen, size):
     torch.library.opcheck(
         op._attention_backward, (torch.randn_like(out), *arguments[:3], out, lse, *arguments[3:])
     )
+
+
+@pytest.mark.parametrize("size", [1.0, 1e4], ids=["ordinary", "large"])
+def test_an_eager_call_gives_the_bits_of_the_operator(size):
+    q, k, v = (torch.randn(B, H, n, P) for n in (N, S, S))
+    mask = torch.rand(N, S) < 0.7
+
+    def operator(q, k, v, mask):
+        return op._attention(q, k, v, op._additive(mask, q), False, P**-0.5)[0]
+
+    for eager, wanted in zip(
+        gradients(fused_attention, size * q, size * k, v, mask=mask),
+        gradients(operator, size * q, size * k, v, mask=mask),
+        strict=True,
+    ):
+        assert torch.equal(eager, wanted)
+
+
+def test_tensors_without_values_have_gradients_without_values():
+    with FakeTensorMode():
+        q, k, v = (torch.randn(B, H, n, P, requires_grad=True) for n in (N, S, S))
+        fused_attention(q, k, v).sum().backward()
+        assert q.grad.shape == (B, H, N, P)
+        assert k.grad.shape == v.grad.shape == (B, H, S, P)
 
 
 @pytest.mark.parametrize("size", [1.0, 1e5], ids=["ordinary", "large"])

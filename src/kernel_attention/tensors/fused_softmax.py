@@ -15,8 +15,9 @@ keys then tie where q and k say so, and not where float32 cannot tell 1e9 from 1
 The forward pass is the fused kernel in both cases. Its running maximum makes it safe, and the outputs of
 past tokens must not depend on the size of future ones.
 
-The decision is made inside an operator, where compilers do not look. Where the gradient itself is
-differentiated, it comes from the formula, in float64 too, which holds all the weights.
+The decision is made inside an operator, where compilers do not look. An eager call takes the same functions
+without the operator, whose dispatch would cost a small layer a tenth of its training step. Where the gradient
+itself is differentiated, it comes from the formula, in float64 too, which holds all the weights.
 
 PyTorch's kernel and its backward pass have no public names. Where a release does not have them as they are
 called here, everything is ``scaled_dot_product_attention``.
@@ -26,6 +27,7 @@ Legend: B batch, h heads, N queries, S keys, p head width, p_v width of the valu
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -94,7 +96,10 @@ def fused_attention(
     if torch.is_autocast_enabled("cpu"):
         q, k, v = (x.to(torch.get_autocast_dtype("cpu")) for x in (q, k, v))
     scale = q.size(3) ** -0.5 if scale is None else scale
-    return _attention(q, k, v, _additive(mask, q), is_causal, scale)[0]
+    # A subclass may have no values to decide by, as the tensors have that only stand for sizes.
+    is_eager = type(q) is Tensor and not torch.compiler.is_compiling()
+    arguments = q, k, v, _additive(mask, q), is_causal, scale
+    return _EagerAttention.apply(*arguments) if is_eager else _attention(*arguments)[0]
 
 
 def _is_ours(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> bool:
@@ -128,8 +133,7 @@ def _additive(mask: Tensor | None, q: Tensor) -> Tensor | None:
     )
 
 
-@torch.library.custom_op("kernel_attention::softmax_attention", mutates_args=())
-def _attention(
+def _forward(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
     """Outputs (B, h, N, p_v) and lse (B, h, N)."""
@@ -138,8 +142,7 @@ def _attention(
     )
 
 
-@torch.library.custom_op("kernel_attention::softmax_attention_backward", mutates_args=())
-def _attention_backward(
+def _gradients(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, mask: Tensor | None,
     is_causal: bool, scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
@@ -149,6 +152,12 @@ def _attention_backward(
             grad, q, k, v, out, lse, 0.0, is_causal, attn_mask=mask, scale=scale
         )
     return _by_slices(grad, q, k, v, mask, is_causal, scale)
+
+
+_attention = torch.library.custom_op("kernel_attention::softmax_attention", _forward, mutates_args=())
+_attention_backward = torch.library.custom_op(
+    "kernel_attention::softmax_attention_backward", _gradients, mutates_args=()
+)
 
 
 def _largest_logit(q: Tensor, k: Tensor, scale: float) -> float:
@@ -200,13 +209,7 @@ def _like(x: Tensor) -> Tensor:
     return torch.empty_permuted(x.shape, (0, 2, 1, 3), dtype=x.dtype, device=x.device)
 
 
-@_attention.register_fake
-def _(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float
-) -> tuple[Tensor, Tensor]:
-    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        q, k, v, 0.0, is_causal, attn_mask=mask, scale=scale
-    )
+_attention.register_fake(_forward)
 
 
 @_attention_backward.register_fake
@@ -223,7 +226,9 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
     ctx.set_materialize_grads(False)
 
 
-def _pull_back(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
+def _pull_back(
+    ctx: Any, grad: Tensor | None, _: Tensor | None, gradients: Callable[..., Any] = _attention_backward
+) -> tuple[Tensor | None, ...]:
     if grad is None:
         return (None,) * 6
     q, k, v, out, lse, mask = ctx.saved_tensors
@@ -234,8 +239,23 @@ def _pull_back(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor 
         y = _weights(queries * ctx.scale, keys, mask, ctx.is_causal) @ values
         first = differentiable_gradients((y.to(q.dtype),), leaves, needed, (grad,))
         return (*first, None, None, None)
-    grads = _attention_backward(grad, q, k, v, out, lse, mask, ctx.is_causal, ctx.scale)
+    grads = gradients(grad, q, k, v, out, lse, mask, ctx.is_causal, ctx.scale)
     return (*grads, None, None, None)
 
 
 _attention.register_autograd(_pull_back, setup_context=_keep)
+
+
+class _EagerAttention(torch.autograd.Function):
+    """The operator's functions, called as they are; without lse among the outputs."""
+
+    # A setup_context of its own would cost every call a look at the signature of forward.
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        output = _forward(*inputs)
+        _keep(ctx, inputs, output)
+        return output[0]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        return _pull_back(ctx, grads[0], None, _gradients)
