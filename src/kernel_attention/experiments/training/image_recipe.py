@@ -73,6 +73,7 @@ class ImageRecipe(BaseRecipe):
     learning_rate: Positive = 5e-4
     weight_decay: NonNegative = 0.05
     gradient_clip: NonNegative = 0.0
+    protocol: Literal["holdout", "paper"] = "holdout"
     image_size: Whole = 0
     crop_ratio: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 1.0
     patch_size: Count = 4
