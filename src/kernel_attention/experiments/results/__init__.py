@@ -11,11 +11,13 @@ from kernel_attention.experiments.results.records import (
     ResultRecord,
     make_records,
     read_records,
+    require_same_config,
     write_records,
 )
 from kernel_attention.experiments.results.robustness import (
     attack_curves,
     corruptions_of,
+    masking_columns,
     relative_corruption_errors,
     robustness_columns,
 )
@@ -29,8 +31,10 @@ __all__ = [
     "compare_rows",
     "corruptions_of",
     "make_records",
+    "masking_columns",
     "read_records",
     "relative_corruption_errors",
+    "require_same_config",
     "robustness_columns",
     "spread",
     "write_records",
