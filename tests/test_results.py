@@ -106,9 +106,8 @@ def test_the_robustness_table(tables, root):
 
 def test_the_differences(tables, root):
     lines = tables.texts(root)[0]["comparisons"]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")][
-        1:
-    ]
+    parts = [line.strip("|").split("|") for line in lines if line.startswith("| ")]
+    rows = [[part.strip() for part in row] for row in parts[1:]]
     assert [(row[0], row[1], row[2], row[3]) for row in rows] == [
         ("symmetric", "softmax", "clean", "1"),
         ("symmetric", "softmax", "FGSM", "1"),
@@ -160,11 +159,14 @@ def test_without_records_the_page_says_so(tables, root):
     assert figures == {}
 
 
-def test_rows_of_another_recipe_are_refused(tables, root, make_record):  # noqa: F811
-    longer = make_record("scaled", 0)
-    longer.config["epochs"] = 20
-    write_records([longer], root / tables.RECORDS)
-    with pytest.raises(InputError, match=r"softmax-0\.json|scaled-0\.json.* differ in epochs: 10 and 20"):
+@pytest.mark.parametrize(
+    ("label", "key", "value"), [("scaled", "epochs", 20), ("softmax", "attention", "rpc")]
+)
+def test_records_of_other_recipes_are_refused(tables, root, make_record, label, key, value):  # noqa: F811
+    other = make_record(label, 7)
+    other.config[key] = value
+    write_records([other], root / tables.RECORDS)
+    with pytest.raises(InputError, match=rf"records .* and .* differ in {key}"):
         tables.texts(root)
 
 

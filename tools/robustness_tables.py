@@ -16,12 +16,12 @@ from kernel_attention.experiments.results import (
     attack_curves,
     compare_rows,
     corruptions_of,
-    masking_columns,
     read_records,
     relative_corruption_errors,
     require_same_config,
     robustness_columns,
     spread,
+    variant_columns,
 )
 
 RECORDS = Path("results/vision/cifar10_robustness")
@@ -65,6 +65,8 @@ def texts(root: Path) -> tuple[dict[str, list[str]], dict[Path, str]]:
             f"{RECORDS}: no row for {', '.join(strange)}; add it to ROWS in {Path(__file__).name}"
         )
     require_same_config(records, apart_from=("attention",))
+    for label in ROWS:
+        require_same_config([record for record in records if record.label == label])
     reported = json.loads((root / REPORTED).read_text(encoding="utf-8"))
     if not records:
         empty = ("robustness", "comparisons", "masking", "paper-protocol", "corruptions", "curves")
@@ -162,7 +164,7 @@ def comparison_table(comparisons: Iterable[Comparison]) -> list[str]:
 
 def masking_lines(records: Sequence[ResultRecord]) -> list[str]:
     """Accuracies under the attacks that show a masked gradient, and the warnings of ``attack``."""
-    found = masking_columns(records)
+    found = variant_columns(records)
     columns = sorted({column for row in found.values() for column in row})
     if not columns:
         return NOTHING

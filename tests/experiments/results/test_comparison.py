@@ -11,10 +11,10 @@ from kernel_attention.experiments.results import (
     Measurement,
     attack_curves,
     compare_rows,
-    masking_columns,
     relative_corruption_errors,
     robustness_columns,
     spread,
+    variant_columns,
 )
 from kernel_attention.experiments.statistics import holm, mcnemar_test, paired_bootstrap, sign_flip_test
 
@@ -94,7 +94,7 @@ def test_the_plain_attack_on_the_most_images_is_the_column(make_record):
     assert row["aupr"][3].correct is None
     paper = robustness_columns([record], protocol="paper")["softmax"]
     assert set(paper) == {"test", "fgsm", "aupr"}
-    others = masking_columns([record])["softmax"]
+    others = variant_columns([record])["softmax"]
     assert set(others) == {"FGSM, transferred", "PGD, 5 restarts", "PGD, smooth gradient"}
     curve = attack_curves([record], "pixel", "fgsm")["softmax"]
     assert list(curve) == [1 / 255, 2 / 255]

@@ -17,9 +17,9 @@ from kernel_attention.experiments.results.records import (
 from kernel_attention.experiments.results.robustness import (
     attack_curves,
     corruptions_of,
-    masking_columns,
     relative_corruption_errors,
     robustness_columns,
+    variant_columns,
 )
 
 __all__ = [
@@ -31,11 +31,11 @@ __all__ = [
     "compare_rows",
     "corruptions_of",
     "make_records",
-    "masking_columns",
     "read_records",
     "relative_corruption_errors",
     "require_same_config",
     "robustness_columns",
     "spread",
+    "variant_columns",
     "write_records",
 ]

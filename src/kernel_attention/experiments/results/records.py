@@ -12,7 +12,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -133,8 +132,7 @@ def read_records(folder: str | Path) -> list[ResultRecord]:
     """All records of a folder, by label and seed.
 
     Raises:
-        InputError: for a file that is no record, or is not named as its label and seed say; for records of
-            one label that differ in more than the seed.
+        InputError: for a file that is no record, or is not named as its label and seed say.
     """
     records = []
     for path in sorted(Path(folder).glob("*.json")):
@@ -147,29 +145,7 @@ def read_records(folder: str | Path) -> list[ResultRecord]:
                 f"{path}: holds {record.label}, seed {record.seed} (expected {record.file_name})"
             )
         records.append(record)
-    records.sort(key=lambda record: (record.label, record.seed))
-    for _, row in groupby(records, key=lambda record: record.label):
-        require_same_config(list(row))
-    return records
-
-
-def require_same_config(records: Sequence[ResultRecord], *, apart_from: Sequence[str] = ()) -> None:
-    """InputError where two records differ in a key of their recipes: their rows would not be comparable.
-
-    Keys that only one of them has are no difference: later versions add keys whose defaults change nothing.
-
-    Args:
-        records: of one table, or of one row.
-        apart_from: keys that may differ.
-    """
-    for record in records[1:]:
-        first = records[0]
-        for key in sorted(first.config.keys() & record.config.keys() - set(apart_from)):
-            if first.config[key] != record.config[key]:
-                raise InputError(
-                    f"records {first.file_name} and {record.file_name} differ in {key}: "
-                    f"{first.config[key]!r} and {record.config[key]!r}"
-                )
+    return sorted(records, key=lambda record: (record.label, record.seed))
 
 
 def _record(
@@ -215,3 +191,22 @@ def _figures(folder: RunFolder, seed: int, name: str) -> dict[str, Any] | None:
 
 def _written(path: Path) -> str:
     return datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="seconds")
+
+
+def require_same_config(records: Sequence[ResultRecord], *, apart_from: Sequence[str] = ()) -> None:
+    """InputError where two records differ in a key of their recipes: their rows would not be comparable.
+
+    Keys that only one of them has are no difference: later versions add keys whose defaults change nothing.
+
+    Args:
+        records: of one table, or of one row.
+        apart_from: keys that may differ.
+    """
+    for record in records[1:]:
+        first = records[0]
+        for key in sorted(first.config.keys() & record.config.keys() - set(apart_from)):
+            if first.config[key] != record.config[key]:
+                raise InputError(
+                    f"records {first.file_name} and {record.file_name} differ in {key}: "
+                    f"{first.config[key]!r} and {record.config[key]!r}"
+                )

@@ -81,7 +81,7 @@ def attack_curves(
     return curves
 
 
-def masking_columns(records: Sequence[ResultRecord], eps: float = PIXEL_STEP) -> dict[str, Columns]:
+def variant_columns(records: Sequence[ResultRecord], eps: float = PIXEL_STEP) -> dict[str, Columns]:
     """Accuracies under the attacks that show a masked gradient, by row, column and seed.
 
     The columns are named after what sets them apart from plain PGD or FGSM: made against another model, with
