@@ -259,7 +259,13 @@ def panels(records: Sequence[ResultRecord]) -> dict[str, dict[str, dict[float, d
 
 def curves_figure(records: Sequence[ResultRecord]) -> str | None:
     """Means over the seeds against eps as SVG, with their range; None without curves."""
-    from kernel_attention.experiments.reporting.figures import PALETTE, legend_below, panel_grid, report_style
+    from kernel_attention.experiments.reporting.figures import (
+        PALETTE,
+        legend_below,
+        panel_grid,
+        report_style,
+        whole_numbers,
+    )
 
     drawn = panels(records)
     if not drawn:
@@ -277,6 +283,7 @@ def curves_figure(records: Sequence[ResultRecord]) -> str | None:
                 axis.fill_between(
                     at, list(map(min, each)), list(map(max, each)), color=colors[label], alpha=0.15
                 )
+            axis.xaxis.set_major_locator(whole_numbers())
             axis.set(title=title, xlabel="eps (1/255)", ylabel="accuracy (%)")
         legend_below(figure, max(axes, key=lambda axis: len(axis.get_lines())))
         figure.savefig(buffer, format="svg", metadata={"Date": None})
