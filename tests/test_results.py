@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from experiments.results.conftest import attack_entry, corruption_entry, make_record  # noqa: F401
 
+from kernel_attention.errors import InputError
 from kernel_attention.experiments.results import write_records
 from kernel_attention.experiments.robustness import CORRUPTIONS
 
@@ -40,11 +41,13 @@ def root(tmp_path, tables, make_record):  # noqa: F811
 
     def record(label, seed, clean, fgsm, corruptions, curve=()):
         attacks = [attack_entry("clean", right(clean), eps=None), attack_entry("fgsm", right(fgsm))]
+        attacks += [attack_entry("pgd", right(fgsm - 2), options={"restarts": 5, "gradient": "exact"})]
         attacks += [attack_entry("fgsm", right(count), eps=(2 + at) / 255) for at, count in enumerate(curve)]
         attacks += [attack_entry("pgd", right(count), eps=(1 + at) / 255, protocol="paper")
                     for at, count in enumerate(curve)]  # fmt: skip
+        warnings = ["square breaks more than pgd"] if label == "symmetric" else []
         return make_record(
-            label, seed, attacks=attacks, corruptions=corrupted(corruptions),
+            label, seed, warnings=warnings, attacks=attacks, corruptions=corrupted(corruptions),
             out_of_distribution={"aupr": 0.25 + seed / 100},
         )  # fmt: skip
 
@@ -76,9 +79,18 @@ def test_the_robustness_table(tables, root):
     lines = tables.texts(root)[0]["robustness"]
     assert "4 models, 900 to 900 s of training each, x86_64, 2 cores" in lines[1]
     assert "Test images: 20 for corrupted; 40 for clean, FGSM." in lines[1]
-    assert cells(lines, "attention") == ["seeds", "clean", "FGSM", "corrupted", "mCE / baseline", "AUPR"]
+    assert cells(lines, "attention") == [
+        "seeds",
+        "test split",
+        "clean",
+        "FGSM",
+        "corrupted",
+        "mCE / baseline",
+        "AUPR",
+    ]
     assert cells(lines, "softmax") == [
         "2",
+        "60.0 ± 0.0",
         "77.5 ± 3.5",
         "27.5 ± 3.5",
         "55.0 ± 7.1",
@@ -86,17 +98,16 @@ def test_the_robustness_table(tables, root):
         "25.5 ± 0.7",
     ]
     # Against softmax with seed 1: 4 of 20 images wrong instead of 8.
-    assert cells(lines, "symmetric") == ["1", "77.5", "10.0 ↓", "80.0", "50.0", "26.0"]
+    assert cells(lines, "symmetric") == ["1", "60.0", "77.5", "10.0 ↓", "80.0", "50.0", "26.0"]
     # Against symmetric: 20 of 40 images more under FGSM, p = 2^-19; 2 of 20 wrong instead of 4.
     rpc = cells(lines, "rpc, 4 iterations, first layer")
-    assert rpc == ["1", "80.0", "60.0 ↑", "90.0", "50.0", "26.0"]
+    assert rpc == ["1", "60.0", "80.0", "60.0 ↑", "90.0", "50.0", "26.0"]
 
 
 def test_the_differences(tables, root):
     lines = tables.texts(root)[0]["comparisons"]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")][
-        1:
-    ]
+    parts = [line.strip("|").split("|") for line in lines if line.startswith("| ")]
+    rows = [[part.strip() for part in row] for row in parts[1:]]
     assert [(row[0], row[1], row[2], row[3]) for row in rows] == [
         ("symmetric", "softmax", "clean", "1"),
         ("symmetric", "softmax", "FGSM", "1"),
@@ -129,6 +140,9 @@ def test_the_other_tables(tables, root):
     assert cells(corruptions, "corruption")[:2] == ["softmax (2)", "symmetric (1)"]
     assert cells(corruptions, "gaussian noise") == ["55.0 ± 7.1", "80.0", "90.0"]
     assert len([line for line in corruptions if line.startswith("| ")]) == 16
+    assert cells(regions["masking"], "attention") == ["seeds", "PGD, 5 restarts"]
+    assert cells(regions["masking"], "symmetric") == ["1", "5.0"]
+    assert regions["masking"][-2:] == ["* symmetric, seed 1: square breaks more than pgd.", ""]
     reported = cells(regions["reported"], "SymViT")
     assert reported[:3] == ["70.44", "23.38", "4.98"]
     (path, svg), = figures.items()  # fmt: skip
@@ -143,6 +157,17 @@ def test_without_records_the_page_says_so(tables, root):
     regions, figures = tables.texts(root)
     assert regions["robustness"] == ["", "No run has been recorded yet.", ""]
     assert figures == {}
+
+
+@pytest.mark.parametrize(
+    ("label", "key", "value"), [("scaled", "epochs", 20), ("softmax", "attention", "rpc")]
+)
+def test_records_of_other_recipes_are_refused(tables, root, make_record, label, key, value):  # noqa: F811
+    other = make_record(label, 7)
+    other.config[key] = value
+    write_records([other], root / tables.RECORDS)
+    with pytest.raises(InputError, match=rf"records .* and .* differ in {key}"):
+        tables.texts(root)
 
 
 def test_a_row_that_is_not_known_is_refused(tables, root, make_record):  # noqa: F811

@@ -18,8 +18,10 @@ from kernel_attention.experiments.results import (
     corruptions_of,
     read_records,
     relative_corruption_errors,
+    require_same_config,
     robustness_columns,
     spread,
+    variant_columns,
 )
 
 RECORDS = Path("results/vision/cifar10_robustness")
@@ -40,8 +42,8 @@ ROWS = {
 }
 BASELINES = {label: baseline for label, (_, baseline) in ROWS.items() if baseline}
 COLUMNS = {
-    "clean": "clean", "fgsm": "FGSM", "pgd": "PGD-20", "sld": "SLD", "noise": "noise", "square": "Square",
-    "spsa": "SPSA", "cw": "CW", "autoattack": "AutoAttack", "corruptions": "corrupted",
+    "test": "test split", "clean": "clean", "fgsm": "FGSM", "pgd": "PGD-20", "sld": "SLD", "noise": "noise",
+    "square": "Square", "spsa": "SPSA", "cw": "CW", "autoattack": "AutoAttack", "corruptions": "corrupted",
     "mce": "mCE / baseline", "aupr": "AUPR",
 }  # fmt: skip
 SIGNIFICANT = 0.05
@@ -62,15 +64,19 @@ def texts(root: Path) -> tuple[dict[str, list[str]], dict[Path, str]]:
         raise SystemExit(
             f"{RECORDS}: no row for {', '.join(strange)}; add it to ROWS in {Path(__file__).name}"
         )
+    require_same_config(records, apart_from=("attention",))
+    for label in ROWS:
+        require_same_config([record for record in records if record.label == label])
     reported = json.loads((root / REPORTED).read_text(encoding="utf-8"))
     if not records:
-        empty = ("robustness", "comparisons", "paper-protocol", "corruptions", "curves")
+        empty = ("robustness", "comparisons", "masking", "paper-protocol", "corruptions", "curves")
         return {mark: NOTHING for mark in empty} | {"reported": reported_table(reported)}, {}
     measured = measurements(records)
     comparisons = compare_rows(measured, BASELINES)
     regions = {
         "robustness": [*setting(records, measured), *robustness_table(measured, comparisons)],
         "comparisons": comparison_table(comparisons),
+        "masking": masking_lines(records),
         "reported": reported_table(reported),
         "paper-protocol": protocol_table(records),
         "corruptions": corruption_table(records),
@@ -156,6 +162,26 @@ def comparison_table(comparisons: Iterable[Comparison]) -> list[str]:
     return ["", *table(head, rows), ""] if rows else NOTHING
 
 
+def masking_lines(records: Sequence[ResultRecord]) -> list[str]:
+    """Accuracies under the attacks that show a masked gradient, and the warnings of ``attack``."""
+    found = variant_columns(records)
+    columns = sorted({column for row in found.values() for column in row})
+    if not columns:
+        return NOTHING
+    rows = []
+    for label in (label for label in ROWS if label in found):
+        seeds = len({seed for cells in found[label].values() for seed in cells})
+        cells = [cell(found[label].get(column, {}), seeds) for column in columns]
+        rows.append([ROWS[label][0], str(seeds), *cells])
+    warnings = [
+        f"* {ROWS[record.label][0]}, seed {record.seed}: {warning}."
+        for record in records
+        for warning in record.figures.get("robustness", {}).get("warnings", [])
+    ]
+    said = warnings or ["No attack that knows less broke more images than PGD."]
+    return ["", *table(["attention", "seeds", *columns], rows), "", *said, ""]
+
+
 def reported_table(reported: Mapping[str, object]) -> list[str]:
     """The paper's figures in the columns of ours; nothing was measured here."""
     rows = reported["rows"]
@@ -233,7 +259,13 @@ def panels(records: Sequence[ResultRecord]) -> dict[str, dict[str, dict[float, d
 
 def curves_figure(records: Sequence[ResultRecord]) -> str | None:
     """Means over the seeds against eps as SVG, with their range; None without curves."""
-    from kernel_attention.experiments.reporting.figures import PALETTE, legend_below, panel_grid, report_style
+    from kernel_attention.experiments.reporting.figures import (
+        PALETTE,
+        legend_below,
+        panel_grid,
+        report_style,
+        whole_numbers,
+    )
 
     drawn = panels(records)
     if not drawn:
@@ -251,6 +283,7 @@ def curves_figure(records: Sequence[ResultRecord]) -> str | None:
                 axis.fill_between(
                     at, list(map(min, each)), list(map(max, each)), color=colors[label], alpha=0.15
                 )
+            axis.xaxis.set_major_locator(whole_numbers())
             axis.set(title=title, xlabel="eps (1/255)", ylabel="accuracy (%)")
         legend_below(figure, max(axes, key=lambda axis: len(axis.get_lines())))
         figure.savefig(buffer, format="svg", metadata={"Date": None})

@@ -14,6 +14,7 @@ from kernel_attention.experiments.results import (
     relative_corruption_errors,
     robustness_columns,
     spread,
+    variant_columns,
 )
 from kernel_attention.experiments.statistics import holm, mcnemar_test, paired_bootstrap, sign_flip_test
 
@@ -86,13 +87,15 @@ def test_the_plain_attack_on_the_most_images_is_the_column(make_record):
         out_of_distribution={"aupr": 0.4},
     )
     (row,) = robustness_columns([record]).values()
-    assert set(row) == {"clean", "fgsm", "aupr"}
+    assert set(row) == {"test", "clean", "fgsm", "aupr"}
     np.testing.assert_array_equal(row["clean"][3].correct, [clean])
     np.testing.assert_array_equal(row["fgsm"][3].correct, [fgsm])
     assert row["aupr"][3].value == 0.4
     assert row["aupr"][3].correct is None
     paper = robustness_columns([record], protocol="paper")["softmax"]
-    assert set(paper) == {"fgsm", "aupr"}
+    assert set(paper) == {"test", "fgsm", "aupr"}
+    others = variant_columns([record])["softmax"]
+    assert set(others) == {"FGSM, transferred", "PGD, 5 restarts", "PGD, smooth gradient"}
     curve = attack_curves([record], "pixel", "fgsm")["softmax"]
     assert list(curve) == [1 / 255, 2 / 255]
     assert curve[2 / 255][3].value == answers(0.2, 64).mean()
@@ -118,3 +121,11 @@ def test_corruption_errors_are_relative_to_the_baseline_of_the_same_seed(make_re
     found = relative_corruption_errors(records, {"a": "b"})
     assert {seed: each.value for seed, each in found["a"].items()} == {0: pytest.approx((0.5 + 1.5) / 2)}
     assert {seed: each.value for seed, each in found["b"].items()} == {0: 1.0, 2: 1.0}
+
+
+def test_records_of_different_images_are_refused(make_record):
+    first = make_record("a", 0, images={"split": "test"})
+    other = make_record("b", 0, images={"split": "train"})
+    with pytest.raises(InputError, match=r"a-0\.json and b-0\.json were attacked on different images"):
+        robustness_columns([first, other])
+    robustness_columns([first, make_record("b", 0)])

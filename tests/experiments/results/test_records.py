@@ -11,7 +11,12 @@ import pytest
 from experiments.results.conftest import attack_entry
 
 from kernel_attention.errors import InputError
-from kernel_attention.experiments.results import make_records, read_records, write_records
+from kernel_attention.experiments.results import (
+    make_records,
+    read_records,
+    require_same_config,
+    write_records,
+)
 
 
 @pytest.fixture
@@ -116,3 +121,17 @@ def test_a_file_that_is_no_record(run, tmp_path, change, said):
     path.write_text(change(content(path)))
     with pytest.raises(InputError, match=rf"primal-0\.json: {said}"):
         read_records(tmp_path / "to")
+
+
+def test_records_of_one_row_differ_in_the_seed_alone(run):
+    first, second = make_records(run)
+    require_same_config([first, second])
+    longer = dataclasses.replace(second, config=second.config | {"epochs": 9})
+    with pytest.raises(InputError, match=r"primal-0\.json and primal-1\.json differ in epochs: 3 and 9"):
+        require_same_config([first, longer])
+    require_same_config([first, longer], apart_from=["epochs"])
+
+
+def test_a_key_that_a_later_version_added_is_no_difference(run):
+    first, second = make_records(run)
+    require_same_config([first, dataclasses.replace(second, config=second.config | {"new_key": 0})])

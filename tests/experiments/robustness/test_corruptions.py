@@ -204,3 +204,22 @@ def test_an_opencv_that_cannot_be_loaded_is_one_line(tmp_path):
         "corruptions need OpenCV, which cannot be loaded here (libGL.so.1: cannot open shared object file): "
         "pip uninstall opencv-python; pip install --force-reinstall opencv-python-headless\n"
     ), found.stderr
+
+
+def test_without_the_library_the_extra_is_named():
+    script = (
+        "import sys, numpy as np; sys.modules['imagecorruptions'] = None\n"
+        "from kernel_attention.errors import missing_package\n"
+        "from kernel_attention.experiments.robustness import corrupt_image\n"
+        "try: corrupt_image(np.zeros((32, 32, 3), np.uint8), 'fog', 1)\n"
+        "except ModuleNotFoundError as error: print(missing_package(error, 'this'))"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", script],
+        env=os.environ | {"PYTHONPATH": str(SRC)},
+        capture_output=True,
+        text=True,
+    )
+    assert found.stdout == (
+        "this needs imagecorruptions, which is not installed: pip install 'kernel-attention[corruptions]'\n"
+    ), found.stderr

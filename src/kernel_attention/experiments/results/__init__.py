@@ -12,6 +12,7 @@ from kernel_attention.experiments.results.records import (
     make_records,
     read_record,
     read_records,
+    require_same_config,
     write_records,
 )
 from kernel_attention.experiments.results.robustness import (
@@ -19,6 +20,7 @@ from kernel_attention.experiments.results.robustness import (
     corruptions_of,
     relative_corruption_errors,
     robustness_columns,
+    variant_columns,
 )
 
 __all__ = [
@@ -33,7 +35,9 @@ __all__ = [
     "read_record",
     "read_records",
     "relative_corruption_errors",
+    "require_same_config",
     "robustness_columns",
     "spread",
+    "variant_columns",
     "write_records",
 ]

@@ -200,3 +200,22 @@ def _figures(folder: RunFolder, seed: int, name: str) -> dict[str, Any] | None:
 
 def _written(path: Path) -> str:
     return datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="seconds")
+
+
+def require_same_config(records: Sequence[ResultRecord], *, apart_from: Sequence[str] = ()) -> None:
+    """InputError where two records differ in a key of their recipes: their rows would not be comparable.
+
+    Keys that only one of them has are no difference: later versions add keys whose defaults change nothing.
+
+    Args:
+        records: of one table, or of one row.
+        apart_from: keys that may differ.
+    """
+    for record in records[1:]:
+        first = records[0]
+        for key in sorted(first.config.keys() & record.config.keys() - set(apart_from)):
+            if first.config[key] != record.config[key]:
+                raise InputError(
+                    f"records {first.file_name} and {record.file_name} differ in {key}: "
+                    f"{first.config[key]!r} and {record.config[key]!r}"
+                )

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from kernel_attention.errors import InputError
 from kernel_attention.experiments.results.comparison import Measurement
 from kernel_attention.experiments.results.records import ResultRecord
 from kernel_attention.experiments.robustness import corruption_errors, mean_corruption_error
@@ -27,14 +28,19 @@ def robustness_columns(
     and one start; of these the one on the most images.
 
     Returns:
-        By label, column and seed. The columns are the attacks' names, ``corruptions`` (mean accuracy) and
-        ``aupr``.
+        By label, column and seed. The columns are ``test`` (accuracy on the whole test split), the attacks'
+        names, ``corruptions`` (mean accuracy) and ``aupr``.
+
+    Raises:
+        InputError: where records were attacked on different images.
     """
+    _require_same_images(records)
     rows: dict[str, Columns] = {}
     for record in records:
         row = rows.setdefault(record.label, {})
+        row.setdefault("test", {})[record.seed] = Measurement(float(record.figures["evaluation"]["accuracy"]))
         for entry in _plain(record, protocol):
-            if entry["eps"] is None or math.isclose(entry["eps"], eps, rel_tol=1e-6):
+            if entry["eps"] is None or _is_at(entry, eps):
                 _keep_larger(row.setdefault(entry["attack"], {}), record.seed, _measured(entry))
         corrupted = corruptions_of(record)
         if corrupted is not None:
@@ -75,6 +81,21 @@ def attack_curves(
     return curves
 
 
+def variant_columns(records: Sequence[ResultRecord], eps: float = PIXEL_STEP) -> dict[str, Columns]:
+    """Accuracies under the attacks that show a masked gradient, by row, column and seed.
+
+    The columns are named after what sets them apart from plain PGD or FGSM: made against another model, with
+    restarts, with a surrogate of the gradient.
+    """
+    rows: dict[str, Columns] = {}
+    for record in records:
+        for entry in _attacks(record, "pixel"):
+            if not _is_plain(entry) and _is_at(entry, eps):
+                cells = rows.setdefault(record.label, {}).setdefault(_variant(entry), {})
+                _keep_larger(cells, record.seed, _measured(entry))
+    return rows
+
+
 def corruptions_of(record: ResultRecord) -> Mapping[str, Any] | None:
     """The record's figures of ``corruption_accuracies``; None where there are none."""
     return _robustness(record).get("corruptions")
@@ -84,15 +105,42 @@ def _robustness(record: ResultRecord) -> Mapping[str, Any]:
     return record.figures.get("robustness", {})
 
 
+def _attacks(record: ResultRecord, protocol: str) -> list[Mapping[str, Any]]:
+    return [entry for entry in _robustness(record).get("attacks", []) if entry["protocol"] == protocol]
+
+
 def _plain(record: ResultRecord, protocol: str) -> list[Mapping[str, Any]]:
-    return [
-        entry
-        for entry in _robustness(record).get("attacks", [])
-        if entry["protocol"] == protocol
-        and not entry["transferred"]
-        and entry["options"].get("restarts", 1) == 1
-        and entry["options"].get("gradient", "exact") == "exact"
-    ]
+    return [entry for entry in _attacks(record, protocol) if _is_plain(entry)]
+
+
+def _is_plain(entry: Mapping[str, Any]) -> bool:
+    options = entry["options"]
+    is_exact = options.get("restarts", 1) == 1 and options.get("gradient", "exact") == "exact"
+    return is_exact and not entry["transferred"]
+
+
+def _is_at(entry: Mapping[str, Any], eps: float) -> bool:
+    return entry["eps"] is not None and math.isclose(entry["eps"], eps, rel_tol=1e-6)
+
+
+def _variant(entry: Mapping[str, Any]) -> str:
+    options = entry["options"]
+    words = [entry["attack"].upper()]
+    words += ["transferred"] if entry["transferred"] else []
+    words += [f"{options['restarts']} restarts"] if options.get("restarts", 1) > 1 else []
+    gradient = options.get("gradient", "exact")
+    words += [f"{gradient.replace('_', '-')} gradient"] if gradient != "exact" else []
+    return ", ".join(words)
+
+
+def _require_same_images(records: Sequence[ResultRecord]) -> None:
+    """InputError unless all records that name the images they were attacked on name the same."""
+    named = [record for record in records if "images" in _robustness(record)]
+    for record in named[1:]:
+        if _robustness(record)["images"] != _robustness(named[0])["images"]:
+            raise InputError(
+                f"records {named[0].file_name} and {record.file_name} were attacked on different images"
+            )
 
 
 def _measured(entry: Mapping[str, Any]) -> Measurement:
