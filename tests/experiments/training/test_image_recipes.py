@@ -125,8 +125,7 @@ def test_mechanisms_are_the_papers():
 def test_every_model_of_a_header_builds_at_its_size(name):
     """On the meta device; DeiT-tiny with softmax has DeiT-tiny's 5.7 million parameters."""
     recipe, rows = recipe_of(name), rows_of(name)
-    assert len(rows) >= 2 or name == "images/cifar10_tiny"
-    side = recipe.image_size or {"images/cifar10_tiny": 32, "images/tiny_imagenet_small": 64}[name]
+    side = recipe.image_size or {"cifar10": 32, "tiny_imagenet100": 64}[recipe.dataset]
     facts = {"height": side, "width": side, "class_names": [str(n) for n in range(1000)]}
     counts = {}
     for what, (_, attention) in [("", (None, None)), *rows.items()]:
