@@ -15,6 +15,7 @@ import torch
 from kernel_attention.features.feature_maps import elu
 from kernel_attention.functional import linear_attention, recentre, softmax_attention, sparse_mask
 from kernel_attention.mechanisms.sparse.functional import SparsePattern
+from kernel_attention.mechanisms.support_vector.token_convolution import TokenConvolution
 from kernel_attention.tensors.pooling import pool
 
 svm = pytest.importorskip("sklearn.svm")
@@ -102,6 +103,50 @@ def test_attention_sh_is_the_expansion_of_a_regression_on_fewer_data():
     predictions, duals = fit(exponential(pooled, pooled), exponential(q, pooled), fewer)
     attended = softmax_attention(q, pooled, values(duals, exponential(pooled, pooled)))[0, 0]
     np.testing.assert_allclose(attended.numpy(), predictions, rtol=1e-8, atol=1e-12)
+
+
+def test_equations_17_and_18_multi_head_attention_combines_a_regression_per_head():
+    """Each head has data of its own, so its own keys, duals and values; W_O combines the fitted functions."""
+    heads, width = 3, 4
+    q, k = torch.randn(1, heads, QUERIES, WIDTH).double(), torch.randn(1, heads, KEYS, WIDTH).double()
+    w_out = torch.randn(width, heads * TARGETS).double()
+    targets = np.random.default_rng(1).normal(size=(heads, KEYS, TARGETS))
+    fitted, v = [], []
+    for head in range(heads):
+        q_s, k_s = q[:, head, None], k[:, head, None]
+        predictions, duals = fit(exponential(k_s, k_s), exponential(q_s, k_s), targets[head])
+        fitted.append(w_out.numpy()[:, head * TARGETS : (head + 1) * TARGETS] @ predictions.T)
+        v.append(values(duals, exponential(k_s, k_s)))
+    attended = softmax_attention(q, k, torch.cat(v, 1)).transpose(1, 2).flatten(2) @ w_out.T
+    np.testing.assert_allclose(attended[0].numpy(), sum(fitted).T, rtol=1e-8, atol=1e-12)
+
+
+@pytest.mark.parametrize(("shape", "size"), [((23,), 5), ((23,), 4), ((4, 6), 2), ((4, 6), 3)])
+def test_appendices_g_and_h_convolved_attention_is_the_expansion_of_a_regression_on_convolved_data(
+    shape, size
+):
+    """Equations 37 to 42: one kernel for all channels, on the new inputs and on the training inputs."""
+    tokens = math.prod(shape)
+    q, k = torch.randn(1, tokens, WIDTH).double(), torch.randn(1, tokens, WIDTH).double()
+    targets = np.random.default_rng(2).normal(size=(tokens, TARGETS))
+    convolution = TokenConvolution(WIDTH, size, grid_size=shape if len(shape) == 2 else None).double()
+    torch.nn.init.normal_(convolution.q_kernel)
+    q_c, k_c = (convolved_by_hand(x[0], convolution.q_kernel.detach(), shape)[None, None] for x in (q, k))
+    predictions, duals = fit(exponential(k_c, k_c), exponential(q_c, k_c), targets)
+    q_l, k_l = (x[:, None] for x in convolution.after(q, k, None, False))
+    attended = softmax_attention(q_l, k_l, values(duals, exponential(k_c, k_c)))[0, 0].detach()
+    np.testing.assert_allclose(attended.numpy(), predictions, rtol=1e-8, atol=1e-12)
+
+
+def convolved_by_hand(x: torch.Tensor, kernel: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """sum_t kernel[t] x[i + t - s // 2] over the token grid, zeros outside it: x (N, p) -> (N, p)."""
+    grid, out = x.reshape(*shape, -1), torch.zeros(*shape, x.shape[-1]).double()
+    for place in np.ndindex(*shape):
+        for tap in np.ndindex(*kernel.shape):
+            seen = tuple(i + t - n // 2 for i, t, n in zip(place, tap, kernel.shape, strict=True))
+            if all(0 <= i < n for i, n in zip(seen, shape, strict=True)):
+                out[place] += kernel[tap] * grid[seen]
+    return out.reshape(len(x), -1)
 
 
 def test_equation_16_sparse_attention_keeps_the_expansions_terms_of_a_subset():

@@ -293,6 +293,21 @@ def test_another_tokenizer_is_refused(refused, run, data, here):  # noqa: F811
     assert "not a saved vocabulary" in refused("generate", run, "--prompt", "the")
 
 
+def test_the_released_recipe_of_wikitext_has_the_values_of_the_released_command():
+    recipe = make_recipe(read_keys(list_recipes()["language/wikitext103_primal_released"]))
+    *first, last = recipe.attention
+    assert (
+        first == [{"softmax": {"dropout": 0.0}}] * 5
+    )  # fairseq's transformer_lm has no dropout in attention
+    # 0.1 J^2 beside the sum over the 2,048 tokens of a part.
+    weights = {"rank": 30, "eta": 0.1 / 2048, "data_dependent": False, "square_per": "sequence"}
+    assert last == {"primal": weights}
+    assert recipe.batch_size * recipe.context == 16 * 2048
+    assert (recipe.learning_rate, recipe.schedule, recipe.warmup_steps) == (0.001, "inverse_sqrt", 6000)
+    assert (recipe.steps, recipe.weight_decay, recipe.gradient_clip) == (150_000, 0.01, 0.0)
+    assert (recipe.embed_dim, recipe.num_heads, recipe.num_layers, recipe.context) == (512, 8, 6, 512)
+
+
 @pytest.mark.parametrize("name", [name for name in list_recipes() if name.startswith("language/")])
 def test_shipped_recipes_build(name):
     """With a vocabulary of few words: the layers, widths and options are what is tried."""

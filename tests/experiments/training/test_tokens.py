@@ -92,6 +92,11 @@ def test_the_learning_rate_warms_up_and_decays(root):
     np.testing.assert_allclose(factors[4:], np.linspace(1, 0, 17))
     constant = make_recipe(TOKENS | {"dataset": "sst2", "schedule": "constant"})
     assert [constant.learning_rate_factor(step) for step in (3, 11)] == [1.0, 1.0]
+    root_decay = make_recipe(TOKENS | {"dataset": "sst2", "warmup_steps": 4, "schedule": "inverse_sqrt"})
+    factors = [root_decay.learning_rate_factor(step) for step in (1, 3, 4, 15, 99)]
+    np.testing.assert_allclose(factors, [0.5, 1.0, (4 / 5) ** 0.5, 0.5, 0.2])
+    without_warmup = make_recipe(TOKENS | {"dataset": "sst2", "warmup_steps": 0, "schedule": "inverse_sqrt"})
+    assert [without_warmup.learning_rate_factor(step) for step in (0, 3)] == [1.0, 0.5]
     task = SequenceTask(TokenExperiment.build_model(recipe, facts()), recipe)
     found = task.configure_optimizers()
     assert found["lr_scheduler"]["interval"] == "step"

@@ -229,7 +229,8 @@ class StepRecipe(BaseRecipe):
     Args:
         steps: optimizer steps.
         warmup_steps: steps in which the learning rate grows linearly from 0 to ``learning_rate``.
-        schedule: after the warm-up: constant, or falling linearly to 0 at the last step.
+        schedule: after the warm-up: constant; linear, falling to 0 at the last step; or inverse_sqrt, falling
+            with the square root of the step's number.
         evaluate_every: steps from one evaluation and checkpoint to the next, at most ``steps``.
 
     The other keys are those of ``BaseRecipe``.
@@ -238,7 +239,7 @@ class StepRecipe(BaseRecipe):
     protocol: Literal["holdout", "paper"] = "holdout"
     steps: Count = 1000
     warmup_steps: Whole = 0
-    schedule: Literal["constant", "linear"] = "linear"
+    schedule: Literal["constant", "linear", "inverse_sqrt"] = "linear"
     evaluate_every: Count = 1000
 
     def __post_init__(self) -> None:
@@ -268,6 +269,8 @@ class StepRecipe(BaseRecipe):
             return (step + 1) / self.warmup_steps
         if self.schedule == "constant":
             return 1.0
+        if self.schedule == "inverse_sqrt":
+            return (max(self.warmup_steps, 1) / (step + 1)) ** 0.5
         return max(self.steps - step, 0) / max(self.steps - self.warmup_steps, 1)
 
 
