@@ -26,6 +26,11 @@ class Batch(NamedTuple):
     attention_mask: Tensor
     target: Tensor | None = None
 
+    @property
+    def arguments(self) -> tuple[Tensor, Tensor]:
+        """What the model is called with."""
+        return self.x, self.attention_mask
+
 
 class EpochSampler(Sampler[int]):
     """A permutation of `length` cases drawn from a generator of its own, seeded by (seed, epoch).

@@ -31,7 +31,7 @@ def collect_outputs(model: nn.Module, batches: Iterable[Any], precision: str = "
     dtype = torch.bfloat16 if precision.startswith("bf16") else torch.float16
     with torch.autocast(device.type, dtype=dtype, enabled=precision.endswith("-mixed")):
         outputs = [
-            model(batch.x.to(device), batch.attention_mask.to(device)).float().cpu() for batch in batches
+            model(*(argument.to(device) for argument in batch.arguments)).float().cpu() for batch in batches
         ]
     return torch.cat(outputs)
 

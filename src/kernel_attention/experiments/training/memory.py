@@ -39,5 +39,5 @@ class MemoryRecorder(RunRecorder):
         row = self._row(trainer)
         self.rows.append(row)
         if self._improves(row):
-            assert isinstance(pl_module.model, torch.nn.Module)
-            self.weights = copy.deepcopy(pl_module.model.state_dict())
+            assert isinstance(pl_module.evaluated, torch.nn.Module)
+            self.weights = copy.deepcopy(pl_module.evaluated.state_dict())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import lightning as L
@@ -45,15 +46,29 @@ class RecipeTask(L.LightningModule):
                 self.log(name, value, on_step=False, on_epoch=True, batch_size=batch_size)
         return auxiliary_loss(self.model, self.recipe.auxiliary_reduction)
 
+    @property
+    def evaluated(self) -> nn.Module:
+        """The model whose weights are evaluated and saved."""
+        return self.model
+
+    def parameter_groups(self) -> Any:
+        """What the optimizer takes: parameters, or groups of them with options of their own."""
+        return self.model.parameters()
+
+    def learning_rate_factor(self) -> Callable[[int], float] | None:
+        """The factor of the learning rate at a step, counted from 0; None for a constant rate."""
+        return self.recipe.learning_rate_factor if isinstance(self.recipe, StepRecipe) else None
+
     def configure_optimizers(self) -> Any:
-        """The recipe's optimizer, with its schedule where training is counted in steps."""
+        """The recipe's optimizer and schedule."""
         recipe = self.recipe
         optimizer = _OPTIMIZERS[recipe.optimizer](
-            self.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay
+            self.parameter_groups(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay
         )
-        if not isinstance(recipe, StepRecipe):
+        factor = self.learning_rate_factor()
+        if factor is None:
             return optimizer
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, recipe.learning_rate_factor)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -97,7 +112,7 @@ class SequenceTask(RecipeTask):
 
     def _log_step(self, stage: str, batch: Batch) -> Tensor:
         assert batch.target is not None, "training and evaluation need labelled batches"
-        outputs = self.model(batch.x, batch.attention_mask)
+        outputs = self.model(*batch.arguments)
         loss, metric, value = self._measure(outputs.float(), batch.target)
         figures = {f"{stage}_loss": loss.detach(), f"{stage}_{metric}": value}
         self.log_dict(figures, on_step=False, on_epoch=True, prog_bar=True, batch_size=len(batch.x))

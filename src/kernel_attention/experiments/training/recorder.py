@@ -164,9 +164,9 @@ class RunRecorder(Checkpoint):
 
 
 def _weights(pl_module: L.LightningModule) -> dict[str, Any]:
-    """The weights of the model inside the task, under the model's own names."""
-    assert isinstance(pl_module.model, torch.nn.Module)
-    return pl_module.model.state_dict()
+    """The evaluated weights of the task, under the model's own names."""
+    assert isinstance(pl_module.evaluated, torch.nn.Module)
+    return pl_module.evaluated.state_dict()
 
 
 def _get_sums(results: Any) -> dict[str, Any]:

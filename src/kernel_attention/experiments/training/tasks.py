@@ -23,6 +23,7 @@ class _Task(NamedTuple):
 
 TASKS = {
     "time_series": _Task("recipe:Recipe", "time_series_experiment:TimeSeriesExperiment"),
+    "images": _Task("image_recipe:ImageRecipe", "image_experiment:ImageExperiment"),
     "language": _Task("language_recipe:LanguageRecipe", "language_experiment:LanguageExperiment"),
     "tokens": _Task("token_recipe:TokenRecipe", "token_experiment:TokenExperiment"),
 }

@@ -23,6 +23,7 @@ from kernel_attention.experiments.data.vocabulary import vocabulary_from_state
 from kernel_attention.experiments.robustness import swap_words
 from kernel_attention.experiments.training.evaluation import classification_figures, collect_outputs
 from kernel_attention.experiments.training.experiment import Experiment, Loaders, Metric
+from kernel_attention.experiments.training.facts import check_class_names
 from kernel_attention.experiments.training.module import SequenceTask
 from kernel_attention.experiments.training.step_recorder import StepRecorder
 from kernel_attention.experiments.training.token_recipe import TokenRecipe
@@ -57,9 +58,7 @@ class TokenExperiment(Experiment):
     @classmethod
     def check_facts(cls, facts: Any, path: Path) -> None:
         super().check_facts(facts, path)
-        names = facts.get("class_names")
-        if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-            raise InputError(f"{path}: class_names are no list of names")
+        check_class_names(facts, path)
 
     @property
     def metric(self) -> Metric:

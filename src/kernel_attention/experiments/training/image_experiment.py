@@ -1,0 +1,127 @@
+"""Classification of images: the data, the model, the figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from torch import Tensor
+
+from kernel_attention.experiments.data.image_batches import make_image_loader
+from kernel_attention.experiments.data.images import ImageSplit, hold_out_images, load_images
+from kernel_attention.experiments.training.evaluation import classification_figures, collect_outputs
+from kernel_attention.experiments.training.experiment import Experiment, Loaders, Metric
+from kernel_attention.experiments.training.facts import check_class_names
+from kernel_attention.experiments.training.image_recipe import ImageRecipe
+from kernel_attention.experiments.training.image_task import ImageTask
+from kernel_attention.models.vision import VisionTransformer
+
+_DIAGNOSED_AT_ONCE = 8
+_AT_ONCE = 4096  # images whose statistics are taken at a time
+
+
+class ImageExperiment(Experiment):
+    """Classification of images with a vision transformer, described by an ``ImageRecipe``."""
+
+    recipe: ImageRecipe
+    required_facts: ClassVar[tuple[str, ...]] = ("channels", "height", "width")
+
+    def __init__(self, recipe: ImageRecipe, data_root: str | Path | None = None) -> None:
+        super().__init__(recipe, data_root)
+        self.data = load_images(recipe.dataset, data_root, image_size=recipe.image_size)
+        self.test = self.data.test.evenly(recipe.evaluation_cases)
+
+    @staticmethod
+    def build_model(recipe: ImageRecipe, facts: dict[str, Any]) -> VisionTransformer:
+        size = (facts["height"], facts["width"])
+        classes = len(facts["class_names"])
+        return VisionTransformer(
+            size, num_outputs=classes, in_channels=facts["channels"], **recipe.model_options()
+        )
+
+    @classmethod
+    def check_facts(cls, facts: Any, path: Path) -> None:
+        super().check_facts(facts, path)
+        check_class_names(facts, path)
+
+    @property
+    def metric(self) -> Metric:
+        return Metric("accuracy", True)
+
+    def facts(self) -> dict[str, Any]:
+        data = self.data
+        _, height, width, channels = data.train.images.shape
+        return {
+            "dataset": data.name,
+            "task": "classification",
+            "channels": channels,
+            "height": height,
+            "width": width,
+            "class_names": list(data.class_names),
+            "train_cases": len(data.train),
+            "test_cases": len(data.test),
+        }
+
+    def loaders(self, seed: int) -> Loaders:
+        recipe = self.recipe
+        train, val = self._split(seed)
+        batches = make_image_loader(
+            train,
+            recipe.batch_size,
+            shuffle=True,
+            repeats=recipe.repeats,
+            seed=seed,
+            num_workers=recipe.workers,
+        )
+        return batches, make_image_loader(val, recipe.batch_size)
+
+    def prepare(self, model: VisionTransformer, seed: int) -> None:
+        train, _ = self._split(seed)
+        model.set_scale(*channel_statistics(train.images))
+
+    def task(self, model: Any) -> ImageTask:
+        return ImageTask(model, self.recipe, self.data.train.images.shape[1:3])
+
+    def evaluate(self, model: VisionTransformer) -> dict[str, Any]:
+        return self._measure(model, self.test)
+
+    def batches(self, cases: int) -> Iterable[tuple[Tensor]]:
+        loader = make_image_loader(self.data.test.evenly(cases), _DIAGNOSED_AT_ONCE)
+        return [batch.arguments for batch in loader]
+
+    def _split(self, seed: int) -> tuple[ImageSplit, ImageSplit]:
+        """(training cases, cases that select the weights) under the recipe's protocol."""
+        recipe, data = self.recipe, self.data
+        if recipe.protocol == "paper":
+            return data.train.evenly(recipe.train_cases), self.test
+        if data.validation is not None:
+            train, held_out = data.train, data.validation
+        else:
+            train, held_out = hold_out_images(data.train, recipe.validation_fraction, seed)
+        return train.evenly(recipe.train_cases), held_out.evenly(recipe.evaluation_cases)
+
+    def _measure(self, model: VisionTransformer, split: ImageSplit) -> dict[str, Any]:
+        logits = image_logits(model, split, self.recipe.batch_size, self.recipe.precision)
+        figures = classification_figures(logits, split.targets)
+        if logits.size(-1) > 5:
+            best = logits.topk(5).indices.numpy()
+            figures["top5_accuracy"] = float((best == split.targets[:, None]).any(axis=1).mean())
+        return figures
+
+
+def image_logits(model: VisionTransformer, split: ImageSplit, batch_size: int, precision: str) -> Tensor:
+    """The logits of every image in order, (n, classes); see ``collect_outputs``."""
+    return collect_outputs(model, make_image_loader(split, batch_size), precision)
+
+
+def channel_statistics(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and deviation of every channel of images (n, H, W, C), of values in [0, 1]: (C,) each."""
+    sums = np.zeros((2, images.shape[-1]))
+    for start in range(0, len(images), _AT_ONCE):
+        pixels = images[start : start + _AT_ONCE].reshape(-1, images.shape[-1]) / np.float32(255)
+        sums += [pixels.sum(axis=0, dtype=np.float64), (pixels * pixels).sum(axis=0, dtype=np.float64)]
+    mean, square = sums / (images.size / images.shape[-1])
+    deviation = np.sqrt(np.maximum(square - mean**2, 0))
+    return mean, np.where(deviation > 0, deviation, 1.0)  # a channel that is constant keeps its values

@@ -1,0 +1,90 @@
+"""The Lightning module that trains classifiers of images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from kernel_attention.experiments.data.augmentation import Augmentation, mix
+from kernel_attention.experiments.data.image_batches import ImageBatch
+from kernel_attention.experiments.training.image_recipe import ImageRecipe
+from kernel_attention.experiments.training.module import RecipeTask
+
+
+class ImageTask(RecipeTask):
+    """Cross-entropy of augmented and mixed images (DeiT's training, Touvron et al. 2021).
+
+    Logs per epoch: ``train_loss`` and ``train_accuracy`` (of the augmented images; with mixup or cutmix, for
+    the larger part of the mixture), ``objective_layer_i`` (J), and ``val_loss``, ``val_accuracy``.
+
+    Args:
+        model: images (B, C, H, W) in [0, 1] -> logits (B, classes).
+        recipe: augmentation, optimizer, schedule.
+        size: (H, W).
+    """
+
+    def __init__(self, model: nn.Module, recipe: ImageRecipe, size: tuple[int, int]) -> None:
+        super().__init__(model, recipe)
+        self.recipe: ImageRecipe = recipe
+        self.augmentation = Augmentation(recipe.augmentation, size, recipe.random_erasing)
+        self.average: AveragedModel | None = None
+        if recipe.ema_decay:
+            average = get_ema_multi_avg_fn(recipe.ema_decay)
+            self.average = AveragedModel(model, multi_avg_fn=average, use_buffers=True)
+
+    @property
+    def evaluated(self) -> nn.Module:
+        """The moving average of the weights, where the recipe has one."""
+        return self.model if self.average is None else self.average.module
+
+    def training_step(self, batch: ImageBatch) -> Tensor:
+        """Cross-entropy + sum over layers of eta J^2 (Primal-Attention, eq. 10)."""
+        recipe = self.recipe
+        classes = self.model.head.out_features
+        images, targets = mix(
+            self.augmentation(batch.pixels),
+            batch.target,
+            classes,
+            recipe.mixup,
+            recipe.cutmix,
+            recipe.label_smoothing,
+        )
+        logits = self.model(images).float()
+        loss = F.cross_entropy(logits, targets)
+        self._log("train", loss, logits, targets.argmax(dim=-1))
+        return loss + self.penalty(len(batch.x))
+
+    def validation_step(self, batch: ImageBatch) -> None:
+        """Log loss and accuracy of the evaluated weights."""
+        logits = self.evaluated(*batch.arguments).float()
+        self._log("val", F.cross_entropy(logits, batch.target), logits, batch.target)
+
+    def optimizer_step(self, *args: Any, **options: Any) -> None:
+        """Also move the average; here, so that a checkpoint of this step holds it."""
+        super().optimizer_step(*args, **options)
+        if self.average is not None:
+            self.average.update_parameters(self.model)
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """No weight decay for biases, norms, positions and the class token, as in DeiT."""
+        decayed, kept = [], []
+        for name, parameter in self.model.named_parameters():
+            is_kept = parameter.dim() <= 1 or name in ("positions", "class_token")
+            (kept if is_kept else decayed).append(parameter)
+        return [{"params": decayed}, {"params": kept, "weight_decay": 0.0}]
+
+    def learning_rate_factor(self) -> Callable[[int], float]:
+        """The recipe's schedule for this number of batches."""
+        steps_per_epoch = -(-int(self.trainer.estimated_stepping_batches) // self.recipe.epochs)
+        return lambda step: self.recipe.learning_rate_factor(step, steps_per_epoch)
+
+    def _log(self, stage: str, loss: Tensor, logits: Tensor, target: Tensor) -> None:
+        figures = {
+            f"{stage}_loss": loss.detach(),
+            f"{stage}_accuracy": (logits.argmax(dim=-1) == target).float().mean(),
+        }
+        self.log_dict(figures, on_step=False, on_epoch=True, prog_bar=True, batch_size=len(target))
