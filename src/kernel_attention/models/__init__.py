@@ -3,6 +3,7 @@
 from kernel_attention.models.causal import CausalLanguageModel
 from kernel_attention.models.decoding import generate
 from kernel_attention.models.encoder_layer import EncoderLayer
+from kernel_attention.models.segmenter import Segmenter
 from kernel_attention.models.sequence import SequenceClassifier, SequenceEncoder
 from kernel_attention.models.tokens import TokenClassifier, TokenEncoder, TokenPairClassifier
 from kernel_attention.models.vision import VisionTransformer
@@ -10,6 +11,7 @@ from kernel_attention.models.vision import VisionTransformer
 __all__ = [
     "CausalLanguageModel",
     "EncoderLayer",
+    "Segmenter",
     "SequenceClassifier",
     "SequenceEncoder",
     "TokenClassifier",
