@@ -1,0 +1,223 @@
+"""Decoded images on disk: one array of pixels and one of class numbers for every part of an image set.
+
+A cache is a folder that is whole or absent. It is made once, in one pass over the files, and then mapped into
+memory. Its name holds the size and time of the source, so that a source that changed is read again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kernel_attention.errors import InputError
+from kernel_attention.experiments.data.archive import cache_folder
+from kernel_attention.experiments.data.image_decoding import decode_images
+from kernel_attention.experiments.data.image_files import IMAGE_SUFFIXES, read_files
+from kernel_attention.experiments.data.image_layouts import LIST_NAMES, place_of, read_list
+from kernel_attention.experiments.notes import note
+
+_VERSION = 1  # of the format and of the decoding
+_NOTE_EVERY = 30.0  # seconds
+_INDEX = "index.json"
+
+logger = logging.getLogger(__name__)
+
+
+class Part(NamedTuple):
+    """A part of an image set. images: (n, H, W, 3) uint8, a read-only memory map; targets: (n,) int64."""
+
+    images: np.ndarray
+    targets: np.ndarray
+    class_names: tuple[str, ...]
+
+
+def cached_parts(place: Path, image_size: int = 0, workers: int | None = None) -> dict[str, Part]:
+    """The parts of a folder or an archive by their folders; from the cache, which is made first where needed.
+
+    Images without a class are left out. A cache that is damaged is made again.
+
+    Raises:
+        InputError: for what ``read_files`` and ``decode_image`` refuse, images of different sizes where
+            ``image_size`` is 0, and a cache that cannot be written.
+    """
+    folder = cache_folder() / "images" / _name(place, image_size)
+    parts = _open(folder)
+    if parts is None:
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=".building-", dir=folder.parent) as temporary:
+                new = Path(temporary) / "new"
+                new.mkdir()
+                _build(place, new, image_size, workers)
+                _publish(new, folder)
+        except OSError as error:
+            raise InputError(f"cache {folder}: cannot be written ({error.strerror or error})") from None
+        parts = _open(folder)
+        if parts is None:
+            raise InputError(f"cache {folder}: is damaged as soon as it is written")
+    return parts
+
+
+def _name(place: Path, image_size: int) -> str:
+    digest = hashlib.sha256(f"{_VERSION} {image_size}".encode())
+    for path, size, changed in _stamps(place):
+        digest.update(f"\n{path} {size} {changed}".encode(errors="surrogateescape"))
+    stem = place.name.partition(".")[0] or place.resolve().name
+    return f"{stem}-{image_size or 'own'}-{digest.hexdigest()[:16]}"
+
+
+def _stamps(place: Path) -> Iterator[tuple[str, int, int]]:
+    """Name, size and time of every file."""
+    try:
+        if not place.is_dir():
+            state = place.stat()
+            yield place.name, state.st_size, state.st_mtime_ns
+            return
+        for folder, folders, files in os.walk(place, followlinks=True):
+            folders.sort()
+            for name in sorted(files):
+                state = os.stat(os.path.join(folder, name))
+                yield os.path.relpath(os.path.join(folder, name), place), state.st_size, state.st_mtime_ns
+    except OSError as error:
+        raise InputError(f"{error.filename or place}: cannot be read ({error.strerror or error})") from None
+
+
+def _open(folder: Path) -> dict[str, Part] | None:
+    """The parts of a cache; None where it is missing or damaged."""
+    try:
+        index = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
+        parts = {}
+        for name, entry in index["parts"].items():
+            images = np.load(folder / entry["images"], mmap_mode="r", allow_pickle=False)
+            targets = np.load(folder / entry["targets"], allow_pickle=False)
+            class_names = tuple(entry["class_names"])
+            if (
+                images.shape != tuple(entry["shape"])
+                or images.dtype != np.uint8
+                or targets.shape != images.shape[:1]
+                or not 0 <= targets.min() <= targets.max() < len(class_names)
+            ):
+                raise ValueError(f"part {name} is not as described")
+            parts[name] = Part(images, targets, class_names)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError) as error:
+        logger.warning("cache %s is damaged (%s) and made again", folder, error)
+        return None
+    return parts
+
+
+def _publish(new: Path, folder: Path) -> None:
+    """Move a finished cache to its place; where another process put a whole one meanwhile, that one stays."""
+    for _ in range(2):
+        try:
+            os.rename(new, folder)
+        except OSError:
+            if _open(folder) is not None:
+                return
+            os.rename(folder, new.parent / "damaged")
+        else:
+            return
+    raise OSError(f"{folder} is taken")
+
+
+def _build(place: Path, folder: Path, image_size: int, workers: int | None) -> None:
+    lists: dict[str, str] = {}
+    writers: dict[str, _Writer] = {}
+    first: tuple[str, tuple[int, ...]] | None = None
+    begun = noted = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        decoded = decode_images(_images(place, lists), str(place), image_size, workers)
+        for count, (path, pixels) in enumerate(decoded, start=1):
+            first = first or (path, pixels.shape)
+            if pixels.shape != first[1]:
+                raise _mixed_sizes(place, first, (path, pixels.shape))
+            part = place_of(path).part
+            if part not in writers:
+                writers[part] = stack.enter_context(
+                    contextlib.closing(_Writer(folder, len(writers), pixels.shape))
+                )
+            writers[part].add(path, pixels)
+            if time.monotonic() - noted > _NOTE_EVERY:
+                noted = time.monotonic()
+                note(f"{place}: {count:,} images decoded in {noted - begun:.0f} s")
+    if not writers:
+        raise InputError(f"{place}: has no images (accepted: {', '.join(IMAGE_SUFFIXES)})")
+    parts = {part: entry for part, writer in writers.items() if (entry := writer.finish(part, place, lists))}
+    text = json.dumps({"version": _VERSION, "source": str(place), "parts": parts})
+    (folder / _INDEX).write_text(text, encoding="utf-8")
+
+
+def _images(place: Path, lists: dict[str, str]) -> Iterator[tuple[str, bytes]]:
+    """The images of a place; what its lists say is added to ``lists`` on the way."""
+    for path, content in read_files(place, (*IMAGE_SUFFIXES, *LIST_NAMES)):
+        if content is None:
+            continue
+        if path.lower().endswith(IMAGE_SUFFIXES):
+            yield path, content
+        elif path.rpartition("/")[2] in LIST_NAMES:
+            lists.update(read_list(path, content, str(place)))
+
+
+def _mixed_sizes(
+    place: Path, first: tuple[str, tuple[int, ...]], second: tuple[str, tuple[int, ...]]
+) -> InputError:
+    sizes = " and ".join(f"{path} has {shape[1]} x {shape[0]} pixels" for path, shape in (first, second))
+    return InputError(f"{place}: {sizes}; image_size resizes all of them")
+
+
+class _Writer:
+    """The arrays of one part. NumPy leaves room in the header for a first axis that grows."""
+
+    def __init__(self, folder: Path, number: int, shape: tuple[int, ...]) -> None:
+        self.folder = folder
+        self.number = number
+        self.shape = shape
+        self.paths: list[str] = []
+        self.file = (folder / f"{number}-images.npy").open("wb")
+        self._write_header()
+
+    def _write_header(self) -> None:
+        header = {"descr": "|u1", "fortran_order": False, "shape": (len(self.paths), *self.shape)}
+        np.lib.format.write_array_header_1_0(self.file, header)
+
+    def add(self, path: str, pixels: np.ndarray) -> None:
+        self.file.write(np.ascontiguousarray(pixels).data)
+        self.paths.append(path)
+
+    def close(self) -> None:
+        """Finish the array of pixels."""
+        self.file.seek(0)
+        self._write_header()
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        self.file.close()
+
+    def finish(self, part: str, place: Path, lists: dict[str, str]) -> dict[str, Any] | None:
+        """Write the class numbers; the part's entry in the index, or None where no image has a class."""
+        labels = [lists.get(path) or place_of(path).label for path in self.paths]
+        if all(label is None for label in labels):
+            note(f"{place}: the images of {part or 'the folder'} have no class folders and are left out")
+            return None
+        if None in labels:
+            raise InputError(f"{place}: {self.paths[labels.index(None)]} has no class")
+        names = sorted({label for label in labels if label is not None})
+        numbers = {name: number for number, name in enumerate(names)}
+        targets = np.array([numbers[str(label)] for label in labels], dtype=np.int64)
+        np.save(self.folder / f"{self.number}-targets.npy", targets)
+        return {
+            "images": f"{self.number}-images.npy",
+            "targets": f"{self.number}-targets.npy",
+            "shape": [len(targets), *self.shape],
+            "class_names": names,
+        }

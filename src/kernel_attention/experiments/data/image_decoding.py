@@ -1,0 +1,144 @@
+"""The bytes of image files as arrays of equal size, decoded by several processes where there are many.
+
+A file is turned as its EXIF orientation says. Gray, palette and CMYK images become RGB. An alpha channel is
+dropped, as torchvision and timm do. Of 16 bits the upper 8 are kept. Floating-point images are refused.
+With an ``image_size`` the short side is resized to it (bicubic) and the middle is cut out.
+"""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+import os
+import time
+import warnings
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from functools import partial
+
+import numpy as np
+
+from kernel_attention.errors import InputError, missing_package
+
+_BATCH_FILES = 256
+_BATCH_BYTES = 1 << 23
+_PATIENCE = 20.0  # seconds of decoding here before other processes are started, which takes seconds too
+
+Batch = list[tuple[str, bytes]]
+
+
+def decode_image(content: bytes, where: str, image_size: int = 0) -> np.ndarray:
+    """The pixels of an image file, (height, width, 3) uint8.
+
+    Args:
+        content: the bytes of the file.
+        where: names the file in errors.
+        image_size: height and width of the result; 0 keeps those of the file.
+
+    Raises:
+        InputError: where the bytes are no whole image, or one of too many pixels (Pillow's
+            ``MAX_IMAGE_PIXELS``), or one of floating-point values.
+    """
+    try:
+        from PIL import Image, ImageOps, UnidentifiedImageError
+    except ModuleNotFoundError as error:
+        raise InputError(missing_package(error, "reading images") or str(error)) from None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(io.BytesIO(content)) as image:
+                upright = ImageOps.exif_transpose(image)
+                return np.asarray(_fit(_rgb(upright, where), image_size), dtype=np.uint8)
+    except InputError:
+        raise
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise InputError(f"{where}: has too many pixels ({error})") from None
+    except Exception as error:  # Pillow's plugins raise anything for a damaged file
+        reason = "it is no image of a known format" if isinstance(error, UnidentifiedImageError) else error
+        raise InputError(f"{where}: not readable as an image ({reason})") from None
+
+
+def _rgb(image, where):  # type: ignore[no-untyped-def]
+    from PIL import Image
+
+    if image.mode == "F":
+        raise InputError(f"{where}: has floating-point values (accepted: images of 8 or 16 bits)")
+    if image.mode.startswith("I"):
+        values = np.asarray(image).astype(np.int64)
+        image = Image.fromarray((np.clip(values, 0, 65535) >> 8).astype(np.uint8))
+    elif image.mode == "P":
+        image = image.convert("RGBA")  # Pillow warns of some palettes with transparency otherwise
+    return image.convert("RGB")
+
+
+def _fit(image, size):  # type: ignore[no-untyped-def]
+    from PIL import Image
+
+    if not size or image.size == (size, size):
+        return image
+    scale = size / min(image.size)
+    width, height = (max(round(side * scale), size) for side in image.size)
+    image = image.resize((width, height), Image.Resampling.BICUBIC)
+    left, top = (width - size) // 2, (height - size) // 2
+    return image.crop((left, top, left + size, top + size))
+
+
+def decode_images(
+    files: Iterable[tuple[str, bytes]], place: str, image_size: int = 0, workers: int | None = None
+) -> Iterator[tuple[str, np.ndarray]]:
+    """(path, pixels) of every file, in their order, with few files in memory at a time.
+
+    Args:
+        files: (path, bytes).
+        place: stands before the path in errors.
+        image_size: of ``decode_image``.
+        workers: processes; by default 4, or the number of cores where that is smaller. 1 decodes here, as any
+            number does in the first seconds. The result does not depend on it.
+    """
+    workers = min(4, os.cpu_count() or 1) if workers is None else workers
+    decode = partial(_decode_batch, place, image_size)
+    batches = _batches(files)
+    begun = time.monotonic()
+    for batch in batches:
+        yield from zip((path for path, _ in batch), decode(batch), strict=True)
+        if workers > 1 and time.monotonic() - begun > _PATIENCE:
+            break
+    else:
+        return
+    # A process forked from one with threads may wait for ever for a lock of one of these threads.
+    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
+    try:
+        waiting: deque[tuple[Batch, Future[list[np.ndarray]]]] = deque()
+        for batch in batches:
+            waiting.append((batch, pool.submit(decode, batch)))
+            if len(waiting) > 2 * workers:
+                yield from _next_batch(waiting)
+        while waiting:
+            yield from _next_batch(waiting)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _next_batch(
+    waiting: deque[tuple[Batch, Future[list[np.ndarray]]]],
+) -> Iterator[tuple[str, np.ndarray]]:
+    batch, decoded = waiting.popleft()
+    yield from zip((path for path, _ in batch), decoded.result(), strict=True)
+
+
+def _decode_batch(place: str, image_size: int, batch: Batch) -> list[np.ndarray]:
+    return [decode_image(content, f"{place}: {path}", image_size) for path, content in batch]
+
+
+def _batches(files: Iterable[tuple[str, bytes]]) -> Iterator[Batch]:
+    batch: Batch = []
+    size = 0
+    for file in files:
+        batch.append(file)
+        size += len(file[1])
+        if len(batch) == _BATCH_FILES or size >= _BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch

@@ -1,0 +1,202 @@
+"""The files of an image set, one after the other: of a folder, or of an archive that is read where it is."""
+
+from __future__ import annotations
+
+import bz2
+import contextlib
+import gzip
+import io
+import lzma
+import os
+import stat
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple, Protocol
+
+from kernel_attention.errors import InputError
+from kernel_attention.memory_limit import require_memory
+
+IMAGE_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
+ARCHIVE_SUFFIXES = (".tar", ".tar.bz2", ".tar.gz", ".tar.xz", ".tbz2", ".tgz", ".txz", ".zip")
+
+_BLOCK = 512  # of a tar file; one block of zeros ends it
+_READ_AT_ONCE = 1 << 20
+_OPENERS = ((b"\xfd7zXZ\x00", lzma.open), (b"\x1f\x8b", gzip.open), (b"BZh", bz2.open))
+_DAMAGED = (
+    OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile, NotImplementedError,
+    RuntimeError,
+)  # fmt: skip
+
+
+class SetFile(NamedTuple):
+    """A file of an image set: its path below the place, with ``/``, and its bytes; None for a folder."""
+
+    path: str
+    content: bytes | None
+
+
+def read_images(place: Path) -> Iterator[tuple[str, bytes]]:
+    """(path, bytes) of every image of a folder or an archive, in one pass.
+
+    The rules and errors are those of ``read_files``. An image is a file with a suffix of ``IMAGE_SUFFIXES``.
+
+    Raises:
+        InputError: where there is no image, and as ``read_files`` does.
+    """
+    found = False
+    for path, content in read_files(place, IMAGE_SUFFIXES):
+        if content is not None:
+            found = True
+            yield path, content
+    if not found:
+        raise InputError(f"{place}: has no images (accepted: {', '.join(IMAGE_SUFFIXES)})")
+
+
+def read_files(place: Path, suffixes: tuple[str, ...]) -> Iterator[SetFile]:
+    """The folders of a place, and its files with these suffixes (lower case), in one pass.
+
+    A folder is read in the order of names and follows links. A tar archive (plain, gzip, bzip2 or xz) is read
+    as a stream, in its own order, and a zip archive in that of its directory; nothing is unpacked. Files and
+    folders whose name begins with a dot, and ``__MACOSX``, are left out.
+
+    Raises:
+        InputError: for a place that is missing, unreadable, truncated or no archive; for a member that is a
+            link, appears twice, or has a path that is absolute or leads out of the archive.
+    """
+    place = Path(place)
+    if place.is_dir():
+        entries = _folder(place, "", (), suffixes)
+    elif place.is_file():
+        entries = _distinct(_archive(place, suffixes), place)
+    else:
+        kind = "is neither a folder nor a file" if place.exists() else "does not exist"
+        raise InputError(f"{place}: {kind} (accepted: a folder of images, or {', '.join(ARCHIVE_SUFFIXES)})")
+    return entries
+
+
+def _folder(folder: Path, path: str, above: tuple[str, ...], suffixes: tuple[str, ...]) -> Iterator[SetFile]:
+    real = os.path.realpath(folder)
+    if real in above:  # a link to a folder that contains it
+        return
+    try:
+        with os.scandir(folder) as found:
+            entries = sorted(found, key=lambda entry: entry.name)
+    except OSError as error:
+        raise InputError(f"folder {folder}: cannot be read ({error.strerror or error})") from None
+    for entry in entries:
+        if _is_hidden(entry.name):
+            continue
+        if entry.is_dir():
+            yield SetFile(f"{path}{entry.name}", None)
+            yield from _folder(folder / entry.name, f"{path}{entry.name}/", (*above, real), suffixes)
+        elif entry.name.lower().endswith(suffixes):
+            yield SetFile(f"{path}{entry.name}", _read(folder / entry.name))
+
+
+def _read(path: Path) -> bytes:
+    try:
+        require_memory(f"file {path}", path.stat().st_size, "leave it out")
+        return path.read_bytes()
+    except OSError as error:
+        raise InputError(f"file {path}: cannot be read ({error.strerror or error})") from None
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(".") or name == "__MACOSX"
+
+
+def _archive(place: Path, suffixes: tuple[str, ...]) -> Iterator[SetFile]:
+    try:
+        with place.open("rb") as file:
+            start = file.read(6)
+        if start[:4] in (b"PK\x03\x04", b"PK\x05\x06"):
+            yield from _zip_members(place, suffixes)
+            return
+        opener = next((opener for magic, opener in _OPENERS if start.startswith(magic)), None)
+        with contextlib.closing(opener(place) if opener else place.open("rb")) as stream:
+            yield from _tar_members(stream, place, suffixes)
+    except InputError:
+        raise
+    except _DAMAGED as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or error or type(error).__name__
+        raise InputError(f"file {place}: cannot be read as an archive ({reason})") from None
+
+
+class _Readable(Protocol):
+    def read(self, size: int = -1, /) -> bytes: ...
+
+
+class _Tail(io.RawIOBase):
+    """A stream that remembers its last bytes: tarfile takes a tar that was cut between members as whole."""
+
+    def __init__(self, stream: _Readable) -> None:
+        self.stream = stream
+        self.last = b""
+
+    def read(self, size: int = -1) -> bytes:
+        found = self.stream.read(size)
+        self.last = (self.last + found)[-_BLOCK:] if len(found) < _BLOCK else found[-_BLOCK:]
+        return found
+
+
+def _tar_members(stream: _Readable, place: Path, suffixes: tuple[str, ...]) -> Iterator[SetFile]:
+    tail = _Tail(stream)
+    with tarfile.open(fileobj=tail, mode="r|", bufsize=_READ_AT_ONCE) as archive:
+        while (member := archive.next()) is not None:
+            archive.members = []  # type: ignore[attr-defined]  # else tarfile keeps every member that it has seen
+            path = _inside(member.name, place)
+            if path is None:
+                continue
+            if member.isdir():
+                yield SetFile(path, None)
+            elif member.issym() or member.islnk():
+                raise InputError(
+                    f"{place}: {member.name} is a link to {member.linkname}; accepted: files only"
+                )
+            elif member.isfile() and path.lower().endswith(suffixes):
+                require_memory(f"{place}: {path}", member.size, "leave it out")
+                content = archive.extractfile(member)
+                assert content is not None
+                yield SetFile(path, content.read())
+    while tail.read(_READ_AT_ONCE):  # the rest of a compressed stream is checked as it is read
+        pass
+    if len(tail.last) < _BLOCK or any(tail.last):
+        raise InputError(f"file {place}: cannot be read as an archive (it is truncated)")
+
+
+def _zip_members(place: Path, suffixes: tuple[str, ...]) -> Iterator[SetFile]:
+    with zipfile.ZipFile(place) as archive:
+        for member in archive.infolist():
+            path = _inside(member.filename, place)
+            if path is None:
+                continue
+            if stat.S_ISLNK(member.external_attr >> 16):
+                raise InputError(f"{place}: {member.filename} is a link; accepted: files only")
+            if member.is_dir():
+                yield SetFile(path, None)
+            elif path.lower().endswith(suffixes):
+                require_memory(f"{place}: {path}", member.file_size, "leave it out")
+                yield SetFile(path, archive.read(member))
+
+
+def _inside(name: str, place: Path) -> str | None:
+    """The path of a member without ``./``; None for a hidden one and for the archive's own folder."""
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or "\\" in name or ":" in path.parts[:1]:
+        raise InputError(f"{place}: member {name!r} has a path that leads out of the archive")
+    if not path.parts or any(map(_is_hidden, path.parts)):
+        return None
+    return path.as_posix()
+
+
+def _distinct(entries: Iterator[SetFile], place: Path) -> Iterator[SetFile]:
+    seen: set[str] = set()
+    for entry in entries:
+        if entry.content is not None:
+            if entry.path in seen:
+                raise InputError(f"{place}: has {entry.path} twice")
+            seen.add(entry.path)
+        yield entry

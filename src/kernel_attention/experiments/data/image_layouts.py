@@ -1,0 +1,70 @@
+"""The part of an image set that a file belongs to, and its class: from its path, or from a list."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import PurePosixPath
+from typing import NamedTuple
+
+from kernel_attention.errors import InputError
+from kernel_attention.experiments.data.documents import SPLITS, split_names
+
+LIST_NAMES = ("val_annotations.txt", "metadata.csv", "metadata.jsonl")
+"""Files that name the class of images: Tiny-ImageNet's, and those of Hugging Face's image folders."""
+
+
+class Place(NamedTuple):
+    """Where an image stands: the folder of its part, such as ``cifar10/train``, and its class folder."""
+
+    part: str
+    label: str | None
+
+
+def place_of(path: str) -> Place:
+    """The part and class of an image by its path.
+
+    The part is the first folder that has the name of a split, and the class is the folder below it, whatever
+    stands deeper (as in ``train/CLASS/images/file``). In a path without a split's name the class is the
+    image's own folder. The label is None where no folder is left for it.
+    """
+    folders = path.split("/")[:-1]
+    for depth, folder in enumerate(folders):
+        if split_of(folder) is not None:
+            below = folders[depth + 1 :]
+            label = below[0] if below and below != ["images"] else None
+            return Place("/".join(folders[: depth + 1]), label)
+    if len(folders) > 1 and folders[-1] == "images":
+        folders = folders[:-1]
+    return Place("/".join(folders[:-1]), folders[-1] if folders else None)
+
+
+def split_of(part: str) -> str | None:
+    """``train``, ``validation`` or ``test`` by the last folder of a part; None for another folder."""
+    folder = part.rpartition("/")[2].lower()
+    return next((split for split in SPLITS if folder in split_names(split)), None)
+
+
+def read_list(path: str, content: bytes, where: str) -> dict[str, str]:
+    """The class of each image that a list names, by the image's path.
+
+    Raises:
+        InputError: where the list cannot be read, or names no classes.
+    """
+    folder = PurePosixPath(path).parent
+    try:
+        text = content.decode("utf-8-sig")
+        if path.endswith("val_annotations.txt"):
+            rows = [line.split("\t")[:2] for line in text.splitlines() if line.strip()]
+            return {(folder / "images" / file).as_posix(): label for file, label in rows}
+        if path.endswith(".csv"):
+            records = list(csv.DictReader(io.StringIO(text)))
+        else:
+            records = [json.loads(line) for line in text.splitlines() if line.strip()]
+        return {(folder / record["file_name"]).as_posix(): str(record["label"]) for record in records}
+    except (ValueError, KeyError, TypeError, csv.Error) as error:
+        reason = f"it has no {error}" if isinstance(error, KeyError) else error
+        raise InputError(
+            f"{where}: {path} is not a list of images with file_name and label ({reason})"
+        ) from None
