@@ -21,7 +21,7 @@ from torch import nn
 import kernel_attention as ka
 from kernel_attention.hosts.replace import PATTERNS
 from kernel_attention.mechanisms import MECHANISMS, layer_specs
-from kernel_attention.models import SequenceClassifier
+from kernel_attention.models import SequenceClassifier, VisionTransformer
 
 
 def replaced(layers, **options) -> list[int | None]:
@@ -171,3 +171,19 @@ def test_a_classifier_by_name_with_max_len_from_the_encoder_inside():
 def test_a_model_that_is_itself_an_attention_layer_has_none_inside():
     with pytest.raises(ka.InputError, match="holds no attention layer"):
         ka.replace_attention(nn.MultiheadAttention(EMBED_DIM, HEADS), {0: "softmax"})
+
+
+@pytest.mark.parametrize("pooling", ["class", "mean"])
+def test_our_vision_transformer_tells_its_grid_class_token_and_length(pooling):
+    sizes = {"embed_dim": EMBED_DIM, "num_heads": HEADS, "num_layers": 3, "feedforward_dim": 20}
+    model = VisionTransformer((6, 10), 2, 5, dropout=0.1, pooling=pooling, **sizes).eval()
+    x = torch.rand(BATCH, 3, 6, 10)
+    expected = model(x)
+    ka.replace_attention(model, {"all": "softmax"})
+    assert torch.equal(model(x), expected)
+    report = ka.replace_attention(model, {0: "conv2d", 1: {"scaled": {"scaling": "matrix"}}, 2: "primal"})
+    first = int(pooling == "class")
+    given = report[0].options
+    assert (given["dropout"], given["grid_size"], given["class_tokens"]) == (0.1, (3, 5), first)
+    assert report[1].options["max_len"] == report[2].options["max_len"] == 15 + first
+    assert model(x).isfinite().all()

@@ -16,6 +16,7 @@ from kernel_attention.hosts.projections import Source, projections
 
 _HEADS = ("num_heads", "num_attention_heads", "n_heads")
 _DROPOUTS = ("attn_drop", "attention_dropout", "dropout")
+_OWN_SIZES = ("max_len", "grid_size", "class_tokens")  # attributes of our models
 
 
 @dataclass(frozen=True)
@@ -71,8 +72,9 @@ def known_sizes(owners: Sequence[nn.Module]) -> dict[str, Any]:
 
 
 def _own_sizes(owner: nn.Module) -> dict[str, Any]:
-    max_len = getattr(owner, "max_len", None)
-    return {"max_len": max_len} if isinstance(max_len, int) else {}
+    if not isinstance(getattr(owner, "max_len", None), int):
+        return {}
+    return {name: getattr(owner, name) for name in _OWN_SIZES if hasattr(owner, name)}
 
 
 def _timm_sizes(owner: nn.Module) -> dict[str, Any]:

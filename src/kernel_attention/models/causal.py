@@ -22,7 +22,7 @@ from kernel_attention.errors import InputError, unknown
 from kernel_attention.mechanisms import AttentionSpec
 from kernel_attention.models.cross_entropy import linear_cross_entropy
 from kernel_attention.models.decoding import DecodingState, decode_step, initial_state, prefill
-from kernel_attention.models.encoder_layer import EncoderLayer, attention_layers
+from kernel_attention.models.encoder_layer import EncoderLayer, create_attentions
 from kernel_attention.models.sequence import sinusoidal_positions
 
 _DEVIATION = 0.02  # of the embedding and the positions at first
@@ -84,7 +84,7 @@ class CausalLanguageModel(nn.Module):
         self._set_positions(positions, embed_dim, **where)
         shared = {"max_len": max_len, "dropout": dropout}
         self.layers = nn.ModuleList()
-        for layer in attention_layers(attention, num_layers, embed_dim, num_heads, shared, **where):
+        for layer in create_attentions(attention, num_layers, embed_dim, num_heads, shared, **where):
             require_causal_form(layer, layer.mechanism_name)
             self.layers.append(EncoderLayer(layer, feedforward_dim, dropout, norm_first, **where))
         self.norm = nn.LayerNorm(embed_dim, **where) if norm_first else nn.Identity()

@@ -95,7 +95,7 @@ class StochasticDepth(nn.Module):
         return f"{self.probability}"
 
 
-def attention_layers(
+def create_attentions(
     attention: AttentionSpec | Sequence[AttentionSpec],
     num_layers: int,
     embed_dim: int,

@@ -18,7 +18,7 @@ from kernel_attention.core.parameters import Device, reset_module, reset_submodu
 from kernel_attention.core.validation import require_positive, require_probability
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.mechanisms import AttentionSpec
-from kernel_attention.models.encoder_layer import EncoderLayer, attention_layers
+from kernel_attention.models.encoder_layer import EncoderLayer, create_attentions
 
 
 class SequenceEncoder(nn.Module):
@@ -74,7 +74,7 @@ class SequenceEncoder(nn.Module):
         self._set_positions(positions, **where)
         shared = {"max_len": max_len, "dropout": dropout}
         self.layers = nn.ModuleList()
-        for layer in attention_layers(attention, num_layers, embed_dim, num_heads, shared, **where):
+        for layer in create_attentions(attention, num_layers, embed_dim, num_heads, shared, **where):
             self.layers.append(EncoderLayer(layer, feedforward_dim, dropout, norm_first, **where))
         self.norm = nn.LayerNorm(embed_dim, **where)
         self.dropout = nn.Dropout(dropout)

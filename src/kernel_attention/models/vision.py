@@ -20,7 +20,7 @@ from kernel_attention.core.validation import require_positive, require_probabili
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.mechanisms import AttentionSpec
 from kernel_attention.memory_limit import require_parameters
-from kernel_attention.models.encoder_layer import EncoderLayer, attention_layers
+from kernel_attention.models.encoder_layer import EncoderLayer, create_attentions
 
 _DEVIATION = 0.02  # of linear weights, positions and class token at first (DeiT)
 _NORM_EPS = 1e-6  # of ViT and DeiT
@@ -50,6 +50,8 @@ class VisionTransformer(nn.Module):
 
     Attributes:
         grid_size: rows and columns of patches.
+        class_tokens: tokens in front of them, 1 or 0.
+        max_len: the number of tokens.
         input_mean: the training images' mean, (C,); part of the weights, see ``set_scale``.
         input_std: their standard deviation, (C,).
 
@@ -98,23 +100,23 @@ class VisionTransformer(nn.Module):
             "feedforward_dim": feedforward_dim, "dropout": dropout, "drop_path": drop_path,
         }  # fmt: skip
         where: dict[str, Any] = {"device": device, "dtype": dtype}
-        class_tokens = int(pooling == "class")
-        num_tokens = class_tokens + self.grid_size[0] * self.grid_size[1]
+        self.class_tokens = int(pooling == "class")
+        self.max_len = self.class_tokens + self.grid_size[0] * self.grid_size[1]
         require_parameters(
             f"image_size={self.image_size} with patch_size={patch_size} and embed_dim={embed_dim}",
-            num_tokens * embed_dim,
+            self.max_len * embed_dim,
             "raise patch_size or lower image_size",
         )
         # The training data's scale is part of the model, so it is loaded with the weights.
         self.register_buffer("input_mean", torch.zeros(in_channels, **where))
         self.register_buffer("input_std", torch.ones(in_channels, **where))
         self.patches = nn.Conv2d(in_channels, embed_dim, patch_size, stride=patch_size, **where)
-        token = nn.Parameter(torch.empty(embed_dim, **where)) if class_tokens else None
+        token = nn.Parameter(torch.empty(embed_dim, **where)) if self.class_tokens else None
         self.register_parameter("class_token", token)
-        self.positions = nn.Parameter(torch.empty(num_tokens, embed_dim, **where))
+        self.positions = nn.Parameter(torch.empty(self.max_len, embed_dim, **where))
         self.dropout = nn.Dropout(dropout)
         known = {
-            "max_len": num_tokens, "grid_size": self.grid_size, "class_tokens": class_tokens,
+            "max_len": self.max_len, "grid_size": self.grid_size, "class_tokens": self.class_tokens,
             "dropout": dropout,
         }  # fmt: skip
         self.layers = nn.ModuleList(
@@ -123,7 +125,7 @@ class VisionTransformer(nn.Module):
                 drop_path=drop_path * index / max(num_layers - 1, 1), **where,
             )
             for index, layer in enumerate(
-                attention_layers(attention, num_layers, embed_dim, num_heads, known, **where)
+                create_attentions(attention, num_layers, embed_dim, num_heads, known, **where)
             )
         )  # fmt: skip
         self.norm = nn.LayerNorm(embed_dim, _NORM_EPS, **where)
