@@ -13,9 +13,9 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -29,6 +29,8 @@ from kernel_attention.experiments.notes import note
 _VERSION = 1  # of the format and of the decoding
 _NOTE_EVERY = 30.0  # seconds
 _INDEX = "index.json"
+
+Content = TypeVar("Content")
 
 logger = logging.getLogger(__name__)
 
@@ -50,30 +52,49 @@ def cached_parts(place: Path, image_size: int = 0, workers: int | None = None) -
         InputError: for what ``read_files`` and ``decode_image`` refuse, images of different sizes where
             ``image_size`` is 0, and a cache that cannot be written.
     """
-    folder = cache_folder() / "images" / _name(place, image_size)
-    parts = _open(folder)
-    if parts is None:
+    folder = (
+        cache_folder() / "images" / cache_name(place, f"{_VERSION} {image_size}", str(image_size or "own"))
+    )
+    return cached_folder(folder, _open, lambda new: _build(place, new, image_size, workers))
+
+
+def cached_folder(
+    folder: Path, read: Callable[[Path], Content | None], build: Callable[[Path], None]
+) -> Content:
+    """The content of a cache, which is built first where it is missing or damaged.
+
+    Args:
+        folder: of the cache; it is whole or absent.
+        read: the content of such a folder; None where it is missing or damaged.
+        build: fills an empty folder.
+
+    Raises:
+        InputError: for a cache that cannot be written.
+    """
+    content = read(folder)
+    if content is None:
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(prefix=".building-", dir=folder.parent) as temporary:
                 new = Path(temporary) / "new"
                 new.mkdir()
-                _build(place, new, image_size, workers)
-                _publish(new, folder)
+                build(new)
+                _publish(new, folder, read)
         except OSError as error:
             raise InputError(f"cache {folder}: cannot be written ({error.strerror or error})") from None
-        parts = _open(folder)
-        if parts is None:
+        content = read(folder)
+        if content is None:
             raise InputError(f"cache {folder}: is damaged as soon as it is written")
-    return parts
+    return content
 
 
-def _name(place: Path, image_size: int) -> str:
-    digest = hashlib.sha256(f"{_VERSION} {image_size}".encode())
+def cache_name(place: Path, settings: str, label: str) -> str:
+    """The source's name, ``label``, and a hash of ``settings`` and of the source's size and time."""
+    digest = hashlib.sha256(settings.encode())
     for path, size, changed in _stamps(place):
         digest.update(f"\n{path} {size} {changed}".encode(errors="surrogateescape"))
     stem = place.name.partition(".")[0] or place.resolve().name
-    return f"{stem}-{image_size or 'own'}-{digest.hexdigest()[:16]}"
+    return f"{stem}-{label}-{digest.hexdigest()[:16]}"
 
 
 def _stamps(place: Path) -> Iterator[tuple[str, int, int]]:
@@ -117,13 +138,13 @@ def _open(folder: Path) -> dict[str, Part] | None:
     return parts
 
 
-def _publish(new: Path, folder: Path) -> None:
+def _publish(new: Path, folder: Path, read: Callable[[Path], object]) -> None:
     """Move a finished cache to its place; where another process put a whole one meanwhile, that one stays."""
     for _ in range(2):
         try:
             os.rename(new, folder)
         except OSError:
-            if _open(folder) is not None:
+            if read(folder) is not None:
                 return
             os.rename(folder, new.parent / "damaged")
         else:
