@@ -1,4 +1,4 @@
-"""Crops keep image and labels together and depend on (seed, epoch, case) alone; whole images keep their order."""
+"""Crops keep image and labels together and depend on (seed, epoch, case) alone; whole images are in order."""
 
 from __future__ import annotations
 
