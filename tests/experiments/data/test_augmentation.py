@@ -1,4 +1,4 @@
-"""Augmentation changes images as its papers say, draws from torch's generator alone, and keeps their range."""
+"""Augmentation changes images as its papers say, draws from torch's generator, and keeps their range."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_same_numbers_for_the_same_state_of_the_generator(images, name, erasing)
 
 
 def test_crop_flip_moves_and_mirrors():
-    """Every result is the image shifted by at most an eighth of its side, with zeros at the edge, mirrored or not."""
+    """Every result is the image shifted by at most an eighth of its side, mirrored or not."""
     augment = Augmentation("crop_flip", (16, 24))
     image = torch.rand(3, 16, 24)
     framed = torch.nn.functional.pad(image, (3, 3, 2, 2))

@@ -16,7 +16,7 @@ from kernel_attention.errors import unknown
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_RAND_AUGMENT = {"n": 2, "m": 9}
+_OPERATIONS, _MAGNITUDE = 2, 9  # of RandAugment (Cubuk et al. 2020)
 _ALIKE = 8  # kornia draws the operations of RandAugment once a call: so many images share them
 
 AUGMENTATIONS = ("none", "crop_flip", "deit")
@@ -44,13 +44,14 @@ class Augmentation(nn.Module):
             self.geometry.append(augmentation.RandomCrop(shape, padding=(shape[1] // 8, shape[0] // 8)))
         elif name == "deit":
             self.geometry.append(augmentation.RandomResizedCrop(shape, scale=(0.08, 1.0), resample="bicubic"))
-            self.policy = augmentation.auto.RandAugment(**_RAND_AUGMENT)
+            self.policy = augmentation.auto.RandAugment(_OPERATIONS, _MAGNITUDE)
         if name != "none":
             self.geometry.append(augmentation.RandomHorizontalFlip())
         self.erasing = random_erasing
 
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, C, H, W)."""
         images = self.geometry(images).clamp(0, 1)  # bicubic interpolation overshoots
         if self.policy is not None:
             images = torch.cat([self.policy(some) for some in images.split(_ALIKE)])
@@ -104,7 +105,7 @@ def _paste(images: Tensor, kept: float) -> tuple[Tensor, float]:
 
 
 def _erase(images: Tensor, probability: float) -> Tensor:
-    """Noise in a rectangle of each chosen image (Zhong et al. 2020): 2 to 33 % of the area, ratio 0.3 to 3.3."""
+    """Noise in a rectangle of each chosen image (Zhong et al. 2020): 2 to 33 % of the area."""
     count, _, height, width = images.shape
     area = torch.empty(count).uniform_(0.02, 1 / 3) * height * width
     ratio = torch.exp(torch.empty(count).uniform_(-1.2, 1.2))

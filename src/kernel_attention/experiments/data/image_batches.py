@@ -100,11 +100,7 @@ def make_image_loader(
         sampler=RepeatedSampler(len(cases), repeats, seed) if shuffle else SequentialSampler(cases),
         num_workers=num_workers,
         persistent_workers=num_workers > 0,
-        collate_fn=_as_made,
+        collate_fn=lambda batch: batch,  # a list of indices gives a whole batch
         # Without this generator, every pass would draw a worker seed from the global one.
         generator=torch.Generator().manual_seed(seed),
     )
-
-
-def _as_made(batch: ImageBatch) -> ImageBatch:
-    return batch

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from kernel_attention.experiments.data.image_batches import make_image_loader
-from kernel_attention.experiments.data.images import ImageSplit, hold_out_images, load_images
+from kernel_attention.experiments.data.images import ImageSplit, load_images
+from kernel_attention.experiments.data.token_sets import hold_out
 from kernel_attention.experiments.training.evaluation import classification_figures, collect_outputs
 from kernel_attention.experiments.training.experiment import Experiment, Loaders, Metric
 from kernel_attention.experiments.training.facts import check_class_names
@@ -26,7 +28,7 @@ class ImageExperiment(Experiment):
     """Classification of images with a vision transformer, described by an ``ImageRecipe``."""
 
     recipe: ImageRecipe
-    required_facts: ClassVar[tuple[str, ...]] = ("channels", "height", "width")
+    required_facts: ClassVar[tuple[str, ...]] = ("height", "width")
 
     def __init__(self, recipe: ImageRecipe, data_root: str | Path | None = None) -> None:
         super().__init__(recipe, data_root)
@@ -36,10 +38,7 @@ class ImageExperiment(Experiment):
     @staticmethod
     def build_model(recipe: ImageRecipe, facts: dict[str, Any]) -> VisionTransformer:
         size = (facts["height"], facts["width"])
-        classes = len(facts["class_names"])
-        return VisionTransformer(
-            size, num_outputs=classes, in_channels=facts["channels"], **recipe.model_options()
-        )
+        return VisionTransformer(size, num_outputs=len(facts["class_names"]), **recipe.model_options())
 
     @classmethod
     def check_facts(cls, facts: Any, path: Path) -> None:
@@ -52,11 +51,10 @@ class ImageExperiment(Experiment):
 
     def facts(self) -> dict[str, Any]:
         data = self.data
-        _, height, width, channels = data.train.images.shape
+        height, width = data.train.images.shape[1:3]
         return {
             "dataset": data.name,
             "task": "classification",
-            "channels": channels,
             "height": height,
             "width": width,
             "class_names": list(data.class_names),
@@ -99,7 +97,7 @@ class ImageExperiment(Experiment):
         if data.validation is not None:
             train, held_out = data.train, data.validation
         else:
-            train, held_out = hold_out_images(data.train, recipe.validation_fraction, seed)
+            train, held_out = hold_out(data.train, recipe.validation_fraction, seed)
         return train.evenly(recipe.train_cases), held_out.evenly(recipe.evaluation_cases)
 
     def _measure(self, model: VisionTransformer, split: ImageSplit) -> dict[str, Any]:
@@ -116,7 +114,7 @@ def image_logits(model: VisionTransformer, split: ImageSplit, batch_size: int, p
     return collect_outputs(model, make_image_loader(split, batch_size), precision)
 
 
-def channel_statistics(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def channel_statistics(images: np.ndarray) -> tuple[Tensor, Tensor]:
     """Mean and deviation of every channel of images (n, H, W, C), of values in [0, 1]: (C,) each."""
     sums = np.zeros((2, images.shape[-1]))
     for start in range(0, len(images), _AT_ONCE):
@@ -124,4 +122,5 @@ def channel_statistics(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         sums += [pixels.sum(axis=0, dtype=np.float64), (pixels * pixels).sum(axis=0, dtype=np.float64)]
     mean, square = sums / (images.size / images.shape[-1])
     deviation = np.sqrt(np.maximum(square - mean**2, 0))
-    return mean, np.where(deviation > 0, deviation, 1.0)  # a channel that is constant keeps its values
+    # A constant channel keeps its values.
+    return torch.from_numpy(mean), torch.from_numpy(np.where(deviation > 0, deviation, 1.0))

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from kernel_attention.errors import InputError
-from kernel_attention.experiments.settings import Count, NonNegative, Part, Positive, Probability, Share, Whole
+from kernel_attention.experiments.settings import (
+    Count,
+    NonNegative,
+    Part,
+    Positive,
+    Probability,
+    Share,
+    Whole,
+)
 from kernel_attention.experiments.training.recipe import BaseRecipe
 
 

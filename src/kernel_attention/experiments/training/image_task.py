@@ -13,6 +13,7 @@ from kernel_attention.experiments.data.augmentation import Augmentation, mix
 from kernel_attention.experiments.data.image_batches import ImageBatch
 from kernel_attention.experiments.training.image_recipe import ImageRecipe
 from kernel_attention.experiments.training.module import RecipeTask
+from kernel_attention.models.vision import VisionTransformer
 
 
 class ImageTask(RecipeTask):
@@ -27,7 +28,9 @@ class ImageTask(RecipeTask):
         size: (H, W).
     """
 
-    def __init__(self, model: nn.Module, recipe: ImageRecipe, size: tuple[int, int]) -> None:
+    model: VisionTransformer
+
+    def __init__(self, model: VisionTransformer, recipe: ImageRecipe, size: tuple[int, int]) -> None:
         super().__init__(model, recipe)
         self.recipe: ImageRecipe = recipe
         self.augmentation = Augmentation(recipe.augmentation, size, recipe.random_erasing)
@@ -44,11 +47,10 @@ class ImageTask(RecipeTask):
     def training_step(self, batch: ImageBatch) -> Tensor:
         """Cross-entropy + sum over layers of eta J^2 (Primal-Attention, eq. 10)."""
         recipe = self.recipe
-        classes = self.model.head.out_features
         images, targets = mix(
             self.augmentation(batch.pixels),
             batch.target,
-            classes,
+            self.model.head.out_features,
             recipe.mixup,
             recipe.cutmix,
             recipe.label_smoothing,
@@ -71,7 +73,8 @@ class ImageTask(RecipeTask):
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """No weight decay for biases, norms, positions and the class token, as in DeiT."""
-        decayed, kept = [], []
+        decayed: list[nn.Parameter] = []
+        kept: list[nn.Parameter] = []
         for name, parameter in self.model.named_parameters():
             is_kept = parameter.dim() <= 1 or name in ("positions", "class_token")
             (kept if is_kept else decayed).append(parameter)
