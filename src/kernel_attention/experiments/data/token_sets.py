@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 
@@ -129,8 +129,30 @@ def fit_length(split: TokenSplit, limit: int, truncate: bool, where: str) -> Tok
     return TokenSplit(split.tokens[kept], offsets, split.targets)
 
 
-def hold_out(split: TokenSplit, fraction: float, seed: int) -> tuple[TokenSplit, TokenSplit]:
-    """(rest, held out): about ``fraction`` of every class, the same cases for the same seed."""
+class Labelled(Protocol):
+    """Cases with classes: a ``TokenSplit`` or an ``ImageSplit``."""
+
+    @property
+    def targets(self) -> np.ndarray:
+        """Class indices, (n,)."""
+
+    def __len__(self) -> int: ...
+
+    def subset(self, indices: np.ndarray, /) -> Self:
+        """The cases at ``indices``, in that order."""
+
+
+Split = TypeVar("Split", bound=Labelled)
+
+
+def hold_out(split: Split, fraction: float, seed: int) -> tuple[Split, Split]:
+    """(rest, held out): about ``fraction`` of every class, the same cases for the same seed.
+
+    The cases of both keep their order. Every class of two or more cases has at least one on each side.
+
+    Raises:
+        InputError: where no class has two cases.
+    """
     generator = np.random.default_rng(seed)
     held: list[int] = []
     for label in np.unique(split.targets):
@@ -140,4 +162,4 @@ def hold_out(split: TokenSplit, fraction: float, seed: int) -> tuple[TokenSplit,
     if not held:
         raise InputError(f"cannot hold out {fraction} of {len(split)} cases: no class has two cases")
     rest = np.setdiff1d(np.arange(len(split)), held)
-    return split.subset(rest), split.subset(sorted(held))
+    return split.subset(rest), split.subset(np.array(sorted(held)))
