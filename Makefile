@@ -26,12 +26,15 @@ env: $(STAMP)  ## make the virtual environment with everything in it
 # timm needs torchvision, whose wheel cannot be imported beside a CPU torch (nor can what imports it, Lightning
 # among them), so both stand apart, where only the tests that need them look (tests/hosts/conftest.py). So
 # does Triton, which is here for its interpreter (tests/mechanisms/primal/test_triton.py).
+# The corruptions' library asks for the OpenCV that opens windows, which needs libGL; the headless one serves.
 # torch goes first and alone, held at its pinned version: nothing installed later may choose another build.
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("kernel-attention needs Python 3.11 or newer; $(PYTHON) is " + sys.version.split()[0] + ". Say: make PYTHON=/path/to/python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt opencv-python-headless scikit-image
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps imagecorruptions-imaug
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps --target $(VENV)/hosts --upgrade timm torchvision triton
 	@touch $@
 

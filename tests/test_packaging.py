@@ -66,4 +66,6 @@ def test_what_is_declared_is_what_the_source_imports():
     needed = names(project["dependencies"], *(extras[name] for name in ("solvers", "train", "timeseries")))
     assert needed <= imported
     # Triton comes with the CUDA builds of torch.
-    assert imported - {"triton"} <= needed | names(extras["language"])
+    # OpenCV comes with the library of the corruptions; which of its builds, the machine decides.
+    imported -= {name for name in imported if name.startswith("opencv-python")}
+    assert imported - {"triton"} <= needed | names(extras["language"], extras["corruptions"])

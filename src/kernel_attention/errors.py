@@ -38,9 +38,11 @@ def nearest(value: object, names: Iterable[str], count: int = 3, cutoff: float =
 
 # The extra of pyproject.toml that installs a package that the core does not need.
 _EXTRAS = {
-    "PIL": "train", "aeon": "timeseries", "datasets": "language", "jinja2": "train", "lightning": "train",
-    "matplotlib": "train", "pydantic": "train", "rich": "train", "safetensors": "train", "sklearn": "train",
-    "timm": "vision", "tokenizers": "language", "transformers": "language", "yaml": "train",
+    "PIL": "train", "aeon": "timeseries", "cv2": "corruptions", "datasets": "language",
+    "imagecorruptions": "corruptions", "jinja2": "train", "lightning": "train", "matplotlib": "train",
+    "pydantic": "train", "rich": "train", "safetensors": "train", "skimage": "corruptions",
+    "sklearn": "train", "timm": "vision", "tokenizers": "language", "transformers": "language",
+    "yaml": "train",
 }  # fmt: skip
 
 

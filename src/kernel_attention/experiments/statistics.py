@@ -1,0 +1,178 @@
+"""Paired comparisons of two models on the same images, or on any other cases that are right or wrong.
+
+A case is right or wrong for each model. Records keep these bits, so that any two runs can be compared later.
+Where there are several seeds, row s is the model of seed s, and both models saw the same cases in the same
+order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from kernel_attention.errors import InputError
+
+__all__ = [
+    "Interval",
+    "McNemar",
+    "holm",
+    "mcnemar_test",
+    "pack_bits",
+    "paired_bootstrap",
+    "sign_flip_test",
+    "unpack_bits",
+]
+
+_RESAMPLES_AT_A_TIME = 500
+
+
+class McNemar(NamedTuple):
+    """The result of ``mcnemar_test``.
+
+    Attributes:
+        only_first: cases that the first model alone has right.
+        only_second: cases that the second model alone has right.
+        p_value: two-sided.
+    """
+
+    only_first: int
+    only_second: int
+    p_value: float
+
+
+class Interval(NamedTuple):
+    """A difference of two accuracies with its interval, ``low`` to ``high``."""
+
+    difference: float
+    low: float
+    high: float
+
+
+def pack_bits(correct: np.ndarray) -> str:
+    """Right (1) or wrong (0) as hexadecimal digits, one bit a case from the highest of the first byte."""
+    return np.packbits(np.asarray(correct, dtype=bool)).tobytes().hex()
+
+
+def unpack_bits(text: str, cases: int) -> np.ndarray:
+    """The bits of ``pack_bits``, (cases,) bool.
+
+    Raises:
+        InputError: where the text does not hold exactly that number of cases.
+    """
+    try:
+        packed = np.frombuffer(bytes.fromhex(text), dtype=np.uint8)
+    except (ValueError, TypeError):
+        raise InputError(f"bits {str(text)[:40]!r} are not hexadecimal digits") from None
+    bits = np.unpackbits(packed)
+    if len(packed) != -(-cases // 8) or bits[cases:].any():
+        raise InputError(f"bits of {len(bits)} places are not those of {cases} cases")
+    return bits[:cases].astype(bool)
+
+
+def mcnemar_test(first: np.ndarray, second: np.ndarray) -> McNemar:
+    """McNemar's test (1947), exact: is one of two models right more often on the cases where they differ?
+
+    Under the hypothesis a case on which they differ is equally likely right for either, so the number of
+    cases that the first alone has right is binomial with probability 1/2. The p value is exact for every
+    number of cases; 1 where the models never differ.
+
+    Args:
+        first: (cases,) bool, where the first model is right.
+        second: the same of the second model.
+
+    Raises:
+        InputError: for other shapes.
+    """
+    _check_pair(first, second, axes=1)
+    only_first, only_second = int((first & ~second).sum()), int((second & ~first).sum())
+    return McNemar(only_first, only_second, sign_flip_test(first, second))
+
+
+def sign_flip_test(first: np.ndarray, second: np.ndarray) -> float:
+    """The exact paired randomization test over cases, two-sided; McNemar's test where there is one row.
+
+    The rows are seeds, corruptions, or both. A case's rows are not independent of one another: an image that
+    is hard for one seed is hard for the next. So the test sums the differences of a case over all rows and
+    flips the sign of that sum. It asks whether *these* trained models differ on further cases. What another
+    seed would have given, it does not ask (``paired_bootstrap`` does).
+
+    Args:
+        first: (..., cases) bool, where the first model is right.
+        second: the same of the second model.
+
+    Returns:
+        The probability of a total at least as far from zero when the sign of each case's sum is a fair coin.
+
+    Raises:
+        InputError: for other shapes.
+    """
+    _check_pair(first, second)
+    steps = (first.astype(np.int64) - second).reshape(-1, first.shape[-1]).sum(axis=0)
+    reach = int(np.abs(steps).sum())
+    chances = np.zeros(2 * reach + 1)  # of the totals -reach to reach
+    chances[reach] = 1.0
+    for step in np.abs(steps[steps != 0]).tolist():
+        chances = (np.roll(chances, step) + np.roll(chances, -step)) / 2  # nothing is far enough out to wrap
+    far = np.abs(np.arange(-reach, reach + 1)) >= abs(int(steps.sum()))
+    return min(1.0, float(chances[far].sum()))
+
+
+def paired_bootstrap(
+    first: np.ndarray, second: np.ndarray, *, level: float = 0.95, resamples: int = 10_000, seed: int = 0
+) -> Interval:
+    """Percentile interval of the difference of two accuracies, by drawing cases and seeds again.
+
+    A resample draws cases with replacement, the same for all rows and both models, and rows (seeds) with
+    replacement, the same for both models (Owen 2007, the pigeonhole bootstrap). It is first minus second.
+
+    The interval is longer than it need be where neither cases nor seeds but chance in every single answer
+    decides: that part of the variance is counted up to three times. With few seeds it is too short where
+    seeds matter most: with three, and no other variation, it is the range of the three differences, which
+    covers the truth in 3 of 4 experiments.
+
+    Args:
+        first: (seeds, cases), bool or the share of a case's trials that the first model has right.
+        second: the same of the second model.
+        level: the share of experiments in which the interval should hold the true difference.
+        resamples: their number.
+        seed: of the draws.
+
+    Raises:
+        InputError: for other shapes.
+    """
+    _check_pair(first, second, axes=2)
+    difference = first.astype(np.float64) - second
+    seeds, cases = difference.shape
+    generator = np.random.default_rng(seed)
+    means = []
+    for start in range(0, resamples, _RESAMPLES_AT_A_TIME):
+        count = min(_RESAMPLES_AT_A_TIME, resamples - start)
+        of_cases = generator.multinomial(cases, np.full(cases, 1 / cases), size=count)
+        of_seeds = generator.multinomial(seeds, np.full(seeds, 1 / seeds), size=count)
+        means.append(((of_seeds @ difference) * of_cases).sum(axis=1) / (seeds * cases))
+    tail = (1 - level) / 2
+    low, high = np.quantile(np.concatenate(means), [tail, 1 - tail])
+    return Interval(float(difference.mean()), float(low), float(high))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's adjustment (1979) of the p values of several tests, in the order given.
+
+    Rejecting where the adjusted value is at most α has a chance of at most α of any false rejection, however
+    the tests depend on one another.
+    """
+    count = len(p_values)
+    adjusted, largest = [0.0] * count, 0.0
+    for rank, index in enumerate(sorted(range(count), key=lambda index: p_values[index])):
+        largest = max(largest, min(1.0, (count - rank) * p_values[index]))
+        adjusted[index] = largest
+    return adjusted
+
+
+def _check_pair(first: np.ndarray, second: np.ndarray, axes: int | None = None) -> None:
+    is_right = first.shape == second.shape and first.size and first.ndim == (axes or max(first.ndim, 1))
+    if not is_right:
+        expected = {1: "(cases,)", 2: "(seeds, cases)", None: "(..., cases)"}[axes]
+        raise InputError(f"shapes {first.shape} and {second.shape} must be equal, of the form {expected}")
