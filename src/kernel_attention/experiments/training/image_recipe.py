@@ -1,4 +1,4 @@
-"""The recipe of a classification of images with a vision transformer."""
+"""The recipes with a vision transformer: what they have in common, and the classification of images."""
 
 from __future__ import annotations
 
@@ -20,31 +20,15 @@ from kernel_attention.experiments.training.recipe import BaseRecipe
 
 
 @dataclass(frozen=True)
-class ImageRecipe(BaseRecipe):
-    """Classification of images; the sizes of the model are those of DeiT-tiny (Touvron et al. 2021).
+class VisionRecipe(BaseRecipe):
+    """The common keys of recipes with a vision transformer, whose sizes are those of DeiT-tiny by default.
 
     Args:
-        dataset: cifar10, tiny_imagenet100, another image set under the data root, or a folder or an archive.
-        image_size: side of the images; their short side is resized to it and the middle is cut out. 0 keeps
-            the size of the images, which must then be the same for all.
         patch_size: side of the patches, each of which becomes a token.
         pooling: what the classifier reads: a class token, or the mean over all tokens.
         drop_path: largest rate of stochastic depth; it grows linearly from 0 in the first layer.
         epochs: passes over the training data.
-        warmup_epochs: epochs in which the learning rate grows linearly to ``learning_rate``.
-        schedule: after the warm-up: falling along a cosine to ``min_learning_rate``, or constant.
-        min_learning_rate: the rate at the end of the cosine; the warm-up begins at a tenth of it.
-        augmentation: none; crop_flip: a shifted crop (an eighth of the side) and a mirror image; deit: a crop
-            of random size, a mirror image, RandAugment (2 operations, magnitude 9), as in DeiT's training.
-        random_erasing: probability that a rectangle of an image is replaced by noise.
-        mixup: alpha of mixup's Beta distribution; 0 switches it off.
-        cutmix: alpha of cutmix's Beta distribution; 0 switches it off. With both, a batch has either, at even
-            odds.
-        label_smoothing: weight of the uniform distribution in the targets.
-        ema_decay: the evaluated weights are an exponential moving average with this decay; 0 evaluates the
-            trained weights themselves.
-        repeats: differently augmented copies of an image in a batch (repeated augmentation); an epoch keeps
-            its number of images.
+        min_learning_rate: the learning rate at the end of the schedule.
         train_cases: number of training images, evenly spaced; 0 is all.
         evaluation_cases: the same for the validation and the test split.
         validation_fraction: fraction of the training split held out where there is no validation split.
@@ -54,8 +38,6 @@ class ImageRecipe(BaseRecipe):
     The other keys are those of ``BaseRecipe``.
     """
 
-    task_name: ClassVar[str] = "images"
-
     attention: Any = "softmax"
     embed_dim: Count = 192
     num_heads: Count = 3
@@ -63,26 +45,12 @@ class ImageRecipe(BaseRecipe):
     feedforward_dim: Count = 768
     dropout: Probability = 0.0
     norm_first: bool = True
-    batch_size: Count = 128
-    optimizer: Literal["radam", "adam", "adamw"] = "adamw"
-    learning_rate: Positive = 5e-4
-    weight_decay: NonNegative = 0.05
     gradient_clip: NonNegative = 0.0
-    image_size: Whole = 0
     patch_size: Count = 4
     pooling: Literal["class", "mean"] = "class"
     drop_path: Probability = 0.0
     epochs: Count = 100
-    warmup_epochs: Whole = 0
-    schedule: Literal["cosine", "constant"] = "cosine"
     min_learning_rate: NonNegative = 1e-5
-    augmentation: Literal["none", "crop_flip", "deit"] = "crop_flip"
-    random_erasing: Share = 0.0
-    mixup: NonNegative = 0.0
-    cutmix: NonNegative = 0.0
-    label_smoothing: Probability = 0.0
-    ema_decay: Probability = 0.0
-    repeats: Count = 1
     train_cases: Whole = 0
     evaluation_cases: Whole = 0
     validation_fraction: Part = 0.1
@@ -93,8 +61,6 @@ class ImageRecipe(BaseRecipe):
         super().__post_init__()
         if not self.norm_first or self.positions != "learnt":
             raise InputError("a vision transformer has norm_first=true and positions=learnt")
-        if self.warmup_epochs >= self.epochs:
-            raise InputError(f"warmup_epochs={self.warmup_epochs} must be below epochs={self.epochs}")
         if self.min_learning_rate > self.learning_rate:
             raise InputError(
                 f"min_learning_rate={self.min_learning_rate} exceeds learning_rate={self.learning_rate}"
@@ -119,6 +85,55 @@ class ImageRecipe(BaseRecipe):
             "drop_path", "pooling",
         )  # fmt: skip
         return {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True)
+class ImageRecipe(VisionRecipe):
+    """Classification of images.
+
+    Args:
+        dataset: cifar10, tiny_imagenet100, another image set under the data root, or a folder or an archive.
+        image_size: side of the images; their short side is resized to it and the middle is cut out. 0 keeps
+            the size of the images, which must then be the same for all.
+        warmup_epochs: epochs in which the learning rate grows linearly to ``learning_rate``.
+        schedule: after the warm-up: falling along a cosine to ``min_learning_rate``, or constant.
+        min_learning_rate: the rate at the end of the cosine; the warm-up begins at a tenth of it.
+        augmentation: none; crop_flip: a shifted crop (an eighth of the side) and a mirror image; deit: a crop
+            of random size, a mirror image, RandAugment (2 operations, magnitude 9), as in DeiT's training.
+        random_erasing: probability that a rectangle of an image is replaced by noise.
+        mixup: alpha of mixup's Beta distribution; 0 switches it off.
+        cutmix: alpha of cutmix's Beta distribution; 0 switches it off. With both, a batch has either, at even
+            odds.
+        label_smoothing: weight of the uniform distribution in the targets.
+        ema_decay: the evaluated weights are an exponential moving average with this decay; 0 evaluates the
+            trained weights themselves.
+        repeats: differently augmented copies of an image in a batch (repeated augmentation); an epoch keeps
+            its number of images.
+
+    The other keys are those of ``VisionRecipe``.
+    """
+
+    task_name: ClassVar[str] = "images"
+
+    batch_size: Count = 128
+    optimizer: Literal["radam", "adam", "adamw"] = "adamw"
+    learning_rate: Positive = 5e-4
+    weight_decay: NonNegative = 0.05
+    image_size: Whole = 0
+    warmup_epochs: Whole = 0
+    schedule: Literal["cosine", "constant"] = "cosine"
+    augmentation: Literal["none", "crop_flip", "deit"] = "crop_flip"
+    random_erasing: Share = 0.0
+    mixup: NonNegative = 0.0
+    cutmix: NonNegative = 0.0
+    label_smoothing: Probability = 0.0
+    ema_decay: Probability = 0.0
+    repeats: Count = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.warmup_epochs >= self.epochs:
+            raise InputError(f"warmup_epochs={self.warmup_epochs} must be below epochs={self.epochs}")
 
     def learning_rate_factor(self, step: int, steps_per_epoch: int) -> float:
         """The factor of ``learning_rate`` at step number ``step``, counted from 0."""
