@@ -23,7 +23,7 @@ from kernel_attention.memory_limit import require_parameters
 from kernel_attention.models.encoder_layer import EncoderLayer, create_attentions
 
 _DEVIATION = 0.02  # of linear weights, positions and class token at first (DeiT)
-_NORM_EPS = 1e-6  # of ViT and DeiT
+NORM_EPS = 1e-6  # of ViT and DeiT
 
 
 class VisionTransformer(nn.Module):
@@ -121,14 +121,14 @@ class VisionTransformer(nn.Module):
         }  # fmt: skip
         self.layers = nn.ModuleList(
             EncoderLayer(
-                layer, feedforward_dim, dropout, norm_first=True, norm_eps=_NORM_EPS,
+                layer, feedforward_dim, dropout, norm_first=True, norm_eps=NORM_EPS,
                 drop_path=drop_path * index / max(num_layers - 1, 1), **where,
             )
             for index, layer in enumerate(
                 create_attentions(attention, num_layers, embed_dim, num_heads, known, **where)
             )
         )  # fmt: skip
-        self.norm = nn.LayerNorm(embed_dim, _NORM_EPS, **where)
+        self.norm = nn.LayerNorm(embed_dim, NORM_EPS, **where)
         self.head = nn.Linear(embed_dim, num_outputs, **where)
         self._draw()
 

@@ -17,7 +17,7 @@ from kernel_attention.experiments.robustness.corruptions import (
     corrupted_images,
     library_versions,
 )
-from kernel_attention.experiments.robustness.image_logits import image_logits
+from kernel_attention.experiments.robustness.pixel_logits import pixel_logits
 from kernel_attention.experiments.statistics import pack_bits
 
 ALEXNET_ERRORS = {
@@ -118,7 +118,7 @@ def corruption_accuracies(
         accuracies[corruption], bits[corruption] = [], []
         for corrupted in by_severity:
             best = (
-                image_logits(model, corrupted, classes=classes, batch_size=batch_size).argmax(dim=1).numpy()
+                pixel_logits(model, corrupted, classes=classes, batch_size=batch_size).argmax(dim=1).numpy()
             )
             correct = (best if kept is None else kept[best]) == targets
             accuracies[corruption].append(float(correct.mean()))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from kernel_attention.errors import InputError
-from kernel_attention.experiments.robustness.image_logits import image_logits
+from kernel_attention.experiments.robustness.pixel_logits import pixel_logits
 
 RECALL = 0.95
 
@@ -76,7 +76,7 @@ def out_of_distribution_scores(
         InputError: for images or classes that do not fit the model.
     """
     in_scores, out_scores = (
-        _scores(image_logits(model, images, classes=classes, batch_size=batch_size))
+        _scores(pixel_logits(model, images, classes=classes, batch_size=batch_size))
         for images in (in_images, out_images)
     )
     cases = {"in_cases": len(in_images), "out_cases": len(out_images)}

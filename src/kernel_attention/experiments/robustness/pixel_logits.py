@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from kernel_attention.errors import InputError
 
 
-def image_logits(
+def pixel_logits(
     model: nn.Module, images: np.ndarray, *, classes: Sequence[int] | None = None, batch_size: int = 256
 ) -> Tensor:
     """Logits of images in evaluation mode, without gradients; the model's mode stays as it was.
