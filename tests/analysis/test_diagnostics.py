@@ -17,10 +17,11 @@ from hosts.models_of_hosts import (
 )
 
 import kernel_attention as ka
-from kernel_attention.analysis import capture, diagnose
+from kernel_attention.analysis import CapturedAttention, capture, diagnose, measures
+from kernel_attention.analysis.layer_measures import CaseSettings, measure_case
 from kernel_attention.experiments.data import SequenceSplit, make_loader
 from kernel_attention.models import SequenceEncoder
-from kernel_attention.solvers import eigenvalue_ratios, projection_error
+from kernel_attention.solvers import eigenvalue_ratios, projection_error, projection_loss
 
 
 def encoder(*attention, seed=0, **sizes):
@@ -89,6 +90,74 @@ def test_kernel_pca_figures_are_the_solvers():
     torch.testing.assert_close(layer.gamma_spread, torch.stack(ratios))
 
 
+def test_both_forms_of_the_projection_loss_are_recorded_by_their_parts():
+    """And the released form's figure of a layer is the log of one mean, over sequences, heads and queries."""
+    model, (x, real) = own_encoder(), batch()
+    layer = diagnose(model, (x, real), -1, quantities=["projection"])[0]
+    (attention,) = capture(model, (x, real), -1).values()
+    means, by_head = [], []
+    for case in range(BATCH):
+        parts = [part.double() for part in attention.parts(case)]
+        raw, released = (projection_loss(*parts, form=form) for form in ("raw", "released"))
+        torch.testing.assert_close(layer.projection_log_length[case], raw.log_length.float())
+        torch.testing.assert_close(layer.projection_output[case], raw.output.float())
+        torch.testing.assert_close(layer.released_log_length[case], released.log_length.float())
+        torch.testing.assert_close(layer.released_output[case], released.output.float())
+        means.append(released.error.mean())
+        by_head.append(released.error)
+    summary = layer.summary()
+    # The parts are kept in single precision: an error of the logarithm is one of the loss.
+    close = {"rel": 1e-6, "abs": 1e-5}
+    assert summary["released_projection_error"] == pytest.approx(math.log(torch.stack(means).mean()), **close)
+    expected = torch.stack(by_head).mean(0).log().tolist()
+    assert layer.record()["by_head"]["released_projection_error"] == pytest.approx(expected, **close)
+    lengths = layer.projection_log_length.double().exp().mean().log()
+    assert summary["projection_log_length"] == pytest.approx(lengths.item(), **close)
+
+
+def test_distances_of_heads_by_rows_and_as_matrices():
+    """Known matrices: each query attends to one key, the heads to different ones."""
+    eye, shifted = torch.eye(3), torch.eye(3).roll(1, 0)
+    heads = torch.stack([eye, shifted, eye])
+    by_row, whole = measures.head_distances(heads), measures.head_matrix_distances(heads)
+    torch.testing.assert_close(by_row, math.sqrt(2) * torch.tensor([[0.0, 1, 0], [1, 0, 1], [0, 1, 0]]))
+    torch.testing.assert_close(whole, math.sqrt(3) * by_row)
+    torch.testing.assert_close(measures.mean_of_pairs(whole), torch.tensor(2 * math.sqrt(6) / 3))
+    deviation = torch.tensor([math.sqrt(6), 0.0, math.sqrt(6)]).std(correction=0)
+    torch.testing.assert_close(measures.deviation_of_pairs(whole), deviation)
+    assert measures.deviation_of_pairs(whole[:1, :1]).isnan()
+
+
+def test_matrix_distances_are_frobenius_norms_of_attention_and_of_outputs():
+    model, (x, real) = own_encoder(), batch()
+    layer = diagnose(model, (x, real), -1, quantities=["distance"])[0]
+    (attention,) = capture(model, (x, real), -1).values()
+    for case in range(BATCH):
+        matrix, value = attention.matrix(case), attention.parts(case)[2]
+        for key, heads in (("matrix_distance", matrix), ("output_matrix_distance", matrix @ value)):
+            norms = [
+                float((heads[i] - heads[j]).square().sum().sqrt())
+                for i in range(len(heads))
+                for j in range(i + 1, len(heads))
+            ]
+            assert float(layer.values[key][case]) == pytest.approx(np.mean(norms), rel=1e-5)
+            assert float(layer.values[f"{key}_deviation"][case]) == pytest.approx(np.std(norms), abs=1e-6)
+
+
+def test_matrix_distance_of_sampled_queries_estimates_that_of_all():
+    """Exactly where every row is the same distance away."""
+    q, v = torch.zeros(1, 2, 12, 3), torch.randn(1, 2, 12, 3)
+    q[:, 0, :, 0], q[:, 1, :, 1] = 1.0, 1.0
+    k, real = torch.randn(1, 2, 12, 3), torch.ones(1, 12, dtype=torch.bool)
+    attention = CapturedAttention("a", "softmax", q, k, v, real, real)
+    whole, sampled = (
+        measure_case(attention, 0, CaseSettings(frozenset({"distance"}), 8, tokens, 1.0), False)[0]
+        for tokens in (12, 5)
+    )
+    for key in ("matrix_distance", "output_matrix_distance"):
+        torch.testing.assert_close(sampled[key], whole[key])
+
+
 def test_causal_layers_have_no_gamma(transformers):
     sizes = {"n_embd": 14, "n_head": 2, "n_layer": 2, "vocab_size": 50, "n_positions": 40}
     model = scatter(transformers.GPT2Model(transformers.GPT2Config(**sizes, bos_token_id=1, eos_token_id=2)))
@@ -152,7 +221,8 @@ def test_projection_of_sampled_queries():
     for case in range(BATCH):
         q, k, v = attention.parts(case)
         torch.testing.assert_close(layer.projection_error[case], projection_error(q[:, [0, 3, 6, 10]], k, v))
-    assert set(layer.values) == {"projection_error"}
+    forms = {f"{form}_{part}" for form in ("projection", "released") for part in ("log_length", "output")}
+    assert set(layer.values) == {"projection_error", *forms}
     assert "gamma is left out: more than 4 tokens" in layer.notes
 
 

@@ -120,6 +120,8 @@ def test_gamma_and_spread_of_other_values_are_the_printed_ones(keys):
     torch.testing.assert_close(ratios.gamma[1, 1], gamma, rtol=1e-8, atol=1e-12)
     pairs = [(gamma[i] - gamma[j]).abs() for i in range(KEYS) for j in range(KEYS) if i != j]
     torch.testing.assert_close(ratios.spread[1, 1], torch.stack(pairs).mean(0), rtol=1e-8, atol=1e-12)
+    deviation = torch.stack(pairs).std(0, correction=0)
+    torch.testing.assert_close(ratios.deviation[1, 1], deviation, rtol=1e-8, atol=1e-12)
     rayleigh = (a * (gram @ a)).sum(0) / (KEYS * (a * a).sum(0))
     torch.testing.assert_close(ratios.eigenvalues[1, 1], rayleigh)
     cosine = torch.nn.functional.cosine_similarity(gram @ a, a, dim=0)

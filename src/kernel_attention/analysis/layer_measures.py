@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +17,9 @@ from kernel_attention.analysis.own_layers import (
 )
 from kernel_attention.errors import InputError
 from kernel_attention.tensors.sampling import evenly_spaced
+
+if TYPE_CHECKING:
+    from kernel_attention.solvers import ProjectionLoss
 
 QUANTITIES = ("spectrum", "distance", "projection", "objective", "maps")
 
@@ -117,11 +120,23 @@ def _mode_spectra(
 
 def _distances(attention: CapturedAttention, case: int, matrix: Tensor) -> dict[str, Tensor]:
     pairs = measures.head_distances(matrix)
-    found = {"head_distances": pairs, "head_distance": measures.mean_of_pairs(pairs)}
+    # Where queries were sampled, the squares of all rows are estimated from those of the sample.
+    whole = (int(attention.real_queries[case].sum()) / matrix.size(-2)) ** 0.5
+    matrices = whole * measures.head_matrix_distances(matrix)
+    found = {
+        "head_distances": pairs,
+        "head_distance": measures.mean_of_pairs(pairs),
+        "matrix_distances": matrices,
+        "matrix_distance": measures.mean_of_pairs(matrices),
+        "matrix_distance_deviation": measures.deviation_of_pairs(matrices),
+    }
     parts = attention.parts(case)
     if parts is not None and parts[2] is not None and parts[2].size(1) == matrix.size(-1):
         outputs = matrix @ parts[2]
         found["output_distance"] = measures.mean_of_pairs(measures.head_distances(outputs))
+        whole_outputs = whole * measures.head_matrix_distances(outputs)
+        found["output_matrix_distance"] = measures.mean_of_pairs(whole_outputs)
+        found["output_matrix_distance_deviation"] = measures.deviation_of_pairs(whole_outputs)
     return found
 
 
@@ -129,7 +144,7 @@ def _projection(
     attention: CapturedAttention, case: int, settings: CaseSettings, rows: Tensor | None, notes: list[str]
 ) -> dict[str, Tensor]:
     # Imported here: scikit-learn takes a second, and is an extra.
-    from kernel_attention.solvers import eigenvalue_ratios, projection_error
+    from kernel_attention.solvers import eigenvalue_ratios, projection_loss
 
     parts = attention.parts(case)
     if parts is None or parts[2] is None:
@@ -142,7 +157,12 @@ def _projection(
         notes.append(f"J_proj is that of the first {settings.max_tokens} tokens")
     elif rows is not None:
         q = q[:, rows.cpu()]
-    found = {"projection_error": projection_error(q, k, v, is_causal=causal)}
+    exact = q.double(), k.double(), v.double()
+    raw = projection_loss(*exact, is_causal=causal)
+    found = {"projection_error": raw.error, **_parts("projection", raw)}
+    if q.size(-1) > 1:
+        found |= _parts("released", projection_loss(*exact, form="released", is_causal=causal))
+    found = {key: value.float() for key, value in found.items()}
     if causal:
         notes.append("gamma is left out: a causal layer has another kernel for every query")
     elif k.size(1) > settings.max_tokens:
@@ -151,10 +171,15 @@ def _projection(
         ratios = eigenvalue_ratios(k, v)
         found |= {
             "gamma_spread": ratios.spread,
+            "gamma_deviation": ratios.deviation,
             "gamma_eigenvalue": ratios.eigenvalues,
             "gamma_cosine": ratios.cosine,
         }
     return found
+
+
+def _parts(form: str, loss: ProjectionLoss) -> dict[str, Tensor]:
+    return {f"{form}_log_length": loss.log_length, f"{form}_output": loss.output}
 
 
 def _maps(

@@ -60,12 +60,24 @@ def head_distances(heads: Tensor) -> Tensor:
     return torch.linalg.vector_norm(differences, dim=-1).mean(-1)
 
 
+def head_matrix_distances(heads: Tensor) -> Tensor:
+    """Frobenius distance between the heads' matrices: (h, n, m) -> (h, h), the diagonal zero."""
+    differences = heads[:, None] - heads[None]
+    return torch.linalg.matrix_norm(differences)
+
+
 def mean_of_pairs(matrix: Tensor) -> Tensor:
     """Mean over the pairs of different heads, (h, h) -> (); NaN for a single head."""
     heads = matrix.size(-1)
     if heads < 2:
         return matrix.new_tensor(torch.nan)
     return (matrix.sum() - matrix.diagonal().sum()) / (heads * (heads - 1))
+
+
+def deviation_of_pairs(matrix: Tensor) -> Tensor:
+    """Standard deviation over the pairs of different heads, (h, h) -> (); NaN for a single head."""
+    above = torch.ones_like(matrix, dtype=torch.bool).triu(1)
+    return matrix[above].std(correction=0) if above.any() else matrix.new_tensor(torch.nan)
 
 
 def resized(values: Tensor, count: int, fill: float = 0.0) -> Tensor:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import IO, TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -15,7 +15,15 @@ from torch import Tensor
 from kernel_attention.atomic import write_atomically
 from kernel_attention.errors import InputError, unknown
 
+if TYPE_CHECKING:
+    from kernel_attention.solvers import ProjectionLoss
+
 _EXPLAINED = 0.9
+_MEANS_OF_ALL = (
+    *("effective_rank", "head_distance", "output_distance", "matrix_distance", "matrix_distance_deviation"),
+    *("output_matrix_distance", "output_matrix_distance_deviation"),
+    *("projection_error", "projection_output", "objective"),
+)
 
 
 @dataclass(frozen=True)
@@ -32,8 +40,14 @@ class LayerDiagnostics:
     * ``head_distances`` (h, h): L2 distance between rows of the heads' matrices, mean over rows and
       sequences; ``head_distance`` (C,) its mean over pairs, ``output_distance`` (C,) the same of the heads'
       outputs A V;
-    * ``projection_error`` (C, h): J_proj; ``gamma_spread``, ``gamma_eigenvalue``, ``gamma_cosine`` (C, h, p):
-      see ``kernel_attention.solvers.EigenvalueRatios``;
+    * ``matrix_distances`` (h, h): L2 (Frobenius) distance between the heads' whole matrices, mean over the
+      sequences; ``matrix_distance`` and ``matrix_distance_deviation`` (C,) its mean and standard deviation
+      over pairs, ``output_matrix_distance`` and ``output_matrix_distance_deviation`` (C,) the same of A V;
+    * ``projection_error`` (C, h): J_proj, equation 13; ``projection_log_length`` and ``projection_output``
+      (C, h) its parts, ``released_log_length`` and ``released_output`` (C, h) those of the released form:
+      see ``kernel_attention.solvers.ProjectionLoss``;
+    * ``gamma_spread``, ``gamma_deviation``, ``gamma_eigenvalue``, ``gamma_cosine`` (C, h, p): see
+      ``kernel_attention.solvers.EigenvalueRatios``;
     * ``objective`` (C,): J;
     * ``attention_map`` (h, n, n) of the first sequence, and its scores ``scores_e``, ``scores_r`` (primal) or
       ``scores_1`` .. (multilinear), (h, n, rank).
@@ -49,14 +63,18 @@ class LayerDiagnostics:
 
     MEANS: ClassVar[frozenset[str]] = frozenset(
         (
-            *("singular_values", "explained_variance", "head_distances"),
+            *("singular_values", "explained_variance", "head_distances", "matrix_distances"),
             *("mode_singular_values", "mode_explained_variance"),
         )
     )
     PER_CASE: ClassVar[frozenset[str]] = frozenset(
         (
-            *("effective_rank", "mode_rank", "head_distance", "output_distance", "projection_error"),
-            *("gamma_spread", "gamma_eigenvalue", "gamma_cosine", "objective"),
+            *("effective_rank", "mode_rank", "head_distance", "output_distance", "objective"),
+            *("matrix_distance", "matrix_distance_deviation"),
+            *("output_matrix_distance", "output_matrix_distance_deviation"),
+            *("projection_error", "projection_log_length", "projection_output"),
+            *("released_log_length", "released_output"),
+            *("gamma_spread", "gamma_deviation", "gamma_eigenvalue", "gamma_cosine"),
         )
     )
 
@@ -74,20 +92,30 @@ class LayerDiagnostics:
         raise AttributeError(f"layer {self.__dict__.get('name')} has no {name} (it has: {', '.join(values)})")
 
     def summary(self) -> dict[str, float]:
-        """One number per quantity: means over sequences and heads; for gamma medians, over columns too."""
+        """One number per quantity: means over sequences and heads; for gamma medians, over columns too.
+
+        ``projection_log_length`` is the logarithm of the mean length, and ``released_projection_error`` that
+        of the mean loss in the released form, which is left out where it has none.
+        """
         values = self.values
         found: dict[str, float] = {}
         if "explained_variance" in values:
             reached = (values["explained_variance"] < _EXPLAINED).sum(-1) + 1
             found["values_for_90_percent"] = float(reached.float().mean())
-        for key in ("effective_rank", "head_distance", "output_distance", "projection_error", "objective"):
+        for key in _MEANS_OF_ALL:
             if key in values:
                 found[key] = float(values[key].nanmean())
         if "projection_error" in values:  # the exponential of one query far from all keys outweighs the rest
             found["projection_error_median"] = float(values["projection_error"].median())
-        for key in ("gamma_spread", "gamma_eigenvalue", "gamma_cosine"):
+            found["projection_log_length"] = float(self._pooled("projection").log_length)
+            if "released_output" in values:
+                found["released_projection_error"] = float(self._pooled("released").log_error)
+        for key in ("gamma_spread", "gamma_deviation", "gamma_eigenvalue", "gamma_cosine"):
             if key in values:
                 found[key] = float(values[key].abs().nanmedian())
+        if "gamma_spread" in values:
+            ratio = values["gamma_spread"] / values["gamma_eigenvalue"].abs()
+            found["gamma_relative_spread"] = float(ratio.nanmedian())
         return {key: value for key, value in found.items() if math.isfinite(value)}
 
     def record(self) -> dict[str, Any]:
@@ -95,35 +123,50 @@ class LayerDiagnostics:
 
         ``by_head`` has the mean (J_proj and gamma: median) over the sequences for every head, or pair of
         heads; ``explained_variance`` (K,) and ``mode_explained_variance`` (D, K) are means over the heads.
+        ``gamma`` has the median over sequences and heads of every column's spread, deviation and eigenvalue.
         """
         values = self.values
-        by_head: dict[str, list[float | None]] = {}
+        found: dict[str, Any] = {"name": self.name, "layer": self.index, "mechanism": self.mechanism}
+        found["sequences"] = len(self.lengths)
+        found["tokens"] = sorted({min(self.lengths, default=0), max(self.lengths, default=0)})
+        found |= {"summary": self.summary(), "by_head": self._by_head(), "notes": list(self.notes)}
+        if "gamma_spread" in values:
+            parts = ("spread", "deviation", "eigenvalue")
+            columns = {part: values[f"gamma_{part}"].abs().flatten(0, 1) for part in parts}
+            found["gamma"] = {part: _plain(each.nanmedian(0).values) for part, each in columns.items()}
+        for key in ("explained_variance", "mode_explained_variance"):
+            if key in values:
+                found[key] = values[key].mean(-2).tolist()
+        return found
+
+    def _by_head(self) -> dict[str, list[float | None]]:
+        values = self.values
+        found: dict[str, list[float | None]] = {}
         if "effective_rank" in values:
-            by_head["effective_rank"] = _plain(values["effective_rank"].mean(0))
-        if "head_distances" in values and values["head_distances"].size(0) > 1:
-            above = torch.ones_like(values["head_distances"], dtype=torch.bool).triu(1)
-            by_head["head_distance"] = _plain(values["head_distances"][above])
+            found["effective_rank"] = _plain(values["effective_rank"].mean(0))
+        for key in ("head_distance", "matrix_distance"):
+            pairs = values.get(f"{key}s")
+            if pairs is not None and pairs.size(0) > 1:
+                found[key] = _plain(pairs[torch.ones_like(pairs, dtype=torch.bool).triu(1)])
         if "projection_error" in values:
-            by_head["projection_error"] = _plain(values["projection_error"].median(0).values)
+            found["projection_error"] = _plain(values["projection_error"].median(0).values)
+        if "released_output" in values:
+            heads = values["released_output"].size(1)
+            errors = [self._pooled("released", head).log_error for head in range(heads)]
+            found["released_projection_error"] = _plain(torch.stack(errors))
         if "gamma_spread" in values:
             ratio = values["gamma_spread"] / values["gamma_eigenvalue"].abs()
-            by_head["gamma_relative_spread"] = _plain(ratio.transpose(0, 1).flatten(1).nanmedian(-1).values)
+            found["gamma_relative_spread"] = _plain(ratio.transpose(0, 1).flatten(1).nanmedian(-1).values)
         if "objective" in values:
-            by_head["objective"] = _plain(values["objective"].mean(0, keepdim=True))
-        curves = {
-            key: values[key].mean(-2).tolist()
-            for key in ("explained_variance", "mode_explained_variance")
-            if key in values
-        }
-        return {
-            **{"name": self.name, "layer": self.index, "mechanism": self.mechanism},
-            **{
-                "sequences": len(self.lengths),
-                "tokens": sorted({min(self.lengths, default=0), max(self.lengths, default=0)}),
-            },
-            **{"summary": self.summary(), "by_head": by_head, "notes": list(self.notes)},
-            **curves,
-        }
+            found["objective"] = _plain(values["objective"].mean(0, keepdim=True))
+        return found
+
+    def _pooled(self, form: str, heads: int | slice = slice(None)) -> ProjectionLoss:
+        """The parts of J_proj's mean over the sequences and these heads; ``form`` begins their names."""
+        from kernel_attention.solvers import ProjectionLoss  # scikit-learn takes a second, and is an extra
+
+        parts = (self.values[f"{form}_{part}"][:, heads] for part in ("log_length", "output"))
+        return ProjectionLoss(*parts).pooled()
 
 
 def _plain(values: Tensor) -> list[float | None]:

@@ -247,9 +247,11 @@ def _form(settings: type, name: str) -> dict[str, Any]:
     if REPEATED in field_metadata(settings, name):
         return {"action": "append", "metavar": "MODULE"}
     schema = field_schema(settings, name)
-    words = {"integer": "INT", "number": "FLOAT", "boolean": "{true,false}", "string": "TEXT"}
+    words = {"integer": "INT", "number": "FLOAT", "string": "TEXT"}
     if "enum" in schema:
         return {"metavar": f"{{{','.join(schema['enum'])}}}"}
+    if schema.get("type") == "boolean":  # the option alone means true
+        return {"nargs": "?", "const": "true", "metavar": "{true,false}"}
     if schema.get("type") != "array":
         return {"metavar": words.get(schema.get("type", ""), "SPEC")}
     if schema["items"]["type"] == "integer":

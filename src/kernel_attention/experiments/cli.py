@@ -178,7 +178,7 @@ def _generate(options: Generate) -> int:
 def _analyze(options: Analyze) -> int:
     from rich.console import Console
 
-    from kernel_attention.experiments.reporting import diagnostics_table
+    from kernel_attention.experiments.reporting import diagnostics_tables
     from kernel_attention.experiments.training.analyze import analyze_run
     from kernel_attention.experiments.training.saved import load_run
 
@@ -186,8 +186,10 @@ def _analyze(options: Analyze) -> int:
     output = None if options.output is None else Path(options.output)
     experiment = run.experiment(options.data_root)
     console = Console(width=None if sys.stdout.isatty() else 160)
-    for seed, report in analyze_run(run, experiment, options.layers, options.cases, output).items():
-        console.print(diagnostics_table(report, f"{run.recipe.dataset}, seed {seed}"))
+    choices = (options.layers, options.cases, output, options.over_training)
+    for seed, report in analyze_run(run, experiment, *choices).items():
+        for table in diagnostics_tables(report, f"{run.recipe.dataset}, seed {seed}"):
+            console.print(table)
     console.print(f"report: {run.folder / 'report.html'}" if output is None else f"written: {output}")
     return 0
 

@@ -137,6 +137,7 @@ class Analyze(Command):
         run: run folder.
         layers: all, first, last-2, indices or names; several as 0,-1.
         cases: number of test sequences.
+        over_training: also measure the weights kept during training (recipe key keep_weights_every).
         output: write figures and pictures to this folder instead of the run.
         data_root: folder with data sets (default: $KERNEL_ATTENTION_DATA).
     """
@@ -147,6 +148,7 @@ class Analyze(Command):
     run: Name
     layers: str = "all"
     cases: int = 16
+    over_training: bool = False
     output: str | None = None
     data_root: str | None = None
 

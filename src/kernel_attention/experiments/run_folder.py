@@ -71,6 +71,12 @@ class RunFolder:
         """The weights of a seed's chosen epoch or step."""
         return self.seed_path(seed) / "best.safetensors"
 
+    def kept_weights(self, seed: int) -> dict[int, Path]:
+        """The copies of a seed's weights by epoch, in order; 0 is the untrained model."""
+        found = self.seed_path(seed).glob("epoch-*.safetensors")
+        numbers = ((re.fullmatch(r"epoch-(\d+)", path.stem), path) for path in found)
+        return dict(sorted((int(match[1]), path) for match, path in numbers if match))
+
     def metrics(self, seed: int) -> list[dict[str, Any]] | None:
         """One row per epoch, or per ``evaluate_every`` steps; a figure that diverged is None."""
         return self._read(f"seed-{seed}/metrics.json", _check_rows)
@@ -86,6 +92,10 @@ class RunFolder:
     def diagnostics(self, seed: int) -> dict[str, Any] | None:
         """The figures of ``analyze``."""
         return self._read(f"seed-{seed}/diagnostics.json", _check_diagnostics)
+
+    def diagnostics_over_training(self, seed: int) -> dict[str, Any] | None:
+        """The figures of ``analyze --over_training``."""
+        return self._read(f"seed-{seed}/diagnostics_over_training.json", _check_course)
 
     def diagnostics_arrays_path(self, seed: int) -> Path:
         """The file with all arrays of ``analyze``."""
@@ -106,6 +116,11 @@ class RunFolder:
         except (TypeError, ValueError, OverflowError, AttributeError) as error:
             raise InputError(f"{path}: {error}") from None
         return content
+
+
+def kept_weights_path(seed_folder: Path, epoch: int) -> Path:
+    """The copy of a seed's weights after an epoch."""
+    return seed_folder / f"epoch-{epoch:03d}.safetensors"
 
 
 def read_json(path: Path) -> Any:
@@ -155,8 +170,24 @@ def _check_diagnostics(content: Any) -> None:
         curves = [entry.get("explained_variance", []), *entry.get("mode_explained_variance", [])]
         numbers = [*entry["summary"].values(), *(value for curve in curves for value in curve)]
         numbers += [value for values in entry["by_head"].values() for value in values if value is not None]
+        numbers += [
+            value for values in entry.get("gamma", {}).values() for value in values if value is not None
+        ]
         if not isinstance(entry["notes"], list) or not all(map(_is_finite, numbers)):
             raise ValueError(f"the figures of layer {entry['name']} are not numbers")
+
+
+def _check_course(content: Any) -> None:
+    _check_object(content)
+    names = None
+    for entry in content["epochs"]:
+        if not isinstance(entry["epoch"], int) or entry["epoch"] < 0:
+            raise ValueError(f"epoch is {entry['epoch']!r}, not a whole number")
+        _check_diagnostics(entry)
+        found = [layer["name"] for layer in entry["layers"]]
+        if names is not None and found != names:
+            raise ValueError(f"the layers of epoch {entry['epoch']} are not those of the first entry")
+        names = found
 
 
 def _is_finite(value: Any) -> bool:

@@ -22,7 +22,6 @@ from kernel_attention.solvers.kernel_multilinear_svd import (
 from kernel_attention.solvers.kernel_pca_diagnostics import (
     EigenvalueRatios,
     eigenvalue_ratios,
-    projection_error,
     recovered_coefficients,
 )
 from kernel_attention.solvers.kernel_pca_values import KernelPCAResult, KernelPCAValues, kernel_pca_values
@@ -36,6 +35,7 @@ from kernel_attention.solvers.principal_component_pursuit import (
     Pursuit,
     principal_component_pursuit,
 )
+from kernel_attention.solvers.projection_loss import ProjectionLoss, projection_error, projection_loss
 from kernel_attention.solvers.singular_directions import SingularDirections
 from kernel_attention.solvers.support_vector_expansion import (
     SupportVectorExpansion,
@@ -52,6 +52,7 @@ __all__ = [
     "Multilinear",
     "MultilinearSVD",
     "PrincipalComponentPursuit",
+    "ProjectionLoss",
     "Pursuit",
     "SingularDirections",
     "SupportVectorExpansion",
@@ -67,6 +68,7 @@ __all__ = [
     "primal_kernel_svd",
     "principal_component_pursuit",
     "projection_error",
+    "projection_loss",
     "recovered_coefficients",
     "stochastic_kernel_svd",
     "support_vector_expansion",

@@ -173,6 +173,22 @@ def require_matrix(name: str, x: Tensor) -> None:
         raise InputError(f"{name} has shape {tuple(x.shape)}, expected (..., N, p)")
 
 
+def require_values(values: Tensor, keys: Tensor) -> None:
+    """InputError where the values have no row for every key."""
+    if values.dim() < 2 or values.size(-2) != keys.size(-2):
+        raise InputError(
+            f"values has shape {tuple(values.shape)}, expected (..., {keys.size(-2)}, d), a row for every key"
+        )
+
+
+def counted(name: str, x: Tensor, mask: Tensor | None) -> Tensor:
+    """x in double precision, 0 where it does not count, because padding may hold any value, also NaN."""
+    x = double(x)
+    x = x if mask is None else x.masked_fill(~mask[..., None], 0.0)
+    require_finite(name, x)
+    return x
+
+
 class KernelPCAValues(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     """Kernel PCA with the kernel of self-attention, whose projections are an attention.
 

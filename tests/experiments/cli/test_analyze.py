@@ -7,6 +7,7 @@ import shutil
 
 import numpy as np
 import pytest
+from experiments.training.runs import train_small
 
 from kernel_attention.analysis import diagnose
 from kernel_attention.experiments.data import make_loader
@@ -62,6 +63,46 @@ def test_output_leaves_the_run_alone(cli, run, waves, here):
     assert {name: (run / name).read_bytes() for name in names(run)} == before
     files = ("attention.png", "diagnostics.json", "diagnostics.npz", "diagnostics.svg")
     assert names(here / "out") == [f"seed-{seed}/{file}" for seed in (0, 1) for file in files]
+
+
+@pytest.fixture(scope="module")
+def kept(waves, tmp_path_factory):
+    """A run that kept its weights. Only to be read."""
+    folder = tmp_path_factory.mktemp("kept") / "run"
+    return train_small(folder, waves, attention="softmax", epochs=4, keep_weights_every=2)
+
+
+def test_over_training_measures_every_kept_copy(cli, kept, waves, here):
+    run = shutil.copytree(kept, here / "run")
+    code, out, err = cli("analyze", run, "--data-root", waves, "--over-training", "--cases", 3)
+    assert (code, err) == (0, "")
+    assert "kernel-PCA reading" in out
+    content = json.loads((run / "seed-0/diagnostics_over_training.json").read_text())
+    assert [entry["epoch"] for entry in content["epochs"]] == [0, 2, 4]
+    saved = load_run(run)
+    split = saved.test_split(waves)
+    cases = [split.sequences[place] for place in (0, 7, 14)]
+    batches = [(batch.x, batch.attention_mask) for batch in make_loader(cases, 3)]
+    for entry in content["epochs"]:
+        expected = diagnose(saved.model(0, entry["epoch"]), batches)
+        for layer, record in zip(entry["layers"], expected.records(), strict=True):
+            assert layer["summary"] == pytest.approx(record["summary"], rel=1e-3, abs=1e-6)
+    first, last = (entry["layers"][0]["summary"] for entry in (content["epochs"][0], content["epochs"][-1]))
+    assert first != last
+    assert "one line per layer" in (run / "report.html").read_text()
+
+
+def test_over_training_into_another_folder(cli, kept, waves, here):
+    before = {name: (kept / name).read_bytes() for name in names(kept)}
+    options = ("--over-training", "--cases", 2, "--output", "out", "--layers", "-1")
+    assert cli("analyze", kept, "--data-root", waves, *options)[0] == 0
+    assert {name: (kept / name).read_bytes() for name in names(kept)} == before
+    assert {"seed-0/diagnostics_over_training.json", "seed-0/over_training.svg"} <= set(names(here / "out"))
+
+
+def test_a_run_without_kept_weights_has_no_course(refused, trained, waves):
+    message = refused("analyze", trained, "--data-root", waves, "--over-training")
+    assert "no weights of seed 0 were kept during training; train with --keep_weights_every 1" in message
 
 
 @pytest.mark.parametrize(

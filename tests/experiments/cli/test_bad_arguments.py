@@ -35,6 +35,7 @@ from experiments.training.runs import write_recipe
         ("train demo --learning-rate -1", "--learning_rate '-1' must be a finite number above 0"),
         ("train demo --dropout 1.5", "--dropout '1.5' must be a finite number of at least 0 and below 1"),
         ("train demo --norm-first maybe", "--norm_first 'maybe' must be true or false"),
+        ("analyze run --over_training=maybe", "--over_training 'maybe' must be true or false"),
         ("train demo --progress maybe", "--progress 'maybe' must be true or false"),
         ("train demo --seeds abc", "different whole numbers between 0 and 4294967295, such as [0, 1, 2]"),
         ("train demo --seeds 0,x", "--seeds '0,x' must be one or more different whole numbers"),

@@ -11,10 +11,15 @@ from torch import nn
 import kernel_attention as ka
 from kernel_attention.analysis import DiagnosticsReport, diagnose
 from kernel_attention.experiments.reporting import html, plot_diagnostics
+from kernel_attention.experiments.reporting.course_plots import gamma_figure, over_training_figure
 from kernel_attention.experiments.reporting.diagnostic_plots import maps_figure, measures_figure
 from kernel_attention.experiments.reporting.diagnostic_sections import diagnostics_section
 from kernel_attention.experiments.reporting.records import read_run
-from kernel_attention.experiments.reporting.tables import diagnostics_rows
+from kernel_attention.experiments.reporting.tables import (
+    ATTENTION_HEADINGS,
+    PROJECTION_HEADINGS,
+    diagnostics_rows,
+)
 from kernel_attention.experiments.training.files import write_json
 from kernel_attention.models.sequence import SequenceEncoder
 
@@ -97,7 +102,9 @@ def test_every_quantity_has_a_panel(report):
         *(
             "effective rank",
             "distance between heads",
+            "distance between heads' matrices",
             "J_proj",
+            "log J_proj, released form",
             "gamma: spread over eigenvalue",
             "objective J",
         ),
@@ -110,6 +117,82 @@ def test_every_quantity_has_a_panel(report):
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert sorted(set(labels)) == ["layer 0", "layer 1", "layer 2"]
     assert len(set(labels)) == len(labels)
+
+
+def test_the_last_row_has_the_means_of_the_layers(report):
+    """Over those that have the figure: one of the three layers has a kernel-PCA reading, so no mean of it."""
+    records = report.records()
+    head, rows = diagnostics_rows(records, ATTENTION_HEADINGS)
+    column = head.index("effective rank")
+    ranks = [
+        record["summary"]["effective_rank"] for record in records if "effective_rank" in record["summary"]
+    ]
+    assert rows[-1][0] == "mean of the layers"
+    assert float(rows[-1][column]) == pytest.approx(np.mean(ranks), rel=1e-3)
+    head, rows = diagnostics_rows(records, PROJECTION_HEADINGS)
+    assert "log J_proj, released" in head
+    assert set(rows[-1][1:]) == {"–"}
+    assert diagnostics_rows(records[:1], PROJECTION_HEADINGS)[1][-1][0] == "0: softmax"
+
+
+def test_gamma_has_a_panel_for_every_layer_that_has_it(report):
+    """Components in the order of their eigenvalues, each with its own spread."""
+    records = report.records()
+    (axis,) = gamma_figure(records).axes
+    gamma = records[0]["gamma"]
+    order = np.argsort(gamma["eigenvalue"])[::-1]
+    drawn = {line.get_label(): np.asarray(line.get_ydata()) for line in axis.lines}
+    np.testing.assert_allclose(drawn["eigenvalue |λ|"], np.array(gamma["eigenvalue"])[order])
+    np.testing.assert_allclose(drawn["mean of |γᵢ − γⱼ|"], np.array(gamma["spread"])[order])
+    assert gamma_figure(records[1:]) is None
+
+
+@pytest.fixture
+def course(report):
+    """Three copies of the weights; what the first layer's figures are at the second is 10 times as much."""
+    entries = [{"epoch": epoch, "layers": report.records()} for epoch in (0, 2, 4)]
+    for key in entries[1]["layers"][0]["summary"]:
+        entries[1]["layers"][0]["summary"][key] *= 10
+    return entries
+
+
+def test_over_training_every_layer_has_a_line(course, report):
+    figure = over_training_figure(course, "step", [0, 200, 400])
+    axes = {axis.get_title(loc="left"): axis for axis in figure.axes}
+    assert "log J_proj, released form" in axes
+    rank = report[0].summary()["effective_rank"]
+    line = axes["effective rank"].lines[0]
+    np.testing.assert_allclose(line.get_xdata(), [0, 200, 400])
+    np.testing.assert_allclose(line.get_ydata(), [rank, 10 * rank, rank])
+    assert axes["effective rank"].get_xlabel() == "step"
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels == ["layer 0", "layer 1", "layer 2", "mean of the layers"]
+    assert over_training_figure([]) is None
+
+
+def test_the_report_shows_the_course(analysed, course):
+    assert "untrained model" not in page_of(analysed)
+    write_json(analysed / "seed-0/diagnostics_over_training.json", {"note": "3 cases", "epochs": course})
+    page = page_of(analysed)
+    assert "one line per layer" in page
+    assert "The first point is the untrained model." in page
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"layers": []},
+        {"epochs": [{"epoch": "first", "layers": []}]},
+        {"epochs": [{"epoch": 1, "layers": [{"name": "a"}]}]},
+    ],
+)
+def test_a_damaged_course_is_named(analysed, content):
+    write_json(analysed / "seed-0/diagnostics_over_training.json", content)
+    run = read_run(analysed)
+    assert [problem.partition(":")[0] for problem in run.problems] == [
+        "seed-0/diagnostics_over_training.json"
+    ]
+    assert "one line per layer" not in page_of(analysed)
 
 
 def test_numbers_that_are_not_finite_are_left_out(report):
@@ -156,8 +239,8 @@ def test_layers_of_our_models_are_called_by_their_number_and_mechanism():
         num_layers=len(names), feedforward_dim=8,
     )  # fmt: skip
     found = diagnose(model, torch.randn(2, 7, 3), [2, 5], quantities=("spectrum", "objective", "maps"))
-    _, rows = diagnostics_rows(found.records())
-    assert [row[0] for row in rows] == [f"layer {place}: {names[place]}" for place in (2, 5)]
+    _, rows = diagnostics_rows(found.records(), ATTENTION_HEADINGS)
+    assert [row[0] for row in rows[:-1]] == [f"layer {place}: {names[place]}" for place in (2, 5)]
     kinds = [layer.mechanism for layer in diagnose(model, torch.randn(2, 7, 3), quantities=("maps",)).layers]
     assert kinds == names
     axis = next(a for a in measures_figure(found.records()).axes if a.get_xlabel() == "layer")

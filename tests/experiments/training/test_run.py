@@ -165,6 +165,29 @@ def test_the_best_weights_are_those_of_the_best_epoch(waves, tmp_path):
     assert (short / "seed-0/last.safetensors").read_bytes() == (long / "seed-0/best.safetensors").read_bytes()
 
 
+def test_kept_weights_are_those_of_their_epochs(waves, tmp_path):
+    """The untrained ones too, and a run that keeps weights trains as one that does not."""
+    folder = train_small(tmp_path / "run", waves, epochs=4, keep_weights_every=2)
+    plain = train_small(tmp_path / "plain", waves, epochs=4)
+    names = sorted(path.name for path in (folder / "seed-0").glob("epoch-*"))
+    assert names == ["epoch-000.safetensors", "epoch-002.safetensors", "epoch-004.safetensors"]
+    assert not list(plain.rglob("epoch-*"))
+    last = (folder / "seed-0/epoch-004.safetensors").read_bytes()
+    assert last == (plain / "seed-0/last.safetensors").read_bytes()
+    short = train_small(tmp_path / "short", waves, epochs=2)
+    middle = (folder / "seed-0/epoch-002.safetensors").read_bytes()
+    assert middle == (short / "seed-0/last.safetensors").read_bytes()
+    saved = load_run(folder)
+    torch.manual_seed(0)
+    untrained = run.build_model(saved.recipe, saved.facts)
+    kept = saved.model(0, epoch=0).state_dict()
+    for name, value in untrained.state_dict().items():
+        if "input_" not in name:  # the scale of the data, set before training
+            torch.testing.assert_close(kept[name], value, rtol=0, atol=0)
+    with pytest.raises(InputError, match=r"epoch=3 of seed 0 is not in .* \(kept: \[0, 2, 4\]\)"):
+        saved.model(0, epoch=3)
+
+
 def test_regression_is_measured_in_rmse_and_r2(trained_regression, waves):
     folder = trained_regression
     evaluation, rows = read(folder / "seed-0/evaluation.json"), read(folder / "seed-0/metrics.json")

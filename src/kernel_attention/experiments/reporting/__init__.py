@@ -6,13 +6,13 @@ from kernel_attention.experiments.reporting.benchmark_tables import benchmark_ta
 from kernel_attention.experiments.reporting.benchmarks import write_benchmark
 from kernel_attention.experiments.reporting.report import write_report
 from kernel_attention.experiments.reporting.tables import (
-    diagnostics_table,
+    diagnostics_tables,
     evaluation_table,
     summary_table,
 )
 
 __all__ = [
-    "benchmark_tables", "diagnostics_table", "evaluation_table", "plot_diagnostics",
+    "benchmark_tables", "diagnostics_tables", "evaluation_table", "plot_diagnostics", "plot_over_training",
     "summary_table", "write_benchmark", "write_report",
 ]  # fmt: skip
 
@@ -23,4 +23,8 @@ def __getattr__(name: str) -> Any:
         from kernel_attention.experiments.reporting.diagnostic_plots import plot_diagnostics
 
         return plot_diagnostics
+    if name == "plot_over_training":
+        from kernel_attention.experiments.reporting.course_plots import plot_over_training
+
+        return plot_over_training
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

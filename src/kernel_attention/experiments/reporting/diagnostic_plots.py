@@ -30,7 +30,9 @@ HEAD_LIMIT, MAP_LIMIT = 8, 6  # the numbers of heads and layers in a picture of 
 LABELS = {
     "effective_rank": "effective rank",
     "head_distance": "distance between heads",
+    "matrix_distance": "distance between heads' matrices",
     "projection_error": "J_proj",
+    "released_projection_error": "log J_proj, released form",
     "gamma_relative_spread": "gamma: spread over eigenvalue",
     "objective": "objective J",
 }
@@ -56,12 +58,7 @@ def plot_diagnostics(report: DiagnosticsReport, path: str | Path, what: str = "m
         figure = maps_figure(select_maps(report.arrays()))
     if figure is None:
         raise InputError(f"what={what!r}: the report holds no data for this picture")
-    try:
-        with report_style():
-            figure.savefig(path, dpi=160)
-    except (OSError, ValueError) as error:
-        raise InputError(f"path {str(path)!r} cannot be written: {error}") from None
-    return Path(path)
+    return save_figure(figure, path)
 
 
 @report_style()
@@ -75,27 +72,19 @@ def measures_figure(records: Sequence[Mapping[str, Any]]) -> Figure | None:
     Returns:
         The figure; None where no layer has data for it.
     """
-    names = _layer_names(records)
+    names = layer_titles(records)
     curves = _curves(records)
     quantities = [key for key in LABELS if any(record["by_head"].get(key) for record in records)]
     count = len(curves) + len(quantities)
     if not count:
         return None
-    columns = 2 if count == 4 else min(count, 3)
-    rows = -(-count // columns)
-    figure = Figure(figsize=(3.5 * columns + (3.3 if columns == 1 else 0.0), 3.0 * rows + 0.4))
-    axes = figure.subplots(rows, columns, squeeze=False).ravel().tolist()
-    for unused in axes[count:]:
-        unused.remove()
+    figure, axes = free_panels(count)
     for axis, (title, by_layer) in zip(axes, curves.items(), strict=False):
         _curve_panel(axis, title, by_layer, len(records))
     for axis, key in zip(axes[len(curves) :], quantities, strict=False):
         _dot_panel(axis, LABELS[key], [record["by_head"].get(key) or [] for record in records], names)
     if curves:
-        for place in sorted({place for by_layer in curves.values() for place in by_layer}):
-            is_named = len(names) <= 12 or place in (0, len(names) - 1)  # of many, the first and the last
-            label = names[place] if is_named else None
-            axes[0].plot([], [], color=ordered_colors(len(names))[place], label=label)
+        name_layers(axes[0], names, sorted({place for by_layer in curves.values() for place in by_layer}))
         legend_below(figure, axes[0])
     return figure
 
@@ -173,16 +162,53 @@ def _dot_panel(
         axis.plot([place] * len(known), known, "o", color=PALETTE[0], markersize=3.5, alpha=0.55)
         if known:
             axis.plot([place - 0.25, place + 0.25], [float(np.median(known))] * 2, color=PALETTE[1])
-    known = [value for values in by_layer for value in values if value is not None]
-    if known and max(map(abs, known)) > 1e3 * max(float(np.median(np.abs(known))), 1e-12):
-        axis.set_yscale("symlog", linthresh=max(float(np.median(np.abs(known))), 1e-12))
+    scale_for_outliers(
+        axis, np.array([value for values in by_layer for value in values if value is not None])
+    )
     axis.set(title=label, xlabel="layer", xlim=(-0.6, len(by_layer) - 0.4))
     step = -(-len(names) // 8)
     places = range(0, len(names), step)
     axis.set_xticks(places, [names[place].removeprefix("layer ") for place in places])
 
 
-def _layer_names(records: Sequence[Mapping[str, Any]]) -> list[str]:
+def free_panels(count: int) -> tuple[Figure, list[Axes]]:
+    """A figure of panels whose axes are their own, at most three in a row."""
+    columns = 2 if count == 4 else min(count, 3)
+    rows = -(-count // columns)
+    figure = Figure(figsize=(3.5 * columns + (3.3 if columns == 1 else 0.0), 3.0 * rows + 0.4))
+    axes = figure.subplots(rows, columns, squeeze=False).ravel().tolist()
+    for unused in axes[count:]:
+        unused.remove()
+    return figure, axes[:count]
+
+
+def name_layers(axis: Axes, names: Sequence[str], places: Sequence[int]) -> None:
+    """Entries of a legend for the layers at these places, by their colours."""
+    for place in places:
+        is_named = len(names) <= 12 or place in (0, len(names) - 1)  # of many, the first and the last
+        label = names[place] if is_named else None
+        axis.plot([], [], color=ordered_colors(len(names))[place], label=label)
+
+
+def save_figure(figure: Figure, path: str | Path) -> Path:
+    """Write a figure to a file whose name gives the format; InputError where that cannot be."""
+    try:
+        with report_style():
+            figure.savefig(path, dpi=160)
+    except (OSError, ValueError) as error:
+        raise InputError(f"path {str(path)!r} cannot be written: {error}") from None
+    return Path(path)
+
+
+def scale_for_outliers(axis: Axes, values: np.ndarray) -> None:
+    """An axis linear up to the median size and logarithmic beyond, where single values are far larger."""
+    if values.size:
+        middle = max(float(np.median(np.abs(values))), 1e-12)
+        if float(np.abs(values).max()) > 1e3 * middle:
+            axis.set_yscale("symlog", linthresh=middle)
+
+
+def layer_titles(records: Sequence[Mapping[str, Any]]) -> list[str]:
     """``layer K``: the model's number where every layer has one, else the place among those measured."""
     names = [layer_name(str(record["name"])) for record in records]
     if all(name.startswith("layer ") for name in names):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from kernel_attention.experiments.reporting import html
+from kernel_attention.experiments.reporting.course_plots import gamma_figure, over_training_figure
 from kernel_attention.experiments.reporting.diagnostic_plots import (
     LABELS,
     MAP_LIMIT,
@@ -20,7 +21,7 @@ from kernel_attention.experiments.reporting.figures import data_uri
 from kernel_attention.experiments.reporting.formats import layer_name, sentence
 from kernel_attention.experiments.reporting.records import RunRecord, SeedRecord
 from kernel_attention.experiments.reporting.spectrum_plots import HEAD_LIMIT
-from kernel_attention.experiments.reporting.tables import diagnostics_rows
+from kernel_attention.experiments.reporting.tables import TABLES, diagnostics_rows
 
 
 def diagnostics_section(run: RunRecord) -> html.Section | None:
@@ -36,15 +37,20 @@ def diagnostics_section(run: RunRecord) -> html.Section | None:
 
 def _pieces(run: RunRecord, record: SeedRecord) -> list[html.Piece]:
     layers = _layers(record)
-    head, rows = diagnostics_rows(layers)
     note = str((record.diagnostics or {}).get("note") or "")
-    caption = f"Means over sequences and heads, seed {record.seed}. {sentence(note)}".strip()
+    said = f"Means over sequences and heads, seed {record.seed}. {sentence(note)}".strip()
+    tables = [
+        html.Table(*found, f"{subject}. {said}", numbers=True)
+        for subject, headings in TABLES.items()
+        if len((found := diagnostics_rows(layers, headings))[0]) > 1
+    ]
     remarks = dict.fromkeys(
         f"{layer_name(str(layer['name']))}: {text}" for layer in layers for text in layer["notes"]
     )
     return [
         html.Pictures(_pictures(run, record)),
-        html.Table(head, rows, caption, numbers=True),
+        *tables,
+        *_over_training(record),
         *(html.Paragraph(sentence(text), muted=True) for text in remarks),
     ]
 
@@ -60,13 +66,37 @@ def _explanation(records: Sequence[SeedRecord]) -> list[html.Piece]:
         said.append(
             f"{' and '.join(softmax)} {verb} of softmax attention with the layer's queries, keys and values."
         )
+    if "released_projection_error" in measured:
+        said.append(
+            "J_proj is equation 13 of the kernel-PCA paper: the mean of ‖φ(q)‖² less that of ‖h‖². Its "
+            "released form is the logarithm of what the authors' code averages, for standardised queries and "
+            "keys (docs/diagnostics.md)."
+        )
     if "head_distance" in measured:
         said.append(
-            "Head distances are L2 distances between rows of the heads' attention matrices, averaged over "
-            "the rows."
+            "Head distances are L2 distances between the heads' attention matrices, or between their "
+            "outputs: by row, averaged over the rows, or whole (Frobenius norm)."
         )
     said.append("All numbers, by sequence and head, are in diagnostics.npz in the folder of each seed.")
     return [html.Paragraph(" ".join(said), muted=True)]
+
+
+def _over_training(record: SeedRecord) -> list[html.Piece]:
+    """The course of the figures over training, where ``analyze --over_training`` measured it."""
+    course = (record.over_training or {}).get("epochs", [])
+    epochs = [entry["epoch"] for entry in course]
+    figure = over_training_figure(course, record.unit, record.places(epochs))
+    if figure is None:
+        return []
+    untrained = " The first point is the untrained model." if epochs[0] == 0 else ""
+    picture = html.Picture(
+        data_uri(figure),
+        f"Line charts of the figures of every layer over training, at {len(epochs)} {record.unit}s.",
+        f"The same figures over training, seed {record.seed}: one line per layer, the mean of the layers "
+        f"dashed.{untrained}",
+        wide=True,
+    )
+    return [html.Pictures([picture])]
 
 
 def _layers(record: SeedRecord) -> Sequence[Mapping[str, Any]]:
@@ -97,6 +127,17 @@ def _pictures(run: RunRecord, record: SeedRecord) -> list[html.Picture]:
                 data_uri(figure),
                 f"Charts by layer: {', '.join(panels)}.",
                 " ".join(said),
+                wide=True,
+            )
+        )
+    figure = gamma_figure(layers)
+    if figure is not None:
+        pictures.append(
+            html.Picture(
+                data_uri(figure),
+                "Line charts of the spread of gamma by component, beside the eigenvalue, for every layer.",
+                "How constant gamma is, by component in the order of the eigenvalues: medians over sequences "
+                "and heads. At an eigenvector the spread is 0. No eigenvalue exceeds 1/N.",
                 wide=True,
             )
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -38,6 +38,7 @@ class SeedRecord:
     evaluation: Mapping[str, Any] | None = None
     spectra: Mapping[str, Any] | None = None
     diagnostics: Mapping[str, Any] | None = None
+    over_training: Mapping[str, Any] | None = None
 
     @property
     def unit(self) -> str:
@@ -68,6 +69,13 @@ class SeedRecord:
         evaluation = self.evaluation or {}
         chosen = evaluation.get("best_step", evaluation.get("best_epoch"))
         return chosen if isinstance(chosen, int) else None
+
+    def places(self, epochs: Sequence[int]) -> list[int]:
+        """These epochs in the unit of the rows: themselves, or the steps of their rows; 0 is the start."""
+        if self.unit == "epoch":
+            return list(epochs)
+        steps = {row.get("epoch"): row["step"] for row in self.metrics if is_number(row.get("step"))}
+        return [int(steps.get(epoch) or 0) if epoch in steps or not epoch else epoch for epoch in epochs]
 
     @property
     def confusion_matrix(self) -> np.ndarray | None:
@@ -219,6 +227,7 @@ def read_run(run_dir: Path) -> RunRecord:
             readable(lambda: folder.evaluation(seed)) or None,
             readable(lambda: folder.spectra(seed)),
             readable(lambda: folder.diagnostics(seed)),
+            readable(lambda: folder.diagnostics_over_training(seed)),
         )
 
     record = RunRecord(

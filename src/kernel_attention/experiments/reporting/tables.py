@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -72,45 +73,69 @@ def evaluation_table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
     return table
 
 
-# The figures of a layer that a table shows, and their headings.
-DIAGNOSTIC_HEADINGS = {
+# The figures of a layer that the tables show, and their headings.
+ATTENTION_HEADINGS = {
     "values_for_90_percent": "values for 90 %",
     "effective_rank": "effective rank",
-    "head_distance": "head distance",
-    "output_distance": "distance of head outputs",
-    "projection_error_median": "J_proj (median)",
-    "gamma_spread": "gamma spread",
-    "gamma_eigenvalue": "gamma eigenvalue",
-    "gamma_cosine": "gamma cosine",
+    "head_distance": "head distance, by row",
+    "output_distance": "of outputs, by row",
+    "matrix_distance": "head distance, whole",
+    "matrix_distance_deviation": "± over pairs",
+    "output_matrix_distance": "of outputs, whole",
+    "output_matrix_distance_deviation": "± over pairs",
     "objective": "J",
 }
+PROJECTION_HEADINGS = {
+    "projection_error_median": "J_proj (median)",
+    "projection_log_length": "log ‖φ(q)‖²",
+    "projection_output": "‖h‖²",
+    "released_projection_error": "log J_proj, released",
+    "gamma_spread": "gamma spread",
+    "gamma_deviation": "gamma deviation",
+    "gamma_eigenvalue": "gamma eigenvalue",
+    "gamma_relative_spread": "spread over eigenvalue",
+    "gamma_cosine": "gamma cosine",
+}
+TABLES = {"The attention": ATTENTION_HEADINGS, "Its kernel-PCA reading": PROJECTION_HEADINGS}
 
 
-def diagnostics_table(report: DiagnosticsReport, title: str) -> Table:
-    """The means of a diagnosis as a table, one row per layer; no text is read as rich markup."""
+def diagnostics_tables(report: DiagnosticsReport, title: str) -> list[Table]:
+    """The means of a diagnosis as tables, one row per layer; no text is read as rich markup."""
     from rich.table import Table
     from rich.text import Text
 
-    head, rows = diagnostics_rows(report.records())
-    table = Table(title=Text(title))
-    for name in head:
-        table.add_column(name, overflow="fold")
-    for row in rows:
-        table.add_row(*map(Text, row))
-    return table
+    tables = []
+    for subject, headings in TABLES.items():
+        head, rows = diagnostics_rows(report.records(), headings)
+        if len(head) > 1:
+            table = Table(title=Text(f"{title}: {subject[:1].lower()}{subject[1:]}"))
+            for name in head:
+                table.add_column(name, overflow="fold")
+            for row in rows:
+                table.add_row(*map(Text, row))
+            tables.append(table)
+    return tables
 
 
-def diagnostics_rows(records: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """Head and rows of the table of ``kernel_attention.analysis.LayerDiagnostics.record``'s figures."""
-    columns = [key for key in DIAGNOSTIC_HEADINGS if any(key in record["summary"] for record in records)]
+def diagnostics_rows(
+    records: Sequence[Mapping[str, Any]], headings: Mapping[str, str]
+) -> tuple[list[str], list[list[str]]]:
+    """Head and rows of a table of ``kernel_attention.analysis.LayerDiagnostics.record``'s figures.
+
+    The last row has the means of the layers, where several have a figure.
+    """
+    summaries = [record["summary"] for record in records]
+    columns = [key for key in headings if any(key in summary for summary in summaries)]
+
+    def cells(summary: Mapping[str, Any]) -> list[str]:
+        return [format_number(summary[key]) if key in summary else MISSING for key in columns]
+
     rows = [
-        [
-            f"{layer_name(record['name'])}: {record['mechanism']}",
-            *(
-                format_number(value) if (value := record["summary"].get(key)) is not None else MISSING
-                for key in columns
-            ),
-        ]
+        [f"{layer_name(record['name'])}: {record['mechanism']}", *cells(record["summary"])]
         for record in records
     ]
-    return ["layer", *(DIAGNOSTIC_HEADINGS[key] for key in columns)], rows
+    if len(records) > 1:
+        found = {key: [float(summary[key]) for summary in summaries if key in summary] for key in columns}
+        means = {key: statistics.fmean(values) for key, values in found.items() if len(values) > 1}
+        rows.append(["mean of the layers", *cells(means)])
+    return ["layer", *(headings[key] for key in columns)], rows

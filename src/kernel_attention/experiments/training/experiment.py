@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -129,6 +130,10 @@ class Experiment(ABC):
         """Further JSON files of a finished seed, {file name: content}."""
         return {}
 
+    def examples(self, model: Any) -> dict[str, np.ndarray]:
+        """Arrays of a finished seed that the report shows, for ``examples.npz``; empty for none."""
+        return {}
+
     def check(self) -> None:
         """InputError, before anything is written, for options that the model or the loaders refuse."""
         self.check_model()
@@ -144,6 +149,10 @@ class Experiment(ABC):
 
         A batch is a sequence of the model's arguments; the first has one row per case.
         """
+
+    def cases_text(self, count: int) -> str:
+        """What ``count`` cases of ``batches`` are, in words."""
+        return f"{count} evenly spaced sequences of the test split"
 
     @staticmethod
     def evaluate_file(model: Any, file: Path, recipe: Any, facts: dict[str, Any]) -> dict[str, Any]:

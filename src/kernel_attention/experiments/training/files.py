@@ -9,9 +9,11 @@ import io
 import json
 import logging
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import safetensors
 import safetensors.torch
 import torch
@@ -42,6 +44,12 @@ def remove_unfinished(folder: Path) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Write JSON with two spaces of indentation. NaN is refused, because other readers refuse it."""
     write_text_atomically(path, json.dumps(value, indent=2, allow_nan=False))
+
+
+def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write named arrays as ``.npz``, which ``numpy.load`` reads without pickles."""
+    # mypy takes the names for the function's own arguments.
+    write_atomically(path, lambda file: np.savez_compressed(file, **arrays))  # type: ignore[arg-type]
 
 
 def write_yaml(path: Path, value: dict[str, Any]) -> None:

@@ -68,6 +68,9 @@ class BaseRecipe(ABC):
         precision: 32-true, a mixed precision, or auto: bf16-mixed where the processor has it.
         accelerator: where the model is trained; auto takes the fastest one available.
         threads: CPU threads of PyTorch; 0 leaves the choice to PyTorch.
+        keep_weights_every: epochs (or evaluations, where training is counted in steps) from one kept copy of
+            the weights to the next, for analyze --over_training; the untrained weights are the first. 0 keeps
+            none.
         plugins: modules that register further mechanisms; only ``train`` imports them.
 
     Raises:
@@ -96,6 +99,7 @@ class BaseRecipe(ABC):
     precision: Literal["auto", "32-true", "bf16-mixed", "16-mixed"] = "32-true"
     accelerator: Literal["auto", "cpu", "gpu", "cuda", "mps"] = "auto"
     threads: Annotated[int, Field(ge=0, le=4096)] = 0  # a system that cannot start them ends the process
+    keep_weights_every: Whole = 0
     plugins: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from lightning.pytorch.callbacks import Checkpoint
 
+from kernel_attention.experiments.run_folder import kept_weights_path
 from kernel_attention.experiments.training.files import write_csv, write_json, write_weights
 from kernel_attention.experiments.training.stopping import StopRequest
 
@@ -55,6 +56,7 @@ class RunRecorder(Checkpoint):
         """Write a checkpoint of step 0; a run that stopped inside an epoch continues after its last batch."""
         self._stop.listen()
         if trainer.global_step == 0:
+            self._keep_weights(pl_module, 0)
             trainer.save_checkpoint(self.checkpoint)
         if self._partial is not None:
             loader: Any = trainer.train_dataloader
@@ -94,6 +96,7 @@ class RunRecorder(Checkpoint):
         if self._improves(row):
             write_weights(self.folder / "best.safetensors", weights)
         write_weights(self.folder / "last.safetensors", weights)
+        self._keep_weights(pl_module, row["epoch"])
         write_json(self.folder / "metrics.json", self.rows)
         write_csv(self.folder / "metrics.csv", self.rows)
         trainer.save_checkpoint(self.checkpoint)
@@ -128,6 +131,13 @@ class RunRecorder(Checkpoint):
         self.best = state_dict["best"]
         self._partial = state_dict.get("partial")  # earlier versions wrote checkpoints only between epochs
         self._generators = state_dict["generators"]
+
+    def _keep_weights(self, pl_module: L.LightningModule, epoch: int) -> None:
+        """Write the copy of this epoch where the recipe has one; 0 is before the first step."""
+        recipe: Any = pl_module.recipe
+        every = recipe.keep_weights_every
+        if every and epoch % every == 0:
+            write_weights(kept_weights_path(self.folder, epoch), _weights(pl_module))
 
     def _state_within_epoch(self) -> dict[str, Any]:
         """The counts of the row of an unfinished epoch, in addition to the sums of its figures."""

@@ -29,6 +29,7 @@ from kernel_attention.experiments.training.files import (
     is_unfinished,
     read_weights,
     remove_unfinished,
+    write_arrays,
     write_json,
     write_yaml,
 )
@@ -267,5 +268,8 @@ def _train_seed(experiment: Experiment, folder: Path, seed: int, progress: bool)
     }
     for name, content in experiment.appendices(model).items():
         write_json(folder / name, content)
+    examples = experiment.examples(model)
+    if examples:
+        write_arrays(folder / "examples.npz", examples)
     write_json(folder / "evaluation.json", result)
     return result

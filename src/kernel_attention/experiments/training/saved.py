@@ -75,21 +75,30 @@ class SavedRun(NamedTuple):
             raise InputError(f"run {self.folder}: task {self.recipe.task_name} has no split of time series")
         return experiment.data.test
 
-    def model(self, seed: int | None = None) -> Any:
-        """The best model of ``seed``, by default the first one."""
+    def model(self, seed: int | None = None, epoch: int | None = None) -> Any:
+        """The best model of ``seed`` (by default the first), or the copy kept of an ``epoch``."""
         if not self.seeds:
             raise InputError(f"run {self.folder}: no trained seed in it yet")
         seed = self.seeds[0] if seed is None else seed
         if seed not in self.seeds:
             raise InputError(f"seed={seed} is not in {self.folder} (trained: {self.seeds})")
-        model = build_model(self.recipe, self.facts)
         path = RunFolder(self.folder).weights_path(seed)
+        if epoch is not None:
+            kept = self.kept_epochs(seed)
+            if epoch not in kept:
+                raise InputError(f"epoch={epoch} of seed {seed} is not in {self.folder} (kept: {kept})")
+            path = RunFolder(self.folder).kept_weights(seed)[epoch]
+        model = build_model(self.recipe, self.facts)
         try:
             model.load_state_dict(read_weights(path))
         except RuntimeError as error:
             reason = " ".join(str(error).split())[:200]
             raise InputError(f"{path}: does not fit the run's recipe ({reason})") from None
         return model.eval()
+
+    def kept_epochs(self, seed: int) -> list[int]:
+        """The epochs of which a seed's weights were kept; 0 is the untrained model."""
+        return list(RunFolder(self.folder).kept_weights(seed))
 
 
 def load_run(folder: str | Path) -> SavedRun:
