@@ -162,11 +162,10 @@ def make_crop_loader(
 
 def make_whole_loader(split: SegmentationSplit, batch_size: int) -> DataLoader:
     """Every case once, in order, unchanged; up to ``batch_size`` neighbours of equal size are a batch."""
-
-    def shapes(case: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        return split.images[case].shape, split.labels[case].shape
-
-    alike = [list(group) for _, group in groupby(range(len(split)), key=shapes)]
+    # Images of equal label maps have equal sizes too, and an image may be made when it is asked for.
+    alike = [
+        list(group) for _, group in groupby(range(len(split)), key=lambda case: split.labels[case].shape)
+    ]
     batches = [
         group[first : first + batch_size] for group in alike for first in range(0, len(group), batch_size)
     ]

@@ -22,6 +22,7 @@ from kernel_attention.experiments.data.image_files import read_files, read_image
 from kernel_attention.experiments.data.label_maps import (
     CLASS_LISTS,
     LABEL_SUFFIXES,
+    VOID,
     Classes,
     PairFile,
     class_names_of,
@@ -143,6 +144,7 @@ class _Store:
         self.files = {False: pixels, True: labels}
         self.found: dict[PairFile, tuple[str, list[int], tuple[int, ...]]] = {}
         self.largest = 0
+        self.labelled: set[str] = set()  # splits with a pixel that has a class
 
     def add(self, path: str, content: bytes) -> None:
         """Decode a file and write it; one in no folder of images or labels is left out."""
@@ -160,7 +162,10 @@ class _Store:
             )
         else:
             array = decode_labels(content, where, self.classes)
-            self.largest = max(self.largest, int(array.max(initial=0, where=array < 255)))
+            known = array[array != VOID]
+            if known.size:
+                self.largest = max(self.largest, int(known.max()))
+                self.labelled.add(entry.split)
         self._check_size(entry, path, array.shape[:2])
         own = array.shape[:2]
         if self.image_size and not (entry.is_label and entry.split in ("validation", "test")):
@@ -187,6 +192,8 @@ class _Store:
             if entry._replace(is_label=not entry.is_label) not in self.found:
                 missing = "image" if entry.is_label else "label map"
                 raise InputError(f"{self.place}: {path} has no {missing} of its name")
+        for split in {entry.split for entry in self.found} - self.labelled:
+            raise InputError(f"{self.place}: the {split or 'only'} split has no pixel with a class")
         found: dict[str, dict[str, list[list[int]]]] = {}
         for entry in sorted(self.found):
             lists = found.setdefault(entry.split, {"images": [], "labels": []})

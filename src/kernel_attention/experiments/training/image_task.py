@@ -89,7 +89,7 @@ class ImageTask(RecipeTask):
 
 
 def decay_groups(model: nn.Module) -> list[dict[str, Any]]:
-    """Groups for the optimizer: no weight decay for biases, norms, positions and the class token, as in DeiT."""
+    """Groups for the optimizer. Biases, norms, positions and the class token have no weight decay (DeiT)."""
     decayed: list[nn.Parameter] = []
     kept: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():

@@ -36,8 +36,8 @@ def count_pixels(predicted: Tensor, target: Tensor, classes: int) -> Tensor:
 def overlap_figures(counts: Tensor) -> dict[str, Any]:
     """Pixel accuracy, mean accuracy and mean intersection over union, all and by class.
 
-    A class that no pixel has is None among the accuracies and is left out of their mean; so is a class that no
-    pixel has and none was predicted to have, among the intersections over union.
+    A class that no pixel has is None among the accuracies and left out of their mean. Among the intersections
+    over union, this is so for a class that no pixel has and no pixel was predicted to have.
 
     Args:
         counts: pixels by true and predicted class, (K, K).
@@ -101,9 +101,9 @@ def baseline_figures(
 ) -> dict[str, float | int]:
     """The figures of two predictions that look at no image.
 
-    ``constant_``: the most frequent class of the training pixels everywhere. ``majority_``: at every place of an
-    image the most frequent class there. Where label maps differ in size, places are those of a grid of 128 x 128
-    cells stretched over every image.
+    ``constant_``: the most frequent class of the training pixels everywhere. ``majority_``: at every place
+    the most frequent class there. Where label maps differ in size, the places are those of a grid of
+    128 x 128 cells that is stretched over every image.
     """
     sizes = {labels.shape for labels in train.labels}
     grid = sizes.pop() if len(sizes) == 1 else _GRID

@@ -23,10 +23,10 @@ _POWER = 0.9
 
 @dataclass(frozen=True)
 class SegmentationRecipe(VisionRecipe):
-    """Semantic segmentation with a linear decoder; the defaults are Segmenter's on ADE20K (Strudel et al. 2021).
+    """Semantic segmentation with a linear decoder; by default as Segmenter on ADE20K (Strudel et al. 2021).
 
-    The learning rate falls from ``learning_rate`` to ``min_learning_rate`` with the power 0.9 of the steps that
-    are left.
+    The learning rate falls from ``learning_rate`` to ``min_learning_rate`` with the power 0.9 of the share of
+    steps that are left.
 
     Args:
         dataset: camvid240, or another set of images with label maps under the data root, or a folder or an
@@ -36,8 +36,8 @@ class SegmentationRecipe(VisionRecipe):
             of the labels' own size, to which the logits are enlarged.
         crop_size: height and width of the crops in training and of the windows in evaluation, or one number
             for both; a multiple of ``patch_size``. Smaller images are padded.
-        start_from: run folder of a classification of images, whose weights the encoder starts with; the seed is
-            the same where the run has it, else the run's first. Empty: trained from the beginning.
+        start_from: run folder of a classification of images, whose weights the encoder starts with: those of
+            the same seed where the run has it, else of its first. Empty: trained from the beginning.
         severities: also measure the test split under 15 corruptions at these severities, of 1 to 5.
         corrupted_cases: number of test images that are corrupted, evenly spaced; 0 is all.
 

@@ -26,8 +26,9 @@ _FIGURES = ("mean_iou", "mean_accuracy", "pixel_accuracy")
 class SegmentationTask(RecipeTask):
     """Cross-entropy of the pixels that have a class.
 
-    Logs per epoch: ``train_loss`` and ``train_pixel_accuracy`` of the crops, ``objective_layer_i`` (J),
-    ``val_loss``, and ``val_mean_iou``, ``val_mean_accuracy`` and ``val_pixel_accuracy`` of all pixels together.
+    Logs per epoch: ``train_loss`` and ``train_pixel_accuracy`` of the crops, ``objective_layer_i`` (J), and
+    of all validation pixels together ``val_loss``, ``val_mean_iou``, ``val_mean_accuracy`` and
+    ``val_pixel_accuracy``.
 
     Args:
         model: images (B, C, H, W) in [0, 1] -> logits (B, K, H, W).
