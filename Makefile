@@ -33,7 +33,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all]'
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt opencv-python-headless scikit-image
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt foolbox pyautoattack opencv-python-headless scikit-image
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps imagecorruptions-imaug
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps --target $(VENV)/hosts --upgrade timm torchvision triton
 	@touch $@

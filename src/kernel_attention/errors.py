@@ -42,7 +42,7 @@ _EXTRAS = {
     "imagecorruptions": "corruptions", "jinja2": "train", "lightning": "train", "matplotlib": "train",
     "pydantic": "train", "rich": "train", "safetensors": "train", "skimage": "corruptions",
     "sklearn": "train", "timm": "vision", "tokenizers": "language", "transformers": "language",
-    "yaml": "train",
+    "yaml": "train", "eagerpy": "robustness", "foolbox": "robustness", "pyautoattack": "robustness",
 }  # fmt: skip
 
 

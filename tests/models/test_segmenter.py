@@ -39,7 +39,7 @@ def images(size=WINDOW, count: int = BATCH) -> torch.Tensor:
 
 
 def bilinear(grid: torch.Tensor) -> torch.Tensor:
-    """Each pixel's value by the definition: the centres of patches carry the values, the border is constant."""
+    """By the definition: the centres of patches carry the values, and beyond them the border is constant."""
     rows, columns = grid.shape
     result = grid.new_empty(rows * PATCH, columns * PATCH)
     for i in range(rows * PATCH):

@@ -19,7 +19,17 @@ from typing import TYPE_CHECKING, Any
 from kernel_attention.errors import InputError, missing_package, unknown
 from kernel_attention.experiments.arguments import parse
 from kernel_attention.experiments.notes import notes_on_stderr
-from kernel_attention.experiments.options import Analyze, Bench, Evaluate, Generate, List, Predict, Train
+from kernel_attention.experiments.options import (
+    Analyze,
+    Attack,
+    Bench,
+    Evaluate,
+    Generate,
+    List,
+    Predict,
+    Record,
+    Train,
+)
 from kernel_attention.experiments.plugins import load_plugins
 
 if TYPE_CHECKING:
@@ -195,6 +205,61 @@ def _analyze(options: Analyze) -> int:
     return 0
 
 
+def _attack(options: Attack) -> int:
+    from rich.console import Console
+
+    from kernel_attention.experiments.reporting import attack_table
+    from kernel_attention.experiments.robustness import choose_steps, read_eps
+    from kernel_attention.experiments.training.attack import attack_run
+    from kernel_attention.experiments.training.saved import load_run
+
+    steps = choose_steps(
+        plans=options.plan,
+        attacks=options.attacks,
+        protocol=options.protocol,
+        eps=[read_eps(text) for text in options.eps],
+        cases=options.cases,
+        seed=options.attack_seed,
+        transfer=options.transfer is not None,
+        quick=options.quick,
+    )
+    run = load_run(options.run)
+    transfer = None if options.transfer is None else load_run(options.transfer)
+    output = None if options.output is None else Path(options.output)
+    try:
+        with Console(stderr=True).status("") as status:
+            records = attack_run(
+                run,
+                steps,
+                seed=options.seed,
+                transfer=transfer,
+                data_root=options.data_root,
+                output=output,
+                again=options.again,
+                batch_size=options.batch_size,
+                told=status.update,
+            )
+    except InputError:
+        raise
+    except (KeyboardInterrupt, Exception) as error:
+        if isinstance(error, ModuleNotFoundError) and missing_package(error, "this attack") is not None:
+            raise
+        failure = " ".join(f"failed: {type(error).__name__}: {error}".split())
+        print("interrupted" if isinstance(error, KeyboardInterrupt) else failure, file=sys.stderr)
+        print(f"saved: the attacks that are done, in {output or run.folder}/seed-*", file=sys.stderr)
+        print("resume: the same command goes on after them", file=sys.stderr)
+        return 1
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    for seed, record in records.items():
+        title = f"{run.recipe.dataset}, {run.recipe.attention_name()}, seed {seed}"
+        console.print(attack_table(record, title))
+        for warning in record["warnings"]:
+            console.print(f"warning: {warning}", markup=False, soft_wrap=True)
+        path = (output or run.folder) / f"seed-{seed}" / "robustness.json"
+        console.print(f"written: {path}", markup=False, soft_wrap=True)
+    return 0
+
+
 def _bench(options: Bench) -> int:
     from rich.console import Console
 
@@ -220,6 +285,19 @@ def _bench(options: Bench) -> int:
     for entry in record["absent"]:
         console.print(f"{entry['contender']}: absent ({entry['reason']})")
     console.print(f"written: {', '.join(map(str, files))}", soft_wrap=True)
+    return 0
+
+
+def _record(options: Record) -> int:
+    from kernel_attention.experiments.results import make_records, write_records
+
+    if options.to is None:
+        raise InputError("record needs --to FOLDER (see: kernel-attention record --help)")
+    records = make_records(options.run, label=options.label, revision=options.revision)
+    written = write_records(records, options.to)
+    for record in records:
+        path = Path(options.to) / record.file_name
+        print(f"{'written' if path in written else 'unchanged'}: {path}")
     return 0
 
 
@@ -286,12 +364,13 @@ def _contender_table(options: List) -> Table:
 
 
 def _dataset_table(options: List) -> Table:
-    from kernel_attention.experiments.data import list_time_series
+    from kernel_attention.experiments.data import list_image_sets, list_time_series
 
     table = _table(
-        "data sets on this machine (others are downloaded from the archive by name)", "name", "source", "path"
-    )
-    for info in list_time_series(options.data_root):
+        "data sets on this machine (other time series are downloaded from the archive by name)",
+        "name", "source", "path",
+    )  # fmt: skip
+    for info in [*list_time_series(options.data_root), *list_image_sets(options.data_root)]:
         table.add_row(info.name, info.source, str(info.path or ""))
     return table
 
@@ -317,6 +396,8 @@ _COMMANDS: dict[str, Callable[[Any], int]] = {
     "predict": _predict,
     "generate": _generate,
     "analyze": _analyze,
+    "attack": _attack,
     "bench": _bench,
+    "record": _record,
     "list": _list,
 }

@@ -56,8 +56,8 @@ class Train(Command):
 @dataclass(frozen=True, kw_only=True)
 class Evaluate(Command):
     """Measure every seed of a run on the test split of its data set, or on a file. The options --stride to
-    --swap_rate are for language models, --severities and --corrupted_cases for segmentations, --split for both;
-    their defaults are the values in the run's recipe.
+    --swap_rate are for language models, --severities and --corrupted_cases for segmentations, and --split for
+    both. Their defaults are the values in the run's recipe.
 
     Args:
         run: run folder.
@@ -159,6 +159,49 @@ class Analyze(Command):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Attack(Command):
+    """Attack a trained run of images and measure its accuracy on the attacked images. Every attack is written
+    to seed-K/robustness.json when it is done, and is not run again. Plans and attacks: docs/robustness.md.
+
+    Args:
+        run: run folder of a recipe of task images.
+        plan: table, autoattack, curves, paper, masking; several are run in turn (default: table).
+        attacks: attacks by name instead of a plan: clean, fgsm, pgd, sld, noise, square, spsa, cw,
+            autoattack.
+        protocol: of attacks by name: pixel (pixels in [0, 1], true labels), or paper (the kernel-PCA paper's
+            released code: normalised inputs, not clipped, the model's own classes) (default: pixel).
+        eps: radius, such as 1/255, of attacks by name; several give a curve (default: 1/255).
+        cases: number of test images of every attack (default: that of the plan).
+        transfer: run folder; FGSM and PGD against its model are tried on this one too.
+        seed: seed of the model (default: every trained one).
+        attack_seed: seed of the attacks' random draws.
+        batch_size: number of images attacked together.
+        again: run attacks again that are in the file.
+        quick: a few images and steps, to see that everything runs.
+        output: write to this folder instead of the run.
+        data_root: folder with data sets (default: $KERNEL_ATTENTION_DATA).
+    """
+
+    usage = "attack RUN [options]"
+    summary = "attack a trained run of images"
+
+    run: Name
+    plan: list[str] = field(default_factory=list)
+    attacks: list[str] = field(default_factory=list)
+    protocol: str | None = None
+    eps: list[str] = field(default_factory=list)
+    cases: int | None = None
+    transfer: str | None = None
+    seed: int | None = None
+    attack_seed: int = 0
+    batch_size: int = 64
+    again: bool = False
+    quick: bool = False
+    output: str | None = None
+    data_root: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Bench(Command):
     """Measure attention layers in interleaved rounds. Sizes take several values; every combination is
     measured. Suites: docs/performance.md.
@@ -207,6 +250,29 @@ class Bench(Command):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Record(Command):
+    """Write a record of every finished seed of a run: one small JSON file with the recipe, what the training
+    took, and every figure measured so far. Tables are made from records. A record that is there with other
+    content is not replaced.
+
+    Args:
+        run: run folder.
+        to: folder of the records; one folder holds the records of one table.
+        label: row of the table (default: the mechanism's name); the runs of a label differ in their seeds
+            alone.
+        revision: git's name of the code that trained the run, where the run does not say.
+    """
+
+    usage = "record RUN --to FOLDER [--label NAME]"
+    summary = "keep the figures of a run as small files that tables are made from"
+
+    run: Name
+    to: str | None = None
+    label: str | None = None
+    revision: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class List(Command):
     """List mechanisms, contenders, data sets and recipes.
 
@@ -224,5 +290,5 @@ class List(Command):
 
 COMMANDS: dict[str, type[Command]] = {
     command.__name__.lower(): command
-    for command in (Train, Evaluate, Predict, Generate, Analyze, Bench, List)
+    for command in (Train, Evaluate, Predict, Generate, Analyze, Attack, Bench, Record, List)
 }

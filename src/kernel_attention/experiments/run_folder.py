@@ -9,10 +9,13 @@ from __future__ import annotations
 import json
 import math
 import re
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.plain_yaml import read_yaml, require_file
@@ -97,6 +100,29 @@ class RunFolder:
         """The figures of ``analyze --over_training``."""
         return self._read(f"seed-{seed}/diagnostics_over_training.json", _check_course)
 
+    def robustness_path(self, seed: int) -> Path:
+        """The file of ``attack``."""
+        return self.seed_path(seed) / "robustness.json"
+
+    def robustness(self, seed: int) -> dict[str, Any] | None:
+        """The results of ``attack``."""
+        return self._read(f"seed-{seed}/robustness.json", _check_robustness)
+
+    def examples(self, seed: int) -> dict[str, np.ndarray] | None:
+        """The images that the report of an image run shows, see ``examples.npz``."""
+        path = self.seed_path(seed) / "examples.npz"
+        if not path.is_file():
+            return None
+        try:
+            with np.load(path, allow_pickle=False) as arrays:
+                content = {name: arrays[name] for name in arrays.files}
+            _check_examples(content)
+        except KeyError as error:
+            raise InputError(f"{path}: has no {error}") from None
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+            raise InputError(f"{path}: not readable as examples ({error})") from None
+        return content
+
     def diagnostics_arrays_path(self, seed: int) -> Path:
         """The file with all arrays of ``analyze``."""
         return self.seed_path(seed) / "diagnostics.npz"
@@ -177,6 +203,22 @@ def _check_diagnostics(content: Any) -> None:
             raise ValueError(f"the figures of layer {entry['name']} are not numbers")
 
 
+def _check_examples(content: dict[str, np.ndarray]) -> None:
+    images, count = content["images"], len(content["targets"])
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[::3] != (count, 3):
+        raise ValueError(f"images are {images.dtype} of shape {images.shape}")
+    for name in ("targets", "predictions"):
+        if content[name].shape != (count,) or content[name].dtype.kind not in "iu":
+            raise ValueError(f"{name} are not {count} whole numbers")
+    if content["probabilities"].shape != (count,) or not np.isfinite(content["probabilities"]).all():
+        raise ValueError(f"probabilities are not {count} numbers")
+    maps = content.get("attention")
+    if maps is not None and (maps.ndim != 4 or len(maps) != count or not np.isfinite(maps).all()):
+        raise ValueError(f"attention has shape {maps.shape}, or numbers that are not finite")
+    if content["attention_text"].shape != ():
+        raise ValueError("attention_text is not one text")
+
+
 def _check_course(content: Any) -> None:
     _check_object(content)
     names = None
@@ -188,6 +230,20 @@ def _check_course(content: Any) -> None:
         if names is not None and found != names:
             raise ValueError(f"the layers of epoch {entry['epoch']} are not those of the first entry")
         names = found
+
+
+def _check_robustness(content: Any) -> None:
+    _check_object(content)
+    str(content["weights"])
+    for entry in content["attacks"]:
+        _check_object(entry)
+        str(entry["attack"]), str(entry["protocol"]), bytes.fromhex(entry["bits"]), bool(entry["transferred"])
+        if not isinstance(entry["cases"], int) or not _is_finite(entry["accuracy"]):
+            raise ValueError(f"the figures of attack {entry['attack']} are not numbers")
+        if not isinstance(entry["distances"], dict) or not _is_finite(entry["seconds"]):
+            raise ValueError(f"the distances of attack {entry['attack']} are missing")
+        if not isinstance(entry["options"], dict) or not (entry["eps"] is None or _is_finite(entry["eps"])):
+            raise ValueError(f"the options of attack {entry['attack']} are not those of an attack")
 
 
 def _is_finite(value: Any) -> bool:

@@ -1,6 +1,7 @@
 """Models made of any attention mechanism."""
 
 from kernel_attention.models.causal import CausalLanguageModel
+from kernel_attention.models.channel_attention import ChannelAttention
 from kernel_attention.models.decoding import generate
 from kernel_attention.models.encoder_layer import EncoderLayer
 from kernel_attention.models.segmenter import Segmenter
@@ -10,6 +11,7 @@ from kernel_attention.models.vision import VisionTransformer
 
 __all__ = [
     "CausalLanguageModel",
+    "ChannelAttention",
     "EncoderLayer",
     "Segmenter",
     "SequenceClassifier",

@@ -12,7 +12,9 @@ from torch.nn import functional as F
 from kernel_attention.core.layer import AttentionLayer
 from kernel_attention.core.parameters import Device
 from kernel_attention.core.validation import require_probability
+from kernel_attention.errors import InputError
 from kernel_attention.mechanisms import AttentionSpec, create_attention, get_mechanism, layer_specs
+from kernel_attention.models.channel_attention import ChannelAttention
 
 
 class EncoderLayer(nn.Module):
@@ -26,6 +28,8 @@ class EncoderLayer(nn.Module):
         drop_path: probability of leaving out the attention, or the feed-forward network, of a sample in
             training; see ``StochasticDepth``.
         norm_eps: added to the variance in the layer norms.
+        channel_attention: whether channel attention weighs what the feed-forward network returns; see
+            ``ChannelAttention``. It has no causal form.
         device: where the parameters are made; None: the default device.
         dtype: the parameters' precision; None: the default one.
     """
@@ -39,6 +43,7 @@ class EncoderLayer(nn.Module):
         *,
         drop_path: float = 0.0,
         norm_eps: float = 1e-5,
+        channel_attention: bool = False,
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -53,22 +58,28 @@ class EncoderLayer(nn.Module):
         self.norm2 = nn.LayerNorm(width, norm_eps, **where)
         self.dropout = nn.Dropout(dropout)
         self.drop_path = StochasticDepth(drop_path)
+        self.channel_attention = ChannelAttention(width, **where) if channel_attention else None
 
     def forward(self, x: Tensor, attention_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         """(B, N, d) -> (B, N, d)."""
+        if is_causal and self.channel_attention is not None:
+            raise InputError("is_causal=True, but channel_attention=True reads every token of the sequence")
         options = {"attention_mask": attention_mask, "is_causal": is_causal}
-        return self.around(lambda inputs: self.attention(inputs, **options), x)
+        return self.around(lambda inputs: self.attention(inputs, **options), x, attention_mask)
 
-    def around(self, attend: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    def around(
+        self, attend: Callable[[Tensor], Tensor], x: Tensor, attention_mask: Tensor | None = None
+    ) -> Tensor:
         """The layer with ``attend`` instead of its attention, (B, ..., d) -> (B, ..., d)."""
         if self.norm_first:
             x = x + self.drop_path(self.dropout(attend(self.norm1(x))))
-            return x + self.drop_path(self._feedforward(self.norm2(x)))
+            return x + self.drop_path(self._feedforward(self.norm2(x), attention_mask))
         x = self.norm1(x + self.drop_path(self.dropout(attend(x))))
-        return self.norm2(x + self.drop_path(self._feedforward(x)))
+        return self.norm2(x + self.drop_path(self._feedforward(x, attention_mask)))
 
-    def _feedforward(self, x: Tensor) -> Tensor:
-        return self.dropout(self.linear2(self.dropout(F.gelu(self.linear1(x)))))
+    def _feedforward(self, x: Tensor, attention_mask: Tensor | None) -> Tensor:
+        y = self.dropout(self.linear2(self.dropout(F.gelu(self.linear1(x)))))
+        return y if self.channel_attention is None else self.channel_attention(x, y, attention_mask)
 
 
 class StochasticDepth(nn.Module):

@@ -16,15 +16,15 @@ from kernel_attention.models.vision import VisionTransformer
 class Segmenter(nn.Module):
     """Class logits of every pixel: a linear layer on every patch, then bilinear upsampling.
 
-    An image of another size than the encoder's is cut into windows of the encoder's size. The last window of a
-    row or a column ends where the image ends, and logits are averaged where windows overlap, as in the paper's
-    evaluation. An image that is smaller than a window is padded on the right and below with the encoder's
+    An image that is larger than the encoder's is cut into windows of the encoder's size. The last window of a
+    row or a column ends where the image ends, and logits are averaged where windows overlap, as in the
+    paper's evaluation. An image that is smaller is padded on the right and below with the encoder's
     ``input_mean``, and the logits of the padding are cut off. So a side of 180 pixels needs an encoder of 184
     where patches are 8 pixels wide.
 
     Args:
-        encoder: the backbone; ``classifier.resized(size)`` is one for windows of ``size`` with the weights of a
-            classifier of images. It becomes part of this model, with a new head that reads the patches.
+        encoder: the backbone; ``classifier.resized(size)`` is one for windows of ``size`` that has the
+            weights of a classifier of images. It becomes part of this model, with a new head for patches.
         num_classes: classes K.
 
     Raises:

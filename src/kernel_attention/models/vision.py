@@ -44,6 +44,8 @@ class VisionTransformer(nn.Module):
         feedforward_dim: hidden width of the feed-forward networks.
         dropout: of positions and layers, and of the attention weights where a mechanism has them.
         drop_path: stochastic depth of the last layer; it grows linearly from 0 in the first (DeiT).
+        channel_attention: whether channel attention weighs the feed-forward networks' output (FAN); see
+            ``EncoderLayer``.
         pooling: "class": the head reads a class token in front of the patches; "mean": the patches' mean.
         device: where the parameters are made; None: the default device.
         dtype: the parameters' precision; None: the default one.
@@ -79,6 +81,7 @@ class VisionTransformer(nn.Module):
         feedforward_dim: int = 768,
         dropout: float = 0.0,
         drop_path: float = 0.0,
+        channel_attention: bool = False,
         pooling: Literal["class", "mean"] = "class",
         device: Device = None,
         dtype: torch.dtype | None = None,
@@ -98,6 +101,7 @@ class VisionTransformer(nn.Module):
             "num_outputs": num_outputs, "attention": attention, "in_channels": in_channels,
             "embed_dim": embed_dim, "num_heads": num_heads, "num_layers": num_layers,
             "feedforward_dim": feedforward_dim, "dropout": dropout, "drop_path": drop_path,
+            "channel_attention": channel_attention, "pooling": pooling,
         }  # fmt: skip
         where: dict[str, Any] = {"device": device, "dtype": dtype}
         self.class_tokens = int(pooling == "class")
@@ -122,7 +126,8 @@ class VisionTransformer(nn.Module):
         self.layers = nn.ModuleList(
             EncoderLayer(
                 layer, feedforward_dim, dropout, norm_first=True, norm_eps=NORM_EPS,
-                drop_path=drop_path * index / max(num_layers - 1, 1), **where,
+                drop_path=drop_path * index / max(num_layers - 1, 1), channel_attention=channel_attention,
+                **where,
             )
             for index, layer in enumerate(
                 create_attentions(attention, num_layers, embed_dim, num_heads, known, **where)
@@ -207,9 +212,7 @@ class VisionTransformer(nn.Module):
         """
         weight = self.head.weight
         where: dict[str, Any] = {"device": weight.device, "dtype": weight.dtype}
-        new = VisionTransformer(
-            image_size, self.patch_size, **self._other_sizes, pooling=self.pooling, **where
-        )
+        new = VisionTransformer(image_size, self.patch_size, **self._other_sizes, **where)
         state = self.state_dict()
         state["positions"] = interpolate_positions(self.positions, self.grid_size, new.grid_size)
         wrong = {

@@ -1,18 +1,58 @@
-"""A handful of photographs and a small classifier."""
+"""What attacks and corruptions are tried on: digits and photographs, and small classifiers."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from sklearn.datasets import load_digits, load_sample_images
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+Images = tuple[Tensor, Tensor]
+
+
+@pytest.fixture(scope="session")
+def digits() -> Images:
+    """1797 images (n, 3, 8, 8) in [0, 1] and their classes; the last 297 are for testing."""
+    bunch = load_digits()
+    images = torch.as_tensor(bunch.images, dtype=torch.float32)[:, None].repeat(1, 3, 1, 1) / 16
+    return images, torch.as_tensor(bunch.target)
+
+
+def _trained(model: nn.Module, digits: Images, steps: int) -> nn.Module:
+    images, targets = digits[0][:1500], digits[1][:1500]
+    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(steps):
+        batch = torch.randint(1500, (256,), generator=generator)
+        optimizer.zero_grad()
+        F.cross_entropy(model(images[batch]), targets[batch]).backward()
+        optimizer.step()
+    optimizer.zero_grad()
+    return model.eval()
+
+
+@pytest.fixture(scope="session")
+def linear(digits: Images) -> nn.Module:
+    """A linear classifier, for which the images that an attack can break are known."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return _trained(nn.Sequential(nn.Flatten(), nn.Linear(192, 10)), digits, 200)
+
+
+@pytest.fixture(scope="session")
+def convolutional(digits: Images) -> nn.Module:
+    """A classifier with one convolution."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        layers = (nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(1024, 10))
+        return _trained(nn.Sequential(*layers), digits, 60)
 
 
 @pytest.fixture(scope="session")
 def photos() -> np.ndarray:
     """Six 32 x 40 crops of scikit-learn's two colour photographs."""
-    from sklearn.datasets import load_sample_images
-
     return np.stack(
         [
             image[row : row + 32 * 8 : 8, column : column + 40 * 8 : 8]

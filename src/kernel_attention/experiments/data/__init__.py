@@ -1,11 +1,19 @@
-"""Time series by name, as sequences of shape (time, channels), and the loader that pads and shuffles them.
+"""Data sets by name: time series with the loader that pads and shuffles them, and images.
 
 Legend of shapes: n_i steps of case i, c channels, B cases of a batch, N steps of its longest case.
 """
 
 from kernel_attention.experiments.data.archive import DatasetInfo, list_time_series
 from kernel_attention.experiments.data.batches import Batch, EpochSampler, make_loader
+from kernel_attention.experiments.data.image_splits import ImageData, ImageSplit
+from kernel_attention.experiments.data.images import (
+    ClassSubset,
+    list_image_sets,
+    load_class_subset,
+    load_images,
+)
 from kernel_attention.experiments.data.loading import load_time_series, read_sequences
+from kernel_attention.experiments.data.ood_images import OutOfDistribution, load_ood
 from kernel_attention.experiments.data.sequences import as_sequences, windows_of
 from kernel_attention.experiments.data.time_series import (
     SequenceSplit,
@@ -16,13 +24,21 @@ from kernel_attention.experiments.data.time_series import (
 
 __all__ = [
     "Batch",
+    "ClassSubset",
     "DatasetInfo",
     "EpochSampler",
+    "ImageData",
+    "ImageSplit",
+    "OutOfDistribution",
     "SequenceSplit",
     "Standardizer",
     "TimeSeriesData",
     "as_sequences",
+    "list_image_sets",
     "list_time_series",
+    "load_class_subset",
+    "load_images",
+    "load_ood",
     "load_time_series",
     "make_loader",
     "read_sequences",

@@ -7,30 +7,27 @@ memory. Its name holds the size and time of the source, so that a source that ch
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import logging
 import os
-import tempfile
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.data.archive import cache_folder
+from kernel_attention.experiments.data.folder_cache import cache_name, cached_folder
 from kernel_attention.experiments.data.image_decoding import decode_images
-from kernel_attention.experiments.data.image_files import IMAGE_SUFFIXES, read_files
-from kernel_attention.experiments.data.image_layouts import LIST_NAMES, place_of, read_list
+from kernel_attention.experiments.data.image_files import IMAGE_SUFFIXES
+from kernel_attention.experiments.data.image_layouts import place_of
+from kernel_attention.experiments.data.image_sources import Classes, read_cases
 from kernel_attention.experiments.notes import note
 
 _VERSION = 1  # of the format and of the decoding
 _NOTE_EVERY = 30.0  # seconds
 _INDEX = "index.json"
-
-Content = TypeVar("Content")
 
 logger = logging.getLogger(__name__)
 
@@ -52,65 +49,10 @@ def cached_parts(place: Path, image_size: int = 0, workers: int | None = None) -
         InputError: for what ``read_files`` and ``decode_image`` refuse, images of different sizes where
             ``image_size`` is 0, and a cache that cannot be written.
     """
-    folder = (
-        cache_folder() / "images" / cache_name(place, f"{_VERSION} {image_size}", str(image_size or "own"))
+    name = cache_name(place, f"{_VERSION} {image_size}", str(image_size or "own"))
+    return cached_folder(
+        cache_folder() / "images" / name, _open, lambda new: _build(place, new, image_size, workers)
     )
-    return cached_folder(folder, _open, lambda new: _build(place, new, image_size, workers))
-
-
-def cached_folder(
-    folder: Path, read: Callable[[Path], Content | None], build: Callable[[Path], None]
-) -> Content:
-    """The content of a cache, which is built first where it is missing or damaged.
-
-    Args:
-        folder: of the cache; it is whole or absent.
-        read: the content of such a folder; None where it is missing or damaged.
-        build: fills an empty folder.
-
-    Raises:
-        InputError: for a cache that cannot be written.
-    """
-    content = read(folder)
-    if content is None:
-        try:
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(prefix=".building-", dir=folder.parent) as temporary:
-                new = Path(temporary) / "new"
-                new.mkdir()
-                build(new)
-                _publish(new, folder, read)
-        except OSError as error:
-            raise InputError(f"cache {folder}: cannot be written ({error.strerror or error})") from None
-        content = read(folder)
-        if content is None:
-            raise InputError(f"cache {folder}: is damaged as soon as it is written")
-    return content
-
-
-def cache_name(place: Path, settings: str, label: str) -> str:
-    """The source's name, ``label``, and a hash of ``settings`` and of the source's size and time."""
-    digest = hashlib.sha256(settings.encode())
-    for path, size, changed in _stamps(place):
-        digest.update(f"\n{path} {size} {changed}".encode(errors="surrogateescape"))
-    stem = place.name.partition(".")[0] or place.resolve().name
-    return f"{stem}-{label}-{digest.hexdigest()[:16]}"
-
-
-def _stamps(place: Path) -> Iterator[tuple[str, int, int]]:
-    """Name, size and time of every file."""
-    try:
-        if not place.is_dir():
-            state = place.stat()
-            yield place.name, state.st_size, state.st_mtime_ns
-            return
-        for folder, folders, files in os.walk(place, followlinks=True):
-            folders.sort()
-            for name in sorted(files):
-                state = os.stat(os.path.join(folder, name))
-                yield os.path.relpath(os.path.join(folder, name), place), state.st_size, state.st_mtime_ns
-    except OSError as error:
-        raise InputError(f"{error.filename or place}: cannot be read ({error.strerror or error})") from None
 
 
 def _open(folder: Path) -> dict[str, Part] | None:
@@ -138,56 +80,33 @@ def _open(folder: Path) -> dict[str, Part] | None:
     return parts
 
 
-def _publish(new: Path, folder: Path, read: Callable[[Path], object]) -> None:
-    """Move a finished cache to its place; where another process put a whole one meanwhile, that one stays."""
-    for _ in range(2):
-        try:
-            os.rename(new, folder)
-        except OSError:
-            if read(folder) is not None:
-                return
-            os.rename(folder, new.parent / "damaged")
-        else:
-            return
-    raise OSError(f"{folder} is taken")
-
-
 def _build(place: Path, folder: Path, image_size: int, workers: int | None) -> None:
-    lists: dict[str, str] = {}
+    classes = Classes()
     writers: dict[str, _Writer] = {}
     first: tuple[str, tuple[int, ...]] | None = None
     begun = noted = time.monotonic()
     with contextlib.ExitStack() as stack:
-        decoded = decode_images(_images(place, lists), str(place), image_size, workers)
+        decoded = decode_images(read_cases(place, classes), str(place), image_size, workers)
         for count, (path, pixels) in enumerate(decoded, start=1):
             first = first or (path, pixels.shape)
             if pixels.shape != first[1]:
                 raise _mixed_sizes(place, first, (path, pixels.shape))
             part = place_of(path).part
             if part not in writers:
-                writers[part] = stack.enter_context(
-                    contextlib.closing(_Writer(folder, len(writers), pixels.shape))
-                )
+                writer = _Writer(folder, len(writers), pixels.shape)
+                writers[part] = stack.enter_context(contextlib.closing(writer))
             writers[part].add(path, pixels)
             if time.monotonic() - noted > _NOTE_EVERY:
                 noted = time.monotonic()
                 note(f"{place}: {count:,} images decoded in {noted - begun:.0f} s")
     if not writers:
         raise InputError(f"{place}: has no images (accepted: {', '.join(IMAGE_SUFFIXES)})")
-    parts = {part: entry for part, writer in writers.items() if (entry := writer.finish(part, place, lists))}
-    text = json.dumps({"version": _VERSION, "source": str(place), "parts": parts})
+    labels = {part: _labels(place, part, writer.paths, classes) for part, writer in writers.items()}
+    _check_folders(place, classes.folders, labels)
+    parts = {part: writer.finish(labels[part], classes.names) for part, writer in writers.items()}
+    kept = {part: entry for part, entry in parts.items() if entry is not None}
+    text = json.dumps({"version": _VERSION, "source": str(place), "parts": kept})
     (folder / _INDEX).write_text(text, encoding="utf-8")
-
-
-def _images(place: Path, lists: dict[str, str]) -> Iterator[tuple[str, bytes]]:
-    """The images of a place; what its lists say is added to ``lists`` on the way."""
-    for path, content in read_files(place, (*IMAGE_SUFFIXES, *LIST_NAMES)):
-        if content is None:
-            continue
-        if path.lower().endswith(IMAGE_SUFFIXES):
-            yield path, content
-        elif path.rpartition("/")[2] in LIST_NAMES:
-            lists.update(read_list(path, content, str(place)))
 
 
 def _mixed_sizes(
@@ -197,15 +116,35 @@ def _mixed_sizes(
     return InputError(f"{place}: {sizes}; image_size resizes all of them")
 
 
+def _labels(place: Path, part: str, paths: list[str], classes: Classes) -> list[str]:
+    """The class of every image of a part; none where no image has one."""
+    labels = [classes.of(path) for path in paths]
+    known = [label for label in labels if label is not None]
+    if not known:
+        note(f"{place}: the images of {part or 'the folder'} have no classes and are left out")
+    elif len(known) < len(labels):
+        raise InputError(f"{place}: {paths[labels.index(None)]} has no class, as other images of {part} have")
+    return known
+
+
+def _check_folders(place: Path, folders: list[str], labels: dict[str, list[str]]) -> None:
+    """Refuse a class folder without images."""
+    known = {part: set(found) for part, found in labels.items()}
+    for folder in folders:
+        part, label = place_of(f"{folder}/file")
+        if label is not None and known.get(part) and label not in known[part]:
+            raise InputError(f"{place}: class folder {folder} has no images")
+
+
 class _Writer:
     """The arrays of one part. NumPy leaves room in the header for a first axis that grows."""
 
     def __init__(self, folder: Path, number: int, shape: tuple[int, ...]) -> None:
-        self.folder = folder
-        self.number = number
         self.shape = shape
         self.paths: list[str] = []
-        self.file = (folder / f"{number}-images.npy").open("wb")
+        self.images = folder / f"{number}-images.npy"
+        self.targets = folder / f"{number}-targets.npy"
+        self.file = self.images.open("wb")
         self._write_header()
 
     def _write_header(self) -> None:
@@ -224,21 +163,18 @@ class _Writer:
         os.fsync(self.file.fileno())
         self.file.close()
 
-    def finish(self, part: str, place: Path, lists: dict[str, str]) -> dict[str, Any] | None:
-        """Write the class numbers; the part's entry in the index, or None where no image has a class."""
-        labels = [lists.get(path) or place_of(path).label for path in self.paths]
-        if all(label is None for label in labels):
-            note(f"{place}: the images of {part or 'the folder'} have no class folders and are left out")
+    def finish(self, labels: list[str], names: tuple[str, ...]) -> dict[str, Any] | None:
+        """Write the class numbers; the part's entry in the index, or None where its images have no class."""
+        if not labels:
+            self.images.unlink()
             return None
-        if None in labels:
-            raise InputError(f"{place}: {self.paths[labels.index(None)]} has no class")
-        names = sorted({label for label in labels if label is not None})
+        if not set(labels) <= set(names):
+            names = tuple(sorted(set(labels)))
         numbers = {name: number for number, name in enumerate(names)}
-        targets = np.array([numbers[str(label)] for label in labels], dtype=np.int64)
-        np.save(self.folder / f"{self.number}-targets.npy", targets)
+        np.save(self.targets, np.array([numbers[label] for label in labels], dtype=np.int64))
         return {
-            "images": f"{self.number}-images.npy",
-            "targets": f"{self.number}-targets.npy",
-            "shape": [len(targets), *self.shape],
+            "images": self.images.name,
+            "targets": self.targets.name,
+            "shape": [len(labels), *self.shape],
             "class_names": names,
         }

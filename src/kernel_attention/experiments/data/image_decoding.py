@@ -25,14 +25,17 @@ _BATCH_FILES = 256
 _BATCH_BYTES = 1 << 23
 _PATIENCE = 20.0  # seconds of decoding here before other processes are started, which takes seconds too
 
-Batch = list[tuple[str, bytes]]
+Content = bytes | np.ndarray
+"""Of an image: its file, or its pixels (height, width, 3) uint8 where it is not encoded."""
+
+Batch = list[tuple[str, Content]]
 
 
-def decode_image(content: bytes, where: str, image_size: int = 0) -> np.ndarray:
+def decode_image(content: Content, where: str, image_size: int = 0) -> np.ndarray:
     """The pixels of an image file, (height, width, 3) uint8.
 
     Args:
-        content: the bytes of the file.
+        content: the bytes of the file, or its pixels.
         where: names the file in errors.
         image_size: height and width of the result; 0 keeps those of the file.
 
@@ -44,6 +47,8 @@ def decode_image(content: bytes, where: str, image_size: int = 0) -> np.ndarray:
         from PIL import Image, ImageOps, UnidentifiedImageError
     except ModuleNotFoundError as error:
         raise InputError(missing_package(error, "reading images") or str(error)) from None
+    if isinstance(content, np.ndarray):
+        return np.asarray(_fit(Image.fromarray(content), image_size), dtype=np.uint8)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
@@ -85,12 +90,12 @@ def _fit(image, size):  # type: ignore[no-untyped-def]
 
 
 def decode_images(
-    files: Iterable[tuple[str, bytes]], place: str, image_size: int = 0, workers: int | None = None
+    files: Iterable[tuple[str, Content]], place: str, image_size: int = 0, workers: int | None = None
 ) -> Iterator[tuple[str, np.ndarray]]:
     """(path, pixels) of every file, in their order, with few files in memory at a time.
 
     Args:
-        files: (path, bytes).
+        files: (path, bytes or pixels).
         place: stands before the path in errors.
         image_size: of ``decode_image``.
         workers: processes; by default 4, or the number of cores where that is smaller. 1 decodes here, as any
@@ -131,7 +136,7 @@ def _decode_batch(place: str, image_size: int, batch: Batch) -> list[np.ndarray]
     return [decode_image(content, f"{place}: {path}", image_size) for path, content in batch]
 
 
-def _batches(files: Iterable[tuple[str, bytes]]) -> Iterator[Batch]:
+def _batches(files: Iterable[tuple[str, Content]]) -> Iterator[Batch]:
     batch: Batch = []
     size = 0
     for file in files:

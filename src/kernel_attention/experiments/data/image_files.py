@@ -12,7 +12,7 @@ import stat
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple, Protocol
 
@@ -24,6 +24,7 @@ ARCHIVE_SUFFIXES = (".tar", ".tar.bz2", ".tar.gz", ".tar.xz", ".tbz2", ".tgz", "
 
 _BLOCK = 512  # of a tar file; one block of zeros ends it
 _READ_AT_ONCE = 1 << 20
+_LOOKED_AT = 100  # files
 _OPENERS = ((b"\xfd7zXZ\x00", lzma.open), (b"\x1f\x8b", gzip.open), (b"BZh", bz2.open))
 _DAMAGED = (
     OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile, NotImplementedError,
@@ -38,6 +39,11 @@ class SetFile(NamedTuple):
     content: bytes | None
 
 
+def is_image(name: str) -> bool:
+    """Whether a file name has the suffix of an image."""
+    return name.lower().endswith(IMAGE_SUFFIXES)
+
+
 def read_images(place: Path) -> Iterator[tuple[str, bytes]]:
     """(path, bytes) of every image of a folder or an archive, in one pass.
 
@@ -47,7 +53,7 @@ def read_images(place: Path) -> Iterator[tuple[str, bytes]]:
         InputError: where there is no image, and as ``read_files`` does.
     """
     found = False
-    for path, content in read_files(place, IMAGE_SUFFIXES):
+    for path, content in read_files(place, is_image):
         if content is not None:
             found = True
             yield path, content
@@ -55,8 +61,8 @@ def read_images(place: Path) -> Iterator[tuple[str, bytes]]:
         raise InputError(f"{place}: has no images (accepted: {', '.join(IMAGE_SUFFIXES)})")
 
 
-def read_files(place: Path, suffixes: tuple[str, ...]) -> Iterator[SetFile]:
-    """The folders of a place, and its files with these suffixes (lower case), in one pass.
+def read_files(place: Path, wanted: Callable[[str], bool]) -> Iterator[SetFile]:
+    """The folders of a place, and its files whose names are ``wanted``, in one pass.
 
     A folder is read in the order of names and follows links. A tar archive (plain, gzip, bzip2 or xz) is read
     as a stream, in its own order, and a zip archive in that of its directory; nothing is unpacked. Files and
@@ -68,16 +74,46 @@ def read_files(place: Path, suffixes: tuple[str, ...]) -> Iterator[SetFile]:
     """
     place = Path(place)
     if place.is_dir():
-        entries = _folder(place, "", (), suffixes)
+        entries = _folder(place, wanted)
     elif place.is_file():
-        entries = _distinct(_archive(place, suffixes), place)
+        entries = _distinct(_archive(place, wanted), place)
     else:
         kind = "is neither a folder nor a file" if place.exists() else "does not exist"
         raise InputError(f"{place}: {kind} (accepted: a folder of images, or {', '.join(ARCHIVE_SUFFIXES)})")
     return entries
 
 
-def _folder(folder: Path, path: str, above: tuple[str, ...], suffixes: tuple[str, ...]) -> Iterator[SetFile]:
+def file_stamps(place: Path) -> Iterator[tuple[str, int, int]]:
+    """(path, size, time of the last change in ns) of an archive, or of every file of a folder.
+
+    Raises:
+        InputError: where it cannot be read.
+    """
+    try:
+        if not place.is_dir():
+            state = place.stat()
+            yield place.name, state.st_size, state.st_mtime_ns
+            return
+        for path, entry in _walk(place):
+            if not entry.is_dir():
+                state = entry.stat()
+                yield path, state.st_size, state.st_mtime_ns
+    except OSError as error:
+        raise InputError(f"{error.filename or place}: cannot be read ({error.strerror or error})") from None
+
+
+def _folder(folder: Path, wanted: Callable[[str], bool]) -> Iterator[SetFile]:
+    for path, entry in _walk(folder):
+        if entry.is_dir():
+            yield SetFile(path, None)
+        elif wanted(entry.name):
+            yield SetFile(path, _read(Path(entry.path)))
+
+
+def _walk(
+    folder: Path, path: str = "", above: tuple[str, ...] = ()
+) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """Folders and files below a folder in the order of names; a folder is followed by what it holds."""
     real = os.path.realpath(folder)
     if real in above:  # a link to a folder that contains it
         return
@@ -87,13 +123,10 @@ def _folder(folder: Path, path: str, above: tuple[str, ...], suffixes: tuple[str
     except OSError as error:
         raise InputError(f"folder {folder}: cannot be read ({error.strerror or error})") from None
     for entry in entries:
-        if _is_hidden(entry.name):
-            continue
-        if entry.is_dir():
-            yield SetFile(f"{path}{entry.name}", None)
-            yield from _folder(folder / entry.name, f"{path}{entry.name}/", (*above, real), suffixes)
-        elif entry.name.lower().endswith(suffixes):
-            yield SetFile(f"{path}{entry.name}", _read(folder / entry.name))
+        if not _is_hidden(entry.name):
+            yield f"{path}{entry.name}", entry
+            if entry.is_dir():
+                yield from _walk(Path(entry.path), f"{path}{entry.name}/", (*above, real))
 
 
 def _read(path: Path) -> bytes:
@@ -108,16 +141,16 @@ def _is_hidden(name: str) -> bool:
     return name.startswith(".") or name == "__MACOSX"
 
 
-def _archive(place: Path, suffixes: tuple[str, ...]) -> Iterator[SetFile]:
+def _archive(place: Path, wanted: Callable[[str], bool]) -> Iterator[SetFile]:
     try:
         with place.open("rb") as file:
             start = file.read(6)
         if start[:4] in (b"PK\x03\x04", b"PK\x05\x06"):
-            yield from _zip_members(place, suffixes)
+            yield from _zip_members(place, wanted)
             return
         opener = next((opener for magic, opener in _OPENERS if start.startswith(magic)), None)
         with contextlib.closing(opener(place) if opener else place.open("rb")) as stream:
-            yield from _tar_members(stream, place, suffixes)
+            yield from _tar_members(stream, place, wanted)
     except InputError:
         raise
     except _DAMAGED as error:
@@ -142,7 +175,7 @@ class _Tail(io.RawIOBase):
         return found
 
 
-def _tar_members(stream: _Readable, place: Path, suffixes: tuple[str, ...]) -> Iterator[SetFile]:
+def _tar_members(stream: _Readable, place: Path, wanted: Callable[[str], bool]) -> Iterator[SetFile]:
     tail = _Tail(stream)
     with tarfile.open(fileobj=tail, mode="r|", bufsize=_READ_AT_ONCE) as archive:
         while (member := archive.next()) is not None:
@@ -156,7 +189,7 @@ def _tar_members(stream: _Readable, place: Path, suffixes: tuple[str, ...]) -> I
                 raise InputError(
                     f"{place}: {member.name} is a link to {member.linkname}; accepted: files only"
                 )
-            elif member.isfile() and path.lower().endswith(suffixes):
+            elif member.isfile() and wanted(PurePosixPath(path).name):
                 require_memory(f"{place}: {path}", member.size, "leave it out")
                 content = archive.extractfile(member)
                 assert content is not None
@@ -167,7 +200,7 @@ def _tar_members(stream: _Readable, place: Path, suffixes: tuple[str, ...]) -> I
         raise InputError(f"file {place}: cannot be read as an archive (it is truncated)")
 
 
-def _zip_members(place: Path, suffixes: tuple[str, ...]) -> Iterator[SetFile]:
+def _zip_members(place: Path, wanted: Callable[[str], bool]) -> Iterator[SetFile]:
     with zipfile.ZipFile(place) as archive:
         for member in archive.infolist():
             path = _inside(member.filename, place)
@@ -177,7 +210,7 @@ def _zip_members(place: Path, suffixes: tuple[str, ...]) -> Iterator[SetFile]:
                 raise InputError(f"{place}: {member.filename} is a link; accepted: files only")
             if member.is_dir():
                 yield SetFile(path, None)
-            elif path.lower().endswith(suffixes):
+            elif wanted(PurePosixPath(path).name):
                 require_memory(f"{place}: {path}", member.file_size, "leave it out")
                 yield SetFile(path, archive.read(member))
 
@@ -200,3 +233,20 @@ def _distinct(entries: Iterator[SetFile], place: Path) -> Iterator[SetFile]:
                 raise InputError(f"{place}: has {entry.path} twice")
             seen.add(entry.path)
         yield entry
+
+
+def holds_file(place: Path, wanted: Callable[[str], bool]) -> bool:
+    """Whether one of the first files of a folder or an archive is wanted; False where it cannot be read."""
+    looked_at = 0
+
+    def is_found(name: str) -> bool:
+        nonlocal looked_at
+        looked_at += 1
+        if looked_at > _LOOKED_AT:
+            raise InputError(f"{place}: has nothing wanted among its first files")
+        return wanted(name)
+
+    try:
+        return any(content is not None for _, content in read_files(place, is_found))
+    except InputError:
+        return False

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 from pathlib import PurePosixPath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.data.documents import SPLITS, split_names
@@ -25,9 +25,9 @@ class Place(NamedTuple):
 def place_of(path: str) -> Place:
     """The part and class of an image by its path.
 
-    The part is the first folder that has the name of a split, and the class is the folder below it, whatever
-    stands deeper (as in ``train/CLASS/images/file``). In a path without a split's name the class is the
-    image's own folder. The label is None where no folder is left for it.
+    The part is the first folder that has the name of a split. The class is the folder below it, whatever
+    stands deeper, as in ``train/CLASS/images/file``. In a path without the name of a split, the class is the
+    image's own folder. The label is None where no folder is left for it, as in ``val/images/file``.
     """
     folders = path.split("/")[:-1]
     for depth, folder in enumerate(folders):
@@ -49,22 +49,29 @@ def split_of(part: str) -> str | None:
 def read_list(path: str, content: bytes, where: str) -> dict[str, str]:
     """The class of each image that a list names, by the image's path.
 
+    A list without a column ``label`` names none: it may hold captions.
+
     Raises:
-        InputError: where the list cannot be read, or names no classes.
+        InputError: where the list cannot be read.
     """
     folder = PurePosixPath(path).parent
     try:
-        text = content.decode("utf-8-sig")
-        if path.endswith("val_annotations.txt"):
-            rows = [line.split("\t")[:2] for line in text.splitlines() if line.strip()]
-            return {(folder / "images" / file).as_posix(): label for file, label in rows}
-        if path.endswith(".csv"):
-            records = list(csv.DictReader(io.StringIO(text)))
-        else:
-            records = [json.loads(line) for line in text.splitlines() if line.strip()]
-        return {(folder / record["file_name"]).as_posix(): str(record["label"]) for record in records}
-    except (ValueError, KeyError, TypeError, csv.Error) as error:
+        records = _records(path, content.decode("utf-8-sig"))
+        return {
+            (folder / record["file_name"]).as_posix(): str(record["label"])
+            for record in records
+            if record.get("label") is not None
+        }
+    except (ValueError, KeyError, TypeError, AttributeError, csv.Error) as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else error
-        raise InputError(
-            f"{where}: {path} is not a list of images with file_name and label ({reason})"
-        ) from None
+        raise InputError(f"{where}: {path} is not a list of images and classes ({reason})") from None
+
+
+def _records(path: str, text: str) -> list[dict[str, Any]]:
+    lines = [line for line in text.splitlines() if line.strip()]
+    if path.endswith(".txt"):
+        fields = [line.split("\t")[:2] for line in lines]
+        return [{"file_name": f"images/{file}", "label": label} for file, label in fields]
+    if path.endswith(".csv"):
+        return list(csv.DictReader(io.StringIO(text)))
+    return [json.loads(line) for line in lines]

@@ -8,13 +8,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from kernel_attention.errors import InputError
-from kernel_attention.experiments.data.images import find_images
+from kernel_attention.experiments.data.images import locate_images
 from kernel_attention.experiments.data.label_maps import VOID
 from kernel_attention.experiments.data.segmentation_cache import Pairs, cached_pairs
+from kernel_attention.experiments.notes import note
 
 _TEST_SHARE = 0.2  # of a set without splits
 
@@ -74,7 +76,7 @@ def load_segmentation(
     from 0 to the largest.
 
     A set of ``train`` and ``val`` without ``test`` has its ``val`` as test split. Of a set without splits, a
-    fifth is the test split, drawn with seed 0.
+    fifth is the test split, drawn with seed 0, and a note says so.
 
     Args:
         name: a folder or an archive of the data root or of its folder ``images``, by its name without the
@@ -88,12 +90,12 @@ def load_segmentation(
     Raises:
         InputError: for a set that is not found, and for everything that is wrong with it.
     """
-    place = find_images(name, data_root)
+    place = locate_images(name, data_root)
     splits, class_names = cached_pairs(place, image_size)
     if len(class_names) < 2:
         raise InputError(f"{place}: has one class only, {class_names[0]!r} (accepted: at least two)")
     if set(splits) == {""}:
-        return SegmentationData(name, *_drawn(splits[""]), class_names)
+        return SegmentationData(name, *_drawn(splits[""], place), class_names)
     if "train" not in splits:
         raise InputError(f"{place}: has no images of a training split (it has: {', '.join(sorted(splits))})")
     validation = splits.get("validation")
@@ -123,7 +125,10 @@ def _split(pairs: Pairs) -> SegmentationSplit:
     return SegmentationSplit(pairs.images, pairs.labels)
 
 
-def _drawn(pairs: Pairs) -> tuple[SegmentationSplit, None, SegmentationSplit]:
+def _drawn(pairs: Pairs, place: Path) -> tuple[SegmentationSplit, None, SegmentationSplit]:
+    note(
+        f"{place}: has no test split; {_TEST_SHARE:.0%} of the images, drawn with seed 0, are its test split"
+    )
     train, test = hold_out_pairs(_split(pairs), _TEST_SHARE, seed=0)
     return train, None, test
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.data.archive import cache_folder
-from kernel_attention.experiments.data.image_cache import cache_name, cached_folder
+from kernel_attention.experiments.data.folder_cache import cache_name, cached_folder
 from kernel_attention.experiments.data.image_decoding import decode_image
 from kernel_attention.experiments.data.image_files import read_files, read_images
 from kernel_attention.experiments.data.label_maps import (
@@ -125,12 +125,8 @@ def _build(place: Path, folder: Path, image_size: int) -> None:
 
 
 def _class_names(place: Path) -> list[str] | None:
-    wanted = tuple(name.lower() for name in CLASS_LISTS)
-    lists = {
-        name: content
-        for path, content in read_files(place, wanted)
-        if content is not None and (name := path.rpartition("/")[2]) in CLASS_LISTS
-    }
+    files = read_files(place, lambda name: name in CLASS_LISTS)
+    lists = {path.rpartition("/")[2]: content for path, content in files if content is not None}
     return class_names_of(place.name.partition(".")[0], lists, str(place))
 
 

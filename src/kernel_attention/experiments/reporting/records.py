@@ -39,6 +39,7 @@ class SeedRecord:
     spectra: Mapping[str, Any] | None = None
     diagnostics: Mapping[str, Any] | None = None
     over_training: Mapping[str, Any] | None = None
+    examples: Mapping[str, np.ndarray] | None = None
 
     @property
     def unit(self) -> str:
@@ -228,6 +229,7 @@ def read_run(run_dir: Path) -> RunRecord:
             readable(lambda: folder.spectra(seed)),
             readable(lambda: folder.diagnostics(seed)),
             readable(lambda: folder.diagnostics_over_training(seed)),
+            readable(lambda: folder.examples(seed)),
         )
 
     record = RunRecord(

@@ -39,6 +39,7 @@ def render(run: RunRecord) -> str:
     # Imported here, because matplotlib takes half a second and some commands draw nothing.
     from kernel_attention.experiments.reporting.curve_sections import curves_section, objective_section
     from kernel_attention.experiments.reporting.diagnostic_sections import diagnostics_section
+    from kernel_attention.experiments.reporting.image_sections import examples_section
     from kernel_attention.experiments.reporting.model_sections import confusion_section, spectrum_section
     from kernel_attention.experiments.reporting.text_sections import (
         configuration_section,
@@ -58,6 +59,7 @@ def render(run: RunRecord) -> str:
         perplexity_section(run),
         curves_section(run),
         objective_section(run),
+        examples_section(run),
         confusion_section(run),
         spectrum_section(run),
         diagnostics_section(run),

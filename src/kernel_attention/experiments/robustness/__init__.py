@@ -1,5 +1,15 @@
 """Attacks on the inputs of a model, corrupted inputs, and inputs of no known class."""
 
+from kernel_attention.experiments.robustness.attack_plan import (
+    PLANS,
+    AttackStep,
+    choose_steps,
+    eps_text,
+    read_eps,
+    table_step,
+)
+from kernel_attention.experiments.robustness.attacks import ATTACKS, make_attack
+from kernel_attention.experiments.robustness.black_box_attacks import SPSA, AutoAttack, Clean, Noise, Square
 from kernel_attention.experiments.robustness.corruption_error import (
     ALEXNET_ERRORS,
     corruption_accuracies,
@@ -13,24 +23,78 @@ from kernel_attention.experiments.robustness.corruptions import (
     corrupt_images,
     corrupted_images,
 )
+from kernel_attention.experiments.robustness.gradient_attacks import (
+    FGSM,
+    PGD,
+    CarliniWagner,
+    SparseL1Descent,
+)
+from kernel_attention.experiments.robustness.image_attack import (
+    Attacked,
+    ImageAttack,
+    attack_images,
+    attacked_cases,
+)
+from kernel_attention.experiments.robustness.masking import attack_title, masking_warnings
+from kernel_attention.experiments.robustness.measured_attack import measure_attack
 from kernel_attention.experiments.robustness.out_of_distribution import (
     detection_figures,
     out_of_distribution_scores,
 )
+from kernel_attention.experiments.robustness.protocols import (
+    PROTOCOLS,
+    AttackProtocol,
+    NormalizedInputs,
+    PaperProtocol,
+    PixelProtocol,
+    find_protocol,
+)
+from kernel_attention.experiments.robustness.surrogate_gradients import SurrogateClamp
 from kernel_attention.experiments.robustness.word_swap import GENERIC_WORD, swap_words
 
 __all__ = [
     "ALEXNET_ERRORS",
+    "ATTACKS",
     "CORRUPTIONS",
+    "FGSM",
     "GENERIC_WORD",
+    "PGD",
+    "PLANS",
+    "PROTOCOLS",
     "SEVERITIES",
+    "SPSA",
+    "AttackProtocol",
+    "AttackStep",
+    "Attacked",
+    "AutoAttack",
+    "CarliniWagner",
+    "Clean",
+    "ImageAttack",
+    "Noise",
+    "NormalizedInputs",
+    "PaperProtocol",
+    "PixelProtocol",
+    "SparseL1Descent",
+    "Square",
+    "SurrogateClamp",
+    "attack_images",
+    "attack_title",
+    "attacked_cases",
+    "choose_steps",
     "corrupt_image",
     "corrupt_images",
     "corrupted_images",
     "corruption_accuracies",
     "corruption_errors",
     "detection_figures",
+    "eps_text",
+    "find_protocol",
+    "make_attack",
+    "masking_warnings",
     "mean_corruption_error",
+    "measure_attack",
     "out_of_distribution_scores",
+    "read_eps",
     "swap_words",
+    "table_step",
 ]

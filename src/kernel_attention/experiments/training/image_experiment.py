@@ -16,6 +16,7 @@ from kernel_attention.experiments.data.token_sets import hold_out
 from kernel_attention.experiments.training.evaluation import classification_figures, collect_outputs
 from kernel_attention.experiments.training.experiment import Experiment, Loaders, Metric
 from kernel_attention.experiments.training.facts import check_class_names
+from kernel_attention.experiments.training.image_examples import image_examples
 from kernel_attention.experiments.training.image_recipe import ImageRecipe
 from kernel_attention.experiments.training.image_task import ImageTask
 from kernel_attention.models.vision import VisionTransformer
@@ -84,6 +85,15 @@ class ImageExperiment(Experiment):
 
     def evaluate(self, model: VisionTransformer) -> dict[str, Any]:
         return self._measure(model, self.test)
+
+    def examples(self, model: VisionTransformer) -> dict[str, np.ndarray]:
+        return image_examples(model, self.test, self.recipe.precision)
+
+    def cases_text(self, count: int) -> str:
+        first = "; token 0 is the class token, and counts as the patches do"
+        return (
+            f"{count} evenly spaced images of the test split{first if self.recipe.pooling == 'class' else ''}"
+        )
 
     def batches(self, cases: int) -> Iterable[tuple[Tensor]]:
         loader = make_image_loader(self.data.test.evenly(cases), _DIAGNOSED_AT_ONCE)

@@ -21,6 +21,10 @@ _HELD = (errno.EACCES, errno.EAGAIN, errno.EDEADLK)
 _log = logging.getLogger(__name__)
 
 
+class HeldByAnother(InputError):
+    """Another process works in the folder."""
+
+
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold the folder for this process.
@@ -28,7 +32,7 @@ def locked(folder: Path) -> Iterator[None]:
     The operating system holds the lock and releases it when the process ends for any reason.
 
     Raises:
-        InputError: where another process holds it; the message has its number and machine.
+        HeldByAnother: where another process holds it; the message has its number and machine.
         OSError: where the folder cannot be written.
     """
     path = folder / LOCK_NAME
@@ -49,7 +53,9 @@ def _take(path: Path) -> IO[bytes]:
             if not is_ours:
                 file.seek(0)
                 holder = file.read(200).decode(errors="replace") or "another process"
-                raise InputError(f"run {path.parent}: {holder} is training into it; wait for it, or end it")
+                raise HeldByAnother(
+                    f"run {path.parent}: {holder} is training into it; wait for it, or end it"
+                )
             # The previous holder may have removed the file after we opened it and before we locked it.
             if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
                 return file

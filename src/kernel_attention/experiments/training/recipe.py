@@ -276,7 +276,8 @@ def recipes_dir() -> Path:
 def list_recipes() -> dict[str, Path]:
     """Name (path without suffix, for example ``uea/japanese_vowels``) and file of every shipped recipe."""
     root = recipes_dir()
-    return {path.relative_to(root).with_suffix("").as_posix(): path for path in sorted(root.rglob("*.yaml"))}
+    paths = sorted(path for path in root.rglob("*.yaml") if path.parent != root / "suites")
+    return {path.relative_to(root).with_suffix("").as_posix(): path for path in paths}
 
 
 def read_recipe(name: str) -> tuple[str, dict[str, Any]]:

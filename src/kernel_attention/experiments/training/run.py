@@ -8,8 +8,10 @@ import os
 import platform
 import shlex
 import statistics
+import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +225,8 @@ def _is_finite(value: Any) -> bool:
 def _versions() -> dict[str, str]:
     return {
         "command": _command(sys.argv),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        **_revision(),
         "kernel_attention": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -231,6 +235,20 @@ def _versions() -> dict[str, str]:
         "platform": platform.platform(),
         "machine": machine(),
     }
+
+
+def _revision() -> dict[str, str]:
+    """Git's name of this code, with ``+`` where files have changed since; nothing outside a clone."""
+    git = ["git", "-C", str(Path(__file__).parent)]
+    try:
+        # Another repository that holds an installed copy does not track this file.
+        subprocess.run([*git, "ls-files", "--error-unmatch", __file__], capture_output=True, check=True)
+        name = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout
+        changes = ["status", "--porcelain", "--untracked-files=no", ":/"]
+        changed = subprocess.run([*git, *changes], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return {}
+    return {"revision": name.strip() + ("+" if changed else "")}
 
 
 def _command(words: list[str]) -> str:

@@ -1,0 +1,1 @@
+"""Tables of the papers, run and compared with what was reported."""

@@ -1,0 +1,139 @@
+"""Rows of a table: means over seeds, and paired comparisons with another row."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from kernel_attention.errors import InputError
+from kernel_attention.experiments.statistics import (
+    Interval,
+    holm,
+    mcnemar_test,
+    paired_bootstrap,
+    sign_flip_test,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Measurement:
+    """A figure of one model.
+
+    Args:
+        value: the figure.
+        correct: (trials, cases) bool, the answers behind it: one trial for a test split, one for each
+            corruption and severity; None for a figure that is not a share of right answers.
+    """
+
+    value: float
+    correct: np.ndarray | None = None
+
+    @property
+    def cases(self) -> int:
+        """The number of cases; 0 where their answers are not kept."""
+        return 0 if self.correct is None else self.correct.shape[-1]
+
+
+Measurements = Mapping[str, Mapping[str, Mapping[int, Measurement]]]
+"""By row, column and seed. Seeds may be missing, and so may columns of a row."""
+
+
+class Spread(NamedTuple):
+    """Mean and sample deviation over ``seeds``; no deviation of a single seed."""
+
+    mean: float
+    deviation: float | None
+    seeds: tuple[int, ...]
+
+
+class Comparison(NamedTuple):
+    """A row against its baseline in one column, on the seeds that both have.
+
+    Attributes:
+        row: the row.
+        baseline: the row it is compared with.
+        column: the column.
+        seeds: the seeds.
+        interval: the difference, row minus baseline, with its bootstrap interval over cases and seeds.
+        p_value: of ``sign_flip_test`` over the cases.
+        adjusted: the same after Holm's adjustment for all comparisons made together.
+        by_seed: the p value of McNemar's test for each seed; empty where a case has several trials.
+    """
+
+    row: str
+    baseline: str
+    column: str
+    seeds: tuple[int, ...]
+    interval: Interval
+    p_value: float
+    adjusted: float
+    by_seed: dict[int, float]
+
+
+def spread(measured: Mapping[int, Measurement]) -> Spread:
+    """Mean and deviation over the seeds, of which there must be at least one."""
+    seeds = tuple(sorted(measured))
+    values = [measured[seed].value for seed in seeds]
+    deviation = statistics.stdev(values) if len(values) > 1 else None
+    return Spread(statistics.fmean(values), deviation, seeds)
+
+
+def compare_rows(measurements: Measurements, baselines: Mapping[str, str]) -> list[Comparison]:
+    """Compare rows with their baselines, in every column whose answers both keep for a common seed.
+
+    Args:
+        measurements: by row, column and seed.
+        baselines: the baseline of a row; a row without one is not compared.
+
+    Returns:
+        In the order of rows and columns. The p values are adjusted over all of them.
+
+    Raises:
+        InputError: where a row and its baseline were not measured on the same number of cases.
+    """
+    found = []
+    for row, columns in measurements.items():
+        others = measurements.get(baselines.get(row, ""), {})
+        for column, measured in columns.items():
+            compared = _compare(row, baselines.get(row, ""), column, measured, others.get(column, {}))
+            found += [] if compared is None else [compared]
+    adjusted = holm([each.p_value for each in found])
+    return [each._replace(adjusted=value) for each, value in zip(found, adjusted, strict=True)]
+
+
+def _compare(
+    row: str,
+    baseline: str,
+    column: str,
+    measured: Mapping[int, Measurement],
+    others: Mapping[int, Measurement],
+) -> Comparison | None:
+    ours = {seed: each.correct for seed, each in sorted(measured.items()) if each.correct is not None}
+    theirs = {seed: each.correct for seed, each in others.items() if each.correct is not None}
+    seeds = tuple(seed for seed in ours if seed in theirs)
+    if not seeds:
+        return None
+    shapes = {array.shape for answers in (ours, theirs) for seed in seeds if (array := answers[seed]).size}
+    if len(shapes) != 1:
+        sizes = ", ".join(map(str, sorted(shapes)))
+        raise InputError(f"{row} and {baseline} in {column}: measured on different cases, {sizes}")
+    first, second = (np.stack([answers[seed] for seed in seeds]) for answers in (ours, theirs))
+    p_value = sign_flip_test(first, second)
+    return Comparison(
+        row=row,
+        baseline=baseline,
+        column=column,
+        seeds=seeds,
+        interval=paired_bootstrap(first.mean(axis=1), second.mean(axis=1)),
+        p_value=p_value,
+        adjusted=p_value,
+        by_seed={
+            seed: mcnemar_test(first[index, 0], second[index, 0]).p_value
+            for index, seed in enumerate(seeds)
+            if first.shape[1] == 1
+        },
+    )

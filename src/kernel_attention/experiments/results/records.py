@@ -1,0 +1,202 @@
+"""The record of a trained model: one small JSON file that tables are made from.
+
+A record holds what produced the model (the recipe's keys, the seed, the software, the machine, the time it
+took) and every figure measured on it, with the bits that paired tests need. It does not need the run folder.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from kernel_attention.atomic import write_text_atomically
+from kernel_attention.errors import InputError
+from kernel_attention.experiments.run_folder import RunFolder, read_json
+
+SCHEMA = 1
+FIGURES = ("evaluation", "robustness")  # the files of a seed whose figures a record keeps
+
+_SOFTWARE = ("kernel_attention", "python", "torch", "lightning", "numpy", "platform")
+_LABEL = re.compile(r"\w[\w.+-]*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResultRecord:
+    """What is known of one trained model.
+
+    Args:
+        label: the row of a table that the model belongs to; models of one label differ in their seed alone.
+        seed: of the training.
+        recipe: name of the recipe.
+        config: the recipe's keys, without the seeds.
+        budget: what the training took: its length, ``seconds`` and ``threads``.
+        software: versions by package; ``platform``.
+        machine: processor, cores and accelerator in one line.
+        date: when the training began, as ISO 8601 in UTC.
+        revision: git's name of the code that trained it; None where it is not known.
+        figures: by file: those of ``evaluation`` (test split) and of ``robustness``, where there are any.
+        schema: version of this list.
+    """
+
+    label: str
+    seed: int
+    recipe: str
+    config: dict[str, Any]
+    budget: dict[str, Any]
+    software: dict[str, str]
+    machine: str
+    date: str
+    revision: str | None
+    figures: dict[str, dict[str, Any]]
+    schema: int = SCHEMA
+
+    @property
+    def attention(self) -> Any:
+        """The mechanism as the recipe has it."""
+        return self.config["attention"]
+
+    @property
+    def file_name(self) -> str:
+        """The name of the record's file."""
+        return f"{self.label}-{self.seed}.json"
+
+
+def make_records(
+    run: str | Path, *, label: str | None = None, revision: str | None = None
+) -> list[ResultRecord]:
+    """The records of the finished seeds of a run folder.
+
+    Args:
+        run: a folder that ``train`` wrote; ``attack`` may have added to it.
+        label: the row of a table that the run belongs to; by default the name of its mechanism.
+        revision: git's name of the code that trained it, for a run that does not hold it.
+
+    Raises:
+        InputError: for a folder that is no run, a run without a finished seed, a damaged file, a label that
+            cannot be part of a file's name, or another revision than that in the run.
+    """
+    folder = RunFolder(Path(run))
+    config = folder.config()
+    if config is None:
+        raise InputError(f"run {run}: not a run folder (it has no config.yaml)")
+    label = label or (folder.summary() or {}).get("attention")
+    if label is None:
+        raise InputError(f"run {run}: has no summary.json yet, so give --label")
+    if _LABEL.fullmatch(label) is None:
+        raise InputError(f"label {label!r} must be letters, digits and . _ + -, as it names files")
+    records = [
+        _record(folder, config, seed, label, revision)
+        for seed in folder.seeds()
+        if folder.evaluation(seed) is not None
+    ]
+    if not records:
+        raise InputError(f"run {run}: no finished seed in it yet")
+    return records
+
+
+def write_records(
+    records: Sequence[ResultRecord], folder: str | Path, *, replace: bool = False
+) -> list[Path]:
+    """Write records, a file each, unless one of them is there with other content.
+
+    Args:
+        records: the records.
+        folder: created if missing.
+        replace: write over other content.
+
+    Returns:
+        The files that were written; those with the same content are left as they are.
+
+    Raises:
+        InputError: where a file is there with other content, before any is written; and where the folder
+            cannot be written.
+    """
+    folder = Path(folder)
+    waiting = {folder / record.file_name: dataclasses.asdict(record) for record in records}
+    for path, content in list(waiting.items()):
+        is_there = path.exists() and read_json(path) == content
+        if path.exists() and not is_there and not replace:
+            raise InputError(
+                f"record {path} is there with other content; delete it first, or choose another --label"
+            )
+        if is_there:
+            del waiting[path]
+    for path, content in waiting.items():
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_text_atomically(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
+        except OSError as error:
+            raise InputError(f"record {path}: cannot be written ({error.strerror or error})") from None
+    return list(waiting)
+
+
+def read_records(folder: str | Path) -> list[ResultRecord]:
+    """All records of a folder, by label and seed.
+
+    Raises:
+        InputError: for a file that is no record, or is not named as its label and seed say.
+    """
+    records = map(read_record, Path(folder).glob("*.json"))
+    return sorted(records, key=lambda record: (record.label, record.seed))
+
+
+def read_record(path: Path) -> ResultRecord:
+    """The record in a file; InputError for another content, or a name that is not its label and seed."""
+    content = read_json(path)
+    if not _is_record(content):
+        raise InputError(f"{path}: not a record of schema {SCHEMA}")
+    record = ResultRecord(**content)
+    if path.name != record.file_name:
+        raise InputError(f"{path}: holds {record.label}, seed {record.seed} (expected {record.file_name})")
+    return record
+
+
+def _record(
+    folder: RunFolder, config: dict[str, Any], seed: int, label: str, revision: str | None
+) -> ResultRecord:
+    versions = folder.versions() or {}
+    known = versions.get("revision")
+    if known and revision and not known.startswith(revision):
+        raise InputError(f"revision {revision} is not that of the run, {known}")
+    summary = folder.summary() or {}
+    figures = {name: read for name in FIGURES if (read := _figures(folder, seed, name)) is not None}
+    length = {key: config[key] for key in ("epochs", "steps") if key in config}
+    return ResultRecord(
+        label=label,
+        seed=seed,
+        recipe=str(versions.get("recipe") or summary.get("recipe") or "unknown"),
+        config={key: value for key, value in config.items() if key != "seeds"},
+        budget=length | {"seconds": figures["evaluation"].get("seconds"), "threads": config.get("threads")},
+        software={key: versions[key] for key in _SOFTWARE if key in versions},
+        machine=str(versions.get("machine") or summary.get("machine") or "unknown"),
+        date=str(versions.get("date") or _written(folder.config_path)),
+        revision=known or revision,
+        figures=figures,
+    )
+
+
+def _is_record(content: Any) -> bool:
+    names = {entry.name for entry in dataclasses.fields(ResultRecord)}
+    if not isinstance(content, dict) or set(content) != names or content["schema"] != SCHEMA:
+        return False
+    kinds = {"label": str, "seed": int, "config": dict, "budget": dict, "figures": dict}
+    is_typed = all(isinstance(content[name], kind) for name, kind in kinds.items())
+    return is_typed and "attention" in content["config"] and "evaluation" in content["figures"]
+
+
+def _figures(folder: RunFolder, seed: int, name: str) -> dict[str, Any] | None:
+    """The figures of one file; of the evaluation the single ones, without the confusion matrix."""
+    if name == "evaluation":
+        found = folder.evaluation(seed) or {}
+        return {key: value for key, value in found.items() if not isinstance(value, list | dict)}
+    return folder.robustness(seed)
+
+
+def _written(path: Path) -> str:
+    return datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="seconds")

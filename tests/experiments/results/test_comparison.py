@@ -1,0 +1,120 @@
+"""The figures of tables follow from the answers in the records."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from experiments.results.conftest import attack_entry, corruption_entry
+
+from kernel_attention.errors import InputError
+from kernel_attention.experiments.results import (
+    Measurement,
+    attack_curves,
+    compare_rows,
+    relative_corruption_errors,
+    robustness_columns,
+    spread,
+)
+from kernel_attention.experiments.statistics import holm, mcnemar_test, paired_bootstrap, sign_flip_test
+
+
+def answers(accuracy, cases=40, seed=0):
+    return np.random.default_rng(seed).random(cases) < accuracy
+
+
+def measured(*rows):
+    """Seeds 0, 1, .. with these answers."""
+    return {seed: Measurement(float(row.mean()), row[None]) for seed, row in enumerate(rows)}
+
+
+def test_the_spread_is_over_the_seeds_that_are_there():
+    values = {2: Measurement(0.5), 0: Measurement(0.3), 7: Measurement(0.4)}
+    assert spread(values) == (pytest.approx(0.4), pytest.approx(0.1), (0, 2, 7))
+    assert spread({4: Measurement(0.5)}) == (0.5, None, (4,))
+
+
+def test_a_comparison_is_the_tests_on_common_seeds():
+    ours = [answers(0.6, seed=seed) for seed in range(3)]
+    theirs = [answers(0.4, seed=seed) for seed in range(5, 7)]
+    (found,) = compare_rows({"a": {"fgsm": measured(*ours)}, "b": {"fgsm": measured(*theirs)}}, {"a": "b"})
+    first, second = np.stack(ours[:2]), np.stack(theirs)
+    assert (found.row, found.baseline, found.column, found.seeds) == ("a", "b", "fgsm", (0, 1))
+    assert found.p_value == found.adjusted == sign_flip_test(first, second)
+    assert found.interval == paired_bootstrap(first, second)
+    assert found.by_seed == {seed: mcnemar_test(first[seed], second[seed]).p_value for seed in (0, 1)}
+
+
+def test_the_adjustment_is_over_all_comparisons():
+    table = {
+        name: {column: measured(answers(accuracy, seed=number)) for number, column in enumerate("xyz")}
+        for name, accuracy in {"base": 0.3, "a": 0.5, "b": 0.8}.items()
+    }
+    found = compare_rows(table, {"a": "base", "b": "base"})
+    assert [(each.row, each.column) for each in found] == [(row, column) for row in "ab" for column in "xyz"]
+    assert [each.adjusted for each in found] == holm([each.p_value for each in found])
+    assert compare_rows(table, {"a": "absent"}) == []
+
+
+def test_what_cannot_be_compared_is_left_out():
+    bare = {0: Measurement(0.5)}
+    table = {"a": {"aupr": bare, "fgsm": measured(answers(0.5))}, "b": {"aupr": bare}}
+    assert compare_rows(table, {"a": "b"}) == []
+
+
+def test_other_cases_cannot_be_compared():
+    table = {"a": {"x": measured(answers(0.5, 40))}, "b": {"x": measured(answers(0.5, 48))}}
+    with pytest.raises(InputError, match=r"a and b in x: measured on different cases, \(1, 40\), \(1, 48\)"):
+        compare_rows(table, {"a": "b"})
+
+
+def test_the_plain_attack_on_the_most_images_is_the_column(make_record):
+    clean, fgsm = answers(0.7, 64), answers(0.5, 64, seed=1)
+    record = make_record(
+        "softmax",
+        3,
+        attacks=[
+            attack_entry("clean", clean, eps=None),
+            attack_entry("fgsm", fgsm[:16]),
+            attack_entry("fgsm", fgsm),
+            attack_entry("fgsm", fgsm[:32]),
+            attack_entry("fgsm", answers(0.2, 64), eps=2 / 255),
+            attack_entry("fgsm", answers(0.1, 64), protocol="paper"),
+            attack_entry("fgsm", answers(0.1, 128), transferred=True),
+            attack_entry("pgd", answers(0.1, 128), options={"restarts": 5}),
+            attack_entry("pgd", answers(0.1, 128), options={"restarts": 1, "gradient": "smooth"}),
+        ],
+        out_of_distribution={"aupr": 0.4},
+    )
+    (row,) = robustness_columns([record]).values()
+    assert set(row) == {"clean", "fgsm", "aupr"}
+    np.testing.assert_array_equal(row["clean"][3].correct, [clean])
+    np.testing.assert_array_equal(row["fgsm"][3].correct, [fgsm])
+    assert row["aupr"][3].value == 0.4
+    assert row["aupr"][3].correct is None
+    paper = robustness_columns([record], protocol="paper")["softmax"]
+    assert set(paper) == {"fgsm", "aupr"}
+    curve = attack_curves([record], "pixel", "fgsm")["softmax"]
+    assert list(curve) == [1 / 255, 2 / 255]
+    assert curve[2 / 255][3].value == answers(0.2, 64).mean()
+
+
+def test_corruptions_are_trials_of_a_case(make_record):
+    correct = {name: np.stack([answers(0.5, 30, seed) for seed in range(5)]) for name in ("fog", "snow")}
+    record = make_record("softmax", 0, corruptions=corruption_entry(correct))
+    found = robustness_columns([record])["softmax"]["corruptions"][0]
+    np.testing.assert_array_equal(found.correct, np.concatenate([correct["fog"], correct["snow"]]))
+    assert found.value == pytest.approx(found.correct.mean())
+
+
+def test_corruption_errors_are_relative_to_the_baseline_of_the_same_seed(make_record):
+    def record(label, seed, fog, snow):
+        """Errors in quarters of four images."""
+        rows = {name: np.arange(4) >= wrong for name, wrong in {"fog": fog, "snow": snow}.items()}
+        return make_record(
+            label, seed, corruptions=corruption_entry({k: np.tile(v, (5, 1)) for k, v in rows.items()})
+        )
+
+    records = [record("a", 0, 1, 3), record("b", 0, 2, 2), record("a", 1, 1, 1), record("b", 2, 4, 4)]
+    found = relative_corruption_errors(records, {"a": "b"})
+    assert {seed: each.value for seed, each in found["a"].items()} == {0: pytest.approx((0.5 + 1.5) / 2)}
+    assert {seed: each.value for seed, each in found["b"].items()} == {0: 1.0, 2: 1.0}
