@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
+from collections.abc import Iterator
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -17,6 +20,13 @@ settings.load_profile("reproducible")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     with contextlib.suppress(ValueError):
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests keep decoded and generated data in a cache of their own."""
+    with patch.dict(os.environ, {"XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache"))}):
+        yield
 
 
 @pytest.fixture(autouse=True)

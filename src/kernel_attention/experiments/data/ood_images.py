@@ -24,6 +24,7 @@ LOOKS_LIKE_CIFAR10 = {
     "n02403003": ("ox", "four hooves, as deer and horse"),
     "n02415577": ("bighorn", "four hooves and horns, as deer"),
     "n02437312": ("Arabian camel", "four hooves, as deer and horse"),
+    "n02917067": ("bullet train", "a streamlined body on wheels, as automobile"),
     "n03393912": ("freight car", "a loading space on wheels, as truck"),
     "n03444034": ("go-kart", "an automobile"),
     "n03662601": ("lifeboat", "a ship"),
