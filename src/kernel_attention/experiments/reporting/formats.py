@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, TypeGuard
 
-METRIC_NAMES = {"rmse": "RMSE", "r2": "R²"}
+METRIC_NAMES = {"rmse": "RMSE", "r2": "R²", "mean_iou": "mean IoU"}
 STAGES = {"train": "training", "val": "validation"}
 COLUMN_NAMES = {
     "tokens_per_second": "tokens per second",
@@ -64,12 +64,12 @@ def format_number(value: object, digits: int = 4) -> str:
 
 
 def is_share(metric: str) -> bool:
-    """Whether a metric is a fraction of the cases, to be shown in per cent."""
-    return metric.rpartition("_")[2] == "accuracy"
+    """Whether a metric is a fraction of the cases or pixels, to be shown in per cent."""
+    return metric.rpartition("_")[2] in ("accuracy", "iou")
 
 
 def format_metric(metric: str, value: object) -> str:
-    """A metric's value with its unit: accuracies in per cent, other metrics as plain numbers."""
+    """A metric's value with its unit: accuracies and IoU in per cent, other metrics as plain numbers."""
     if is_share(metric) and is_number(value):
         return f"{100 * float(value):.2f} %"
     return format_number(value)
