@@ -208,20 +208,28 @@ def _analyze(options: Analyze) -> int:
 def _attack(options: Attack) -> int:
     from rich.console import Console
 
-    from kernel_attention.experiments.reporting import attack_table
+    from kernel_attention.experiments.reporting import attack_table, shift_lines
     from kernel_attention.experiments.robustness import choose_steps, read_eps
     from kernel_attention.experiments.training.attack import attack_run
     from kernel_attention.experiments.training.saved import load_run
+    from kernel_attention.experiments.training.shifts import SHIFTS
 
-    steps = choose_steps(
-        plans=options.plan,
-        attacks=options.attacks,
-        protocol=options.protocol,
-        eps=[read_eps(text) for text in options.eps],
-        cases=options.cases,
-        seed=options.attack_seed,
-        transfer=options.transfer is not None,
-        quick=options.quick,
+    shifts = [name for name in options.plan if name in SHIFTS]
+    plans = [name for name in options.plan if name not in SHIFTS]
+    needs_steps = plans or options.attacks or not shifts
+    steps = (
+        []
+        if not needs_steps
+        else choose_steps(
+            plans=plans,
+            attacks=options.attacks,
+            protocol=options.protocol,
+            eps=[read_eps(text) for text in options.eps],
+            cases=options.cases,
+            seed=options.attack_seed,
+            transfer=options.transfer is not None,
+            quick=options.quick,
+        )
     )
     run = load_run(options.run)
     transfer = None if options.transfer is None else load_run(options.transfer)
@@ -231,6 +239,8 @@ def _attack(options: Attack) -> int:
             records = attack_run(
                 run,
                 steps,
+                shifts=shifts,
+                shift_cases=16 if options.quick else options.cases,
                 seed=options.seed,
                 transfer=transfer,
                 data_root=options.data_root,
@@ -253,6 +263,8 @@ def _attack(options: Attack) -> int:
     for seed, record in records.items():
         title = f"{run.recipe.dataset}, {run.recipe.attention_name()}, seed {seed}"
         console.print(attack_table(record, title))
+        for line in shift_lines(record):
+            console.print(line, markup=False, soft_wrap=True)
         for warning in record["warnings"]:
             console.print(f"warning: {warning}", markup=False, soft_wrap=True)
         path = (output or run.folder) / f"seed-{seed}" / "robustness.json"

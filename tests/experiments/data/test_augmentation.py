@@ -1,4 +1,4 @@
-"""Augmentation changes images as its papers say, draws from torch's generator, and keeps their range."""
+"""Augmentation changes images as its papers say and draws from torch's generator alone."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import torch
 
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.data.augmentation import Augmentation, mix
+
+GRAY = (torch.full((3,), 0.5), torch.full((3,), 0.25))  # mean and deviation of the training images
 
 
 @pytest.fixture
@@ -20,17 +22,16 @@ def images() -> torch.Tensor:
 def test_same_numbers_for_the_same_state_of_the_generator(images, name, erasing):
     augment = Augmentation(name, (16, 24), erasing)
     torch.manual_seed(3)
-    first = augment(images)
+    first = augment(images, *GRAY)
     torch.manual_seed(3)
-    assert torch.equal(augment(images), first)
+    assert torch.equal(augment(images, *GRAY), first)
     assert first.shape == images.shape
-    assert first.min() >= 0
-    assert first.max() <= 1
+    assert erasing or 0 <= first.min() <= first.max() <= 1
     assert torch.equal(first, images) == (name == "none" and not erasing)
 
 
 def test_crop_flip_moves_and_mirrors():
-    """Every result is the image shifted by at most an eighth of its side, mirrored or not."""
+    """Every result is the image moved by at most an eighth of its side, zeros at the edge, mirrored or not."""
     augment = Augmentation("crop_flip", (16, 24))
     image = torch.rand(3, 16, 24)
     framed = torch.nn.functional.pad(image, (3, 3, 2, 2))
@@ -41,7 +42,7 @@ def test_crop_flip_moves_and_mirrors():
         for mirrored in (False, True)
     }
     found = set()
-    for result in augment(image.expand(200, -1, -1, -1)):
+    for result in augment(image.expand(200, -1, -1, -1), *GRAY):
         matches = [key for key, candidate in moved.items() if torch.allclose(result, candidate, atol=1e-6)]
         assert len(matches) == 1
         found.add(matches[0])
@@ -88,13 +89,36 @@ def test_both_mixtures_at_even_odds(images):
 
 
 def test_erasing_touches_the_stated_share_of_images_and_area():
-    images = torch.ones(400, 3, 32, 32)  # the noise is below 1
-    erased = Augmentation("none", (32, 32), 0.25)(images) < 1
+    images = torch.ones(400, 3, 32, 32)
+    result = Augmentation("none", (32, 32), 0.25)(images, *GRAY)
+    erased = result != 1
     share = erased[:, 0].double().mean(dim=(1, 2))
     touched = share > 0
     assert abs(touched.double().mean() - 0.25) < 5 * (0.25 * 0.75 / 400) ** 0.5
     assert share[touched].min() > 0.01
     assert share[touched].max() < 0.4
+
+
+def test_the_noise_of_erasing_is_standard_after_standardisation():
+    """DeiT erases with normal noise after standardisation. Five standard errors of mean and deviation."""
+    mean, std = torch.tensor([0.2, 0.5, 0.7]), torch.tensor([0.1, 0.2, 0.3])
+    images = torch.full((300, 3, 32, 32), 1.0)
+    result = Augmentation("none", (32, 32), 1.0)(images, mean, std)
+    erased = (result != 1).all(dim=1)
+    noise = ((result - mean[:, None, None]) / std[:, None, None]).transpose(0, 1)[:, erased].double()
+    count = noise.size(1)
+    assert count > 20_000
+    assert (noise.mean(dim=1).abs() < 5 / count**0.5).all()
+    assert ((noise.std(dim=1) - 1).abs() < 5 / (2 * count) ** 0.5).all()
+
+
+@pytest.mark.parametrize("name", ["none", "crop_flip", "deit"])
+def test_larger_images_are_cropped(name):
+    images = torch.rand(11, 3, 20, 30)
+    torch.manual_seed(0)
+    result = Augmentation(name, (16, 24))(images, *GRAY)
+    assert result.shape == (11, 3, 16, 24)
+    assert torch.equal(result, images[..., 2:18, 3:27]) == (name == "none")
 
 
 def test_unknown_name():

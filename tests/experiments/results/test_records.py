@@ -104,7 +104,10 @@ def test_an_unfinished_seed_has_no_record(run):
         (lambda record: json.dumps(record | {"schema": 2}), "not a record of schema 1"),
         (lambda record: json.dumps(record | {"extra": 2}), "not a record of schema 1"),
         (lambda record: json.dumps(record | {"config": {}}), "not a record of schema 1"),
-        (lambda record: json.dumps(record | {"seed": 5}), r"holds primal, seed 5: name it primal-5\.json"),
+        (
+            lambda record: json.dumps(record | {"seed": 5}),
+            r"holds primal, seed 5 \(expected primal-5\.json\)",
+        ),
     ],
 )
 def test_a_file_that_is_no_record(run, tmp_path, change, said):

@@ -1,10 +1,11 @@
 """Augmentation of batches of images on the device that trains; its random numbers are torch's own.
 
-The operations are kornia's. Mixup and cutmix follow their papers, with one ratio a batch as in DeiT.
+Crops and mirror images are kornia's. Mixup and cutmix follow their papers, with one ratio a batch as in DeiT.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -12,22 +13,21 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kernel_attention.errors import unknown
+from kernel_attention.experiments.data.image_batches import middle
+from kernel_attention.experiments.data.rand_augment import rand_augment
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-_OPERATIONS, _MAGNITUDE = 2, 9  # of RandAugment (Cubuk et al. 2020)
-_ALIKE = 8  # kornia draws the operations of RandAugment once a call: so many images share them
 
 AUGMENTATIONS = ("none", "crop_flip", "deit")
 
 
 class Augmentation(nn.Module):
-    """Images (B, C, H, W) in [0, 1] -> images of the same shape.
+    """Images (B, C, H', W') in [0, 1] -> images (B, C, H, W).
 
     Args:
         name: one of ``AUGMENTATIONS``.
-        size: (H, W).
+        size: (H, W); "none" cuts it out of the middle.
         random_erasing: probability that a rectangle of an image becomes noise.
     """
 
@@ -39,23 +39,31 @@ class Augmentation(nn.Module):
 
         shape = (int(size[0]), int(size[1]))
         self.geometry = nn.Sequential()
-        self.policy: nn.Module | None = None
         if name == "crop_flip":
             self.geometry.append(augmentation.RandomCrop(shape, padding=(shape[1] // 8, shape[0] // 8)))
         elif name == "deit":
             self.geometry.append(augmentation.RandomResizedCrop(shape, scale=(0.08, 1.0), resample="bicubic"))
-            self.policy = augmentation.auto.RandAugment(_OPERATIONS, _MAGNITUDE)
         if name != "none":
             self.geometry.append(augmentation.RandomHorizontalFlip())
+        self.name = name
+        self.size = shape
         self.erasing = random_erasing
 
     @torch.no_grad()
-    def forward(self, images: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, C, H, W)."""
+    def forward(self, images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+        """Augmented images, in [0, 1] but for the noise of random erasing.
+
+        Args:
+            images: (B, C, H', W'), at least as large as (H, W).
+            mean: of the training images, (C,): the colour of what comes in from outside of an image.
+            std: their deviation, (C,): the noise is normal with these two, as in DeiT's training.
+        """
+        if self.name == "none":
+            images = images[(..., *middle(images.shape[-2:], self.size))]
         images = self.geometry(images).clamp(0, 1)  # bicubic interpolation overshoots
-        if self.policy is not None:
-            images = torch.cat([self.policy(some) for some in images.split(_ALIKE)])
-        return _erase(images, self.erasing) if self.erasing else images
+        if self.name == "deit":
+            images = rand_augment(images, mean)
+        return _erase(images, self.erasing, mean, std) if self.erasing else images
 
 
 class Mixed(NamedTuple):
@@ -104,11 +112,11 @@ def _paste(images: Tensor, kept: float) -> tuple[Tensor, float]:
     return pasted, 1 - (bottom - top) * (right - left) / (height * width)
 
 
-def _erase(images: Tensor, probability: float) -> Tensor:
-    """Noise in a rectangle of each chosen image (Zhong et al. 2020): 2 to 33 % of the area."""
+def _erase(images: Tensor, probability: float, mean: Tensor, std: Tensor) -> Tensor:
+    """Noise in a rectangle of each chosen image (Zhong et al. 2020), of 2 to 33 % of the area."""
     count, _, height, width = images.shape
     area = torch.empty(count).uniform_(0.02, 1 / 3) * height * width
-    ratio = torch.exp(torch.empty(count).uniform_(-1.2, 1.2))
+    ratio = torch.exp(torch.empty(count).uniform_(math.log(0.3), -math.log(0.3)))
     tall = (area * ratio).sqrt().round().clamp(1, height).int()
     wide = (area / ratio).sqrt().round().clamp(1, width).int()
     top = (torch.rand(count) * (height - tall + 1)).int()
@@ -120,6 +128,5 @@ def _erase(images: Tensor, probability: float) -> Tensor:
         & ((columns >= left[:, None]) & (columns < (left + wide)[:, None]))[:, None, :]
         & chosen[:, None, None]
     )
-    # Noise of the images' own range; DeiT draws it after standardisation.
-    noise = torch.rand(images.shape, dtype=images.dtype).to(images.device)
+    noise = mean[:, None, None] + std[:, None, None] * torch.randn(images.shape).to(images)
     return torch.where(inside[:, None].to(images.device), noise, images)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -57,15 +57,30 @@ class RepeatedSampler(EpochSampler):
         yield from order[start : self.length].tolist()
 
 
+def middle(shape: Sequence[int], size: Sequence[int]) -> tuple[slice, slice]:
+    """The rows and columns in the middle of an image: of ``size`` = (H, W), in an image of (H', W')."""
+    top, left = ((have - want) // 2 for have, want in zip(shape, size, strict=True))
+    return slice(top, top + size[0]), slice(left, left + size[1])
+
+
+def central(split: ImageSplit, size: Sequence[int]) -> ImageSplit:
+    """The middle (H, W) of every image. It is a view where the images are an array."""
+    if split.images.shape[1:3] == tuple(size):
+        return split
+    return ImageSplit(split.images[(slice(None), *middle(split.images.shape[1:3], size))], split.targets)
+
+
 class _Images(Dataset[ImageBatch]):
-    def __init__(self, split: ImageSplit) -> None:
+    def __init__(self, split: ImageSplit, size: Sequence[int] | None) -> None:
         self.split = split
+        self.window = middle(split.images.shape[1:3], size or split.images.shape[1:3])
 
     def __len__(self) -> int:
         return len(self.split)
 
     def __getitems__(self, indices: list[int]) -> ImageBatch:
-        images = np.ascontiguousarray(self.split.images[indices].transpose(0, 3, 1, 2))
+        images = self.split.images[indices][(slice(None), *self.window)]
+        images = np.ascontiguousarray(images.transpose(0, 3, 1, 2))
         return ImageBatch(torch.from_numpy(images), torch.from_numpy(self.split.targets[indices]))
 
 
@@ -73,6 +88,7 @@ def make_image_loader(
     split: ImageSplit,
     batch_size: int,
     *,
+    size: Sequence[int] | None = None,
     shuffle: bool = False,
     repeats: int = 1,
     seed: int = 0,
@@ -83,6 +99,7 @@ def make_image_loader(
     Args:
         split: the images.
         batch_size: B.
+        size: (H, W) of the batches, the middle of the images; by default all of them.
         shuffle: draw the order from a sampler seeded by (seed, epoch), reachable as ``loader.sampler``.
         repeats: copies of an image in a row, for repeated augmentation; with ``shuffle``.
         seed: of the order.
@@ -93,7 +110,7 @@ def make_image_loader(
     """
     if not len(split):
         raise InputError("split is empty: there are no images to make batches of")
-    cases = _Images(split)
+    cases = _Images(split, size)
     return DataLoader(
         cases,
         batch_size=batch_size,

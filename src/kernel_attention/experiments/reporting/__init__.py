@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from kernel_attention.experiments.reporting.attack_tables import attack_table
+from kernel_attention.experiments.reporting.attack_tables import attack_table, shift_lines
 from kernel_attention.experiments.reporting.benchmark_tables import benchmark_tables
 from kernel_attention.experiments.reporting.benchmarks import write_benchmark
 from kernel_attention.experiments.reporting.report import write_report
@@ -13,10 +13,17 @@ from kernel_attention.experiments.reporting.tables import (
 )
 
 __all__ = [
-    "attack_table", "benchmark_tables", "diagnostics_tables", "evaluation_table", "plot_diagnostics",
+    "attack_table",
+    "benchmark_tables",
+    "diagnostics_tables",
+    "evaluation_table",
+    "plot_diagnostics",
     "plot_over_training",
-    "summary_table", "write_benchmark", "write_report",
-]  # fmt: skip
+    "shift_lines",
+    "summary_table",
+    "write_benchmark",
+    "write_report",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -42,3 +42,20 @@ def attack_table(record: Mapping[str, Any], title: str) -> Table:
             Text(f"{entry['seconds']:.1f}"),
         )
     return table
+
+
+def shift_lines(record: Mapping[str, Any]) -> list[str]:
+    """The figures of ``robustness.json`` on corrupted and on unseen images, a line each."""
+    lines = []
+    if (corrupted := record.get("corruptions")) is not None:
+        lines.append(
+            f"corruptions: accuracy {format_metric('accuracy', corrupted['accuracy'])} on average over "
+            f"{len(corrupted['accuracies'])} corruptions, {len(corrupted['severities'])} severities and "
+            f"{corrupted['cases']} images"
+        )
+    if (unseen := record.get("out_of_distribution")) is not None:
+        lines.append(
+            f"out of distribution: AUPR {100 * unseen['aupr']:.2f} %, AUROC {100 * unseen['auroc']:.2f} %, "
+            f"{unseen['out_cases']} images of {unseen['unseen']} among {unseen['in_cases']} of the test split"
+        )
+    return lines

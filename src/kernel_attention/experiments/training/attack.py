@@ -24,6 +24,7 @@ from kernel_attention.experiments.training.files import write_json
 from kernel_attention.experiments.training.image_experiment import ImageExperiment
 from kernel_attention.experiments.training.lock import locked
 from kernel_attention.experiments.training.saved import SavedRun
+from kernel_attention.experiments.training.shifts import measure_shift
 from kernel_attention.version import __version__
 
 Told = Callable[[str], object]
@@ -43,6 +44,8 @@ def attack_run(
     run: SavedRun,
     steps: Sequence[AttackStep],
     *,
+    shifts: Sequence[str] = (),
+    shift_cases: int | None = None,
     seed: int | None = None,
     transfer: SavedRun | None = None,
     data_root: str | Path | None = None,
@@ -60,6 +63,8 @@ def attack_run(
     Args:
         run: a run of task ``images`` with at least one trained seed.
         steps: of ``choose_steps``.
+        shifts: of ``SHIFTS``, measured after the attacks.
+        shift_cases: number of images of each shift, by default as ``measure_shift`` says.
         seed: of the model; by default every trained one.
         transfer: the run against which transferred attacks work, with the model of the same seed, or of its
             first one.
@@ -98,6 +103,8 @@ def attack_run(
             session = _Session(run, split, folder, each, again)
             for number, step in enumerate(steps, 1):
                 session.run_step(model, step, source, batch_size, _numbered(told, each, number, len(steps)))
+            for name in shifts:
+                session.run_shift(model, name, shift_cases, experiment.data_root, _numbered(told, each))
             records[each] = session.record
     return records
 
@@ -116,6 +123,18 @@ class _Session:
             self.earlier = found["attacks"]
         self.record |= {"attacks": list(self.earlier), "warnings": masking_warnings(self.earlier)}
         self.again = again
+
+    def run_shift(
+        self, model: nn.Module, name: str, cases: int | None, data_root: str | Path | None, told: Told
+    ) -> None:
+        """Measure a shift that is not in the file yet, and write the file."""
+        if name in self.record and not self.again:
+            return
+        self.record[name] = measure_shift(
+            name, model, self.split, cases=cases, data_root=data_root, told=told
+        )
+        with _writing(self.path):
+            write_json(self.path, self.record)
 
     def run_step(
         self, model: nn.Module, step: AttackStep, source: TransferSource | None, batch_size: int, told: Told
@@ -206,8 +225,9 @@ def _tensors(split: ImageSplit, model: nn.Module) -> tuple[Tensor, Tensor]:
     return images, torch.from_numpy(split.targets).to(device)
 
 
-def _numbered(told: Told | None, seed: int, number: int, count: int) -> Told:
-    return lambda line: None if told is None else told(f"seed {seed}, attack {number} of {count}: {line}")
+def _numbered(told: Told | None, seed: int, number: int = 0, count: int = 0) -> Told:
+    place = f"seed {seed}, attack {number} of {count}" if number else f"seed {seed}"
+    return lambda line: None if told is None else told(f"{place}: {line}")
 
 
 def _digest(path: Path) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernel_attention.experiments.data.image_batches import make_image_loader
+from kernel_attention.experiments.data.image_batches import central, make_image_loader
 from kernel_attention.experiments.data.images import ImageSplit, load_images
 from kernel_attention.experiments.data.token_sets import hold_out
 from kernel_attention.experiments.training.evaluation import classification_figures, collect_outputs
@@ -33,8 +33,10 @@ class ImageExperiment(Experiment):
 
     def __init__(self, recipe: ImageRecipe, data_root: str | Path | None = None) -> None:
         super().__init__(recipe, data_root)
-        self.data = load_images(recipe.dataset, data_root, image_size=recipe.image_size)
-        self.test = self.data.test.evenly(recipe.evaluation_cases)
+        self.data = load_images(recipe.dataset, data_root, image_size=recipe.kept_size)
+        kept = self.data.train.images.shape[1:3]
+        self.size = (recipe.image_size, recipe.image_size) if recipe.image_size else kept
+        self.test = central(self.data.test.evenly(recipe.evaluation_cases), self.size)
 
     @staticmethod
     def build_model(recipe: ImageRecipe, facts: dict[str, Any]) -> VisionTransformer:
@@ -52,7 +54,7 @@ class ImageExperiment(Experiment):
 
     def facts(self) -> dict[str, Any]:
         data = self.data
-        height, width = data.train.images.shape[1:3]
+        height, width = self.size
         return {
             "dataset": data.name,
             "task": "classification",
@@ -74,14 +76,14 @@ class ImageExperiment(Experiment):
             seed=seed,
             num_workers=recipe.workers,
         )
-        return batches, make_image_loader(val, recipe.batch_size)
+        return batches, make_image_loader(val, recipe.batch_size, size=self.size)
 
     def prepare(self, model: VisionTransformer, seed: int) -> None:
         train, _ = self._split(seed)
         model.set_scale(*channel_statistics(train.images))
 
     def task(self, model: Any) -> ImageTask:
-        return ImageTask(model, self.recipe, self.data.train.images.shape[1:3])
+        return ImageTask(model, self.recipe, self.size)
 
     def evaluate(self, model: VisionTransformer) -> dict[str, Any]:
         return self._measure(model, self.test)
@@ -96,7 +98,7 @@ class ImageExperiment(Experiment):
         )
 
     def batches(self, cases: int) -> Iterable[tuple[Tensor]]:
-        loader = make_image_loader(self.data.test.evenly(cases), _DIAGNOSED_AT_ONCE)
+        loader = make_image_loader(self.data.test.evenly(cases), _DIAGNOSED_AT_ONCE, size=self.size)
         return [batch.arguments for batch in loader]
 
     def _split(self, seed: int) -> tuple[ImageSplit, ImageSplit]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
 
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.settings import (
@@ -26,6 +28,7 @@ class VisionRecipe(BaseRecipe):
     Args:
         patch_size: side of the patches, each of which becomes a token.
         pooling: what the classifier reads: a class token, or the mean over all tokens.
+        channel_attention: whether the channels of the feed-forward networks are weighed as in FAN.
         drop_path: largest rate of stochastic depth; it grows linearly from 0 in the first layer.
         epochs: passes over the training data.
         min_learning_rate: the learning rate at the end of the schedule.
@@ -48,6 +51,7 @@ class VisionRecipe(BaseRecipe):
     gradient_clip: NonNegative = 0.0
     patch_size: Count = 4
     pooling: Literal["class", "mean"] = "class"
+    channel_attention: bool = False
     drop_path: Probability = 0.0
     epochs: Count = 100
     min_learning_rate: NonNegative = 1e-5
@@ -82,7 +86,7 @@ class VisionRecipe(BaseRecipe):
         """The keys that ``kernel_attention.models.vision.VisionTransformer`` takes."""
         names = (
             "patch_size", "attention", "embed_dim", "num_heads", "num_layers", "feedforward_dim", "dropout",
-            "drop_path", "pooling",
+            "drop_path", "pooling", "channel_attention",
         )  # fmt: skip
         return {name: getattr(self, name) for name in names}
 
@@ -95,11 +99,13 @@ class ImageRecipe(VisionRecipe):
         dataset: cifar10, tiny_imagenet100, another image set under the data root, or a folder or an archive.
         image_size: side of the images; their short side is resized to it and the middle is cut out. 0 keeps
             the size of the images, which must then be the same for all.
+        crop_ratio: with an image_size, images are kept larger, with image_size / crop_ratio pixels a side.
+            Augmentation crops out of all of it, and the middle is evaluated. DeiT has 0.875: 224 of 256.
         warmup_epochs: epochs in which the learning rate grows linearly to ``learning_rate``.
         schedule: after the warm-up: falling along a cosine to ``min_learning_rate``, or constant.
         min_learning_rate: the rate at the end of the cosine; the warm-up begins at a tenth of it.
         augmentation: none; crop_flip: a shifted crop (an eighth of the side) and a mirror image; deit: a crop
-            of random size, a mirror image, RandAugment (2 operations, magnitude 9), as in DeiT's training.
+            of random size, a mirror image, RandAugment (rand-m9-mstd0.5-inc1), as in DeiT's training.
         random_erasing: probability that a rectangle of an image is replaced by noise.
         mixup: alpha of mixup's Beta distribution; 0 switches it off.
         cutmix: alpha of cutmix's Beta distribution; 0 switches it off. With both, a batch has either, at even
@@ -120,6 +126,7 @@ class ImageRecipe(VisionRecipe):
     learning_rate: Positive = 5e-4
     weight_decay: NonNegative = 0.05
     image_size: Whole = 0
+    crop_ratio: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 1.0
     warmup_epochs: Whole = 0
     schedule: Literal["cosine", "constant"] = "cosine"
     augmentation: Literal["none", "crop_flip", "deit"] = "crop_flip"
@@ -134,6 +141,13 @@ class ImageRecipe(VisionRecipe):
         super().__post_init__()
         if self.warmup_epochs >= self.epochs:
             raise InputError(f"warmup_epochs={self.warmup_epochs} must be below epochs={self.epochs}")
+        if self.crop_ratio < 1 and not self.image_size:
+            raise InputError(f"crop_ratio={self.crop_ratio} needs an image_size (accepted without one: 1)")
+
+    @property
+    def kept_size(self) -> int:
+        """The side of the images before they are cropped; 0 where they keep their own."""
+        return round(self.image_size / self.crop_ratio)
 
     def learning_rate_factor(self, step: int, steps_per_epoch: int) -> float:
         """The factor of ``learning_rate`` at step number ``step``, counted from 0."""

@@ -25,7 +25,7 @@ class ImageTask(RecipeTask):
     Args:
         model: images (B, C, H, W) in [0, 1] -> logits (B, classes).
         recipe: augmentation, optimizer, schedule.
-        size: (H, W).
+        size: (H, W) of the images that the model takes.
     """
 
     model: VisionTransformer
@@ -48,7 +48,7 @@ class ImageTask(RecipeTask):
         """Cross-entropy + sum over layers of eta J^2 (Primal-Attention, eq. 10)."""
         recipe = self.recipe
         images, targets = mix(
-            self.augmentation(batch.pixels),
+            self.augmentation(batch.pixels, self.model.input_mean, self.model.input_std),
             batch.target,
             self.model.head.out_features,
             recipe.mixup,

@@ -33,9 +33,7 @@ class RunRecorder(Checkpoint):
         quality: the figure that chooses the epoch, the higher the better. Rows without it have the loss.
     """
 
-    def __init__(
-        self, folder: Path, target_variance: float | None = None, quality: str = "accuracy"
-    ) -> None:
+    def __init__(self, folder: Path, target_variance: float | None = None, quality: str = "accuracy") -> None:
         self.folder = folder
         self.target_variance = target_variance
         self.quality = quality

@@ -10,7 +10,15 @@ from kernel_attention.mechanisms import layer_specs
 from kernel_attention.models.segmenter import Segmenter
 from kernel_attention.models.vision import VisionTransformer
 
-_SHARED = ("patch_size", "embed_dim", "num_heads", "num_layers", "feedforward_dim", "pooling")
+_SHARED = (
+    "patch_size",
+    "embed_dim",
+    "num_heads",
+    "num_layers",
+    "feedforward_dim",
+    "channel_attention",
+    "pooling",
+)
 
 
 def load_start(model: Segmenter, recipe: SegmentationRecipe, seed: int) -> None:

@@ -1,0 +1,73 @@
+"""Measurements of an image model on other images than its own: corrupted ones, and ones of no known class."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from kernel_attention.errors import InputError
+from kernel_attention.experiments.data.archive import cache_folder
+from kernel_attention.experiments.data.image_splits import ImageSplit
+from kernel_attention.experiments.data.ood_images import LOOKS_LIKE_CIFAR10, load_ood
+from kernel_attention.experiments.robustness.corruption_error import corruption_accuracies
+from kernel_attention.experiments.robustness.image_attack import attacked_cases
+from kernel_attention.experiments.robustness.out_of_distribution import out_of_distribution_scores
+
+CORRUPTED_CASES = 500  # times 15 corruptions and 5 severities
+UNSEEN = "tiny_imagenet100"
+"""The image set whose part ``ood_val`` has the images of no known class."""
+
+SHIFTS = ("corruptions", "out_of_distribution")
+"""What ``measure_shift`` measures."""
+
+Told = Callable[[str], object]
+
+
+def measure_shift(
+    name: str,
+    model: nn.Module,
+    split: ImageSplit,
+    *,
+    cases: int | None = None,
+    data_root: str | os.PathLike[str] | None = None,
+    told: Told | None = None,
+) -> dict[str, Any]:
+    """The record of one of ``SHIFTS``, in JSON's types.
+
+    Args:
+        name: ``corruptions``: accuracies on the first ``CORRUPTED_CASES`` of ``attacked_cases``, under 15
+            corruptions at 5 severities; ``out_of_distribution``: how well confidence tells all images of the
+            split from those of ``UNSEEN`` that do not look like a class of CIFAR-10.
+        model: (B, C, H, W) in [0, 1] -> (B, classes).
+        split: the test split.
+        cases: number of images, by default as above.
+        data_root: the folder that is searched first for data sets.
+        told: called with a line of progress.
+
+    Raises:
+        InputError: for missing data, and for images that the measurement cannot take.
+    """
+    if name == "corruptions":
+        indices = attacked_cases(len(split), cases or CORRUPTED_CASES)
+        chosen = split.subset(indices)
+        return corruption_accuracies(
+            model,
+            chosen.images,
+            chosen.targets,
+            indices=indices,
+            cache=cache_folder() / "corruptions",
+            told=told,
+        )
+    height, width = split.images.shape[1:3]
+    if height != width:
+        raise InputError(f"images of {height} x {width} pixels: the unseen images are square")
+    unseen = load_ood(UNSEEN, data_root, image_size=height, left_out=LOOKS_LIKE_CIFAR10)
+    if told is not None:
+        told("images of no known class")
+    known = split if cases is None else split.subset(attacked_cases(len(split), cases))
+    out = unseen.split.evenly(cases or 0)
+    figures = out_of_distribution_scores(model, known.images, out.images)
+    return figures | {"unseen": UNSEEN, "left_out": [label for label, *_ in unseen.left_out]}
