@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, TypeGuard
 
-METRIC_NAMES = {"rmse": "RMSE", "r2": "R²", "mean_iou": "mean IoU"}
+METRIC_NAMES = {"rmse": "RMSE", "r2": "R²"}
 STAGES = {"train": "training", "val": "validation"}
 COLUMN_NAMES = {
     "tokens_per_second": "tokens per second",
@@ -20,7 +20,7 @@ MISSING = "–"
 
 def metric_name(metric: str) -> str:
     """The readable name of a metric; for an unknown one, its words."""
-    return METRIC_NAMES.get(metric, metric.replace("_", " "))
+    return METRIC_NAMES.get(metric, re.sub(r"\biou\b", "IoU", metric.replace("_", " ")))
 
 
 def column_name(key: str, evaluated: str = "validation") -> str:
