@@ -28,6 +28,7 @@ from kernel_attention.experiments.options import (
     List,
     Predict,
     Record,
+    Reproduce,
     Train,
 )
 from kernel_attention.experiments.plugins import load_plugins
@@ -313,6 +314,39 @@ def _record(options: Record) -> int:
     return 0
 
 
+def _reproduce(options: Reproduce) -> int:
+    from rich.console import Console
+
+    from kernel_attention.experiments.reporting.suite_tables import state_table, suite_table
+    from kernel_attention.experiments.reproduction import (
+        Places,
+        estimates,
+        measurements,
+        read_suite,
+        run_cell,
+    )
+
+    suite = read_suite(options.suite)
+    places = Places(Path(options.runs), Path(options.results), options.data_root)
+    cells = list(suite.cells(options.rows, options.columns, options.seeds))
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    if options.dry_run:
+        console.print(state_table(suite.title, estimates(suite, cells, places)))
+        return 0
+    failed = False
+    with Console(stderr=True).status("") as status:
+        for cell in cells:
+            try:
+                if not run_cell(suite, cell, places, status.update):
+                    print(f"{cell}: left to the process that works on it", file=sys.stderr)
+            except InputError as error:
+                print(f"{cell}: {' '.join(str(error).split())}", file=sys.stderr)
+                failed = True
+    found = measurements(suite, places)
+    console.print(suite_table(suite.title, suite.metric, suite.columns, found, suite.reported))
+    return 2 if failed else 0
+
+
 def _check_output(output: str | None) -> None:
     if output is not None and Path(output).suffix not in (".csv", ".json"):
         raise InputError(f"output {output}: the name must end in .csv or .json")
@@ -397,11 +431,23 @@ def _recipe_table(options: List) -> Table:
     return table
 
 
+def _suite_table(options: List) -> Table:
+    from kernel_attention.experiments.reproduction import list_suites, read_suite
+
+    table = _table("suites", "name", "title", "source", "rows", "columns", "seeds")
+    for name in list_suites():
+        suite = read_suite(name)
+        sizes = (len(suite.rows), len(suite.columns), len(suite.seeds))
+        table.add_row(name, suite.title, suite.source, *map(str, sizes))
+    return table
+
+
 _TABLES: dict[str, Callable[[List], Table]] = {
     "attention": _attention_table,
     "contenders": _contender_table,
     "datasets": _dataset_table,
     "recipes": _recipe_table,
+    "suites": _suite_table,
 }
 _COMMANDS: dict[str, Callable[[Any], int]] = {
     "evaluate": _evaluate,
@@ -411,5 +457,6 @@ _COMMANDS: dict[str, Callable[[Any], int]] = {
     "attack": _attack,
     "bench": _bench,
     "record": _record,
+    "reproduce": _reproduce,
     "list": _list,
 }

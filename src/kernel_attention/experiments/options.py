@@ -274,6 +274,36 @@ class Record(Command):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Reproduce(Command):
+    """Run what a suite lacks and compare it with what its paper reported. A suite is a table of a paper:
+    rows, recipes and seeds. Each training leaves a record, so the command can be stopped and given again, and
+    several of them can work on one suite at a time.
+
+    Args:
+        suite: name (see: kernel-attention list suites) or YAML file.
+        rows: rows to run (default: all).
+        columns: columns to run (default: all).
+        seeds: seeds to run (default: those of the suite).
+        results: folder of the records; the suite has a folder of its own in it.
+        runs: folder of the run folders; the suite has a folder of its own in it.
+        data_root: folder with data sets (default: $KERNEL_ATTENTION_DATA).
+        dry_run: run nothing; say what is missing, and what it will take as far as records tell.
+    """
+
+    usage = "reproduce SUITE [options]"
+    summary = "run a paper's table and compare"
+
+    suite: Name
+    rows: list[str] = field(default_factory=list)
+    columns: list[str] = field(default_factory=list)
+    seeds: list[int] = field(default_factory=list)
+    results: str = "results"
+    runs: str = "runs"
+    data_root: str | None = None
+    dry_run: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class List(Command):
     """List mechanisms, contenders, data sets and recipes.
 
@@ -291,5 +321,5 @@ class List(Command):
 
 COMMANDS: dict[str, type[Command]] = {
     command.__name__.lower(): command
-    for command in (Train, Evaluate, Predict, Generate, Analyze, Attack, Bench, Record, List)
+    for command in (Train, Evaluate, Predict, Generate, Analyze, Attack, Bench, Record, Reproduce, List)
 }

@@ -14,8 +14,8 @@ from kernel_attention.experiments.training.token_experiment import TokenExperime
 from kernel_attention.experiments.training.token_recipe import TokenRecipe
 from kernel_attention.mechanisms import layer_specs
 
-# Batch, warm-up, steps of the released configuration; s and eta of the released commands (run_tasks.sh) of PrimalFormer
-# and of Primal.+Trans.; poster: Transformer, Primal., Primal.+Trans.
+# Batch, warm-up, steps of the released configuration; s and eta of the released commands (run_tasks.sh) of
+# PrimalFormer and of Primal.+Trans.; poster: Transformer, Primal., Primal.+Trans.
 LRA = {
     "listops": (32, 1000, 5000, (20, 0.1), (30, 0.05), (37.1, 37.3, 37.3)),
     "text": (32, 8000, 20000, (20, 0.05), (30, 0.1), (65.0, 61.2, 65.4)),

@@ -9,8 +9,8 @@ from kernel_attention.specs import Spec
 
 _PRIMAL = {"primal": {"rank": 30, "eta": 0.1}}  # rank_multiplier 10 is the default
 _TWICE: tuple[list[Spec], ...] = tuple([peer.name] * 2 for peer in PEERS)
-# Primal-Attention's released timing command on ListOps and Image; on Text its eta is 0.01. Every eta above 0 takes the
-# same time. The recipes lra/... have the values of the released training commands.
+# Primal-Attention's released timing command on ListOps and Image; on Text its eta is 0.01. Every eta above 0
+# takes the same time. The recipes lra/... have the values of the released training commands.
 _RELEASED = {"primal": {"rank": 20, "eta": 0.05}}
 _EVEN = {
     "stride": 64

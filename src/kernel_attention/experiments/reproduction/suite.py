@@ -29,10 +29,8 @@ class Cell(NamedTuple):
     column: str
     seed: int
 
-    @property
-    def folder(self) -> Path:
-        """The cell's run folder below that of the suite."""
-        return Path(self.column) / f"{self.row}-{self.seed}"
+    def __str__(self) -> str:
+        return f"{self.row}, {self.column}, seed {self.seed}"
 
 
 @dataclass(frozen=True, kw_only=True)

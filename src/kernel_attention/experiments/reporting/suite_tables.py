@@ -1,0 +1,77 @@
+"""A suite on the screen: what it lacks, and what was measured beside what was reported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from kernel_attention.experiments.reporting.formats import MISSING, format_metric
+from kernel_attention.experiments.results import Measurement, spread
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def state_table(title: str, found: Sequence[Any]) -> Table:
+    """What the cells of a suite lack, one row each, with the training time that records tell."""
+    from rich.table import Table
+    from rich.text import Text
+
+    waiting = [entry for entry in found if not entry.state.is_done]
+    done = f"{len(found) - len(waiting)} of {len(found)} are done"
+    known = [entry.seconds for entry in waiting if entry.state.training]
+    if known and None not in known:
+        done += f"; the trainings take about {sum(known) / 3600:.1f} hours"
+    table = Table(title=Text(title), caption=Text(done))
+    for name in ("row", "column", "seed", "lacks", "missing"):
+        table.add_column(name, overflow="fold")
+    for state, seconds, missing in waiting:
+        lacks = []
+        if state.training:
+            lacks.append("training" if seconds is None else f"training ({seconds / 60:.0f} min)")
+        if state.steps:
+            lacks.append(f"{len(state.steps)} attacks")
+        lacks += state.shifts
+        row = (state.cell.row, state.cell.column, str(state.cell.seed), ", ".join(lacks), missing or "")
+        table.add_row(*map(Text, row))
+    return table
+
+
+def suite_table(
+    title: str,
+    metric: str,
+    columns: Iterable[str],
+    measured: Mapping[str, Mapping[str, Mapping[int, Measurement]]],
+    reported: Mapping[str, Mapping[str, float | Sequence[float]]],
+) -> Table:
+    """Means and deviations over seeds by row and column, and below each what the source reports."""
+    from rich.table import Table
+    from rich.text import Text
+
+    caption = f"{metric}: mean ± sample deviation (number of seeds); in brackets: reported"
+    table = Table(title=Text(title), caption=Text(caption))
+    table.add_column("row")
+    names = list(columns)
+    for name in names:
+        table.add_column(name, justify="right")
+    for row, found in measured.items():
+        cells = []
+        for name in names:
+            lines = [_measured(metric, found[name])] if found.get(name) else [MISSING]
+            if name in reported.get(row, {}):
+                lines.append(f"({_reported(reported[row][name])})")
+            cells.append("\n".join(lines))
+        table.add_row(*map(Text, (row, *cells)))
+    return table
+
+
+def _measured(metric: str, by_seed: Mapping[int, Measurement]) -> str:
+    mean, deviation, seeds = spread(by_seed)
+    text = format_metric(metric, mean)
+    if deviation is not None:
+        text += f" ± {format_metric(metric, deviation)}"
+    return f"{text} ({len(seeds)})"
+
+
+def _reported(value: float | Sequence[float]) -> str:
+    return f"{value:g}" if isinstance(value, int | float) else " ± ".join(f"{each:g}" for each in value)

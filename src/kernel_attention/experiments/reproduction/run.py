@@ -1,0 +1,193 @@
+"""Run what a suite lacks: train each cell, attack it where the suite says so, and keep its record.
+
+Any number of processes may run one suite in the same folders: a cell belongs to the process that holds the
+lock of its run folder, and a process goes on with the next cell where another holds one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kernel_attention.errors import InputError
+from kernel_attention.experiments.reproduction.suite import Cell, Suite
+from kernel_attention.experiments.results import ResultRecord, make_records, read_record, write_records
+from kernel_attention.experiments.robustness.attack_plan import AttackStep, choose_steps
+from kernel_attention.experiments.training.attack import attack_run
+from kernel_attention.experiments.training.lock import HeldByAnother
+from kernel_attention.experiments.training.run import train
+from kernel_attention.experiments.training.saved import load_run
+from kernel_attention.experiments.training.shifts import SHIFTS
+from kernel_attention.experiments.training.tasks import experiment_class
+
+Told = Callable[[str], object]
+
+_MACHINE = ("accelerator", "precision", "threads", "seeds", "plugins")  # may differ from the suite's
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where a suite works.
+
+    Args:
+        runs: the run folders, by column, row and seed.
+        results: the records, in the suite's own folder below it.
+        data_root: the folder that is searched first for data sets.
+    """
+
+    runs: Path
+    results: Path
+    data_root: str | None = None
+
+    def run(self, suite: Suite, cell: Cell) -> Path:
+        """The run folder of a cell."""
+        return self._column(self.runs / suite.name, suite, cell) / f"{cell.row}-{cell.seed}"
+
+    def record(self, suite: Suite, cell: Cell) -> Path:
+        """The file of a cell's record."""
+        return self._column(self.results / suite.records, suite, cell) / f"{cell.row}-{cell.seed}.json"
+
+    def _column(self, folder: Path, suite: Suite, cell: Cell) -> Path:
+        return folder / cell.column if len(suite.columns) > 1 else folder
+
+
+class State(NamedTuple):
+    """What the record of a cell lacks: its training, steps of attacks, and shifts (``SHIFTS``)."""
+
+    cell: Cell
+    training: bool
+    steps: tuple[AttackStep, ...]
+    shifts: tuple[str, ...]
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the record is complete."""
+        return not (self.training or self.steps or self.shifts)
+
+
+class Estimate(NamedTuple):
+    """A cell's state, the mean seconds of its column's trainings if it must train, and why it cannot."""
+
+    state: State
+    seconds: float | None
+    missing: str | None
+
+
+def find_state(suite: Suite, cell: Cell, places: Places) -> State:
+    """What the record of a cell lacks.
+
+    Raises:
+        InputError: for a record that cannot be read, or that was made with other keys.
+    """
+    plans = suite.attack_plans(cell.row)
+    names = [plan for plan in plans if plan not in SHIFTS]
+    steps = choose_steps(plans=names) if names else []
+    shifts = [plan for plan in plans if plan in SHIFTS]
+    path = places.record(suite, cell)
+    if not path.is_file():
+        return State(cell, True, tuple(steps), tuple(shifts))
+    record = read_record(path)
+    _require_same_recipe(suite, cell, record, path)
+    found = record.figures.get("robustness", {})
+    return State(
+        cell,
+        False,
+        tuple(step for step in steps if not _has_step(found.get("attacks", []), step)),
+        tuple(name for name in shifts if name not in found),
+    )
+
+
+def run_cell(suite: Suite, cell: Cell, places: Places, told: Told) -> bool:
+    """Do what a cell lacks, and write its record after each part. False where another process works on it.
+
+    Raises:
+        InputError: for bad data or a bad recipe, and for a record whose run folder is gone.
+    """
+    lacking = find_state(suite, cell, places)
+    if lacking.is_done:
+        return True
+    name, recipe = suite.recipe(cell)
+    folder = places.run(suite, cell)
+    is_trained = (folder / "summary.json").is_file()
+    if not is_trained and not lacking.training:
+        raise InputError(
+            f"record {places.record(suite, cell)}: lacks attacks, and the weights in {folder} are gone; "
+            "delete the record to train again"
+        )
+    try:
+        if not is_trained:
+            told(f"{cell}: training, {recipe.duration}")
+            resume = (folder / "config.yaml").is_file()
+            train(recipe, folder, name=name, data_root=places.data_root, resume=resume, progress=False)
+        _keep(suite, cell, places, folder)
+        if lacking.steps or lacking.shifts:
+            attack_run(
+                load_run(folder),
+                lacking.steps,
+                shifts=lacking.shifts,
+                data_root=places.data_root,
+                told=lambda line: told(f"{cell.row}, {cell.column}, {line}"),
+            )
+            _keep(suite, cell, places, folder)
+    except HeldByAnother:
+        return False
+    return True
+
+
+def estimates(suite: Suite, cells: Sequence[Cell], places: Places) -> list[Estimate]:
+    """What cells lack, why a cell cannot run, and how long its training took elsewhere."""
+    known = {cell.column: _seconds(suite, cell.column, places) for cell in cells}
+    reasons = {cell.column: _missing(suite, cell, places) for cell in cells}
+    found = []
+    for cell in cells:
+        state = find_state(suite, cell, places)
+        seconds = known[cell.column] if state.training else None
+        found.append(Estimate(state, seconds, None if state.is_done else reasons[cell.column]))
+    return found
+
+
+def _seconds(suite: Suite, column: str, places: Places) -> float | None:
+    """The mean training time of a column's records."""
+    paths = [places.record(suite, cell) for cell in suite.cells(columns=[column])]
+    taken = [read_record(path).budget.get("seconds") for path in paths if path.is_file()]
+    seconds = [each for each in taken if each is not None]
+    return sum(seconds) / len(seconds) if seconds else None
+
+
+def _missing(suite: Suite, cell: Cell, places: Places) -> str | None:
+    """Why a column cannot run: its data are missing, or its recipe is wrong."""
+    try:
+        _, recipe = suite.recipe(cell)
+        experiment_class(recipe.task_name)(recipe, places.data_root)
+    except InputError as error:
+        return str(error)
+    return None
+
+
+def _has_step(attacks: Sequence[dict[str, Any]], step: AttackStep) -> bool:
+    """Whether a step is among the attacks of a record; a small test split gives it fewer images."""
+    wanted = step.record()
+    return any(
+        entry["cases"] <= step.cases
+        and all(entry.get(key) == value for key, value in wanted.items() if key != "cases")
+        for entry in attacks
+    )
+
+
+def _keep(suite: Suite, cell: Cell, places: Places, folder: Path) -> None:
+    path = places.record(suite, cell)
+    write_records(make_records(folder, label=cell.row), path.parent, replace=True)
+
+
+def _require_same_recipe(suite: Suite, cell: Cell, record: ResultRecord, path: Path) -> None:
+    """InputError unless the record was made with the cell's keys; machine and seed aside."""
+    _, recipe = suite.recipe(cell)
+    expected = recipe.keys()
+    for key, value in record.config.items():
+        if key not in _MACHINE and expected.get(key, value) != value:
+            raise InputError(
+                f"record {path}: was made with {key}={value!r}, suite {suite.name} has "
+                f"{expected.get(key)!r}; delete the record to train again"
+            )
