@@ -13,7 +13,7 @@ from kernel_attention.experiments.data.segmentation_batches import make_whole_lo
 from kernel_attention.experiments.training.segmentation_figures import (
     baseline_figures,
     count_pixels,
-    fitted,
+    enlarged,
     overlap_figures,
     pixel_loss,
     segmentation_figures,
@@ -89,7 +89,7 @@ def test_figures_do_not_depend_on_the_batches():
     for image, label in split:
         logits = model(torch.from_numpy(image).permute(2, 0, 1)[None] / 255)
         target = torch.from_numpy(label)[None]
-        counts += count_pixels(fitted(logits, target).argmax(dim=1), target, CLASSES)
+        counts += count_pixels(enlarged(logits, target).argmax(dim=1), target, CLASSES)
     assert found[0]["confusion_matrix"] == counts.tolist()
     assert found[0]["cases"] == 4
 

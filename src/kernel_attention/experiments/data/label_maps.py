@@ -56,7 +56,7 @@ def pair_file(path: str) -> PairFile | None:
     return PairFile(bool(is_label), split, "/".join([*folders[below:], stem]))
 
 
-class Classes(NamedTuple):
+class LabelClasses(NamedTuple):
     """The classes of a set.
 
     names: of the classes, without void.
@@ -69,16 +69,16 @@ class Classes(NamedTuple):
     accepted: str
 
 
-def classes_of(names: list[str] | None) -> Classes:
+def classes_of(names: list[str] | None) -> LabelClasses:
     """The classes with these names in the order of their values; any value where there are no names."""
     if names is None:
-        return Classes((), np.arange(256, dtype=np.int16), "0 to 255")
+        return LabelClasses((), np.arange(256, dtype=np.int16), "0 to 255")
     table = np.full(256, -1, dtype=np.int16)
     table[VOID] = VOID
     kept = [value for value, name in enumerate(names) if name != "void"]
     table[: len(names)] = VOID
     table[kept] = np.arange(len(kept))
-    return Classes(
+    return LabelClasses(
         tuple(names[value] for value in kept), table, f"0 to {len(names) - 1}, and {VOID} for void"
     )
 
@@ -116,7 +116,7 @@ def _lines(content: bytes, where: str) -> list[str]:
         raise InputError(f"{where}: is not UTF-8 ({error.reason} at byte {error.start})") from None
 
 
-def decode_labels(content: bytes, where: str, classes: Classes) -> np.ndarray:
+def decode_labels(content: bytes, where: str, classes: LabelClasses) -> np.ndarray:
     """The class numbers of a label map, (H, W) uint8.
 
     Raises:

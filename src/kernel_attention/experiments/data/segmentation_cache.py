@@ -23,7 +23,7 @@ from kernel_attention.experiments.data.label_maps import (
     CLASS_LISTS,
     LABEL_SUFFIXES,
     VOID,
-    Classes,
+    LabelClasses,
     PairFile,
     class_names_of,
     classes_of,
@@ -134,7 +134,7 @@ class _Store:
     """Writes images and label maps in the order they come, and pairs them at the end."""
 
     def __init__(
-        self, place: Path, classes: Classes, image_size: int, pixels: IO[bytes], labels: IO[bytes]
+        self, place: Path, classes: LabelClasses, image_size: int, pixels: IO[bytes], labels: IO[bytes]
     ) -> None:
         self.place, self.classes, self.image_size = place, classes, image_size
         self.files = {False: pixels, True: labels}

@@ -27,7 +27,7 @@ from kernel_attention.experiments.training.recorder import RunRecorder
 from kernel_attention.experiments.training.segmentation_corruptions import corrupted_figures
 from kernel_attention.experiments.training.segmentation_figures import (
     baseline_figures,
-    fitted,
+    enlarged,
     segmentation_figures,
 )
 from kernel_attention.experiments.training.segmentation_recipe import SegmentationRecipe
@@ -146,7 +146,7 @@ class SegmentationExperiment(Experiment):
             shown = Image.fromarray(np.array(split.images[case]))
             images[place] = np.asarray(shown.resize(labels.shape[::-1], Image.Resampling.BILINEAR))
             truth[place] = labels
-            predicted[place] = fitted(logits, batch.target).argmax(dim=1)[0].numpy()
+            predicted[place] = enlarged(logits, batch.target).argmax(dim=1)[0].numpy()
         return {"images": images, "labels": truth, "predictions": predicted}
 
     def _split(self, seed: int) -> tuple[SegmentationSplit, SegmentationSplit]:

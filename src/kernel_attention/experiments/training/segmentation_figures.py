@@ -69,7 +69,7 @@ def pixel_loss(logits: Tensor, target: Tensor) -> tuple[Tensor, int]:
     return total / max(count, 1), count
 
 
-def fitted(logits: Tensor, target: Tensor) -> Tensor:
+def enlarged(logits: Tensor, target: Tensor) -> Tensor:
     """Logits (B, K, h, w) enlarged to the size of the label maps (B, H, W)."""
     if logits.shape[-2:] == target.shape[-2:]:
         return logits
@@ -82,7 +82,7 @@ def segmentation_figures(
     """``overlap_figures`` of a model, its loss, and the counts of pixels as ``confusion_matrix``."""
     counts, total, cases = torch.zeros(classes, classes, dtype=torch.int64), 0.0, 0
     for outputs, batch in batch_outputs(model, batches, precision):
-        logits = fitted(outputs, batch.target)
+        logits = enlarged(outputs, batch.target)
         loss, count = pixel_loss(logits, batch.target)
         total += loss.item() * count
         counts += count_pixels(logits.argmax(dim=1), batch.target, classes)

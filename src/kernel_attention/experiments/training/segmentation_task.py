@@ -13,7 +13,7 @@ from kernel_attention.experiments.training.image_task import decay_groups
 from kernel_attention.experiments.training.module import RecipeTask
 from kernel_attention.experiments.training.segmentation_figures import (
     count_pixels,
-    fitted,
+    enlarged,
     overlap_figures,
     pixel_loss,
 )
@@ -57,7 +57,7 @@ class SegmentationTask(RecipeTask):
 
     def validation_step(self, batch: SegmentationBatch) -> None:
         """Log the loss and count the pixels."""
-        logits = fitted(self.model(*batch.arguments).float(), batch.target)
+        logits = enlarged(self.model(*batch.arguments).float(), batch.target)
         loss, pixels = pixel_loss(logits, batch.target)
         self.log("val_loss", loss, on_step=False, on_epoch=True, prog_bar=True, batch_size=max(pixels, 1))
         self._counts += count_pixels(logits.argmax(dim=1), batch.target, self.classes)
