@@ -48,9 +48,7 @@ class SegmentationSplit:
 
     def evenly(self, cases: int) -> SegmentationSplit:
         """At most ``cases`` cases, evenly spaced; all of them for 0."""
-        if not cases or cases >= len(self):
-            return self
-        return self.subset(np.linspace(0, len(self) - 1, cases).round().astype(np.int64))
+        return self if not cases or cases >= len(self) else self.subset(even_places(len(self), cases))
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,6 +102,12 @@ def load_segmentation(
         raise InputError(f"{place}: has no images of a test or validation split")
     held = None if validation is None or test is validation else _split(validation)
     return SegmentationData(name, _split(splits["train"]), held, _split(test), class_names)
+
+
+def even_places(count: int, cases: int) -> np.ndarray:
+    """The numbers of at most ``cases`` of so many cases, evenly spaced; of all of them for 0."""
+    chosen = min(cases or count, count)
+    return np.linspace(0, count - 1, chosen).round().astype(np.int64)
 
 
 def hold_out_pairs(

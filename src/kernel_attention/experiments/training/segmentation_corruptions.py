@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from kernel_attention.experiments.data.segmentation import SegmentationSplit
+from kernel_attention.errors import InputError
+from kernel_attention.experiments.data.segmentation import SegmentationSplit, even_places
 from kernel_attention.experiments.data.segmentation_batches import make_whole_loader
-from kernel_attention.experiments.robustness.corruptions import CORRUPTIONS, corrupt_image
+from kernel_attention.experiments.robustness.corruptions import CORRUPTIONS, SMALLEST, corrupt_image
 from kernel_attention.experiments.training.segmentation_figures import segmentation_figures
 from kernel_attention.experiments.training.segmentation_recipe import SegmentationRecipe
 
@@ -19,16 +20,31 @@ _FIGURES = ("mean_iou", "mean_accuracy", "pixel_accuracy")
 
 
 class _Corrupted(Sequence[np.ndarray]):
-    """Images that are corrupted when they are asked for."""
+    """Some images of a split, corrupted when they are asked for; the draws depend on their number in it."""
 
-    def __init__(self, images: Sequence[np.ndarray], corruption: str, severity: int) -> None:
-        self.images, self.corruption, self.severity = images, corruption, severity
+    def __init__(
+        self, images: Sequence[np.ndarray], places: np.ndarray, corruption: str, severity: int
+    ) -> None:
+        self.images, self.places = images, places
+        self.corruption, self.severity = corruption, severity
 
     def __len__(self) -> int:
-        return len(self.images)
+        return len(self.places)
 
     def __getitem__(self, case: Any) -> Any:
-        return corrupt_image(np.array(self.images[case]), self.corruption, self.severity, index=case)
+        number = int(self.places[case])
+        return corrupt_image(np.array(self.images[number]), self.corruption, self.severity, index=number)
+
+
+def check_corruptible(split: SegmentationSplit) -> None:
+    """InputError where the images are too small to be corrupted or a library is missing."""
+    smallest = min(min(image.shape[:2]) for image in split.images)
+    if smallest < SMALLEST:
+        raise InputError(
+            f"severities: corruptions need images of at least {SMALLEST} pixels a side, the smallest has "
+            f"{smallest}; raise image_size"
+        )
+    corrupt_image(np.array(split.images[0]), CORRUPTIONS[0], 1)
 
 
 def corrupted_figures(
@@ -41,18 +57,21 @@ def corrupted_figures(
 
     Args:
         model: of the recipe.
-        split: the cases; the labels stay as they are.
-        recipe: severities, batch size, precision.
+        split: the cases, of which the recipe's ``corrupted_cases`` are taken. The labels stay as they are.
+        recipe: severities, number of cases, batch size, precision.
         classes: K.
     """
     records: list[dict[str, Any]] = []
+    places = even_places(len(split), recipe.corrupted_cases)
+    labels = [split.labels[place] for place in places]
     for corruption in CORRUPTIONS:
         for severity in recipe.severities:
-            corrupted = SegmentationSplit(_Corrupted(split.images, corruption, severity), split.labels)
+            images = _Corrupted(split.images, places, corruption, severity)
+            corrupted = SegmentationSplit(images, labels)
             batches = make_whole_loader(corrupted, recipe.batch_size)
             figures = segmentation_figures(model, batches, classes, recipe.precision)
             records.append(
                 {"corruption": corruption, "severity": severity} | {name: figures[name] for name in _FIGURES}
             )
     means = {f"corrupted_{name}": statistics.fmean(r[name] for r in records) for name in _FIGURES}
-    return means | {"corrupted_cases": len(split), "corruptions": records}
+    return means | {"corrupted_cases": len(places), "corruptions": records}

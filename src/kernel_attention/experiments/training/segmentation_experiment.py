@@ -24,7 +24,10 @@ from kernel_attention.experiments.training.experiment import Experiment, Loaders
 from kernel_attention.experiments.training.facts import check_class_names
 from kernel_attention.experiments.training.image_experiment import channel_statistics
 from kernel_attention.experiments.training.recorder import RunRecorder
-from kernel_attention.experiments.training.segmentation_corruptions import corrupted_figures
+from kernel_attention.experiments.training.segmentation_corruptions import (
+    check_corruptible,
+    corrupted_figures,
+)
 from kernel_attention.experiments.training.segmentation_figures import (
     baseline_figures,
     enlarged,
@@ -92,6 +95,11 @@ class SegmentationExperiment(Experiment):
         )
         return batches, make_whole_loader(val, recipe.batch_size)
 
+    def check(self) -> None:
+        super().check()
+        if self.recipe.severities:
+            check_corruptible(self.test)
+
     def check_start(self) -> None:
         for seed in self.recipe.seeds if self.recipe.start_from else ():
             self.prepare(self.build_model(self.recipe, self.facts()), seed)
@@ -115,8 +123,7 @@ class SegmentationExperiment(Experiment):
         figures = self._measure(model, self.test)
         figures |= baseline_figures(self.data.train, self.test, len(self.data.class_names))
         if recipe.severities:
-            cases = self.test.evenly(recipe.corrupted_cases)
-            figures |= corrupted_figures(model, cases, recipe, len(self.data.class_names))
+            figures |= corrupted_figures(model, self.test, recipe, len(self.data.class_names))
         return figures
 
     def evaluate_split(self, model: Segmenter, split: str) -> dict[str, Any]:
