@@ -21,18 +21,18 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import architecture
+from generated import ROOT, between_marks, settle, table
 
 from kernel_attention import mechanisms
 from kernel_attention.core.layer import AttentionLayer
 from kernel_attention.mechanisms import Mechanism, list_attention
 
-ROOT = Path(__file__).parents[1]
 PACKAGE = Path("src") / "kernel_attention"
 
 _SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
-def generated(root: Path = ROOT) -> dict[Path, str]:
+def generated_texts(root: Path = ROOT) -> dict[Path, str]:
     """The new text of every file that has something to generate, by its path below ``root``."""
     rows = list_attention()
     pages = {row.name: page_of(row.name, root) for row in rows}
@@ -50,15 +50,6 @@ def generated(root: Path = ROOT) -> dict[Path, str]:
     for path, exports in ((PACKAGE / "__init__.py", layers), (PACKAGE / "functional.py", functions)):
         texts[path] = with_exports((root / path).read_text(encoding="utf-8"), exports, root / path)
     return {**texts, architecture.FIGURE: architecture.picture(root)}
-
-
-def between_marks(text: str, mark: str, lines: Iterable[str]) -> str:
-    """The text with these lines between its marks, which stay."""
-    begin, end = (rf"^[^\n]*\b{mark}: {word}\b[^\n]*\n" for word in ("begin", "end"))
-    found = re.search(rf"({begin})(.*?)({end})", text, re.MULTILINE | re.DOTALL)
-    if found is None:
-        raise SystemExit(f"no lines with '{mark}: begin' and '{mark}: end'")
-    return text[: found.end(1)] + "".join(f"{line}\n" for line in lines) + text[found.start(3) :]
 
 
 # --- tables -------------------------------------------------------------------------------------------------
@@ -99,12 +90,6 @@ def index_table(rows: Sequence[Mechanism], pages: dict[str, str], root: Path) ->
             for row in rows
         ],
     )
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Markdown's table."""
-    lines = [head, ["---"] * len(head), *rows]
-    return ["|" + "|".join(cell if cell == "---" else f" {cell} " for cell in line) + "|" for line in lines]
 
 
 def mathematics(cost: str) -> str:
@@ -211,20 +196,8 @@ def in_order(text: str, path: Path) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Name the files that are not what they should be, and write them unless they are only checked."""
-    stale = {
-        path: text
-        for path, text in generated().items()
-        if not (ROOT / path).is_file() or (ROOT / path).read_text(encoding="utf-8") != text
-    }
-    if "--check" in arguments:
-        for path in stale:
-            print(f"not what the mechanisms say: {path} (make tables)")
-        return int(bool(stale))
-    for path, text in stale.items():
-        (ROOT / path).write_text(text, encoding="utf-8")
-        print(f"written: {path}")
-    return 0
+    """Write the files, or check them; the exit code."""
+    return settle(generated_texts(), arguments, "not what the mechanisms say (make tables)")
 
 
 if __name__ == "__main__":

@@ -122,26 +122,31 @@ def test_distances_of_heads_by_rows_and_as_matrices():
     by_row, whole = measures.head_distances(heads), measures.head_matrix_distances(heads)
     torch.testing.assert_close(by_row, math.sqrt(2) * torch.tensor([[0.0, 1, 0], [1, 0, 1], [0, 1, 0]]))
     torch.testing.assert_close(whole, math.sqrt(3) * by_row)
-    torch.testing.assert_close(measures.mean_of_pairs(whole), torch.tensor(2 * math.sqrt(6) / 3))
-    deviation = torch.tensor([math.sqrt(6), 0.0, math.sqrt(6)]).std(correction=0)
-    torch.testing.assert_close(measures.deviation_of_pairs(whole), deviation)
-    assert measures.deviation_of_pairs(whole[:1, :1]).isnan()
+    pairs = measures.above_diagonal(torch.stack([whole, 2 * whole]))
+    torch.testing.assert_close(pairs[0], math.sqrt(6) * torch.tensor([1.0, 0, 1]))
+    torch.testing.assert_close(pairs[1], 2 * pairs[0])
+    assert measures.above_diagonal(whole[:1, :1]).numel() == 0
 
 
 def test_matrix_distances_are_frobenius_norms_of_attention_and_of_outputs():
     model, (x, real) = own_encoder(), batch()
     layer = diagnose(model, (x, real), -1, quantities=["distance"])[0]
     (attention,) = capture(model, (x, real), -1).values()
+    norms: dict[str, list[float]] = {"matrix_distance": [], "output_matrix_distance": []}
     for case in range(BATCH):
         matrix, value = attention.matrix(case), attention.parts(case)[2]
         for key, heads in (("matrix_distance", matrix), ("output_matrix_distance", matrix @ value)):
-            norms = [
-                float((heads[i] - heads[j]).square().sum().sqrt())
-                for i in range(len(heads))
-                for j in range(i + 1, len(heads))
-            ]
-            assert float(layer.values[key][case]) == pytest.approx(np.mean(norms), rel=1e-5)
-            assert float(layer.values[f"{key}_deviation"][case]) == pytest.approx(np.std(norms), abs=1e-6)
+            for i in range(len(heads)):
+                for j in range(i + 1, len(heads)):
+                    norms[key].append(float((heads[i] - heads[j]).square().sum().sqrt()))
+                    found = float(layer.values[f"{key}s"][case, i, j])
+                    assert found == pytest.approx(norms[key][-1], rel=1e-5)
+    summary = layer.summary()
+    for key, values in norms.items():
+        assert summary[key] == pytest.approx(np.mean(values), rel=1e-5)
+        assert summary[f"{key}_deviation"] == pytest.approx(np.std(values), rel=1e-4)
+    by_head = layer.record()["by_head"]["matrix_distance"]
+    assert by_head == pytest.approx([np.mean(norms["matrix_distance"])], rel=1e-5)
 
 
 def test_matrix_distance_of_sampled_queries_estimates_that_of_all():
@@ -154,7 +159,7 @@ def test_matrix_distance_of_sampled_queries_estimates_that_of_all():
         measure_case(attention, 0, CaseSettings(frozenset({"distance"}), 8, tokens, 1.0), False)[0]
         for tokens in (12, 5)
     )
-    for key in ("matrix_distance", "output_matrix_distance"):
+    for key in ("matrix_distances", "output_matrix_distances"):
         torch.testing.assert_close(sampled[key], whole[key])
 
 

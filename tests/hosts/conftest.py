@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
+import runpy
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-import torch
 
 
 @pytest.fixture(scope="session")
@@ -22,27 +20,5 @@ def transformers() -> ModuleType:
     return pytest.importorskip("transformers", reason="transformers is not installed")
 
 
-def _declare_torchvision_operators() -> None:
-    """torchvision's wheel on the registry is built for a CUDA torch. Beside a CPU torch its operators are
-    missing and its import fails on describing them; their signatures are all it needs, as nothing here
-    calls them.
-    """
-    try:
-        importlib.import_module("torchvision")
-    except ModuleNotFoundError:
-        return
-    except RuntimeError as error:
-        if "torchvision::nms" not in str(error):
-            raise
-        for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
-            del sys.modules[name]
-        for operator in ("nms", "qnms"):
-            signature = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-            torch.library.define(f"torchvision::{operator}", signature)
-        importlib.import_module("torchvision")
-
-
-# Where the Makefile puts timm and torchvision; an environment that has them itself needs no such folder.
-if (_hosts := Path(sys.prefix) / "hosts").is_dir():
-    sys.path.append(str(_hosts))
-_declare_torchvision_operators()
+# timm and torchvision: made importable as for the benchmarks.
+runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "timm_beside_cpu_torch.py"))

@@ -122,21 +122,16 @@ def _distances(attention: CapturedAttention, case: int, matrix: Tensor) -> dict[
     pairs = measures.head_distances(matrix)
     # Where queries were sampled, the squares of all rows are estimated from those of the sample.
     whole = (int(attention.real_queries[case].sum()) / matrix.size(-2)) ** 0.5
-    matrices = whole * measures.head_matrix_distances(matrix)
     found = {
         "head_distances": pairs,
         "head_distance": measures.mean_of_pairs(pairs),
-        "matrix_distances": matrices,
-        "matrix_distance": measures.mean_of_pairs(matrices),
-        "matrix_distance_deviation": measures.deviation_of_pairs(matrices),
+        "matrix_distances": whole * measures.head_matrix_distances(matrix),
     }
     parts = attention.parts(case)
     if parts is not None and parts[2] is not None and parts[2].size(1) == matrix.size(-1):
         outputs = matrix @ parts[2]
         found["output_distance"] = measures.mean_of_pairs(measures.head_distances(outputs))
-        whole_outputs = whole * measures.head_matrix_distances(outputs)
-        found["output_matrix_distance"] = measures.mean_of_pairs(whole_outputs)
-        found["output_matrix_distance_deviation"] = measures.deviation_of_pairs(whole_outputs)
+        found["output_matrix_distances"] = whole * measures.head_matrix_distances(outputs)
     return found
 
 

@@ -74,10 +74,10 @@ def mean_of_pairs(matrix: Tensor) -> Tensor:
     return (matrix.sum() - matrix.diagonal().sum()) / (heads * (heads - 1))
 
 
-def deviation_of_pairs(matrix: Tensor) -> Tensor:
-    """Standard deviation over the pairs of different heads, (h, h) -> (); NaN for a single head."""
-    above = torch.ones_like(matrix, dtype=torch.bool).triu(1)
-    return matrix[above].std(correction=0) if above.any() else matrix.new_tensor(torch.nan)
+def above_diagonal(matrices: Tensor) -> Tensor:
+    """The entries of the pairs of different heads, (..., h, h) -> (..., h (h - 1) / 2)."""
+    pairs = torch.ones(matrices.shape[-2:], dtype=torch.bool, device=matrices.device).triu(1)
+    return matrices[..., pairs]
 
 
 def resized(values: Tensor, count: int, fill: float = 0.0) -> Tensor:

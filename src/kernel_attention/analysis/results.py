@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernel_attention.analysis.measures import above_diagonal
 from kernel_attention.atomic import write_atomically
 from kernel_attention.errors import InputError, unknown
 
@@ -20,8 +21,7 @@ if TYPE_CHECKING:
 
 _EXPLAINED = 0.9
 _MEANS_OF_ALL = (
-    *("effective_rank", "head_distance", "output_distance", "matrix_distance", "matrix_distance_deviation"),
-    *("output_matrix_distance", "output_matrix_distance_deviation"),
+    *("effective_rank", "head_distance", "output_distance"),
     *("projection_error", "projection_output", "objective"),
 )
 
@@ -40,9 +40,8 @@ class LayerDiagnostics:
     * ``head_distances`` (h, h): L2 distance between rows of the heads' matrices, mean over rows and
       sequences; ``head_distance`` (C,) its mean over pairs, ``output_distance`` (C,) the same of the heads'
       outputs A V;
-    * ``matrix_distances`` (h, h): L2 (Frobenius) distance between the heads' whole matrices, mean over the
-      sequences; ``matrix_distance`` and ``matrix_distance_deviation`` (C,) its mean and standard deviation
-      over pairs, ``output_matrix_distance`` and ``output_matrix_distance_deviation`` (C,) the same of A V;
+    * ``matrix_distances`` (C, h, h): L2 (Frobenius) distance between the heads' whole matrices;
+      ``output_matrix_distances`` (C, h, h) the same of A V;
     * ``projection_error`` (C, h): J_proj, equation 13; ``projection_log_length`` and ``projection_output``
       (C, h) its parts, ``released_log_length`` and ``released_output`` (C, h) those of the released form:
       see ``kernel_attention.solvers.ProjectionLoss``;
@@ -63,15 +62,14 @@ class LayerDiagnostics:
 
     MEANS: ClassVar[frozenset[str]] = frozenset(
         (
-            *("singular_values", "explained_variance", "head_distances", "matrix_distances"),
+            *("singular_values", "explained_variance", "head_distances"),
             *("mode_singular_values", "mode_explained_variance"),
         )
     )
     PER_CASE: ClassVar[frozenset[str]] = frozenset(
         (
             *("effective_rank", "mode_rank", "head_distance", "output_distance", "objective"),
-            *("matrix_distance", "matrix_distance_deviation"),
-            *("output_matrix_distance", "output_matrix_distance_deviation"),
+            *("matrix_distances", "output_matrix_distances"),
             *("projection_error", "projection_log_length", "projection_output"),
             *("released_log_length", "released_output"),
             *("gamma_spread", "gamma_deviation", "gamma_eigenvalue", "gamma_cosine"),
@@ -94,6 +92,7 @@ class LayerDiagnostics:
     def summary(self) -> dict[str, float]:
         """One number per quantity: means over sequences and heads; for gamma medians, over columns too.
 
+        The deviations of distances are over the sequences and the pairs of heads.
         ``projection_log_length`` is the logarithm of the mean length, and ``released_projection_error`` that
         of the mean loss in the released form, which is left out where it has none.
         """
@@ -105,6 +104,11 @@ class LayerDiagnostics:
         for key in _MEANS_OF_ALL:
             if key in values:
                 found[key] = float(values[key].nanmean())
+        for key in ("matrix_distance", "output_matrix_distance"):
+            pairs = above_diagonal(values[f"{key}s"]) if f"{key}s" in values else torch.empty(0)
+            if pairs.numel():
+                found[key] = float(pairs.mean())
+                found[f"{key}_deviation"] = float(pairs.std(correction=0))
         if "projection_error" in values:  # the exponential of one query far from all keys outweighs the rest
             found["projection_error_median"] = float(values["projection_error"].median())
             found["projection_log_length"] = float(self._pooled("projection").log_length)
@@ -144,10 +148,9 @@ class LayerDiagnostics:
         found: dict[str, list[float | None]] = {}
         if "effective_rank" in values:
             found["effective_rank"] = _plain(values["effective_rank"].mean(0))
-        for key in ("head_distance", "matrix_distance"):
-            pairs = values.get(f"{key}s")
-            if pairs is not None and pairs.size(0) > 1:
-                found[key] = _plain(pairs[torch.ones_like(pairs, dtype=torch.bool).triu(1)])
+        if "head_distances" in values and values["head_distances"].size(0) > 1:
+            found["head_distance"] = _plain(above_diagonal(values["head_distances"]))
+            found["matrix_distance"] = _plain(above_diagonal(values["matrix_distances"]).mean(0))
         if "projection_error" in values:
             found["projection_error"] = _plain(values["projection_error"].median(0).values)
         if "released_output" in values:

@@ -61,7 +61,8 @@ class Evaluate(Command):
 
     Args:
         run: run folder.
-        file: labelled data in a file format of the task.
+        file: labelled data in a file format of the task; for a run on images class folders, or an archive of
+            them.
         data_root: folder with data sets (default: $KERNEL_ATTENTION_DATA).
         output: write the figures to this .json or .csv file.
         split: train, validation or test alone.
@@ -89,17 +90,18 @@ class Evaluate(Command):
 
 @dataclass(frozen=True, kw_only=True)
 class Predict(Command):
-    """Predict the sequences of a .ts, .npy or .npz file.
+    """Predict new cases with a trained run: sequences of a .ts, .npy or .npz file, lines of text, or images.
 
     Args:
         run: run folder.
-        file: sequences; arrays are (cases, channels, time) as in aeon.
+        file: sequences, arrays are (cases, channels, time) as in aeon; for a run on texts a text file; for a
+            run on images an image, or a folder or an archive of them.
         seed: seed of the model (default: the first of the run).
         output: write to this .csv or .json file (default: CSV, to the screen).
     """
 
     usage = "predict RUN FILE [options]"
-    summary = "predict new sequences with a trained run"
+    summary = "predict new cases with a trained run"
 
     run: Name
     file: Name

@@ -56,10 +56,11 @@ def test_the_record_is_json_and_says_what_it_measured(record):
         sdpa, primal, fails = cell["rows"]
         assert fails == {"contender": "fails", "failed": "RuntimeError: too [large]"}
         for row in (sdpa, primal):
-            assert set(row) == {"contender", "time", "operations"}
+            assert set(row) == {"contender", "time", "operations", "parameters"}
             assert all(set(row["time"][kind]) == FIGURES for kind in ("forward", "step"))
             assert all(len(row["time"][kind]["seconds"]) == 2 for kind in ("forward", "step"))
         assert sdpa["time"]["step"]["ratio_median"] == 1.0
+        assert sdpa["parameters"] == 4 * (8 * 8 + 8)
         assert set(cell["ceilings"]) == {"large_product", "slice_product", "copy"}
         assert [line["pass"] for line in cell["roofline"]] == ["forward", "step"]
 

@@ -42,7 +42,12 @@ from experiments.training.runs import write_recipe
         ("train demo --seeds 1 1", "--seeds '[1,1]' must be one or more different whole numbers"),
         ("train demo --seeds 0 -1", "--seeds '[0,-1]' must be one or more different whole numbers"),
         ("train demo --seeds []", "--seeds '[]' must be one or more different whole numbers"),
-        ("train demo --protocol holdot", "'holdot' must be one of holdout, paper; did you mean 'holdout'?"),
+        (
+            "train demo --protocol holdot",
+            "'holdot' must be one of holdout, paper, thesis-1, thesis-3; did you mean 'holdout'?",
+        ),
+        ("train lra/listops --protocol thesis-1", "'thesis-1' must be one of holdout, paper"),
+        ("train images/cifar10_tiny --protocol thesis-3", "'thesis-3' must be one of holdout, paper"),
         ("train demo --optimizer sgd", "--optimizer 'sgd' must be one of radam, adam, adamw"),
         ("train demo --precision 64-true", "--precision '64-true' must be one of auto, 32-true, bf16-mixed,"),
         ("train demo --accelerator abacus", "--accelerator 'abacus' must be one of auto, cpu, gpu, cuda,"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import lzma
 import math
 import re
 import shutil
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from experiments.training.runs import CHANNELS, LENGTHS, make_waves, write_recipe, write_ts
+from experiments.training.token_data import make_images
 
 CLASSES = "@classLabel true a b c"
 
@@ -363,3 +365,21 @@ def test_resuming_refuses(damage, refused, run, waves, broken):
 
 def test_figures_of_a_finished_run_are_json(trained):
     assert json.loads((trained / "summary.json").read_text())["dataset"] == "Waves"
+
+
+@pytest.mark.parametrize(
+    ("archive", "message"),
+    [
+        (b"no archive", "cifar10.tar.xz: cannot be read as an archive"),
+        (lzma.compress(bytes(10240))[:-8], "cifar10.tar.xz: cannot be read as an archive"),
+        (None, "train/cat/0.png: not readable as an image"),
+    ],
+)
+def test_training_refuses_bad_images(archive, message, refused, tmp_path):
+    root = tmp_path / "images"
+    if archive is None:
+        (make_images(root) / "cifar10/train/cat/0.png").write_bytes(b"no image")
+    else:
+        root.mkdir()
+        (root / "cifar10.tar.xz").write_bytes(archive)
+    assert message in refused("train", "lra/image", "--data-root", root, "--output", "run")

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -22,6 +23,7 @@ from experiments.training.runs import (
     train_small,
     write_recipe,
 )
+from experiments.training.token_data import make_images
 
 import kernel_attention as ka
 from kernel_attention.experiments.arguments import parse
@@ -183,6 +185,13 @@ def test_list_names_everything(cli, waves):
         + ["Waves", "JapaneseVowels"]
     )
     assert not [name for name in names if f"│ {name} " not in out]
+
+
+def test_list_names_the_image_sets_of_the_data_root(cli, tmp_path):
+    make_images(tmp_path / "images")
+    code, out, err = cli("list", "datasets", "--data-root", tmp_path)
+    assert (code, err) == (0, "")
+    assert re.search(r"│ cifar10 +│ data root │ .*images/cifar10", out)
 
 
 @pytest.mark.parametrize("what", ["attention", "contenders", "recipes", "datasets"])

@@ -40,7 +40,7 @@ def make_set(folder, splits=SPLITS, classes=CLASSES, count=3, size=4):
             (folder / split / label).mkdir(parents=True)
             for number in range(count):
                 path = folder / split / label / f"{number}.png"
-                path.write_bytes(square(gray_of(split, label, number), size))
+                path.write_bytes(square(gray_of(split, label, number) % 256, size))
     return folder
 
 

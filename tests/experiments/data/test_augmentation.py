@@ -31,7 +31,7 @@ def test_same_numbers_for_the_same_state_of_the_generator(images, name, erasing)
 
 
 def test_crop_flip_moves_and_mirrors():
-    """Every result is the image moved by at most an eighth of its side, mirrored or not."""
+    """Every result is the image moved by at most an eighth of its side, zeros at the edge, and mirrored."""
     augment = Augmentation("crop_flip", (16, 24))
     image = torch.rand(3, 16, 24)
     framed = torch.nn.functional.pad(image, (3, 3, 2, 2))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from experiments.data.image_data import (
     pack,
     square,
 )
+from PIL import Image
 
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.data import (
@@ -28,6 +30,7 @@ from kernel_attention.experiments.data import (
     load_class_subset,
     load_images,
 )
+from kernel_attention.experiments.data.token_loading import load_tokens
 from kernel_attention.experiments.data.token_sets import hold_out
 
 SHARED = Path(os.environ.get("KERNEL_ATTENTION_DATA") or Path(__file__).parents[4] / "shared" / "data")
@@ -271,6 +274,23 @@ def test_a_large_subset_stays_where_it_is_and_reads_as_an_array(monkeypatch):
     assert grays(rest.evenly(3)) == [grays(rest)[place] for place in (0, 12, 24)]
 
 
+def test_another_process_maps_the_file_and_gets_no_copy(tmp_path, monkeypatch):
+    """Loader workers that are not forked get the split as a pickle."""
+    make_set(tmp_path / "set", count=100, size=16)
+    split = load_images("set", tmp_path).train
+    monkeypatch.setattr(image_splits, "COPIED_BYTES", 0)
+    for sent in (split, split.subset(np.arange(150))):
+        content = pickle.dumps(sent)
+        assert len(content) < sent.images.nbytes / 10
+        received = pickle.loads(content)
+        assert np.array_equal(received.images, sent.images)
+        assert np.array_equal(received.targets, sent.targets)
+    part = ImageSplit(split.images[50:], split.targets[50:])
+    assert np.array_equal(pickle.loads(pickle.dumps(part)).images, part.images), "a part of the mapped file"
+    made = made_split()
+    assert np.array_equal(pickle.loads(pickle.dumps(made)).images, made.images)
+
+
 @pytest.mark.parametrize(
     ("images", "targets", "message"),
     [
@@ -284,27 +304,10 @@ def test_a_split_has_an_image_for_every_target(images, targets, message):
         ImageSplit(images, targets)
 
 
-@pytest.fixture(scope="module")
-def shared():
-    if not (SHARED / "images" / "tiny_imagenet100.tar.xz").is_file():
-        pytest.skip(f"no folder images in {SHARED} (set KERNEL_ATTENTION_DATA to the real data)")
-    return SHARED
-
-
-@pytest.fixture(scope="module")
-def real_cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("real")
-
-
-@pytest.fixture
-def real(shared, real_cache, monkeypatch):
-    """The folder of real data, decoded once for this module."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(real_cache))
-    return shared
-
-
-def test_the_real_cifar10_is_read_from_its_archive_once(real, monkeypatch):
-    data = load_images("cifar10", real)
+def test_the_real_cifar10_is_read_from_its_archive_once(monkeypatch):
+    if not (SHARED / "images" / "cifar10.tar.xz").is_file():
+        pytest.skip(f"no images/cifar10.tar.xz in {SHARED} (set KERNEL_ATTENTION_DATA to the real data)")
+    data = load_images("cifar10", SHARED)
     assert data.train.images.shape == (50_000, 32, 32, 3)
     assert data.test.images.shape == (10_000, 32, 32, 3)
     assert data.validation is None
@@ -313,14 +316,9 @@ def test_the_real_cifar10_is_read_from_its_archive_once(real, monkeypatch):
     assert data.class_names[0] == "airplane"
     assert data.class_names[9] == "truck"
     monkeypatch.setattr("kernel_attention.experiments.data.image_cache._build", None)
-    again = load_images("cifar10", real)
+    again = load_images("cifar10", SHARED)
     assert np.array_equal(again.test.images, data.test.images)
-
-
-def test_the_real_tiny_imagenet_has_two_splits_and_classes_apart(real):
-    data = load_images("tiny_imagenet100", real)
-    assert data.train.images.shape == (50_000, 64, 64, 3)
-    assert np.array_equal(np.bincount(data.train.targets), [500] * 100)
-    assert np.array_equal(np.bincount(data.test.targets), [50] * 100)
-    assert (len(data.class_names), data.class_names[0]) == (100, "n01443537")
-    assert data.validation is None
+    gray = load_tokens("lra/image", SHARED).data
+    first = Image.fromarray(data.test.images[0]).convert("L")
+    assert np.array_equal(gray.test.case(0)[0], np.asarray(first).reshape(-1))
+    assert np.array_equal(gray.train.targets, data.train.targets)

@@ -7,12 +7,15 @@ import io
 import json
 import os
 import pickle
+import shutil
 import tarfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+from experiments.data.image_data import make_cifar
 from experiments.training.token_data import make_images, make_tokens
+from PIL import Image
 
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.data.documents import split_names
@@ -132,6 +135,52 @@ def test_images_from_folders_archive_and_torchvision_are_the_same(tmp_path):
     (batches / "test_batch").write_bytes(pickle.dumps({b"data": io.BytesIO, b"labels": [7]}))
     with pytest.raises(InputError, match="test_batch: not readable"):
         load_tokens("lra/image", tmp_path / "torchvision")
+
+
+def test_gray_values_are_those_of_earlier_releases(tmp_path):
+    """Image files as Pillow's mode L rounds, torchvision's as NumPy's sum over the channels does."""
+    generator = np.random.default_rng(0)
+    pixels = generator.integers(0, 256, (4, 32, 32, 3), dtype=np.uint8)
+    # Colours whose gray is k + 1/2 to the last digit: here the order of the sum decides.
+    halves = [(r, g, b) for r in range(256) for g in range(0, 256, 3) for b in range(0, 256, 3)
+              if (299 * r + 587 * g + 114 * b) % 1000 == 500]  # fmt: skip
+    assert len(halves) > 1024
+    pixels[3] = np.array(halves[-1024:], np.uint8).reshape(32, 32, 3)
+    for split in ("train", "test"):
+        folder = tmp_path / "files/cifar10" / split / "frog"
+        folder.mkdir(parents=True)
+        for number, image in enumerate(pixels):
+            Image.fromarray(image).save(folder / f"{number}.png")
+    data = load_tokens("lra/image", tmp_path / "files").data
+    for number, image in enumerate(pixels):
+        gray = np.asarray(Image.fromarray(image).convert("L")).reshape(-1)
+        assert np.array_equal(data.train.case(number)[0], gray)
+    make_cifar(tmp_path / "batches/cifar-10-batches-py")
+    planes = np.ascontiguousarray(pixels.transpose(0, 3, 1, 2).reshape(4, 3, 1024))
+    content = {b"data": planes.reshape(4, -1), b"labels": [6] * 4}
+    (tmp_path / "batches/cifar-10-batches-py/test_batch").write_bytes(pickle.dumps(content))
+    (tmp_path / "batches/cifar-10-batches-py/batches.meta").unlink()
+    data = load_tokens("lra/image", tmp_path / "batches").data
+    expected = np.rint(np.einsum("c,ncp->np", np.array([0.299, 0.587, 0.114]), planes)).astype(np.uint8)
+    assert np.array_equal(data.test.tokens.reshape(4, 1024), expected)
+    assert data.test.targets.tolist() == [6] * 4
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda root: (root / "train/cat").rename(root / "train/kitten"), "'kitten' is no class of CIFAR-10"),
+        (lambda root: shutil.rmtree(root / "test"), "has no images of the test split"),
+        (lambda root: (root / "test/cat/0.png").write_bytes(b"junk"), "test/cat/0.png: not readable"),
+        (lambda root: [Image.new("RGB", (8, 8)).save(path) for path in root.rglob("*.png")], "8 x 8 pixels"),
+    ],
+)
+def test_bad_images_of_lra_are_named(tmp_path, change, message):
+    change(make_images(tmp_path) / "cifar10")
+    with pytest.raises(InputError) as error:
+        load_tokens("lra/image", tmp_path)
+    assert message in str(error.value)
+    assert str(tmp_path / "cifar10") in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "no objective": {"attention": "softmax"},
     "no kernel": {"attention": {"multilinear": {"rank": 3, "variant": "data_dependent"}}},
     "one epoch": {"epochs": 1},
+    "part of the test split": {"epochs": 1, "protocol": "thesis-3"},
     "more classes than counts": {"dataset": "Thirty", "epochs": 1},
     "more classes than names": {"dataset": "Many", "epochs": 1, "num_heads": 4, "num_layers": 1},
     "many of everything": {"seeds": list(range(9)), "num_layers": 3, "epochs": 2},

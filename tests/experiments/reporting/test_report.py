@@ -133,6 +133,12 @@ def test_pictures_are_those_of_the_run(page):
 
 def test_selection_on_the_test_split_is_said_at_the_curves(page):
     assert "selected on the test split" in page("several seeds").words["curves"]
+    part = page("part of the test split").words
+    assert (
+        "Under the protocol thesis-3 the epoch is selected on the last 20 % of the test split"
+        in part["curves"]
+    )
+    assert re.search(r"Test cases\s+3\b", part[""]), "the cases reported, not those of the data set"
     assert "test split accuracy" in page("several seeds").words["curves"]
     assert "test split" not in page("one seed").words["curves"]
 

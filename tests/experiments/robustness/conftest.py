@@ -9,6 +9,8 @@ from sklearn.datasets import load_digits, load_sample_images
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from kernel_attention.models import VisionTransformer
+
 Images = tuple[Tensor, Tensor]
 
 
@@ -20,12 +22,12 @@ def digits() -> Images:
     return images, torch.as_tensor(bunch.target)
 
 
-def _trained(model: nn.Module, digits: Images, steps: int) -> nn.Module:
+def _trained(model: nn.Module, digits: Images, steps: int, batch_size: int = 256) -> nn.Module:
     images, targets = digits[0][:1500], digits[1][:1500]
-    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
+    optimizer = torch.optim.Adam(model.parameters(), 5e-3)
     generator = torch.Generator().manual_seed(0)
     for _ in range(steps):
-        batch = torch.randint(1500, (256,), generator=generator)
+        batch = torch.randint(1500, (batch_size,), generator=generator)
         optimizer.zero_grad()
         F.cross_entropy(model(images[batch]), targets[batch]).backward()
         optimizer.step()
@@ -68,3 +70,16 @@ def classifier() -> nn.Module:
     torch.manual_seed(0)
     layers = (nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Dropout(0.5))
     return nn.Sequential(*layers, nn.Linear(32, 10))
+
+
+@pytest.fixture(scope="session")
+def vision(digits: Images) -> VisionTransformer:
+    """A vision transformer with RPC-Attention whose threshold is small enough that most clamps hold."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = VisionTransformer(
+            8, 4, 10, attention={"rpc": {"iterations": 3, "lam": 0.1}}, embed_dim=32, num_heads=2,
+            num_layers=2, feedforward_dim=64, pooling="mean",
+        )  # fmt: skip
+        model.set_scale([0.305] * 3, [0.376] * 3)
+        return _trained(model, digits, 150, 64)

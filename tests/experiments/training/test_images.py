@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from experiments.training.image_data import IMAGES, make_images
 from experiments.training.runs import assert_same_outcome
-from PIL import Image
 
 from kernel_attention.experiments.cli import main
 from kernel_attention.experiments.data.images import load_images
@@ -24,23 +24,6 @@ from kernel_attention.experiments.training.saved import load_run
 from kernel_attention.mechanisms import list_attention
 
 SHARED = Path(os.environ.get("KERNEL_ATTENTION_DATA") or Path(__file__).parents[4] / "shared" / "data")
-COLOURS = {"blue": (40, 60, 200), "green": (30, 180, 60), "red": (210, 50, 40)}
-SMALL = {
-    "task": "images",
-    "dataset": "patches",
-    "attention": "softmax",
-    "embed_dim": 16,
-    "num_heads": 2,
-    "num_layers": 2,
-    "feedforward_dim": 24,
-    "patch_size": 4,
-    "epochs": 3,
-    "batch_size": 8,
-    "learning_rate": 0.01,
-    "validation_fraction": 0.25,
-    "accelerator": "cpu",
-    "threads": 1,
-}
 EVERYTHING = {
     "augmentation": "deit",
     "random_erasing": 0.25,
@@ -59,21 +42,12 @@ pytestmark = pytest.mark.usefixtures("brief")
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     """A data root with the set ``patches``: noisy images of 12 x 8 pixels in three colours."""
-    folder = tmp_path_factory.mktemp("data")
-    generator = np.random.default_rng(0)
-    for split, count in (("train", 20), ("test", 7)):
-        for name, colour in COLOURS.items():
-            place = folder / "patches" / split / name
-            place.mkdir(parents=True)
-            for number in range(count):
-                noisy = np.array(colour) + generator.normal(0, 60, (12, 8, 3))
-                Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).save(place / f"{number}.png")
-    return folder
+    return make_images(tmp_path_factory.mktemp("data"))
 
 
 def arguments(folder, root, **changes):
     recipe = folder.with_name(f"{folder.name}.yaml")
-    recipe.write_text(yaml.safe_dump(SMALL | changes, sort_keys=False))
+    recipe.write_text(yaml.safe_dump(IMAGES | changes, sort_keys=False))
     return ["train", str(recipe), "--output", str(folder), "--data-root", str(root), "--progress", "false"]
 
 
@@ -130,7 +104,7 @@ def test_a_saved_run_gives_its_figures_again(root, tmp_path):
 
 
 def test_the_models_scale_is_that_of_the_training_part(root, tmp_path):
-    experiment = ImageExperiment(make_recipe(SMALL), root)
+    experiment = ImageExperiment(make_recipe(IMAGES), root)
     model = experiment.build_model(experiment.recipe, experiment.facts())
     experiment.prepare(model, 0)
     batches, held_out = experiment.loaders(0)
@@ -176,7 +150,7 @@ def test_no_decay_for_biases_norms_positions_and_class_token():
 
 
 def _small_model():
-    recipe = make_recipe(SMALL | EVERYTHING)
+    recipe = make_recipe(IMAGES | EVERYTHING)
     facts = {"height": 12, "width": 8, "class_names": ["a", "b"]}
     return ImageExperiment.build_model(recipe, facts), recipe
 

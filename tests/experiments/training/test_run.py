@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import statistics
 
@@ -13,7 +14,7 @@ from experiments.training.runs import SMALL, assert_same_outcome, train_small
 from safetensors.torch import load_file
 
 from kernel_attention.errors import InputError
-from kernel_attention.experiments.data import load_time_series
+from kernel_attention.experiments.data import SequenceSplit, TimeSeriesData, load_time_series
 from kernel_attention.experiments.training import Metric, Recipe, run, time_series_experiment, train
 from kernel_attention.experiments.training.saved import load_run
 from kernel_attention.models import SequenceClassifier
@@ -132,6 +133,73 @@ def test_paper_chooses_the_epoch_on_the_test_split(watched, waves, tmp_path):
     assert evaluation["loss"] == pytest.approx(best["val_loss"], rel=1e-5)
     assert evaluation["protocol"] == "paper"
     assert "optimistic" in read(folder / "summary.json")["protocol_text"]
+
+
+# Of 15 test cases the last three are the last fifth.
+def test_thesis_1_chooses_and_reports_on_the_first_four_fifths_of_the_test_split(watched, waves, tmp_path):
+    folder = train_small(tmp_path / "run", waves, protocol="thesis-1")
+    (data,) = watched["loads"]
+    fitted, chosen_on = watched["trained on"]
+    assert cases(fitted) == cases(data.train)
+    assert cases(chosen_on) == cases(data.test)[:12]
+    assert [cases(split) for split in watched["evaluated"] + watched["spectra"]] == [
+        cases(data.test)[:12]
+    ] * 2
+    assert_the_best_epoch_is_reported(folder, "thesis-1", "test, first 80 %", 12)
+
+
+def test_thesis_3_trains_on_four_fifths_of_the_test_split_too(watched, waves, tmp_path):
+    folder = train_small(tmp_path / "run", waves, protocol="thesis-3")
+    (data,) = watched["loads"]
+    fitted, chosen_on = watched["trained on"]
+    assert cases(fitted) == cases(data.train, data.test)[:-3]
+    assert fitted.targets.tolist() == [*data.train.targets, *data.test.targets[:12]]
+    assert cases(chosen_on) == cases(data.test)[12:]
+    assert [cases(split) for split in watched["evaluated"] + watched["spectra"]] == [
+        cases(data.test)[12:]
+    ] * 2
+    assert_the_best_epoch_is_reported(folder, "thesis-3", "test, last 20 %", 3)
+    mean = load_file(folder / "seed-0/best.safetensors")["encoder.input_mean"]
+    np.testing.assert_allclose(mean, np.concatenate(fitted.sequences).mean(axis=0), rtol=1e-5, atol=1e-6)
+
+
+def assert_the_best_epoch_is_reported(folder, protocol, split, count):
+    evaluation, rows = read(folder / "seed-0/evaluation.json"), read(folder / "seed-0/metrics.json")
+    best = max(rows, key=lambda row: (row["val_accuracy"], -row["val_loss"]))
+    assert evaluation["best_epoch"] == best["epoch"]
+    assert evaluation["accuracy"] == pytest.approx(best["val_accuracy"])
+    assert (evaluation["protocol"], evaluation["split"]) == (protocol, split)
+    assert evaluation["cases"] == np.sum(evaluation["confusion_matrix"]) == count
+    assert "optimistic" in read(folder / "summary.json")["protocol_text"]
+    ((_, again),) = load_run(folder).evaluate()
+    assert again["accuracy"] == evaluation["accuracy"]
+
+
+# Largest accuracies of the thesis's tables 4-8 and A-14 in %, and the sizes of the archive's test splits.
+@pytest.mark.parametrize(
+    ("test_cases", "accuracies"),
+    [
+        (263, (40.4, 42.3, 44.2, 36.5, 34.6)),
+        (173, (94.1, 91.2, 88.2)),
+        (293, (96.6, 94.8, 98.3, 93.1, 91.4)),
+        (370, (97.3, 98.7, 96.0)),
+    ],
+)  # fmt: skip
+def test_the_last_fifth_has_the_cases_of_the_thesis_accuracies(test_cases, accuracies):
+    split = SequenceSplit([np.zeros((1, 1), np.float32)] * test_cases, np.arange(test_cases))
+    data = TimeSeriesData("Numbers", "classification", split, split, ("a",))
+    first, last = time_series_experiment.divide_test(data)
+    assert [*first.targets, *last.targets] == [*range(test_cases)]
+    # Half a unit of the printed digit; some figures were rounded twice, to 0.01 and then to 0.1.
+    for accuracy in accuracies:
+        assert np.abs(100 * np.arange(len(last) + 1) / len(last) - accuracy).min() <= 0.055, accuracy
+
+
+def test_the_thesis_protocols_need_five_test_cases(waves):
+    data = load_time_series("Waves", data_root=waves)
+    few = dataclasses.replace(data, test=data.test.subset(range(4)))
+    with pytest.raises(InputError, match=r"test split of Waves has 4 cases.* need at least 5"):
+        time_series_experiment.split_data(few, Recipe(**SMALL, protocol="thesis-1"), 0)
 
 
 def test_the_scale_of_the_inputs_is_that_of_the_cases_trained_on(watched, waves, tmp_path):

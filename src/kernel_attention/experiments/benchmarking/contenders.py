@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,12 +22,17 @@ from kernel_attention.experiments.benchmarking.baselines import (
 )
 from kernel_attention.experiments.benchmarking.layers import CausalCall, Encoder
 from kernel_attention.experiments.benchmarking.plans import ContenderSpec, Setting
+from kernel_attention.experiments.benchmarking.vision import (
+    NUM_LAYERS,
+    timm_vision_transformer,
+    vision_transformer,
+)
 from kernel_attention.mechanisms import (
     MECHANISMS,
     create_attention,
     get_mechanism,
 )
-from kernel_attention.specs import SpecReader
+from kernel_attention.specs import Spec, SpecReader
 
 Make = Callable[[Setting], nn.Module]
 
@@ -43,6 +49,7 @@ class Contender:
         causal: whether it has a causal form, and whether it has another one.
         reference: the same layer in its reference form, whose operations are counted; None: ``make``.
         layers: the layers of an encoder, which needs what they need.
+        body: "vit" for what is measured in vision transformers only; "" for any ``Setting.body``.
     """
 
     name: str
@@ -53,6 +60,7 @@ class Contender:
     bidirectional: bool = True
     reference: Make | None = None
     layers: tuple[Contender, ...] = ()
+    body: str = ""
 
     def absence(self, setting: Setting) -> str:
         """Why it cannot be measured; "" where it can."""
@@ -63,6 +71,8 @@ class Contender:
             return f"{self.package} is not installed"
         if self.device not in ("", setting.device):
             return f"runs on {self.device} only"
+        if self.body not in ("", setting.body):
+            return "has its place in a plan of vision transformers"
         if setting.is_causal and not self.causal:
             return "has no causal form"
         return "" if setting.is_causal or self.bidirectional else "has a causal form only"
@@ -106,7 +116,8 @@ PEERS = (
         "flash-linear-attention", peers.flash_linear_attention, "fla", device="cuda", bidirectional=False
     ),
 )
-CONTENDERS = {contender.name: contender for contender in (*_baselines(), *PEERS)}
+_TIMM = Contender("timm", timm_vision_transformer, "timm", body="vit")
+CONTENDERS = {contender.name: contender for contender in (*_baselines(), *PEERS, _TIMM)}
 
 
 def contender_names(*, with_mechanisms: bool = True) -> list[str]:
@@ -117,13 +128,39 @@ def contender_names(*, with_mechanisms: bool = True) -> list[str]:
 def find_contender(spec: ContenderSpec) -> Contender:
     """The contender of a name, of ``{mechanism: options}``, or of a list of these, an encoder.
 
+    In a vision transformer, a name is the attention of all its layers, and a list has one for each.
+
     Raises:
         InputError: for an unknown name or option.
     """
-    if isinstance(spec, list):
-        return _encoder([find_contender(layer) for layer in spec])
+    contender = _encoder(list(map(_layer, spec))) if isinstance(spec, list) else _layer(spec)
+    if contender is _TIMM:
+        return contender
+    if _TIMM in contender.layers:
+        raise InputError(f"contender {spec!r}: {_TIMM.name!r} is a whole model, not a layer of one")
+    layers = contender.layers or (contender,) * NUM_LAYERS
+    reference = None
+    if contender.reference is not None:
+        reference = _in_body(contender.reference, [layer.reference or layer.make for layer in layers])
+    return replace(
+        contender, make=_in_body(contender.make, [layer.make for layer in layers]), reference=reference
+    )
+
+
+def _layer(spec: Spec) -> Contender:
     name, options = CONTENDER_SPECS.read(spec)
     return CONTENDERS[name] if name in CONTENDERS else _mechanism(name, options)
+
+
+def _in_body(alone: Make, layers: Sequence[Make]) -> Make:
+    """What the setting asks for: the contender alone, or a vision transformer of these layers."""
+
+    def make(setting: Setting) -> nn.Module:
+        if setting.body == "layer":
+            return alone(setting)
+        return vision_transformer([layer(setting) for layer in layers], setting)
+
+    return make
 
 
 CONTENDER_SPECS = SpecReader(
@@ -139,14 +176,14 @@ def _encoder(layers: Sequence[Contender]) -> Contender:
     """An encoder of the layers, first to last."""
     if not layers:
         raise InputError("contender []: an encoder has one layer or more")
-    names = [layer.name for layer in layers]
-    alike = len(set(names)) == 1
+    runs = [(name, len(list(run))) for name, run in itertools.groupby(layer.name for layer in layers)]
+    names = [f"{count} x {name}" if count > 1 or len(runs) == 1 else name for name, count in runs]
 
     def maker(of: Callable[[Contender], Make]) -> Make:
         return lambda setting: Encoder([of(layer)(setting) for layer in layers], setting.embed_dim)
 
     return Contender(
-        f"{len(names)} x {names[0]}" if alike else " + ".join(names),
+        " + ".join(names),
         maker(lambda layer: layer.make),
         reference=maker(lambda layer: layer.reference or layer.make),
         layers=tuple(layers),
@@ -154,12 +191,17 @@ def _encoder(layers: Sequence[Contender]) -> Contender:
 
 
 def _mechanism(name: str, options: Mapping[str, Any]) -> Contender:
-    """A contender of our own; its layer's ``max_len`` is the setting's length where it has one."""
+    """A contender of our own; its layer has the setting's length, and token grid, where it takes them."""
     mechanism = get_mechanism(name)
+    needs_grid = "grid_size" in mechanism.options and "grid_size" not in options
 
     def maker(**chosen: Any) -> Make:
         def make(setting: Setting) -> nn.Module:
-            sized = {"max_len": setting.length} if "max_len" in mechanism.options else {}
+            known: dict[str, Any] = {"max_len": setting.length}
+            if setting.body == "vit":
+                known["grid_size"] = (setting.grid_size, setting.grid_size)
+                known["class_tokens"] = setting.class_tokens
+            sized = {key: value for key, value in known.items() if key in mechanism.options}
             layer = create_attention(
                 name, setting.embed_dim, setting.num_heads, **{**sized, **options, **chosen}
             )
@@ -173,6 +215,7 @@ def _mechanism(name: str, options: Mapping[str, Any]) -> Contender:
         f"{name} ({shown})" if shown else name,
         maker(),
         causal=mechanism.causal,
+        body="vit" if needs_grid else "",
         reference=maker(**form) if (form := mechanism.layer.reference_options) else None,
     )
 
@@ -181,4 +224,4 @@ def _check_options(make: Callable[..., nn.Module], options: Mapping[str, Any]) -
     """InputError, before anything is measured, for options that the mechanism accepts at no size."""
     if "factors" not in options:  # they must fit the number of heads, which is not known yet
         with torch.random.fork_rng(devices=[]):
-            make(Setting(length=16))
+            make(Setting(length=16, body="vit"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -39,11 +39,9 @@ class Encoder(nn.Module):
 
     def __init__(self, attentions: Sequence[nn.Module], embed_dim: int) -> None:
         super().__init__()
-        ours = [
-            layer if isinstance(layer, AttentionLayer) else _Foreign(layer, embed_dim) for layer in attentions
-        ]
         self.layers = nn.ModuleList(
-            EncoderLayer(layer, 2 * embed_dim, dropout=0.1, norm_first=True) for layer in ours
+            EncoderLayer(as_attention(layer, embed_dim), 2 * embed_dim, dropout=0.1, norm_first=True)
+            for layer in attentions
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -54,13 +52,16 @@ class Encoder(nn.Module):
 
     def penalty(self) -> Tensor | None:
         """The sum of what the layers add to the loss."""
-        layers = [layer for layer in self.layers if isinstance(layer, EncoderLayer)]
-        added = [own for layer in layers if (own := penalty(layer.attention)) is not None]
-        return torch.stack(added).sum() if added else None
+        return sum_of_penalties(self.layers)
+
+
+def as_attention(layer: nn.Module, embed_dim: int) -> AttentionLayer:
+    """A layer x -> y of any library as one of ours."""
+    return layer if isinstance(layer, AttentionLayer) else _Foreign(layer, embed_dim)
 
 
 class _Foreign(AttentionLayer):
-    """A layer x -> y of any library as one of ours."""
+    """A layer x -> y of another library."""
 
     def __init__(self, layer: nn.Module, embed_dim: int) -> None:
         super().__init__(embed_dim, num_heads=1)
@@ -81,3 +82,10 @@ def penalty(layer: nn.Module) -> Tensor | None:
     """The layer's own share of the loss, None where it has none."""
     own = getattr(layer, "penalty", None)
     return own() if callable(own) else None
+
+
+def sum_of_penalties(layers: Iterable[nn.Module]) -> Tensor | None:
+    """What the attentions of encoder layers add to the loss, None where none does."""
+    attentions = [layer.attention for layer in layers if isinstance(layer, EncoderLayer)]
+    added = [own for attention in attentions if (own := penalty(attention)) is not None]
+    return torch.stack(added).sum() if added else None

@@ -1,9 +1,9 @@
 """The peak memory of a pass above the memory before it, in a separate process for every contender.
 
 On CPU the peak is that of the resident set (``VmHWM``, reset through ``/proc/self/clear_refs``) above its
-size once everything is imported, the layer and its input exist, and a short sequence went through. The
-child returns freed blocks at once (``MALLOC_MMAP_THRESHOLD_``), so the figure is the largest memory in use,
-temporaries included, and does not depend on the allocator. On CUDA it is
+size once everything is imported, the layer and its input exist, and a short sequence (or one image) went
+through. The child returns freed blocks at once (``MALLOC_MMAP_THRESHOLD_``), so the figure is the largest
+memory in use, temporaries included, and does not depend on the allocator. On CUDA it is
 ``torch.cuda.max_memory_allocated``. See ``kernel_attention.experiments.peak_memory`` for other systems.
 """
 
@@ -49,15 +49,18 @@ def measure_peaks(spec: ContenderSpec, setting: Setting, passes: Sequence[str]) 
 def _peaks(spec: ContenderSpec, setting: Setting, passes: Sequence[str]) -> dict[str, object]:
     from kernel_attention.experiments.benchmarking import timing
     from kernel_attention.experiments.benchmarking.contenders import find_contender
+    from kernel_attention.experiments.benchmarking.vision import ImageModel
 
     torch.set_num_threads(setting.threads)
     layer, x, cotangent = timing.layer_and_data(find_contender(spec).make, setting)
     measured: dict[str, object] = {}
     for kind in passes:
-        short = slice(None), slice(0, min(_WARM_LENGTH, setting.length))
-        if setting.length > _WARM_LENGTH:
+        is_image = isinstance(layer, ImageModel)
+        short = (slice(0, 1),) if is_image else (slice(None), slice(0, _WARM_LENGTH))
+        if is_image or setting.length > _WARM_LENGTH:
             with contextlib.suppress(RuntimeError, ValueError, AssertionError):  # accepts its own length only
-                timing.seconds(kind, layer, x.detach()[short].requires_grad_(), cotangent[short])
+                few = x.detach()[short].requires_grad_(x.requires_grad)
+                timing.seconds(kind, layer, few, cotangent[short])
         layer.zero_grad(set_to_none=True)
         before, can_reset = _start(x.is_cuda)
         timing.seconds(kind, layer, x, cotangent)

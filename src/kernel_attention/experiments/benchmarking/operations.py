@@ -45,6 +45,12 @@ def count_operations(contender: Contender, setting: Setting, passes: Sequence[st
             return {"how": f"not counted: {timing.reason(error)}"}
 
 
+def count_parameters(contender: Contender, setting: Setting) -> int:
+    """Numbers that are learnt."""
+    with torch.random.fork_rng(devices=[]):
+        return sum(parameter.numel() for parameter in contender.make(setting).parameters())
+
+
 def operation_counter() -> FlopCounterMode:
     """PyTorch's counter, which also knows products that are added in place."""
     in_place = (torch.ops.aten.baddbmm_, torch.ops.aten.addmm_)

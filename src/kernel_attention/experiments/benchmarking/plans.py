@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
@@ -15,6 +16,7 @@ from kernel_attention.specs import Spec
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DEVICES = ("cpu", "cuda")
 PASSES = ("forward", "step")
+BODIES = ("layer", "vit")
 
 ContenderSpec = Spec | list[Spec]
 """A contender: a name of the table, ``{mechanism: options}``, or a list of these, an encoder."""
@@ -22,7 +24,11 @@ ContenderSpec = Spec | list[Spec]
 
 @dataclass(frozen=True)
 class Setting:
-    """The sizes a layer is measured at: x is (batch_size, length, embed_dim)."""
+    """The sizes that are measured: of a layer, or of a vision transformer whose layers attend by it.
+
+    A layer's input is (batch_size, length, embed_dim). With ``body="vit"`` the input is batch_size images,
+    which are ``length`` tokens in the model.
+    """
 
     length: int = 4096
     embed_dim: int = 64
@@ -32,6 +38,7 @@ class Setting:
     threads: int = 1
     device: str = "cpu"
     is_causal: bool = False
+    body: str = "layer"
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -42,6 +49,17 @@ class Setting:
     def tokens(self) -> int:
         """Tokens of all sequences."""
         return self.batch_size * self.length
+
+    @property
+    def grid_size(self) -> int:
+        """Rows of patches, and columns, of the images of ``body="vit"``; 0 where the length is no image's."""
+        side = math.isqrt(self.length)
+        return side if side**2 in (self.length, self.length - 1) else 0
+
+    @property
+    def class_tokens(self) -> int:
+        """Tokens in front of the patches: 1 where the length is a square and 1 more."""
+        return self.length - self.grid_size**2
 
     def record(self) -> dict[str, Any]:
         """The sizes, in JSON's types."""
@@ -104,6 +122,13 @@ def check_plan(plan: Plan) -> None:
             raise unknown("dtype", setting.dtype, DTYPES)
         if setting.device not in DEVICES:
             raise unknown("device", setting.device, DEVICES)
+        if setting.body not in BODIES:
+            raise unknown("body", setting.body, BODIES)
+        if setting.body == "vit" and (not setting.grid_size or setting.is_causal):
+            raise InputError(
+                f"body='vit' with length={setting.length} and is_causal={setting.is_causal}: a vision "
+                "transformer is not causal, and has a square number of patches, or one token more"
+            )
         if setting.device == "cuda" and not torch.cuda.is_available():
             raise InputError("device='cuda': PyTorch finds no CUDA device here (accepted: cpu)")
         if setting.embed_dim % setting.num_heads:

@@ -11,7 +11,7 @@ from kernel_attention.errors import InputError
 from kernel_attention.experiments.benchmarking import machine, timing
 from kernel_attention.experiments.benchmarking.contenders import Contender, find_contender
 from kernel_attention.experiments.benchmarking.memory import measure_peaks
-from kernel_attention.experiments.benchmarking.operations import count_operations
+from kernel_attention.experiments.benchmarking.operations import count_operations, count_parameters
 from kernel_attention.experiments.benchmarking.plans import ContenderSpec, Plan, Setting, check_plan
 
 FORMAT = 1  # of the record; readers refuse another
@@ -104,6 +104,7 @@ def _cell(
             rows.append({**row, "failed": failed[contender.name]})
             continue
         row["time"] = summaries[contender.name]
+        row["parameters"] = count_parameters(contender, setting)
         if plan.flops:
             told(f"{here}: {contender.name}: operations")
             row["operations"] = count_operations(contender, setting, plan.passes)

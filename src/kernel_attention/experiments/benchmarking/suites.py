@@ -18,6 +18,13 @@ _EVEN = {
 _CAUSAL_PEERS = tuple(peer.name for peer in PEERS if peer.causal)
 # Mechanisms that are quadratic with weights in memory, cubic, or need a token grid.
 _LEFT_OUT = {"dual_multilinear", "tensor", "conv2d", "softmax"}
+_IN_IMAGES = tuple(
+    row.name for row in list_attention() if row.name not in {"softmax", "dual_multilinear", "tensor"}
+)
+_DEIT_TINY = {"body": ("vit",), "threads": (2,), "batch_size": (8,), "embed_dim": (192,), "num_heads": (3,)}
+_RPC_FIRST: tuple[list[Spec], ...] = tuple(
+    [{"rpc": {"iterations": n, "lam": 4.0}}, *["symmetric"] * 11] for n in range(1, 7)
+)
 
 SUITES: dict[str, Plan] = {
     "all": Plan(
@@ -112,6 +119,29 @@ SUITES: dict[str, Plan] = {
         baseline="symmetric",
         contenders=("symmetric", "sdpa", *({"rpc": {"iterations": n}} for n in range(2, 7))),
         grid={"threads": (2,), "length": (1024,)},
+    ),
+    "vision": Plan(
+        title="Vision transformers of DeiT-tiny's sizes with one mechanism in all layers, beside timm's",
+        shows="images a second; with softmax at least as fast as timm's",
+        baseline="timm",
+        contenders=(
+            "timm", "softmax", *_IN_IMAGES, {"scaled": {"scaling": "matrix"}},
+            ["softmax"] * 11 + [{"primal": {"rank": 96, "eta": 0.05}}],
+        ),
+        grid={**_DEIT_TINY, "length": (64, 197)},
+        rounds=7,
+        memory=False,
+    ),
+    "rpc-vision": Plan(
+        title="RPC-SymViT: DeiT-tiny with symmetric attention, n iterations in its first layer",
+        shows="table 13 of the kernel-PCA paper: 4, 5, 6 iterations in the first layer take 1.04, 1.06, 1.08 "
+        "of SymViT's time in training and 1.0, 1.0, 1.1 in inference; 2 in every layer 1.16 and 1.7",
+        baseline="symmetric",
+        contenders=(
+            "symmetric", *_RPC_FIRST, {"rpc": {"iterations": 2, "lam": 3.0}}, "softmax",
+        ),
+        grid={**_DEIT_TINY, "length": (197,)},
+        rounds=7,
     ),
     "causal": Plan(
         title="Causal attention in linear time",

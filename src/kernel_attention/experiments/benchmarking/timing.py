@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from kernel_attention.experiments.benchmarking.contenders import Contender
 from kernel_attention.experiments.benchmarking.layers import penalty
 from kernel_attention.experiments.benchmarking.plans import Setting
+from kernel_attention.experiments.benchmarking.vision import ImageModel
 
 Times = dict[str, dict[str, list[float]]]  # contender -> pass -> seconds, one per round
 
@@ -23,14 +24,22 @@ Times = dict[str, dict[str, list[float]]]  # contender -> pass -> seconds, one p
 def layer_and_data(
     make: Callable[[Setting], nn.Module], setting: Setting
 ) -> tuple[nn.Module, Tensor, Tensor]:
-    """A layer with seeded weights, its input with requires_grad, and a cotangent of its output."""
+    """A layer with seeded weights, its input, and a cotangent of its output.
+
+    The input requires a gradient, as that of a layer inside a model does; images do not.
+    """
     torch.manual_seed(0)
     layer = make(setting)
     if (setting.device, setting.dtype) != ("cpu", "float32"):  # tensors without values cannot be moved
         layer = layer.to(setting.device, setting.torch_dtype)
-    size = (setting.batch_size, setting.length, setting.embed_dim)
-    x, cotangent = (torch.randn(size, device=setting.device, dtype=setting.torch_dtype) for _ in range(2))
-    return layer, x.requires_grad_(), cotangent
+    sizes: list[tuple[int, ...]] = [(setting.length, setting.embed_dim)] * 2
+    if isinstance(layer, ImageModel):
+        sizes = [layer.input_size, (layer.num_outputs,)]
+    x, cotangent = (
+        torch.randn((setting.batch_size, *size), device=setting.device, dtype=setting.torch_dtype)
+        for size in sizes
+    )
+    return layer, x.requires_grad_(not isinstance(layer, ImageModel)), cotangent
 
 
 def forward(layer: nn.Module, x: Tensor) -> None:

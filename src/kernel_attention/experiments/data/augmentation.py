@@ -113,7 +113,7 @@ def _paste(images: Tensor, kept: float) -> tuple[Tensor, float]:
 
 
 def _erase(images: Tensor, probability: float, mean: Tensor, std: Tensor) -> Tensor:
-    """Noise in a rectangle of each chosen image (Zhong et al. 2020), of 2 to 33 % of the area."""
+    """Noise in a rectangle of chosen images (Zhong et al. 2020): 2 to 33 % of the area, ratio 0.3 to 3.3."""
     count, _, height, width = images.shape
     area = torch.empty(count).uniform_(0.02, 1 / 3) * height * width
     ratio = torch.exp(torch.empty(count).uniform_(math.log(0.3), -math.log(0.3)))

@@ -15,7 +15,9 @@ import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -64,7 +66,7 @@ def decode_image(content: Content, where: str, image_size: int = 0) -> np.ndarra
         raise InputError(f"{where}: not readable as an image ({reason})") from None
 
 
-def _rgb(image, where):  # type: ignore[no-untyped-def]
+def _rgb(image: Any, where: str) -> Any:
     from PIL import Image
 
     if image.mode == "F":
@@ -77,7 +79,7 @@ def _rgb(image, where):  # type: ignore[no-untyped-def]
     return image.convert("RGB")
 
 
-def _fit(image, size):  # type: ignore[no-untyped-def]
+def _fit(image: Any, size: int) -> Any:
     from PIL import Image
 
     if not size or image.size == (size, size):
@@ -100,6 +102,10 @@ def decode_images(
         image_size: of ``decode_image``.
         workers: processes; by default 4, or the number of cores where that is smaller. 1 decodes here, as any
             number does in the first seconds. The result does not depend on it.
+
+    Raises:
+        InputError: as ``decode_image``.
+        RuntimeError: where another process ended before its time.
     """
     workers = min(4, os.cpu_count() or 1) if workers is None else workers
     decode = partial(_decode_batch, place, image_size)
@@ -121,6 +127,11 @@ def decode_images(
                 yield from _next_batch(waiting)
         while waiting:
             yield from _next_batch(waiting)
+    except BrokenProcessPool:
+        raise RuntimeError(
+            f"{place}: a process that decodes its images has ended; a script must call this below "
+            "`if __name__ == '__main__':`, and workers=1 needs no other process"
+        ) from None
     finally:
         pool.shutdown(cancel_futures=True)
 

@@ -13,7 +13,7 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import NamedTuple, Protocol
 
 from kernel_attention.errors import InputError
@@ -131,7 +131,10 @@ def _walk(
 
 def _read(path: Path) -> bytes:
     try:
-        require_memory(f"file {path}", path.stat().st_size, "leave it out")
+        state = path.stat()
+        if not stat.S_ISREG(state.st_mode):
+            raise InputError(f"{path}: is no file")
+        require_memory(f"file {path}", state.st_size, "leave it out")
         return path.read_bytes()
     except OSError as error:
         raise InputError(f"file {path}: cannot be read ({error.strerror or error})") from None
@@ -218,7 +221,7 @@ def _zip_members(place: Path, wanted: Callable[[str], bool]) -> Iterator[SetFile
 def _inside(name: str, place: Path) -> str | None:
     """The path of a member without ``./``; None for a hidden one and for the archive's own folder."""
     path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts or "\\" in name or ":" in path.parts[:1]:
+    if path.is_absolute() or ".." in path.parts or "\\" in name or PureWindowsPath(name).is_absolute():
         raise InputError(f"{place}: member {name!r} has a path that leads out of the archive")
     if not path.parts or any(map(_is_hidden, path.parts)):
         return None

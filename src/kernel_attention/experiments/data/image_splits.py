@@ -5,8 +5,10 @@ Legend: n images of H x W pixels in red, green and blue.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -42,6 +44,13 @@ class ImageSplit:
     def __len__(self) -> int:
         return len(self.targets)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ImageSplit._of, (_reference(self.images), self.targets)
+
+    @staticmethod
+    def _of(images: np.ndarray | Path, targets: np.ndarray) -> ImageSplit:
+        return ImageSplit(_referred(images), targets)
+
     def subset(self, indices: Sequence[int] | np.ndarray) -> ImageSplit:
         """The images at ``indices``, in that order: copied, or beyond ``COPIED_BYTES`` as ``ImageRows``."""
         chosen = np.asarray(indices, dtype=np.int64)
@@ -68,6 +77,13 @@ class ImageRows:
     def __init__(self, images: np.ndarray, rows: np.ndarray) -> None:
         self._images = images
         self._rows = rows
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ImageRows._of, (_reference(self._images), self._rows)
+
+    @staticmethod
+    def _of(images: np.ndarray | Path, rows: np.ndarray) -> ImageRows:
+        return ImageRows(_referred(images), rows)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -108,6 +124,17 @@ class ImageRows:
     def nbytes(self) -> int:
         """The bytes that a copy takes."""
         return self.size * self.dtype.itemsize
+
+
+def _reference(images: np.ndarray) -> np.ndarray | Path:
+    """A file that is mapped as a whole by its path, so that loader workers map it too and get no copy."""
+    if isinstance(images, np.memmap) and isinstance(images.base, mmap.mmap):
+        return Path(str(images.filename))
+    return images
+
+
+def _referred(images: np.ndarray | Path) -> np.ndarray:
+    return np.load(images, mmap_mode="r", allow_pickle=False) if isinstance(images, Path) else images
 
 
 @dataclass(frozen=True, eq=False)

@@ -36,6 +36,11 @@ class SequenceSplit:
             [self.sequences[int(i)] for i in indices], self.targets[np.asarray(indices, np.int64)]
         )
 
+    def joined(self, other: SequenceSplit) -> SequenceSplit:
+        """The cases of both splits, this one's first; the arrays of the sequences are shared."""
+        targets = np.concatenate([self.targets, other.targets])
+        return SequenceSplit([*self.sequences, *other.sequences], targets)
+
 
 @dataclass(frozen=True, eq=False)
 class TimeSeriesData:

@@ -84,10 +84,13 @@ def _times(
     rows_of_all = [row for cell in cells for row in cell["rows"]]
     has = {key: any(key in row for row in rows_of_all) for key in ("memory", "operations")}
     over = plan["baseline"] if any(_has_baseline(cell, plan["baseline"]) for cell in cells) else ""
-    head = ["contender", *(_SIZES[name] for name in varying), "ms", "quartiles", "µs per token"]
+    has_images = any(cell["setting"].get("body") == "vit" for cell in cells)
+    head = ["contender", *(_SIZES[name] for name in varying), "ms", "quartiles"]
+    head += ["images/s" if has_images else "µs per token"]
     head += [f"time / {over}", f"{over} / time"] if over else []
     head += ["peak, MB"] if has["memory"] else []
     head += ["GFLOP"] if has["operations"] else []
+    head += ["parameters, M"] if has_images else []
     rows = []
     for cell in cells:
         for row in cell["rows"]:
@@ -95,10 +98,10 @@ def _times(
             if "failed" in row:
                 rows.append([*texts, f"failed: {row['failed']}", *[""] * (len(head) - len(texts) - 1)])
                 continue
-            tokens = cell["setting"]["length"] * cell["setting"]["batch_size"]
-            texts += _time_cells(row["time"][kind], tokens, bool(over))
+            texts += _time_cells(row["time"][kind], cell["setting"], has_images, bool(over))
             texts += [_scaled(row.get("memory", {}).get(kind), 1e6)] if has["memory"] else []
             texts += [_scaled(row.get("operations", {}).get(kind), 1e9)] if has["operations"] else []
+            texts += [_scaled(row.get("parameters"), 1e6)] if has_images else []
             rows.append(texts)
     return head, rows
 
@@ -107,9 +110,13 @@ def _has_baseline(cell: Mapping[str, Any], baseline: str) -> bool:
     return any(row["contender"] == baseline and "time" in row for row in cell["rows"])
 
 
-def _time_cells(figures: Mapping[str, float], tokens: int, with_ratio: bool) -> list[str]:
+def _time_cells(
+    figures: Mapping[str, float], setting: Mapping[str, Any], has_images: bool, with_ratio: bool
+) -> list[str]:
     quartiles = f"{_number(1e3 * figures['lower'])}–{_number(1e3 * figures['upper'])}"
-    texts = [_number(1e3 * figures["median"]), quartiles, _number(1e6 * figures["median"] / tokens)]
+    median, cases = figures["median"], setting["batch_size"]
+    speed = cases / median if has_images else 1e6 * median / (cases * setting["length"])
+    texts = [_number(1e3 * median), quartiles, _number(speed)]
     if with_ratio:
         ratio = figures.get("ratio_median")
         texts += ["–", "–"] if ratio is None else [_number(ratio), _number(1 / ratio)]

@@ -77,9 +77,10 @@ def _caption(run: RunRecord, name: str) -> str:
         parts.append("The task's loss alone, without the objective.")
     if name == "loss" and run.task == "language":
         parts.append("Its exponential is the perplexity.")
-    if run.protocol == "paper":
+    if run.is_selected_on_test:
         parts.append(
-            f"Under the protocol paper the {run.unit} is selected on the test split, which these curves show."
+            f"Under the protocol {run.protocol} the {run.unit} is selected on the {run.selection_split}, "
+            "which these curves show."
         )
     if len(run.seeds) > 1:
         parts.append("One light line per seed, their mean dark.")

@@ -48,7 +48,8 @@ def _pieces(run: RunRecord, record: SeedRecord) -> list[html.Piece]:
     attention = html.Picture(
         data_uri(attention_over_images(images, maps)),
         f"First layer's attention over {min(len(images), ROW_LIMIT)} images, by head.",
-        f"First layer, {text}. Bright is much; each map has its own scale.{rest}",
+        f"First layer, {text}. Weights, or the kernel of a mechanism that has none. Bright is much; each map "
+        f"has its own scale.{rest}",
         wide=maps.shape[1] > 3,
     )
     return [html.Pictures([grid]), html.Pictures([attention])]

@@ -33,6 +33,12 @@ METRICS = {
 }
 """The headline figure of a task, for a run that has no summary yet."""
 
+_SELECTED_ON_TEST = {
+    "paper": "test split",
+    "thesis-1": "first 80 % of the test split",
+    "thesis-3": "last 20 % of the test split",
+}
+
 
 @dataclass(frozen=True)
 class SeedRecord:
@@ -173,8 +179,13 @@ class RunRecord:
 
     @property
     def selection_split(self) -> str:
-        """The name of the split that selects the epoch; under the paper's protocol this is the test split."""
-        return "test split" if self.protocol == "paper" else "validation"
+        """The name of the cases that select the epoch."""
+        return _SELECTED_ON_TEST.get(self.protocol or "", "validation")
+
+    @property
+    def is_selected_on_test(self) -> bool:
+        """Whether the protocol reports the cases that selected the epoch."""
+        return self.protocol in _SELECTED_ON_TEST
 
     @property
     def protocol_text(self) -> str:

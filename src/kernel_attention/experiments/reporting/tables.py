@@ -80,9 +80,9 @@ ATTENTION_HEADINGS = {
     "head_distance": "head distance, by row",
     "output_distance": "of outputs, by row",
     "matrix_distance": "head distance, whole",
-    "matrix_distance_deviation": "± over pairs",
+    "matrix_distance_deviation": "± over pairs and cases",
     "output_matrix_distance": "of outputs, whole",
-    "output_matrix_distance_deviation": "± over pairs",
+    "output_matrix_distance_deviation": "± over pairs and cases",
     "objective": "J",
 }
 PROJECTION_HEADINGS = {
@@ -109,8 +109,8 @@ def diagnostics_tables(report: DiagnosticsReport, title: str) -> list[Table]:
         head, rows = diagnostics_rows(report.records(), headings)
         if len(head) > 1:
             table = Table(title=Text(f"{title}: {subject[:1].lower()}{subject[1:]}"))
-            for name in head:
-                table.add_column(name, overflow="fold")
+            for place, name in enumerate(head):
+                table.add_column(name, overflow="fold", no_wrap=place == 0)
             for row in rows:
                 table.add_row(*map(Text, row))
             tables.append(table)

@@ -76,13 +76,13 @@ def opening(run: RunRecord) -> list[html.Piece]:
     warning = _worse_than_counts(run)
     if warning:
         pieces.append(html.Notice(warning))
-    length, tokens = run.planned_length, run.mean("tokens")
+    length, tokens, cases = run.planned_length, run.mean("tokens"), run.mean("cases")
     pairs = [
         ("Mechanism", attention_details(run.config.get("attention") or run.summary.get("attention"))),
         ("Protocol", run.protocol or MISSING),
         ("Seeds", ", ".join(str(seed) for seed in run.planned_seeds) or MISSING),
         ("Training", f"{length} {run.unit}s" if is_number(length) else MISSING),
-        ("Test cases", format_count(run.data.get("test_cases"))),
+        ("Test cases", format_count(run.data.get("test_cases") if cases is None else int(cases))),
         ("Predicted tokens", MISSING if tokens is None else format_count(int(tokens))),
         ("Training time", format_duration(run.summary.get("seconds"))),
     ]

@@ -17,6 +17,7 @@ from kernel_attention.experiments.training.evaluation import classification_figu
 from kernel_attention.experiments.training.experiment import Experiment, Loaders, Metric
 from kernel_attention.experiments.training.facts import check_class_names
 from kernel_attention.experiments.training.image_examples import image_examples
+from kernel_attention.experiments.training.image_prediction import labelled_images, predict_images
 from kernel_attention.experiments.training.image_recipe import ImageRecipe
 from kernel_attention.experiments.training.image_task import ImageTask
 from kernel_attention.models.vision import VisionTransformer
@@ -97,6 +98,26 @@ class ImageExperiment(Experiment):
             f"{count} evenly spaced images of the test split{first if self.recipe.pooling == 'class' else ''}"
         )
 
+    @staticmethod
+    def evaluate_file(
+        model: VisionTransformer, file: Path, recipe: ImageRecipe, facts: dict[str, Any]
+    ) -> dict[str, Any]:
+        """The figures of class folders; ``subset_accuracy`` chooses among the classes that occur in them."""
+        found = labelled_images(file, recipe, facts)
+        logits = image_logits(model, found.split, recipe.batch_size, recipe.precision)
+        figures = image_figures(logits, found.split.targets)
+        if len(found.classes) < logits.size(-1):
+            best = found.classes[logits[:, found.classes].argmax(dim=-1).numpy()]
+            figures["subset_accuracy"] = float((best == found.split.targets).mean())
+        return figures
+
+    @staticmethod
+    def predict(
+        model: VisionTransformer, file: Path, recipe: ImageRecipe, facts: dict[str, Any]
+    ) -> list[dict[str, Any]]:
+        """One record per image of a file, a folder or an archive."""
+        return predict_images(model, file, recipe, facts)
+
     def batches(self, cases: int) -> Iterable[tuple[Tensor]]:
         loader = make_image_loader(self.data.test.evenly(cases), _DIAGNOSED_AT_ONCE, size=self.size)
         return [batch.arguments for batch in loader]
@@ -114,11 +135,16 @@ class ImageExperiment(Experiment):
 
     def _measure(self, model: VisionTransformer, split: ImageSplit) -> dict[str, Any]:
         logits = image_logits(model, split, self.recipe.batch_size, self.recipe.precision)
-        figures = classification_figures(logits, split.targets)
-        if logits.size(-1) > 5:
-            best = logits.topk(5).indices.numpy()
-            figures["top5_accuracy"] = float((best == split.targets[:, None]).any(axis=1).mean())
-        return figures
+        return image_figures(logits, split.targets)
+
+
+def image_figures(logits: Tensor, targets: np.ndarray) -> dict[str, Any]:
+    """The figures of ``classification_figures``; with more than 5 classes the top-5 accuracy too."""
+    figures = classification_figures(logits, targets)
+    if logits.size(-1) > 5:
+        best = logits.topk(5).indices.numpy()
+        figures["top5_accuracy"] = float((best == targets[:, None]).any(axis=1).mean())
+    return figures
 
 
 def image_logits(model: VisionTransformer, split: ImageSplit, batch_size: int, precision: str) -> Tensor:

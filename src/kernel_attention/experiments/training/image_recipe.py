@@ -49,6 +49,7 @@ class VisionRecipe(BaseRecipe):
     dropout: Probability = 0.0
     norm_first: bool = True
     gradient_clip: NonNegative = 0.0
+    protocol: Literal["holdout", "paper"] = "holdout"
     patch_size: Count = 4
     pooling: Literal["class", "mean"] = "class"
     channel_attention: bool = False

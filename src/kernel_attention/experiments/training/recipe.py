@@ -30,14 +30,22 @@ from kernel_attention.experiments.settings import (
 from kernel_attention.experiments.training.tasks import DEFAULT_TASK, recipe_class
 from kernel_attention.specs import Choice
 
-Protocol = Literal["holdout", "paper"]
+Protocol = Literal["holdout", "paper", "thesis-1", "thesis-3"]
 
 PROTOCOLS: dict[str, str] = {
     "holdout": "the best epoch is chosen on the validation split, or on a stratified part of the training "
     "split; the test split is read once, at the end",
     "paper": "the best epoch is chosen on the test split itself, as the papers' released code does: "
     "an optimistic figure",
+    "thesis-1": "the model is trained on the training split; the best epoch is chosen and reported on the "
+    "first 80 % of the test split, as in tests 1 and 2 of the KMLSVD thesis: an optimistic figure. The last "
+    "20 % are not used",
+    "thesis-3": "the model is trained on the training split and the first 80 % of the test split; the best "
+    "epoch is chosen and reported on the last 20 %, as in test 3 of the KMLSVD thesis: an optimistic figure. "
+    "The thesis's own tables suggest that its runs at equal dimensions had the training split alone",
 }
+
+_REPORTED = {"thesis-1": "test, first 80 %", "thesis-3": "test, last 20 %"}
 
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]  # NumPy's generators take no larger one
 
@@ -63,7 +71,7 @@ class BaseRecipe(ABC):
         weight_decay: weight decay of the optimizer.
         gradient_clip: largest norm of the gradient; 0 switches clipping off.
         auxiliary_reduction: sum or mean over the layers of eta J^2.
-        protocol: holdout or paper, see ``PROTOCOLS``.
+        protocol: holdout, paper, or, for time series, thesis-1 or thesis-3; see ``PROTOCOLS``.
         seeds: one training per seed; the same seed gives the same figures.
         precision: 32-true, a mixed precision, or auto: bf16-mixed where the processor has it.
         accelerator: where the model is trained; auto takes the fastest one available.
@@ -126,6 +134,11 @@ class BaseRecipe(ABC):
     def protocol_text(self) -> str:
         """The meaning of the protocol, in one sentence."""
         return PROTOCOLS[self.protocol]
+
+    @property
+    def reported_split(self) -> str:
+        """The name of the cases that the protocol reports, for ``evaluation.json``."""
+        return _REPORTED.get(self.protocol, "test")
 
     def remarks(self) -> list[str]:
         """What the user should know before the run starts, a sentence each."""
@@ -222,6 +235,7 @@ class StepRecipe(BaseRecipe):
     The other keys are those of ``BaseRecipe``.
     """
 
+    protocol: Literal["holdout", "paper"] = "holdout"
     steps: Count = 1000
     warmup_steps: Whole = 0
     schedule: Literal["constant", "linear"] = "linear"

@@ -283,7 +283,7 @@ def _train_seed(experiment: Experiment, folder: Path, seed: int, progress: bool)
         raise FloatingPointError(f"the loss on the test split is {result['loss']}")
     result |= {
         "protocol": recipe.protocol,
-        "split": "test",
+        "split": recipe.reported_split,
         **recorder.choice(),
         "seconds": round(sum(row["seconds"] for row in recorder.rows), 1),
     }

@@ -69,11 +69,11 @@ class SavedRun(NamedTuple):
         return task.predict(self.model(seed), Path(file), self.recipe, self.facts)
 
     def test_split(self, data_root: str | Path | None = None) -> SequenceSplit:
-        """The test split of a run on time series; InputError where the data have changed since training."""
+        """The cases that a run on time series reports; InputError where the data have changed."""
         experiment = self.experiment(data_root)
         if not isinstance(experiment, TimeSeriesExperiment):
             raise InputError(f"run {self.folder}: task {self.recipe.task_name} has no split of time series")
-        return experiment.data.test
+        return experiment.test
 
     def model(self, seed: int | None = None, epoch: int | None = None) -> Any:
         """The best model of ``seed`` (by default the first), or the copy kept of an ``epoch``."""

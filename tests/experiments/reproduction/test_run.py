@@ -1,0 +1,130 @@
+"""``reproduce`` trains what has no record, once, and compares with what was reported."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+from experiments.training.runs import brief, launch, waves, write_recipe  # noqa: F401
+
+from kernel_attention.experiments import cli
+from kernel_attention.experiments.reproduction import Places, find_state, read_suite, run_cell
+from kernel_attention.experiments.training.lock import locked
+
+pytestmark = pytest.mark.usefixtures("brief")
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> Path:
+    """A suite file of two rows, two recipes and two seeds."""
+    recipes = {name: str(write_recipe(tmp_path / f"{name}.yaml", epochs=1)) for name in ("short", "long")}
+    content = {
+        "title": "Two rows on two recipes",
+        "source": "nobody",
+        "records": "waves/small",
+        "columns": recipes,
+        "column_keys": {"long": {"epochs": 2}},
+        "rows": {"softmax": {"attention": "softmax"}, "linear": {"attention": "linear"}},
+        "seeds": [0, 1],
+        "baselines": {"default": "softmax"},
+        "reported": {"linear": {"short": [98.7, 0.5]}},
+    }
+    path = tmp_path / "small.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def reproduce(suite: Path, root: Path, *options: str) -> int:
+    here = suite.parent
+    places = ("--runs", str(here / "runs"), "--results", str(here / "results"), "--data_root", str(root))
+    return cli.main(["reproduce", str(suite), *places, *options])
+
+
+def records(suite: Path) -> dict[str, dict]:
+    folder = suite.parent / "results"
+    return {
+        path.relative_to(folder).as_posix(): json.loads(path.read_text())
+        for path in sorted(folder.rglob("*.json"))
+    }
+
+
+def test_every_cell_has_a_record_and_is_trained_once(suite, waves, capsys):  # noqa: F811
+    assert reproduce(suite, waves) == 0
+    first = records(suite)
+    assert sorted(first) == [
+        f"waves/small/{column}/{row}-{seed}.json"
+        for column in ("long", "short")
+        for row in ("linear", "softmax")
+        for seed in (0, 1)
+    ]
+    record = first["waves/small/long/linear-1.json"]
+    assert (record["label"], record["seed"], record["config"]["epochs"]) == ("linear", 1, 2)
+    assert (record["recipe"], record["config"]["attention"]) == (str(suite.parent / "long.yaml"), "linear")
+    capsys.readouterr()
+    shutil.rmtree(suite.parent / "runs")
+    assert reproduce(suite, waves) == 0
+    assert records(suite) == first
+    assert not (suite.parent / "runs").exists(), "nothing is left to train"
+    printed = capsys.readouterr().out
+    assert "± 0.5)" in printed.replace("98.7 ", "")
+    assert "(2)" in printed
+
+
+def test_a_part_of_a_suite(suite, waves):  # noqa: F811
+    assert reproduce(suite, waves, "--rows", "linear", "--columns", "short", "--seeds", "5") == 0
+    assert list(records(suite)) == ["waves/small/short/linear-5.json"]
+
+
+def test_dry_run_writes_nothing(suite, waves, capsys):  # noqa: F811
+    assert reproduce(suite, waves, "--dry_run") == 0
+    assert "0 of 8 are done" in capsys.readouterr().out
+    assert not (suite.parent / "results").exists()
+    assert reproduce(suite, waves, "--columns", "short", "--seeds", "0") == 0
+    capsys.readouterr()
+    assert reproduce(suite, waves, "--columns", "short", "--dry_run") == 0
+    printed = capsys.readouterr().out
+    assert "2 of 4 are done" in printed
+    assert "hours" in printed, "the record tells how long a training takes"
+
+
+def test_missing_data_are_said_first_and_last(suite, tmp_path, capsys):
+    content = yaml.safe_load(suite.read_text())
+    suite.write_text(yaml.safe_dump(content | {"keys": {"dataset": str(tmp_path / "nowhere")}}))
+    assert reproduce(suite, tmp_path, "--dry_run") == 0
+    assert "nowhere" in "".join(capsys.readouterr().out.split())
+    assert reproduce(suite, tmp_path) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len([line for line in lines if "nowhere" in line]) == 8
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_record_of_another_recipe_is_not_taken(suite, waves, capsys):  # noqa: F811
+    options = ("--rows", "linear", "--columns", "short", "--seeds", "0")
+    assert reproduce(suite, waves, *options) == 0
+    content = yaml.safe_load(suite.read_text())
+    suite.write_text(yaml.safe_dump(content | {"keys": {"batch_size": 3}}))
+    capsys.readouterr()
+    assert reproduce(suite, waves, *options) == 2
+    err = capsys.readouterr().err
+    assert "was made with batch_size=7, suite small has 3" in err
+
+
+def test_a_cell_that_another_process_trains_is_left_to_it(suite, waves, tmp_path):  # noqa: F811
+    chosen = read_suite(str(suite))
+    places = Places(tmp_path / "runs", tmp_path / "results", str(waves))
+    held, other = list(chosen.cells(columns=["short"], seeds=[0]))
+    folder = places.run(chosen, held)
+    folder.mkdir(parents=True)
+    options = ("--columns", "short", "--seeds", "0", "--data_root", waves)
+    with locked(folder):
+        process = launch("reproduce", suite, "--runs", places.runs, "--results", places.results, *options)
+        err = process.communicate(timeout=300)[1]
+    assert process.returncode == 0, err
+    assert f"{held}: left to the process that works on it" in err
+    assert find_state(chosen, held, places).training
+    assert find_state(chosen, other, places).is_done
+    assert run_cell(chosen, held, places, lambda line: None)
+    assert find_state(chosen, held, places).is_done

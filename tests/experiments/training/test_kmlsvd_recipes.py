@@ -1,0 +1,71 @@
+"""The recipes of the KMLSVD thesis: the commands of their headers are its contenders, sizes and protocols."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import pytest
+
+from kernel_attention.experiments.arguments import parse
+from kernel_attention.experiments.data import load_time_series
+from kernel_attention.experiments.training import Recipe, list_recipes, make_recipe, read_recipe
+from kernel_attention.experiments.training.run import build_model
+from kernel_attention.experiments.training.time_series_experiment import divide_test
+
+NAMES = [name for name in list_recipes() if name.startswith("kmlsvd/")]
+FACTS = {"num_features": 3, "max_len": 12, "class_names": ["a", "b"]}
+# Equations 4-3, 4-6 and 4-7, without the diagonal of 4-6, which a layer has where eta > 0. Thesis, table 4-5:
+# 1988, 1967 (7 of them that diagonal), 2352.
+EQUAL_BUDGET = {"multilinear": 1988, "primal": 2 * 28 * 7 + 2 * 28**2, "softmax": 3 * 28**2}
+# The same equations at M = 20, R = 5 (equation 4-8).
+EQUAL_DIMENSION = {
+    "multilinear": 4 * 5**3 + 3 * 20 * 5 + 3 * 20**2 + 20**3 // 4**2,
+    "primal": 2 * 20 * 5 + 2 * 20**2,
+    "softmax": 3 * 20**2,
+}
+
+
+def contenders(name: str) -> list[Recipe]:
+    """The recipes that the header's commands run."""
+    commands = re.findall(
+        r"^# +kernel-attention +(train .+)$", list_recipes()[name].read_text(), re.MULTILINE
+    )
+    return [make_recipe(read_recipe(name)[1] | parse(shlex.split(command))[2]) for command in commands]
+
+
+def weights_of_the_last_layer(recipe: Recipe) -> int:
+    """The numbers that the thesis counts: no biases, no output maps."""
+    layer = build_model(recipe, FACTS).encoder.layers[-1].attention
+    uncounted = ("bias", "out_proj", "concat", "sqrt_lambda")
+    return sum(
+        p.numel() for name, p in layer.named_parameters() if not any(part in name for part in uncounted)
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_commands_name_the_protocols_of_the_thesis(name):
+    expected = {
+        "flt": ["thesis-1"],
+        "llt": ["thesis-1", "thesis-3", "thesis-3", "thesis-3"],
+        "dimension": ["thesis-3"] * 3,
+    }[name.rpartition("_")[2]]
+    assert [recipe.protocol for recipe in contenders(name)] == expected
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if not name.endswith("_flt")])
+def test_the_contenders_of_test_3_have_the_numbers_of_parameters_of_the_thesis(name):
+    counts = EQUAL_BUDGET if name.endswith("_llt") else EQUAL_DIMENSION
+    recipes = [recipe for recipe in contenders(name) if recipe.protocol == "thesis-3"]
+    for (mechanism, count), recipe in zip(counts.items(), recipes, strict=True):
+        assert recipe.attention_name().endswith(mechanism)
+        assert weights_of_the_last_layer(recipe) == count, mechanism
+
+
+def test_the_last_fifth_of_japanese_vowels_holds_two_classes():
+    first, last = divide_test(load_time_series("JapaneseVowels"))
+    assert (len(first), len(last)) == (296, 74)
+    assert set(last.targets) == {7, 8}
+    for name in ("llt", "equal_dimension"):
+        header = list_recipes()[f"kmlsvd/japanese_vowels_{name}"].read_text()
+        assert "its last 20 % hold two of the nine classes" in header

@@ -1,0 +1,151 @@
+"""The pages of results are what the records say, and their tables say what was measured."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+from experiments.results.conftest import attack_entry, corruption_entry, make_record  # noqa: F401
+
+from kernel_attention.experiments.results import write_records
+from kernel_attention.experiments.robustness import CORRUPTIONS
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def tables(monkeypatch) -> ModuleType:
+    """The module of the robustness tables."""
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    import robustness_tables
+
+    return robustness_tables
+
+
+@pytest.fixture
+def root(tmp_path, tables, make_record):  # noqa: F811
+    """A root with records of unfinished rows: softmax has two seeds, symmetric and rpc have one of them."""
+
+    def right(count, cases=40):
+        return np.arange(cases) < count
+
+    def corrupted(count):
+        return corruption_entry({name: np.tile(right(count, 20), (5, 1)) for name in CORRUPTIONS})
+
+    def record(label, seed, clean, fgsm, corruptions, curve=()):
+        attacks = [attack_entry("clean", right(clean), eps=None), attack_entry("fgsm", right(fgsm))]
+        attacks += [attack_entry("fgsm", right(count), eps=(2 + at) / 255) for at, count in enumerate(curve)]
+        attacks += [attack_entry("pgd", right(count), eps=(1 + at) / 255, protocol="paper")
+                    for at, count in enumerate(curve)]  # fmt: skip
+        return make_record(
+            label, seed, attacks=attacks, corruptions=corrupted(corruptions),
+            out_of_distribution={"aupr": 0.25 + seed / 100},
+        )  # fmt: skip
+
+    records = [
+        record("softmax", 0, 30, 10, 10, curve=(8, 4)),
+        record("softmax", 1, 32, 12, 12),
+        record("symmetric", 1, 31, 4, 16),
+        record("rpc_first_layer", 1, 32, 24, 18),
+    ]
+    write_records(records, tmp_path / tables.RECORDS)
+    shutil.copytree(ROOT / "results/reported", tmp_path / "results/reported")
+    return tmp_path
+
+
+def cells(lines: list[str], row: str) -> list[str]:
+    """The cells of a row of a table."""
+    (line,) = (line for line in lines if line.startswith(f"| {row} |"))
+    return [cell.strip() for cell in line.strip("|").split("|")][1:]
+
+
+def test_the_committed_pages_are_those_that_make_results_writes():
+    command = [sys.executable, str(ROOT / "tools" / "results.py"), "--check"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout) == (0, ""), result.stdout + result.stderr
+
+
+def test_the_robustness_table(tables, root):
+    lines = tables.texts(root)[0]["robustness"]
+    assert "4 models, 900 to 900 s of training each, x86_64, 2 cores" in lines[1]
+    assert "Test images: 20 for corrupted; 40 for clean, FGSM." in lines[1]
+    assert cells(lines, "attention") == ["seeds", "clean", "FGSM", "corrupted", "mCE / baseline", "AUPR"]
+    assert cells(lines, "softmax") == [
+        "2",
+        "77.5 ± 3.5",
+        "27.5 ± 3.5",
+        "55.0 ± 7.1",
+        "100.0 ± 0.0",
+        "25.5 ± 0.7",
+    ]
+    # Against softmax with seed 1: 4 of 20 images wrong instead of 8.
+    assert cells(lines, "symmetric") == ["1", "77.5", "10.0 ↓", "80.0", "50.0", "26.0"]
+    # Against symmetric: 20 of 40 images more under FGSM, p = 2^-19; 2 of 20 wrong instead of 4.
+    rpc = cells(lines, "rpc, 4 iterations, first layer")
+    assert rpc == ["1", "80.0", "60.0 ↑", "90.0", "50.0", "26.0"]
+
+
+def test_the_differences(tables, root):
+    lines = tables.texts(root)[0]["comparisons"]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")][
+        1:
+    ]
+    assert [(row[0], row[1], row[2], row[3]) for row in rows] == [
+        ("symmetric", "softmax", "clean", "1"),
+        ("symmetric", "softmax", "FGSM", "1"),
+        ("symmetric", "softmax", "corrupted", "1"),
+        ("rpc, 4 iterations, first layer", "symmetric", "clean", "1"),
+        ("rpc, 4 iterations, first layer", "symmetric", "FGSM", "1"),
+        ("rpc, 4 iterations, first layer", "symmetric", "corrupted", "1"),
+    ]
+    # 8 of 40 images right only for softmax: p = 2^-7, times 5 that are left after the smallest.
+    assert rows[1][4] == "−20.0"
+    assert rows[1][6:] == ["0.0078", "0.039", "0.0078"]
+    assert rows[4][4] == "+50.0"
+    assert rows[4][6:] == ["< 0.0001", "< 0.0001", "< 0.0001"]
+    assert rows[2][8] == "", "several trials of an image: no McNemar's test"
+
+
+def test_a_cell_says_which_seeds_it_has(tables):
+    from kernel_attention.experiments.results import Measurement
+
+    assert tables.cell({0: Measurement(0.5), 2: Measurement(0.7)}, 3) == "60.0 ± 14.1 (seeds 0, 2)"
+    assert tables.cell({2: Measurement(0.5)}, 3) == "50.0 (seed 2)"
+    assert tables.cell({}, 3) == ""
+
+
+def test_the_other_tables(tables, root):
+    regions, figures = tables.texts(root)
+    assert cells(regions["paper-protocol"], "softmax") == ["1", "20.0", "10.0"]
+    assert cells(regions["paper-protocol"], "attention") == ["seeds", "PGD 1/255", "PGD 2/255"]
+    corruptions = regions["corruptions"]
+    assert cells(corruptions, "corruption")[:2] == ["softmax (2)", "symmetric (1)"]
+    assert cells(corruptions, "gaussian noise") == ["55.0 ± 7.1", "80.0", "90.0"]
+    assert len([line for line in corruptions if line.startswith("| ")]) == 16
+    reported = cells(regions["reported"], "SymViT")
+    assert reported[:3] == ["70.44", "23.38", "4.98"]
+    (path, svg), = figures.items()  # fmt: skip
+    assert path == tables.FIGURE
+    assert svg.startswith("<?xml")
+    assert svg == tables.texts(root)[1][path], "the same records give the same file"
+    assert path.name in "".join(regions["curves"])
+
+
+def test_without_records_the_page_says_so(tables, root):
+    shutil.rmtree(root / tables.RECORDS)
+    regions, figures = tables.texts(root)
+    assert regions["robustness"] == ["", "No run has been recorded yet.", ""]
+    assert figures == {}
+
+
+def test_a_row_that_is_not_known_is_refused(tables, root, make_record):  # noqa: F811
+    write_records([make_record("rcp", 0)], root / tables.RECORDS)
+    with pytest.raises(SystemExit, match=r"no row for rcp; add it to ROWS in robustness_tables\.py"):
+        tables.texts(root)

@@ -1,0 +1,40 @@
+"""Write the tables and figures of the documentation that follow from the records in results/.
+
+    make results                      # write the files
+    python tools/results.py --check   # name those that are not what they should be; exit code 1
+
+A page of results has its regions between marks. To add one, write a module with ``PAGE`` and ``texts`` as
+``robustness_tables`` has them, and name it in ``PAGES``.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import robustness_tables
+from generated import ROOT, between_marks, settle
+
+PAGES = (robustness_tables,)
+
+
+def generated_texts(root: Path = ROOT) -> dict[Path, str]:
+    """The text of every page and figure that the records give, by its path below ``root``."""
+    found: dict[Path, str] = {}
+    for module in PAGES:
+        regions, figures = module.texts(root)
+        text = (root / module.PAGE).read_text(encoding="utf-8")
+        for mark, lines in regions.items():
+            text = between_marks(text, mark, lines)
+        found |= {module.PAGE: text, **figures}
+    return found
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the files, or check them; the exit code."""
+    return settle(generated_texts(), arguments, "not what the records say (make results)")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
