@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from kernel_attention.models.causal import CausalLanguageModel
+from kernel_attention.models.segmenter import Segmenter
 from kernel_attention.models.sequence import SequenceClassifier
 from kernel_attention.models.tokens import TokenClassifier, TokenPairClassifier
 from kernel_attention.models.vision import VisionTransformer
@@ -29,6 +30,10 @@ MODELS = {
     "images, mean": (
         lambda **o: VisionTransformer((4, 6), 2, 5, MIXED, pooling="mean", **SIZES, **o),
         torch.rand(2, 3, 4, 6),
+    ),
+    "segmentation": (
+        lambda **o: Segmenter(VisionTransformer((4, 6), 2, 3, GRIDDED, **SIZES, **o), 3),
+        torch.rand(2, 3, 5, 4),
     ),
 }
 

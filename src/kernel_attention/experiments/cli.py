@@ -143,7 +143,8 @@ def _evaluate(options: Evaluate) -> int:
     from kernel_attention.experiments.training.saved import load_run
 
     _check_output(options.output)
-    keys = {name: getattr(options, name) for name in ("stride", "evaluation_tokens", "swap_rate")}
+    changeable = ("stride", "evaluation_tokens", "swap_rate", "severities", "corrupted_cases")
+    keys = {name: getattr(options, name) for name in changeable}
     run = load_run(options.run).with_keys({name: value for name, value in keys.items() if value is not None})
     if not run.seeds:
         raise InputError(f"run {run.folder}: no trained seed in it yet")

@@ -55,8 +55,9 @@ class Train(Command):
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate(Command):
-    """Measure every seed of a run on the test split of its data set, or on a file. The options --split and
-    below are for language models; their defaults are the values in the run's recipe.
+    """Measure every seed of a run on the test split of its data set, or on a file. The options --stride to
+    --swap_rate are for language models, --severities and --corrupted_cases for segmentations, and --split for
+    both. Their defaults are the values in the run's recipe.
 
     Args:
         run: run folder.
@@ -68,6 +69,8 @@ class Evaluate(Command):
         stride: tokens by which the window moves; 1 predicts every token from a full context.
         evaluation_tokens: number of tokens to evaluate, from the first; 0 is all.
         swap_rate: fraction of the words that the word swap replaces.
+        severities: also measure 15 corruptions of the test images at these severities, of 1 to 5.
+        corrupted_cases: number of test images that are corrupted, evenly spaced; 0 is all.
     """
 
     usage = "evaluate RUN [FILE] [options]"
@@ -81,6 +84,8 @@ class Evaluate(Command):
     stride: int | None = None
     evaluation_tokens: int | None = None
     swap_rate: float | None = None
+    severities: list[int] | None = None
+    corrupted_cases: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

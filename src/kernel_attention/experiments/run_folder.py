@@ -20,6 +20,8 @@ import numpy as np
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.plain_yaml import read_yaml, require_file
 
+_MAPS = ("labels", "predictions")  # of the examples of a segmentation
+
 
 @dataclass(frozen=True)
 class RunFolder:
@@ -109,7 +111,7 @@ class RunFolder:
         return self._read(f"seed-{seed}/robustness.json", _check_robustness)
 
     def examples(self, seed: int) -> dict[str, np.ndarray] | None:
-        """The images that the report of an image run shows, see ``examples.npz``."""
+        """The images that the report of a run on images shows: ``examples.npz``."""
         path = self.seed_path(seed) / "examples.npz"
         if not path.is_file():
             return None
@@ -204,6 +206,9 @@ def _check_diagnostics(content: Any) -> None:
 
 
 def _check_examples(content: dict[str, np.ndarray]) -> None:
+    if "labels" in content:
+        _check_label_maps(content)
+        return
     images, count = content["images"], len(content["targets"])
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[::3] != (count, 3):
         raise ValueError(f"images are {images.dtype} of shape {images.shape}")
@@ -217,6 +222,14 @@ def _check_examples(content: dict[str, np.ndarray]) -> None:
         raise ValueError(f"attention has shape {maps.shape}, or numbers that are not finite")
     if content["attention_text"].shape != ():
         raise ValueError("attention_text is not one text")
+
+
+def _check_label_maps(content: dict[str, np.ndarray]) -> None:
+    images = content["images"]
+    for name, shape in (("images", (*images.shape[:3], 3)), *((n, images.shape[:3]) for n in _MAPS)):
+        array = content[name]
+        if images.ndim != 4 or not images.size or array.dtype != np.uint8 or array.shape != shape:
+            raise ValueError(f"{name} are {array.dtype} of shape {array.shape}")
 
 
 def _check_course(content: Any) -> None:

@@ -149,12 +149,22 @@ class VisionTransformer(nn.Module):
         """DeiT's start, in the place of what the modules drew."""
         for module in self.modules():
             if isinstance(module, nn.Linear):
-                draw_normal(module.weight, _DEVIATION)
-                if module.bias is not None:
-                    module.bias.zero_()
+                _draw_linear(module)
         for own in (self.class_token, self.positions):
             if own is not None:
                 draw_normal(own, _DEVIATION)
+
+    def replace_head(self, num_outputs: int) -> None:
+        """Put a new head for ``num_outputs`` classes in the place of the old one, drawn as at first.
+
+        Raises:
+            InputError: for a number of classes that is not positive.
+        """
+        require_positive(num_outputs=num_outputs)
+        weight = self.head.weight
+        self.head = nn.Linear(self.head.in_features, num_outputs, device=weight.device, dtype=weight.dtype)
+        self._other_sizes["num_outputs"] = num_outputs
+        _draw_linear(self.head)
 
     def set_scale(self, mean: Sequence[float] | Tensor, std: Sequence[float] | Tensor) -> None:
         """Standardise every image by these statistics of the training images, (C,) each."""
@@ -217,6 +227,13 @@ class VisionTransformer(nn.Module):
             )
         new.load_state_dict(state)
         return new.train(self.training)
+
+
+@torch.no_grad()
+def _draw_linear(layer: nn.Linear) -> None:
+    draw_normal(layer.weight, _DEVIATION)
+    if layer.bias is not None:
+        layer.bias.zero_()
 
 
 def interpolate_positions(positions: Tensor, grid: tuple[int, int], new_grid: tuple[int, int]) -> Tensor:

@@ -1,4 +1,4 @@
-"""Data sets by name: time series with the loader that pads and shuffles them, and images.
+"""Data sets by name: time series with the loader that pads and shuffles them, images, and label maps.
 
 Legend of shapes: n_i steps of case i, c channels, B cases of a batch, N steps of its longest case.
 """
@@ -14,6 +14,11 @@ from kernel_attention.experiments.data.images import (
 )
 from kernel_attention.experiments.data.loading import load_time_series, read_sequences
 from kernel_attention.experiments.data.ood_images import OutOfDistribution, load_ood
+from kernel_attention.experiments.data.segmentation import (
+    SegmentationData,
+    SegmentationSplit,
+    load_segmentation,
+)
 from kernel_attention.experiments.data.sequences import as_sequences, windows_of
 from kernel_attention.experiments.data.time_series import (
     SequenceSplit,
@@ -30,6 +35,8 @@ __all__ = [
     "ImageData",
     "ImageSplit",
     "OutOfDistribution",
+    "SegmentationData",
+    "SegmentationSplit",
     "SequenceSplit",
     "Standardizer",
     "TimeSeriesData",
@@ -39,6 +46,7 @@ __all__ = [
     "load_class_subset",
     "load_images",
     "load_ood",
+    "load_segmentation",
     "load_time_series",
     "make_loader",
     "read_sequences",

@@ -7,11 +7,9 @@ memory. Its name holds the size and time of the source, so that a source that ch
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import logging
 import os
-import tempfile
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,8 +18,9 @@ import numpy as np
 
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.data.archive import cache_folder
+from kernel_attention.experiments.data.folder_cache import cache_name, cached_folder
 from kernel_attention.experiments.data.image_decoding import decode_images
-from kernel_attention.experiments.data.image_files import IMAGE_SUFFIXES, file_stamps
+from kernel_attention.experiments.data.image_files import IMAGE_SUFFIXES
 from kernel_attention.experiments.data.image_layouts import place_of
 from kernel_attention.experiments.data.image_sources import Classes, read_cases
 from kernel_attention.experiments.notes import note
@@ -50,30 +49,10 @@ def cached_parts(place: Path, image_size: int = 0, workers: int | None = None) -
         InputError: for what ``read_files`` and ``decode_image`` refuse, images of different sizes where
             ``image_size`` is 0, and a cache that cannot be written.
     """
-    folder = cache_folder() / "images" / _name(place, image_size)
-    parts = _open(folder)
-    if parts is None:
-        try:
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(prefix=".building-", dir=folder.parent) as temporary:
-                new = Path(temporary) / "new"
-                new.mkdir()
-                _build(place, new, image_size, workers)
-                _publish(new, folder)
-        except OSError as error:
-            raise InputError(f"cache {folder}: cannot be written ({error.strerror or error})") from None
-        parts = _open(folder)
-        if parts is None:
-            raise InputError(f"cache {folder}: is damaged as soon as it is written")
-    return parts
-
-
-def _name(place: Path, image_size: int) -> str:
-    digest = hashlib.sha256(f"{_VERSION} {image_size}".encode())
-    for path, size, changed in file_stamps(place):
-        digest.update(f"\n{path} {size} {changed}".encode(errors="surrogateescape"))
-    stem = place.name.partition(".")[0] or place.resolve().name
-    return f"{stem}-{image_size or 'own'}-{digest.hexdigest()[:16]}"
+    name = cache_name(place, f"{_VERSION} {image_size}", str(image_size or "own"))
+    return cached_folder(
+        cache_folder() / "images" / name, _open, lambda new: _build(place, new, image_size, workers)
+    )
 
 
 def _open(folder: Path) -> dict[str, Part] | None:
@@ -99,20 +78,6 @@ def _open(folder: Path) -> dict[str, Part] | None:
         logger.warning("cache %s is damaged (%s) and made again", folder, error)
         return None
     return parts
-
-
-def _publish(new: Path, folder: Path) -> None:
-    """Move a finished cache to its place; where another process put a whole one meanwhile, that one stays."""
-    for _ in range(2):
-        try:
-            os.rename(new, folder)
-        except OSError:
-            if _open(folder) is not None:
-                return
-            os.rename(folder, new.parent / "damaged")
-        else:
-            return
-    raise OSError(f"{folder} is taken")
 
 
 def _build(place: Path, folder: Path, image_size: int, workers: int | None) -> None:

@@ -12,12 +12,13 @@ from kernel_attention.experiments.reporting.formats import (
     column_name,
     format_metric,
     format_number,
+    is_share,
     metric_name,
 )
 from kernel_attention.experiments.reporting.records import Curve, RunRecord, SeedRecord
 
 ROW_LIMIT = 30  # rows listed for each seed; metrics.csv has all of them
-QUANTITIES = ("loss", "accuracy", "rmse", "r2")
+QUANTITIES = ("loss", "accuracy", "mean_iou", "pixel_accuracy", "rmse", "r2")
 
 
 def curves_section(run: RunRecord) -> html.Section:
@@ -53,7 +54,7 @@ def _learning_chart(run: RunRecord, name: str) -> html.Picture | None:
         _axis_name(run, name),
         evaluated_label=where,
         unit=run.unit,
-        percent=name == "accuracy",
+        percent=is_share(name),
         selected={record.seed: record.selected for record in run.seeds if record.selected is not None},
     )
     ends = [

@@ -20,7 +20,7 @@ MISSING = "–"
 
 def metric_name(metric: str) -> str:
     """The readable name of a metric; for an unknown one, its words."""
-    return METRIC_NAMES.get(metric, metric.replace("_", " "))
+    return METRIC_NAMES.get(metric, re.sub(r"\biou\b", "IoU", metric.replace("_", " ")))
 
 
 def column_name(key: str, evaluated: str = "validation") -> str:
@@ -64,12 +64,12 @@ def format_number(value: object, digits: int = 4) -> str:
 
 
 def is_share(metric: str) -> bool:
-    """Whether a metric is a fraction of the cases, to be shown in per cent."""
-    return metric.rpartition("_")[2] == "accuracy"
+    """Whether a metric is a fraction of the cases or pixels, to be shown in per cent."""
+    return metric.rpartition("_")[2] in ("accuracy", "iou")
 
 
 def format_metric(metric: str, value: object) -> str:
-    """A metric's value with its unit: accuracies in per cent, other metrics as plain numbers."""
+    """A metric's value with its unit: accuracies and IoU in per cent, other metrics as plain numbers."""
     if is_share(metric) and is_number(value):
         return f"{100 * float(value):.2f} %"
     return format_number(value)

@@ -19,9 +19,9 @@ from kernel_attention.experiments.reporting.records import RunRecord, SeedRecord
 
 
 def examples_section(run: RunRecord) -> html.Section | None:
-    """Images of ``seed-K/examples.npz``; None for runs without it. The seeds after the first are folded."""
+    """Images of ``seed-K/examples.npz``, the seeds after the first folded; None for runs of other tasks."""
     records = [record for record in run.seeds if record.examples is not None]
-    if not records:
+    if run.task != "classification" or not records:
         return None
     first, *others = records
     pieces = _pieces(run, first)

@@ -123,12 +123,13 @@ def objective_curves(layers: Mapping[int, Curves], unit: str = "epoch") -> Figur
 
 
 @report_style()
-def confusion_matrix(counts: np.ndarray, class_names: Sequence[str]) -> Figure:
+def confusion_matrix(counts: np.ndarray, class_names: Sequence[str], percent: bool = False) -> Figure:
     """Counts of (true, predicted) pairs, coloured by the share of the true class.
 
     Args:
         counts: (classes, classes), rows are the true classes.
         class_names: one name per class; shown up to ``NAME_LIMIT`` classes, counts up to ``COUNT_LIMIT``.
+        percent: write the shares of the true class instead of the counts, in whole %.
     """
     classes = len(counts)
     totals = counts.sum(axis=1, keepdims=True)
@@ -147,7 +148,7 @@ def confusion_matrix(counts: np.ndarray, class_names: Sequence[str]) -> Figure:
         axis.set_yticks(range(classes), names, **text)
         axis.set_xticks(range(classes), names, rotation=90 if _crowded(names) else 0, **text)
     if classes <= COUNT_LIMIT:
-        _write_counts(axis, counts, shares)
+        _write_counts(axis, (100 * shares).round().astype(int) if percent else counts, shares)
     bar = figure.colorbar(image, ax=axis, shrink=0.9, pad=0.02, aspect=28)
     bar.ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     bar.ax.set_ylabel("share of the true class")

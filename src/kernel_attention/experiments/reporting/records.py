@@ -25,7 +25,12 @@ from kernel_attention.experiments.run_folder import RunFolder
 Curve = tuple[np.ndarray, np.ndarray]
 Content = TypeVar("Content")
 
-METRICS = {"classification": "accuracy", "regression": "rmse", "language": "perplexity"}
+METRICS = {
+    "classification": "accuracy",
+    "regression": "rmse",
+    "language": "perplexity",
+    "segmentation": "mean_iou",
+}
 """The headline figure of a task, for a run that has no summary yet."""
 
 _SELECTED_ON_TEST = {
@@ -148,7 +153,7 @@ class RunRecord:
 
     @property
     def task(self) -> str:
-        """``classification``, ``regression`` or ``language``."""
+        """A key of ``METRICS``."""
         if "task" in self.data:
             return str(self.data["task"])
         return next((task for task, metric in METRICS.items() if metric == self.metric), "classification")

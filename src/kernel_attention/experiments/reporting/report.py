@@ -11,7 +11,7 @@ from kernel_attention.experiments.reporting.formats import attention_title, form
 from kernel_attention.experiments.reporting.records import RunRecord, read_run
 
 REPORT_NAME = "report.html"
-TASKS = {"language": "language model"}
+TASKS = {"language": "language model", "segmentation": "semantic segmentation"}
 
 
 def write_report(run_dir: Path) -> Path:
@@ -41,6 +41,7 @@ def render(run: RunRecord) -> str:
     from kernel_attention.experiments.reporting.diagnostic_sections import diagnostics_section
     from kernel_attention.experiments.reporting.image_sections import examples_section
     from kernel_attention.experiments.reporting.model_sections import confusion_section, spectrum_section
+    from kernel_attention.experiments.reporting.segmentation_sections import segmentation_sections
     from kernel_attention.experiments.reporting.text_sections import (
         configuration_section,
         data_section,
@@ -60,6 +61,7 @@ def render(run: RunRecord) -> str:
         curves_section(run),
         objective_section(run),
         examples_section(run),
+        *segmentation_sections(run),
         confusion_section(run),
         spectrum_section(run),
         diagnostics_section(run),

@@ -26,7 +26,9 @@ from kernel_attention.experiments.reporting.formats import (
 from kernel_attention.experiments.reporting.records import RunRecord, SeedRecord
 
 # The figures of a seed, in addition to the headline figure.
-FIGURES = ("accuracy", "swapped_accuracy", "perplexity", "rmse", "r2", "loss")
+FIGURES = (
+    "accuracy", "swapped_accuracy", "mean_accuracy", "pixel_accuracy", "perplexity", "rmse", "r2", "loss",
+)  # fmt: skip
 FIGURE_NAMES = {"swapped_accuracy": "accuracy, words swapped"}
 # The predictors of a text: the model, also with words of the text swapped, and counts.
 MODEL = {
@@ -45,7 +47,9 @@ FACTS = {
     "max_len": "longest sequence",
     "parts": "texts in a case",
     "train_cases": "training cases",
+    "validation_cases": "validation cases",
     "test_cases": "test cases",
+    "image_sizes": "pixels of an image",
     "train_tokens": "training tokens",
     "validation_tokens": "validation tokens",
     "test_tokens": "test tokens",

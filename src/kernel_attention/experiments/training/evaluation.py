@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -19,21 +19,29 @@ from kernel_attention.experiments.training.ranges import require_finite_outputs,
 from kernel_attention.experiments.training.recipe import BaseRecipe
 from kernel_attention.models import SequenceClassifier
 
+AnyBatch = TypeVar("AnyBatch", bound=Any)
+
 _SPECTRUM_SEQUENCES = 16  # each costs an N x N decomposition per head and layer
 _SPECTRUM_LENGTH = 1024
 
 
-@torch.inference_mode()
 def collect_outputs(model: nn.Module, batches: Iterable[Any], precision: str = "32-true") -> Tensor:
     """The outputs of every case in the order of the batches, in training's precision; float32 on CPU."""
+    return torch.cat([outputs for outputs, _ in batch_outputs(model, batches, precision)])
+
+
+@torch.inference_mode()
+def batch_outputs(
+    model: nn.Module, batches: Iterable[AnyBatch], precision: str = "32-true"
+) -> Iterator[tuple[Tensor, AnyBatch]]:
+    """(outputs, batch) of every batch, in training's precision; the outputs are float32 on CPU."""
     model.eval()
     device = next(model.parameters()).device
     dtype = torch.bfloat16 if precision.startswith("bf16") else torch.float16
-    with torch.autocast(device.type, dtype=dtype, enabled=precision.endswith("-mixed")):
-        outputs = [
-            model(*(argument.to(device) for argument in batch.arguments)).float().cpu() for batch in batches
-        ]
-    return torch.cat(outputs)
+    for batch in batches:
+        with torch.autocast(device.type, dtype=dtype, enabled=precision.endswith("-mixed")):
+            outputs = model(*(argument.to(device) for argument in batch.arguments))
+        yield outputs.float().cpu(), batch
 
 
 def predict_outputs(

@@ -119,6 +119,9 @@ class Experiment(ABC):
         """The figures of a split by its name, for tasks with several splits."""
         raise InputError(f"task {self.recipe.task_name}: no split {split!r} to choose (only its test split)")
 
+    def check_start(self) -> None:  # noqa: B027  (most tasks start from nothing)
+        """InputError for what only a new run needs, such as the weights that it starts from."""
+
     def prepare(self, model: Any, seed: int) -> None:  # noqa: B027  (most tasks have nothing to set)
         """Set the parts of an untrained model that come from the training data, such as their scale."""
 

@@ -72,13 +72,8 @@ class ImageTask(RecipeTask):
             self.average.update_parameters(self.model)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """No weight decay for biases, norms, positions and the class token, as in DeiT."""
-        decayed: list[nn.Parameter] = []
-        kept: list[nn.Parameter] = []
-        for name, parameter in self.model.named_parameters():
-            is_kept = parameter.dim() <= 1 or name in ("positions", "class_token")
-            (kept if is_kept else decayed).append(parameter)
-        return [{"params": decayed}, {"params": kept, "weight_decay": 0.0}]
+        """No weight decay for some parameters, as in DeiT."""
+        return decay_groups(self.model)
 
     def learning_rate_factor(self) -> Callable[[int], float]:
         """The recipe's schedule for this number of batches."""
@@ -91,3 +86,13 @@ class ImageTask(RecipeTask):
             f"{stage}_accuracy": (logits.argmax(dim=-1) == target).float().mean(),
         }
         self.log_dict(figures, on_step=False, on_epoch=True, prog_bar=True, batch_size=len(target))
+
+
+def decay_groups(model: nn.Module) -> list[dict[str, Any]]:
+    """Groups for the optimizer. Biases, norms, positions and the class token have no weight decay (DeiT)."""
+    decayed: list[nn.Parameter] = []
+    kept: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        is_kept = parameter.dim() <= 1 or name.rpartition(".")[2] in ("positions", "class_token")
+        (kept if is_kept else decayed).append(parameter)
+    return [{"params": decayed}, {"params": kept, "weight_decay": 0.0}]

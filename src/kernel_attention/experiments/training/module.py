@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,12 @@ from kernel_attention.errors import InputError
 from kernel_attention.experiments.data import Batch
 from kernel_attention.experiments.training.recipe import BaseRecipe, StepRecipe
 
-_OPTIMIZERS = {"radam": torch.optim.RAdam, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+_OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "radam": torch.optim.RAdam,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "sgd": functools.partial(torch.optim.SGD, momentum=0.9),
+}
 
 _CHANGEABLE = ("epochs", "seeds", "threads", "accelerator")  # keys that may change when a run is resumed
 

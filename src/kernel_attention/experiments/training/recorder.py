@@ -30,11 +30,13 @@ class RunRecorder(Checkpoint):
     Args:
         folder: the seed's folder.
         target_variance: variance of the evaluated targets, for R^2; None for classification.
+        quality: the figure that chooses the epoch, the higher the better. Rows without it have the loss.
     """
 
-    def __init__(self, folder: Path, target_variance: float | None = None) -> None:
+    def __init__(self, folder: Path, target_variance: float | None = None, quality: str = "accuracy") -> None:
         self.folder = folder
         self.target_variance = target_variance
+        self.quality = quality
         self.rows: list[dict[str, Any]] = []
         self.best_epoch: int | None = None
         self.best: tuple[float, float] | None = None
@@ -163,10 +165,10 @@ class RunRecorder(Checkpoint):
         return row
 
     def _improves(self, row: dict[str, Any]) -> bool:
-        """Higher accuracy or lower error; the lower loss among equals. False without an evaluation."""
+        """Higher quality or lower error; the lower loss among equals. False without an evaluation."""
         if "val_loss" not in row:
             return False
-        quality = (row.get("val_accuracy", -row["val_loss"]), -row["val_loss"])
+        quality = (row.get(f"val_{self.quality}", -row["val_loss"]), -row["val_loss"])
         if self.best is not None and quality <= tuple(self.best):
             return False
         self.best, self.best_epoch = quality, row["epoch"]

@@ -82,6 +82,8 @@ def train(
         data_root = recorded_data_root(output, data_root)
     experiment = experiment_class(recipe.task_name)(recipe, data_root)
     experiment.check()
+    if not resume:
+        experiment.check_start()
     with _opened(output, experiment, name, resume) as name:
         if not resume:
             for remark in recipe.remarks():
@@ -263,8 +265,9 @@ def _train_seed(experiment: Experiment, folder: Path, seed: int, progress: bool)
     folder.mkdir(exist_ok=True)
     L.seed_everything(seed, verbose=False)
     model = experiment.build_model(recipe, experiment.facts())
-    experiment.prepare(model, seed)
     recorder = experiment.recorder(folder, seed)
+    if not recorder.checkpoint.exists():  # which has all that is prepared
+        experiment.prepare(model, seed)
     train_batches, val_batches = experiment.loaders(seed)
     fit(
         experiment.task(model),

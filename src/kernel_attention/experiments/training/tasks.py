@@ -24,6 +24,9 @@ class _Task(NamedTuple):
 TASKS = {
     "time_series": _Task("recipe:Recipe", "time_series_experiment:TimeSeriesExperiment"),
     "images": _Task("image_recipe:ImageRecipe", "image_experiment:ImageExperiment"),
+    "segmentation": _Task(
+        "segmentation_recipe:SegmentationRecipe", "segmentation_experiment:SegmentationExperiment"
+    ),
     "language": _Task("language_recipe:LanguageRecipe", "language_experiment:LanguageExperiment"),
     "tokens": _Task("token_recipe:TokenRecipe", "token_experiment:TokenExperiment"),
 }
