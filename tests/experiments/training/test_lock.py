@@ -37,7 +37,7 @@ def test_the_second_is_refused_and_told_who_is_there(tmp_path):
     try:
         for _ in range(2):  # being refused takes nothing from the holder
             with (
-                pytest.raises(InputError, match=f"process {process.pid} on .* is training into it"),
+                pytest.raises(InputError, match=f"process {process.pid} on .* is writing into it"),
                 locked(tmp_path),
             ):
                 pytest.fail("two hold one folder")
@@ -66,7 +66,7 @@ def test_two_processes_begin_one_run_at_once(waves, trained, tmp_path):
     codes = {process.pid: process.returncode for process in processes}
     assert sorted(codes.values()) == [0, 2], said
     winner, loser = sorted(codes, key=codes.get)
-    accepted = rf"error: (run .*: process {winner} on .* is training into it|output .* is not empty).*\n"
+    accepted = rf"error: (run .*: process {winner} on .* is writing into it|output .* is not empty).*\n"
     assert re.fullmatch(accepted, said[loser]), said[loser]
     assert_same_outcome(folder, trained)
 

@@ -1,4 +1,4 @@
-"""One process at a time trains into a run folder."""
+"""One process at a time writes into a run folder."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _take(path: Path) -> IO[bytes]:
                 file.seek(0)
                 holder = file.read(200).decode(errors="replace") or "another process"
                 raise HeldByAnother(
-                    f"run {path.parent}: {holder} is training into it; wait for it, or end it"
+                    f"run {path.parent}: {holder} is writing into it; wait for it, or end it"
                 )
             # The previous holder may have removed the file after we opened it and before we locked it.
             if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
