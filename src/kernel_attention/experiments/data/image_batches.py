@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -117,7 +117,12 @@ def make_image_loader(
         sampler=RepeatedSampler(len(cases), repeats, seed) if shuffle else SequentialSampler(cases),
         num_workers=num_workers,
         persistent_workers=num_workers > 0,
-        collate_fn=lambda batch: batch,  # a list of indices gives a whole batch
+        collate_fn=_as_made,
         # Without this generator, every pass would draw a worker seed from the global one.
         generator=torch.Generator().manual_seed(seed),
     )
+
+
+def _as_made(batch: Any) -> Any:
+    """A list of indices gives a whole batch; a function of the module, since spawned workers pickle it."""
+    return batch

@@ -53,9 +53,7 @@ def _take(path: Path) -> IO[bytes]:
             if not is_ours:
                 file.seek(0)
                 holder = file.read(200).decode(errors="replace") or "another process"
-                raise HeldByAnother(
-                    f"run {path.parent}: {holder} is writing into it; wait for it, or end it"
-                )
+                raise HeldByAnother(f"run {path.parent}: {holder} is writing into it; wait for it, or end it")
             # The previous holder may have removed the file after we opened it and before we locked it.
             if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
                 return file
