@@ -68,6 +68,8 @@ def test_plans_of_attacks_by_row():
         ({"reported": {"primal": {"nowhere": 1.0}}}, "nowhere"),
         ({"column_keys": {"nowhere": {}}}, "nowhere"),
         ({"attack": [{"paper": ["sofmax"]}]}, "sofmax"),
+        ({"attack": ["transfer"]}, "needs the key transfer_from"),
+        ({"transfer_from": "sofmax"}, "sofmax"),
         ({"tilte": "x"}, "tilte"),
         ({"title": None}, "title"),
     ],

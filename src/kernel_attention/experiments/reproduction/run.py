@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kernel_attention.errors import InputError
-from kernel_attention.experiments.reproduction.suite import Cell, Suite
+from kernel_attention.experiments.reproduction.suite import TRANSFER, Cell, Suite
 from kernel_attention.experiments.results import ResultRecord, make_records, read_record, write_records
 from kernel_attention.experiments.robustness.attack_plan import AttackStep, choose_steps
 from kernel_attention.experiments.training.attack import attack_run
 from kernel_attention.experiments.training.lock import HeldByAnother
 from kernel_attention.experiments.training.run import train
-from kernel_attention.experiments.training.saved import load_run
+from kernel_attention.experiments.training.saved import SavedRun, load_run
 from kernel_attention.experiments.training.shifts import SHIFTS
 from kernel_attention.experiments.training.tasks import experiment_class
 
@@ -82,8 +82,8 @@ def find_state(suite: Suite, cell: Cell, places: Places) -> CellState:
         InputError: for a record that cannot be read, or that was made with other keys.
     """
     plans = suite.attack_plans(cell.row)
-    names = [plan for plan in plans if plan not in SHIFTS]
-    steps = choose_steps(plans=names) if names else []
+    names = [plan for plan in plans if plan not in (*SHIFTS, TRANSFER)]
+    steps = choose_steps(plans=names, transfer=TRANSFER in plans) if names or TRANSFER in plans else []
     shifts = [plan for plan in plans if plan in SHIFTS]
     path = places.record(suite, cell)
     if not path.is_file():
@@ -126,6 +126,7 @@ def run_cell(suite: Suite, cell: Cell, places: Places, told: Told) -> bool:
             attack_run(
                 load_run(folder),
                 lacking.steps,
+                transfer=_twin(suite, cell, places, lacking.steps),
                 shifts=lacking.shifts,
                 data_root=places.data_root,
                 told=lambda line: told(f"{cell.row}, {cell.column}, {line}"),
@@ -164,6 +165,17 @@ def _missing(suite: Suite, cell: Cell, places: Places) -> str | None:
     except InputError as error:
         return str(error)
     return None
+
+
+def _twin(suite: Suite, cell: Cell, places: Places, steps: Sequence[AttackStep]) -> SavedRun | None:
+    """The run against which transferred attacks work; None where there are none."""
+    if suite.transfer_from is None or not any(step.transferred for step in steps):
+        return None
+    twin = cell._replace(row=suite.transfer_from)
+    folder = places.run(suite, twin)
+    if not (folder / "summary.json").is_file():
+        raise InputError(f"transferred attacks need the run {folder} ({twin}), which is not trained yet")
+    return load_run(folder)
 
 
 def _has_step(attacks: Sequence[dict[str, Any]], step: AttackStep) -> bool:

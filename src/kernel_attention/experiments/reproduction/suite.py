@@ -19,6 +19,7 @@ from kernel_attention.experiments.training.recipe import (
     recipes_dir,
 )
 
+TRANSFER = "transfer"
 _NAME = re.compile(r"\w[\w.+-]*")
 
 
@@ -50,7 +51,9 @@ class Suite:
         metric: a figure of ``evaluation.json``; those named accuracy are printed in per cent.
         larger_is_better: whether the best figure of a column is the largest.
         attack: plans of ``kernel-attention attack`` that are run on every cell after its training; a plan
-            given as ``{plan: rows}`` is run on these rows alone.
+            given as ``{plan: rows}`` is run on these rows alone. ``transfer`` is FGSM and PGD against the
+            model of ``transfer_from``.
+        transfer_from: the row whose model, with the same seed, transferred attacks work against.
         baselines: the row that a row is compared with; ``default`` for the rows not named.
         reported: the source's figures by row and column: a number, or [mean, deviation].
         remarks: what a reader must know to compare, a sentence each.
@@ -68,6 +71,7 @@ class Suite:
     metric: str = "accuracy"
     larger_is_better: bool = True
     attack: list[str | dict[str, list[str]]] = field(default_factory=list)
+    transfer_from: str | None = None
     baselines: dict[str, str] = field(default_factory=dict)
     reported: dict[str, dict[str, float | list[float]]] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
@@ -86,6 +90,9 @@ class Suite:
         named = [*self.reported, *(row for row in self.baselines if row != "default")]
         named += [*self.baselines.values(), *(row for plan in self.attack if isinstance(plan, dict)
                                               for rows in plan.values() for row in rows)]  # fmt: skip
+        named += [] if self.transfer_from is None else [self.transfer_from]
+        if self.transfer_from is None and any(TRANSFER in self.attack_plans(row) for row in self.rows):
+            raise InputError(f"suite {self.name}: plan {TRANSFER} needs the key transfer_from")
         for row in named:
             if row not in self.rows:
                 raise unknown(f"row of suite {self.name}", row, self.rows)
