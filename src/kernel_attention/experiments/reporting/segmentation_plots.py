@@ -17,6 +17,9 @@ LEGEND_LIMIT = 30  # classes with a colour in the legend
 
 _OPACITY = 0.6
 _GOLDEN = 0.618034  # of a turn of the hue, from a class to the next: neighbours differ whatever their number
+# Saturation and value, in turn. Nearly equal hues are a Fibonacci number of classes apart, of which the first
+# that 7 divides is 21.
+_TONES = ((0.85, 0.95), (0.55, 0.95), (0.85, 0.7), (0.45, 0.75), (0.95, 0.5), (0.6, 0.55), (0.3, 0.9))
 _FEW = 20
 
 
@@ -27,7 +30,7 @@ def class_colors(count: int) -> np.ndarray:
         order = [*range(0, _FEW, 2), *range(1, _FEW, 2)]
         return np.array([matplotlib.colormaps["tab20"](place)[:3] for place in order[:count]])
     places = np.arange(count)
-    tones = np.stack([places * _GOLDEN % 1, 0.5 + 0.2 * (places % 3), 0.95 - 0.15 * (places % 4)], axis=1)
+    tones = np.column_stack([places * _GOLDEN % 1, np.array(_TONES)[places % len(_TONES)]])
     return matplotlib.colors.hsv_to_rgb(tones)
 
 
