@@ -38,11 +38,12 @@ def nearest(value: object, names: Iterable[str], count: int = 3, cutoff: float =
 
 # The extra of pyproject.toml that installs a package that the core does not need.
 _EXTRAS = {
-    "PIL": "train", "aeon": "timeseries", "cv2": "corruptions", "datasets": "language",
-    "imagecorruptions": "corruptions", "jinja2": "train", "lightning": "train", "matplotlib": "train",
-    "pydantic": "train", "rich": "train", "safetensors": "train", "skimage": "corruptions",
+    "aeon": "timeseries", "cv2": "robustness", "datasets": "language", "eagerpy": "robustness",
+    "foolbox": "robustness", "imagecorruptions": "robustness", "jinja2": "train", "kornia": "images",
+    "lightning": "train", "matplotlib": "train", "PIL": "train", "pyautoattack": "robustness",
+    "pydantic": "train", "rich": "train", "safetensors": "train", "skimage": "robustness",
     "sklearn": "train", "timm": "vision", "tokenizers": "language", "transformers": "language",
-    "yaml": "train", "eagerpy": "robustness", "foolbox": "robustness", "pyautoattack": "robustness",
+    "yaml": "train",
 }  # fmt: skip
 
 
