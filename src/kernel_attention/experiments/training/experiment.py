@@ -48,6 +48,9 @@ class Experiment(ABC):
     required_facts: ClassVar[tuple[str, ...]]
     """Keys of ``data.json`` that the model depends on; each a whole number of at least 1."""
 
+    has_classes: ClassVar[bool] = False
+    """Whether ``data.json`` must have the list ``class_names`` too."""
+
     def __init__(self, recipe: BaseRecipe, data_root: str | Path | None = None) -> None:
         self.recipe = recipe
         self.data_root = data_root
@@ -89,6 +92,11 @@ class Experiment(ABC):
         )
         if not is_right:
             raise InputError(f"{path}: does not describe a data set ({', '.join(cls.required_facts)})")
+        names = facts.get("class_names")
+        if cls.has_classes and not (
+            isinstance(names, list) and names and all(isinstance(name, str) for name in names)
+        ):
+            raise InputError(f"{path}: class_names are no list of names")
 
     @property
     @abstractmethod

@@ -58,13 +58,6 @@ def check_facts(facts: Any, path: Path) -> None:
         raise InputError(f"{path}: does not describe a data set (num_features, max_len, task, class_names)")
 
 
-def check_class_names(facts: dict[str, Any], path: Path) -> None:
-    """InputError where ``class_names`` is not a list of one or more names."""
-    names = facts.get("class_names")
-    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-        raise InputError(f"{path}: class_names are no list of names")
-
-
 def read_facts(folder: Path, task: str) -> dict[str, Any]:
     """The facts in a run folder; InputError where they are missing, damaged or of another task."""
     path = folder / "data.json"

@@ -15,7 +15,6 @@ from kernel_attention.experiments.data.images import ImageSplit, load_images
 from kernel_attention.experiments.data.token_sets import hold_out
 from kernel_attention.experiments.training.evaluation import classification_figures, collect_outputs
 from kernel_attention.experiments.training.experiment import Experiment, Loaders, Metric
-from kernel_attention.experiments.training.facts import check_class_names
 from kernel_attention.experiments.training.image_examples import image_examples
 from kernel_attention.experiments.training.image_prediction import labelled_images, predict_images
 from kernel_attention.experiments.training.image_recipe import ImageRecipe
@@ -31,6 +30,7 @@ class ImageExperiment(Experiment):
 
     recipe: ImageRecipe
     required_facts: ClassVar[tuple[str, ...]] = ("height", "width")
+    has_classes: ClassVar[bool] = True
 
     def __init__(self, recipe: ImageRecipe, data_root: str | Path | None = None) -> None:
         super().__init__(recipe, data_root)
@@ -43,11 +43,6 @@ class ImageExperiment(Experiment):
     def build_model(recipe: ImageRecipe, facts: dict[str, Any]) -> VisionTransformer:
         size = (facts["height"], facts["width"])
         return VisionTransformer(size, num_outputs=len(facts["class_names"]), **recipe.model_options())
-
-    @classmethod
-    def check_facts(cls, facts: Any, path: Path) -> None:
-        super().check_facts(facts, path)
-        check_class_names(facts, path)
 
     @property
     def metric(self) -> Metric:

@@ -18,11 +18,11 @@ from kernel_attention.experiments.settings import (
     Share,
     Whole,
 )
-from kernel_attention.experiments.training.recipe import BaseRecipe
+from kernel_attention.experiments.training.recipe import EpochRecipe
 
 
 @dataclass(frozen=True)
-class VisionRecipe(BaseRecipe):
+class VisionRecipe(EpochRecipe):
     """The common keys of recipes with a vision transformer, whose sizes are those of DeiT-tiny by default.
 
     Args:
@@ -30,15 +30,12 @@ class VisionRecipe(BaseRecipe):
         pooling: what the classifier reads: a class token, or the mean over all tokens.
         channel_attention: whether the channels of the feed-forward networks are weighed as in FAN.
         drop_path: largest rate of stochastic depth; it grows linearly from 0 in the first layer.
-        epochs: passes over the training data.
         min_learning_rate: the learning rate at the end of the schedule.
         train_cases: number of training images, evenly spaced; 0 is all.
         evaluation_cases: the same for the validation and the test split.
-        validation_fraction: fraction of the training split held out where there is no validation split.
-        evaluate_every: epochs between evaluations; where it exceeds ``epochs``, the last epoch is evaluated.
         workers: processes that read batches while the model trains; 0 reads them in between.
 
-    The other keys are those of ``BaseRecipe``.
+    The other keys are those of ``EpochRecipe``.
     """
 
     attention: Any = "softmax"
@@ -54,12 +51,10 @@ class VisionRecipe(BaseRecipe):
     pooling: Literal["class", "mean"] = "class"
     channel_attention: bool = False
     drop_path: Probability = 0.0
-    epochs: Count = 100
     min_learning_rate: NonNegative = 1e-5
     train_cases: Whole = 0
     evaluation_cases: Whole = 0
     validation_fraction: Part = 0.1
-    evaluate_every: Count = 1
     workers: Whole = 0
 
     def __post_init__(self) -> None:
@@ -70,18 +65,6 @@ class VisionRecipe(BaseRecipe):
             raise InputError(
                 f"min_learning_rate={self.min_learning_rate} exceeds learning_rate={self.learning_rate}"
             )
-
-    @property
-    def rounds(self) -> int:
-        return self.epochs
-
-    @property
-    def duration(self) -> str:
-        return f"{self.epochs} epochs"
-
-    @property
-    def rounds_per_evaluation(self) -> int:
-        return min(self.evaluate_every, self.epochs)
 
     def model_options(self) -> dict[str, Any]:
         """The keys that ``kernel_attention.models.vision.VisionTransformer`` takes."""

@@ -173,27 +173,21 @@ class BaseRecipe(ABC):
 
 
 @dataclass(frozen=True)
-class Recipe(BaseRecipe):
-    """One experiment on a time-series set; the defaults are those of Primal-Attention's UEA experiments.
+class EpochRecipe(BaseRecipe):
+    """A recipe whose training is counted in passes over the training data.
 
     Args:
-        dataset: name of an aeon classification or regression set.
-        pooling: flatten all positions, or average them.
         epochs: passes over the training data.
-        validation_fraction: fraction of the training split held out for model selection (holdout).
+        validation_fraction: fraction of the training split held out for model selection (holdout) where there
+            is no validation split.
         evaluate_every: epochs between evaluations; where it exceeds ``epochs``, the last epoch is evaluated.
-        missing: what to do with missing values: auto, interpolate or error.
 
     The other keys are those of ``BaseRecipe``.
     """
 
-    task_name: ClassVar[str] = DEFAULT_TASK
-
-    pooling: Literal["flatten", "mean"] = "flatten"
     epochs: Count = 100
     validation_fraction: Part = 0.2
     evaluate_every: Count = 1
-    missing: Literal["auto", "interpolate", "error"] = "auto"
 
     def remarks(self) -> list[str]:
         """Also that ``evaluate_every`` exceeds ``epochs``, where it does."""
@@ -216,6 +210,24 @@ class Recipe(BaseRecipe):
     @property
     def rounds_per_evaluation(self) -> int:
         return min(self.evaluate_every, self.epochs)
+
+
+@dataclass(frozen=True)
+class Recipe(EpochRecipe):
+    """One experiment on a time-series set; the defaults are those of Primal-Attention's UEA experiments.
+
+    Args:
+        dataset: name of an aeon classification or regression set.
+        pooling: flatten all positions, or average them.
+        missing: what to do with missing values: auto, interpolate or error.
+
+    The other keys are those of ``EpochRecipe``.
+    """
+
+    task_name: ClassVar[str] = DEFAULT_TASK
+
+    pooling: Literal["flatten", "mean"] = "flatten"
+    missing: Literal["auto", "interpolate", "error"] = "auto"
 
     def encoder_options(self) -> dict[str, Any]:
         """The fields that ``kernel_attention.models.SequenceClassifier`` takes."""

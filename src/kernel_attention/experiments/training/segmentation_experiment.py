@@ -21,7 +21,6 @@ from kernel_attention.experiments.data.segmentation import (
 from kernel_attention.experiments.data.segmentation_batches import make_crop_loader, make_whole_loader
 from kernel_attention.experiments.training.evaluation import batch_outputs
 from kernel_attention.experiments.training.experiment import Experiment, Loaders, Metric
-from kernel_attention.experiments.training.facts import check_class_names
 from kernel_attention.experiments.training.image_experiment import channel_statistics
 from kernel_attention.experiments.training.recorder import RunRecorder
 from kernel_attention.experiments.training.segmentation_corruptions import (
@@ -48,6 +47,7 @@ class SegmentationExperiment(Experiment):
 
     recipe: SegmentationRecipe
     required_facts: ClassVar[tuple[str, ...]] = ("train_cases", "test_cases")
+    has_classes: ClassVar[bool] = True
 
     def __init__(self, recipe: SegmentationRecipe, data_root: str | Path | None = None) -> None:
         super().__init__(recipe, data_root)
@@ -59,11 +59,6 @@ class SegmentationExperiment(Experiment):
         classes = len(facts["class_names"])
         encoder = VisionTransformer(recipe.crop, num_outputs=classes, **recipe.model_options())
         return Segmenter(encoder, classes)
-
-    @classmethod
-    def check_facts(cls, facts: Any, path: Path) -> None:
-        super().check_facts(facts, path)
-        check_class_names(facts, path)
 
     @property
     def metric(self) -> Metric:

@@ -23,7 +23,6 @@ from kernel_attention.experiments.data.vocabulary import vocabulary_from_state
 from kernel_attention.experiments.robustness import swap_words
 from kernel_attention.experiments.training.evaluation import classification_figures, collect_outputs
 from kernel_attention.experiments.training.experiment import Experiment, Loaders, Metric
-from kernel_attention.experiments.training.facts import check_class_names
 from kernel_attention.experiments.training.module import SequenceTask
 from kernel_attention.experiments.training.step_recorder import StepRecorder
 from kernel_attention.experiments.training.token_recipe import TokenRecipe
@@ -37,6 +36,7 @@ class TokenExperiment(Experiment):
 
     recipe: TokenRecipe
     required_facts: ClassVar[tuple[str, ...]] = ("vocabulary_size", "max_len", "parts")
+    has_classes: ClassVar[bool] = True
 
     def __init__(self, recipe: TokenRecipe, data_root: str | Path | None = None) -> None:
         super().__init__(recipe, data_root)
@@ -54,11 +54,6 @@ class TokenExperiment(Experiment):
         kind = TokenPairClassifier if facts["parts"] == 2 else TokenClassifier
         shape = (facts["vocabulary_size"], len(facts["class_names"]), facts["max_len"])
         return kind(*shape, **recipe.encoder_options())
-
-    @classmethod
-    def check_facts(cls, facts: Any, path: Path) -> None:
-        super().check_facts(facts, path)
-        check_class_names(facts, path)
 
     @property
     def metric(self) -> Metric:
