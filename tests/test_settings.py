@@ -65,6 +65,8 @@ class Example(Base):
     choice: Literal["one", "two"] = "one"
     numbers: Annotated[list[Whole], *DIFFERENT] = field(default_factory=lambda: [0])
     words: list[str] = field(default_factory=list)
+    mapping: dict[str, Any] = field(default_factory=dict)
+    mappings: list[dict[str, Any]] = field(default_factory=list)
     maybe: int | None = None
     anything: Any = None
 
@@ -86,6 +88,8 @@ ACCEPTED = {
     "choice": (["one", "two"], ["three", "One", 1, ["one"], None]),
     "numbers": ([[0], (1, 2), [np.int32(3)]], [[], [1, 1], [1.5], [-1], [True], 3, "0,1", None]),
     "words": ([[], ["a"], ("a", "b")], ["a", [1], None]),
+    "mapping": ([{}, {"a": 1}], [[], "a", None, {1: 2}]),
+    "mappings": ([[], [{"a": 1}, {}]], [{"a": 1}, ["a"], "a", None]),
     "maybe": ([None, 3], ["3", 1.5]),
     "anything": ([None, {"a": (1,)}, "x"], []),
 }
@@ -103,6 +107,8 @@ WORDS = {
     "choice": "one of one, two",
     "numbers": "one or more different whole numbers of at least 0, such as [0, 1, 2]",
     "words": "names",
+    "mapping": "a mapping",
+    "mappings": "mappings",
     "maybe": "a whole number",
 }
 
@@ -148,6 +154,7 @@ def test_what_is_typed_is_read_as_yaml_but_for_words():
     for name, text, value in (
         ("count", "3", 3), ("number", "1e-3", 0.001), ("flag", "true", True), ("word", "1e-3", "1e-3"),
         ("word", "null", "null"), ("choice", "two", "two"), ("numbers", "[1, 2]", [1, 2]), ("maybe", "4", 4),
+        ("mapping", "{a: 1}", {"a": 1}), ("mappings", "[{a: 1}]", [{"a": 1}]),
         ("anything", "{primal: {eta: 1e-2}}", {"primal": {"eta": 0.01}}),
     ):  # fmt: skip
         assert from_text(Example, name, text, f"--{name} {text!r}") == value

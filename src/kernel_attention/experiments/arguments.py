@@ -254,9 +254,9 @@ def _form(settings: type, name: str) -> dict[str, Any]:
         return {"nargs": "?", "const": "true", "metavar": "{true,false}"}
     if schema.get("type") != "array":
         return {"metavar": words.get(schema.get("type", ""), "SPEC")}
-    if schema["items"]["type"] == "integer":
-        return {"metavar": "INT,INT,..."}
-    return {"nargs": "+", "metavar": "TEXT"}
+    if schema["items"]["type"] == "string":
+        return {"nargs": "+", "metavar": "TEXT"}
+    return {"metavar": "INT,INT,..." if schema["items"]["type"] == "integer" else "SPEC"}
 
 
 def _default_text(settings: type, name: str) -> str:

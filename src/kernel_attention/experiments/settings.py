@@ -117,7 +117,7 @@ def accepted(schema: Mapping[str, Any]) -> str:
         return f"{words}, such as [0, 1, 2]" if schema["items"].get("type") == "integer" else words
     names = {
         "integer": "a whole number", "number": "a finite number", "boolean": "true or false",
-        "string": "a name",
+        "string": "a name", "object": "a mapping",
     }  # fmt: skip
     return " ".join([names.get(kind, kind), *_bounds(schema)])
 
@@ -140,7 +140,8 @@ def plain(value: Any) -> Any:
 def _several(schema: Mapping[str, Any]) -> str:
     words = ["one or more"] if schema.get("minItems") else []
     words += ["different"] if schema.get("uniqueItems") else []
-    words += ["whole numbers" if schema["items"].get("type") == "integer" else "names"]
+    kinds = {"integer": "whole numbers", "object": "mappings"}
+    words += [kinds.get(schema["items"].get("type", ""), "names")]
     return " ".join([*words, *_bounds(schema["items"])])
 
 

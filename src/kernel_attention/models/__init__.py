@@ -4,6 +4,7 @@ from kernel_attention.models.causal import CausalLanguageModel
 from kernel_attention.models.channel_attention import ChannelAttention
 from kernel_attention.models.decoding import generate
 from kernel_attention.models.encoder_layer import EncoderLayer
+from kernel_attention.models.positions import PositionClassifier
 from kernel_attention.models.segmenter import Segmenter
 from kernel_attention.models.sequence import SequenceClassifier, SequenceEncoder
 from kernel_attention.models.tokens import TokenClassifier, TokenEncoder, TokenPairClassifier
@@ -13,6 +14,7 @@ __all__ = [
     "CausalLanguageModel",
     "ChannelAttention",
     "EncoderLayer",
+    "PositionClassifier",
     "Segmenter",
     "SequenceClassifier",
     "SequenceEncoder",

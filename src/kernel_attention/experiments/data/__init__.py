@@ -1,4 +1,5 @@
-"""Data sets by name: time series with the loader that pads and shuffles them, images, and label maps.
+"""Data sets by name: time series with the loader that pads and shuffles them, images, label maps, and
+generated tasks.
 
 Legend of shapes: n_i steps of case i, c channels, B cases of a batch, N steps of its longest case.
 """
@@ -14,6 +15,8 @@ from kernel_attention.experiments.data.images import (
 )
 from kernel_attention.experiments.data.loading import load_time_series, read_sequences
 from kernel_attention.experiments.data.ood_images import OutOfDistribution, load_ood
+from kernel_attention.experiments.data.position_task import PositionTask
+from kernel_attention.experiments.data.position_tasks import POSITION_TASKS, make_position_task
 from kernel_attention.experiments.data.segmentation import (
     SegmentationData,
     SegmentationSplit,
@@ -28,6 +31,7 @@ from kernel_attention.experiments.data.time_series import (
 )
 
 __all__ = [
+    "POSITION_TASKS",
     "Batch",
     "ClassSubset",
     "DatasetInfo",
@@ -35,6 +39,7 @@ __all__ = [
     "ImageData",
     "ImageSplit",
     "OutOfDistribution",
+    "PositionTask",
     "SegmentationData",
     "SegmentationSplit",
     "SequenceSplit",
@@ -49,6 +54,7 @@ __all__ = [
     "load_segmentation",
     "load_time_series",
     "make_loader",
+    "make_position_task",
     "read_sequences",
     "stratified_split",
     "windows_of",

@@ -30,6 +30,7 @@ METRICS = {
     "regression": "rmse",
     "language": "perplexity",
     "segmentation": "mean_iou",
+    "sequence_labels": "accuracy",
 }
 """The headline figure of a task, for a run that has no summary yet."""
 

@@ -11,7 +11,11 @@ from kernel_attention.experiments.reporting.formats import attention_title, form
 from kernel_attention.experiments.reporting.records import RunRecord, read_run
 
 REPORT_NAME = "report.html"
-TASKS = {"language": "language model", "segmentation": "semantic segmentation"}
+TASKS = {
+    "language": "language model",
+    "segmentation": "semantic segmentation",
+    "sequence_labels": "classes of positions",
+}
 
 
 def write_report(run_dir: Path) -> Path:

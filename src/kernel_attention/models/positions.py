@@ -1,0 +1,71 @@
+"""Classes for every position of a sequence, causal or not, with any mechanism in each layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kernel_attention.core.layer import require_causal_form
+from kernel_attention.core.parameters import Device, reset_submodules
+from kernel_attention.core.validation import require_positive
+from kernel_attention.mechanisms import AttentionSpec
+from kernel_attention.models.sequence import SequenceEncoder
+from kernel_attention.models.tokens import TokenEncoder
+
+
+class PositionClassifier(nn.Module):
+    """Class logits of every position: encoder, linear head.
+
+    Args:
+        in_features: the number of different tokens, or of channels where ``is_real``.
+        num_outputs: classes.
+        max_len: longest sequence.
+        attention: one mechanism for all layers or a list with one per layer; see ``layer_specs``.
+        is_real: whether the inputs are vectors (``SequenceEncoder``) or tokens (``TokenEncoder``).
+        is_causal: whether a position reads only those up to it.
+        device: where the parameters are made; None: the default device.
+        dtype: the parameters' precision; None: the default one.
+        encoder_options: the other arguments of ``SequenceEncoder``.
+
+    Raises:
+        InputError: for sizes out of range, and where ``is_causal``, for a mechanism without a causal form.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_outputs: int,
+        max_len: int,
+        attention: AttentionSpec | Sequence[AttentionSpec] = "softmax",
+        *,
+        is_real: bool = False,
+        is_causal: bool = False,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+        **encoder_options: Any,
+    ) -> None:
+        super().__init__()
+        require_positive(num_outputs=num_outputs)
+        where: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.is_causal = is_causal
+        kind = SequenceEncoder if is_real else TokenEncoder
+        self.encoder = kind(in_features, max_len, attention, **where, **encoder_options)
+        if is_causal:
+            for layer in self.encoder.layers:
+                require_causal_form(layer.attention, layer.attention.mechanism_name)
+        self.head = nn.Linear(self.encoder.embed_dim, num_outputs, **where)
+
+    def reset_parameters(self) -> None:
+        """Draw every parameter of the encoder and the head anew."""
+        reset_submodules(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, N) tokens or (B, N, c) vectors -> logits (B, N, num_outputs)."""
+        return self.head(self.encoder(x, None, self.is_causal))
+
+    def logits_at(self, x: Tensor, chosen: Tensor) -> Tensor:
+        """The logits of the positions where ``chosen`` (B, N) is True, in order, (positions, num_outputs)."""
+        return self.head(self.encoder(x, None, self.is_causal)[chosen])

@@ -1,0 +1,48 @@
+"""The classifier of positions: what a position may read, and which positions are classified."""
+
+import pytest
+import torch
+
+from kernel_attention.errors import InputError
+from kernel_attention.mechanisms import list_attention
+from kernel_attention.models.positions import PositionClassifier
+
+SIZES = {"embed_dim": 12, "num_heads": 3, "num_layers": 2, "feedforward_dim": 10, "dropout": 0.0}
+CAUSAL = [row.name for row in list_attention() if row.causal]
+
+
+@pytest.mark.parametrize("is_real", [False, True])
+@pytest.mark.parametrize("name", CAUSAL)
+def test_a_causal_model_does_not_read_ahead(name, is_real):
+    torch.manual_seed(0)
+    options = {"scaled": {"scaling": "matrix", "max_len": 7}} if name == "scaled" else name
+    model = PositionClassifier(5, 4, 7, options, is_real=is_real, is_causal=True, **SIZES).double().eval()
+    x = torch.randn(2, 7, 5, dtype=torch.float64) if is_real else torch.randint(5, (2, 7))
+    other = x.clone()
+    other[:, 4:] = x[:, 4:] + 1 if is_real else (x[:, 4:] + 1) % 5
+    with torch.inference_mode():
+        y, z = model(x), model(other)
+    assert y.shape == (2, 7, 4)
+    torch.testing.assert_close(y[:, :4], z[:, :4], rtol=1e-9, atol=1e-9)
+    assert not torch.equal(y[:, 4:], z[:, 4:])
+
+
+def test_without_the_mask_a_position_reads_all():
+    torch.manual_seed(0)
+    model = PositionClassifier(5, 4, 7, "softmax", **SIZES).eval()
+    x = torch.randint(5, (2, 7))
+    other = x.clone()
+    other[:, -1] = (x[:, -1] + 1) % 5
+    assert (model(x)[:, 0] != model(other)[:, 0]).any()
+
+
+def test_chosen_positions_have_their_logits():
+    torch.manual_seed(0)
+    model = PositionClassifier(5, 4, 7, "linear", is_causal=True, **SIZES).eval()
+    x, chosen = torch.randint(5, (2, 7)), torch.rand(2, 7) > 0.5
+    torch.testing.assert_close(model.logits_at(x, chosen), model(x)[chosen])
+
+
+def test_a_mechanism_without_a_causal_form_is_refused():
+    with pytest.raises(InputError, match="causal"):
+        PositionClassifier(5, 4, 7, ["softmax", "tensor"], is_causal=True, **SIZES)
