@@ -40,7 +40,7 @@ def nearest(value: object, names: Iterable[str], count: int = 3, cutoff: float =
 _EXTRAS = {
     "PIL": "train", "aeon": "timeseries", "cv2": "corruptions", "datasets": "language",
     "imagecorruptions": "corruptions", "jinja2": "train", "lightning": "train", "matplotlib": "train",
-    "pydantic": "train", "rich": "train", "safetensors": "train", "skimage": "corruptions",
+    "optuna": "sweep", "pydantic": "train", "rich": "train", "safetensors": "train", "skimage": "corruptions",
     "sklearn": "train", "timm": "vision", "tokenizers": "language", "transformers": "language",
     "yaml": "train", "eagerpy": "robustness", "foolbox": "robustness", "pyautoattack": "robustness",
 }  # fmt: skip

@@ -95,6 +95,11 @@ class Experiment(ABC):
     def metric(self) -> Metric:
         """The headline figure of ``evaluate``."""
 
+    @property
+    def selection_metric(self) -> Metric:
+        """The figure of ``metrics.json`` that compares runs before any test: that of the protocol's choice."""
+        return Metric(f"val_{self.metric.name}", self.metric.larger_is_better)
+
     @abstractmethod
     def facts(self) -> dict[str, Any]:
         """The content of ``data.json``: the facts about the data that a trained model depends on."""
