@@ -1,8 +1,8 @@
 """Parse the command line into the options of a command, with errors of one line.
 
 The options are the fields of the classes in ``kernel_attention.experiments.options``; ``train`` and
-``sweep`` take the keys of the recipe's class too. argparse splits the words and writes the help. Values are read and checked
-as those of a recipe are (``kernel_attention.experiments.settings``).
+``sweep`` take the keys of the recipe's class too. argparse splits the words and writes the help. Values are
+read and checked as those of a recipe are (``kernel_attention.experiments.settings``).
 """
 
 from __future__ import annotations
