@@ -366,19 +366,5 @@ class List(Command):
     data_root: str | None = None
 
 
-COMMANDS: dict[str, type[Command]] = {
-    command.__name__.lower(): command
-    for command in (
-        Train,
-        Evaluate,
-        Predict,
-        Generate,
-        Analyze,
-        Attack,
-        Bench,
-        Record,
-        Reproduce,
-        Sweep,
-        List,
-    )
-}
+_ALL = (Train, Evaluate, Predict, Generate, Analyze, Attack, Bench, Record, Reproduce, Sweep, List)
+COMMANDS: dict[str, type[Command]] = {command.__name__.lower(): command for command in _ALL}

@@ -68,7 +68,7 @@ def against_two_keys(record: SweepRecord, first: str, second: str) -> Figure:
     across, up = _places(record, second, points), _places(record, first, points)
     if isinstance(record.space[first], list) and isinstance(record.space[second], list):
         cells = cell_means(record, first, second)
-        shown = axis.imshow(cells, origin="lower", aspect="auto", cmap="viridis")
+        shown: Any = axis.imshow(cells, origin="lower", aspect="auto", cmap="viridis")
         _write_cells(axis, cells)
         axis.grid(False)
     else:
@@ -81,7 +81,7 @@ def against_two_keys(record: SweepRecord, first: str, second: str) -> Figure:
 
 
 def cell_means(record: SweepRecord, first: str, second: str) -> np.ndarray:
-    """Means over the complete points, (values of ``first``, values of ``second``); NaN where there are none."""
+    """Means over the complete points, (values of ``first``, values of ``second``); NaN where none is."""
     points = [point for point in record.points if point.value is not None]
     values = _scaled(record, points)
     rows, columns = _places(record, first, points), _places(record, second, points)

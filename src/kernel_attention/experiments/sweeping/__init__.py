@@ -1,7 +1,7 @@
 """Sweeps: many points of one recipe, run by any number of processes. Needs the extra ``sweep``."""
 
 from kernel_attention.experiments.sweeping.plan import SweepPlan, make_plan, read_plan
-from kernel_attention.experiments.sweeping.run import run_sweep, sweep_record
+from kernel_attention.experiments.sweeping.run import join_sweep, run_sweep, sweep_record
 from kernel_attention.experiments.sweeping.space import Choices, Range, read_space
 from kernel_attention.experiments.sweeping.study import Sweep, open_sweep, start_sweep
 from kernel_attention.experiments.sweeping.worker import work
@@ -11,6 +11,7 @@ __all__ = [
     "Range",
     "Sweep",
     "SweepPlan",
+    "join_sweep",
     "make_plan",
     "open_sweep",
     "read_plan",

@@ -49,6 +49,21 @@ def run_sweep(sweep: Sweep, workers: int = 1, data_root: str | None = None) -> N
             path.unlink(missing_ok=True)
 
 
+def join_sweep(folder: str | Path, data_root: str | None = None) -> None:
+    """Work on a sweep folder as one more worker, until no point is left: a job of a cluster's queue.
+
+    Args:
+        folder: which ``kernel-attention sweep`` began, on a file system that all machines see.
+        data_root: the folder that is searched first for data sets; by default that of the sweep's start.
+
+    Raises:
+        InputError: for a folder without a sweep, and where this machine lacks the data or the accelerator.
+        KeyboardInterrupt: Ctrl-C or SIGTERM; the point is saved and free.
+        OSError: the folder can no longer be written.
+    """
+    work(open_sweep(Path(folder)), data_root)
+
+
 def sweep_record(sweep: Sweep, with_importances: bool = True) -> SweepRecord:
     """The sweep and its points as they are now, for tables and the report.
 
@@ -119,7 +134,7 @@ def _worker_main(folder: str, data_root: str | None, plugins: list[str], parent:
     with notes_on_stderr():
         try:
             load_plugins(plugins)
-            work(open_sweep(Path(folder)), data_root)
+            join_sweep(folder, data_root)
         except KeyboardInterrupt:
             sys.exit(1)
         except (InputError, OSError) as error:

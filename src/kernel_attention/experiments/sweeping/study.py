@@ -1,9 +1,10 @@
 """A sweep folder: its plan, and the study with the state of every point.
 
 Every point is a trial of an Optuna study, with the point's number. All trials are made at the beginning, so
-the study never has more of them than the plan, however many processes work on it. Those of a grid or of random
-draws have their values from the beginning. TPE chooses a trial's values when the trial begins, from the trials
-that are complete by then, with random numbers that depend on the sweep's seed and the trial's number alone.
+the study never has more of them than the plan, however many processes work on it. Those of a grid or of
+random draws have their values from the beginning. TPE chooses a trial's values when the trial begins, from
+the trials that are complete by then. Its random numbers depend on the sweep's seed and the trial's number
+alone.
 """
 
 from __future__ import annotations
@@ -71,13 +72,14 @@ class Sweep:
     def fill(self) -> None:
         """Make the study and the trials that it lacks. Only one process may do so at a time."""
         self._drop_torn_line()
-        direction = "maximize" if self.plan.metric.larger_is_better else "minimize"
+        directions = optuna.study.StudyDirection
+        direction = directions.MAXIMIZE if self.plan.metric.larger_is_better else directions.MINIMIZE
         study = optuna.create_study(
             storage=self._storage, study_name=_STUDY, direction=direction, load_if_exists=True
         )
-        number = len(study.get_trials(deepcopy=False))
+        begun = len(study.get_trials(deepcopy=False))
         points = list(grid_points(self.plan.space)) if self.plan.sampler == "grid" else []
-        for number in range(number, self.plan.points):
+        for number in range(begun, self.plan.points):
             study.enqueue_trial(_labels(self.plan.space, points[number]) if points else self._drawn(number))
 
     def trials(self) -> list[FrozenTrial]:

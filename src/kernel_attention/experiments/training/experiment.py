@@ -97,7 +97,7 @@ class Experiment(ABC):
 
     @property
     def selection_metric(self) -> Metric:
-        """The figure of ``metrics.json`` that compares runs before any test: that of the protocol's choice."""
+        """The column of ``metrics.json`` by which runs are compared without their test figures."""
         return Metric(f"val_{self.metric.name}", self.metric.larger_is_better)
 
     @abstractmethod
