@@ -40,8 +40,8 @@ def nearest(value: object, names: Iterable[str], count: int = 3, cutoff: float =
 _EXTRAS = {
     "aeon": "timeseries", "cv2": "robustness", "datasets": "language", "eagerpy": "robustness",
     "foolbox": "robustness", "imagecorruptions": "robustness", "jinja2": "train", "kornia": "images",
-    "lightning": "train", "matplotlib": "train", "PIL": "train", "pyautoattack": "robustness",
-    "pydantic": "train", "rich": "train", "safetensors": "train", "skimage": "robustness",
+    "lightning": "train", "matplotlib": "train", "optuna": "sweep", "PIL": "train",
+    "pyautoattack": "robustness", "pydantic": "train", "rich": "train", "safetensors": "train", "skimage": "robustness",
     "sklearn": "train", "timm": "vision", "tokenizers": "language", "transformers": "language",
     "yaml": "train",
 }  # fmt: skip

@@ -1,8 +1,8 @@
 """Parse the command line into the options of a command, with errors of one line.
 
-The options are the fields of the classes in ``kernel_attention.experiments.options``; ``train`` takes the
-keys of the recipe's class too. argparse splits the words and writes the help. Values are read and checked
-as those of a recipe are (``kernel_attention.experiments.settings``).
+The options are the fields of the classes in ``kernel_attention.experiments.options``; ``train`` and
+``sweep`` take the keys of the recipe's class too. argparse splits the words and writes the help. Values are
+read and checked as those of a recipe are (``kernel_attention.experiments.settings``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from kernel_attention.errors import InputError, nearest, unknown
-from kernel_attention.experiments.options import COMMANDS, POSITIONAL, REPEATED, Command
+from kernel_attention.experiments.options import COMMANDS, POSITIONAL, Command, Repeated
 from kernel_attention.version import __version__
 
 if TYPE_CHECKING:
@@ -26,11 +26,12 @@ _INTEGERS = re.compile(r"-?\d+(,-?\d+)*,?")
 _DESCRIPTION = "The kernel-machine view of self-attention as software: layers, functions, solvers, recipes."
 
 _OPTION = re.compile(r"--?[^\W\d]")
-_WITH_RESUME = ("resume", "data_root", "progress", "plugin")
+_WITH_RESUME = ("resume", "data_root", "progress", "plugin", "workers")
+_WITH_KEYS = ("train", "sweep")  # the commands whose options are also the recipe's keys
 
 
 class Typed(NamedTuple):
-    """A command, its options, and the recipe's keys among them, which only ``train`` takes."""
+    """A command, its options, and the recipe's keys among them, which ``train`` and ``sweep`` take."""
 
     command: str
     options: Any
@@ -55,7 +56,7 @@ def parse(arguments: list[str]) -> Typed:
         raise InputError(f"no command given (accepted: {', '.join(COMMANDS)}; see: kernel-attention --help)")
     if command not in COMMANDS:
         raise unknown("command", command, COMMANDS)
-    recipe = _recipe_class(words) if command == "train" else None
+    recipe = _recipe_class(words) if command in _WITH_KEYS else None
     return _Line(command, COMMANDS[command], recipe).read([*plugins, *words[1:]])
 
 
@@ -86,7 +87,7 @@ class _Line:
             refused = [f"--{name}" for name in vars(found) if name not in _WITH_RESUME] + strange
             if refused:
                 raise InputError(
-                    f"--resume continues a run as its config.yaml says, and cannot take {', '.join(refused)}"
+                    f"--resume continues as the folder says, and cannot take {', '.join(refused)}"
                 )
         if strange:
             raise self.unknown_option(strange[0])
@@ -198,7 +199,7 @@ def _main_parser() -> argparse.ArgumentParser:
 
 
 def _recipe_class(words: list[str]) -> type[BaseRecipe]:
-    """The class of the recipe given to ``train``; the recipe's keys are options."""
+    """The class of the recipe given to ``train`` or ``sweep``; the recipe's keys are options."""
     from kernel_attention.experiments.training.recipe import Recipe, list_recipes, read_recipe
     from kernel_attention.experiments.training.tasks import DEFAULT_TASK, recipe_class
 
@@ -244,8 +245,9 @@ def _form(settings: type, name: str) -> dict[str, Any]:
     """The number of words that the option takes, and their name in the help."""
     from kernel_attention.experiments.settings import field_metadata, field_schema
 
-    if REPEATED in field_metadata(settings, name):
-        return {"action": "append", "metavar": "MODULE"}
+    for entry in field_metadata(settings, name):
+        if isinstance(entry, Repeated):
+            return {"action": "append", "metavar": entry.metavar}
     schema = field_schema(settings, name)
     words = {"integer": "INT", "number": "FLOAT", "string": "TEXT"}
     if "enum" in schema:

@@ -29,6 +29,7 @@ from kernel_attention.experiments.options import (
     Predict,
     Record,
     Reproduce,
+    Sweep,
     Train,
 )
 from kernel_attention.experiments.plugins import load_plugins
@@ -36,7 +37,11 @@ from kernel_attention.experiments.plugins import load_plugins
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from kernel_attention.experiments.sweeping import Sweep as OpenSweep
+    from kernel_attention.experiments.sweeping import SweepPlan
     from kernel_attention.experiments.training.recipe import BaseRecipe
+
+_MOST_WORKERS = 256
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -45,7 +50,8 @@ def main(argv: list[str] | None = None) -> int:
         command, options, keys = parse(sys.argv[1:] if argv is None else argv)
         load_plugins(options.plugin)
         with notes_on_stderr():
-            code = _train(options, keys) if command == "train" else _COMMANDS[command](options)
+            with_keys = _WITH_KEYS.get(command)
+            code = _COMMANDS[command](options) if with_keys is None else with_keys(options, keys)
         sys.stdout.flush()
     except ModuleNotFoundError as error:
         missing = missing_package(error, "kernel-attention")
@@ -347,6 +353,88 @@ def _reproduce(options: Reproduce) -> int:
     return 2 if failed else 0
 
 
+def _sweep(options: Sweep, typed: dict[str, Any]) -> int:
+    from kernel_attention.experiments.sweeping import open_sweep, start_sweep
+
+    if (options.recipe is None) == (options.resume is None):
+        raise InputError(
+            "sweep needs either a recipe or --resume FOLDER (see: kernel-attention sweep --help)"
+        )
+    if not 1 <= options.workers <= _MOST_WORKERS:
+        raise InputError(f"workers={options.workers} must be a whole number between 1 and {_MOST_WORKERS}")
+    if options.resume is None:
+        plan = _plan_of_sweep(options, typed)
+        sweep = start_sweep(plan, Path(options.output or f"runs/sweep-{plan.recipe}"))
+    else:
+        sweep = open_sweep(Path(options.resume))
+        load_plugins(sweep.plan.keys["plugins"])
+    return _run_sweep(sweep, options)
+
+
+def _plan_of_sweep(options: Sweep, typed: dict[str, Any]) -> SweepPlan:
+    from kernel_attention.experiments.sweeping import make_plan, read_space
+    from kernel_attention.experiments.training.recipe import read_recipe, recipe_plugins
+    from kernel_attention.experiments.training.tasks import DEFAULT_TASK, recipe_class
+
+    assert options.recipe is not None
+    name, keys = read_recipe(options.recipe)
+    if "dataset" not in keys | typed:
+        raise InputError(f"recipe {options.recipe}: has no key dataset (or give it with --dataset)")
+    space = read_space(
+        recipe_class(keys.get("task", DEFAULT_TASK)), options.grid, options.range, options.space
+    )
+    for key in typed:
+        if key in space:
+            raise InputError(f"--{key} is the same for every point, but the space has {key} too")
+    plugins = recipe_plugins(keys, options.plugin)
+    load_plugins(plugins)
+    return make_plan(
+        name,
+        keys | typed | {"plugins": plugins},
+        space,
+        sampler=options.sampler,
+        sampler_seed=options.sampler_seed,
+        points=options.points,
+        data_root=options.data_root,
+    )
+
+
+def _run_sweep(sweep: OpenSweep, options: Sweep) -> int:
+    """Run the points, show them as they come, and write the report; also after a failure."""
+    from rich.console import Console
+    from rich.live import Live
+
+    from kernel_attention.experiments.reporting.sweep_report import write_sweep_report
+    from kernel_attention.experiments.reporting.sweep_tables import sweep_table
+    from kernel_attention.experiments.sweeping import run_sweep, sweep_record
+
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    live = Live(
+        get_renderable=lambda: sweep_table(sweep_record(sweep, with_importances=False)),
+        console=console,
+        refresh_per_second=1,
+        transient=True,
+    )
+    failure: BaseException | None = None
+    try:
+        with live if console.is_terminal else contextlib.nullcontext():
+            run_sweep(sweep, options.workers, options.data_root)
+    except (KeyboardInterrupt, OSError) as error:
+        failure = error
+    record = sweep_record(sweep)
+    console.print(sweep_table(record))
+    failed = [point for point in record.points if point.state == "failed"]
+    if failed:
+        print(f"{len(failed)} points failed, for the reasons in the report", file=sys.stderr)
+    if failure is not None:
+        line = "interrupted" if isinstance(failure, KeyboardInterrupt) else f"failed: {failure}"
+        print(f"{line}\nsaved: every point so far, in {sweep.folder}", file=sys.stderr)
+        print(f"resume: {record.command}", file=sys.stderr)
+    page = write_sweep_report(record, sweep.folder / "report.html")
+    console.print(f"report: {page}", soft_wrap=True)
+    return 1 if failed or failure is not None else 0
+
+
 def _check_output(output: str | None) -> None:
     if output is not None and Path(output).suffix not in (".csv", ".json"):
         raise InputError(f"output {output}: the name must end in .csv or .json")
@@ -449,6 +537,7 @@ _TABLES: dict[str, Callable[[List], Table]] = {
     "recipes": _recipe_table,
     "suites": _suite_table,
 }
+_WITH_KEYS: dict[str, Callable[[Any, dict[str, Any]], int]] = {"train": _train, "sweep": _sweep}
 _COMMANDS: dict[str, Callable[[Any], int]] = {
     "evaluate": _evaluate,
     "predict": _predict,

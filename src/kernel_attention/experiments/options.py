@@ -7,10 +7,17 @@ options. A field marked ``POSITIONAL`` is given without its name.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 POSITIONAL = "positional"
-REPEATED = "repeated"  # the option may be given several times, each with one value
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """The option may be given several times, each with one value, which the help calls ``metavar``."""
+
+    metavar: str
+
 
 Name = Annotated[str, POSITIONAL]
 OptionalName = Annotated[str | None, POSITIONAL]
@@ -27,7 +34,7 @@ class Command:
     usage: ClassVar[str]
     summary: ClassVar[str]
 
-    plugin: Annotated[list[str], REPEATED] = field(default_factory=list)
+    plugin: Annotated[list[str], Repeated("MODULE")] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,6 +313,44 @@ class Reproduce(Command):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Sweep(Command):
+    """Train many points of a recipe and compare them on validation data. The recipe's keys are options too,
+    the same for every point. The command can be stopped and given again, and any number of them can work on
+    one folder at a time, on this machine and on others.
+
+    Args:
+        recipe: name (see: kernel-attention list recipes) or YAML file.
+        grid: values of a key, such as learning_rate=0.001,0.01 or attention='[softmax, primal]'; may be given
+            several times.
+        range: range of a key for random and tpe: KEY=LOW,HIGH or KEY=LOW,HIGH,log or KEY=LOW,HIGH,STEP; may
+            be given several times.
+        space: YAML file with the key space, values and ranges below it.
+        sampler: every combination of a grid, random points, or points chosen by TPE.
+        points: number of points of random and tpe (default: 20).
+        sampler_seed: seed of random and tpe.
+        workers: number of processes on this machine.
+        output: sweep folder (default: runs/sweep-RECIPE).
+        resume: go on with this sweep folder; takes no recipe and none of its keys.
+        data_root: folder with data sets (default: $KERNEL_ATTENTION_DATA).
+    """
+
+    usage = "sweep RECIPE --grid KEY=VALUES [options] | sweep --resume FOLDER"
+    summary = "train many points of a recipe, and report on the best"
+
+    recipe: OptionalName = None
+    grid: Annotated[list[str], Repeated("KEY=VALUES")] = field(default_factory=list)
+    range: Annotated[list[str], Repeated("KEY=LOW,HIGH")] = field(default_factory=list)
+    space: str | None = None
+    sampler: Literal["grid", "random", "tpe"] = "grid"
+    points: int | None = None
+    sampler_seed: int = 0
+    workers: int = 1
+    output: str | None = None
+    resume: str | None = None
+    data_root: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class List(Command):
     """List mechanisms, contenders, data sets and recipes.
 
@@ -321,7 +366,5 @@ class List(Command):
     data_root: str | None = None
 
 
-COMMANDS: dict[str, type[Command]] = {
-    command.__name__.lower(): command
-    for command in (Train, Evaluate, Predict, Generate, Analyze, Attack, Bench, Record, Reproduce, List)
-}
+_ALL = (Train, Evaluate, Predict, Generate, Analyze, Attack, Bench, Record, Reproduce, Sweep, List)
+COMMANDS: dict[str, type[Command]] = {command.__name__.lower(): command for command in _ALL}

@@ -103,6 +103,11 @@ class Experiment(ABC):
     def metric(self) -> Metric:
         """The headline figure of ``evaluate``."""
 
+    @property
+    def selection_metric(self) -> Metric:
+        """The column of ``metrics.json`` by which runs are compared without their test figures."""
+        return Metric(f"val_{self.metric.name}", self.metric.larger_is_better)
+
     @abstractmethod
     def facts(self) -> dict[str, Any]:
         """The content of ``data.json``: the facts about the data that a trained model depends on."""

@@ -89,6 +89,10 @@ class LanguageExperiment(Experiment):
     def metric(self) -> Metric:
         return Metric("perplexity", False)
 
+    @property
+    def selection_metric(self) -> Metric:
+        return Metric("val_loss", False)  # its logarithm
+
     def facts(self) -> dict[str, Any]:
         return {
             "dataset": self.text.name,

@@ -26,16 +26,20 @@ class HeldByAnother(InputError):
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path, name: str = LOCK_NAME) -> Iterator[None]:
     """Hold the folder for this process.
 
     The operating system holds the lock and releases it when the process ends for any reason.
+
+    Args:
+        folder: which exists.
+        name: of the file in it; a folder can have several locks, each for a part of what it holds.
 
     Raises:
         HeldByAnother: where another process holds it; the message has its number and machine.
         OSError: where the folder cannot be written.
     """
-    path = folder / LOCK_NAME
+    path = folder / name
     file = _take(path)
     try:
         file.truncate(0)

@@ -1,0 +1,23 @@
+"""Sweeps: many points of one recipe, run by any number of processes. Needs the extra ``sweep``."""
+
+from kernel_attention.experiments.sweeping.plan import SweepPlan, make_plan, read_plan
+from kernel_attention.experiments.sweeping.run import join_sweep, run_sweep, sweep_record
+from kernel_attention.experiments.sweeping.space import Choices, Range, read_space
+from kernel_attention.experiments.sweeping.study import Sweep, open_sweep, start_sweep
+from kernel_attention.experiments.sweeping.worker import work
+
+__all__ = [
+    "Choices",
+    "Range",
+    "Sweep",
+    "SweepPlan",
+    "join_sweep",
+    "make_plan",
+    "open_sweep",
+    "read_plan",
+    "read_space",
+    "run_sweep",
+    "start_sweep",
+    "sweep_record",
+    "work",
+]
