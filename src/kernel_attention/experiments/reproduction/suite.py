@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -13,6 +13,7 @@ from kernel_attention.experiments.plain_yaml import read_yaml
 from kernel_attention.experiments.settings import DIFFERENT, check_fields, field_names
 from kernel_attention.experiments.training.recipe import (
     BaseRecipe,
+    Protocol,
     Seed,
     make_recipe,
     read_recipe,
@@ -21,6 +22,10 @@ from kernel_attention.experiments.training.recipe import (
 
 TRANSFER = "transfer"
 _NAME = re.compile(r"\w[\w.+-]*")
+_MARK = "$"
+
+Figures = dict[str, dict[str, float | list[float]]]
+"""What a source reports, by row and column: a number, or [mean, deviation]."""
 
 
 class Cell(NamedTuple):
@@ -45,8 +50,12 @@ class Suite:
         records: the folder of its records below ``results``.
         columns: the recipe of each column, by the column's name.
         rows: for each row, the recipe's keys that make it.
+        values: what differs from column to column, by a name of its own and the column. ``$name`` in the keys
+            of a row stands for the value of the cell's column.
         keys: the recipe's keys of every cell.
         column_keys: the keys of a column's cells, by its name.
+        protocol: of every cell; without one, that of its recipe. ``with_protocol`` gives the suite another.
+        reported_protocol: that of the source, as far as it is known.
         seeds: trained in every cell.
         metric: a figure of ``evaluation.json``; those named accuracy are printed in per cent.
         larger_is_better: whether the best figure of a column is the largest.
@@ -55,7 +64,9 @@ class Suite:
             model of ``transfer_from``.
         transfer_from: the row whose model, with the same seed, transferred attacks work against.
         baselines: the row that a row is compared with; ``default`` for the rows not named.
-        reported: the source's figures by row and column: a number, or [mean, deviation].
+        reported: the source's figures of the metric, by row and column: a number, or [mean, deviation]. Those
+            of accuracies are in per cent.
+        further: other figures of ``evaluation.json`` that are shown, with what the source reports of them.
         remarks: what a reader must know to compare, a sentence each.
     """
 
@@ -65,15 +76,19 @@ class Suite:
     records: str
     columns: dict[str, str]
     rows: dict[str, dict[str, Any]]
+    values: dict[str, dict[str, Any]] = field(default_factory=dict)
     keys: dict[str, Any] = field(default_factory=dict)
     column_keys: dict[str, dict[str, Any]] = field(default_factory=dict)
+    protocol: Protocol | None = None
+    reported_protocol: Protocol | None = None
     seeds: Annotated[list[Seed], *DIFFERENT] = field(default_factory=lambda: [0, 1, 2])
     metric: str = "accuracy"
     larger_is_better: bool = True
     attack: list[str | dict[str, list[str]]] = field(default_factory=list)
     transfer_from: str | None = None
     baselines: dict[str, str] = field(default_factory=dict)
-    reported: dict[str, dict[str, float | list[float]]] = field(default_factory=dict)
+    reported: Figures = field(default_factory=dict)
+    further: dict[str, Figures] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -87,16 +102,19 @@ class Suite:
                         f"suite {self.name}: {kind} {name!r} must be letters, digits and . _ + -, as it "
                         "names files"
                     )
-        named = [*self.reported, *(row for row in self.baselines if row != "default")]
-        named += [*self.baselines.values(), *(row for plan in self.attack if isinstance(plan, dict)
-                                              for rows in plan.values() for row in rows)]  # fmt: skip
+        reported = [self.reported, *self.further.values()]
+        named = [row for figures in reported for row in figures]
+        named += [*(row for row in self.baselines if row != "default"), *self.baselines.values()]
+        named += [row for plan in self.attack if isinstance(plan, dict) for rows in plan.values() for row in rows]
         named += [] if self.transfer_from is None else [self.transfer_from]
         if self.transfer_from is None and any(TRANSFER in self.attack_plans(row) for row in self.rows):
             raise InputError(f"suite {self.name}: plan {TRANSFER} needs the key transfer_from")
         for row in named:
             if row not in self.rows:
                 raise unknown(f"row of suite {self.name}", row, self.rows)
-        for column in [*self.column_keys, *(name for row in self.reported.values() for name in row)]:
+        columns = [column for figures in reported for row in figures.values() for column in row]
+        columns += [*self.column_keys, *(column for values in self.values.values() for column in values)]
+        for column in columns:
             if column not in self.columns:
                 raise unknown(f"column of suite {self.name}", column, self.columns)
 
@@ -118,11 +136,32 @@ class Suite:
                     yield Cell(row, column, seed)
 
     def recipe(self, cell: Cell) -> tuple[str, BaseRecipe]:
-        """The name of a cell's recipe, and the recipe."""
+        """The name of a cell's recipe, and the recipe.
+
+        Raises:
+            InputError: for keys that make no recipe, and for a ``$name`` without a value for the column.
+        """
         recipe = self.columns[cell.column]
         _, keys = read_recipe(recipe)
-        own = self.keys | self.column_keys.get(cell.column, {}) | self.rows[cell.row]
+        own = self.keys | self.column_keys.get(cell.column, {}) | self._filled(self.rows[cell.row], cell)
+        if self.protocol is not None:
+            own["protocol"] = self.protocol
         return recipe, make_recipe(keys | own | {"seeds": [cell.seed]})
+
+    def with_protocol(self, protocol: str | None) -> Suite:
+        """The suite with another protocol, whose runs and records have folders of their own.
+
+        Raises:
+            InputError: for an unknown protocol.
+        """
+        if protocol is None or protocol == self.protocol:
+            return self
+        kept = {name: f"{getattr(self, name)}-{protocol}" for name in ("name", "records")}
+        return replace(self, **kept, protocol=protocol)  # type: ignore[arg-type]  # checked by check_fields
+
+    def figures(self) -> dict[str, Figures]:
+        """What the source reports, by the name of the figure; the suite's metric comes first."""
+        return {self.metric: self.reported, **self.further}
 
     def baseline(self, row: str) -> str | None:
         """The row that ``row`` is compared with."""
@@ -137,6 +176,21 @@ class Suite:
             for name, rows in (plan.items() if isinstance(plan, dict) else [(plan, list(self.rows))])
             if row in rows
         ]
+
+    def _filled(self, keys: Any, cell: Cell) -> Any:
+        """The keys with the values that they name."""
+        if isinstance(keys, Mapping):
+            return {key: self._filled(entry, cell) for key, entry in keys.items()}
+        if isinstance(keys, list):
+            return [self._filled(entry, cell) for entry in keys]
+        if not isinstance(keys, str) or not keys.startswith(_MARK):
+            return keys
+        values = self.values.get(keys.removeprefix(_MARK))
+        if values is None:
+            raise unknown(f"value of row {cell.row}", keys, [f"{_MARK}{name}" for name in self.values])
+        if cell.column not in values:
+            raise InputError(f"suite {self.name}: {keys} of row {cell.row} has no value for {cell.column}")
+        return values[cell.column]
 
 
 def list_suites() -> dict[str, Path]:
