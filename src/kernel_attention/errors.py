@@ -41,9 +41,9 @@ _EXTRAS = {
     "aeon": "timeseries", "cv2": "robustness", "datasets": "language", "eagerpy": "robustness",
     "foolbox": "robustness", "imagecorruptions": "robustness", "jinja2": "train", "kornia": "images",
     "lightning": "train", "matplotlib": "train", "optuna": "sweep", "PIL": "train",
-    "pyautoattack": "robustness", "pydantic": "train", "rich": "train", "safetensors": "train", "skimage": "robustness",
-    "sklearn": "train", "timm": "vision", "tokenizers": "language", "transformers": "language",
-    "yaml": "train",
+    "pyautoattack": "robustness", "pydantic": "train", "rich": "train", "safetensors": "train",
+    "skimage": "robustness", "sklearn": "train", "timm": "vision", "tokenizers": "language",
+    "transformers": "language", "yaml": "train",
 }  # fmt: skip
 
 

@@ -105,7 +105,8 @@ class Suite:
         reported = [self.reported, *self.further.values()]
         named = [row for figures in reported for row in figures]
         named += [*(row for row in self.baselines if row != "default"), *self.baselines.values()]
-        named += [row for plan in self.attack if isinstance(plan, dict) for rows in plan.values() for row in rows]
+        limited = [plan for plan in self.attack if isinstance(plan, dict)]
+        named += [row for plan in limited for rows in plan.values() for row in rows]
         named += [] if self.transfer_from is None else [self.transfer_from]
         if self.transfer_from is None and any(TRANSFER in self.attack_plans(row) for row in self.rows):
             raise InputError(f"suite {self.name}: plan {TRANSFER} needs the key transfer_from")
