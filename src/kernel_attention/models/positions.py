@@ -12,6 +12,7 @@ from kernel_attention.core.layer import require_causal_form
 from kernel_attention.core.parameters import Device, reset_submodules
 from kernel_attention.core.validation import require_positive
 from kernel_attention.mechanisms import AttentionSpec
+from kernel_attention.models.encoder_layer import EncoderLayer
 from kernel_attention.models.sequence import SequenceEncoder
 from kernel_attention.models.tokens import TokenEncoder
 
@@ -55,6 +56,7 @@ class PositionClassifier(nn.Module):
         self.encoder = kind(in_features, max_len, attention, **where, **encoder_options)
         if is_causal:
             for layer in self.encoder.layers:
+                assert isinstance(layer, EncoderLayer)
                 require_causal_form(layer.attention, layer.attention.mechanism_name)
         self.head = nn.Linear(self.encoder.embed_dim, num_outputs, **where)
 
