@@ -112,14 +112,12 @@ class Sweep:
         return {key: _suggest(trial, key, entry) for key, entry in self.plan.space.items()}
 
     def complete(self, number: int, values: list[float]) -> None:
-        """Record a point's figures, one a seed. Nothing happens where the point is finished."""
-        self._storage.set_trial_user_attr(self._id(number), "values", values)
-        self._study().tell(number, statistics.fmean(values), skip_if_finished=True)
+        """Record a point's figures, one a seed. Nothing changes where the point is finished."""
+        self._finish(number, {"values": values}, TrialState.COMPLETE, statistics.fmean(values))
 
     def fail(self, number: int, reason: str) -> None:
         """Record that a point cannot be run."""
-        self._storage.set_trial_user_attr(self._id(number), "error", reason)
-        self._study().tell(number, state=TrialState.FAIL, skip_if_finished=True)
+        self._finish(number, {"error": reason}, TrialState.FAIL, None)
 
     def points(self) -> list[SweepPoint]:
         """The state of every point."""
@@ -163,6 +161,15 @@ class Sweep:
     def _id(self, number: int) -> int:
         study = self._storage.get_study_id_from_name(_STUDY)
         return self._storage.get_trial_id_from_study_id_trial_number(study, number)
+
+    def _finish(
+        self, number: int, attributes: dict[str, Any], state: TrialState, value: float | None
+    ) -> None:
+        """End a point that has begun. The journal takes one end of a point, the first, whoever writes it."""
+        with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):
+            for name, content in attributes.items():
+                self._storage.set_trial_user_attr(self._id(number), name, content)
+            self._study().tell(number, value, state)
 
     def _drawn(self, number: int) -> dict[str, Any]:
         """The values of a trial that are drawn at random; none where TPE chooses them later."""
