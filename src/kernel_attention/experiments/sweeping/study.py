@@ -169,7 +169,7 @@ class Sweep:
         with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):
             for name, content in attributes.items():
                 self._storage.set_trial_user_attr(self._id(number), name, content)
-            self._study().tell(number, value, state)
+            self._study().tell(number, value, state, skip_if_finished=True)
 
     def _drawn(self, number: int) -> dict[str, Any]:
         """The values of a trial that are drawn at random; none where TPE chooses them later."""
