@@ -52,7 +52,7 @@ _OPENING = 120.0  # seconds that another process may take to open the folder
 _STATES = {TrialState.COMPLETE: "complete", TrialState.FAIL: "failed", TrialState.RUNNING: "begun"}
 
 
-class Sweep:
+class SweepFolder:
     """An open sweep folder.
 
     Args:
@@ -190,7 +190,7 @@ class Sweep:
             self._lock.release()
 
 
-def start_sweep(plan: SweepPlan, folder: Path) -> Sweep:
+def start_sweep(plan: SweepPlan, folder: Path) -> SweepFolder:
     """Open the folder of a sweep, made if it is not there. A second start with the same plan goes on with it.
 
     Raises:
@@ -216,7 +216,7 @@ def start_sweep(plan: SweepPlan, folder: Path) -> Sweep:
         raise InputError(f"output {folder}: cannot be written ({error.strerror or error})") from None
 
 
-def open_sweep(folder: Path) -> Sweep:
+def open_sweep(folder: Path) -> SweepFolder:
     """Open a folder that holds a sweep.
 
     Raises:
@@ -230,10 +230,10 @@ def open_sweep(folder: Path) -> Sweep:
         raise InputError(f"sweep {folder}: cannot be written ({error.strerror or error})") from None
 
 
-def _filled(folder: Path) -> Sweep:
+def _filled(folder: Path) -> SweepFolder:
     (folder / POINTS).mkdir(exist_ok=True)
     try:
-        sweep = Sweep(folder)
+        sweep = SweepFolder(folder)
         sweep.fill()
     except (ValueError, KeyError) as error:
         if isinstance(error, InputError):
