@@ -37,8 +37,7 @@ from kernel_attention.experiments.plugins import load_plugins
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from kernel_attention.experiments.sweeping import Sweep as OpenSweep
-    from kernel_attention.experiments.sweeping import SweepPlan
+    from kernel_attention.experiments.sweeping import SweepFolder, SweepPlan
     from kernel_attention.experiments.training.recipe import BaseRecipe
 
 _MOST_WORKERS = 256
@@ -399,7 +398,7 @@ def _plan_of_sweep(options: Sweep, typed: dict[str, Any]) -> SweepPlan:
     )
 
 
-def _run_sweep(sweep: OpenSweep, options: Sweep) -> int:
+def _run_sweep(sweep: SweepFolder, options: Sweep) -> int:
     """Run the points, show them as they come, and write the report; also after a failure."""
     from rich.console import Console
     from rich.live import Live

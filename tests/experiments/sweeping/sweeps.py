@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from kernel_attention.experiments.sweeping import Sweep, make_plan, read_space, start_sweep
+from kernel_attention.experiments.sweeping import SweepFolder, make_plan, read_space, start_sweep
 from kernel_attention.experiments.training.recipe import Recipe
 from kernel_attention.experiments.training.run import train  # noqa: F401  (heavy; imported once)
 
@@ -15,7 +15,9 @@ CREATE, SET_STATE = 4, 6  # operations of the journal
 COMPLETE, FAILED = 1, 3  # states of a trial
 
 
-def small_sweep(folder: Path, root: Path, grid: list[str], ranges: list[str] = (), **options: Any) -> Sweep:
+def small_sweep(
+    folder: Path, root: Path, grid: list[str], ranges: list[str] = (), **options: Any
+) -> SweepFolder:
     """An open sweep of the tiny data set, with one or more epochs and nothing trained."""
     keys = {
         "dataset": "Waves", "attention": "softmax", "embed_dim": 8, "num_heads": 2, "num_layers": 1,

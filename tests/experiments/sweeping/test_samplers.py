@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from experiments.sweeping.sweeps import small_sweep
 
-from kernel_attention.experiments.sweeping import Sweep, open_sweep
+from kernel_attention.experiments.sweeping import SweepFolder, open_sweep
 
 GRID = ["attention=[softmax, linear]"]
 RANGES = ["learning_rate=0.0001,0.1,log", "embed_dim=4,32,4", "dropout=0,0.5"]
@@ -68,7 +68,7 @@ def test_a_figure_is_recorded_once(waves, tmp_path):
     assert sweep.begin(0)
     sweep.complete(0, [1.0, 2.0])
     sweep.complete(0, [5.0])
-    other = Sweep(tmp_path / "sweep")
+    other = SweepFolder(tmp_path / "sweep")
     assert (other.points()[0].value, other.unfinished()) == (1.5, [1])
     other.fail(0, "too late")
     assert other.points()[0].state == "complete"

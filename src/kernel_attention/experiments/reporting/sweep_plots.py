@@ -43,7 +43,7 @@ def course(record: SweepRecord) -> Figure:
 
 @report_style()
 def against_key(record: SweepRecord, key: str) -> Figure:
-    """The value of every complete point against one key; a line through the means where it has values."""
+    """The value of every complete point against one key; the means where it has values."""
     points = [point for point in record.points if point.value is not None]
     figure = Figure(figsize=(5.0, 3.2))
     axis = figure.subplots()
@@ -52,7 +52,9 @@ def against_key(record: SweepRecord, key: str) -> Figure:
     if isinstance(record.space[key], list):
         levels = np.unique(places)
         means = [values[places == level].mean() for level in levels]
-        axis.plot(levels, means, color=PALETTE[0], marker="D", markersize=5)
+        is_ordered = all(isinstance(value, int | float) for value in record.space[key])
+        line = "solid" if is_ordered else "none"
+        axis.plot(levels, means, color=PALETTE[0], marker="D", markersize=5, linestyle=line)
     _set_axis(record, key, axis, "x")
     axis.set_ylabel(_axis_text(record))
     return figure
@@ -133,5 +135,4 @@ def _set_axis(record: SweepRecord, key: str, axis: Axes, which: str) -> None:
     short = [text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…" for text in texts]
     options = {"rotation": 20, "ha": "right"} if which == "x" and max(map(len, short)) > 8 else {}
     getattr(axis, f"set_{which}ticks")(range(len(entry)), short, **options)
-    if which == "x":
-        axis.set_xlim(-0.5, len(entry) - 0.5)
+    getattr(axis, f"set_{which}lim")(-0.5, len(entry) - 0.5)

@@ -3,13 +3,13 @@
 from kernel_attention.experiments.sweeping.plan import SweepPlan, make_plan, read_plan
 from kernel_attention.experiments.sweeping.run import join_sweep, run_sweep, sweep_record
 from kernel_attention.experiments.sweeping.space import Choices, Range, read_space
-from kernel_attention.experiments.sweeping.study import Sweep, open_sweep, start_sweep
+from kernel_attention.experiments.sweeping.study import SweepFolder, open_sweep, start_sweep
 from kernel_attention.experiments.sweeping.worker import work
 
 __all__ = [
     "Choices",
     "Range",
-    "Sweep",
+    "SweepFolder",
     "SweepPlan",
     "join_sweep",
     "make_plan",

@@ -150,7 +150,7 @@ def require_same_plan(plan: SweepPlan, kept: SweepPlan, folder: Path) -> None:
             )
     if plan.points < kept.points:
         raise InputError(
-            f"output {folder}: holds a sweep of {kept.points} points, points={plan.points} is less"
+            f"output {folder}: holds a sweep of {kept.points} points, and points={plan.points} is less"
         )
 
 

@@ -18,12 +18,12 @@ from kernel_attention.experiments.notes import note, notes_on_stderr
 from kernel_attention.experiments.plugins import load_plugins, loaded_plugins
 from kernel_attention.experiments.reporting.sweep_record import SweepRecord
 from kernel_attention.experiments.sweeping.space import space_as_json
-from kernel_attention.experiments.sweeping.study import POINTS, Sweep, open_sweep
+from kernel_attention.experiments.sweeping.study import POINTS, SweepFolder, open_sweep
 from kernel_attention.experiments.sweeping.worker import check_machine, stop_with_parent, work
 from kernel_attention.experiments.training.files import is_unfinished
 
 
-def run_sweep(sweep: Sweep, workers: int = 1, data_root: str | None = None) -> None:
+def run_sweep(sweep: SweepFolder, workers: int = 1, data_root: str | None = None) -> None:
     """Run the points of a sweep until none is left: one worker in this process, several in their own.
 
     Args:
@@ -64,7 +64,7 @@ def join_sweep(folder: str | Path, data_root: str | None = None) -> None:
     work(open_sweep(Path(folder)), data_root)
 
 
-def sweep_record(sweep: Sweep, with_importances: bool = True) -> SweepRecord:
+def sweep_record(sweep: SweepFolder, with_importances: bool = True) -> SweepRecord:
     """The sweep and its points as they are now, for tables and the report.
 
     Args:
@@ -96,7 +96,7 @@ def resume_command(folder: Path) -> str:
     return f"kernel-attention sweep --resume {shlex.quote(str(folder))}"
 
 
-def _run_processes(sweep: Sweep, workers: int, data_root: str | None) -> None:
+def _run_processes(sweep: SweepFolder, workers: int, data_root: str | None) -> None:
     context = multiprocessing.get_context("spawn")
     arguments = (str(sweep.folder), data_root, loaded_plugins(), os.getpid())
     processes = [context.Process(target=_worker_main, args=arguments) for _ in range(workers)]

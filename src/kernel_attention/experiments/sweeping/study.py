@@ -52,7 +52,7 @@ _OPENING = 120.0  # seconds that another process may take to open the folder
 _STATES = {TrialState.COMPLETE: "complete", TrialState.FAIL: "failed", TrialState.RUNNING: "begun"}
 
 
-class Sweep:
+class SweepFolder:
     """An open sweep folder.
 
     Args:
@@ -112,14 +112,12 @@ class Sweep:
         return {key: _suggest(trial, key, entry) for key, entry in self.plan.space.items()}
 
     def complete(self, number: int, values: list[float]) -> None:
-        """Record a point's figures, one a seed. Nothing happens where the point is finished."""
-        self._storage.set_trial_user_attr(self._id(number), "values", values)
-        self._study().tell(number, statistics.fmean(values), skip_if_finished=True)
+        """Record a point's figures, one a seed. Nothing changes where the point is finished."""
+        self._finish(number, {"values": values}, TrialState.COMPLETE, statistics.fmean(values))
 
     def fail(self, number: int, reason: str) -> None:
         """Record that a point cannot be run."""
-        self._storage.set_trial_user_attr(self._id(number), "error", reason)
-        self._study().tell(number, state=TrialState.FAIL, skip_if_finished=True)
+        self._finish(number, {"error": reason}, TrialState.FAIL, None)
 
     def points(self) -> list[SweepPoint]:
         """The state of every point."""
@@ -164,6 +162,15 @@ class Sweep:
         study = self._storage.get_study_id_from_name(_STUDY)
         return self._storage.get_trial_id_from_study_id_trial_number(study, number)
 
+    def _finish(
+        self, number: int, attributes: dict[str, Any], state: TrialState, value: float | None
+    ) -> None:
+        """End a point that has begun. The journal takes one end of a point, the first, whoever writes it."""
+        with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):
+            for name, content in attributes.items():
+                self._storage.set_trial_user_attr(self._id(number), name, content)
+            self._study().tell(number, value, state, skip_if_finished=True)
+
     def _drawn(self, number: int) -> dict[str, Any]:
         """The values of a trial that are drawn at random; none where TPE chooses them later."""
         if self.plan.sampler == "tpe" and number >= _RANDOM_FIRST:
@@ -183,7 +190,7 @@ class Sweep:
             self._lock.release()
 
 
-def start_sweep(plan: SweepPlan, folder: Path) -> Sweep:
+def start_sweep(plan: SweepPlan, folder: Path) -> SweepFolder:
     """Open the folder of a sweep, made if it is not there. A second start with the same plan goes on with it.
 
     Raises:
@@ -209,7 +216,7 @@ def start_sweep(plan: SweepPlan, folder: Path) -> Sweep:
         raise InputError(f"output {folder}: cannot be written ({error.strerror or error})") from None
 
 
-def open_sweep(folder: Path) -> Sweep:
+def open_sweep(folder: Path) -> SweepFolder:
     """Open a folder that holds a sweep.
 
     Raises:
@@ -223,10 +230,10 @@ def open_sweep(folder: Path) -> Sweep:
         raise InputError(f"sweep {folder}: cannot be written ({error.strerror or error})") from None
 
 
-def _filled(folder: Path) -> Sweep:
+def _filled(folder: Path) -> SweepFolder:
     (folder / POINTS).mkdir(exist_ok=True)
     try:
-        sweep = Sweep(folder)
+        sweep = SweepFolder(folder)
         sweep.fill()
     except (ValueError, KeyError) as error:
         if isinstance(error, InputError):

@@ -15,7 +15,7 @@ from typing import Any
 from kernel_attention.errors import InputError, missing_package
 from kernel_attention.experiments.run_folder import RunFolder
 from kernel_attention.experiments.sweeping.lease import Watch, leased
-from kernel_attention.experiments.sweeping.study import POINTS, Sweep
+from kernel_attention.experiments.sweeping.study import POINTS, SweepFolder
 from kernel_attention.experiments.training.experiment import Metric
 from kernel_attention.experiments.training.fit import check_trainer
 from kernel_attention.experiments.training.lock import HeldByAnother
@@ -28,7 +28,7 @@ from kernel_attention.experiments.training.tasks import experiment_class
 POLL = 1.0  # seconds until a worker without a point looks again
 
 
-def work(sweep: Sweep, data_root: str | None = None, watch: Watch | None = None) -> None:
+def work(sweep: SweepFolder, data_root: str | None = None, watch: Watch | None = None) -> None:
     """Run points until every point of the sweep is complete or failed.
 
     A worker that finds no free point waits for the others: it takes over the points of those that die. So a
@@ -52,7 +52,7 @@ def work(sweep: Sweep, data_root: str | None = None, watch: Watch | None = None)
             time.sleep(POLL)
 
 
-def check_machine(sweep: Sweep, data_root: str | None) -> None:
+def check_machine(sweep: SweepFolder, data_root: str | None) -> None:
     """InputError where this machine cannot train a sweep's recipe, or does not have its data."""
     recipe = with_precision(sweep.plan.example())
     check_trainer(recipe)
@@ -88,7 +88,7 @@ def stop_with_parent(parent: int) -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def _try_point(sweep: Sweep, number: int, data_root: str | None, watch: Watch) -> bool:
+def _try_point(sweep: SweepFolder, number: int, data_root: str | None, watch: Watch) -> bool:
     """Run a point to its end; False where another process has it, or finished it just now."""
     with leased(sweep.folder / POINTS, f"{number:03d}", watch) as lease:
         if lease is None or not sweep.begin(number):
@@ -112,7 +112,7 @@ def _try_point(sweep: Sweep, number: int, data_root: str | None, watch: Watch) -
         return True
 
 
-def _run_point(sweep: Sweep, number: int, data_root: str | None) -> list[float]:
+def _run_point(sweep: SweepFolder, number: int, data_root: str | None) -> list[float]:
     folder = sweep.point_folder(number)
     recipe = sweep.plan.make(sweep.keys(number))
     resume = RunFolder(folder).config_path.is_file()
@@ -122,7 +122,7 @@ def _run_point(sweep: Sweep, number: int, data_root: str | None) -> list[float]:
     return measured_values(folder, recipe, sweep.plan.metric)
 
 
-def _give_up(sweep: Sweep, number: int, error: Exception) -> None:
+def _give_up(sweep: SweepFolder, number: int, error: Exception) -> None:
     """Record why a point failed, with the traceback in its folder where the failure was not foreseen."""
     reason = " ".join(str(error).split())
     if not isinstance(error, InputError):
