@@ -13,10 +13,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import reproduction_tables
 import robustness_tables
 from generated import ROOT, between_marks, settle
 
-PAGES = (robustness_tables,)
+PAGES = (robustness_tables, reproduction_tables)
 
 
 def generated_texts(root: Path = ROOT) -> dict[Path, str]:

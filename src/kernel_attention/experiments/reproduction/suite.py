@@ -101,10 +101,17 @@ class Suite:
         reported = [self.reported, *self.further.values()]
         named = [row for figures in reported for row in figures]
         named += [*(row for row in self.baselines if row != "default"), *self.baselines.values()]
-        named += [row for plan in self.attack if isinstance(plan, dict) for rows in plan.values() for row in rows]
+        named += [
+            row for plan in self.attack if isinstance(plan, dict) for rows in plan.values() for row in rows
+        ]
         for row in named:
             if row not in self.rows:
                 raise unknown(f"row of suite {self.name}", row, self.rows)
+        for figure in (cell for figures in reported for row in figures.values() for cell in row.values()):
+            if isinstance(figure, list) and len(figure) != 2:
+                raise InputError(
+                    f"suite {self.name}: reported {figure} must be a number, or [mean, deviation]"
+                )
         columns = [column for figures in reported for row in figures.values() for column in row]
         columns += [*self.column_keys, *(column for values in self.values.values() for column in values)]
         for column in columns:
