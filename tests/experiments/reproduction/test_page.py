@@ -128,7 +128,7 @@ def test_what_is_missing(tmp_path):
     some = [each for each in full() if each[1] == "softmax"][:3]
     found = find(suite(), places(tmp_path, some))
     lines = missing_lines(found)
-    assert lines[0].startswith("softmax: set1 (seeds 1); set2 (seeds 0, 1); ")
+    assert lines[0].startswith("softmax: set1 (seed 1); set2 (seeds 0, 1); ")
     assert lines[1:] == ["linear: every cell.", "same: every cell."]
     assert finding_lines(found) == ["No row can be compared with its baseline yet."]
     assert missing_lines(find(suite(), places(tmp_path, full()))) == ["Every cell has a record."]

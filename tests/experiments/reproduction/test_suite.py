@@ -27,7 +27,7 @@ SMALL = {
 
 
 # The averages that the papers print below their tables, where the figures above have them. Those of the
-# thesis's table 4-6 for the standard and the data-dependent variant are not those of its rows (the suite's remarks).
+# thesis's table 4-6 for the standard and the data-dependent variant are not those of its rows.
 AVERAGES = {
     "primal_attention_uea_weights": {"independent": 72.9, "dependent": 73.1},
     "primal_attention_lra": {"softmax": 58.8, "primal": 57.5, "primal_last_layer": 60.4},
@@ -40,7 +40,8 @@ AVERAGES = {
     "primal_dual_lra": (58.66, 59.28, 59.18, 59.35, 59.01),
     "multilinear_variants": {
         "last_layer_learnable": 73.0, "last_layer_learnable_diagonal": 71.8,
-        "all_layers_data_dependent": 66.5, "all_layers_learnable": 72.4, "all_layers_learnable_diagonal": 71.0,
+        "all_layers_data_dependent": 66.5, "all_layers_learnable": 72.4,
+        "all_layers_learnable_diagonal": 71.0,
     },
     "multilinear_dual": {"last_layer_dual": 68.0, "all_layers_dual": 67.7},
     "multilinear_equal_budget": (76.3, 75.7, 75.5),

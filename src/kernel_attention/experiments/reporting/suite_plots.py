@@ -44,6 +44,7 @@ def critical_difference(
             width=7 + longest * _INCHES_A_LETTER,
             textspace=0.6 + longest * _INCHES_A_LETTER,
         )
+    figure.set_layout_engine("none")  # its axes are placed by hand
     plt.close(figure)  # aeon draws with pyplot, which would keep it
     assert isinstance(figure, Figure)
     return figure

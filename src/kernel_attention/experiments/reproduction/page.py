@@ -12,6 +12,7 @@ from kernel_attention.experiments.reporting import html
 from kernel_attention.experiments.reporting.formats import (
     MISSING,
     format_duration,
+    format_seeds,
     is_share,
     metric_name,
     sentence,
@@ -96,7 +97,7 @@ def figure_tables(found: Findings) -> list[html.Table]:
 
 
 def finding_lines(found: Findings) -> list[str]:
-    """The outcome in sentences: every comparison over the columns, and the differences on the cases of one."""
+    """The outcome in sentences: of the comparisons over the columns, and of those on the cases of one."""
     if not found.records:
         return ["No cell has a record yet."]
     if not found.over_columns and not found.over_cases:
@@ -176,11 +177,18 @@ def missing_lines(found: Findings) -> list[str]:
     """The cells without a record, a line for each row."""
     if not found.missing:
         return ["Every cell has a record."]
-    rows: dict[str, list[Cell]] = {}
-    for cell in found.missing:
-        rows.setdefault(cell.row, []).append(cell)
-    everything = len(found.suite.columns) * len(found.suite.seeds)
-    return [f"{row}: {_cells(cells, everything)}." for row, cells in rows.items()]
+    suite, missing = found.suite, set(found.missing)
+    lines = []
+    for row in suite.rows:
+        cells = {
+            column: [seed for seed in suite.seeds if Cell(row, column, seed) in missing]
+            for column in suite.columns
+        }
+        said = [f"{column} ({format_seeds(seeds)})" for column, seeds in cells.items() if seeds]
+        if all(len(seeds) == len(suite.seeds) for seeds in cells.values()):
+            said = ["every cell"]
+        lines += [f"{row}: {'; '.join(said)}."] if said else []
+    return lines
 
 
 def record_table(found: Findings) -> html.Table:
@@ -260,8 +268,7 @@ def _comparison_pieces(found: Findings) -> list[html.Piece]:
         pieces.append(html.Paragraph("No row can be compared with its baseline yet."))
     figure = None
     if found.scores:
-        choices = {"larger_is_better": suite.larger_is_better, "alpha": SIGNIFICANT}
-        figure = critical_difference(found.scores, **choices)
+        figure = critical_difference(found.scores, larger_is_better=suite.larger_is_better, alpha=SIGNIFICANT)
     if figure is None:
         why = (
             "all rows have the same figures"
@@ -296,15 +303,6 @@ def _seed_pieces(found: Findings) -> list[html.Piece]:
 
 def _spread(mean: float, deviation: float | None) -> str:
     return f"{mean:.2f}" if deviation is None else f"{mean:.2f} ± {deviation:.2f}"
-
-
-def _cells(cells: list[Cell], everything: int) -> str:
-    if len(cells) == everything:
-        return "every cell"
-    columns: dict[str, list[str]] = {}
-    for cell in cells:
-        columns.setdefault(cell.column, []).append(str(cell.seed))
-    return "; ".join(f"{column} (seeds {', '.join(seeds)})" for column, seeds in columns.items())
 
 
 def _days(days: Iterable[str]) -> str:

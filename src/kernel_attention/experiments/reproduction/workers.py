@@ -7,7 +7,7 @@ import multiprocessing
 import os
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+from multiprocessing.context import SpawnProcess
 from typing import NamedTuple
 
 from kernel_attention.errors import InputError
@@ -87,7 +87,7 @@ def _by_workers(
     suite: Suite, cells: Sequence[Cell], places: Places, told: Told, workers: int, plugins: Sequence[str]
 ) -> tuple[list[Failure], int]:
     context = multiprocessing.get_context("spawn")  # a fork of a process with threads can hang
-    running: dict[Connection, BaseProcess] = {}
+    running: dict[Connection, SpawnProcess] = {}
     failures: dict[Cell, Failure] = {}
     dead = 0
     try:
@@ -99,8 +99,7 @@ def _by_workers(
                 writer.close()  # so that the pipe ends with the worker, however it ends
                 running[reader] = process
         while running:
-            for reader in wait(list(running)):
-                assert isinstance(reader, Connection)
+            for reader in [pipe for pipe in wait(list(running)) if isinstance(pipe, Connection)]:
                 try:
                     said = reader.recv()
                 except EOFError:
