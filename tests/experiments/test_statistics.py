@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import binomtest
+from scipy.stats import binomtest, rankdata, wilcoxon
 
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.statistics import (
@@ -17,6 +17,7 @@ from kernel_attention.experiments.statistics import (
     pack_bits,
     paired_bootstrap,
     sign_flip_test,
+    signed_rank_test,
     unpack_bits,
 )
 
@@ -78,6 +79,30 @@ def test_repeating_a_seed_is_no_evidence():
     once = mcnemar_test(first, second).p_value
     assert sign_flip_test(np.stack([first] * 5), np.stack([second] * 5)) == pytest.approx(once, rel=1e-12)
     assert mcnemar_test(np.tile(first, 5), np.tile(second, 5)).p_value < 0.01 < 0.1 < once
+
+
+def test_the_signed_rank_test_of_the_textbook():
+    """Darwin's maize (Fisher 1935): 15 pairs, rank sum of the negative differences 24."""
+    maize = [6.1, -8.4, 1.0, 2.0, 0.7, 2.9, 3.5, 5.1, 1.8, 3.6, 7.0, 3.0, 9.3, 7.5, -6.0]
+    assert signed_rank_test(maize) == pytest.approx(wilcoxon(maize, method="exact").pvalue, rel=1e-12)
+    assert signed_rank_test([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]) == 2 / 2**6
+    assert signed_rank_test([0.0, 0.0]) == signed_rank_test([]) == 1.0
+    assert signed_rank_test([0.1 + 0.2, -0.3]) == 1.0, "a tie but for rounding"
+
+
+@given(st.lists(st.integers(-5, 5), min_size=1, max_size=9))
+def test_the_signed_rank_test_counts_all_signs(differences):
+    values = np.array([value for value in differences if value], dtype=float)
+    ranks = rankdata(np.abs(values))
+    observed = abs(np.sum(np.sign(values) * ranks))
+    sums = [abs(np.sum(ranks * signs)) for signs in itertools.product((-1, 1), repeat=len(values))]
+    expected = np.mean([each >= observed for each in sums])
+    assert signed_rank_test(differences) == pytest.approx(expected, abs=1e-12)
+
+
+def test_differences_that_are_no_numbers():
+    with pytest.raises(InputError, match="finite"):
+        signed_rank_test([0.5, float("nan")])
 
 
 def simulated(generator, seeds, cases, effect=0.0):

@@ -328,28 +328,36 @@ def _reproduce(options: Reproduce) -> int:
         estimates,
         measurements,
         read_suite,
-        run_cell,
+        run_cells,
+        write_page,
     )
 
-    suite = read_suite(options.suite)
+    suite = read_suite(options.suite).with_protocol(options.protocol)
     places = Places(Path(options.runs), Path(options.results), options.data_root)
     cells = list(suite.cells(options.rows, options.columns, options.seeds))
     console = Console(width=None if sys.stdout.isatty() else 160)
     if options.dry_run:
         console.print(state_table(suite.title, estimates(suite, cells, places)))
         return 0
-    failed = False
     with Console(stderr=True).status("") as status:
-        for cell in cells:
-            try:
-                if not run_cell(suite, cell, places, status.update):
-                    print(f"{cell}: left to the process that works on it", file=sys.stderr)
-            except InputError as error:
-                print(f"{cell}: {' '.join(str(error).split())}", file=sys.stderr)
-                failed = True
+        outcome = run_cells(
+            suite, cells, places, status.update, workers=options.workers, plugins=options.plugin
+        )
+    for cell in outcome.left:
+        print(f"{cell}: left to the process that works on it", file=sys.stderr)
+    for failure in outcome.failures:
+        print(f"{failure.cell}: {failure.reason}", file=sys.stderr)
+    if outcome.dead:
+        print(
+            f"failed: {outcome.dead} of {options.workers} workers died; the same command goes on",
+            file=sys.stderr,
+        )
     found = measurements(suite, places)
     console.print(suite_table(suite.title, suite.metric, suite.columns, found, suite.reported))
-    return 2 if failed else 0
+    console.print(f"page: {write_page(suite, places)}", markup=False, soft_wrap=True)
+    if any(failure.is_input for failure in outcome.failures):
+        return 2
+    return 1 if outcome.failures or outcome.dead else 0
 
 
 def _sweep(options: Sweep, typed: dict[str, Any]) -> int:

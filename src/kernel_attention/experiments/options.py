@@ -286,13 +286,16 @@ class Record(Command):
 class Reproduce(Command):
     """Run what a suite lacks and compare it with what its paper reported. A suite is a table of a paper:
     rows, recipes and seeds. Each training leaves a record, so the command can be stopped and given again, and
-    several of them can work on one suite at a time.
+    several of them can work on one suite at a time. A page beside the runs has the comparison.
 
     Args:
         suite: name (see: kernel-attention list suites) or YAML file.
         rows: rows to run (default: all).
         columns: columns to run (default: all).
         seeds: seeds to run (default: those of the suite).
+        protocol: holdout, paper, thesis-1 or thesis-3 in the place of the suite's; its runs and records have
+            folders of their own (default: the suite's).
+        workers: processes that share the cells; the cores are divided among them.
         results: folder of the records; the suite has a folder of its own in it.
         runs: folder of the run folders; the suite has a folder of its own in it.
         data_root: folder with data sets (default: $KERNEL_ATTENTION_DATA).
@@ -306,6 +309,8 @@ class Reproduce(Command):
     rows: list[str] = field(default_factory=list)
     columns: list[str] = field(default_factory=list)
     seeds: list[int] = field(default_factory=list)
+    protocol: str | None = None
+    workers: int = 1
     results: str = "results"
     runs: str = "runs"
     data_root: str | None = None

@@ -1,4 +1,4 @@
-"""Paired comparisons of two models on the same images, or on any other cases that are right or wrong.
+"""Paired comparisons of two models: on the same cases, which are right or wrong, and on the same data sets.
 
 A case is right or wrong for each model. Records keep these bits, so that any two runs can be compared later.
 Where there are several seeds, row s is the model of seed s, and both models saw the same cases in the same
@@ -22,10 +22,12 @@ __all__ = [
     "pack_bits",
     "paired_bootstrap",
     "sign_flip_test",
+    "signed_rank_test",
     "unpack_bits",
 ]
 
 _RESAMPLES_AT_A_TIME = 500
+_DECIMALS = 12  # differences of accuracies that are equal to this many are ties; rounding of means is smaller
 
 
 class McNemar(NamedTuple):
@@ -109,14 +111,34 @@ def sign_flip_test(first: np.ndarray, second: np.ndarray) -> float:
         InputError: for other shapes.
     """
     _check_pair(first, second)
-    steps = (first.astype(np.int64) - second).reshape(-1, first.shape[-1]).sum(axis=0)
-    reach = int(np.abs(steps).sum())
-    chances = np.zeros(2 * reach + 1)  # of the totals -reach to reach
-    chances[reach] = 1.0
-    for step in np.abs(steps[steps != 0]).tolist():
-        chances = (np.roll(chances, step) + np.roll(chances, -step)) / 2  # nothing is far enough out to wrap
-    far = np.abs(np.arange(-reach, reach + 1)) >= abs(int(steps.sum()))
-    return min(1.0, float(chances[far].sum()))
+    return _chance_of_total((first.astype(np.int64) - second).reshape(-1, first.shape[-1]).sum(axis=0))
+
+
+def signed_rank_test(differences: Sequence[float]) -> float:
+    """Wilcoxon's signed-rank test (1945), exact and two-sided.
+
+    The differences are those of two models on several data sets. Differences of zero are left out, and equal
+    ones share their mean rank. The p value is exact for every number of data sets, with ties too: with n
+    differences it cannot be below 2^(1-n).
+
+    Args:
+        differences: one for each data set.
+
+    Returns:
+        The probability of a rank sum at least as far from its mean when every sign is a fair coin; 1 where
+        all differences are zero.
+
+    Raises:
+        InputError: for a difference that is not finite.
+    """
+    values = np.round(np.asarray(differences, dtype=np.float64), _DECIMALS)
+    if values.ndim != 1 or not np.isfinite(values).all():
+        raise InputError(f"differences {differences!r:.80} must be finite numbers, one for each data set")
+    values = values[values != 0]
+    smaller = (np.abs(values)[:, None] > np.abs(values)).sum(axis=1)
+    equal = (np.abs(values)[:, None] == np.abs(values)).sum(axis=1)
+    doubled_ranks = 2 * smaller + equal + 1  # whole numbers, also where ties share a rank
+    return _chance_of_total((np.sign(values) * doubled_ranks).astype(np.int64))
 
 
 def paired_bootstrap(
@@ -169,6 +191,17 @@ def holm(p_values: Sequence[float]) -> list[float]:
         largest = max(largest, min(1.0, (count - rank) * p_values[index]))
         adjusted[index] = largest
     return adjusted
+
+
+def _chance_of_total(steps: np.ndarray) -> float:
+    """The chance of a total at least as far from zero as that of the steps when each sign is a fair coin."""
+    reach = int(np.abs(steps).sum())
+    chances = np.zeros(2 * reach + 1)  # of the totals -reach to reach
+    chances[reach] = 1.0
+    for step in np.abs(steps[steps != 0]).tolist():
+        chances = (np.roll(chances, step) + np.roll(chances, -step)) / 2  # nothing is far enough out to wrap
+    far = np.abs(np.arange(-reach, reach + 1)) >= abs(int(steps.sum()))
+    return min(1.0, float(chances[far].sum()))
 
 
 def _check_pair(first: np.ndarray, second: np.ndarray, axes: int | None = None) -> None:

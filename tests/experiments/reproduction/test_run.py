@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from experiments.training.runs import brief, launch, waves, write_recipe  # noqa
 from kernel_attention.experiments import cli
 from kernel_attention.experiments.reproduction import Places, find_state, read_suite, run_cell
 from kernel_attention.experiments.training.lock import locked
+from kernel_attention.experiments.training.run import train
 
 pytestmark = pytest.mark.usefixtures("brief")
 
@@ -67,7 +69,8 @@ def test_every_cell_has_a_record_and_is_trained_once(suite, waves, capsys):  # n
     shutil.rmtree(suite.parent / "runs")
     assert reproduce(suite, waves) == 0
     assert records(suite) == first
-    assert not (suite.parent / "runs").exists(), "nothing is left to train"
+    left = [path.name for path in (suite.parent / "runs").rglob("*") if path.is_file()]
+    assert left == ["report.html"], "nothing is left to train; the page is written from the records"
     printed = capsys.readouterr().out
     assert "± 0.5)" in printed.replace("98.7 ", "")
     assert "(2)" in printed
@@ -128,3 +131,54 @@ def test_a_cell_that_another_process_trains_is_left_to_it(suite, waves, tmp_path
     assert find_state(chosen, other, places).is_done
     assert run_cell(chosen, held, places, lambda line: None)
     assert find_state(chosen, held, places).is_done
+
+
+def test_two_workers_train_every_cell_once(suite, waves, capsys, monkeypatch):  # noqa: F811
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert reproduce(suite, waves, "--workers", "2", "--seeds", "0") == 0
+    assert "OMP_NUM_THREADS" not in os.environ, "the parent's environment is as it was"
+    found = records(suite)
+    assert len(found) == 4
+    dates = {name: record["date"] for name, record in found.items()}
+    assert reproduce(suite, waves, "--workers", "2", "--seeds", "0") == 0
+    assert {name: record["date"] for name, record in records(suite).items()} == dates
+    assert "left to" not in capsys.readouterr().err
+
+
+def test_a_cell_that_fails_does_not_stop_the_others(suite, waves, monkeypatch, capsys):  # noqa: F811
+    def diverging(recipe, *arguments, **options):
+        if recipe.attention == "softmax":
+            raise FloatingPointError("the loss is nan")
+        return train(recipe, *arguments, **options)
+
+    monkeypatch.setattr("kernel_attention.experiments.reproduction.run.train", diverging)
+    assert reproduce(suite, waves, "--columns", "short", "--seeds", "0") == 1
+    assert "softmax, short, seed 0: FloatingPointError: the loss is nan" in capsys.readouterr().err
+    assert list(records(suite)) == ["waves/small/short/linear-0.json"]
+
+
+def test_a_worker_that_dies_is_said(suite, waves, tmp_path, monkeypatch, capsys):  # noqa: F811
+    """A plugin ends each worker. The next command does the cell."""
+    (tmp_path / "deadly.py").write_text(
+        "import multiprocessing, os\nif multiprocessing.parent_process(): os._exit(9)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    options = ("--columns", "short", "--seeds", "0", "--rows", "linear")
+    assert reproduce(suite, waves, *options, "--workers", "2", "--plugin", "deadly") == 1
+    err = capsys.readouterr().err
+    assert "2 of 2 workers died" in err
+    assert records(suite) == {}
+    assert reproduce(suite, waves, *options) == 0
+    assert len(records(suite)) == 1
+
+
+def test_another_protocol_and_no_workers(suite, waves, capsys):  # noqa: F811
+    options = ("--columns", "short", "--seeds", "0", "--rows", "linear")
+    assert reproduce(suite, waves, *options, "--protocol", "paper") == 0
+    assert list(records(suite)) == ["waves/small-paper/short/linear-0.json"]
+    assert records(suite)["waves/small-paper/short/linear-0.json"]["config"]["protocol"] == "paper"
+    assert (suite.parent / "runs/small-paper/report.html").is_file()
+    assert reproduce(suite, waves, *options, "--workers", "0") == 2
+    assert "workers=0 must be at least 1" in capsys.readouterr().err
+    assert reproduce(suite, waves, "--protocol", "papr") == 2
+    assert "protocol='papr'" in capsys.readouterr().err

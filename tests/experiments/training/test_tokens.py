@@ -14,6 +14,7 @@ from experiments.training.runs import assert_same_outcome
 from experiments.training.token_data import TOKENS, make_tokens
 
 from kernel_attention.experiments.cli import main
+from kernel_attention.experiments.statistics import unpack_bits
 from kernel_attention.experiments.training import SequenceTask, make_recipe
 from kernel_attention.experiments.training.saved import load_run
 from kernel_attention.experiments.training.token_experiment import TokenExperiment
@@ -54,6 +55,7 @@ def test_a_run_learns_and_says_how_fast(root, tmp_path):
     assert evaluation["accuracy"] > 0.7, "one word decides"
     assert evaluation["best_step"] == 30 * evaluation["best_epoch"]
     assert evaluation["cases"] == np.sum(evaluation["confusion_matrix"]) == 13
+    assert unpack_bits(evaluation["correct_bits"], 13).mean() == evaluation["accuracy"]
     assert evaluation["swapped_loss"] > evaluation["loss"], "half of the words are gone"
     assert 0 <= evaluation["swapped_accuracy"] <= 1
     summary = read(folder / "summary.json")

@@ -56,14 +56,16 @@ def evaluation_table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
     """The figures of every seed, one row per seed; no text is read as rich markup.
 
     Args:
-        rows: one record per seed, with the key ``seed``; lists, such as a confusion matrix, are left out.
+        rows: one record per seed, with the key ``seed``. Lists, such as a confusion matrix, and the bits of
+            the right cases are left out.
         title: the title above the table.
     """
     from rich.table import Table
     from rich.text import Text
 
     keys = dict.fromkeys(key for row in rows for key, value in row.items() if not isinstance(value, list))
-    keys.pop("seed", None)
+    for hidden in ("seed", "correct_bits"):
+        keys.pop(hidden, None)
     table = Table(title=Text(title))
     table.add_column("figure")
     for row in rows:

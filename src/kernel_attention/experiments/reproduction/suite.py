@@ -113,6 +113,11 @@ class Suite:
         for row in named:
             if row not in self.rows:
                 raise unknown(f"row of suite {self.name}", row, self.rows)
+        for figure in (cell for figures in reported for row in figures.values() for cell in row.values()):
+            if isinstance(figure, list) and len(figure) != 2:
+                raise InputError(
+                    f"suite {self.name}: reported {figure} must be a number, or [mean, deviation]"
+                )
         columns = [column for figures in reported for row in figures.values() for column in row]
         columns += [*self.column_keys, *(column for values in self.values.values() for column in values)]
         for column in columns:

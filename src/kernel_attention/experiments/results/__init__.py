@@ -1,5 +1,6 @@
 """Records of trained models, and their comparison row by row."""
 
+from kernel_attention.experiments.results.column_comparison import ColumnComparison, compare_over_columns
 from kernel_attention.experiments.results.comparison import (
     Comparison,
     Measurement,
@@ -24,11 +25,13 @@ from kernel_attention.experiments.results.robustness import (
 )
 
 __all__ = [
+    "ColumnComparison",
     "Comparison",
     "Measurement",
     "ResultRecord",
     "Spread",
     "attack_curves",
+    "compare_over_columns",
     "compare_rows",
     "corruptions_of",
     "make_records",

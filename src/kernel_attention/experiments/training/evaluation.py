@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from kernel_attention.analysis import diagnose
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.data import SequenceSplit, make_loader, read_sequences
+from kernel_attention.experiments.statistics import pack_bits
 from kernel_attention.experiments.training.ranges import require_finite_outputs, require_in_range
 from kernel_attention.experiments.training.recipe import BaseRecipe
 from kernel_attention.models import SequenceClassifier
@@ -63,13 +64,14 @@ def predict_outputs(
 
 
 def classification_figures(logits: Tensor, targets: np.ndarray) -> dict[str, Any]:
-    """Accuracy, loss and the confusion matrix (rows: true classes)."""
+    """Accuracy, loss, the confusion matrix (rows: true classes), and the bits of which cases are right."""
     target, predicted = torch.as_tensor(targets), logits.argmax(dim=-1)
     return {
         "accuracy": (predicted == target).double().mean().item(),
         "loss": F.cross_entropy(logits, target).item(),
         "confusion_matrix": confusion_matrix(target, predicted, labels=range(logits.size(-1))).tolist(),
         "cases": len(target),
+        "correct_bits": pack_bits((predicted == target).numpy()),
     }
 
 

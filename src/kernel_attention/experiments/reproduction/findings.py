@@ -1,0 +1,138 @@
+"""What the records of a suite say: figures beside those reported, comparisons, and what lacks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kernel_attention.experiments.reporting.formats import is_share
+from kernel_attention.experiments.reproduction.measured import Measured, figures_of, suite_records
+from kernel_attention.experiments.reproduction.run import Places
+from kernel_attention.experiments.reproduction.suite import Cell, Figures, Suite
+from kernel_attention.experiments.results import (
+    ColumnComparison,
+    Comparison,
+    ResultRecord,
+    Spread,
+    compare_over_columns,
+    compare_rows,
+    spread,
+)
+
+SIGNIFICANT = 0.05
+NO_DIFFERENCE = "no difference found"
+FEWEST = 3  # columns of a comparison over columns, and rows and columns of a critical-difference diagram
+
+
+class Line(NamedTuple):
+    """A figure of one row and column, in the unit in which it is reported.
+
+    Attributes:
+        row: the row.
+        column: the column.
+        reported: (mean, deviation) of the source; None where it reports none.
+        measured: over the seeds; None without a record.
+    """
+
+    row: str
+    column: str
+    reported: tuple[float, float | None] | None
+    measured: Spread | None
+
+    @property
+    def difference(self) -> float | None:
+        """Measured minus reported."""
+        if self.measured is None or self.reported is None:
+            return None
+        return self.measured.mean - self.reported[0]
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What the records of a suite say.
+
+    Args:
+        suite: the suite.
+        records: in the order of rows, columns and seeds.
+        lines: by figure, in the order of columns and rows.
+        over_cases: each row against its baseline in one column, on the same cases.
+        over_columns: each row against its baseline over the columns.
+        scores: of the rows and columns of a critical-difference diagram, by row and column; empty where there
+            are too few.
+        missing: the cells without a record.
+    """
+
+    suite: Suite
+    records: tuple[ResultRecord, ...]
+    lines: dict[str, list[Line]]
+    over_cases: list[Comparison]
+    over_columns: list[ColumnComparison]
+    scores: dict[str, dict[str, float]]
+    missing: list[Cell]
+
+
+def find(suite: Suite, places: Places) -> Findings:
+    """Read the records of a suite and compare them.
+
+    Raises:
+        InputError: for a damaged record, and for rows that were measured on different cases.
+    """
+    records = suite_records(suite, places)
+    measured = figures_of(records, suite.metric)
+    baselines = {row: other for row in suite.rows if (other := suite.baseline(row)) is not None}
+    return Findings(
+        suite=suite,
+        records=tuple(each for row in records.values() for cell in row.values() for each in cell.values()),
+        lines={
+            metric: _lines(suite, metric, reported, figures_of(records, metric))
+            for metric, reported in suite.figures().items()
+        },
+        over_cases=compare_rows(measured, baselines),
+        over_columns=compare_over_columns(measured, baselines, columns=FEWEST),
+        scores=_scores(measured),
+        missing=[cell for cell in suite.cells() if cell.seed not in records[cell.row].get(cell.column, {})],
+    )
+
+
+def verdict(adjusted: float, difference: float, larger_is_better: bool) -> str:
+    """``better``, ``worse`` or ``no difference found``."""
+    if adjusted > SIGNIFICANT or difference == 0:
+        return NO_DIFFERENCE
+    return "better" if (difference > 0) == larger_is_better else "worse"
+
+
+def _lines(suite: Suite, metric: str, reported: Figures, measured: Measured) -> list[Line]:
+    unit = 100.0 if is_share(metric) else 1.0
+    found = []
+    for column in suite.columns:
+        for row in suite.rows:
+            said = reported.get(row, {}).get(column)
+            cell = measured[row].get(column)
+            if said is None and cell is None:
+                continue
+            found.append(
+                Line(row, column, _pair(said), None if cell is None else _scaled(spread(cell), unit))
+            )
+    return found
+
+
+def _pair(reported: float | list[float] | None) -> tuple[float, float | None] | None:
+    if reported is None:
+        return None
+    return (reported[0], reported[1]) if isinstance(reported, list) else (reported, None)
+
+
+def _scaled(found: Spread, unit: float) -> Spread:
+    deviation = None if found.deviation is None else unit * found.deviation
+    return Spread(unit * found.mean, deviation, found.seeds)
+
+
+def _scores(measured: Measured) -> dict[str, dict[str, float]]:
+    """The means of the rows with enough columns, in the columns that all of them have."""
+    rows = {row: cells for row, cells in measured.items() if len(cells) >= FEWEST}
+    if len(rows) < FEWEST:
+        return {}
+    columns = [column for column in next(iter(rows.values())) if all(column in row for row in rows.values())]
+    if len(columns) < FEWEST:
+        return {}
+    return {row: {column: spread(cells[column]).mean for column in columns} for row, cells in rows.items()}

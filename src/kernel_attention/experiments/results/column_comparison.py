@@ -1,0 +1,77 @@
+"""Rows of a table compared over its columns, which are data sets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from kernel_attention.experiments.results.comparison import Measurement, Measurements
+from kernel_attention.experiments.statistics import holm, signed_rank_test
+
+
+class ColumnComparison(NamedTuple):
+    """A row against its baseline over the columns that both were measured in.
+
+    Attributes:
+        row: the row.
+        baseline: the row it is compared with.
+        differences: row minus baseline by column, the mean over the seeds that both have.
+        p_value: of ``signed_rank_test``.
+        adjusted: the same after Holm's adjustment for all comparisons made together.
+    """
+
+    row: str
+    baseline: str
+    differences: dict[str, float]
+    p_value: float
+    adjusted: float
+
+    @property
+    def larger(self) -> int:
+        """The number of columns in which the row has the larger figure."""
+        return sum(value > 0 for value in self.differences.values())
+
+    @property
+    def smaller(self) -> int:
+        """The number of columns in which the row has the smaller figure."""
+        return sum(value < 0 for value in self.differences.values())
+
+    @property
+    def mean(self) -> float:
+        """The mean difference."""
+        return sum(self.differences.values()) / len(self.differences)
+
+
+def compare_over_columns(
+    measurements: Measurements, baselines: Mapping[str, str], *, columns: int = 3
+) -> list[ColumnComparison]:
+    """Compare rows with their baselines over the columns.
+
+    Args:
+        measurements: by row, column and seed.
+        baselines: the baseline of a row; a row without one is not compared.
+        columns: how many columns a comparison needs at least.
+
+    Returns:
+        In the order of the rows. The p values are adjusted over all of them.
+    """
+    found = []
+    for row, cells in measurements.items():
+        others = measurements.get(baselines.get(row, ""), {})
+        differences = {
+            column: value
+            for column, measured in cells.items()
+            if (value := _difference(measured, others.get(column, {}))) is not None
+        }
+        if len(differences) >= columns:
+            p_value = signed_rank_test(list(differences.values()))
+            found.append(ColumnComparison(row, baselines[row], differences, p_value, p_value))
+    adjusted = holm([each.p_value for each in found])
+    return [each._replace(adjusted=value) for each, value in zip(found, adjusted, strict=True)]
+
+
+def _difference(first: Mapping[int, Measurement], second: Mapping[int, Measurement]) -> float | None:
+    seeds = sorted(first.keys() & second.keys())
+    if not seeds:
+        return None
+    return sum(first[seed].value - second[seed].value for seed in seeds) / len(seeds)
