@@ -68,4 +68,6 @@ def test_what_is_declared_is_what_the_source_imports():
     # Triton comes with the CUDA builds of torch.
     # OpenCV comes with the library of the corruptions; which of its builds, the machine decides.
     imported -= {name for name in imported if name.startswith("opencv-python")}
-    assert imported - {"triton"} <= needed | names(extras["language"], extras["images"], extras["robustness"])
+    assert imported - {"triton"} <= needed | names(
+        extras["language"], extras["images"], extras["robustness"], extras["sweep"]
+    )

@@ -16,7 +16,7 @@ from kernel_attention.experiments.reproduction.page import (
     finding_lines,
     missing_lines,
     record_table,
-    render,
+    suite_page,
 )
 from kernel_attention.experiments.results import ResultRecord, write_records
 from kernel_attention.experiments.statistics import pack_bits
@@ -197,15 +197,15 @@ def test_the_page_stands_alone(tmp_path):
     sources = [attributes["src"] for tag, attributes in reader.tags if tag == "img"]
     assert len(sources) == 1, "the critical-difference diagram"
     assert sources[0].startswith("data:image/")
-    assert render(find(suite(), found)) == path.read_text("utf-8"), "the same records give the same page"
+    assert suite_page(find(suite(), found)) == path.read_text("utf-8"), "the same records give the same page"
 
 
 def test_too_few_rows_have_no_diagram(tmp_path):
     two = [each for each in full() if each[1] != "same"]
-    page = render(find(suite(), places(tmp_path, two)))
+    page = suite_page(find(suite(), places(tmp_path, two)))
     assert "No critical-difference diagram: it needs 3 rows in 3 columns." in page
     equal = [(column, row, 0, 20) for column in COLUMNS for row in ROWS]
-    page = render(find(suite(), places(tmp_path / "equal", equal)))
+    page = suite_page(find(suite(), places(tmp_path / "equal", equal)))
     assert "No critical-difference diagram: all rows have the same figures." in page
 
 

@@ -40,7 +40,7 @@ def write_page(suite: Suite, places: Places) -> Path:
     Raises:
         InputError: for a damaged record, and where the page cannot be written.
     """
-    text = render(find(suite, places))
+    text = suite_page(find(suite, places))
     path = places.runs / suite.name / PAGE_NAME
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -50,7 +50,7 @@ def write_page(suite: Suite, places: Places) -> Path:
     return path
 
 
-def render(found: Findings) -> str:
+def suite_page(found: Findings) -> str:
     """The page as text; it needs no other file and no network."""
     suite = found.suite
     sections = [
