@@ -13,7 +13,7 @@ import pytest
 from experiments.data.image_data import CLASSES, encoded, gray_of, grays, make_set, pack, square
 
 from kernel_attention.errors import InputError
-from kernel_attention.experiments.data import image_cache, load_images
+from kernel_attention.experiments.data import folder_cache, image_cache, load_images
 from kernel_attention.experiments.data.archive import cache_folder
 from kernel_attention.experiments.data.image_cache import cached_parts
 
@@ -146,15 +146,15 @@ def test_two_processes_may_make_the_same_cache(tmp_path):
 def test_the_cache_of_the_other_process_stays(tmp_path, monkeypatch):
     """Both have decoded; the second finds the place taken."""
     make_set(tmp_path / "set")
-    publish = image_cache._publish
+    publish = folder_cache._publish
 
-    def late(new, folder):
+    def late(new, folder, read):
         if not folder.exists():
-            monkeypatch.setattr(image_cache, "_publish", publish)
+            monkeypatch.setattr(folder_cache, "_publish", publish)
             cached_parts(tmp_path / "set")
-        publish(new, folder)
+        publish(new, folder, read)
 
-    monkeypatch.setattr(image_cache, "_publish", late)
+    monkeypatch.setattr(folder_cache, "_publish", late)
     first = cached_parts(tmp_path / "set")
     assert len(caches()) == 1
     assert len(first["train"].targets) == 6

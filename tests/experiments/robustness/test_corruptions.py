@@ -221,5 +221,5 @@ def test_without_the_library_the_extra_is_named():
         text=True,
     )
     assert found.stdout == (
-        "this needs imagecorruptions, which is not installed: pip install 'kernel-attention[corruptions]'\n"
+        "this needs imagecorruptions, which is not installed: pip install 'kernel-attention[robustness]'\n"
     ), found.stderr
