@@ -33,7 +33,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
-from torch.utils._python_dispatch import _len_torch_dispatch_stack
 
 from kernel_attention.tensors.padding import is_exporting
 from kernel_attention.tensors.recompute import (
@@ -99,7 +98,7 @@ def fused_attention(
     scale = q.size(3) ** -0.5 if scale is None else scale
     # A subclass may have no values to decide by, as the tensors have that only stand for sizes. A dispatch
     # mode, which counts operations, say, is to see the operator.
-    is_watched = torch.compiler.is_compiling() or _len_torch_dispatch_stack() > 0
+    is_watched = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
     is_eager = type(q) is Tensor and not is_watched
     arguments = q, k, v, _additive(mask, q), is_causal, scale
     return _EagerAttention.apply(*arguments) if is_eager else _attention(*arguments)[0]
