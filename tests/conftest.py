@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from unittest.mock import patch
 
 import pytest
@@ -32,3 +34,11 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _workers_without_hosts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spawned workers inherit sys.path, where tests of hosts put a torchvision that must stay unseen."""
+    if {"reproduction", "sweeping", "test_readme.py"} & set(request.path.parts):
+        hosts = Path(sys.prefix) / "hosts"
+        monkeypatch.setattr(sys, "path", [place for place in sys.path if Path(place) != hosts])
