@@ -37,6 +37,7 @@ from kernel_attention.experiments.plugins import load_plugins
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from kernel_attention.experiments.robustness.attack_plan import AttackStep
     from kernel_attention.experiments.sweeping import SweepFolder, SweepPlan
     from kernel_attention.experiments.training.recipe import BaseRecipe
 
@@ -215,28 +216,12 @@ def _attack(options: Attack) -> int:
     from rich.console import Console
 
     from kernel_attention.experiments.reporting import attack_table, shift_lines
-    from kernel_attention.experiments.robustness import choose_steps, read_eps
     from kernel_attention.experiments.training.attack import attack_run
     from kernel_attention.experiments.training.saved import load_run
-    from kernel_attention.experiments.training.shifts import SHIFTS
+    from kernel_attention.experiments.training.shifts import split_plans
 
-    shifts = [name for name in options.plan if name in SHIFTS]
-    plans = [name for name in options.plan if name not in SHIFTS]
-    needs_steps = plans or options.attacks or not shifts
-    steps = (
-        []
-        if not needs_steps
-        else choose_steps(
-            plans=plans,
-            attacks=options.attacks,
-            protocol=options.protocol,
-            eps=[read_eps(text) for text in options.eps],
-            cases=options.cases,
-            seed=options.attack_seed,
-            transfer=options.transfer is not None,
-            quick=options.quick,
-        )
-    )
+    plans, shifts = split_plans(options.plan)
+    steps = _attack_steps(options, plans) if plans or options.attacks or not shifts else []
     run = load_run(options.run)
     transfer = None if options.transfer is None else load_run(options.transfer)
     output = None if options.output is None else Path(options.output)
@@ -276,6 +261,21 @@ def _attack(options: Attack) -> int:
         path = (output or run.folder) / f"seed-{seed}" / "robustness.json"
         console.print(f"written: {path}", markup=False, soft_wrap=True)
     return 0
+
+
+def _attack_steps(options: Attack, plans: list[str]) -> list[AttackStep]:
+    from kernel_attention.experiments.robustness import choose_steps, read_eps
+
+    return choose_steps(
+        plans=plans,
+        attacks=options.attacks,
+        protocol=options.protocol,
+        eps=[read_eps(text) for text in options.eps],
+        cases=options.cases,
+        seed=options.attack_seed,
+        transfer=options.transfer is not None,
+        quick=options.quick,
+    )
 
 
 def _bench(options: Bench) -> int:

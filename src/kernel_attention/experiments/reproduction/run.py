@@ -19,7 +19,7 @@ from kernel_attention.experiments.training.attack import attack_run
 from kernel_attention.experiments.training.lock import HeldByAnother
 from kernel_attention.experiments.training.run import train
 from kernel_attention.experiments.training.saved import SavedRun, load_run
-from kernel_attention.experiments.training.shifts import SHIFTS
+from kernel_attention.experiments.training.shifts import split_plans
 from kernel_attention.experiments.training.tasks import experiment_class
 
 Told = Callable[[str], object]
@@ -54,7 +54,7 @@ class Places:
 
 
 class CellState(NamedTuple):
-    """What the record of a cell lacks: its training, steps of attacks, and shifts (``SHIFTS``)."""
+    """What the record of a cell lacks: its training, steps of attacks, and shifts (``split_plans``)."""
 
     cell: Cell
     training: bool
@@ -81,10 +81,9 @@ def find_state(suite: Suite, cell: Cell, places: Places) -> CellState:
     Raises:
         InputError: for a record that cannot be read, or that was made with other keys.
     """
-    plans = suite.attack_plans(cell.row)
-    names = [plan for plan in plans if plan not in (*SHIFTS, TRANSFER)]
-    steps = choose_steps(plans=names, transfer=TRANSFER in plans) if names or TRANSFER in plans else []
-    shifts = [plan for plan in plans if plan in SHIFTS]
+    plans, shifts = split_plans(suite.attack_plans(cell.row))
+    names = [plan for plan in plans if plan != TRANSFER]
+    steps = choose_steps(plans=names, transfer=TRANSFER in plans) if plans else []
     path = places.record(suite, cell)
     if not path.is_file():
         return CellState(cell, True, tuple(steps), tuple(shifts))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import nn
@@ -24,6 +24,12 @@ SHIFTS = ("corruptions", "out_of_distribution")
 """What ``measure_shift`` measures."""
 
 Told = Callable[[str], object]
+
+
+def split_plans(names: Iterable[str]) -> tuple[list[str], list[str]]:
+    """(plans of attacks, shifts), each in the order of ``names``."""
+    names = list(names)
+    return [name for name in names if name not in SHIFTS], [name for name in names if name in SHIFTS]
 
 
 def measure_shift(
