@@ -37,6 +37,13 @@ def _seed() -> None:
 
 
 @pytest.fixture(autouse=True)
+def _plugins_of_this_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command in this process leaves the names of its plugins; workers of the next test would look for them."""
+    if plugins := sys.modules.get("kernel_attention.experiments.plugins"):
+        monkeypatch.setattr(plugins, "_loaded", list(plugins._loaded))
+
+
+@pytest.fixture(autouse=True)
 def _workers_without_hosts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Spawned workers inherit sys.path, where tests of hosts put a torchvision that must stay unseen."""
     if {"reproduction", "sweeping", "test_readme.py"} & set(request.path.parts):
