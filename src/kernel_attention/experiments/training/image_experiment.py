@@ -39,6 +39,11 @@ class ImageExperiment(Experiment):
         self.size = (recipe.image_size, recipe.image_size) if recipe.image_size else kept
         self.test = central(self.data.test.evenly(recipe.evaluation_cases), self.size)
 
+    @property
+    def whole_test(self) -> ImageSplit:
+        """All images of the test split as the model takes them; ``test`` has ``evaluation_cases`` of them."""
+        return central(self.data.test, self.size)
+
     @staticmethod
     def build_model(recipe: ImageRecipe, facts: dict[str, Any]) -> VisionTransformer:
         size = (facts["height"], facts["width"])
