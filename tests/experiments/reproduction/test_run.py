@@ -134,7 +134,7 @@ def test_a_cell_without_a_plan_is_complete_without_it(seed, tmp_path):
     path.write_text(json.dumps(record | {"seed": seed}))
     state = find_state(chosen, cell, places)
     assert ("autoattack" in {step.attack for step in state.steps}) == (seed == 0)
-    everywhere = [list(plan)[0] if isinstance(plan, dict) else plan for plan in chosen.attack]
+    everywhere = [next(iter(plan)) if isinstance(plan, dict) else plan for plan in chosen.attack]
     state = find_state(dataclasses.replace(chosen, attack=everywhere), cell, places)
     assert "autoattack" in {step.attack for step in state.steps}
 
