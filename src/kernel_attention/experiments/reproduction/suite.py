@@ -46,8 +46,8 @@ class _Plan(NamedTuple):
     """A plan of attacks with the rows and seeds that it is run on."""
 
     name: str
-    rows: Sequence[str]
-    seeds: Sequence[int] | None
+    rows: Sequence[Any]
+    seeds: Sequence[Any] | None
 
 
 @dataclass(frozen=True, kw_only=True)
