@@ -181,3 +181,18 @@ def test_a_row_that_is_not_known_is_refused(tables, root, make_record):  # noqa:
     write_records([make_record("rcp", 0)], root / tables.RECORDS)
     with pytest.raises(SystemExit, match=r"no row for rcp; add it to ROWS in robustness_tables\.py"):
         tables.texts(root)
+
+
+def test_the_readme_says_what_the_comparisons_found(tables, root):
+    import readme_robustness
+
+    (_, line, _) = readme_robustness.texts(root)[0]["robustness"]
+    # The differences with arrows in the table of these records.
+    assert "better than their baselines are rpc, 4 iterations, first layer (FGSM); worse " in line
+    assert "worse than their baselines are symmetric (FGSM)." in line
+    assert "no other difference so far (8 comparisons of 4 small vision transformers)" in line
+    for name in ("rpc_first_layer-1", "symmetric-1"):
+        (root / tables.RECORDS / f"{name}.json").unlink()
+    (_, line, _) = readme_robustness.texts(root)[0]["robustness"]
+    assert "we have found no mechanism that differs" in line
+    assert "(0 comparisons of 2 small vision transformers)" in line

@@ -74,7 +74,7 @@ def texts(root: Path) -> tuple[dict[str, list[str]], dict[Path, str]]:
         empty = ("robustness", "comparisons", "masking", "paper-protocol", "corruptions", "curves")
         return {mark: NOTHING for mark in empty} | {"reported": reported_table(reported)}, {}
     measured = measurements(records)
-    comparisons = compare_rows(compared(records, measured), BASELINES)
+    comparisons = comparisons_of(records)
     regions = {
         "robustness": [*setting(records, measured), *robustness_table(measured, comparisons)],
         "comparisons": comparison_table(comparisons, compared(records, measured)),
@@ -98,6 +98,11 @@ def measurements(records: Sequence[ResultRecord]) -> Table:
         for label in ROWS
         if label in found
     }
+
+
+def comparisons_of(records: Sequence[ResultRecord]) -> list[Comparison]:
+    """Every paired comparison of the page."""
+    return compare_rows(compared(records, measurements(records)), BASELINES)
 
 
 def compared(records: Sequence[ResultRecord], measured: Table) -> Table:
