@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from kernel_attention.errors import InputError
+from kernel_attention.experiments.data.image_batches import channels_first
 from kernel_attention.experiments.data.images import ImageSplit
 from kernel_attention.experiments.robustness.attack_plan import AttackStep
 from kernel_attention.experiments.robustness.image_attack import attacked_cases, require_classes
@@ -227,7 +228,7 @@ def _heading(run: SavedRun, split: ImageSplit, seed: int) -> dict[str, Any]:
 def _tensors(split: ImageSplit, model: nn.Module) -> tuple[Tensor, Tensor]:
     """Images as floats in [0, 1], (n, C, H, W), and targets, where the model is."""
     device = next(model.parameters()).device
-    images = torch.from_numpy(split.images.transpose(0, 3, 1, 2).copy()).to(device).float() / 255
+    images = channels_first(split.images).to(device).float() / 255
     return images, torch.from_numpy(split.targets).to(device)
 
 
