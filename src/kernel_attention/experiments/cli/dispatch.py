@@ -9,26 +9,32 @@ from typing import Any
 
 from kernel_attention.errors import InputError, missing_package
 from kernel_attention.experiments.arguments import parse
-from kernel_attention.experiments.cli.attacks import attack
-from kernel_attention.experiments.cli.comparisons import bench, reproduce
-from kernel_attention.experiments.cli.lists import list_what
-from kernel_attention.experiments.cli.runs import analyze, evaluate, generate, predict, record
-from kernel_attention.experiments.cli.sweeps import sweep
-from kernel_attention.experiments.cli.training import train
+from kernel_attention.experiments.cli.attacks import attack_command
+from kernel_attention.experiments.cli.comparisons import bench_command, reproduce_command
+from kernel_attention.experiments.cli.lists import list_command
+from kernel_attention.experiments.cli.runs import (
+    analyze_command,
+    evaluate_command,
+    generate_command,
+    predict_command,
+    record_command,
+)
+from kernel_attention.experiments.cli.sweeps import sweep_command
+from kernel_attention.experiments.cli.training import train_command
 from kernel_attention.experiments.notes import notes_on_stderr
 from kernel_attention.experiments.plugins import load_plugins
 
-_WITH_KEYS: dict[str, Callable[[Any, dict[str, Any]], int]] = {"train": train, "sweep": sweep}
+_WITH_KEYS: dict[str, Callable[[Any, dict[str, Any]], int]] = {"train": train_command, "sweep": sweep_command}
 _COMMANDS: dict[str, Callable[[Any], int]] = {
-    "evaluate": evaluate,
-    "predict": predict,
-    "generate": generate,
-    "analyze": analyze,
-    "attack": attack,
-    "bench": bench,
-    "record": record,
-    "reproduce": reproduce,
-    "list": list_what,
+    "evaluate": evaluate_command,
+    "predict": predict_command,
+    "generate": generate_command,
+    "analyze": analyze_command,
+    "attack": attack_command,
+    "bench": bench_command,
+    "record": record_command,
+    "reproduce": reproduce_command,
+    "list": list_command,
 }
 
 
