@@ -54,7 +54,7 @@ def root(tmp_path, tables, make_record):  # noqa: F811
     records = [
         record("softmax", 0, 30, 10, 10, curve=(8, 4)),
         record("softmax", 1, 32, 12, 12),
-        record("symmetric", 1, 31, 4, 16),
+        record("symmetric", 1, 31, 3, 16),
         record("rpc_first_layer", 1, 32, 24, 18),
     ]
     write_records(records, tmp_path / tables.RECORDS)
@@ -98,8 +98,8 @@ def test_the_robustness_table(tables, root):
         "25.5 ± 0.7",
     ]
     # Against softmax with seed 1: 4 of 20 images wrong instead of 8.
-    assert cells(lines, "symmetric") == ["1", "60.0", "77.5", "10.0 ↓", "80.0", "50.0", "26.0"]
-    # Against symmetric: 20 of 40 images more under FGSM, p = 2^-19; 2 of 20 wrong instead of 4.
+    assert cells(lines, "symmetric") == ["1", "60.0", "77.5", "7.5 ↓", "80.0", "50.0", "26.0"]
+    # Against symmetric: 21 of 40 images more under FGSM, p = 2^-20; 2 of 20 wrong instead of 4.
     rpc = cells(lines, "rpc, 4 iterations, first layer")
     assert rpc == ["1", "60.0", "80.0", "60.0 ↑", "90.0", "50.0", "26.0"]
 
@@ -108,20 +108,27 @@ def test_the_differences(tables, root):
     lines = tables.texts(root)[0]["comparisons"]
     parts = [line.strip("|").split("|") for line in lines if line.startswith("| ")]
     rows = [[part.strip() for part in row] for row in parts[1:]]
+    columns = ["test split", "clean", "FGSM", "corrupted", "mCE / baseline", "AUPR"]
     assert [(row[0], row[1], row[2], row[3]) for row in rows] == [
-        ("symmetric", "softmax", "clean", "1"),
-        ("symmetric", "softmax", "FGSM", "1"),
-        ("symmetric", "softmax", "corrupted", "1"),
-        ("rpc, 4 iterations, first layer", "symmetric", "clean", "1"),
-        ("rpc, 4 iterations, first layer", "symmetric", "FGSM", "1"),
-        ("rpc, 4 iterations, first layer", "symmetric", "corrupted", "1"),
+        (label, baseline, column, "1")
+        for label, baseline in (("symmetric", "softmax"), ("rpc, 4 iterations, first layer", "symmetric"))
+        for column in columns
     ]
-    # 8 of 40 images right only for softmax: p = 2^-7, times 5 that are left after the smallest.
-    assert rows[1][4] == "−20.0"
-    assert rows[1][6:] == ["0.0078", "0.039", "0.0078"]
-    assert rows[4][4] == "+50.0"
-    assert rows[4][6:] == ["< 0.0001", "< 0.0001", "< 0.0001"]
-    assert rows[2][8] == "", "several trials of an image: no McNemar's test"
+    by_column = {(row[0], row[2]): row[4:] for row in rows}
+    # 9 of 40 images right only for softmax: p = 2^-8, times 7 that are left after the smallest.
+    fgsm = by_column["symmetric", "FGSM"]
+    assert (fgsm[0], *fgsm[2:]) == ("−22.5", "0.0039", "0.027", "0.0039")
+    fgsm = by_column["rpc, 4 iterations, first layer", "FGSM"]
+    assert (fgsm[0], *fgsm[2:]) == ("+52.5", "< 0.0001", "< 0.0001", "< 0.0001")
+    assert by_column["symmetric", "corrupted"][4] == "", "several trials of an image: no McNemar's test"
+    # Half the errors of softmax under every corruption, in an interval that is below 1 throughout.
+    mce = by_column["symmetric", "mCE / baseline"]
+    assert mce[0] == "−50.0"
+    assert "+" not in mce[1]
+    assert float(mce[2]) < float(mce[3])
+    untested = ["no paired test", "", "", ""]
+    assert by_column["symmetric", "test split"] == ["+0.0", *untested]
+    assert by_column["symmetric", "AUPR"] == ["+0.0", *untested]
 
 
 def test_a_cell_says_which_seeds_it_has(tables):
@@ -141,7 +148,7 @@ def test_the_other_tables(tables, root):
     assert cells(corruptions, "gaussian noise") == ["55.0 ± 7.1", "80.0", "90.0"]
     assert len([line for line in corruptions if line.startswith("| ")]) == 16
     assert cells(regions["masking"], "attention") == ["seeds", "PGD, 5 restarts"]
-    assert cells(regions["masking"], "symmetric") == ["1", "5.0"]
+    assert cells(regions["masking"], "symmetric") == ["1", "2.5"]
     assert regions["masking"][-2:] == ["* symmetric, seed 1: square breaks more than pgd.", ""]
     reported = cells(regions["reported"], "SymViT")
     assert reported[:3] == ["70.44", "23.38", "4.98"]
@@ -174,3 +181,18 @@ def test_a_row_that_is_not_known_is_refused(tables, root, make_record):  # noqa:
     write_records([make_record("rcp", 0)], root / tables.RECORDS)
     with pytest.raises(SystemExit, match=r"no row for rcp; add it to ROWS in robustness_tables\.py"):
         tables.texts(root)
+
+
+def test_the_readme_says_what_the_comparisons_found(tables, root):
+    import readme_robustness
+
+    (_, line, _) = readme_robustness.texts(root)[0]["robustness"]
+    # The differences with arrows in the table of these records.
+    assert "better than their baselines are rpc, 4 iterations, first layer (FGSM); worse " in line
+    assert "worse than their baselines are symmetric (FGSM)." in line
+    assert "no other difference so far (8 comparisons of 4 small vision transformers)" in line
+    for name in ("rpc_first_layer-1", "symmetric-1"):
+        (root / tables.RECORDS / f"{name}.json").unlink()
+    (_, line, _) = readme_robustness.texts(root)[0]["robustness"]
+    assert "we have found no mechanism that differs" in line
+    assert "(0 comparisons of 2 small vision transformers)" in line

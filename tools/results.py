@@ -14,11 +14,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import ability_tables
+import readme_robustness
 import reproduction_tables
 import robustness_tables
 from generated import ROOT, between_marks, settle
 
-PAGES = (ability_tables, reproduction_tables, robustness_tables)
+PAGES = (ability_tables, readme_robustness, reproduction_tables, robustness_tables)
 
 
 def generated_texts(root: Path = ROOT) -> dict[Path, str]:

@@ -15,6 +15,7 @@ from kernel_attention.experiments.results import (
     ResultRecord,
     attack_curves,
     compare_rows,
+    corruption_figures,
     corruptions_of,
     read_records,
     relative_corruption_errors,
@@ -46,6 +47,7 @@ COLUMNS = {
     "square": "Square", "spsa": "SPSA", "cw": "CW", "autoattack": "AutoAttack", "corruptions": "corrupted",
     "mce": "mCE / baseline", "aupr": "AUPR",
 }  # fmt: skip
+SMALLER_IS_BETTER = ("mce",)
 SIGNIFICANT = 0.05
 NOTHING = ["", "No run has been recorded yet.", ""]
 
@@ -72,10 +74,10 @@ def texts(root: Path) -> tuple[dict[str, list[str]], dict[Path, str]]:
         empty = ("robustness", "comparisons", "masking", "paper-protocol", "corruptions", "curves")
         return {mark: NOTHING for mark in empty} | {"reported": reported_table(reported)}, {}
     measured = measurements(records)
-    comparisons = compare_rows(measured, BASELINES)
+    comparisons = comparisons_of(records)
     regions = {
         "robustness": [*setting(records, measured), *robustness_table(measured, comparisons)],
-        "comparisons": comparison_table(comparisons),
+        "comparisons": comparison_table(comparisons, compared(records, measured)),
         "masking": masking_lines(records),
         "reported": reported_table(reported),
         "paper-protocol": protocol_table(records),
@@ -95,6 +97,19 @@ def measurements(records: Sequence[ResultRecord]) -> Table:
         label: {column: found[label][column] for column in COLUMNS if column in found[label]}
         for label in ROWS
         if label in found
+    }
+
+
+def comparisons_of(records: Sequence[ResultRecord]) -> list[Comparison]:
+    """Every paired comparison of the page."""
+    return compare_rows(compared(records, measurements(records)), BASELINES)
+
+
+def compared(records: Sequence[ResultRecord], measured: Table) -> Table:
+    """The figures to compare with those of the baselines: the mean corruption errors against AlexNet."""
+    errors = corruption_figures(records)
+    return {
+        label: row | ({"mce": errors[label]} if label in errors else {}) for label, row in measured.items()
     }
 
 
@@ -126,12 +141,26 @@ def robustness_table(measured: Table, comparisons: Sequence[Comparison]) -> list
     rows = []
     for label, row in measured.items():
         seeds = sorted({seed for cells in row.values() for seed in cells})
-        cells = [cell(row.get(column, {}), len(seeds), verdicts.get((label, column))) for column in columns]
+        cells = [
+            cell(
+                row.get(column, {}),
+                len(seeds),
+                verdicts.get((label, column)),
+                smaller_is_better=column in SMALLER_IS_BETTER,
+            )
+            for column in columns
+        ]
         rows.append([ROWS[label][0], str(len(seeds)), *cells])
     return [*table(["attention", "seeds", *(COLUMNS[column] for column in columns)], rows), ""]
 
 
-def cell(measured: Mapping[int, Measurement], seeds: int, verdict: Comparison | None = None) -> str:
+def cell(
+    measured: Mapping[int, Measurement],
+    seeds: int,
+    verdict: Comparison | None = None,
+    *,
+    smaller_is_better: bool = False,
+) -> str:
     """``60.1 ± 0.4`` in per cent; the number of seeds where it is not that of the row."""
     if not measured:
         return ""
@@ -140,25 +169,33 @@ def cell(measured: Mapping[int, Measurement], seeds: int, verdict: Comparison | 
     if len(found) != seeds:
         text += f" ({'seed' if len(found) == 1 else 'seeds'} {', '.join(map(str, found))})"
     if verdict is not None and verdict.adjusted <= SIGNIFICANT:
-        text += " ↑" if verdict.interval.difference > 0 else " ↓"
+        text += " ↑" if (verdict.interval.difference > 0) != smaller_is_better else " ↓"
     return text
 
 
-def comparison_table(comparisons: Iterable[Comparison]) -> list[str]:
-    """Every difference with its interval and its tests."""
+def comparison_table(comparisons: Iterable[Comparison], measured: Table) -> list[str]:
+    """Every difference with its interval and its tests; the difference alone where records lack the rest."""
     head = ["attention", "baseline", "column", "seeds", "difference (points)", "95 % interval"]
     head += ["p", "p (Holm)", "McNemar, by seed"]
+    tested = {(each.row, each.column): each for each in comparisons}
     rows = []
-    for each in comparisons:
-        difference, low, high = (100 * value for value in each.interval)
-        rows.append(
-            [
-                ROWS[each.row][0], ROWS[each.baseline][0], COLUMNS[each.column],
-                ", ".join(map(str, each.seeds)), signed(difference), f"{signed(low)} to {signed(high)}",
-                chance(each.p_value), chance(each.adjusted),
-                ", ".join(chance(value) for value in each.by_seed.values()),
-            ]
-        )  # fmt: skip
+    for label, column in ((label, column) for label in measured for column in COLUMNS):
+        each = tested.get((label, column))
+        if each is not None:
+            difference, low, high = (signed(100 * value) for value in each.interval)
+            tests = [f"{low} to {high}", chance(each.p_value), chance(each.adjusted)]
+            tests += [", ".join(chance(value) for value in each.by_seed.values())]
+            seeds: Sequence[int] = each.seeds
+        else:
+            ours = measured[label].get(column, {})
+            theirs = measured.get(BASELINES.get(label, ""), {}).get(column, {})
+            seeds = sorted(ours.keys() & theirs.keys())
+            if not seeds:
+                continue
+            mean = sum(ours[seed].value - theirs[seed].value for seed in seeds) / len(seeds)
+            difference, tests = signed(100 * mean), ["no paired test", "", "", ""]
+        names = [ROWS[label][0], ROWS[BASELINES[label]][0], COLUMNS[column]]
+        rows.append([*names, ", ".join(map(str, seeds)), difference, *tests])
     return ["", *table(head, rows), ""] if rows else NOTHING
 
 

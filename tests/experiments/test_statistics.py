@@ -8,17 +8,20 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import binomtest, rankdata, wilcoxon
+from scipy.stats import binomtest, norm, rankdata, wilcoxon
 
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.statistics import (
+    figure_test,
     holm,
     mcnemar_test,
     pack_bits,
+    pack_levels,
     paired_bootstrap,
     sign_flip_test,
     signed_rank_test,
     unpack_bits,
+    unpack_levels,
 )
 
 
@@ -45,6 +48,23 @@ def test_bits_are_written_from_the_highest():
 def test_bits_of_another_number_of_cases_are_refused(text, cases):
     with pytest.raises(InputError, match="bits"):
         unpack_bits(text, cases)
+
+
+@given(st.lists(st.integers(0, 63), max_size=70))
+def test_levels_come_back(levels):
+    text = pack_levels(np.array(levels, dtype=np.int64))
+    assert len(text) == len(levels)
+    assert unpack_levels(text, len(levels)).tolist() == levels
+
+
+def test_levels_are_characters_in_order():
+    assert pack_levels(np.array([0, 25, 26, 52, 62, 63])) == "AZa0+/"
+
+
+@pytest.mark.parametrize(("text", "cases"), [("AB", 3), ("ABC", 2), ("A-", 2), (None, 1), (["A"], 1)])
+def test_levels_of_other_cases_are_refused(text, cases):
+    with pytest.raises(InputError, match="levels"):
+        unpack_levels(text, cases)
 
 
 def test_mcnemar_of_the_textbook_table():
@@ -163,6 +183,59 @@ def test_the_same_seed_gives_the_same_interval():
     first, second = simulated(np.random.default_rng(2), 3, 50)
     assert paired_bootstrap(first, second, seed=1) == paired_bootstrap(first, second, seed=1)
     assert paired_bootstrap(first, first).low == 0 == paired_bootstrap(first, first).high
+
+
+def difference_of_means(cases):
+    return lambda ours, theirs: (ours[0] - theirs[0])[:, 0] / cases
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_the_test_of_a_mean_is_that_of_accuracies(seeds):
+    """Two estimates of one distribution: its quantiles and its deviation, within five standard errors."""
+    generator = np.random.default_rng(seeds)
+    first, second = generator.random((2, seeds, 400)) < np.array([0.66, 0.6])[:, None, None]
+    values = [[each[..., None].astype(np.float32)] for each in (first, second)]
+    (difference, low, high), p_value = figure_test(difference_of_means(400), *values)
+    expected = paired_bootstrap(first, second)
+    assert difference == pytest.approx(expected.difference, abs=1e-6)  # float32
+    # A quantile q of m draws from a normal variable: deviation sigma sqrt(q (1 - q) / m) / density.
+    sigma = (expected.high - expected.low) / 2 / 1.96
+    error = sigma * np.sqrt(0.025 * 0.975 * (1 / 2000 + 1 / 10_000)) / 0.0584
+    assert (low, high) == pytest.approx((expected.low, expected.high), abs=5 * error)
+    exact = sign_flip_test(first, second)
+    # The deviation of 2000 tosses is known to 1 / sqrt(4000), their mean to sigma / sqrt(2000). The exact
+    # test counts totals at least as far away: half a step of the lattice, 1 of the total, is closer.
+    of_cases = (first.astype(int) - second).sum(axis=0)
+    total, sigma = abs(of_cases.sum()), np.sqrt((of_cases**2).sum())
+    nearest = 2 * norm.sf((total / sigma * (1 - 5 / np.sqrt(4000))) - 5 / np.sqrt(2000) - 1 / sigma)
+    farthest = 2 * norm.sf((total / sigma * (1 + 5 / np.sqrt(4000))) + 5 / np.sqrt(2000))
+    assert farthest < p_value < nearest
+    assert farthest < exact < nearest
+
+
+def test_the_size_of_the_test_of_figures():
+    """Two kinds of cases, a figure that is a ratio: p values below 0.05 come in 5 % of experiments."""
+    generator = np.random.default_rng(0)
+
+    def ratios(ours, theirs):
+        return (ours[0] / ours[1] - theirs[0] / theirs[1])[:, 0]
+
+    values = []
+    for _ in range(300):
+        ours, theirs = (
+            [generator.exponential(1.0, (2, cases, 1)).astype(np.float32) for cases in (60, 90)]
+            for _ in range(2)
+        )
+        values.append(figure_test(ratios, ours, theirs, resamples=200).p_value)
+    rejected = sum(value <= 0.05 for value in values)
+    assert binomtest(rejected, 300, 0.05).pvalue > 1e-4
+
+
+def test_models_that_do_not_differ_have_p_value_1():
+    same = [(np.random.default_rng(0).random((2, 30, 1)) < 0.5).astype(np.float32)]
+    assert figure_test(difference_of_means(30), same, same) == ((0, 0, 0), 1)
+    with pytest.raises(InputError, match=r"\(seeds, cases, values\)"):
+        figure_test(difference_of_means(30), same, [same[0][:1]])
 
 
 def test_holm_of_four_values():

@@ -32,7 +32,7 @@ def softmax(values: list[float]) -> list[float]:
 
 
 def weights_in_loops(z: list[list[float]], w_q: list[list[float]]) -> list[float]:
-    """Equation 7 without MLP, for one sequence of N tokens of d channels."""
+    """The formula without MLP, for one sequence of N tokens of d channels."""
     length, width = len(z), len(z[0])
     prototype = softmax([sum(row) / width for row in z])
     columns = [softmax([row[channel] for row in z]) for channel in range(width)]

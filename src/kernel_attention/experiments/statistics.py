@@ -1,13 +1,16 @@
 """Paired comparisons of two models: on the same cases, which are right or wrong, and on the same data sets.
 
-A case is right or wrong for each model. Records keep these bits, so that any two runs can be compared later.
+A case is right or wrong for each model, or has a level. Records keep these bits and levels, so that any two
+runs can be compared later.
 Where there are several seeds, row s is the model of seed s, and both models saw the same cases in the same
 order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import string
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,15 +20,23 @@ from kernel_attention.errors import InputError
 __all__ = [
     "Interval",
     "McNemar",
+    "Resampled",
+    "figure_test",
     "holm",
     "mcnemar_test",
     "pack_bits",
+    "pack_levels",
     "paired_bootstrap",
     "sign_flip_test",
     "signed_rank_test",
     "unpack_bits",
+    "unpack_levels",
 ]
 
+LEVELS = 64
+"""The levels that ``pack_levels`` can write: a character each."""
+
+_CHARACTERS = string.ascii_uppercase + string.ascii_lowercase + string.digits + "+/"
 _RESAMPLES_AT_A_TIME = 500
 _DECIMALS = 12  # differences of accuracies that are equal to this many are ties; rounding of means is smaller
 
@@ -52,6 +63,13 @@ class Interval(NamedTuple):
     high: float
 
 
+class Resampled(NamedTuple):
+    """The result of ``figure_test``: the interval, and a two-sided p value."""
+
+    interval: Interval
+    p_value: float
+
+
 def pack_bits(correct: np.ndarray) -> str:
     """Right (1) or wrong (0) as hexadecimal digits, one bit a case from the highest of the first byte."""
     return np.packbits(np.asarray(correct, dtype=bool)).tobytes().hex()
@@ -71,6 +89,23 @@ def unpack_bits(text: str, cases: int) -> np.ndarray:
     if len(packed) != -(-cases // 8) or bits[cases:].any():
         raise InputError(f"bits of {len(bits)} places are not those of {cases} cases")
     return bits[:cases].astype(bool)
+
+
+def pack_levels(levels: np.ndarray) -> str:
+    """Levels 0 to 63 as text, one character a case: A to Z, a to z, 0 to 9, + and /."""
+    return "".join(_CHARACTERS[level] for level in np.asarray(levels).tolist())
+
+
+def unpack_levels(text: str, cases: int) -> np.ndarray:
+    """The levels of ``pack_levels``, (cases,) int64.
+
+    Raises:
+        InputError: for another text, or another number of cases.
+    """
+    numbers = {character: level for level, character in enumerate(_CHARACTERS)}
+    if not isinstance(text, str) or len(text) != cases or not numbers.keys() >= set(text):
+        raise InputError(f"levels {str(text)[:40]!r} are not those of {cases} cases, a character each")
+    return np.array([numbers[character] for character in text], dtype=np.int64)
 
 
 def mcnemar_test(first: np.ndarray, second: np.ndarray) -> McNemar:
@@ -179,6 +214,64 @@ def paired_bootstrap(
     return Interval(float(difference.mean()), float(low), float(high))
 
 
+def figure_test(
+    difference: Callable[[list[np.ndarray], list[np.ndarray]], np.ndarray],
+    first: Sequence[np.ndarray],
+    second: Sequence[np.ndarray],
+    *,
+    level: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
+) -> Resampled:
+    """Compare two models by a figure that is no mean over the cases, but follows from sums over them.
+
+    The interval is that of ``paired_bootstrap``, with its limits. The p value asks what that of
+    ``sign_flip_test`` asks, whether *these* trained models differ on further cases: each case's values, of
+    all seeds together, change sides between the models at the toss of a fair coin. The mean and the
+    deviation of the difference over many such tosses make the p value, two-sided, as of a normal variable.
+    It is an approximation, for a hundred cases and more.
+
+    Args:
+        difference: of the figures of the first and the second model; from sums (resamples, values) of each,
+            for each kind of cases, to (resamples,).
+        first: for each kind of cases, whose numbers may differ, the first model's (seeds, cases, values).
+        second: the same of the second model.
+        level: the share of experiments in which the interval should hold the true difference.
+        resamples: number of draws and of tosses.
+        seed: of the draws.
+
+    Returns:
+        The difference is the mean over the seeds. The p value is 1 where nothing changes with a toss.
+
+    Raises:
+        InputError: for other shapes.
+    """
+    for pair in zip(first, second, strict=True):
+        _check_pair(*pair, axes=3)
+    generator = np.random.default_rng(seed)
+    seeds = len(first[0])
+    drawn, tossed = [], []
+    for start in range(0, resamples, _RESAMPLES_AT_A_TIME):
+        count = min(_RESAMPLES_AT_A_TIME, resamples - start)
+        counts = [_drawn(generator, values.shape[1], count) for values in first]
+        drawn.append(_by_seed(difference, counts, first, counts, second))
+        tosses = [generator.integers(0, 2, (count, values.shape[1])).astype(np.float32) for values in first]
+        own = [np.concatenate([heads, 1 - heads], axis=1) for heads in tosses]
+        other = [np.concatenate([1 - heads, heads], axis=1) for heads in tosses]
+        both = [np.concatenate(pair, axis=1) for pair in zip(first, second, strict=True)]
+        tossed.append(_by_seed(difference, own, both, other, both).mean(axis=1))
+    of_seeds = generator.multinomial(seeds, np.full(seeds, 1 / seeds), size=resamples)
+    tail = (1 - level) / 2
+    low, high = np.quantile((np.concatenate(drawn) * of_seeds).sum(axis=1) / seeds, [tail, 1 - tail])
+    once = [np.ones((1, values.shape[1]), np.float32) for values in first]
+    found = float(_by_seed(difference, once, first, once, second).mean())
+    chance = np.concatenate(tossed)
+    deviation = float(chance.std(ddof=1))
+    distance = abs(found - float(chance.mean()))
+    p_value = math.erfc(distance / deviation / math.sqrt(2)) if deviation > 0 else 1.0
+    return Resampled(Interval(found, float(low), float(high)), p_value)
+
+
 def holm(p_values: Sequence[float]) -> list[float]:
     """Holm's adjustment (1979) of the p values of several tests, in the order given.
 
@@ -191,6 +284,33 @@ def holm(p_values: Sequence[float]) -> list[float]:
         largest = max(largest, min(1.0, (count - rank) * p_values[index]))
         adjusted[index] = largest
     return adjusted
+
+
+def _drawn(generator: np.random.Generator, cases: int, resamples: int) -> np.ndarray:
+    """How often each case is drawn in each resample, (resamples, cases)."""
+    places = generator.integers(cases, size=(resamples, cases)) + cases * np.arange(resamples)[:, None]
+    counts = np.bincount(places.ravel(), minlength=resamples * cases)
+    return counts.reshape(resamples, cases).astype(np.float32)
+
+
+def _by_seed(
+    difference: Callable[[list[np.ndarray], list[np.ndarray]], np.ndarray],
+    first_counts: Sequence[np.ndarray],
+    first: Sequence[np.ndarray],
+    second_counts: Sequence[np.ndarray],
+    second: Sequence[np.ndarray],
+) -> np.ndarray:
+    """The difference of sums in which every case counts so often, (resamples, seeds)."""
+    return np.stack(
+        [
+            difference(
+                [counts @ values[seed] for counts, values in zip(first_counts, first, strict=True)],
+                [counts @ values[seed] for counts, values in zip(second_counts, second, strict=True)],
+            )
+            for seed in range(len(first[0]))
+        ],
+        axis=1,
+    )
 
 
 def _chance_of_total(steps: np.ndarray) -> float:
@@ -207,5 +327,7 @@ def _chance_of_total(steps: np.ndarray) -> float:
 def _check_pair(first: np.ndarray, second: np.ndarray, axes: int | None = None) -> None:
     is_right = first.shape == second.shape and first.size and first.ndim == (axes or max(first.ndim, 1))
     if not is_right:
-        expected = {1: "(cases,)", 2: "(seeds, cases)", None: "(..., cases)"}[axes]
+        expected = {1: "(cases,)", 2: "(seeds, cases)", 3: "(seeds, cases, values)", None: "(..., cases)"}[
+            axes
+        ]
         raise InputError(f"shapes {first.shape} and {second.shape} must be equal, of the form {expected}")

@@ -1,7 +1,7 @@
 """Attention among channels, which Fully Attentional Networks add to the feed-forward network.
 
-Zhou et al. 2022, "Understanding The Robustness in Vision Transformers", section 3: the efficient channel
-self-attention, written from the paper.
+Zhou et al. 2022, "Understanding The Robustness in Vision Transformers": the efficient channel attention, from
+its published formula. FAN's released code was not read, and nothing here was compared with it.
 """
 
 from __future__ import annotations
@@ -13,13 +13,18 @@ from kernel_attention.core.parameters import Device
 
 
 class ChannelAttention(nn.Module):
-    """Weighs the channels of the feed-forward network's output by the tokens before it (FAN, eq. 7).
+    """Weighs the channels of the feed-forward network's output by the tokens before it (FAN).
 
     With the tokens Z, N rows of d channels, and their prototype z, the N means over the channels,
 
         ECA(Z) = sigmoid(W_Q softmax(Z)^T softmax(z) / sqrt(N)) * MLP(Z).
 
-    Both softmax run over the tokens. The weights lie in (0, 1), and all tokens of a sequence share them. A
+    The paper writes it ECA(Z) = Norm((W_Q' σ(Z)) σ(Z̄)^T / √n) ⊙ MLP(Z) with a prototype that is the mean over
+    the channels, and takes the sigmoid for Norm; it applies the weights to the MLP's output. Here σ is the
+    softmax over the tokens. A secondary description of the paper reads σ as a sigmoid too, so of all parts of
+    the formula this one is the least certain.
+
+    The weights lie in (0, 1), and all tokens of a sequence share them. A
     large weight of one channel does not lower the others, as a softmax over the channels would.
 
     Args:

@@ -13,7 +13,8 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from kernel_attention.experiments.cli import main
-from kernel_attention.experiments.robustness import ATTACKS, attacked_cases
+from kernel_attention.experiments.data import load_ood
+from kernel_attention.experiments.robustness import ATTACKS, attacked_cases, out_of_distribution_scores
 from kernel_attention.experiments.statistics import unpack_bits
 from kernel_attention.experiments.training import attack as attack_module
 from kernel_attention.experiments.training.saved import load_run
@@ -62,6 +63,29 @@ def image_runs(digits_folder: Path, tmp_path_factory: pytest.TempPathFactory) ->
             words = ["train", str(recipe), "--data_root", str(digits_folder), "--output", output]
             assert main([*words, "--progress", "false", "--accelerator", "cpu", "--threads", "1"]) == 0
     return {name: root / name for name in ("rpc", "softmax")}
+
+
+@pytest.fixture(scope="session")
+def cropped_run(digits_folder: Path, image_runs: dict[str, Path]) -> Path:
+    """A run whose images are kept with 40 pixels a side, of which the model sees the middle 32."""
+    generator = np.random.default_rng(0)
+    for name in ("kite", "lamp"):
+        place = digits_folder / "tiny_imagenet100" / "ood_val" / name
+        place.mkdir(parents=True)
+        for number in range(4):
+            pixels = generator.integers(0, 256, (8, 8, 3), dtype=np.uint8)
+            Image.fromarray(pixels).resize((64, 64)).save(place / f"{number}.png")
+    root = image_runs["rpc"].parent
+    keys = "image_size: 32\ncrop_ratio: 0.8\nevaluation_cases: 50\ntrain_cases: 64\n"
+    recipe = root / "cropped.yaml"
+    recipe.write_text(
+        RECIPE.format(attention="softmax", seeds="[0]").replace("epochs: 8", "epochs: 1") + keys
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(root / "cache"))
+        words = ["train", str(recipe), "--data_root", str(digits_folder), "--output", str(root / "cropped")]
+        assert main([*words, "--progress", "false", "--accelerator", "cpu", "--threads", "1"]) == 0
+    return root / "cropped"
 
 
 @pytest.fixture(autouse=True)
@@ -114,6 +138,28 @@ def test_the_clean_accuracy_is_that_of_the_model_on_the_first_images(cli, run, d
         (entry,) = read(run, seed)["attacks"]
         assert (unpack_bits(entry["bits"], 40) == (predicted == chosen.targets)).all()
         assert entry["accuracy"] > 0.5
+
+
+def test_images_are_cropped_as_the_model_was_evaluated(cli, cropped_run, digits_folder, here):
+    run = shutil.copytree(cropped_run, here / "cropped")
+    assert cli("attack", run, "--attacks", "clean", "--cases", 90)[0] == 0
+    assert cli("attack", run, "--plan", "corruptions", "out_of_distribution", "--cases", 5)[0] == 0
+    saved = load_run(run)
+    model, data = saved.model(0), saved.experiment(digits_folder).data
+    middle = (slice(None), slice(4, 36), slice(4, 36))
+    images = data.test.images[middle]
+    order = attacked_cases(90, 90)
+    record = read(run)
+    assert record["images"]["cases"] == 90, "evaluation_cases is the length of an evaluation"
+    (clean,) = record["attacks"]
+    with torch.no_grad():
+        logits = model(torch.from_numpy(images.transpose(0, 3, 1, 2).copy()).float() / 255)
+    right = logits.argmax(1).numpy() == data.test.targets
+    assert unpack_bits(clean["bits"], 90).tolist() == right[order].tolist()
+    assert record["corruptions"]["cases"] == 5
+    unseen = load_ood("tiny_imagenet100", digits_folder, image_size=40).split.evenly(5)
+    expected = out_of_distribution_scores(model, images[order[:5]], unseen.images[middle])
+    assert expected.items() <= record["out_of_distribution"].items()
 
 
 def test_a_finished_attack_is_not_run_again(cli, run, monkeypatch):

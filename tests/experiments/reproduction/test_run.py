@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -12,9 +13,12 @@ import yaml
 from experiments.training.runs import brief, launch, waves, write_recipe  # noqa: F401
 
 from kernel_attention.experiments import cli
-from kernel_attention.experiments.reproduction import Places, find_state, read_suite, run_cell
+from kernel_attention.experiments.reproduction import Cell, Places, find_state, read_suite, run_cell
 from kernel_attention.experiments.training.lock import locked
 from kernel_attention.experiments.training.run import train
+from kernel_attention.experiments.training.time_series_experiment import TimeSeriesExperiment
+
+ROOT = Path(__file__).parents[3]
 
 pytestmark = pytest.mark.usefixtures("brief")
 
@@ -91,6 +95,48 @@ def test_dry_run_writes_nothing(suite, waves, capsys):  # noqa: F811
     printed = capsys.readouterr().out
     assert "2 of 4 are done" in printed
     assert "hours" in printed, "the record tells how long a training takes"
+
+
+def test_dry_run_loads_the_data_of_a_column_once(suite, waves, monkeypatch, capsys):  # noqa: F811
+    loaded = []
+
+    class Counted(TimeSeriesExperiment):
+        def __init__(self, recipe, data_root):
+            loaded.append(recipe.epochs)
+            super().__init__(recipe, data_root)
+
+    monkeypatch.setattr(
+        "kernel_attention.experiments.reproduction.run.experiment_class", lambda task: Counted
+    )
+    assert reproduce(suite, waves, "--dry_run") == 0
+    assert sorted(loaded) == [1, 2], "one epoch in one column, two in the other"
+    assert "nowhere" not in capsys.readouterr().out
+    content = yaml.safe_load(suite.read_text())
+    rows = content["rows"] | {"linear": {"attention": "liner"}}
+    suite.write_text(yaml.safe_dump(content | {"rows": rows}))
+    assert reproduce(suite, waves, "--columns", "short", "--seeds", "0", "--dry_run") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any("liner" in line for line in lines if "linear" in line)
+    assert not any("liner" in line for line in lines if "softmax" in line), "its recipe is right"
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_cell_without_a_plan_is_complete_without_it(seed, tmp_path):
+    """A record of the repository, without AutoAttack: the suite asks it of seed 0 alone."""
+    chosen = read_suite("cifar10_robustness")
+    record = json.loads((ROOT / "results/vision/cifar10_robustness/symmetric-0.json").read_text())
+    attacks = record["figures"]["robustness"]["attacks"]
+    record["figures"]["robustness"]["attacks"] = [e for e in attacks if e["attack"] != "autoattack"]
+    places = Places(tmp_path / "runs", tmp_path / "results")
+    cell = Cell("symmetric", "cifar10", seed)
+    path = places.record(chosen, cell)
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(record | {"seed": seed}))
+    state = find_state(chosen, cell, places)
+    assert ("autoattack" in {step.attack for step in state.steps}) == (seed == 0)
+    everywhere = [next(iter(plan)) if isinstance(plan, dict) else plan for plan in chosen.attack]
+    state = find_state(dataclasses.replace(chosen, attack=everywhere), cell, places)
+    assert "autoattack" in {step.attack for step in state.steps}
 
 
 def test_missing_data_are_said_first_and_last(suite, tmp_path, capsys):

@@ -178,10 +178,35 @@ def test_another_protocol_has_folders_of_its_own():
         suite.with_protocol("papr")
 
 
-def test_plans_of_attacks_by_row():
-    suite = Suite(name="small", **SMALL | {"attack": ["table", {"paper": ["primal"]}]})
-    assert suite.attack_plans("softmax") == ["table"]
-    assert suite.attack_plans("primal") == ["table", "paper"]
+def test_plans_of_attacks_by_row_and_seed():
+    attack = [
+        "table",
+        {"paper": ["primal"]},
+        {"autoattack": {"rows": ["primal"], "seeds": [4]}, "curves": {"seeds": [0]}, "masking": {}},
+    ]
+    suite = Suite(name="small", **SMALL | {"attack": attack})
+    plans = {
+        (row, seed): suite.attack_plans(Cell(row, "waves", seed)) for row in suite.rows for seed in (0, 4, 7)
+    }
+    assert plans == {
+        ("softmax", 0): ["table", "curves", "masking"],
+        ("softmax", 4): ["table", "masking"],
+        ("softmax", 7): ["table", "masking"],
+        ("primal", 0): ["table", "paper", "curves", "masking"],
+        ("primal", 4): ["table", "paper", "autoattack", "masking"],
+        ("primal", 7): ["table", "paper", "masking"],
+    }
+
+
+def test_the_robustness_suite_attacks_as_its_page_says():
+    """AutoAttack on seed 0 alone; curves and the paper's protocol on four rows; the rest on every cell."""
+    suite = read_suite("cifar10_robustness")
+    four = {"softmax", "symmetric", "rpc_first_layer", "rpc_all_layers"}
+    for cell in suite.cells():
+        plans = suite.attack_plans(cell)
+        assert {"table", "corruptions", "out_of_distribution"} <= set(plans)
+        assert ("autoattack" in plans) == (cell.row in four and cell.seed == 0)
+        assert ("curves" in plans) == ("paper" in plans) == (cell.row in four)
 
 
 @pytest.mark.parametrize(
@@ -199,6 +224,11 @@ def test_plans_of_attacks_by_row():
         ({"reported": {"primal": {"waves": [1.0, 2.0, 3.0]}}}, r"\[mean, deviation\]"),
         ({"protocol": "papr"}, "papr"),
         ({"attack": [{"paper": ["sofmax"]}]}, "sofmax"),
+        ({"attack": [{"paper": {"rows": ["sofmax"]}}]}, "sofmax"),
+        ({"attack": [{"paper": {"rows": [0]}}]}, "row of suite"),
+        ({"attack": [{"paper": {"seeds": [2]}}]}, r"attack names seed 2 \(accepted: \[0, 4\]\)"),
+        ({"attack": [{"paper": {"seeds": ["primal"]}}]}, "attack names seed 'primal'"),
+        ({"attack": [{"paper": {"seed": [0]}}]}, "attack="),
         ({"attack": ["transfer"]}, "needs the key transfer_from"),
         ({"transfer_from": "sofmax"}, "sofmax"),
         ({"tilte": "x"}, "tilte"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from experiments.results.conftest import attack_entry, corruption_entry
@@ -11,12 +13,21 @@ from kernel_attention.experiments.results import (
     Measurement,
     attack_curves,
     compare_rows,
+    corruption_figures,
     relative_corruption_errors,
     robustness_columns,
     spread,
     variant_columns,
 )
-from kernel_attention.experiments.statistics import holm, mcnemar_test, paired_bootstrap, sign_flip_test
+from kernel_attention.experiments.robustness import detection_figures, score_levels
+from kernel_attention.experiments.statistics import (
+    holm,
+    mcnemar_test,
+    pack_bits,
+    pack_levels,
+    paired_bootstrap,
+    sign_flip_test,
+)
 
 
 def answers(accuracy, cases=40, seed=0):
@@ -121,6 +132,74 @@ def test_corruption_errors_are_relative_to_the_baseline_of_the_same_seed(make_re
     found = relative_corruption_errors(records, {"a": "b"})
     assert {seed: each.value for seed, each in found["a"].items()} == {0: pytest.approx((0.5 + 1.5) / 2)}
     assert {seed: each.value for seed, each in found["b"].items()} == {0: 1.0, 2: 1.0}
+
+
+def detected(seed, shift=0.0, cases=(300, 200)):
+    """The entry of detection of an imaginary model, with levels."""
+    generator = np.random.default_rng(seed)
+    scores = generator.normal(0, 1, cases[0]), generator.normal(0.3 + shift, 1, cases[1])
+    texts = [pack_levels(levels) for levels in score_levels(*scores)]
+    sizes = {"in_cases": cases[0], "out_cases": cases[1]}
+    return detection_figures(*scores) | sizes | {"levels": dict(zip(("in", "out"), texts, strict=True))}
+
+
+def test_detection_is_compared_by_the_levels_of_scores(make_record):
+    records = [make_record("a", seed, out_of_distribution=detected(seed, 1.0)) for seed in (0, 1)]
+    records += [make_record("b", seed, out_of_distribution=detected(seed + 7)) for seed in (0, 1)]
+    columns = {row: {"aupr": found["aupr"]} for row, found in robustness_columns(records).items()}
+    (found,) = compare_rows(columns, {"a": "b"})
+    exact = [record.figures["robustness"]["out_of_distribution"]["aupr"] for record in records]
+    # 500 images in 64 levels: the lowest holds 16 of them, 3 % of the area at most.
+    assert found.interval.difference == pytest.approx(np.mean(exact[:2]) - np.mean(exact[2:]), abs=0.01)
+    assert found.interval.low > 0
+    assert found.p_value < 1e-4
+    assert found.by_seed == {}
+    other = make_record("b", 0, out_of_distribution=detected(3, cases=(300, 199)))
+    with pytest.raises(InputError, match=r"on different cases, \(300, 199\), \(300, 200\)"):
+        compare_rows(robustness_columns([records[0], other]), {"a": "b"})
+
+
+def test_records_without_levels_have_no_paired_test(make_record):
+    old = {key: value for key, value in detected(0).items() if key != "levels"}
+    records = [
+        make_record("a", 0, out_of_distribution=old),
+        make_record("b", 0, out_of_distribution=detected(1)),
+    ]
+    assert compare_rows(robustness_columns(records), {"a": "b"}) == []
+
+
+def test_mean_corruption_errors_are_compared_image_by_image(make_record):
+    rng = np.random.default_rng(0)
+    hard = rng.random(80)
+    corrupted = {
+        (row, seed): {name: rng.random((5, 80)) > hard * share for name in ("fog", "snow")}
+        for row, share in (("a", 0.5), ("b", 1.0))
+        for seed in (0, 1)
+    }
+    records = [
+        make_record(row, seed, corruptions=corruption_entry(correct))
+        for (row, seed), correct in corrupted.items()
+    ]
+    columns = {row: {"mce": cells} for row, cells in corruption_figures(records).items()}
+    (found,) = compare_rows(columns, {"a": "b"})
+    ratios = relative_corruption_errors(records, {"a": "b"})["a"]
+    expected = np.mean([each.value for each in ratios.values()]) - 1
+    assert found.interval.difference == pytest.approx(expected, rel=1e-12)
+    assert found.interval.low < expected < found.interval.high < 0
+    assert found.p_value < 1e-3
+    assert compare_rows(columns, {"a": "a"})[0].p_value == 1
+
+
+def test_the_test_split_is_compared_where_its_answers_are_kept(make_record):
+    def with_answers(row, accuracy):
+        correct = answers(accuracy, 60, seed=len(row))
+        figures = {"accuracy": float(correct.mean()), "cases": 60, "correct_bits": pack_bits(correct)}
+        return replace(make_record(row, 0), figures={"evaluation": figures})
+
+    records = [with_answers("a", 0.9), with_answers("bb", 0.2)]
+    (found,) = compare_rows(robustness_columns(records), {"a": "bb"})
+    assert (found.column, found.by_seed[0]) == ("test", found.p_value)
+    assert compare_rows(robustness_columns([records[0], make_record("bb", 0)]), {"a": "bb"}) == []
 
 
 def test_records_of_different_images_are_refused(make_record):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +102,22 @@ def launch(*arguments: object, **options: Any) -> subprocess.Popen:
         text=True,
         **options,
     )
+
+
+@contextlib.contextmanager
+def stopped_at(task: type, step: int) -> Iterator[None]:
+    """Within the block, training with this task is interrupted as by the user, at this step of all."""
+    original, calls = task.training_step, []
+
+    def training_step(self: Any, batch: Any) -> Any:
+        calls.append(1)
+        if len(calls) == step:
+            os.kill(os.getpid(), signal.SIGINT)
+        return original(self, batch)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(task, "training_step", training_step)
+        yield
 
 
 def outcome(run: Path) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ import pytest
 import torch
 import yaml
 from experiments.training.image_data import IMAGES, make_images
-from experiments.training.runs import assert_same_outcome
+from experiments.training.runs import assert_same_outcome, stopped_at
 
 from kernel_attention.experiments.cli import main
 from kernel_attention.experiments.data.images import load_images
@@ -73,19 +72,10 @@ def test_a_run_learns_colours(root, tmp_path):
 
 
 @pytest.mark.parametrize(("changes", "at"), [({}, 4), (EVERYTHING, 3), (EVERYTHING, 9)])
-def test_a_run_stopped_at_any_step_ends_as_if_it_had_not(changes, at, root, tmp_path, monkeypatch, capsys):
+def test_a_run_stopped_at_any_step_ends_as_if_it_had_not(changes, at, root, tmp_path, capsys):
     """6 steps an epoch; augmentation, mixing, moving average and dropped paths are resumed with the rest."""
     reference = trained(tmp_path / "reference" / "run", root, **changes)
-    original, calls = ImageTask.training_step, []
-
-    def step(self, batch):
-        calls.append(1)
-        if len(calls) == at:
-            os.kill(os.getpid(), signal.SIGINT)
-        return original(self, batch)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(ImageTask, "training_step", step)
+    with stopped_at(ImageTask, at):
         assert main(arguments(tmp_path / "run", root, **changes)) == 1
     assert f"(seed 0: checkpoint after step {at})\n" in capsys.readouterr().err
     assert main(["train", "--resume", str(tmp_path / "run"), "--progress", "false"]) == 0

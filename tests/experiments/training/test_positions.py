@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 
 import numpy as np
 import pytest
 import torch
 import yaml
-from experiments.training.runs import assert_same_outcome
+from experiments.training.runs import assert_same_outcome, stopped_at
 
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.cli import main
@@ -97,19 +95,10 @@ def read_config(folder):
 
 
 @pytest.mark.parametrize("at", [3, 6])
-def test_a_run_stopped_at_any_step_ends_as_if_it_had_not(at, tmp_path, monkeypatch, capsys):
+def test_a_run_stopped_at_any_step_ends_as_if_it_had_not(at, tmp_path, capsys):
     (tmp_path / "reference").mkdir()
     reference = trained(tmp_path / "reference" / "run", steps=8)
-    original, calls = PositionLearning.training_step, []
-
-    def step(self, batch):
-        calls.append(1)
-        if len(calls) == at:
-            os.kill(os.getpid(), signal.SIGINT)
-        return original(self, batch)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(PositionLearning, "training_step", step)
+    with stopped_at(PositionLearning, at):
         assert main(arguments(tmp_path / "run", steps=8)) == 1
     assert f"(seed 0: checkpoint after step {at})\n" in capsys.readouterr().err
     assert main(["train", "--resume", str(tmp_path / "run"), "--progress", "false"]) == 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ import pytest
 import torch
 import yaml
 from experiments.data.pairs import colours, pair_files, png, write_files
-from experiments.training.runs import assert_same_outcome
+from experiments.training.runs import assert_same_outcome, stopped_at
 
 from kernel_attention.experiments.cli import main
 from kernel_attention.experiments.data.segmentation import SegmentationSplit
@@ -121,23 +120,12 @@ def test_the_epoch_is_chosen_by_the_overlap_of_all_validation_pixels(root, tmp_p
 
 
 @pytest.mark.parametrize(("changes", "at"), [({}, 2), ({"drop_path": 0.3, "seeds": [1, 0]}, 6)])
-def test_a_run_stopped_at_any_step_ends_as_if_it_had_not(
-    changes, at, root, classifier, tmp_path, monkeypatch, capsys
-):
+def test_a_run_stopped_at_any_step_ends_as_if_it_had_not(changes, at, root, classifier, tmp_path, capsys):
     """4 steps an epoch. A seed that has begun needs the run that it started from no more."""
     start = Path(shutil.copytree(classifier, tmp_path / "classifier"))
     changes = changes | {"start_from": str(start)}
     reference = trained(tmp_path / "reference" / "run", root, **changes)
-    original, calls = SegmentationTask.training_step, []
-
-    def step(self, batch):
-        calls.append(1)
-        if len(calls) == at:
-            os.kill(os.getpid(), signal.SIGINT)
-        return original(self, batch)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(SegmentationTask, "training_step", step)
+    with stopped_at(SegmentationTask, at):
         assert main(arguments(tmp_path / "run", root, **changes)) == 1
     assert f"checkpoint after step {at})\n" in capsys.readouterr().err
     if len(changes.get("seeds", [0])) == 1:

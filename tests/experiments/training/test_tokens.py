@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 
 import numpy as np
 import pytest
 import torch
 import yaml
-from experiments.training.runs import assert_same_outcome
+from experiments.training.runs import assert_same_outcome, stopped_at
 from experiments.training.token_data import TOKENS, make_tokens
 
 from kernel_attention.experiments.cli import main
@@ -64,20 +62,11 @@ def test_a_run_learns_and_says_how_fast(root, tmp_path):
 
 
 @pytest.mark.parametrize(("dataset", "at"), [("sst2", 6), ("sst2", 9), ("lra/retrieval", 11)])
-def test_a_run_stopped_at_any_step_ends_as_if_it_had_not(dataset, at, root, tmp_path, monkeypatch, capsys):
+def test_a_run_stopped_at_any_step_ends_as_if_it_had_not(dataset, at, root, tmp_path, capsys):
     """4 steps a round through epochs of 8 (sst2) or 4 batches: the stops lie inside of both."""
     (tmp_path / "reference").mkdir()
     reference = trained(tmp_path / "reference" / "run", root, dataset=dataset, seeds=[0, 1])
-    original, calls = SequenceTask.training_step, []
-
-    def step(self, batch):
-        calls.append(1)
-        if len(calls) == at:
-            os.kill(os.getpid(), signal.SIGINT)
-        return original(self, batch)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(SequenceTask, "training_step", step)
+    with stopped_at(SequenceTask, at):
         assert main(arguments(tmp_path / "run", root, dataset=dataset, seeds=[0, 1])) == 1
     assert f"(seed 0: checkpoint after step {at})\n" in capsys.readouterr().err
     assert (

@@ -8,12 +8,12 @@ import statistics
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from pathlib import Path
 
 import torch
 
 from kernel_attention.core.layer import AttentionLayer
 from kernel_attention.experiments.benchmarking.plans import Setting
+from kernel_attention.experiments.processor import processor_name
 
 _LARGE = 1536  # rows of the square product that gives the ceiling of arithmetic
 _COPIED = 1 << 28  # bytes, far beyond every cache
@@ -23,7 +23,7 @@ _SLICE = 1024  # tokens the fused layer takes at a time
 def describe_machine(devices: set[str]) -> dict[str, object]:
     """Processor, cores, memory, software and date."""
     described: dict[str, object] = {
-        "processor": _processor(),
+        "processor": processor_name(),
         "cores": os.cpu_count(),
         "platform": platform.platform(),
         "python": platform.python_version(),
@@ -39,12 +39,6 @@ def describe_machine(devices: set[str]) -> dict[str, object]:
 def load() -> list[float]:
     """Load averages over 1, 5 and 15 minutes; [] where the system does not report them."""
     return [round(value, 2) for value in os.getloadavg()] if hasattr(os, "getloadavg") else []
-
-
-def _processor() -> str:
-    path = Path("/proc/cpuinfo")
-    names = [line for line in path.read_text().splitlines() if "model name" in line] if path.is_file() else []
-    return names[0].partition(":")[2].strip() if names else platform.processor() or platform.machine()
 
 
 def measure_ceilings(setting: Setting) -> dict[str, float]:

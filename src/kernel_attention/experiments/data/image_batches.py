@@ -19,7 +19,8 @@ class ImageBatch(NamedTuple):
     """Images. A named tuple, so Lightning moves it between devices.
 
     x: (B, C, H, W) uint8, which is a quarter of what floats take on the way to a device.
-    target: (B,) int64.
+    target: (B,) int64 classes, or label maps (B, H', W') uint8, in evaluation perhaps of another size
+        than the images.
     """
 
     x: Tensor
@@ -57,6 +58,11 @@ class RepeatedSampler(EpochSampler):
         yield from order[start : self.length].tolist()
 
 
+def channels_first(images: np.ndarray) -> Tensor:
+    """Images (n, H, W, C) as a tensor of their own, (n, C, H, W)."""
+    return torch.from_numpy(images.transpose(0, 3, 1, 2).copy())
+
+
 def middle(shape: Sequence[int], size: Sequence[int]) -> tuple[slice, slice]:
     """The rows and columns in the middle of an image: of ``size`` = (H, W), in an image of (H', W')."""
     top, left = ((have - want) // 2 for have, want in zip(shape, size, strict=True))
@@ -80,8 +86,7 @@ class _Images(Dataset[ImageBatch]):
 
     def __getitems__(self, indices: list[int]) -> ImageBatch:
         images = self.split.images[indices][(slice(None), *self.window)]
-        images = np.ascontiguousarray(images.transpose(0, 3, 1, 2))
-        return ImageBatch(torch.from_numpy(images), torch.from_numpy(self.split.targets[indices]))
+        return ImageBatch(channels_first(images), torch.from_numpy(self.split.targets[indices]))
 
 
 def make_image_loader(

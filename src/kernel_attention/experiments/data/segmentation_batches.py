@@ -8,41 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.data.batches import EpochSampler
+from kernel_attention.experiments.data.image_batches import ImageBatch, channels_first
 from kernel_attention.experiments.data.segmentation import VOID, SegmentationSplit
 
 SCALES = (0.5, 2.0)
-
-
-class SegmentationBatch(NamedTuple):
-    """Images and labels. A named tuple, so Lightning moves it between devices.
-
-    x: (B, 3, H, W) uint8.
-    target: (B, H', W') uint8 class numbers, ``VOID`` where there is none. In evaluation their size can differ
-        from that of the images.
-    """
-
-    x: Tensor
-    target: Tensor
-
-    @property
-    def pixels(self) -> Tensor:
-        """The images as floats in [0, 1]."""
-        return self.x.float() / 255
-
-    @property
-    def arguments(self) -> tuple[Tensor]:
-        """What the model is called with."""
-        return (self.pixels,)
 
 
 def random_crop(
@@ -133,7 +110,7 @@ def make_crop_loader(
     seed: int = 0,
     num_workers: int = 0,
 ) -> DataLoader:
-    """Training batches of ``SegmentationBatch``: one ``random_crop`` of every case an epoch.
+    """Training batches of ``ImageBatch``: one ``random_crop`` of every case an epoch.
 
     Args:
         split: the cases.
@@ -177,7 +154,6 @@ def make_whole_loader(split: SegmentationSplit, batch_size: int) -> DataLoader:
     )
 
 
-def _stack(cases: list[tuple[np.ndarray, np.ndarray]]) -> SegmentationBatch:
-    images = np.stack([image for image, _ in cases]).transpose(0, 3, 1, 2)
-    labels = np.stack([label for _, label in cases])
-    return SegmentationBatch(torch.from_numpy(np.ascontiguousarray(images)), torch.from_numpy(labels))
+def _stack(cases: list[tuple[np.ndarray, np.ndarray]]) -> ImageBatch:
+    images, labels = map(np.stack, zip(*cases, strict=True))
+    return ImageBatch(channels_first(images), torch.from_numpy(labels))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from kernel_attention.experiments.reproduction.run import Places
 from kernel_attention.experiments.reproduction.suite import Suite
-from kernel_attention.experiments.results import Measurement, ResultRecord, read_record
-from kernel_attention.experiments.statistics import unpack_bits
+from kernel_attention.experiments.results import (
+    Measurement,
+    ResultRecord,
+    evaluation_figure,
+    read_record,
+)
 
 Measured = dict[str, dict[str, dict[int, Measurement]]]
 """By row, column and seed."""
@@ -49,19 +51,13 @@ def figures_of(records: dict[str, dict[str, dict[int, ResultRecord]]], metric: s
         for column, by_seed in columns.items():
             figures = {seed: record.figures["evaluation"] for seed, record in by_seed.items()}
             cell = {
-                seed: _measured(each, metric)
+                seed: evaluation_figure(each, metric)
                 for seed, each in figures.items()
                 if each.get(metric) is not None
             }
             if cell:
                 found[row][column] = cell
     return found
-
-
-def _measured(figures: dict[str, Any], metric: str) -> Measurement:
-    bits = figures.get("correct_bits") if metric == "accuracy" else None
-    correct = None if bits is None else unpack_bits(bits, figures["cases"])[None]
-    return Measurement(float(figures[metric]), correct)
 
 
 def _is_seed(stem: str, row: str) -> bool:

@@ -81,7 +81,7 @@ def find_state(suite: Suite, cell: Cell, places: Places) -> CellState:
     Raises:
         InputError: for a record that cannot be read, or that was made with other keys.
     """
-    plans, shifts = split_plans(suite.attack_plans(cell.row))
+    plans, shifts = split_plans(suite.attack_plans(cell))
     names = [plan for plan in plans if plan != TRANSFER]
     steps = choose_steps(plans=names, transfer=TRANSFER in plans) if plans else []
     path = places.record(suite, cell)
@@ -138,13 +138,14 @@ def run_cell(suite: Suite, cell: Cell, places: Places, told: Told) -> bool:
 
 def estimates(suite: Suite, cells: Sequence[Cell], places: Places) -> list[Estimate]:
     """What cells lack, why a cell cannot run, and how long its training took elsewhere."""
-    known = {cell.column: _seconds(suite, cell.column, places) for cell in cells}
-    reasons = {cell.column: _missing(suite, cell, places) for cell in cells}
+    taken = {column: _seconds(suite, column, places) for column in {cell.column for cell in cells}}
+    data: dict[str, str | None] = {}
     found = []
     for cell in cells:
         state = find_state(suite, cell, places)
-        seconds = known[cell.column] if state.training else None
-        found.append(Estimate(state, seconds, None if state.is_done else reasons[cell.column]))
+        seconds = taken[cell.column] if state.training else None
+        missing = None if state.is_done else _missing(suite, cell, places, data)
+        found.append(Estimate(state, seconds, missing))
     return found
 
 
@@ -156,14 +157,23 @@ def _seconds(suite: Suite, column: str, places: Places) -> float | None:
     return sum(seconds) / len(seconds) if seconds else None
 
 
-def _missing(suite: Suite, cell: Cell, places: Places) -> str | None:
-    """Why a column cannot run: its data are missing, or its recipe is wrong."""
+def _missing(suite: Suite, cell: Cell, places: Places, data: dict[str, str | None]) -> str | None:
+    """Why a cell cannot run: its recipe is wrong, or its data are missing.
+
+    The cells of a column have the same data, whose loading can take minutes. ``data`` is what is known of
+    them by column, and is added to.
+    """
     try:
         _, recipe = suite.recipe(cell)
-        experiment_class(recipe.task_name)(recipe, places.data_root)
     except InputError as error:
         return str(error)
-    return None
+    if cell.column not in data:
+        try:
+            experiment_class(recipe.task_name)(recipe, places.data_root)
+            data[cell.column] = None
+        except InputError as error:
+            data[cell.column] = str(error)
+    return data[cell.column]
 
 
 def _twin(suite: Suite, cell: Cell, places: Places, steps: Sequence[AttackStep]) -> SavedRun | None:

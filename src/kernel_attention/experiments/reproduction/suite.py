@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.experiments.plain_yaml import read_yaml
@@ -24,6 +24,9 @@ TRANSFER = "transfer"
 _NAME = re.compile(r"\w[\w.+-]*")
 _MARK = "$"
 
+Limits = dict[Literal["rows", "seeds"], list[str] | list[Seed]]
+"""The rows and the seeds that a plan of attacks is run on."""
+
 Figures = dict[str, dict[str, float | list[float]]]
 """What a source reports, by row and column: a number, or [mean, deviation]."""
 
@@ -37,6 +40,14 @@ class Cell(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.row}, {self.column}, seed {self.seed}"
+
+
+class _Plan(NamedTuple):
+    """A plan of attacks with the rows and seeds that it is run on."""
+
+    name: str
+    rows: Sequence[Any]
+    seeds: Sequence[Any] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +71,9 @@ class Suite:
         metric: a figure of ``evaluation.json``; those named accuracy are printed in per cent.
         larger_is_better: whether the best figure of a column is the largest.
         attack: plans of ``kernel-attention attack`` that are run on every cell after its training; a plan
-            given as ``{plan: rows}`` is run on these rows alone. ``transfer`` is FGSM and PGD against the
-            model of ``transfer_from``.
+            given as ``{plan: rows}`` is run on these rows alone, and one given as
+            ``{plan: {rows: [..], seeds: [..]}}`` on these rows and seeds, all of them where a list is not
+            given. ``transfer`` is FGSM and PGD against the model of ``transfer_from``.
         transfer_from: the row whose model, with the same seed, transferred attacks work against.
         baselines: the row that a row is compared with; ``default`` for the rows not named.
         reported: the source's figures of the metric, by row and column: a number, or [mean, deviation]. Those
@@ -84,7 +96,7 @@ class Suite:
     seeds: Annotated[list[Seed], *DIFFERENT] = field(default_factory=lambda: [0, 1, 2])
     metric: str = "accuracy"
     larger_is_better: bool = True
-    attack: list[str | dict[str, list[str]]] = field(default_factory=list)
+    attack: list[str | dict[str, list[str] | Limits]] = field(default_factory=list)
     transfer_from: str | None = None
     baselines: dict[str, str] = field(default_factory=dict)
     reported: Figures = field(default_factory=dict)
@@ -105,11 +117,14 @@ class Suite:
         reported = [self.reported, *self.further.values()]
         named = [row for figures in reported for row in figures]
         named += [*(row for row in self.baselines if row != "default"), *self.baselines.values()]
-        limited = [plan for plan in self.attack if isinstance(plan, dict)]
-        named += [row for plan in limited for rows in plan.values() for row in rows]
+        plans = list(self._plans())
+        named += [row for plan in plans for row in plan.rows]
         named += [] if self.transfer_from is None else [self.transfer_from]
-        if self.transfer_from is None and any(TRANSFER in self.attack_plans(row) for row in self.rows):
+        if self.transfer_from is None and any(plan.name == TRANSFER for plan in plans):
             raise InputError(f"suite {self.name}: plan {TRANSFER} needs the key transfer_from")
+        for seed in (seed for plan in plans for seed in plan.seeds or ()):
+            if seed not in self.seeds:
+                raise InputError(f"suite {self.name}: attack names seed {seed!r} (accepted: {self.seeds})")
         for row in named:
             if row not in self.rows:
                 raise unknown(f"row of suite {self.name}", row, self.rows)
@@ -174,14 +189,19 @@ class Suite:
         other = self.baselines.get(row, self.baselines.get("default"))
         return None if other == row else other
 
-    def attack_plans(self, row: str) -> list[str]:
-        """The plans of attacks that are run on a row."""
+    def attack_plans(self, cell: Cell) -> list[str]:
+        """The plans of attacks that are run on a cell."""
         return [
             name
-            for plan in self.attack
-            for name, rows in (plan.items() if isinstance(plan, dict) else [(plan, list(self.rows))])
-            if row in rows
+            for name, rows, seeds in self._plans()
+            if cell.row in rows and (seeds is None or cell.seed in seeds)
         ]
+
+    def _plans(self) -> Iterator[_Plan]:
+        for plan in self.attack:
+            for name, cells in plan.items() if isinstance(plan, dict) else [(plan, {})]:
+                limits = {"rows": cells} if isinstance(cells, list) else cells
+                yield _Plan(name, limits.get("rows", list(self.rows)), limits.get("seeds"))
 
     def _filled(self, keys: Any, cell: Cell) -> Any:
         """The keys with the values that they name."""

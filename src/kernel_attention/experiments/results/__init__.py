@@ -6,8 +6,10 @@ from kernel_attention.experiments.results.comparison import (
     Measurement,
     Spread,
     compare_rows,
+    evaluation_figure,
     spread,
 )
+from kernel_attention.experiments.results.paired_figures import CorruptionErrors, Detection, PairedFigure
 from kernel_attention.experiments.results.records import (
     ResultRecord,
     make_records,
@@ -18,6 +20,7 @@ from kernel_attention.experiments.results.records import (
 )
 from kernel_attention.experiments.results.robustness import (
     attack_curves,
+    corruption_figures,
     corruptions_of,
     relative_corruption_errors,
     robustness_columns,
@@ -27,13 +30,18 @@ from kernel_attention.experiments.results.robustness import (
 __all__ = [
     "ColumnComparison",
     "Comparison",
+    "CorruptionErrors",
+    "Detection",
     "Measurement",
+    "PairedFigure",
     "ResultRecord",
     "Spread",
     "attack_curves",
     "compare_over_columns",
     "compare_rows",
+    "corruption_figures",
     "corruptions_of",
+    "evaluation_figure",
     "make_records",
     "read_record",
     "read_records",

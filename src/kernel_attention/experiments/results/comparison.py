@@ -5,17 +5,20 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from kernel_attention.errors import InputError
+from kernel_attention.experiments.results.paired_figures import PairedFigure
 from kernel_attention.experiments.statistics import (
     Interval,
+    figure_test,
     holm,
     mcnemar_test,
     paired_bootstrap,
     sign_flip_test,
+    unpack_bits,
 )
 
 
@@ -27,15 +30,24 @@ class Measurement:
         value: the figure.
         correct: (trials, cases) bool, the answers behind it: one trial for a test split, one for each
             corruption and severity; None for a figure that is not a share of right answers.
+        paired: what a comparison on the same cases needs of another figure; None where it is not known.
     """
 
     value: float
     correct: np.ndarray | None = None
+    paired: PairedFigure | None = None
 
     @property
     def cases(self) -> int:
         """The number of cases; 0 where their answers are not kept."""
         return 0 if self.correct is None else self.correct.shape[-1]
+
+
+def evaluation_figure(figures: Mapping[str, Any], metric: str) -> Measurement:
+    """A figure of ``evaluation.json``, with the answers behind an accuracy where they are kept."""
+    bits = figures.get("correct_bits") if metric == "accuracy" else None
+    correct = None if bits is None else unpack_bits(bits, figures["cases"])[None]
+    return Measurement(float(figures[metric]), correct)
 
 
 Measurements = Mapping[str, Mapping[str, Mapping[int, Measurement]]]
@@ -59,9 +71,10 @@ class Comparison(NamedTuple):
         column: the column.
         seeds: the seeds.
         interval: the difference, row minus baseline, with its bootstrap interval over cases and seeds.
-        p_value: of ``sign_flip_test`` over the cases.
+        p_value: of ``sign_flip_test`` over the cases; for a ``PairedFigure`` of ``figure_test``.
         adjusted: the same after Holm's adjustment for all comparisons made together.
-        by_seed: the p value of McNemar's test for each seed; empty where a case has several trials.
+        by_seed: the p value of McNemar's test for each seed; empty where a case has several trials, and for a
+            ``PairedFigure``.
     """
 
     row: str
@@ -83,7 +96,7 @@ def spread(measured: Mapping[int, Measurement]) -> Spread:
 
 
 def compare_rows(measurements: Measurements, baselines: Mapping[str, str]) -> list[Comparison]:
-    """Compare rows with their baselines, in every column whose answers both keep for a common seed.
+    """Compare rows with their baselines, in every column whose answers or scores both keep for a common seed.
 
     Args:
         measurements: by row, column and seed.
@@ -116,7 +129,7 @@ def _compare(
     theirs = {seed: each.correct for seed, each in others.items() if each.correct is not None}
     seeds = tuple(seed for seed in ours if seed in theirs)
     if not seeds:
-        return None
+        return _compare_figures(row, baseline, column, measured, others)
     shapes = {array.shape for answers in (ours, theirs) for seed in seeds if (array := answers[seed]).size}
     if len(shapes) != 1:
         sizes = ", ".join(map(str, sorted(shapes)))
@@ -137,3 +150,28 @@ def _compare(
             if first.shape[1] == 1
         },
     )
+
+
+def _compare_figures(
+    row: str,
+    baseline: str,
+    column: str,
+    measured: Mapping[int, Measurement],
+    others: Mapping[int, Measurement],
+) -> Comparison | None:
+    pairs = {
+        seed: (each.paired, other.paired)
+        for seed, each in sorted(measured.items())
+        if (other := others.get(seed)) is not None and each.paired is not None and other.paired is not None
+    }
+    if not pairs:
+        return None
+    ours, theirs = ([figure.values() for figure in side] for side in zip(*pairs.values(), strict=True))
+    sizes = {tuple(len(each) for each in values) for values in (*ours, *theirs)}
+    if len(sizes) != 1:
+        shown = ", ".join(map(str, sorted(sizes)))
+        raise InputError(f"{row} and {baseline} in {column}: measured on different cases, {shown}")
+    first, second = ([np.stack(kind) for kind in zip(*side, strict=True)] for side in (ours, theirs))
+    figure = next(iter(pairs.values()))[0]
+    interval, p_value = figure_test(figure.difference, first, second)
+    return Comparison(row, baseline, column, tuple(pairs), interval, p_value, p_value, {})

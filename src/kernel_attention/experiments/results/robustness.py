@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from kernel_attention.errors import InputError
-from kernel_attention.experiments.results.comparison import Measurement
+from kernel_attention.experiments.results.comparison import Measurement, evaluation_figure
+from kernel_attention.experiments.results.paired_figures import CorruptionErrors, Detection
 from kernel_attention.experiments.results.records import ResultRecord
-from kernel_attention.experiments.robustness import corruption_errors, mean_corruption_error
+from kernel_attention.experiments.robustness import corruption_errors, levels_of, mean_corruption_error
 from kernel_attention.experiments.statistics import unpack_bits
 
 PIXEL_STEP = 1 / 255
@@ -29,7 +30,8 @@ def robustness_columns(
 
     Returns:
         By label, column and seed. The columns are ``test`` (accuracy on the whole test split), the attacks'
-        names, ``corruptions`` (mean accuracy) and ``aupr``.
+        names, ``corruptions`` (mean accuracy) and ``aupr``. Records of an earlier version lack the answers
+        behind ``test`` and the scores behind ``aupr``, which then cannot be compared.
 
     Raises:
         InputError: where records were attacked on different images.
@@ -38,7 +40,7 @@ def robustness_columns(
     rows: dict[str, Columns] = {}
     for record in records:
         row = rows.setdefault(record.label, {})
-        row.setdefault("test", {})[record.seed] = Measurement(float(record.figures["evaluation"]["accuracy"]))
+        row.setdefault("test", {})[record.seed] = evaluation_figure(record.figures["evaluation"], "accuracy")
         for entry in _plain(record, protocol):
             if entry["eps"] is None or _is_at(entry, eps):
                 _keep_larger(row.setdefault(entry["attack"], {}), record.seed, _measured(entry))
@@ -47,7 +49,9 @@ def robustness_columns(
             row.setdefault("corruptions", {})[record.seed] = _measured_corruptions(corrupted)
         detected = _robustness(record).get("out_of_distribution")
         if detected is not None:
-            row.setdefault("aupr", {})[record.seed] = Measurement(float(detected["aupr"]))
+            levels = levels_of(detected)
+            paired = None if levels is None else Detection(*levels)
+            row.setdefault("aupr", {})[record.seed] = Measurement(float(detected["aupr"]), paired=paired)
     return rows
 
 
@@ -66,6 +70,20 @@ def relative_corruption_errors(
             value = mean_corruption_error(corruption_errors(found), corruption_errors(reference))
             errors.setdefault(label, {})[seed] = Measurement(value)
     return errors
+
+
+def corruption_figures(records: Sequence[ResultRecord]) -> dict[str, dict[int, Measurement]]:
+    """The mean corruption error against AlexNet by row and seed, to compare relative to another row's."""
+    figures: dict[str, dict[int, Measurement]] = {}
+    for record in records:
+        found = corruptions_of(record)
+        if found is not None:
+            answers = [_answers(texts, found["cases"]) for texts in found["bits"].values()]
+            wrong = np.stack([(~each).sum(axis=0) for each in answers])
+            value = mean_corruption_error(corruption_errors(found))
+            measured = Measurement(value, paired=CorruptionErrors(wrong))
+            figures.setdefault(record.label, {})[record.seed] = measured
+    return figures
 
 
 def attack_curves(
@@ -150,9 +168,11 @@ def _measured(entry: Mapping[str, Any]) -> Measurement:
 def _measured_corruptions(found: Mapping[str, Any]) -> Measurement:
     """A trial for every corruption and severity."""
     bits = [text for texts in found["bits"].values() for text in texts]
-    return Measurement(
-        float(found["accuracy"]), np.stack([unpack_bits(text, found["cases"]) for text in bits])
-    )
+    return Measurement(float(found["accuracy"]), _answers(bits, found["cases"]))
+
+
+def _answers(texts: Sequence[str], cases: int) -> np.ndarray:
+    return np.stack([unpack_bits(text, cases) for text in texts])
 
 
 def _keep_larger(cell: dict[int, Measurement], seed: int, measured: Measurement) -> None:

@@ -39,7 +39,10 @@ from kernel_attention.experiments.robustness.masking import attack_title, maskin
 from kernel_attention.experiments.robustness.measured_attack import measure_attack
 from kernel_attention.experiments.robustness.out_of_distribution import (
     detection_figures,
+    levels_of,
     out_of_distribution_scores,
+    precision_recall_area,
+    score_levels,
 )
 from kernel_attention.experiments.robustness.protocols import (
     PROTOCOLS,
@@ -89,12 +92,15 @@ __all__ = [
     "detection_figures",
     "eps_text",
     "find_protocol",
+    "levels_of",
     "make_attack",
     "masking_warnings",
     "mean_corruption_error",
     "measure_attack",
     "out_of_distribution_scores",
+    "precision_recall_area",
     "read_eps",
+    "score_levels",
     "swap_words",
     "table_step",
 ]

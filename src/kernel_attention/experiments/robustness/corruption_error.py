@@ -134,11 +134,3 @@ def corruption_accuracies(
     }
     record["mean_corruption_error"] = mean_corruption_error(corruption_errors(record))
     return record | {"seconds": round(time.perf_counter() - start, 1)}
-
-
-def _check_targets(targets: np.ndarray, images: int, classes: np.ndarray | None) -> None:
-    if targets.shape != (images,):
-        raise InputError(f"targets of shape {targets.shape} must have one class for each of {images} images")
-    strange = set() if classes is None else set(targets.tolist()) - set(classes.tolist())
-    if strange:
-        raise InputError(f"targets {sorted(strange)} are not among classes")

@@ -7,7 +7,7 @@ to the set's 200 classes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.robustness.pixel_logits import pixel_logits
+from kernel_attention.experiments.statistics import LEVELS, pack_levels, unpack_levels
 
 RECALL = 0.95
 
@@ -70,7 +71,8 @@ def out_of_distribution_scores(
         batch_size: images at a time.
 
     Returns:
-        A record of JSON's types: the figures of ``detection_figures``, ``in_cases`` and ``out_cases``.
+        A record of JSON's types: the figures of ``detection_figures``, ``in_cases`` and ``out_cases``; and
+        ``levels`` of both sets (``score_levels``, as ``statistics.pack_levels`` writes them).
 
     Raises:
         InputError: for images or classes that do not fit the model.
@@ -80,7 +82,46 @@ def out_of_distribution_scores(
         for images in (in_images, out_images)
     )
     cases = {"in_cases": len(in_images), "out_cases": len(out_images)}
-    return detection_figures(in_scores, out_scores) | cases
+    levels = zip(("in", "out"), score_levels(in_scores, out_scores), strict=True)
+    texts = {"levels": {name: pack_levels(of_set) for name, of_set in levels}}
+    return detection_figures(in_scores, out_scores) | cases | texts
+
+
+def score_levels(in_scores: np.ndarray, out_scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The scores of both sets in 64 levels, which a record keeps for paired tests.
+
+    A score with the share u of all scores above it has level 63 - floor(64 √u): the levels are narrow at
+    the top, where precision changes fast, and one of the lowest holds 3 % of the images. Equal scores have
+    equal levels.
+    """
+    descending = -np.sort(-np.concatenate([in_scores, out_scores]))
+    above = [np.searchsorted(-descending, -scores) / len(descending) for scores in (in_scores, out_scores)]
+    levels = [LEVELS - 1 - np.floor(LEVELS * np.sqrt(share)).astype(np.int64) for share in above]
+    return levels[0], levels[1]
+
+
+def levels_of(record: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray] | None:
+    """The levels in a record of ``out_of_distribution_scores``; None in one that was made without them."""
+    texts = record.get("levels")
+    if texts is None:
+        return None
+    found = [unpack_levels(texts[name], record[f"{name}_cases"]) for name in ("in", "out")]
+    return found[0], found[1]
+
+
+def precision_recall_area(in_counts: np.ndarray, out_counts: np.ndarray) -> np.ndarray:
+    """Area under the precision-recall curve from the numbers of images at each level, (..., levels).
+
+    Between two thresholds the curve is that of a constant ratio of found and wrongly found images, so the
+    precision is no straight line (Davis & Goadrich 2006).
+    """
+    found, taken = out_counts[..., ::-1], (in_counts + out_counts)[..., ::-1]
+    before, taken_before = np.cumsum(found, axis=-1) - found, np.cumsum(taken, axis=-1) - taken
+    share = np.divide(found, taken, out=np.zeros(found.shape), where=taken > 0)
+    # The mean of (before + found x) / (taken_before + taken x) over x from 0 to 1.
+    grown = np.divide(taken, taken_before, out=np.zeros(found.shape), where=taken_before > 0)
+    more = np.divide(before - taken_before * share, taken, out=np.zeros(found.shape), where=taken > 0)
+    return (found * (share + more * np.log1p(grown))).sum(axis=-1) / found.sum(axis=-1)
 
 
 def _scores(logits: Tensor) -> np.ndarray:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from kernel_attention.errors import InputError
+from kernel_attention.experiments.data.image_batches import channels_first
 from kernel_attention.experiments.data.images import ImageSplit
 from kernel_attention.experiments.robustness.attack_plan import AttackStep
 from kernel_attention.experiments.robustness.image_attack import attacked_cases, require_classes
@@ -87,7 +88,6 @@ def attack_run(
     _check_transfer(run, steps, transfer)
     for step in steps:
         require_classes(step.made(), len(run.facts["class_names"]))
-    split = experiment.data.test
     seeds = run.seeds if seed is None else [seed]
     models = {each: run.model(each) for each in seeds}
     if not seeds:
@@ -100,11 +100,11 @@ def attack_run(
             with _writing(folder.path):
                 folder.seed_path(each).mkdir(parents=True, exist_ok=True)
                 held.enter_context(locked(folder.seed_path(each)))
-            session = _Session(run, split, folder, each, again)
+            session = _Session(run, experiment, folder, each, again)
             for number, step in enumerate(steps, 1):
                 session.run_step(model, step, source, batch_size, _numbered(told, each, number, len(steps)))
             for name in shifts:
-                session.run_shift(model, name, shift_cases, experiment.data_root, _numbered(told, each))
+                session.run_shift(model, name, shift_cases, _numbered(told, each))
             records[each] = session.record
     return records
 
@@ -112,10 +112,13 @@ def attack_run(
 class _Session:
     """The file of one seed, and the attacks that are added to it."""
 
-    def __init__(self, run: SavedRun, split: ImageSplit, folder: RunFolder, seed: int, again: bool) -> None:
-        self.split = split
+    def __init__(
+        self, run: SavedRun, experiment: ImageExperiment, folder: RunFolder, seed: int, again: bool
+    ) -> None:
+        self.experiment = experiment
+        self.split = experiment.whole_test
         self.path = folder.robustness_path(seed)
-        self.record: dict[str, Any] = _heading(run, split, seed)
+        self.record: dict[str, Any] = _heading(run, self.split, seed)
         self.earlier: list[dict[str, Any]] = []
         found = folder.robustness(seed)
         if found is not None and found["weights"] == self.record["weights"]:
@@ -124,14 +127,18 @@ class _Session:
         self.record |= {"attacks": list(self.earlier), "warnings": masking_warnings(self.earlier)}
         self.again = again
 
-    def run_shift(
-        self, model: nn.Module, name: str, cases: int | None, data_root: str | Path | None, told: Told
-    ) -> None:
+    def run_shift(self, model: nn.Module, name: str, cases: int | None, told: Told) -> None:
         """Measure a shift that is not in the file yet, and write the file."""
         if name in self.record and not self.again:
             return
         self.record[name] = measure_shift(
-            name, model, self.split, cases=cases, data_root=data_root, told=told
+            name,
+            model,
+            self.split,
+            cases=cases,
+            kept_size=self.experiment.recipe.kept_size,
+            data_root=self.experiment.data_root,
+            told=told,
         )
         with _writing(self.path):
             write_json(self.path, self.record)
@@ -221,7 +228,7 @@ def _heading(run: SavedRun, split: ImageSplit, seed: int) -> dict[str, Any]:
 def _tensors(split: ImageSplit, model: nn.Module) -> tuple[Tensor, Tensor]:
     """Images as floats in [0, 1], (n, C, H, W), and targets, where the model is."""
     device = next(model.parameters()).device
-    images = torch.from_numpy(split.images.transpose(0, 3, 1, 2).copy()).to(device).float() / 255
+    images = channels_first(split.images).to(device).float() / 255
     return images, torch.from_numpy(split.targets).to(device)
 
 

@@ -14,23 +14,23 @@ from kernel_attention.experiments.data.image_batches import central, make_image_
 from kernel_attention.experiments.data.images import ImageSplit, load_images
 from kernel_attention.experiments.data.token_sets import hold_out
 from kernel_attention.experiments.training.evaluation import classification_figures, collect_outputs
-from kernel_attention.experiments.training.experiment import Experiment, Loaders, Metric
+from kernel_attention.experiments.training.experiment import Loaders, Metric
 from kernel_attention.experiments.training.image_examples import image_examples
 from kernel_attention.experiments.training.image_prediction import labelled_images, predict_images
 from kernel_attention.experiments.training.image_recipe import ImageRecipe
 from kernel_attention.experiments.training.image_task import ImageTask
+from kernel_attention.experiments.training.vision_experiment import VisionExperiment
 from kernel_attention.models.vision import VisionTransformer
 
 _DIAGNOSED_AT_ONCE = 8
 _AT_ONCE = 4096  # images whose statistics are taken at a time
 
 
-class ImageExperiment(Experiment):
+class ImageExperiment(VisionExperiment):
     """Classification of images with a vision transformer, described by an ``ImageRecipe``."""
 
     recipe: ImageRecipe
     required_facts: ClassVar[tuple[str, ...]] = ("height", "width")
-    has_classes: ClassVar[bool] = True
 
     def __init__(self, recipe: ImageRecipe, data_root: str | Path | None = None) -> None:
         super().__init__(recipe, data_root)
@@ -38,6 +38,15 @@ class ImageExperiment(Experiment):
         kept = self.data.train.images.shape[1:3]
         self.size = (recipe.image_size, recipe.image_size) if recipe.image_size else kept
         self.test = central(self.data.test.evenly(recipe.evaluation_cases), self.size)
+
+    @property
+    def whole_test(self) -> ImageSplit:
+        """All images of the test split as the model takes them; ``test`` has ``evaluation_cases`` of them."""
+        return central(self.data.test, self.size)
+
+    @staticmethod
+    def hold_out(split: ImageSplit, fraction: float, seed: int) -> tuple[ImageSplit, ImageSplit]:
+        return hold_out(split, fraction, seed)
 
     @staticmethod
     def build_model(recipe: ImageRecipe, facts: dict[str, Any]) -> VisionTransformer:
@@ -63,7 +72,7 @@ class ImageExperiment(Experiment):
 
     def loaders(self, seed: int) -> Loaders:
         recipe = self.recipe
-        train, val = self._split(seed)
+        train, val = self.split(seed)
         batches = make_image_loader(
             train,
             recipe.batch_size,
@@ -75,7 +84,7 @@ class ImageExperiment(Experiment):
         return batches, make_image_loader(val, recipe.batch_size, size=self.size)
 
     def prepare(self, model: VisionTransformer, seed: int) -> None:
-        train, _ = self._split(seed)
+        train, _ = self.split(seed)
         model.set_scale(*channel_statistics(train.images))
 
     def task(self, model: Any) -> ImageTask:
@@ -116,17 +125,6 @@ class ImageExperiment(Experiment):
     def batches(self, cases: int) -> Iterable[tuple[Tensor]]:
         loader = make_image_loader(self.data.test.evenly(cases), _DIAGNOSED_AT_ONCE, size=self.size)
         return [batch.arguments for batch in loader]
-
-    def _split(self, seed: int) -> tuple[ImageSplit, ImageSplit]:
-        """(training cases, cases that select the weights) under the recipe's protocol."""
-        recipe, data = self.recipe, self.data
-        if recipe.protocol == "paper":
-            return data.train.evenly(recipe.train_cases), self.test
-        if data.validation is not None:
-            train, held_out = data.train, data.validation
-        else:
-            train, held_out = hold_out(data.train, recipe.validation_fraction, seed)
-        return train.evenly(recipe.train_cases), held_out.evenly(recipe.evaluation_cases)
 
     def _measure(self, model: VisionTransformer, split: ImageSplit) -> dict[str, Any]:
         logits = image_logits(model, split, self.recipe.batch_size, self.recipe.precision)

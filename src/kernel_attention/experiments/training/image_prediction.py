@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from kernel_attention.errors import InputError
-from kernel_attention.experiments.data.image_batches import ImageBatch, central
+from kernel_attention.experiments.data.image_batches import ImageBatch, central, channels_first
 from kernel_attention.experiments.data.image_decoding import decode_image
 from kernel_attention.experiments.data.image_files import IMAGE_SUFFIXES, is_image, read_images
 from kernel_attention.experiments.data.image_splits import ImageSplit
@@ -50,7 +50,7 @@ def predict_images(
                     f"{size[1]} x {size[0]}, the size of the training images)"
                 )
         images = central(ImageSplit(np.stack(pixels), np.zeros(len(pixels), np.int64)), size).images
-        batch = ImageBatch(torch.from_numpy(images.transpose(0, 3, 1, 2).copy()), torch.zeros(len(pixels)))
+        batch = ImageBatch(channels_first(images), torch.zeros(len(pixels)))
         chances = collect_outputs(model, [batch], recipe.precision).softmax(dim=-1).tolist()
         for (path, _), row in zip(files, chances, strict=True):
             rows.append(

@@ -21,6 +21,7 @@ import torch
 
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.notes import note
+from kernel_attention.experiments.processor import processor_name
 from kernel_attention.experiments.reporting import write_report
 from kernel_attention.experiments.run_folder import read_json
 from kernel_attention.experiments.training.checkpoint import check_checkpoint
@@ -148,11 +149,11 @@ def summarise(recipe: BaseRecipe, name: str, results: list[dict[str, Any]], metr
 
 
 def machine() -> str:
-    """Processor, threads and accelerator, in one line."""
+    """Processor, cores, threads and accelerator, in one line."""
     accelerator = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     threads = torch.get_num_threads()
     counted = f"{os.cpu_count()} cores, {threads} thread{'' if threads == 1 else 's'}"
-    return f"{platform.machine()}, {counted}, {accelerator}"
+    return f"{processor_name()}, {counted}, {accelerator}"
 
 
 def _check_unused(output: Path) -> None:

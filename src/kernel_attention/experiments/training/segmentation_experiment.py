@@ -20,7 +20,7 @@ from kernel_attention.experiments.data.segmentation import (
 )
 from kernel_attention.experiments.data.segmentation_batches import make_crop_loader, make_whole_loader
 from kernel_attention.experiments.training.evaluation import batch_outputs
-from kernel_attention.experiments.training.experiment import Experiment, Loaders, Metric
+from kernel_attention.experiments.training.experiment import Loaders, Metric
 from kernel_attention.experiments.training.image_experiment import channel_statistics
 from kernel_attention.experiments.training.recorder import RunRecorder
 from kernel_attention.experiments.training.segmentation_corruptions import (
@@ -35,6 +35,7 @@ from kernel_attention.experiments.training.segmentation_figures import (
 from kernel_attention.experiments.training.segmentation_recipe import SegmentationRecipe
 from kernel_attention.experiments.training.segmentation_start import load_start
 from kernel_attention.experiments.training.segmentation_task import SegmentationTask
+from kernel_attention.experiments.training.vision_experiment import VisionExperiment
 from kernel_attention.models.segmenter import Segmenter
 from kernel_attention.models.vision import VisionTransformer
 
@@ -42,17 +43,22 @@ _MEASURED = 200  # training images whose statistics standardise the input
 _SHOWN = 4  # test images in the report
 
 
-class SegmentationExperiment(Experiment):
+class SegmentationExperiment(VisionExperiment):
     """Semantic segmentation with Segmenter, described by a ``SegmentationRecipe``."""
 
     recipe: SegmentationRecipe
     required_facts: ClassVar[tuple[str, ...]] = ("train_cases", "test_cases")
-    has_classes: ClassVar[bool] = True
 
     def __init__(self, recipe: SegmentationRecipe, data_root: str | Path | None = None) -> None:
         super().__init__(recipe, data_root)
         self.data = load_segmentation(recipe.dataset, data_root, image_size=recipe.image_size)
         self.test = self.data.test.evenly(recipe.evaluation_cases)
+
+    @staticmethod
+    def hold_out(
+        split: SegmentationSplit, fraction: float, seed: int
+    ) -> tuple[SegmentationSplit, SegmentationSplit]:
+        return hold_out_pairs(split, fraction, seed)
 
     @staticmethod
     def build_model(recipe: SegmentationRecipe, facts: dict[str, Any]) -> Segmenter:
@@ -78,7 +84,7 @@ class SegmentationExperiment(Experiment):
 
     def loaders(self, seed: int) -> Loaders:
         recipe = self.recipe
-        train, val = self._split(seed)
+        train, val = self.split(seed)
         mean, _ = self._scale(train)
         batches = make_crop_loader(
             train,
@@ -104,7 +110,7 @@ class SegmentationExperiment(Experiment):
         if self.recipe.start_from:
             load_start(model, self.recipe, seed)
         else:
-            train, _ = self._split(seed)
+            train, _ = self.split(seed)
             model.encoder.set_scale(*self._scale(train))
 
     def task(self, model: Any) -> SegmentationTask:
@@ -150,17 +156,6 @@ class SegmentationExperiment(Experiment):
             truth[place] = labels
             predicted[place] = enlarged(logits, batch.target).argmax(dim=1)[0].numpy()
         return {"images": images, "labels": truth, "predictions": predicted}
-
-    def _split(self, seed: int) -> tuple[SegmentationSplit, SegmentationSplit]:
-        """(training cases, cases that select the weights) under the recipe's protocol."""
-        recipe, data = self.recipe, self.data
-        if recipe.protocol == "paper":
-            return data.train.evenly(recipe.train_cases), self.test
-        if data.validation is not None:
-            train, held_out = data.train, data.validation
-        else:
-            train, held_out = hold_out_pairs(data.train, recipe.validation_fraction, seed)
-        return train.evenly(recipe.train_cases), held_out.evenly(recipe.evaluation_cases)
 
     def _scale(self, train: SegmentationSplit) -> tuple[Tensor, Tensor]:
         """Mean and deviation of every channel of up to 200 evenly spaced images."""

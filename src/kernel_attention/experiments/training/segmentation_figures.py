@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from kernel_attention.experiments.data.image_batches import ImageBatch
 from kernel_attention.experiments.data.segmentation import VOID, SegmentationSplit
-from kernel_attention.experiments.data.segmentation_batches import SegmentationBatch
 from kernel_attention.experiments.training.evaluation import batch_outputs
 
 _GRID = (128, 128)  # of the majority baseline, where label maps differ in size
@@ -77,7 +77,7 @@ def enlarged(logits: Tensor, target: Tensor) -> Tensor:
 
 
 def segmentation_figures(
-    model: nn.Module, batches: Iterable[SegmentationBatch], classes: int, precision: str
+    model: nn.Module, batches: Iterable[ImageBatch], classes: int, precision: str
 ) -> dict[str, Any]:
     """``overlap_figures`` of a model, its loss, and the counts of pixels as ``confusion_matrix``."""
     counts, total, cases = torch.zeros(classes, classes, dtype=torch.int64), 0.0, 0

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernel_attention.experiments.data.segmentation_batches import SegmentationBatch
+from kernel_attention.experiments.data.image_batches import ImageBatch
 from kernel_attention.experiments.training.image_task import decay_groups
 from kernel_attention.experiments.training.module import RecipeTask
 from kernel_attention.experiments.training.segmentation_figures import (
@@ -43,7 +43,7 @@ class SegmentationTask(RecipeTask):
         self.classes = model.encoder.head.out_features
         self._counts = torch.zeros(self.classes, self.classes, dtype=torch.int64)
 
-    def training_step(self, batch: SegmentationBatch) -> Tensor:
+    def training_step(self, batch: ImageBatch) -> Tensor:
         """Cross-entropy + sum over layers of eta J^2 (Primal-Attention, eq. 10)."""
         logits = self.model(*batch.arguments).float()
         loss, pixels = pixel_loss(logits, batch.target)
@@ -55,7 +55,7 @@ class SegmentationTask(RecipeTask):
     def on_validation_epoch_start(self) -> None:
         self._counts.zero_()
 
-    def validation_step(self, batch: SegmentationBatch) -> None:
+    def validation_step(self, batch: ImageBatch) -> None:
         """Log the loss and count the pixels."""
         logits = enlarged(self.model(*batch.arguments).float(), batch.target)
         loss, pixels = pixel_loss(logits, batch.target)

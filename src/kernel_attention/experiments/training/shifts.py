@@ -10,6 +10,7 @@ from torch import nn
 
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.data.archive import cache_folder
+from kernel_attention.experiments.data.image_batches import central
 from kernel_attention.experiments.data.image_splits import ImageSplit
 from kernel_attention.experiments.data.ood_images import LOOKS_LIKE_CIFAR10, load_ood
 from kernel_attention.experiments.robustness.corruption_error import corruption_accuracies
@@ -38,6 +39,7 @@ def measure_shift(
     split: ImageSplit,
     *,
     cases: int | None = None,
+    kept_size: int = 0,
     data_root: str | os.PathLike[str] | None = None,
     told: Told | None = None,
 ) -> dict[str, Any]:
@@ -48,8 +50,10 @@ def measure_shift(
             corruptions at 5 severities; ``out_of_distribution``: how well confidence tells all images of the
             split from those of ``UNSEEN`` that do not look like a class of CIFAR-10.
         model: (B, C, H, W) in [0, 1] -> (B, classes).
-        split: the test split.
+        split: the test split, of the model's size.
         cases: number of images, by default as above.
+        kept_size: side to which images of no known class are resized before the middle of the split's size is
+            cut out; by default the split's.
         data_root: the folder that is searched first for data sets.
         told: called with a line of progress.
 
@@ -70,10 +74,10 @@ def measure_shift(
     height, width = split.images.shape[1:3]
     if height != width:
         raise InputError(f"images of {height} x {width} pixels: the unseen images are square")
-    unseen = load_ood(UNSEEN, data_root, image_size=height, left_out=LOOKS_LIKE_CIFAR10)
+    unseen = load_ood(UNSEEN, data_root, image_size=kept_size or height, left_out=LOOKS_LIKE_CIFAR10)
     if told is not None:
         told("images of no known class")
     known = split if cases is None else split.subset(attacked_cases(len(split), cases))
-    out = unseen.split.evenly(cases or 0)
+    out = central(unseen.split.evenly(cases or 0), (height, width))
     figures = out_of_distribution_scores(model, known.images, out.images)
     return figures | {"unseen": UNSEEN, "left_out": [label for label, *_ in unseen.left_out]}

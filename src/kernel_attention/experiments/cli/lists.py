@@ -1,0 +1,104 @@
+"""The command ``list``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from kernel_attention.errors import unknown
+from kernel_attention.experiments.options import List
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def list_command(options: List) -> int:
+    """Print the tables of what there is."""
+    from rich.console import Console
+
+    what = options.what
+    if what is not None and what not in _TABLES:
+        raise unknown("list", what, _TABLES)
+    # A pipe has no width, and the default of 80 columns would break the widest table.
+    console = Console() if sys.stdout.isatty() else Console(width=160)
+    for name in _TABLES if what is None else (what,):
+        console.print(_TABLES[name](options))
+    return 0
+
+
+def _table(title: str, *columns: str) -> Table:
+    from rich.table import Table
+
+    table = Table(title=title)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def _attention_table(options: List) -> Table:
+    from kernel_attention.mechanisms import list_attention
+
+    table = _table(
+        "attention (N tokens, p head width, s rank)",
+        "name", "paper", "equation", "time", "memory", "causal", "cross", "decoding",
+        "mixes tokens",
+    )  # fmt: skip
+    for mechanism in list_attention():
+        table.add_row(
+            mechanism.name, mechanism.paper, mechanism.equation, mechanism.time, mechanism.memory,
+            "yes" if mechanism.causal else "no", "yes" if mechanism.cross else "no", mechanism.decoding,
+            mechanism.mixes_tokens,
+        )  # fmt: skip
+    return table
+
+
+def _contender_table(options: List) -> Table:
+    from kernel_attention.experiments.benchmarking import contender_names, find_contender
+
+    table = _table("contenders of a benchmark, in addition to every mechanism", "name", "package", "device")
+    for contender in map(find_contender, contender_names(with_mechanisms=False)):
+        table.add_row(contender.name, contender.package, contender.device)
+    return table
+
+
+def _dataset_table(options: List) -> Table:
+    from kernel_attention.experiments.data import list_image_sets, list_time_series
+
+    table = _table(
+        "data sets on this machine (other time series are downloaded from the archive by name)",
+        "name", "source", "path",
+    )  # fmt: skip
+    for info in [*list_time_series(options.data_root), *list_image_sets(options.data_root)]:
+        table.add_row(info.name, info.source, str(info.path or ""))
+    return table
+
+
+def _recipe_table(options: List) -> Table:
+    from kernel_attention.experiments.training.recipe import list_recipes, make_recipe, read_recipe
+
+    table = _table("recipes", "name", "task", "data set", "attention", "length")
+    for name in list_recipes():
+        recipe = make_recipe(read_recipe(name)[1])
+        table.add_row(name, recipe.task_name, recipe.dataset, recipe.attention_name(), recipe.duration)
+    return table
+
+
+def _suite_table(options: List) -> Table:
+    from kernel_attention.experiments.reproduction import list_suites, read_suite
+
+    table = _table("suites", "name", "title", "source", "rows", "columns", "seeds")
+    for name in list_suites():
+        suite = read_suite(name)
+        sizes = (len(suite.rows), len(suite.columns), len(suite.seeds))
+        table.add_row(name, suite.title, suite.source, *map(str, sizes))
+    return table
+
+
+_TABLES: dict[str, Callable[[List], Table]] = {
+    "attention": _attention_table,
+    "contenders": _contender_table,
+    "datasets": _dataset_table,
+    "recipes": _recipe_table,
+    "suites": _suite_table,
+}

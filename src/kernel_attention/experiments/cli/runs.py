@@ -1,0 +1,112 @@
+"""The commands that use a finished run: ``evaluate``, ``predict``, ``generate``, ``analyze``, ``record``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from kernel_attention.errors import InputError
+from kernel_attention.experiments.options import Analyze, Evaluate, Generate, Predict, Record
+
+
+def evaluate_command(options: Evaluate) -> int:
+    """Print the test figures of a finished run, or those of a file."""
+    from rich.console import Console
+
+    from kernel_attention.experiments.reporting import evaluation_table
+    from kernel_attention.experiments.training.saved import load_run
+
+    _check_output(options.output)
+    changeable = ("stride", "evaluation_tokens", "swap_rate", "severities", "corrupted_cases")
+    keys = {name: getattr(options, name) for name in changeable}
+    run = load_run(options.run).with_keys({name: value for name, value in keys.items() if value is not None})
+    if not run.seeds:
+        raise InputError(f"run {run.folder}: no trained seed in it yet")
+    rows = [
+        {"seed": seed, "protocol": run.recipe.protocol} | figures
+        for seed, figures in run.evaluate(options.file, options.data_root, options.split)
+    ]
+    what = options.file or f"{options.split or 'test'} split"
+    Console().print(evaluation_table(rows, f"{run.recipe.dataset}: {what}"))
+    if options.output:
+        _write_rows(rows, Path(options.output))
+    return 0
+
+
+def predict_command(options: Predict) -> int:
+    """Print or write what a run predicts for the cases of a file."""
+    from kernel_attention.experiments.training.files import csv_text
+    from kernel_attention.experiments.training.saved import load_run
+
+    _check_output(options.output)
+    rows = load_run(options.run).predict(options.file, options.seed)
+    if options.output:
+        _write_rows(rows, Path(options.output))
+    else:
+        sys.stdout.write(csv_text(rows))
+    return 0
+
+
+def generate_command(options: Generate) -> int:
+    """Print the continuation of a text."""
+    from kernel_attention.experiments.training.generation import generate_text
+    from kernel_attention.experiments.training.saved import load_run
+
+    if options.prompt is None:
+        raise InputError("generate needs --prompt TEXT (see: kernel-attention generate --help)")
+    choices = ("tokens", "temperature", "top_k", "seed", "model_seed")
+    print(
+        generate_text(
+            load_run(options.run), options.prompt, **{key: getattr(options, key) for key in choices}
+        )
+    )
+    return 0
+
+
+def analyze_command(options: Analyze) -> int:
+    """Measure what the attention of a run does."""
+    from rich.console import Console
+
+    from kernel_attention.experiments.reporting import diagnostics_tables
+    from kernel_attention.experiments.training.analyze import analyze_run
+    from kernel_attention.experiments.training.saved import load_run
+
+    run = load_run(options.run)
+    output = None if options.output is None else Path(options.output)
+    experiment = run.experiment(options.data_root)
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    choices = (options.layers, options.cases, output, options.over_training)
+    for seed, report in analyze_run(run, experiment, *choices).items():
+        for table in diagnostics_tables(report, f"{run.recipe.dataset}, seed {seed}"):
+            console.print(table)
+    console.print(f"report: {run.folder / 'report.html'}" if output is None else f"written: {output}")
+    return 0
+
+
+def record_command(options: Record) -> int:
+    """Write the records of a run."""
+    from kernel_attention.experiments.results import make_records, write_records
+
+    if options.to is None:
+        raise InputError("record needs --to FOLDER (see: kernel-attention record --help)")
+    records = make_records(options.run, label=options.label, revision=options.revision)
+    written = write_records(records, options.to)
+    for record in records:
+        path = Path(options.to) / record.file_name
+        print(f"{'written' if path in written else 'unchanged'}: {path}")
+    return 0
+
+
+def _check_output(output: str | None) -> None:
+    if output is not None and Path(output).suffix not in (".csv", ".json"):
+        raise InputError(f"output {output}: the name must end in .csv or .json")
+
+
+def _write_rows(rows: list[dict[str, Any]], path: Path) -> None:
+    from kernel_attention.experiments.training.files import write_csv, write_json
+
+    try:
+        (write_json if path.suffix == ".json" else write_csv)(path, rows)
+    except OSError as error:
+        raise InputError(f"output {path}: cannot be written ({error.strerror or error})") from None

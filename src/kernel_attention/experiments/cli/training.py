@@ -1,0 +1,90 @@
+"""The command ``train``."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kernel_attention.errors import InputError, missing_package
+from kernel_attention.experiments.options import Train
+from kernel_attention.experiments.plugins import load_plugins
+
+if TYPE_CHECKING:
+    from kernel_attention.experiments.training.recipe import BaseRecipe
+
+
+def train_command(options: Train, typed: dict[str, Any]) -> int:
+    """Train a recipe, or go on with a run."""
+    from kernel_attention.experiments.training.recipe import make_recipe, read_recipe, recipe_plugins
+
+    if (options.recipe is None) == (options.resume is None):
+        raise InputError("train needs either a recipe or --resume RUN (see: kernel-attention train --help)")
+    if options.resume is not None:
+        return _run_training(None, Path(options.resume), None, options.data_root, options.progress)
+    assert options.recipe is not None
+    name, keys = read_recipe(options.recipe)
+    if "dataset" not in keys | typed:
+        raise InputError(f"recipe {options.recipe}: has no key dataset (or give it with --dataset)")
+    plugins = recipe_plugins(keys, options.plugin)
+    load_plugins(plugins)
+    recipe = make_recipe(keys | typed | {"plugins": plugins})
+    folder = Path(options.output or f"runs/{name}-{recipe.attention_name()}-{time.strftime('%Y%m%d-%H%M%S')}")
+    return _run_training(recipe, folder, name, options.data_root, options.progress)
+
+
+def _run_training(
+    recipe: BaseRecipe | None, folder: Path, name: str | None, data_root: str | None, progress: bool
+) -> int:
+    from rich.console import Console
+
+    from kernel_attention.experiments.reporting import summary_table
+    from kernel_attention.experiments.training import train
+    from kernel_attention.experiments.training.saved import read_config
+
+    resume = recipe is None
+    recipe = recipe or read_config(folder)
+    try:
+        summary = train(
+            recipe, folder, name=name or folder.name, data_root=data_root, resume=resume, progress=progress
+        )
+    except InputError:
+        raise
+    except (KeyboardInterrupt, Exception) as error:
+        if isinstance(error, ModuleNotFoundError) and missing_package(error, "this run") is not None:
+            raise
+        _tell_failure(error, folder, data_root)
+        return 1
+    console = Console()
+    console.print(summary_table(summary))
+    console.print(f"report: {folder / 'report.html'}", soft_wrap=True)
+    return 0
+
+
+def _tell_failure(error: BaseException, folder: Path, data_root: str | None) -> None:
+    """Print the failure, the saved state, and the command that resumes."""
+    from kernel_attention.experiments.training.saved_state import saved_state
+
+    is_expected = isinstance(error, KeyboardInterrupt | FloatingPointError | OSError)
+    failure = " ".join(f"failed: {type(error).__name__}: {error}".split())
+    lines = ["interrupted" if isinstance(error, KeyboardInterrupt) else failure]
+    if not (folder / "config.yaml").is_file():
+        lines.append("nothing is saved: the run had not begun")
+    else:
+        lines.append(f"saved: {folder} ({saved_state(folder)})")
+        if not is_expected:
+            with contextlib.suppress(OSError):
+                (folder / "error.txt").write_text("".join(traceback.format_exception(error)))
+                lines.append(f"details: {folder / 'error.txt'}")
+        if isinstance(error, FloatingPointError):
+            lines.append(
+                "a resumed run would fail again: start a new one, with a lower --learning_rate perhaps"
+            )
+        else:
+            root = f" --data_root {shlex.quote(data_root)}" if data_root else ""
+            lines.append(f"resume: kernel-attention train --resume {shlex.quote(str(folder))}{root}")
+    print("\n".join(lines), file=sys.stderr)
