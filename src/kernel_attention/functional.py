@@ -32,6 +32,7 @@ from kernel_attention.mechanisms.primal.functional import (
     scores_energy,
 )
 from kernel_attention.mechanisms.primal.fused import PrimalWeights, primal_layer
+from kernel_attention.mechanisms.primal.nested import KernelGrams, kernel_grams, nested_objective
 from kernel_attention.mechanisms.softmax.functional import softmax_attention
 from kernel_attention.mechanisms.sparse.functional import SparsePattern, sparse_attention, sparse_mask
 from kernel_attention.mechanisms.support_vector.functional import (
@@ -45,6 +46,7 @@ from kernel_attention.tensors.multilinear import mlsvd_core, multilinear_factors
 from kernel_attention.tensors.shrinkage import shrink
 
 __all__ = [
+    "KernelGrams",
     "KeyValueCache",
     "Modes",
     "Position",
@@ -61,6 +63,7 @@ __all__ = [
     "cubemax_kernel",
     "dual_multilinear_scores",
     "join_modes",
+    "kernel_grams",
     "kmlsvd_objective",
     "ksvd_objective",
     "linear_attention",
@@ -72,6 +75,7 @@ __all__ = [
     "multilinear_layer",
     "multilinear_modes",
     "multilinear_scores",
+    "nested_objective",
     "objective_from_energy",
     "primal_attention",
     "primal_kernel",

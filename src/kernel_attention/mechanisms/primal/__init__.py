@@ -13,14 +13,18 @@ from kernel_attention.mechanisms.primal.functional import (
 )
 from kernel_attention.mechanisms.primal.fused import PrimalWeights, primal_layer
 from kernel_attention.mechanisms.primal.layer import PrimalAttention
+from kernel_attention.mechanisms.primal.nested import KernelGrams, kernel_grams, nested_objective
 
 __all__ = [
+    "KernelGrams",
     "PrimalAttention",
     "PrimalScores",
     "PrimalState",
     "PrimalWeights",
     "concat_scores",
+    "kernel_grams",
     "ksvd_objective",
+    "nested_objective",
     "objective_from_energy",
     "primal_attention",
     "primal_kernel",
