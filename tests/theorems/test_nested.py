@@ -46,9 +46,10 @@ class Problem:
         return e * root[:, None, :], r * root[:, None, :]
 
     def draw(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Weights as a layer draws them, and a root of Lambda."""
         shape = (self.q.size(1), P if self.rows is None else ROWS, S)
-        root = torch.rand(shape[0], S, dtype=F64).add(0.5)
-        return torch.randn(shape, dtype=F64), torch.randn(shape, dtype=F64), root
+        w_e, w_r = (torch.nn.init.orthogonal_(torch.empty(shape, dtype=F64)) for _ in range(2))
+        return w_e, w_r, torch.rand(shape[0], S, dtype=F64).add(0.5)
 
     def solution(self) -> tuple[Tensor, Tensor, Tensor]:
         """Weights whose features are the leading singular vectors times sigma^{1/2}, for one sequence."""
@@ -123,13 +124,13 @@ def test_the_kernel_svd_is_a_stationary_point_and_attains_the_bound(rows, nestin
 
 @pytest.mark.parametrize("rows", [False, True])
 def test_descent_ends_at_the_singular_directions_where_the_penalty_does_not(rows):
-    problem = Problem(rows=rows, batch=1, heads=1, seed=1)
+    problem = Problem(rows=rows, batch=1, heads=1, seed=3)
     assert (problem.sigma[0, 0, :S] / problem.sigma[0, 0, 1 : S + 1]).min() > 1.05
 
-    def descend(loss, steps=1500):
+    def descend(loss, steps=800):
         torch.manual_seed(2)
         leaves = [leaf.requires_grad_() for leaf in problem.draw()]
-        optimizer = torch.optim.Adam(leaves, lr=0.02)
+        optimizer = torch.optim.Adam(leaves, lr=0.03)
         for _ in range(steps):
             optimizer.zero_grad()
             loss(*leaves).sum().backward()
@@ -220,8 +221,9 @@ def test_the_layer_adds_eta_times_the_value_and_leaves_the_kernel_alone(data_dep
     torch.testing.assert_close(layer.measure_objective(x, attention_mask=mask), expected.detach())
 
 
-def test_trained_with_its_input_it_stays_bounded():
-    """2,000 joint steps of the input's scale, the projections and the weights, as in a whole model."""
+@pytest.mark.parametrize("steps", [300, pytest.param(2000, marks=pytest.mark.slow)])
+def test_trained_with_its_input_it_stays_bounded(steps):
+    """Joint steps of the input's scale, the projections and the weights, as in a whole model."""
     torch.manual_seed(0)
     layer = PrimalAttention(8, 2, rank=3, eta=1.0, objective_form="nested")
     x, scale = torch.randn(4, 17, 8), torch.ones((), requires_grad=True)
@@ -229,7 +231,7 @@ def test_trained_with_its_input_it_stays_bounded():
     parameters = [scale, *layer.parameters(), *readout.parameters()]
     optimizer = torch.optim.Adam(parameters, lr=0.01)
     values = []
-    for _ in range(2000):
+    for _ in range(steps):
         optimizer.zero_grad()
         loss = (readout(layer(scale * x)) - target).square().mean() + auxiliary_loss(layer)
         loss.backward()
@@ -241,9 +243,9 @@ def test_trained_with_its_input_it_stays_bounded():
 
 
 def test_bad_input():
-    with pytest.raises(InputError, match=r"'sequence'.*sequential, joint, none"):
+    with pytest.raises(InputError, match=r"nesting 'sequence'.*accepted: joint, none, sequential"):
         nested_objective(Problem().grams, *Problem().draw(), nesting="sequence")
-    with pytest.raises(InputError, match="objective_form='ksvd'"):
+    with pytest.raises(InputError, match="objective_form 'ksvd'"):
         PrimalAttention(8, 2, objective_form="ksvd")
     layer = PrimalAttention(8, 2, rank=2, max_len=9, eta=0.1, objective_form="nested")
     assert "every token has its own rows" in layer.why_not_causal()

@@ -124,8 +124,6 @@ def _joint(crossed: Tensor, f_gram: Tensor, g_gram: Tensor) -> Tensor:
     share = torch.arange(rank, 0, -1, dtype=crossed.dtype, device=crossed.device) / rank
     products = torch.minimum(share, share[:, None]) * f_gram * g_gram
     return products.sum(dim=(-2, -1)) - 2 * (share * crossed).sum(dim=-1)
-        share * crossed
-    ).sum(-1)
 
 
 def _sequential(crossed: Tensor, f_gram: Tensor, g_gram: Tensor, f_past: Tensor, g_past: Tensor) -> Tensor:
