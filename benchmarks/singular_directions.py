@@ -10,7 +10,7 @@ vectors of E are compared with those of K, by their principal angles, and R with
 
 * the same network before training (orthogonal initial weights, its own initial kernels),
 * the trained network with W_e and W_r drawn anew as at first: what E = phi f(X)^T W gives for free,
-* the trained network with W_e and W_r fitted to these very sequences by the nested objective: the floor, since
+* the trained network with W_e and W_r fitted to these sequences by the nested objective: the floor, since
   one W serves them all,
 * k-dimensional subspaces drawn at random in R^n.
 
