@@ -238,7 +238,7 @@ def test_trained_with_its_input_it_stays_bounded(steps):
         optimizer.step()
         values.append(layer.objective.mean().item())
     assert min(values[-100:]) >= -1.0
-    assert max(values[-100:]) < -0.9
+    assert max(values[-100:]) < -0.75, "the features explain most of the kernel"
     assert all(parameter.isfinite().all() and parameter.abs().max() < 100 for parameter in parameters)
 
 
