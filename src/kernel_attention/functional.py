@@ -20,6 +20,7 @@ from kernel_attention.mechanisms.multilinear.functional import (
 from kernel_attention.mechanisms.multilinear.fused import multilinear_layer
 from kernel_attention.mechanisms.multilinear.objective import core_penalty, kmlsvd_objective
 from kernel_attention.mechanisms.multilinear.tensor_functional import tensor_scores
+from kernel_attention.mechanisms.primal import primal_value_attention
 from kernel_attention.mechanisms.primal.decoding import PrimalState, primal_step
 from kernel_attention.mechanisms.primal.functional import (
     PrimalScores,
@@ -82,6 +83,7 @@ __all__ = [
     "primal_layer",
     "primal_scores",
     "primal_step",
+    "primal_value_attention",
     "principal_attention_pursuit",
     "pursuit_threshold",
     "recentre",

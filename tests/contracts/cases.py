@@ -75,6 +75,13 @@ VARIANTS: dict[str, dict[str, Variant]] = {
         "data_independent": Variant({"rank": 2, "eta": 0.3, "data_dependent": False}),
         "sum": Variant({**_SMALL, "eta": 0.3, "objective_form": "sum"}, objective_over="sequences"),
         "square_per_sequence": Variant({**_SMALL, "eta": 0.3, "square_per": "sequence"}),
+        "nested": Variant(
+            {"rank": 2, "eta": 0.3, "data_dependent": False, "objective_form": "nested"},
+            objective_over="sequences",
+        ),
+        "nested_data_dependent": Variant(
+            {**_SMALL, "eta": 0.3, "objective_form": "nested"}, objective_over="sequences", causal=False
+        ),
         "eta_0": Variant(_SMALL),
         "long_rank": Variant({"rank": 19, "rank_multiplier": 2, "eta": 0.3}),  # s and M exceed N
         "no_running_means": Variant({**_SMALL, "running_means": False, "eta": 0.3}),
@@ -84,6 +91,11 @@ VARIANTS: dict[str, dict[str, Variant]] = {
         "fused_data_independent": Variant(
             {"rank": 2, "eta": 0.3, "data_dependent": False, "impl": "fused"}, exempt=_EAGER
         ),
+    },
+    "primal_values": {
+        "": Variant({"rank": 2, "eta": 0.3}, objective_over="sequences"),
+        "taylor": Variant({"rank": 3, "eta": 0.3, "feature_map": "taylor"}, objective_over="sequences"),
+        "eta_0": Variant({"rank": 2}),
     },
     "softmax": {"": Variant(), "no_bias": Variant({"bias": False})},
     "linear": {

@@ -167,12 +167,12 @@ def test_padding_is_ignored_and_parts_of_a_sequence_add_up():
     problem = Problem()
     mask = torch.ones(B, N, dtype=torch.bool)
     mask[0, 15:], mask[1, :4] = False, False
-    padded = kernel_grams(problem.q, problem.k, attention_mask=mask)
+    padded = kernel_grams(problem.q, problem.k, query_mask=mask, attention_mask=mask)
     alone = kernel_grams(problem.q[:1, :, :15], problem.k[:1, :, :15])
     torch.testing.assert_close(padded.queries[:1], alone.queries)
     parts = [kernel_grams(problem.q[:, :, part], problem.k[:, :, part]) for part in (slice(9), slice(9, N))]
     torch.testing.assert_close(parts[0].keys + parts[1].keys, problem.grams.keys)
-    nothing = kernel_grams(problem.q, problem.k, attention_mask=torch.zeros_like(mask))
+    nothing = kernel_grams(problem.q, problem.k, query_mask=~mask & mask, attention_mask=mask)
     assert torch.equal(nested_objective(nothing, *problem.draw()), torch.zeros(B, dtype=F64))
 
 

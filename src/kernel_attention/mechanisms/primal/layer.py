@@ -239,7 +239,7 @@ class PrimalAttention(PenalizedAttention):
             q, k = self.split_heads(self.q_proj(x)), self.split_heads(self.k_proj(x))
         grams = kernel_grams(
             q, k, rows=rows, running_means=self.running_means, feature_map=self.feature_map,
-            attention_mask=attention_mask, is_causal=is_causal,
+            query_mask=attention_mask, attention_mask=attention_mask, is_causal=is_causal,
         )  # fmt: skip
         return nested_objective(grams, self.w_e, self.w_r, self.sqrt_lambda)
 

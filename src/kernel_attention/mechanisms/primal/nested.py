@@ -52,21 +52,31 @@ def kernel_grams(
     rows: Tensor | None = None,
     running_means: bool = True,
     feature_map: FeatureMap = cosine,
+    query_mask: Tensor | None = None,
     attention_mask: Tensor | None = None,
     is_causal: bool = False,
 ) -> KernelGrams:
-    """The Gram matrices of the kernel's factors, in O(N p^2) time; the arguments are ``primal_scores``'.
+    """The Gram matrices of the kernel's factors, in O(N p^2) time.
 
     Sums over the tokens: Gram matrices of parts of a sequence add up to those of the whole.
+
+    Args:
+        q: queries, (B, h, N, p).
+        k: keys, (B, h, S, p).
+        rows: f(X), (B, h, M, p); None: the identity.
+        running_means: with ``is_causal``, replace q and k by their means over the prefix first.
+        feature_map: phi, from ``kernel_attention.features``.
+        query_mask: (B, N), True = real token.
+        attention_mask: (B, S), True = real token.
+        is_causal: whether the features are those of a causal layer.
     """
-    if is_causal and running_means:
-        q, k = running_mean(q, attention_mask), running_mean(k, attention_mask)
     with without_autocast(q):
         grams = []
-        for x in (q, k):
-            phi = exactly(feature_map(x, attention_mask, is_causal))
-            if attention_mask is not None:
-                phi = phi.masked_fill(~attention_mask[:, None, :, None], 0.0)
+        for x, mask in ((q, query_mask), (k, attention_mask)):
+            x = running_mean(x, mask) if is_causal and running_means else x
+            phi = exactly(feature_map(x, mask, is_causal))
+            if mask is not None:
+                phi = phi.masked_fill(~mask[:, None, :, None], 0.0)
             grams.append(phi.mT @ phi)
         return KernelGrams(grams[0], grams[1], None if rows is None else exactly(rows))
 
