@@ -10,7 +10,6 @@ Legend: B batch, h heads, N queries, S keys, p head width, m features of phi, s 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -19,8 +18,8 @@ from torch import Tensor, nn
 from kernel_attention.core.decoding import Position
 from kernel_attention.core.kernel import AttentionKernel
 from kernel_attention.core.objective import PenalizedAttention
-from kernel_attention.core.parameters import Device, draw_orthogonal
-from kernel_attention.core.query_key_value import QueryKeyValueAttention, identity_values
+from kernel_attention.core.parameters import Device, draw_orthogonal, reset_submodules
+from kernel_attention.core.query_key_value import QueryKeyValueAttention
 from kernel_attention.core.registry import register_attention
 from kernel_attention.core.sequence_group import SequenceGroup
 from kernel_attention.core.validation import require_positive, require_weight
@@ -132,6 +131,7 @@ class PrimalValueKernel(AttentionKernel):
 
         Where the rank reaches the number of features, this is phi's kernel itself.
         """
+        reset_submodules(self)
         for part in self.w_e:
             draw_orthogonal(part)
         self.w_r.copy_(self.w_e)
@@ -243,27 +243,23 @@ class PrimalValueAttention(QueryKeyValueAttention, PenalizedAttention):
         )
         self.add_projections(bias, device=device, dtype=dtype)
 
-    def head_outputs(
-        self,
-        x: Tensor,
-        source: Tensor,
-        mask: Tensor | None,
-        is_causal: bool,
-        is_self: bool,
-        as_matrix: bool = False,
-    ) -> Iterator[Tensor]:
-        """The heads' outputs, (B, h, N, p). In training it keeps the objective where ``eta`` > 0."""
-        q, k = self.queries_and_keys(x, source)
-        if self.training and self.eta > 0 and not as_matrix:
+    def attend(
+        self, x: Tensor, context: Tensor | None, attention_mask: Tensor | None, is_causal: bool
+    ) -> Tensor:
+        """The attention on checked arguments, (B, N, d). In training it keeps the objective where eta > 0.
+
+        The objective is that of the whole sequence, in the causal form too: no output depends on it.
+        """
+        if self.training and self.eta > 0:
+            with torch.no_grad():
+                q, k = self.queries_and_keys(x, x if context is None else context)
             grams = kernel_grams(
-                q, k, feature_map=self.kernel.feature_map, running_means=False, is_causal=True,
-                query_mask=mask if is_self else None, attention_mask=mask,
+                q, k, feature_map=self.kernel.feature_map, attention_mask=attention_mask,
+                query_mask=attention_mask if context is None else None,
             )  # fmt: skip
-            self.objective = nested_objective(
-                grams, self.kernel.w_e, self.kernel.w_r, self.kernel.sqrt_lambda
-            )
-        v = identity_values(k) if as_matrix else self.split_heads(self.v_proj(source))
-        yield self.kernel(q, k, v, attention_mask=mask, is_causal=is_causal, group=self.sequence_group)
+            weights = self.kernel.w_e, self.kernel.w_r, self.kernel.sqrt_lambda
+            self.objective = nested_objective(grams, *weights)
+        return super().attend(x, context, attention_mask, is_causal)
 
     def penalty(self) -> Tensor | None:
         """eta times the nested objective of the last forward in training mode."""
