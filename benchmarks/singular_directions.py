@@ -1,6 +1,7 @@
 """How near the layers that Primal-Attention trains come to the singular directions of their own kernels.
 
     python benchmarks/singular_directions.py --figure docs/figures/singular-directions.png
+    python benchmarks/singular_directions.py --form nested --out benchmarks/results/nested-directions.json
 
 Trains the demo recipe (JapaneseVowels) for every rank, eta and seed, through the training code of the
 command line, and takes each trained network's layers apart on test sequences. At the kernel SVD of its own
@@ -9,6 +10,8 @@ vectors of E are compared with those of K, by their principal angles, and R with
 
 * the same network before training (orthogonal initial weights, its own initial kernels),
 * the trained network with W_e and W_r drawn anew as at first: what E = phi f(X)^T W gives for free,
+* the trained network with W_e and W_r fitted to these sequences by the nested objective: the floor, since
+  one W serves them all,
 * k-dimensional subspaces drawn at random in R^n.
 
 Runs that are already in the folder are read, not repeated.
@@ -34,17 +37,19 @@ from kernel_attention.experiments.run_folder import read_json
 from kernel_attention.experiments.training.recipe import Recipe, read_keys, recipes_dir
 from kernel_attention.experiments.training.run import build_model, train
 from kernel_attention.experiments.training.saved import load_run
+from kernel_attention.functional import KernelGrams, kernel_grams, nested_objective
 
-SEQUENCES, DRAWS = 24, 8
+SEQUENCES, DRAWS, FLOOR_STEPS = 24, 8, 1500
 
 
 def run_folder(options: argparse.Namespace, rank: int, eta: float, seed: int) -> Path:
     """The folder of a finished run; trains where there is none."""
-    folder = options.runs / f"rank-{rank}_eta-{eta:g}_seed-{seed}"
+    form = "" if options.form == "mean" else f"{options.form}_"
+    folder = options.runs / f"{form}rank-{rank}_eta-{eta:g}_seed-{seed}"
     if not (folder / "summary.json").exists():
         values = read_keys(recipes_dir() / "demo.yaml")
         ((name, given),) = values.pop("attention").items()
-        attention = {name: {**given, "rank": rank, "eta": eta}}
+        attention = {name: {**given, "rank": rank, "eta": eta, "objective_form": options.form}}
         recipe = Recipe(**{**values, "attention": attention, "epochs": options.epochs, "seeds": [seed],
                            "threads": 1})  # fmt: skip
         train(recipe, folder, name="demo", progress=False)
@@ -78,15 +83,50 @@ def layer_inputs(model: nn.Module, split: object) -> Iterator[tuple[nn.Module, T
         handle.remove()
 
 
-def measure(model: nn.Module, split: object, count: int, redraw: bool = False) -> list[dict]:
-    """One record for every layer, head and sequence."""
-    records = []
-    for layer, x, index in list(layer_inputs(model, split)):
+def fit_to(layer: nn.Module, inputs: list[Tensor]) -> list[Tensor]:
+    """W_e and W_r that minimise the nested objective on the mean over these sequences."""
+    every = [
+        kernel_grams(
+            *(layer.split_heads(proj(x)) for proj in (layer.q_proj, layer.k_proj)),
+            rows=layer._sample(x, None, False)[0],
+        )
+        for x in inputs
+    ]
+    most = max(grams.rows.size(2) for grams in every)
+    rows = [nn.functional.pad(grams.rows, (0, 0, 0, most - grams.rows.size(2))) for grams in every]
+    together = KernelGrams(
+        torch.cat([g.queries for g in every]), torch.cat([g.keys for g in every]), torch.cat(rows)
+    )
+    with torch.enable_grad():
+        weights = [nn.init.orthogonal_(torch.empty_like(layer.w_e)).requires_grad_() for _ in range(2)]
+        ones = torch.ones(layer.num_heads, layer.rank, dtype=layer.w_e.dtype)
+        optimizer = torch.optim.Adam(weights, lr=0.03)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, FLOOR_STEPS)
+        for _ in range(FLOOR_STEPS):
+            optimizer.zero_grad()
+            nested_objective(together, *weights, ones).mean().backward()
+            optimizer.step()
+            schedule.step()
+    return [weight.detach() for weight in weights]
+
+
+def measure(model: nn.Module, split: object, count: int, replaced: str = "") -> list[dict]:
+    """One record for every layer, head and sequence.
+
+    ``replaced``: "redrawn" or "fitted" weights W_e and W_r instead of the trained ones.
+    """
+    records, inputs, fitted = [], list(layer_inputs(model, split)), {}
+    for layer, x, index in inputs:
         kernel, trained = layer.kernel_matrix(x)[0], (layer.w_e.clone(), layer.w_r.clone())
-        for _ in range(DRAWS if redraw else 1):
-            if redraw:
+        if replaced == "fitted" and index not in fitted:
+            fitted[index] = fit_to(layer, [other for _, other, place in inputs if place == index])
+        for _ in range(DRAWS if replaced == "redrawn" else 1):
+            if replaced == "redrawn":
                 for weight in (layer.w_e, layer.w_r):
                     nn.init.orthogonal_(weight)
+            if replaced == "fitted":
+                layer.w_e.copy_(fitted[index][0])
+                layer.w_r.copy_(fitted[index][1])
             e, r = layer.scores(x)
             for head, matrix in enumerate(kernel):
                 left, right = angles(e[0, head], matrix, count), angles(r[0, head], matrix.mT, count)
@@ -129,7 +169,8 @@ def examine(folder: Path, seed: int, options: argparse.Namespace) -> dict:
     found = {
         "trained": measure(model, split, options.count),
         "untrained": measure(initial.double().eval(), split, options.count),
-        "redrawn": measure(model, split, options.count, redraw=True),
+        "redrawn": measure(model, split, options.count, replaced="redrawn"),
+        "floor": measure(model, split, options.count, replaced="fitted"),
         "random": random_subspaces(split, options.count),
     }
     metrics = read_json(folder / f"seed-{seed}" / "metrics.json")
@@ -196,6 +237,7 @@ def main() -> None:
     )
     parser.add_argument("--ranks", type=int, nargs="+", default=[20, 4])
     parser.add_argument("--etas", type=float, nargs="+", default=[0.0, 0.1, 1.0, 10.0])
+    parser.add_argument("--form", default="mean", help="objective_form of the layers: mean, sum or nested")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--count", type=int, default=3, help="leading directions k that are compared")
@@ -213,7 +255,7 @@ def main() -> None:
                 shown = "  ".join(
                     f"{kind} " + "/".join(f"{a:.1f}" for a in row[kind]["angle"]) + " deg, cos2 "
                     + "/".join(f"{c:.3f}" for c in row[kind]["captured"])
-                    for kind in ("trained", "redrawn", "untrained", "random")
+                    for kind in ("trained", "redrawn", "untrained", "floor", "random")
                 )  # fmt: skip
                 print(f"rank {rank} eta {eta:g} seed {seed}  {row['accuracy']:.4f}  {shown}", flush=True)
     options.out.parent.mkdir(parents=True, exist_ok=True)

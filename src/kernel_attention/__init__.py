@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         MultilinearAttention,
         TensorAttention,
     )
-    from kernel_attention.mechanisms.primal import PrimalAttention
+    from kernel_attention.mechanisms.primal import PrimalAttention, PrimalValueAttention
     from kernel_attention.mechanisms.softmax import SoftmaxAttention
     from kernel_attention.mechanisms.sparse import SparseAttention
     from kernel_attention.mechanisms.support_vector import SupportVectorAttention
@@ -40,6 +40,7 @@ __all__ = [
     "MultilinearAttention",
     "PenalizedAttention",
     "PrimalAttention",
+    "PrimalValueAttention",
     "RobustPrincipalAttention",
     "ScaledAttention",
     "SoftmaxAttention",
@@ -68,6 +69,7 @@ _ROOMS = {
     "reporting": "experiments.reporting",
 }
 _HOMES = {
+    "PrimalValueAttention": "mechanisms.primal",
     "AttentionClassifier": "estimators",
     "AttentionLayer": "core.layer",
     "AttentionRegressor": "estimators",

@@ -20,6 +20,7 @@ from kernel_attention.mechanisms.multilinear.functional import (
 from kernel_attention.mechanisms.multilinear.fused import multilinear_layer
 from kernel_attention.mechanisms.multilinear.objective import core_penalty, kmlsvd_objective
 from kernel_attention.mechanisms.multilinear.tensor_functional import tensor_scores
+from kernel_attention.mechanisms.primal import primal_value_attention
 from kernel_attention.mechanisms.primal.decoding import PrimalState, primal_step
 from kernel_attention.mechanisms.primal.functional import (
     PrimalScores,
@@ -32,6 +33,7 @@ from kernel_attention.mechanisms.primal.functional import (
     scores_energy,
 )
 from kernel_attention.mechanisms.primal.fused import PrimalWeights, primal_layer
+from kernel_attention.mechanisms.primal.nested import KernelGrams, kernel_grams, nested_objective
 from kernel_attention.mechanisms.softmax.functional import softmax_attention
 from kernel_attention.mechanisms.sparse.functional import SparsePattern, sparse_attention, sparse_mask
 from kernel_attention.mechanisms.support_vector.functional import (
@@ -45,6 +47,7 @@ from kernel_attention.tensors.multilinear import mlsvd_core, multilinear_factors
 from kernel_attention.tensors.shrinkage import shrink
 
 __all__ = [
+    "KernelGrams",
     "KeyValueCache",
     "Modes",
     "Position",
@@ -61,6 +64,7 @@ __all__ = [
     "cubemax_kernel",
     "dual_multilinear_scores",
     "join_modes",
+    "kernel_grams",
     "kmlsvd_objective",
     "ksvd_objective",
     "linear_attention",
@@ -72,12 +76,14 @@ __all__ = [
     "multilinear_layer",
     "multilinear_modes",
     "multilinear_scores",
+    "nested_objective",
     "objective_from_energy",
     "primal_attention",
     "primal_kernel",
     "primal_layer",
     "primal_scores",
     "primal_step",
+    "primal_value_attention",
     "principal_attention_pursuit",
     "pursuit_threshold",
     "recentre",

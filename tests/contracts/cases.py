@@ -67,6 +67,9 @@ _EAGER = dict.fromkeys(
     ),
     "a backward pass written by hand is not compiled; impl='auto' takes the reference there",
 )
+_SEQUENTIAL = {
+    "gradients_equal_finite_differences": "each feature descends an objective of its own; test_nested.py",
+}
 _SMALL = {"rank": 2, "rank_multiplier": 2}  # samples 4 of the 11 tokens
 
 VARIANTS: dict[str, dict[str, Variant]] = {
@@ -75,6 +78,17 @@ VARIANTS: dict[str, dict[str, Variant]] = {
         "data_independent": Variant({"rank": 2, "eta": 0.3, "data_dependent": False}),
         "sum": Variant({**_SMALL, "eta": 0.3, "objective_form": "sum"}, objective_over="sequences"),
         "square_per_sequence": Variant({**_SMALL, "eta": 0.3, "square_per": "sequence"}),
+        "nested": Variant(
+            {"rank": 2, "eta": 0.3, "data_dependent": False, "objective_form": "nested"},
+            objective_over="sequences",
+            exempt=_SEQUENTIAL,
+        ),
+        "nested_data_dependent": Variant(
+            {**_SMALL, "eta": 0.3, "objective_form": "nested"},
+            objective_over="sequences",
+            causal=False,
+            exempt=_SEQUENTIAL,
+        ),
         "eta_0": Variant(_SMALL),
         "long_rank": Variant({"rank": 19, "rank_multiplier": 2, "eta": 0.3}),  # s and M exceed N
         "no_running_means": Variant({**_SMALL, "running_means": False, "eta": 0.3}),
@@ -84,6 +98,13 @@ VARIANTS: dict[str, dict[str, Variant]] = {
         "fused_data_independent": Variant(
             {"rank": 2, "eta": 0.3, "data_dependent": False, "impl": "fused"}, exempt=_EAGER
         ),
+    },
+    "primal_values": {
+        "": Variant({"rank": 2, "eta": 0.3}, objective_over="sequences", exempt=_SEQUENTIAL),
+        "taylor": Variant(
+            {"rank": 3, "eta": 0.3, "feature_map": "taylor"}, objective_over="sequences", exempt=_SEQUENTIAL
+        ),
+        "eta_0": Variant({"rank": 2}),
     },
     "softmax": {"": Variant(), "no_bias": Variant({"bias": False})},
     "linear": {

@@ -115,3 +115,22 @@ def _linear(weights: Mapping[str, Tensor], name: str, vector: Tensor) -> Tensor:
 def _unit(vector: Tensor) -> Tensor:
     norm = torch.sqrt((vector * vector).sum())
     return vector / norm if norm > 0 else vector * 0.0
+
+
+def primal_value_attention(phi_q, phi_k, v, w_e, w_r, big_lambda, is_causal=False):
+    """One head of primal attention with values as plain loops, in float64.
+
+    phi_q (N, m), phi_k (S, m), v (S, p), w_e and w_r (m, s), big_lambda (s,) -> (N, p).
+    """
+    outputs = []
+    for i in range(len(phi_q)):
+        keys = range(i + 1) if is_causal else range(len(phi_k))
+        total = torch.zeros(v.size(1), dtype=torch.float64)
+        for j in keys:
+            weight = sum(
+                (w_e[:, direction] @ phi_q[i]) * big_lambda[direction] * (w_r[:, direction] @ phi_k[j])
+                for direction in range(len(big_lambda))
+            )
+            total = total + weight * v[j]
+        outputs.append(total / len(keys))
+    return torch.stack(outputs)

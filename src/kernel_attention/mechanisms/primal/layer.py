@@ -32,6 +32,7 @@ from kernel_attention.mechanisms.primal.functional import (
     scores_energy,
 )
 from kernel_attention.mechanisms.primal.fused import PrimalWeights, primal_layer
+from kernel_attention.mechanisms.primal.nested import kernel_grams, nested_objective
 from kernel_attention.mechanisms.primal.work import primal_numbers, primal_operations
 from kernel_attention.memory_limit import require_parameters
 from kernel_attention.tensors.recompute import is_traced
@@ -46,6 +47,7 @@ from kernel_attention.tensors.statistics import num_real
 
 _log = logging.getLogger(__name__)
 
+_OBJECTIVE_FORMS = ("mean", "sum", "nested")
 _IMPLS = ("auto", "reference", "fused", "triton")
 _FUSED_FROM = 256  # tokens; for fewer, multiplying the weights out costs more than it saves
 
@@ -73,15 +75,17 @@ class PrimalAttention(PenalizedAttention):
         num_heads: number of heads h; divides d.
         rank: number of projection directions s per head. The paper requires s <= N; its own recipes exceed
             it.
-        eta: weight of J^2 in ``auxiliary_loss``. ``sqrt_lambda`` (h, s) exists only where eta > 0.
+        eta: weight of the layer's own objective in ``auxiliary_loss``: of J^2, or of the nested objective.
+            ``sqrt_lambda`` (h, s) exists only where eta > 0.
         data_dependent: whether the projection weights depend on the sequence.
         rank_multiplier: rows sampled per direction, M = rank * rank_multiplier.
         max_len: longest sequence. It caps M, and fixes the sampling grid of the causal data-dependent form,
             which needs it.
         running_means: whether the causal form averages q and k over the prefix first (listing 1).
         feature_map: phi, a name or a callable of `kernel_attention.features`.
-        objective_form: "mean" over the tokens (released code) or "sum" (paper); see
-            ``kernel_attention.functional.ksvd_objective``.
+        objective_form: J as a "mean" over the tokens (released code) or a "sum" (paper), see
+            ``kernel_attention.functional.ksvd_objective``; or "nested", whose minimum is the kernel SVD, see
+            ``kernel_attention.functional.nested_objective``. The nested one is not squared.
         square_per: "batch" squares one J over the batch's tokens; "sequence" squares every sequence's own J
             and averages the squares (what the released code does, and the same for any split into
             micro-batches).
@@ -116,7 +120,7 @@ class PrimalAttention(PenalizedAttention):
         max_len: int | None = None,
         running_means: bool = True,
         feature_map: str | FeatureMap = "cosine",
-        objective_form: Literal["mean", "sum"] = "mean",
+        objective_form: Literal["mean", "sum", "nested"] = "mean",
         square_per: Literal["batch", "sequence"] = "batch",
         init: Literal["flat", "per_head"] = "flat",
         bias: bool = True,
@@ -129,8 +133,8 @@ class PrimalAttention(PenalizedAttention):
             rank=rank, rank_multiplier=rank_multiplier, **({} if max_len is None else {"max_len": max_len})
         )
         require_weight(eta=eta)
-        if objective_form not in ("mean", "sum"):
-            raise unknown("objective_form", objective_form, ("mean", "sum"))
+        if objective_form not in _OBJECTIVE_FORMS:
+            raise unknown("objective_form", objective_form, _OBJECTIVE_FORMS)
         if square_per not in ("batch", "sequence"):
             raise unknown("square_per", square_per, ("batch", "sequence"))
         if init not in ("flat", "per_head"):
@@ -197,7 +201,10 @@ class PrimalAttention(PenalizedAttention):
             y, energy = self._one_pass(x, attention_mask, is_causal)
         else:
             y, energy = self._reference(x, attention_mask, is_causal)
+        if self._is_nested and self.training:
+            self.objective = self._nested_objective(x, attention_mask, is_causal)
         if energy is not None:
+            assert self.objective_form != "nested"
             num_tokens = None
             if self.sequence_group is not None:
                 num_tokens = self.sequence_group.places(num_real(x, attention_mask))[1]
@@ -217,8 +224,29 @@ class PrimalAttention(PenalizedAttention):
             )
         return y
 
+    @property
+    def _is_nested(self) -> bool:
+        return self.objective_form == "nested" and self.sqrt_lambda is not None
+
+    @property
+    def _needs_energy(self) -> bool:
+        return self.training and self.sqrt_lambda is not None and not self._is_nested
+
+    def _nested_objective(self, x: Tensor, attention_mask: Tensor | None, is_causal: bool) -> Tensor:
+        assert self.sqrt_lambda is not None
+        with torch.no_grad():
+            rows = self._sample(x, attention_mask, False)[0] if self.data_dependent else None
+            q, k = self.split_heads(self.q_proj(x)), self.split_heads(self.k_proj(x))
+        grams = kernel_grams(
+            q, k, rows=rows, running_means=self.running_means, feature_map=self.feature_map,
+            query_mask=attention_mask, attention_mask=attention_mask, is_causal=is_causal,
+        )  # fmt: skip
+        return nested_objective(grams, self.w_e, self.w_r, self.sqrt_lambda)
+
     def why_not_sharded(self, is_causal: bool) -> str | None:
         """Why the layer cannot share a sequence: its form is not the one-pass form. None where it can."""
+        if self._is_nested:
+            return "the nested objective reads the whole sequence on one rank"
         if self.impl == "reference" or self.feature_map not in (cosine, identity):
             return "only the one-pass form is sharded: impl 'auto', feature map cosine or identity"
         if is_causal and self.data_dependent:
@@ -229,7 +257,7 @@ class PrimalAttention(PenalizedAttention):
         self, x: Tensor, attention_mask: Tensor | None, is_causal: bool
     ) -> tuple[Tensor, Tensor | None]:
         scores = self.scores(x, attention_mask=attention_mask, is_causal=is_causal)
-        lam = self.sqrt_lambda if self.training else None
+        lam = self.sqrt_lambda if self._needs_energy else None
         energy = None if lam is None else scores_energy(scores, lam, attention_mask)
         return self.output(scores), energy
 
@@ -247,7 +275,7 @@ class PrimalAttention(PenalizedAttention):
             ),
             samples=samples,
             normalize=self.feature_map is cosine,
-            with_energy=self.training and self.sqrt_lambda is not None,
+            with_energy=self._needs_energy,
             attention_mask=attention_mask,
             is_causal=is_causal,
             running_means=self.running_means,
@@ -313,7 +341,9 @@ class PrimalAttention(PenalizedAttention):
         return TokenWork(operations, primal_numbers(self.embed_dim, training=training))
 
     def penalty(self) -> Tensor | None:
-        """eta J^2 of the last forward in training mode."""
+        """eta J^2 of the last forward in training mode, or eta times its nested objective."""
+        if self._is_nested and self.objective is not None:
+            return self.eta * self.objective.mean()
         return None if self.objective is None else self.eta * self.squared_objective(self.objective).mean()
 
     def kernel_matrix(self, x: Tensor, *, attention_mask: Tensor | None = None) -> Tensor:
@@ -326,6 +356,8 @@ class PrimalAttention(PenalizedAttention):
         """A reason for the data-dependent form without ``max_len``, or in the one-pass forms."""
         if self.data_dependent and self.impl in ("fused", "triton"):
             return f"impl={self.impl!r} has no data-dependent causal form: use impl='auto' or 'reference'"
+        if self.data_dependent and self._is_nested:
+            return "objective_form='nested' has no data-dependent causal form: every token has its own rows"
         if self.data_dependent and self.max_len is None:
             return (
                 "max_len=None: the causal data-dependent form needs max_len, the length of its sampling grid"
