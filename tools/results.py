@@ -14,11 +14,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import ability_tables
+import equal_time_tables
 import reproduction_tables
 import robustness_tables
+import significance_tables
 from generated import ROOT, between_marks, settle
 
-PAGES = (ability_tables, reproduction_tables, robustness_tables)
+PAGES = (
+    ability_tables,
+    equal_time_tables,
+    reproduction_tables,
+    robustness_tables,
+    significance_tables,
+)
 
 
 def generated_texts(root: Path = ROOT) -> dict[Path, str]:

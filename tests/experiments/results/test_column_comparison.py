@@ -47,9 +47,8 @@ def test_columns_that_can_tell_and_columns_that_cannot(comparisons):
     """Differences of one sign everywhere: with the number needed they are found, with one less they are not."""
     needed = columns_needed(comparisons)
     for columns in (needed - 1, needed):
-        rows = {
-            f"row{at}": [0.5 + 0.01 * (1 + place) for place in range(columns)] for at in range(comparisons)
-        }
+        values = [0.5 + 0.01 * (1 + place) for place in range(columns)]
+        rows = {f"row{at}": values for at in range(comparisons)}
         measured = table(softmax=[0.5] * columns, **rows)
         found = compare_over_columns(measured, dict.fromkeys(rows, "softmax"))
         assert [each.adjusted for each in found] == [each.least for each in found]
