@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import ability_tables
+import decision_tables
 import equal_time_tables
 import reproduction_tables
 import robustness_tables
@@ -22,6 +23,7 @@ from generated import ROOT, between_marks, settle
 
 PAGES = (
     ability_tables,
+    decision_tables,
     equal_time_tables,
     reproduction_tables,
     robustness_tables,
