@@ -28,6 +28,7 @@ Records = Mapping[str, Mapping[int, ResultRecord]]
 
 ABILITIES = {
     "mqar": "many keys, each asked for by name (associative recall)",
+    "mqar_published": "a few keys of a large vocabulary, each asked for by name",
     "induction_heads": "one earlier place to find again (induction)",
     "selective_copying": "a few tokens to keep among blanks, in order",
     "long_range_copy": "a passage to copy over a long distance",
@@ -49,6 +50,7 @@ ROBUSTNESS = {
 
 ANCHORS = {
     "mqar": "multi-query-associative-recall",
+    "mqar_published": "associative-recall-with-a-large-vocabulary",
     "induction_heads": "induction-heads",
     "selective_copying": "selective-copying",
     "long_range_copy": "long-range-copy",

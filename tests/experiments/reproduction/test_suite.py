@@ -63,6 +63,7 @@ REPORTED = [
     ("multilinear_dual", "all_layers_dual", "JapaneseVowels", 97.6),
     ("multilinear_equal_dimension", "primal", "Handwriting", 25.2),
     ("kernel_pca_wikitext", "rpc", "WikiText-103", 35.26),
+    ("primal_dual_head_distance", "scaled_heads", "Retrieval", [80.74, 0.32]),
 ]
 
 
@@ -199,6 +200,7 @@ def test_plans_of_attacks_by_row():
         ({"reported": {"primal": {"waves": [1.0, 2.0, 3.0]}}}, r"\[mean, deviation\]"),
         ({"protocol": "papr"}, "papr"),
         ({"attack": [{"paper": ["sofmax"]}]}, "sofmax"),
+        ({"diagnose": ["distances"]}, "diagnose"),
         ({"attack": ["transfer"]}, "needs the key transfer_from"),
         ({"transfer_from": "sofmax"}, "sofmax"),
         ({"tilte": "x"}, "tilte"),

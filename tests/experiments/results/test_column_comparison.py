@@ -44,7 +44,7 @@ def test_without_ties_the_test_is_scipys():
 
 @pytest.mark.parametrize("comparisons", [1, 2, 3, 7])
 def test_columns_that_can_tell_and_columns_that_cannot(comparisons):
-    """Differences of one sign everywhere: with the number needed they are found, with one less they are not."""
+    """Differences of one sign everywhere: found with the number needed, and not with one less."""
     needed = columns_needed(comparisons)
     for columns in (needed - 1, needed):
         values = [0.5 + 0.01 * (1 + place) for place in range(columns)]

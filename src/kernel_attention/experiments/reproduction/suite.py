@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.experiments.plain_yaml import read_yaml
-from kernel_attention.experiments.settings import DIFFERENT, check_fields, field_names
+from kernel_attention.experiments.settings import DIFFERENT, Count, check_fields, field_names
 from kernel_attention.experiments.training.recipe import (
     BaseRecipe,
     Protocol,
@@ -23,6 +23,8 @@ from kernel_attention.experiments.training.recipe import (
 TRANSFER = "transfer"
 _NAME = re.compile(r"\w[\w.+-]*")
 _MARK = "$"
+
+Quantity = Literal["spectrum", "distance", "projection", "objective"]
 
 Figures = dict[str, dict[str, float | list[float]]]
 """What a source reports, by row and column: a number, or [mean, deviation]."""
@@ -59,6 +61,9 @@ class Suite:
         seeds: trained in every cell.
         metric: a figure of ``evaluation.json``; those named accuracy are printed in per cent.
         larger_is_better: whether the best figure of a column is the largest.
+        diagnose: quantities of ``kernel_attention.analysis.diagnose`` that are measured on every trained
+            model. Their figures, means over the layers, are named in ``further`` as other figures are.
+        diagnosed_cases: the number of test cases that they are measured on.
         attack: plans of ``kernel-attention attack`` that are run on every cell after its training; a plan
             given as ``{plan: rows}`` is run on these rows alone. ``transfer`` is FGSM and PGD against the
             model of ``transfer_from``.
@@ -84,6 +89,8 @@ class Suite:
     seeds: Annotated[list[Seed], *DIFFERENT] = field(default_factory=lambda: [0, 1, 2])
     metric: str = "accuracy"
     larger_is_better: bool = True
+    diagnose: list[Quantity] = field(default_factory=list)
+    diagnosed_cases: Count = 16
     attack: list[str | dict[str, list[str]]] = field(default_factory=list)
     transfer_from: str | None = None
     baselines: dict[str, str] = field(default_factory=dict)
