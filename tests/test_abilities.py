@@ -90,8 +90,8 @@ def test_the_tables(tables, root):
         ["`linear`", "1", "80.0", "40.0", "20.0", "10.0"],
     ]  # fmt: skip
     assert rows_of(regions["abilities-map"])[1:] == [
-        ["`softmax`", "2", "85.0 ± 0.0", "", "", "", "", "", ""],
-        ["`linear`", "1", "37.5", "", "", "", "", "62.5", ""],
+        ["`softmax`", "2", "85.0 ± 0.0", "", "", "", "", "", "", ""],
+        ["`linear`", "1", "37.5", "", "", "", "", "", "62.5", ""],
     ]
     assert regions["majority"] == ["", "Not measured yet.", ""]
 
@@ -119,7 +119,7 @@ def test_records_that_do_not_belong_together_are_refused(tables, root):
 
 
 @pytest.mark.parametrize("row", SUITE.rows)
-@pytest.mark.parametrize("column", ["mqar", "noisy_retrieval"])
+@pytest.mark.parametrize("column", ["mqar", "mqar_published", "noisy_retrieval"])
 def test_every_mechanism_of_the_suite_trains_on_tokens_and_on_vectors(row, column):
     """With max_len of the longest set, on a batch of the shortest."""
     _, recipe = SUITE.recipe(Cell(row, column, 0))

@@ -14,12 +14,23 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import ability_tables
+import decision_tables
+import equal_time_tables
 import readme_robustness
 import reproduction_tables
 import robustness_tables
+import significance_tables
 from generated import ROOT, between_marks, settle
 
-PAGES = (ability_tables, readme_robustness, reproduction_tables, robustness_tables)
+PAGES = (
+    ability_tables,
+    decision_tables,
+    equal_time_tables,
+    readme_robustness,
+    reproduction_tables,
+    robustness_tables,
+    significance_tables,
+)
 
 
 def generated_texts(root: Path = ROOT) -> dict[Path, str]:

@@ -46,3 +46,21 @@ def test_chosen_positions_have_their_logits():
 def test_a_mechanism_without_a_causal_form_is_refused():
     with pytest.raises(InputError, match="causal"):
         PositionClassifier(5, 4, 7, ["softmax", "tensor"], is_causal=True, **SIZES)
+
+
+def test_a_tied_head_has_the_weights_of_the_embedding():
+    torch.manual_seed(0)
+    model = PositionClassifier(5, 5, 7, "softmax", tied=True, is_causal=True, **SIZES).double().eval()
+    x = torch.randint(5, (2, 7))
+    expected = model.encoder(x, None, True) @ model.encoder.embed.weight.T
+    torch.testing.assert_close(model(x), expected)
+    assert not [name for name in model.state_dict() if name.startswith("head")]
+    model(x).sum().backward()
+    unseen = [token for token in range(5) if token not in x]
+    assert all(model.encoder.embed.weight.grad[token].abs().sum() > 0 for token in unseen)
+
+
+@pytest.mark.parametrize(("num_outputs", "is_real"), [(4, False), (5, True)])
+def test_a_tied_head_needs_the_tokens_as_classes(num_outputs, is_real):
+    with pytest.raises(InputError, match="tied=True needs the tokens as classes"):
+        PositionClassifier(5, num_outputs, 7, tied=True, is_real=is_real, **SIZES)

@@ -7,10 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from kernel_attention.core.layer import require_causal_form
 from kernel_attention.core.parameters import Device, reset_submodules
 from kernel_attention.core.validation import require_positive
+from kernel_attention.errors import InputError
 from kernel_attention.mechanisms import AttentionSpec
 from kernel_attention.models.encoder_layer import EncoderLayer
 from kernel_attention.models.sequence import SequenceEncoder
@@ -18,7 +20,7 @@ from kernel_attention.models.tokens import TokenEncoder
 
 
 class PositionClassifier(nn.Module):
-    """Class logits of every position: encoder, linear head.
+    """Class logits of every position: encoder, linear head, or the embedding's weights as the head.
 
     Args:
         in_features: the number of different tokens, or of channels where ``is_real``.
@@ -27,12 +29,15 @@ class PositionClassifier(nn.Module):
         attention: one mechanism for all layers or a list with one per layer; see ``layer_specs``.
         is_real: whether the inputs are vectors (``SequenceEncoder``) or tokens (``TokenEncoder``).
         is_causal: whether a position reads only those up to it.
+        tied: whether the logits use the weights of the embedding (Press & Wolf 2017), for tasks whose classes
+            are the tokens.
         device: where the parameters are made; None: the default device.
         dtype: the parameters' precision; None: the default one.
         encoder_options: the other arguments of ``SequenceEncoder``.
 
     Raises:
-        InputError: for sizes out of range, and where ``is_causal``, for a mechanism without a causal form.
+        InputError: for sizes out of range, where ``is_causal`` for a mechanism without a causal form, and
+            where ``tied`` for classes that are not the tokens.
     """
 
     def __init__(
@@ -44,6 +49,7 @@ class PositionClassifier(nn.Module):
         *,
         is_real: bool = False,
         is_causal: bool = False,
+        tied: bool = False,
         device: Device = None,
         dtype: torch.dtype | None = None,
         **encoder_options: Any,
@@ -51,6 +57,11 @@ class PositionClassifier(nn.Module):
         super().__init__()
         require_positive(num_outputs=num_outputs)
         where: dict[str, Any] = {"device": device, "dtype": dtype}
+        if tied and (is_real or num_outputs != in_features):
+            what = "vectors" if is_real else f"{in_features} tokens"
+            raise InputError(
+                f"tied=True needs the tokens as classes; there are {num_outputs} classes of {what}"
+            )
         self.is_causal = is_causal
         kind = SequenceEncoder if is_real else TokenEncoder
         self.encoder = kind(in_features, max_len, attention, **where, **encoder_options)
@@ -58,7 +69,7 @@ class PositionClassifier(nn.Module):
             for layer in self.encoder.layers:
                 assert isinstance(layer, EncoderLayer)
                 require_causal_form(layer.attention, layer.attention.mechanism_name)
-        self.head = nn.Linear(self.encoder.embed_dim, num_outputs, **where)
+        self.head = None if tied else nn.Linear(self.encoder.embed_dim, num_outputs, **where)
 
     def reset_parameters(self) -> None:
         """Draw every parameter of the encoder and the head anew."""
@@ -66,8 +77,14 @@ class PositionClassifier(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B, N) tokens or (B, N, c) vectors -> logits (B, N, num_outputs)."""
-        return self.head(self.encoder(x, None, self.is_causal))
+        return self._logits(self.encoder(x, None, self.is_causal))
 
     def logits_at(self, x: Tensor, chosen: Tensor) -> Tensor:
         """The logits of the positions where ``chosen`` (B, N) is True, in order, (positions, num_outputs)."""
-        return self.head(self.encoder(x, None, self.is_causal)[chosen])
+        return self._logits(self.encoder(x, None, self.is_causal)[chosen])
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        if self.head is not None:
+            return self.head(hidden)
+        assert isinstance(self.encoder, TokenEncoder)
+        return F.linear(hidden, self.encoder.embed.weight)

@@ -11,6 +11,7 @@ import pytest
 from kernel_attention.experiments.data import lra_listops
 from kernel_attention.experiments.data.lra_listops import (
     LISTOPS_TOKENS,
+    SHORT,
     Specification,
     generate_listops,
     load_listops,
@@ -112,6 +113,17 @@ def test_the_splits_are_disjoint_parts_and_come_back_from_the_cache(tmp_path, mo
     monkeypatch.undo()
     cache.write_bytes(cache.read_bytes()[:1000])  # damaged: made anew
     assert np.array_equal(load_listops(tmp_path, 30, 10).test.tokens, data.test.tokens)
+
+
+def test_short_expressions(tmp_path):
+    """Of more than 30 and fewer than 100 tokens, under a name and in a cache of their own."""
+    load_listops(tmp_path, 30, 10, specification=SHORT)
+    data = load_listops(tmp_path, 30, 10, specification=SHORT)
+    assert (data.name, data.max_len) == ("listops_100", 100)
+    lengths = np.concatenate([split.lengths for split in (data.train, data.validation, data.test)])
+    assert 30 < lengths.min() <= lengths.max() < 100
+    (cache,) = (tmp_path / "generated").iterdir()
+    assert cache.name == "listops-v1-10-10-30-100-0.25-50.npz"
 
 
 @pytest.mark.slow

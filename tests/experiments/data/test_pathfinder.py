@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kernel_attention.errors import InputError
-from kernel_attention.experiments.data.lra_pathfinder import generate_pathfinder, load_pathfinder
+from kernel_attention.experiments.data.lra_pathfinder import SMALL, generate_pathfinder, load_pathfinder
 
 
 def connected(image):
@@ -104,3 +104,20 @@ def test_a_damaged_release_is_refused(tmp_path):
     (folder / "metadata/0.npy").write_bytes(b"\x93NUMPY\xff")
     with pytest.raises(InputError, match="cannot be read"):
         load_pathfinder(tmp_path)
+
+
+def test_small_images():
+    """The same contours in 256 pixels, with one distractor; and they come back under a name of their own."""
+    images, labels = generate_pathfinder(150, specification=SMALL)
+    assert images.shape == (150, 16, 16)
+    assert [connected(image) for image in images] == labels.astype(bool).tolist()
+    assert {pieces(image > 0) for image in images} == {3}
+    assert 0.3 < labels.mean() < 0.7
+
+
+def test_small_images_have_a_cache_of_their_own(tmp_path):
+    (tmp_path / "pathfinder32").mkdir()  # no release of another size
+    data = load_pathfinder(tmp_path, 12, 4, SMALL)
+    assert (data.name, data.max_len, len(data.train)) == ("pathfinder16", 256, 12)
+    (path,) = (tmp_path / "generated").iterdir()
+    assert path.name == "pathfinder16-v1-16-5-1-2-5-20.npz"

@@ -179,6 +179,36 @@ def test_a_cell_that_another_process_trains_is_left_to_it(suite, waves, tmp_path
     assert find_state(chosen, held, places).is_done
 
 
+def test_trained_models_are_diagnosed_once(suite, waves, tmp_path, capsys):  # noqa: F811
+    """Also those that were trained before the suite asked for it. The distances have a table of their own."""
+    options = ("--columns", "short", "--seeds", "0", "--rows", "linear")
+    assert reproduce(suite, waves, *options) == 0
+    (before,) = records(suite).values()
+    assert "diagnostics" not in before["figures"]
+    content = yaml.safe_load(suite.read_text())
+    suite.write_text(yaml.safe_dump(content | {"diagnose": ["distance"], "further": {"head_distance": {}}}))
+    chosen, places = read_suite(str(suite)), Places(tmp_path / "runs", tmp_path / "results")
+    assert reproduce(suite, waves, *options) == 0
+    (record,) = records(suite).values()
+    assert record["date"] == before["date"], "it is not trained again"
+    found = record["figures"]["diagnostics"]
+    layers = json.loads((tmp_path / "runs/small/short/linear-0/seed-0/diagnostics.json").read_text())[
+        "layers"
+    ]
+    assert found["head_distance"] == pytest.approx(
+        sum(layer["summary"]["head_distance"] for layer in layers) / len(layers)
+    )
+    assert 0 < found["head_distance"] < 2**0.5
+    assert (found["quantities"], "objective" in found) == (["distance"], False)
+    (cell,) = chosen.cells(["linear"], ["short"], [0])
+    assert find_state(chosen, cell, places).is_done
+    assert "head distance" in (tmp_path / "runs/small/report.html").read_text().lower()
+    shutil.rmtree(tmp_path / "runs/small/short")
+    suite.write_text(yaml.safe_dump(content | {"diagnose": ["distance", "spectrum"]}))
+    assert reproduce(suite, waves, *options) == 2
+    assert "lacks diagnostics, and the weights" in " ".join(capsys.readouterr().err.split())
+
+
 def test_two_workers_train_every_cell_once(suite, waves, capsys, monkeypatch):  # noqa: F811
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert reproduce(suite, waves, "--workers", "2", "--seeds", "0") == 0

@@ -63,6 +63,7 @@ REPORTED = [
     ("multilinear_dual", "all_layers_dual", "JapaneseVowels", 97.6),
     ("multilinear_equal_dimension", "primal", "Handwriting", 25.2),
     ("kernel_pca_wikitext", "rpc", "WikiText-103", 35.26),
+    ("primal_dual_head_distance", "scaled_heads", "Retrieval", [80.74, 0.32]),
 ]
 
 
@@ -229,6 +230,7 @@ def test_the_robustness_suite_attacks_as_its_page_says():
         ({"attack": [{"paper": {"seeds": [2]}}]}, r"attack names seed 2 \(accepted: \[0, 4\]\)"),
         ({"attack": [{"paper": {"seeds": ["primal"]}}]}, "attack names seed 'primal'"),
         ({"attack": [{"paper": {"seed": [0]}}]}, "attack="),
+        ({"diagnose": ["distances"]}, "diagnose"),
         ({"attack": ["transfer"]}, "needs the key transfer_from"),
         ({"transfer_from": "sofmax"}, "sofmax"),
         ({"tilte": "x"}, "tilte"),

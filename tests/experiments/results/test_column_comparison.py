@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import wilcoxon
 
-from kernel_attention.experiments.results import Measurement, compare_over_columns
+from kernel_attention.experiments.results import Measurement, columns_needed, compare_over_columns
 
 SOFTMAX = (0.90, 0.80, 0.70, 0.60, 0.50, 0.40)
 BETTER = (0.91, 0.82, 0.73, 0.64, 0.55, 0.46)
@@ -40,6 +40,20 @@ def test_without_ties_the_test_is_scipys():
     (found,) = compare_over_columns(table(softmax=SOFTMAX, row=values), {"row": "softmax"})
     expected = wilcoxon(np.subtract(values, SOFTMAX), method="exact").pvalue
     assert found.p_value == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("comparisons", [1, 2, 3, 7])
+def test_columns_that_can_tell_and_columns_that_cannot(comparisons):
+    """Differences of one sign everywhere: found with the number needed, and not with one less."""
+    needed = columns_needed(comparisons)
+    for columns in (needed - 1, needed):
+        values = [0.5 + 0.01 * (1 + place) for place in range(columns)]
+        rows = {f"row{at}": values for at in range(comparisons)}
+        measured = table(softmax=[0.5] * columns, **rows)
+        found = compare_over_columns(measured, dict.fromkeys(rows, "softmax"))
+        assert [each.adjusted for each in found] == [each.least for each in found]
+        assert all((each.least <= 0.05) == (columns == needed) for each in found)
+    assert columns_needed(1) == 6, "the exact test cannot reach 0.05 with five"
 
 
 def test_the_seeds_that_both_have_count():

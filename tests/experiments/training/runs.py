@@ -20,7 +20,7 @@ from kernel_attention.experiments.cli import main
 from kernel_attention.experiments.training import run
 
 SRC = Path(__file__).parents[3] / "src"
-MEASURED = ("seconds", "tokens_per_second", "peak_rss_mb", "peak_gpu_mb")
+MEASURED = ("seconds", "training_seconds", "tokens_per_second", "peak_rss_mb", "peak_gpu_mb")
 CHANNELS, LENGTHS = 3, (5, 11)
 SMALL: dict[str, Any] = {
     "dataset": "Waves",

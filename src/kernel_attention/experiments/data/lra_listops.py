@@ -36,13 +36,17 @@ _CHUNK = 16_000  # trees grown at once, which take some tens of MB
 
 
 class Specification(NamedTuple):
-    """The benchmark's numbers; both lengths are excluded."""
+    """Depth, arguments and lengths, by default the benchmark's; both lengths are excluded."""
 
     max_depth: int = 10
     max_arguments: int = 10
     min_length: int = 500
     max_length: int = 2000
     operation_probability: float = 0.25
+
+
+SHORT = Specification(min_length=30, max_length=100)
+"""Expressions that a small model can learn in an hour on a processor."""
 
 
 class _Level(NamedTuple):
@@ -55,7 +59,11 @@ class _Level(NamedTuple):
 
 
 def load_listops(
-    root: Path | None, train_cases: int = 0, evaluation_cases: int = 0, workers: int = 0
+    root: Path | None,
+    train_cases: int = 0,
+    evaluation_cases: int = 0,
+    workers: int = 0,
+    specification: Specification | None = None,
 ) -> TokenData:
     """The data set from the cache, generated on first use.
 
@@ -64,20 +72,27 @@ def load_listops(
         train_cases: size of the training split, by default 96,000.
         evaluation_cases: size of the validation and of the test split, by default 2,000.
         workers: processes; 0 is as many as there are cores. The result does not depend on it.
+        specification: another one than the benchmark's.
     """
+    wanted = specification or Specification()
     sizes = dict(SIZES)
     sizes["train"] = train_cases or sizes["train"]
     for split in ("validation", "test"):
         sizes[split] = evaluation_cases or sizes[split]
     total = sum(sizes.values())
     folder = root if root is not None and os.access(root, os.W_OK) else cache_folder()
-    path = folder / "generated" / f"listops-v{_VERSION}-{total}.npz"
-    arrays = cached_arrays(path, lambda: generate_listops(total, workers=workers)._asdict())
+    other = "" if wanted == Specification() else "".join(f"-{value}" for value in wanted)
+    path = folder / "generated" / f"listops-v{_VERSION}{other}-{total}.npz"
+    arrays = cached_arrays(
+        path, lambda: generate_listops(total, specification=wanted, workers=workers)._asdict()
+    )
     whole = TokenSplit(arrays["tokens"], arrays["offsets"], arrays["targets"])
     bounds = np.cumsum([0, *sizes.values()])
     splits = [part(whole, begin, end) for begin, end in pairwise(bounds)]
     digits = tuple(LISTOPS_TOKENS[:10])
-    return TokenData("lra/listops", splits[0], splits[1], splits[2], len(LISTOPS_TOKENS), 2000, digits)
+    name = f"listops_{wanted.max_length}" if other else "lra/listops"
+    sizes_of = (len(LISTOPS_TOKENS), wanted.max_length)
+    return TokenData(name, splits[0], splits[1], splits[2], *sizes_of, digits)
 
 
 def part(split: TokenSplit, begin: int, end: int) -> TokenSplit:

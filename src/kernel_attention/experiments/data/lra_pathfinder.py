@@ -24,6 +24,7 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -33,19 +34,45 @@ from kernel_attention.experiments.data.lra_images import read_pathfinder_release
 from kernel_attention.experiments.data.token_sets import TokenData, TokenSplit
 
 SIZES = {"train": 160_000, "validation": 20_000, "test": 20_000}
-SIDE, DASHES, DISTRACTOR_DASHES, DISTRACTORS, SEED_DISTANCE = 32, 14, 4, 5, 7
 TURN, MARGIN, CONTRAST = 0.4, 1, 0.75
 
 _VERSION = 1  # of the generator; a new version keeps its output apart from an old cache
 _CHUNK = 1000
 _TURNS = 8  # tried for a dash before the contour is restarted
-_TRIES = {DASHES: 100, DISTRACTOR_DASHES: 400}  # for a contour before the image is restarted
+_TRIES = (100, 400)  # for a long contour, and for a distractor, before the image is restarted
 _CLASSES = ("separate", "connected")
 
 Pixel = tuple[int, int]
 
 
-def load_pathfinder(root: Path | None, train_cases: int = 0, evaluation_cases: int = 0) -> TokenData:
+class Specification(NamedTuple):
+    """Sizes of an image, by default the benchmark's.
+
+    Attributes:
+        side: pixels.
+        dashes: of a long contour.
+        distractors: short contours.
+        distractor_dashes: of each of them.
+        seed_distance: the least distance of two contours' beginnings, in pixels.
+    """
+
+    side: int = 32
+    dashes: int = 14
+    distractors: int = 5
+    distractor_dashes: int = 4
+    seed_distance: float = 7
+
+
+SMALL = Specification(side=16, dashes=5, distractors=1, distractor_dashes=2, seed_distance=5)
+"""Images of 256 pixels, which a small model can learn in an hour on a processor."""
+
+
+def load_pathfinder(
+    root: Path | None,
+    train_cases: int = 0,
+    evaluation_cases: int = 0,
+    specification: Specification | None = None,
+) -> TokenData:
     """The release's folder ``pathfinder32`` under the data root where there is one, else generated images.
 
     Args:
@@ -53,20 +80,26 @@ def load_pathfinder(root: Path | None, train_cases: int = 0, evaluation_cases: i
             cache does.
         train_cases: size of the generated training split, by default 160,000.
         evaluation_cases: size of the generated validation and of the test split, by default 20,000.
+        specification: another one than the benchmark's; its images are always generated.
     """
-    if root is not None and (root / "pathfinder32").is_dir():
+    wanted = specification or Specification()
+    name = f"pathfinder{wanted.side}"
+    if wanted == Specification() and root is not None and (root / "pathfinder32").is_dir():
         splits = read_pathfinder_release(root / "pathfinder32")
     else:
         sizes = [train_cases or SIZES["train"], *[evaluation_cases or SIZES["test"]] * 2]
         folder = root if root is not None and os.access(root, os.W_OK) else cache_folder()
-        path = folder / "generated" / f"pathfinder32-v{_VERSION}-{sum(sizes)}.npz"
-        arrays = cached_arrays(path, lambda: _arrays(*generate_pathfinder(sum(sizes), workers=0)))
+        other = "" if wanted == Specification() else "".join(f"-{value:g}" for value in wanted)
+        path = folder / "generated" / f"{name}-v{_VERSION}{other}-{sum(sizes)}.npz"
+        made = partial(generate_pathfinder, sum(sizes), workers=0, specification=wanted)
+        arrays = cached_arrays(path, lambda: _arrays(*made()))
         bounds = np.cumsum([0, *sizes])
         splits = [
             image_split(arrays["images"][begin:end], arrays["labels"][begin:end])
             for begin, end in pairwise(bounds)
         ]
-    return TokenData("lra/pathfinder32", splits[0], splits[1], splits[2], 256, SIDE * SIDE, _CLASSES)
+    name = name if specification else f"lra/{name}"
+    return TokenData(name, splits[0], splits[1], splits[2], 256, wanted.side**2, _CLASSES)
 
 
 def image_split(images: np.ndarray, labels: np.ndarray) -> TokenSplit:
@@ -75,17 +108,20 @@ def image_split(images: np.ndarray, labels: np.ndarray) -> TokenSplit:
     return TokenSplit(images.reshape(-1), offsets, labels.astype(np.int64))
 
 
-def generate_pathfinder(cases: int, seed: int = 0, workers: int = 1) -> tuple[np.ndarray, np.ndarray]:
-    """Images (cases, 32, 32) uint8 and labels (cases,): 1 where one contour connects the discs.
+def generate_pathfinder(
+    cases: int, seed: int = 0, workers: int = 1, specification: Specification | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Images (cases, side, side) uint8 and labels (cases,): 1 where one contour connects the discs.
 
     Args:
         cases: the number.
         seed: the same seed gives the same images.
         workers: processes; 0 is as many as there are cores. The result does not depend on it.
+        specification: another one than the benchmark's.
     """
     sizes = [min(_CHUNK, cases - begin) for begin in range(0, cases, _CHUNK)]
     workers = workers or os.cpu_count() or 1
-    make = partial(_chunk, seed)
+    make = partial(_chunk, seed, specification or Specification())
     chunks: Iterable[tuple[np.ndarray, np.ndarray]]
     if workers == 1 or len(sizes) < 3:  # a process takes longer to start than to draw so few
         chunks = list(map(make, range(len(sizes)), sizes))
@@ -101,19 +137,19 @@ def _arrays(images: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:
     return {"images": images, "labels": labels}
 
 
-def _chunk(seed: int, number: int, size: int) -> tuple[np.ndarray, np.ndarray]:
+def _chunk(seed: int, specification: Specification, number: int, size: int) -> tuple[np.ndarray, np.ndarray]:
     generator = random.Random(f"{seed}-{number}")
-    drawn = [draw_image(generator) for _ in range(size)]
+    drawn = [draw_image(generator, specification) for _ in range(size)]
     return np.stack([image for image, _ in drawn]), np.array([label for _, label in drawn], dtype=np.uint8)
 
 
-def draw_image(generator: random.Random) -> tuple[np.ndarray, int]:
-    """One image (32, 32) uint8 and its label."""
+def draw_image(generator: random.Random, specification: Specification) -> tuple[np.ndarray, int]:
+    """One image (side, side) uint8 and its label."""
     label = generator.randrange(2)
     contours = None
     while contours is None:
-        contours = _place(generator)
-    image = np.zeros((SIDE, SIDE), dtype=np.uint8)
+        contours = _place(generator, specification)
+    image = np.zeros((specification.side, specification.side), dtype=np.uint8)
     for contour in contours:
         for pixel in (pixel for dash in contour for pixel in dash):
             image[pixel] = round(255 * CONTRAST)
@@ -124,19 +160,22 @@ def draw_image(generator: random.Random) -> tuple[np.ndarray, int]:
     return image, label
 
 
-def _place(generator: random.Random) -> list[list[list[Pixel]]] | None:
+def _place(generator: random.Random, specification: Specification) -> list[list[list[Pixel]]] | None:
     """Two long contours and the distractors, each a list of dashes; None where one found no room."""
     taken: set[Pixel] = set()
     seeds: list[tuple[float, float]] = []
     contours = []
-    for number in range(2 + DISTRACTORS):
-        length = DASHES if number < 2 else DISTRACTOR_DASHES
-        for _ in range(_TRIES[length]):
-            seed = (generator.uniform(2, SIDE - 3), generator.uniform(2, SIDE - 3))
-            if any(math.dist(seed, other) < SEED_DISTANCE for other in seeds):
+    side = specification.side
+    for number in range(2 + specification.distractors):
+        is_long = number < 2
+        length = specification.dashes if is_long else specification.distractor_dashes
+        edge = 2 if is_long else 1  # room for a disc
+        for _ in range(_TRIES[0 if is_long else 1]):
+            seed = (generator.uniform(2, side - 3), generator.uniform(2, side - 3))
+            if any(math.dist(seed, other) < specification.seed_distance for other in seeds):
                 continue
-            contour = _contour(generator, length, seed, taken)
-            if contour is not None and not (number < 2 and _discs(contour) & taken):
+            contour = _contour(generator, length, seed, taken, range(edge, side - edge))
+            if contour is not None and not (is_long and _discs(contour) & taken):
                 break
         else:
             return None
@@ -144,7 +183,7 @@ def _place(generator: random.Random) -> list[list[list[Pixel]]] | None:
         contours.append(contour)
         seeds.append(seed)
         pixels = {pixel for dash in contour for pixel in dash}
-        if number < 2:  # the discs may be at either end
+        if is_long:  # the discs may be at either end
             pixels |= _discs(contour)
         taken.update(near for pixel in pixels for near in _around(pixel, MARGIN + 1))
     return contours
@@ -155,13 +194,13 @@ def _discs(contour: list[list[Pixel]]) -> set[Pixel]:
 
 
 def _contour(
-    generator: random.Random, dashes: int, seed: tuple[float, float], taken: set[Pixel]
+    generator: random.Random, dashes: int, seed: tuple[float, float], taken: set[Pixel], inside: range
 ) -> list[list[Pixel]] | None:
     """Dashes of 2 pixels from ``seed`` in a random direction; None where they find no room.
 
-    It keeps a distance of one pixel from its own dashes, except the last one.
+    It keeps a distance of one pixel from its own dashes, except the last one. ``inside`` has the rows and the
+    columns it may use.
     """
-    edge = 2 if dashes == DASHES else 1  # room for a disc
     row, column = seed
     if (round(row), round(column)) in taken:
         return None
@@ -176,7 +215,7 @@ def _contour(
             reach = MARGIN + 1 if number else 0
             begin = (row + reach * down, column + reach * right)
             dash = [(round(begin[0] + step * down), round(begin[1] + step * right)) for step in (0, 1)]
-            if _is_free(dash[0], edge, taken, own) and _is_free(dash[1], edge, taken, own):
+            if _is_free(dash[0], inside, taken, own) and _is_free(dash[1], inside, taken, own):
                 break
         else:
             return None
@@ -187,9 +226,8 @@ def _contour(
     return contour
 
 
-def _is_free(pixel: Pixel, edge: int, taken: set[Pixel], own: set[Pixel]) -> bool:
-    inside = edge <= pixel[0] < SIDE - edge and edge <= pixel[1] < SIDE - edge
-    return inside and pixel not in taken and pixel not in own
+def _is_free(pixel: Pixel, inside: range, taken: set[Pixel], own: set[Pixel]) -> bool:
+    return pixel[0] in inside and pixel[1] in inside and pixel not in taken and pixel not in own
 
 
 def _around(pixel: Pixel, radius: int) -> Iterable[Pixel]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,8 +24,10 @@ from kernel_attention.experiments.data.documents import (
     split_names,
 )
 from kernel_attention.experiments.data.lra_images import load_gray_images
-from kernel_attention.experiments.data.lra_listops import load_listops
-from kernel_attention.experiments.data.lra_pathfinder import load_pathfinder
+from kernel_attention.experiments.data.lra_listops import SHORT, load_listops
+from kernel_attention.experiments.data.lra_listops import Specification as Listops
+from kernel_attention.experiments.data.lra_pathfinder import SMALL, load_pathfinder
+from kernel_attention.experiments.data.lra_pathfinder import Specification as Pathfinder
 from kernel_attention.experiments.data.token_sets import TokenData, TokenSplit
 from kernel_attention.experiments.data.vocabulary import ByteVocabulary, Vocabulary, WordVocabulary
 
@@ -101,12 +104,14 @@ def words_of(text: str) -> str:
     return " ".join(re.findall(r"[^\W_]+(?:'[^\W_]+)*|'[^\W_]+|[^\w\s]|_", text))
 
 
-def _listops(root: Path | None, limits: Limits) -> LoadedTokens:
-    return LoadedTokens(load_listops(root, limits.train_cases, limits.evaluation_cases))
+def _listops(root: Path | None, limits: Limits, specification: Listops | None = None) -> LoadedTokens:
+    cases = (limits.train_cases, limits.evaluation_cases)
+    return LoadedTokens(load_listops(root, *cases, specification=specification))
 
 
-def _pathfinder(root: Path | None, limits: Limits) -> LoadedTokens:
-    return LoadedTokens(load_pathfinder(root, limits.train_cases, limits.evaluation_cases))
+def _pathfinder(root: Path | None, limits: Limits, specification: Pathfinder | None = None) -> LoadedTokens:
+    cases = (limits.train_cases, limits.evaluation_cases)
+    return LoadedTokens(load_pathfinder(root, *cases, specification))
 
 
 def _image(root: Path | None, limits: Limits) -> LoadedTokens:
@@ -232,6 +237,8 @@ TOKEN_DATASETS: dict[str, Callable[[Path | None, Limits], LoadedTokens]] = {
     "lra/retrieval": _retrieval,
     "lra/image": _image,
     "lra/pathfinder32": _pathfinder,
+    "listops_100": partial(_listops, specification=SHORT),
+    "pathfinder16": partial(_pathfinder, specification=SMALL),
     "sst2": _sst2,
     "sst5": _sst5,
     "imdb": _imdb_words,

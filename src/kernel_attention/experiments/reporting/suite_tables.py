@@ -29,6 +29,8 @@ def state_table(title: str, found: Sequence[Any]) -> Table:
         lacks = []
         if state.training:
             lacks.append("training" if seconds is None else f"training ({seconds / 60:.0f} min)")
+        if state.diagnosis:
+            lacks.append("diagnostics")
         if state.steps:
             lacks.append(f"{len(state.steps)} attacks")
         lacks += state.shifts

@@ -14,6 +14,7 @@ from kernel_attention.experiments.results import (
     Comparison,
     ResultRecord,
     Spread,
+    columns_needed,
     compare_over_columns,
     compare_rows,
     spread,
@@ -21,6 +22,7 @@ from kernel_attention.experiments.results import (
 
 SIGNIFICANT = 0.05
 NO_DIFFERENCE = "no difference found"
+TOO_FEW = "too few columns to test"
 FEWEST = 3  # columns of a comparison over columns, and rows and columns of a critical-difference diagram
 
 
@@ -99,6 +101,42 @@ def verdict(adjusted: float, difference: float, larger_is_better: bool) -> str:
     if adjusted > SIGNIFICANT or difference == 0:
         return NO_DIFFERENCE
     return "better" if (difference > 0) == larger_is_better else "worse"
+
+
+def column_verdict(each: ColumnComparison, larger_is_better: bool) -> str:
+    """``verdict`` over the columns, or that there are too few of them for any outcome to tell."""
+    if each.least > SIGNIFICANT:
+        return TOO_FEW
+    return verdict(each.adjusted, each.mean, larger_is_better)
+
+
+def column_sentence(each: ColumnComparison, comparisons: int, larger_is_better: bool, unit: str) -> str:
+    """The outcome of a comparison over columns, one of so many made together, in a sentence.
+
+    Args:
+        each: the comparison.
+        comparisons: how many were made together.
+        larger_is_better: whether the larger figure is the better one.
+        unit: what a column is called, in the plural: columns, sets.
+    """
+    better, worse = (each.larger, each.smaller) if larger_is_better else (each.smaller, each.larger)
+    said = column_verdict(each, larger_is_better)
+    counts = f"better on {better}, worse on {worse} of {len(each.differences)}"
+    if said == TOO_FEW:
+        needed = columns_needed(comparisons, SIGNIFICANT)
+        made = "one comparison needs" if comparisons == 1 else f"{comparisons} comparisons need"
+        return f"Too few {unit} to test {each.row} against {each.baseline} ({counts}; {made} {needed})."
+    if said == NO_DIFFERENCE:
+        return (
+            f"No difference found between {each.row} and {each.baseline} over the {unit} "
+            f"({counts}; p {chance(each.adjusted)})."
+        )
+    return f"{each.row} is {said} than {each.baseline} over the {unit} ({counts}; p {chance(each.adjusted)})."
+
+
+def chance(p_value: float) -> str:
+    """A p value with two digits and its sign."""
+    return "< 0.0001" if p_value < 1e-4 else f"= {p_value:.2g}" if p_value < 0.995 else "= 1"
 
 
 def _lines(suite: Suite, metric: str, reported: Figures, measured: Measured) -> list[Line]:

@@ -23,12 +23,14 @@ from kernel_attention.experiments.reproduction.findings import (
     SIGNIFICANT,
     Findings,
     Line,
+    chance,
+    column_sentence,
+    column_verdict,
     find,
     verdict,
 )
 from kernel_attention.experiments.reproduction.run import Places
 from kernel_attention.experiments.reproduction.suite import Cell, Suite
-from kernel_attention.experiments.results import ColumnComparison
 from kernel_attention.experiments.training.recipe import PROTOCOLS
 
 PAGE_NAME = "report.html"
@@ -103,7 +105,8 @@ def finding_lines(found: Findings) -> list[str]:
     if not found.over_columns and not found.over_cases:
         return ["No row can be compared with its baseline yet."]
     larger_is_better = found.suite.larger_is_better
-    lines = [_over_columns(each, larger_is_better) for each in found.over_columns]
+    count = len(found.over_columns)
+    lines = [column_sentence(each, count, larger_is_better, "columns") for each in found.over_columns]
     equal = 0
     for each in found.over_cases:
         said = verdict(each.adjusted, each.interval.difference, larger_is_better)
@@ -127,7 +130,7 @@ def comparison_tables(found: Findings) -> list[html.Table]:
             [
                 each.row, each.baseline, str(len(each.differences)), str(each.larger), str(each.smaller),
                 signed(unit * each.mean), _cell(each.p_value), _cell(each.adjusted),
-                verdict(each.adjusted, each.mean, suite.larger_is_better),
+                column_verdict(each, suite.larger_is_better),
             ]
             for each in found.over_columns
         ]  # fmt: skip
@@ -214,26 +217,8 @@ def signed(value: float) -> str:
     return f"{value:+.2f}".replace("-", "−")
 
 
-def chance(p_value: float) -> str:
-    """A p value with two digits and its sign."""
-    return "< 0.0001" if p_value < 1e-4 else f"= {p_value:.2g}" if p_value < 0.995 else "= 1"
-
-
 def _cell(p_value: float) -> str:
     return chance(p_value).removeprefix("= ")
-
-
-def _over_columns(each: ColumnComparison, larger_is_better: bool) -> str:
-    better, worse = (each.larger, each.smaller) if larger_is_better else (each.smaller, each.larger)
-    count = len(each.differences)
-    said = verdict(each.adjusted, each.mean, larger_is_better)
-    sets = f"better on {better}, worse on {worse} of {count}; p {chance(each.adjusted)}"
-    if said != NO_DIFFERENCE:
-        return f"{each.row} is {said} than {each.baseline} over the columns ({sets})."
-    least = 2.0 ** (1 - count)
-    if least > SIGNIFICANT:
-        sets += f"; with {count} columns no p can be below {least:.2g}"
-    return f"No difference found between {each.row} and {each.baseline} over the columns ({sets})."
 
 
 def _figure_table(suite: Suite, metric: str, lines: Iterable[Line]) -> html.Table:

@@ -15,6 +15,7 @@ from kernel_attention.errors import InputError
 from kernel_attention.experiments.reproduction.suite import TRANSFER, Cell, Suite
 from kernel_attention.experiments.results import ResultRecord, make_records, read_record, write_records
 from kernel_attention.experiments.robustness.attack_plan import AttackStep, choose_steps
+from kernel_attention.experiments.training.analyze import analyze_run
 from kernel_attention.experiments.training.attack import attack_run
 from kernel_attention.experiments.training.lock import HeldByAnother
 from kernel_attention.experiments.training.run import train
@@ -54,17 +55,26 @@ class Places:
 
 
 class CellState(NamedTuple):
-    """What the record of a cell lacks: its training, steps of attacks, and shifts (``split_plans``)."""
+    """What the record of a cell lacks.
+
+    Attributes:
+        cell: the cell.
+        training: its training.
+        diagnosis: figures of the suite's ``diagnose``.
+        steps: steps of attacks.
+        shifts: see ``split_plans``.
+    """
 
     cell: Cell
     training: bool
+    diagnosis: bool
     steps: tuple[AttackStep, ...]
     shifts: tuple[str, ...]
 
     @property
     def is_done(self) -> bool:
         """Whether the record is complete."""
-        return not (self.training or self.steps or self.shifts)
+        return not (self.training or self.diagnosis or self.steps or self.shifts)
 
 
 class Estimate(NamedTuple):
@@ -86,13 +96,14 @@ def find_state(suite: Suite, cell: Cell, places: Places) -> CellState:
     steps = choose_steps(plans=names, transfer=TRANSFER in plans) if plans else []
     path = places.record(suite, cell)
     if not path.is_file():
-        return CellState(cell, True, tuple(steps), tuple(shifts))
+        return CellState(cell, True, bool(suite.diagnose), tuple(steps), tuple(shifts))
     record = read_record(path)
     _require_same_recipe(suite, cell, record, path)
     found = record.figures.get("robustness", {})
     return CellState(
         cell,
         False,
+        bool(set(suite.diagnose) - set(record.figures.get("diagnostics", {}).get("quantities", []))),
         tuple(step for step in steps if not _has_step(found.get("attacks", []), step)),
         tuple(name for name in shifts if name not in found),
     )
@@ -112,8 +123,8 @@ def run_cell(suite: Suite, cell: Cell, places: Places, told: Told) -> bool:
     is_trained = (folder / "summary.json").is_file()
     if not is_trained and not lacking.training:
         raise InputError(
-            f"record {places.record(suite, cell)}: lacks attacks, and the weights in {folder} are gone; "
-            "delete the record to train again"
+            f"record {places.record(suite, cell)}: lacks {_lacking(lacking)}, and the weights in {folder} "
+            "are gone; delete the record to train again"
         )
     try:
         if not is_trained:
@@ -121,6 +132,12 @@ def run_cell(suite: Suite, cell: Cell, places: Places, told: Told) -> bool:
             resume = (folder / "config.yaml").is_file()
             train(recipe, folder, name=name, data_root=places.data_root, resume=resume, progress=False)
         _keep(suite, cell, places, folder)
+        if lacking.diagnosis:
+            told(f"{cell}: diagnosing")
+            run = load_run(folder)
+            experiment = run.experiment(places.data_root)
+            analyze_run(run, experiment, cases=suite.diagnosed_cases, quantities=suite.diagnose)
+            _keep(suite, cell, places, folder)
         if lacking.steps or lacking.shifts:
             attack_run(
                 load_run(folder),
@@ -134,6 +151,12 @@ def run_cell(suite: Suite, cell: Cell, places: Places, told: Told) -> bool:
     except HeldByAnother:
         return False
     return True
+
+
+def _lacking(state: CellState) -> str:
+    """What a trained cell lacks, in words."""
+    parts = [("diagnostics", state.diagnosis), ("attacks", bool(state.steps or state.shifts))]
+    return " and ".join(name for name, lacks in parts if lacks)
 
 
 def estimates(suite: Suite, cells: Sequence[Cell], places: Places) -> list[Estimate]:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.experiments.plain_yaml import read_yaml
-from kernel_attention.experiments.settings import DIFFERENT, check_fields, field_names
+from kernel_attention.experiments.settings import DIFFERENT, Count, check_fields, field_names
 from kernel_attention.experiments.training.recipe import (
     BaseRecipe,
     Protocol,
@@ -26,6 +26,7 @@ _MARK = "$"
 
 Limits = dict[Literal["rows", "seeds"], list[str] | list[Seed]]
 """The rows and the seeds that a plan of attacks is run on."""
+Quantity = Literal["spectrum", "distance", "projection", "objective"]
 
 Figures = dict[str, dict[str, float | list[float]]]
 """What a source reports, by row and column: a number, or [mean, deviation]."""
@@ -70,6 +71,9 @@ class Suite:
         seeds: trained in every cell.
         metric: a figure of ``evaluation.json``; those named accuracy are printed in per cent.
         larger_is_better: whether the best figure of a column is the largest.
+        diagnose: quantities of ``kernel_attention.analysis.diagnose`` that are measured on every trained
+            model. Their figures, means over the layers, are named in ``further`` as other figures are.
+        diagnosed_cases: the number of test cases that they are measured on.
         attack: plans of ``kernel-attention attack`` that are run on every cell after its training; a plan
             given as ``{plan: rows}`` is run on these rows alone, and one given as
             ``{plan: {rows: [..], seeds: [..]}}`` on these rows and seeds, all of them where a list is not
@@ -96,6 +100,8 @@ class Suite:
     seeds: Annotated[list[Seed], *DIFFERENT] = field(default_factory=lambda: [0, 1, 2])
     metric: str = "accuracy"
     larger_is_better: bool = True
+    diagnose: list[Quantity] = field(default_factory=list)
+    diagnosed_cases: Count = 16
     attack: list[str | dict[str, list[str] | Limits]] = field(default_factory=list)
     transfer_from: str | None = None
     baselines: dict[str, str] = field(default_factory=dict)

@@ -1,6 +1,10 @@
 """Records of trained models, and their comparison row by row."""
 
-from kernel_attention.experiments.results.column_comparison import ColumnComparison, compare_over_columns
+from kernel_attention.experiments.results.column_comparison import (
+    ColumnComparison,
+    columns_needed,
+    compare_over_columns,
+)
 from kernel_attention.experiments.results.comparison import (
     Comparison,
     Measurement,
@@ -37,6 +41,7 @@ __all__ = [
     "ResultRecord",
     "Spread",
     "attack_curves",
+    "columns_needed",
     "compare_over_columns",
     "compare_rows",
     "corruption_figures",

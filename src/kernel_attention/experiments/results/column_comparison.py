@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -18,6 +19,8 @@ class ColumnComparison(NamedTuple):
         differences: row minus baseline by column, the mean over the seeds that both have.
         p_value: of ``signed_rank_test``.
         adjusted: the same after Holm's adjustment for all comparisons made together.
+        least: the adjusted value if all differences of all comparisons had one sign. No outcome in so few
+            columns gives a smaller one.
     """
 
     row: str
@@ -25,6 +28,7 @@ class ColumnComparison(NamedTuple):
     differences: dict[str, float]
     p_value: float
     adjusted: float
+    least: float
 
     @property
     def larger(self) -> int:
@@ -65,9 +69,23 @@ def compare_over_columns(
         }
         if len(differences) >= columns:
             p_value = signed_rank_test(list(differences.values()))
-            found.append(ColumnComparison(row, baselines[row], differences, p_value, p_value))
-    adjusted = holm([each.p_value for each in found])
-    return [each._replace(adjusted=value) for each, value in zip(found, adjusted, strict=True)]
+            least = _least_p(len(differences))
+            found.append(ColumnComparison(row, baselines[row], differences, p_value, p_value, least))
+    adjusted, least_adjusted = holm([each.p_value for each in found]), holm([each.least for each in found])
+    return [
+        each._replace(adjusted=value, least=least)
+        for each, value, least in zip(found, adjusted, least_adjusted, strict=True)
+    ]
+
+
+def columns_needed(comparisons: int, level: float = 0.05) -> int:
+    """The least number of columns in which so many comparisons, made together, can reach ``level``."""
+    return next(count for count in itertools.count(1) if comparisons * _least_p(count) <= level)
+
+
+def _least_p(columns: int) -> float:
+    """The p value of ``signed_rank_test`` where all differences have one sign."""
+    return min(1.0, 2.0 ** (1 - columns))
 
 
 def _difference(first: Mapping[int, Measurement], second: Mapping[int, Measurement]) -> float | None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Sequence
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +21,7 @@ from kernel_attention.errors import InputError
 from kernel_attention.experiments.run_folder import RunFolder, read_json
 
 SCHEMA = 1
-FIGURES = ("evaluation", "robustness")  # the files of a seed whose figures a record keeps
+FIGURES = ("evaluation", "robustness", "diagnostics", "course")  # what a record keeps of a seed
 
 _SOFTWARE = ("kernel_attention", "python", "torch", "lightning", "numpy", "platform")
 _LABEL = re.compile(r"\w[\w.+-]*")
@@ -40,7 +41,10 @@ class ResultRecord:
         machine: processor, cores and accelerator in one line.
         date: when the training began, as ISO 8601 in UTC.
         revision: git's name of the code that trained it; None where it is not known.
-        figures: by file: those of ``evaluation`` (test split) and of ``robustness``, where there are any.
+        figures: by file: those of ``evaluation`` (test split) and of ``robustness``, where there are any;
+            the ``diagnostics`` that ``analyze`` measured, means over the layers that have them; and the
+            ``course`` of a training counted in steps: ``step``, ``training_seconds`` and every validation
+            figure, a list of each over the evaluations.
         schema: version of this list.
     """
 
@@ -195,7 +199,30 @@ def _figures(folder: RunFolder, seed: int, name: str) -> dict[str, Any] | None:
     if name == "evaluation":
         found = folder.evaluation(seed) or {}
         return {key: value for key, value in found.items() if not isinstance(value, list | dict)}
-    return folder.robustness(seed)
+    if name == "robustness":
+        return folder.robustness(seed)
+    if name == "diagnostics":
+        return _diagnostics(folder.diagnostics(seed))
+    return _course(folder.metrics(seed) or [])
+
+
+def _diagnostics(found: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The mean over the layers of every figure of their summaries, and what they are measured on."""
+    if found is None:
+        return None
+    summaries = [layer["summary"] for layer in found["layers"]]
+    names = sorted({name for summary in summaries for name in summary})
+    values = {name: [summary[name] for summary in summaries if name in summary] for name in names}
+    means = {name: statistics.fmean(each) for name, each in values.items()}
+    return {"note": found["note"], "quantities": found.get("quantities", []), **means}
+
+
+def _course(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]] | None:
+    """The validation figures over the training time; None for a training that is not counted in steps."""
+    if not rows or "training_seconds" not in rows[0]:
+        return None
+    names = ["step", "training_seconds", *(name for name in rows[0] if name.startswith("val_"))]
+    return {name: [row.get(name) for row in rows] for name in names}
 
 
 def _written(path: Path) -> str:

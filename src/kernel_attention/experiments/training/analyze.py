@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from kernel_attention.analysis import DiagnosticsReport, diagnose
+from kernel_attention.analysis.layer_measures import QUANTITIES
 from kernel_attention.atomic import write_atomically
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.reporting import plot_diagnostics, plot_over_training, write_report
@@ -25,6 +26,7 @@ def analyze_run(
     cases: int = 16,
     output: Path | None = None,
     over_training: bool = False,
+    quantities: Sequence[str] = QUANTITIES,
 ) -> dict[int, DiagnosticsReport]:
     """Diagnose every trained seed on evenly spaced cases of a split.
 
@@ -40,6 +42,7 @@ def analyze_run(
         output: a folder, created if missing.
         over_training: also measure every kept copy of the weights, on the same cases, and write
             ``seed-K/diagnostics_over_training.json``.
+        quantities: what is measured; see ``kernel_attention.analysis.diagnose``.
 
     Returns:
         The report of every seed.
@@ -57,14 +60,18 @@ def analyze_run(
     chosen = read_layers(layers)
     batches = experiment.batches(cases)
     note = experiment.cases_text(sum(len(batch[0]) for batch in batches))
-    reports = {seed: diagnose(run.model(seed), batches, chosen, cases=cases) for seed in run.seeds}
+    reports = {
+        seed: diagnose(run.model(seed), batches, chosen, cases=cases, quantities=tuple(quantities))
+        for seed in run.seeds
+    }
     courses = {seed: _course(run, seed, batches, chosen, cases) for seed in run.seeds if over_training}
     try:
         for seed, report in reports.items():
             folder = (output or run.folder) / f"seed-{seed}"
             folder.mkdir(parents=True, exist_ok=True)
             write_atomically(folder / "diagnostics.npz", report.write)
-            write_json(folder / "diagnostics.json", {"note": note, "layers": report.records()})
+            content = {"note": note, "quantities": list(quantities), "layers": report.records()}
+            write_json(folder / "diagnostics.json", content)
             if over_training:
                 course = {"note": note, "epochs": courses[seed]}
                 write_json(folder / "diagnostics_over_training.json", course)

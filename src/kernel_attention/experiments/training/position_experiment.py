@@ -61,6 +61,7 @@ class PositionExperiment(Experiment):
             facts["max_len"],
             is_real=recipe.train_tasks()[0].is_real,
             is_causal=recipe.is_causal,
+            tied=recipe.tied,
             **recipe.encoder_options(),
         )
 

@@ -23,6 +23,7 @@ class PositionRecipe(StepRecipe):
         train_at: options of the training batches; every step draws one entry. None: ``options`` alone.
         test_at: options of the validation and test sets, one set an entry. None: as ``train_at``.
         is_causal: whether a position reads only those up to it.
+        tied: whether the classifier has the weights of the embedding, for data sets whose classes are tokens.
         evaluation_cases: sequences of each validation and each test set.
 
     The other keys are those of ``StepRecipe``.
@@ -36,6 +37,7 @@ class PositionRecipe(StepRecipe):
     train_at: list[dict[str, Any]] = field(default_factory=list)
     test_at: list[dict[str, Any]] = field(default_factory=list)
     is_causal: bool = True
+    tied: bool = False
     evaluation_cases: Count = 500
 
     def __post_init__(self) -> None:

@@ -244,6 +244,10 @@ class StepRecipe(BaseRecipe):
         schedule: after the warm-up: constant; linear, falling to 0 at the last step; or inverse_sqrt, falling
             with the square root of the step's number.
         evaluate_every: steps from one evaluation and checkpoint to the next, at most ``steps``.
+        max_seconds: training ends with the evaluation after which its steps have taken this long, without the
+            evaluations; 0 sets no limit. The schedule must not be linear, as its end would not be known.
+        clock: of ``max_seconds``: wall, or processor, the time that the processor gave to this process, over
+            all its threads. With one thread the latter hardly depends on what else the machine does.
 
     The other keys are those of ``BaseRecipe``.
     """
@@ -253,9 +257,16 @@ class StepRecipe(BaseRecipe):
     warmup_steps: Whole = 0
     schedule: Literal["constant", "linear", "inverse_sqrt"] = "linear"
     evaluate_every: Count = 1000
+    max_seconds: NonNegative = 0.0
+    clock: Literal["wall", "processor"] = "wall"
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.max_seconds and self.schedule == "linear":
+            raise InputError(
+                f"max_seconds={self.max_seconds:g} with schedule='linear': the rate falls to 0 at the last "
+                f"of {self.steps} steps, which training may never reach (accepted: constant, inverse_sqrt)"
+            )
         if self.steps % self.steps_per_round:
             raise InputError(
                 f"steps={self.steps} must be a multiple of evaluate_every={self.evaluate_every}: the last "
@@ -273,6 +284,8 @@ class StepRecipe(BaseRecipe):
 
     @property
     def duration(self) -> str:
+        if self.max_seconds:
+            return f"{self.max_seconds:g} s ({self.clock} time), at most {self.steps} steps"
         return f"{self.steps} steps"
 
     def learning_rate_factor(self, step: int) -> float:

@@ -13,63 +13,91 @@ from kernel_attention.experiments.peak_memory import peak_resident
 from kernel_attention.experiments.training.recipe import StepRecipe
 from kernel_attention.experiments.training.recorder import RunRecorder
 
+CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}
+"""Seconds by the name of the clock."""
+
 
 class StepRecorder(RunRecorder):
-    """A row every ``evaluate_every`` steps, with ``step``, ``tokens_per_second`` and ``peak_rss_mb``.
+    """A row every ``evaluate_every`` steps, with ``step``, ``training_seconds``, speed and ``peak_rss_mb``.
 
-    ``epoch`` counts the rows. The speed is that of the training steps of the row, without the evaluation; the
-    memory is the process's largest resident set so far, left out where the system does not tell it, and on a
-    GPU ``peak_gpu_mb`` is the largest allocation.
+    ``epoch`` counts the rows. ``training_seconds`` is what all training steps so far have taken by the
+    recipe's clock, without the evaluations; training ends with the row that reaches the recipe's limit.
+    ``tokens_per_second`` is the speed of the row's training steps by the wall clock; the memory is the
+    process's largest resident set so far, left out where the system does not tell it, and on a GPU
+    ``peak_gpu_mb`` is the largest allocation.
 
     Args:
         folder: the seed's folder.
-        recipe: gives the number of steps per row.
+        recipe: gives the number of steps per row, the clock and its limit.
     """
 
     def __init__(self, folder: Path, recipe: StepRecipe) -> None:
         super().__init__(folder)
         self.steps_per_round = recipe.steps_per_round
+        self.max_seconds = recipe.max_seconds
+        self._clock = CLOCKS[recipe.clock]
         self._tokens = 0
-        self._training_seconds = 0.0
-        self._batch_started = 0.0
+        self._row_seconds = 0.0  # by the wall clock
+        self._training_seconds = 0.0  # of all rows, by the recipe's clock
+        self._batch_started = (0.0, 0.0)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         super().on_train_epoch_start(trainer, pl_module)
-        self._tokens, self._training_seconds = 0, 0.0
+        self._tokens, self._row_seconds = 0, 0.0
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
+        # Runs of earlier versions count from where they resume.
+        self._training_seconds = self.rows[-1].get("training_seconds", 0.0) if self.rows else 0.0
         if self._partial is not None:
             self._tokens = self._partial["tokens"]
+            self._row_seconds = self._partial["row_seconds"]
             self._training_seconds = self._partial["training_seconds"]
+        elif self._is_over():  # stopped between its last row and its evaluation on the test split
+            trainer.should_stop = True
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
-        self._batch_started = time.perf_counter()
+        self._batch_started = time.perf_counter(), self._clock()
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Count the real tokens, without padding."""
-        self._training_seconds += time.perf_counter() - self._batch_started
+        started, counted = self._batch_started
+        self._row_seconds += time.perf_counter() - started
+        self._training_seconds += self._clock() - counted
         self._tokens += count_tokens(batch)
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Also end training where the recipe's seconds are over."""
+        super().on_train_epoch_end(trainer, pl_module)
+        if self._is_over():
+            trainer.should_stop = True
 
     def choice(self) -> dict[str, Any]:
         chosen = super().choice()
         return chosen | {"best_step": (self.best_epoch or 0) * self.steps_per_round}
 
     def _state_within_epoch(self) -> dict[str, Any]:
-        counts = {"tokens": self._tokens, "training_seconds": self._training_seconds}
-        return super()._state_within_epoch() | counts
+        return super()._state_within_epoch() | {
+            "tokens": self._tokens,
+            "row_seconds": self._row_seconds,
+            "training_seconds": self._training_seconds,
+        }
+
+    def _is_over(self) -> bool:
+        return 0 < self.max_seconds <= self._training_seconds
 
     def _row(self, trainer: L.Trainer) -> dict[str, Any]:
         row = super()._row(trainer)
         measured = {
             "step": row["epoch"] * self.steps_per_round,
-            "tokens_per_second": round(self._tokens / max(self._training_seconds, 1e-9), 1),
+            "training_seconds": round(self._training_seconds, 3),
+            "tokens_per_second": round(self._tokens / max(self._row_seconds, 1e-9), 1),
         }
         peak = peak_resident()
         if peak is not None:

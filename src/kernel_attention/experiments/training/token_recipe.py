@@ -14,7 +14,8 @@ class TokenRecipe(StepRecipe):
     """Classification of token sequences, or of pairs of them.
 
     Args:
-        dataset: lra/listops, lra/text, lra/retrieval, lra/image, lra/pathfinder32, sst2, sst5 or imdb.
+        dataset: lra/listops, lra/text, lra/retrieval, lra/image, lra/pathfinder32, listops_100, pathfinder16,
+            sst2, sst5 or imdb.
         max_len: largest number of tokens of a sequence; 0 is the data set's own.
         truncate: cut longer sequences instead of refusing them.
         min_count: rarer words of the training text become <unk> (sst2, sst5, imdb).

@@ -1,0 +1,115 @@
+"""The page of significance: suites of the same rows are one comparison over all their data sets."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from kernel_attention.experiments.reproduction import Cell, read_suite
+from kernel_attention.experiments.results import ResultRecord, write_records
+
+ROOT = Path(__file__).parents[1]
+FIRST = ("JapaneseVowels", "Handwriting")
+MORE = ("BasicMotions", "FingerMovements", "AtrialFibrillation", "LSST", "Libras")
+
+
+@pytest.fixture
+def tables(monkeypatch) -> ModuleType:
+    """The module of the tables."""
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    import significance_tables
+
+    yield significance_tables
+    for name in ("significance_tables", "reproduction_tables", "generated"):
+        sys.modules.pop(name, None)
+
+
+def write(root, suite_name, row, column, accuracy):
+    suite = read_suite(suite_name)
+    _, recipe = suite.recipe(Cell(row, column, 0))
+    record = ResultRecord(
+        label=row, seed=0, recipe=suite.columns[column],
+        config={key: value for key, value in recipe.keys().items() if key != "seeds"},
+        budget={"seconds": 1.0}, software={}, machine="x86_64", date="2026-11-22T05:00:00+00:00",
+        revision=None, figures={"evaluation": {"accuracy": accuracy}},
+    )  # fmt: skip
+    write_records([record], root / "results" / suite.records / column)
+
+
+def measured(root, more=MORE, rows=("batch_norm", "scaled_heads")):
+    """batch_norm is better than softmax on every set, the other row on every second."""
+    for number, column in enumerate((*FIRST, *more)):
+        suite = "primal_dual_uea" if column in FIRST else "primal_dual_uea_more"
+        figures = {"softmax": 0.5, "batch_norm": 0.6, "scaled_heads": 0.5 + 0.01 * (-1) ** number}
+        for row in ("softmax", *rows):
+            write(root, suite, row, column, figures[row])
+
+
+def section(tables, root):
+    return tables.texts(root)[0]["significance"]
+
+
+def test_two_tables_of_a_paper_are_one_comparison(tables, tmp_path):
+    """Seven sets: p = 2^-6 for the row that is better on all, twice that after Holm."""
+    measured(tmp_path)
+    lines = section(tables, tmp_path)
+    assert [line for line in lines if line.startswith("* ")] == [
+        "* batch_norm is better than softmax over the sets (better on 7, worse on 0 of 7; p = 0.031).",
+        "* No difference found between scaled_heads and softmax over the sets (better on 4, worse on 3 of 7; "
+        "p = 1).",
+    ]
+    assert len([line for line in lines if line.startswith("### ")]) == 1
+    text = "\n".join(lines)
+    assert "reproduction.md#primal_dual_uea)" in text
+    assert "reproduction.md#primal_dual_uea_more)" in text
+    assert "| `batch_norm` | `softmax` | 7 | 7 | 0 | +10.00 | 0.016 | 0.031 | better |" in lines
+    assert "protocol holdout" in text
+
+
+@pytest.mark.parametrize(("rows", "needed"), [(("batch_norm",), 6), (("batch_norm", "scaled_heads"), 7)])
+def test_five_sets_are_too_few(tables, tmp_path, rows, needed):
+    measured(tmp_path, MORE[:3], rows)
+    lines = section(tables, tmp_path)
+    made = "one comparison needs" if len(rows) == 1 else "2 comparisons need"
+    assert (
+        f"* Too few sets to test batch_norm against softmax (better on 5, worse on 0 of 5; {made} {needed})."
+        in lines
+    )
+    assert any(line.endswith("| too few sets to test |") for line in lines)
+    assert not any("No difference" in line for line in lines)
+
+
+def test_one_set_is_no_comparison(tables, tmp_path):
+    write(tmp_path, "primal_dual_uea", "softmax", "Handwriting", 0.5)
+    write(tmp_path, "primal_dual_uea", "batch_norm", "Handwriting", 0.6)
+    assert section(tables, tmp_path) == tables.NOTHING
+    assert section(tables, tmp_path / "none") == tables.NOTHING
+
+
+def test_a_smaller_error_is_better(tables, tmp_path):
+    suite = read_suite("primal_dual_regression")
+    for column in suite.columns:
+        for row, value in (("softmax", 40.0), ("batch_norm", 30.0)):
+            _, recipe = suite.recipe(Cell(row, column, 0))
+            record = ResultRecord(
+                label=row, seed=0, recipe=suite.columns[column],
+                config={key: each for key, each in recipe.keys().items() if key != "seeds"},
+                budget={"seconds": 1.0}, software={}, machine="x86_64", date="2026-11-22T05:00:00+00:00",
+                revision=None, figures={"evaluation": {suite.metric: value}},
+            )  # fmt: skip
+            write_records([record], tmp_path / "results" / suite.records / column)
+    lines = section(tables, tmp_path)
+    assert any(
+        "batch_norm is better than softmax over the sets (better on 6, worse on 0" in line for line in lines
+    )
+
+
+def test_the_page_has_the_regions(tables, tmp_path):
+    page = (ROOT / tables.PAGE).read_text(encoding="utf-8")
+    regions = tables.texts(tmp_path)[0]
+    assert set(re.findall(r"<!-- ([\w-]+): begin \(make results\) -->", page)) == set(regions)
+    assert "| 1 | 6 |" in regions["sets-needed"]

@@ -1,0 +1,184 @@
+"""The tables and the figures of docs/equal-time.md, from the suites equal_time and equal_time_search."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from generated import table
+from robustness_tables import cell
+
+from kernel_attention.experiments.reproduction import Cell, Places, Suite, read_suite
+from kernel_attention.experiments.reproduction.measured import suite_records
+from kernel_attention.experiments.results import Measurement, ResultRecord
+from kernel_attention.experiments.training.recipe import StepRecipe
+
+PAGE = Path("docs/equal-time.md")
+FIGURES = Path("docs/figures")
+NOTHING = ["", "Not measured yet.", ""]
+SHARES = (1 / 8, 1 / 4, 1 / 2, 1)  # of the time, columns of the table; training ends a little after its limit
+
+Records = dict[str, dict[str, dict[int, ResultRecord]]]
+"""By row, column and seed."""
+
+
+def texts(root: Path) -> tuple[dict[str, list[str]], dict[Path, str]]:
+    """The lines of the regions of the page by their marks, and the files of the figures."""
+    places = Places(root / "runs", root / "results")
+    suite, search = read_suite("equal_time"), read_suite("equal_time_search")
+    records, tried = suite_records(suite, places), suite_records(search, places)
+    regions: dict[str, list[str]] = {}
+    figures: dict[Path, str] = {}
+    for column in suite.columns:
+        path = FIGURES / f"equal-time-{column.lower()}.svg"
+        trained = {row: cells[column] for row, cells in records.items() if column in cells}
+        regions[mark(column)] = column_lines(suite, column, trained, path)
+        if trained:
+            figures[path] = drawn(trained, list(suite.rows))
+    regions["equal-time-search"] = search_lines(suite, search, tried)
+    return regions, figures
+
+
+def mark(column: str) -> str:
+    """The mark of a column's region."""
+    return f"equal-time-{column.lower()}"
+
+
+def course(record: ResultRecord) -> list[tuple[float, float]]:
+    """(seconds of training, best validation accuracy so far) after every evaluation."""
+    found = record.figures["course"]
+    points, best = [], 0.0
+    for seconds, accuracy in zip(found["training_seconds"], found["val_accuracy"], strict=True):
+        best = max(best, accuracy)
+        points.append((seconds, best))
+    return points
+
+
+def reached(record: ResultRecord, seconds: float) -> float | None:
+    """The best validation accuracy within this time; None before the first evaluation."""
+    within = [accuracy for at, accuracy in course(record) if at <= seconds]
+    return within[-1] if within else None
+
+
+def column_lines(
+    suite: Suite, column: str, trained: Mapping[str, Mapping[int, ResultRecord]], figure: Path
+) -> list[str]:
+    """What was trained, the figure and the table of a column."""
+    if not trained:
+        return NOTHING
+    limit = limit_of(suite, column)
+    records = [record for cells in trained.values() for record in cells.values()]
+    machines = " and ".join(sorted({record.machine for record in records}))
+    heads = [f"validation, {limit * share / 60:g} min" for share in SHARES]
+    lines = []
+    for row, cells in trained.items():
+        rates = sorted({record.config["learning_rate"] for record in cells.values()})
+        steps = [record.figures["course"]["step"][-1] for record in cells.values()]
+        after = [_after(cells, share * limit if share < 1 else math.inf) for share in SHARES]
+        tested = {seed: Measurement(each.figures["evaluation"]["accuracy"]) for seed, each in cells.items()}
+        lines.append(
+            [
+                f"`{row}`", str(len(cells)), ", ".join(f"{rate:g}" for rate in rates),
+                f"{sum(steps) / len(steps):,.0f}", *(cell(values, len(cells)) for values in after),
+                cell(tested, len(cells)),
+            ]
+        )  # fmt: skip
+    return [
+        "",
+        f"{len(records)} models, {machines}.",
+        "",
+        f"![Validation accuracy against the time of training]({figure.relative_to(PAGE.parent)})",
+        "",
+        *table(["attention", "seeds", "learning rate", "steps", *heads, "test"], lines),
+        "",
+    ]
+
+
+def limit_of(suite: Suite, column: str) -> float:
+    """The seconds of a training."""
+    _, recipe = suite.recipe(Cell(next(iter(suite.rows)), column, suite.seeds[0]))
+    assert isinstance(recipe, StepRecipe)
+    return recipe.max_seconds
+
+
+def best_rates(search: Suite, tried: Records) -> dict[str, dict[str, float]]:
+    """The learning rate with the best validation accuracy by mechanism and column, where all were tried."""
+    found: dict[str, dict[str, float]] = {}
+    for column in search.columns:
+        values: dict[str, dict[float, float]] = {}
+        for row in search.rows:
+            name, rate = split(row)
+            for record in tried[row].get(column, {}).values():
+                values.setdefault(name, {})[rate] = course(record)[-1][1]
+        for name, by_rate in values.items():
+            if len(by_rate) == sum(split(row)[0] == name for row in search.rows):
+                found.setdefault(name, {})[column] = max(by_rate, key=lambda rate: by_rate[rate])
+    return found
+
+
+def split(row: str) -> tuple[str, float]:
+    """Mechanism and learning rate of a row of the search."""
+    name, rate = row.rsplit("_", 1)
+    return name, float(rate)
+
+
+def suite_rate(suite: Suite, row: str, column: str) -> float:
+    """The learning rate that the suite has for a cell."""
+    return suite.recipe(Cell(row, column, suite.seeds[0]))[1].learning_rate
+
+
+def search_lines(suite: Suite, search: Suite, tried: Records) -> list[str]:
+    """Best validation accuracies of the search, the chosen ones bold; and where the suite has another."""
+    rates = sorted({split(row)[1] for row in search.rows})
+    chosen = best_rates(search, tried)
+    lines, differing = [], []
+    for column in search.columns:
+        for name in dict.fromkeys(split(row)[0] for row in search.rows):
+            cells = []
+            for row in (row for row in search.rows if split(row)[0] == name):
+                values = [course(record)[-1][1] for record in tried[row].get(column, {}).values()]
+                text = f"{100 * max(values):.1f}" if values else ""
+                is_chosen = chosen.get(name, {}).get(column) == split(row)[1]
+                cells.append(f"**{text}**" if is_chosen else text)
+            if any(cells):
+                lines.append([column, f"`{name}`", *cells])
+            rate = chosen.get(name, {}).get(column)
+            if rate is not None and rate != suite_rate(suite, name, column):
+                differing.append(f"`{name}` on {column} ({rate:g})")
+    if not lines:
+        return NOTHING
+    said = [f"The suite still has another rate for {', '.join(differing)}.", ""] if differing else []
+    return ["", *table(["task", "attention", *(f"{rate:g}" for rate in rates)], lines), "", *said]
+
+
+def drawn(trained: Mapping[str, Mapping[int, ResultRecord]], rows: Sequence[str]) -> str:
+    """The courses of all seeds, a colour for each mechanism, as SVG."""
+    from kernel_attention.experiments.reporting.figures import (
+        legend_below,
+        panel_grid,
+        report_style,
+        seed_styles,
+    )
+
+    styles = dict(zip(rows, seed_styles(range(len(rows))).values(), strict=True))
+    buffer = io.StringIO()
+    with report_style():
+        figure, (axis,) = panel_grid(1, 3.6)
+        for row, cells in trained.items():
+            for number, record in enumerate(cells.values()):
+                seconds, accuracies = zip(*course(record), strict=True)
+                axis.plot(
+                    [at / 60 for at in seconds], [100 * value for value in accuracies],
+                    label=None if number else row, **styles[row],
+                )  # fmt: skip
+        axis.set(xlabel="minutes of training", ylabel="best validation accuracy (%)")
+        legend_below(figure, axis)
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
+
+
+def _after(cells: Mapping[int, ResultRecord], seconds: float) -> dict[int, Measurement]:
+    found = {seed: reached(record, seconds) for seed, record in cells.items()}
+    return {seed: Measurement(value) for seed, value in found.items() if value is not None}
