@@ -132,3 +132,29 @@ def test_bad_arguments_are_refused_before_the_first_token(options, message):
     arguments = {"prompt": torch.zeros(1, 2, dtype=torch.long), "count": 3} | options
     with pytest.raises(InputError, match=message):
         generate(small(), **arguments)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("name", CAUSAL)
+def test_a_padded_text_has_the_logits_that_it_has_alone(name, side, tokens):
+    """In the parallel form, in a prompt, and in the steps after it; texts of 3, 8 and 5 tokens."""
+    model, lengths, size = small([name, "softmax"]), (3, 8, 5), 8
+    texts = [row[:length] for row, length in zip(tokens, lengths, strict=True)]
+    padded = torch.zeros(3, size, dtype=torch.int64)
+    real = torch.zeros(3, size, dtype=torch.bool)
+    for row, (text, length) in enumerate(zip(texts, lengths, strict=True)):
+        place = slice(size - length, size) if side == "left" else slice(length)
+        padded[row, place], real[row, place] = text, True
+    with torch.no_grad():
+        together = model(padded, real)
+        last, state = model.prefill(padded, attention_mask=real)
+        later = tokens[:, 8]
+        after, state = model.step(later, state)
+        assert state.position.tolist() == [4, 9, 6]
+        for row, text in enumerate(texts):
+            alone = model(torch.cat([text, later[row : row + 1]])[None])[0]
+            torch.testing.assert_close(together[row][real[row]], alone[:-1], rtol=0, atol=1e-12)
+            torch.testing.assert_close(last[row], alone[-2], rtol=0, atol=1e-12)
+            torch.testing.assert_close(after[row], alone[-1], rtol=0, atol=1e-12)
+        with pytest.raises(InputError, match="only the beginning of a text can be padded"):
+            model.prefill(padded, state, real)

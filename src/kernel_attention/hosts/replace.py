@@ -15,6 +15,7 @@ from kernel_attention.hosts.known import HostedAttention, TransformersAttention
 from kernel_attention.hosts.projections import Source, carry, output_owner
 from kernel_attention.hosts.reading import HostDescription, describe, known_sizes
 from kernel_attention.hosts.sites import Site, find_sites, select, why_none
+from kernel_attention.hosts.trace import NewLayer, leave_trace
 from kernel_attention.mechanisms import AttentionSpec, create_attention, get_mechanism, layer_specs
 
 PATTERNS: Mapping[str, Mapping[int | str, AttentionSpec]] = MappingProxyType(
@@ -85,7 +86,9 @@ def replace_attention(
     has them and the host knows the value. After an error the model is unchanged.
 
     Create the optimizer afterwards, because the layers have new parameters. Weights saved from a changed
-    model load into another model changed in the same way.
+    model load into another model changed in the same way. A Hugging Face model says in its configuration
+    what was replaced: ``from_pretrained`` makes the model again once ``kernel_attention.hosts.hugging_face``
+    is imported, and its ``loss`` in training includes the auxiliary loss.
 
     Args:
         model: any module that holds attention layers (``nn.MultiheadAttention``, timm's and transformers'
@@ -129,6 +132,7 @@ def replace_attention(
     )
     for plan in chosen:
         plan.install()
+    leave_trace(NewLayer(plan.site, plan.name, plan.options) for plan in chosen)
     return report
 
 

@@ -21,7 +21,7 @@ from kernel_attention.core.validation import require_positive, require_probabili
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.mechanisms import AttentionSpec
 from kernel_attention.models.cross_entropy import linear_cross_entropy
-from kernel_attention.models.decoding import DecodingState, decode_step, initial_state, prefill
+from kernel_attention.models.decoding import DecodingState, decode_step, initial_state, read
 from kernel_attention.models.encoder_layer import EncoderLayer, create_attentions
 from kernel_attention.models.sequence import sinusoidal_positions
 
@@ -108,11 +108,14 @@ class CausalLanguageModel(nn.Module):
         if self.output_weight is not None:
             nn.init.normal_(self.output_weight, std=_DEVIATION)
 
-    def forward(self, tokens: Tensor, *, last: int | None = None) -> Tensor:
+    def forward(
+        self, tokens: Tensor, attention_mask: Tensor | None = None, *, last: int | None = None
+    ) -> Tensor:
         """Logits of the token after each of the last ``last`` positions (default: of all).
 
         Args:
             tokens: (B, N) whole numbers below V.
+            attention_mask: (B, N) bool, True = real token; a text has the logits that it has alone.
             last: how many positions.
 
         Returns:
@@ -121,7 +124,7 @@ class CausalLanguageModel(nn.Module):
         Raises:
             InputError: for another shape or type, or more than max_len tokens.
         """
-        x = self._hidden(tokens)
+        x = self.hidden(tokens, attention_mask)
         return self.logits(x if last is None else x[:, -last:])
 
     def loss(self, tokens: Tensor, targets: Tensor, ignore_index: int = -100) -> Tensor:
@@ -129,25 +132,42 @@ class CausalLanguageModel(nn.Module):
 
         See ``kernel_attention.models.cross_entropy.linear_cross_entropy``.
         """
-        x = self.dropout(self.norm(self._hidden(tokens))).flatten(0, 1)
+        x = self.dropout(self.norm(self.hidden(tokens))).flatten(0, 1)
         return linear_cross_entropy(x, self._weight(), self.output_bias, targets.flatten(), ignore_index)
 
-    def _hidden(self, tokens: Tensor) -> Tensor:
-        """(B, N) -> (B, N, d), after the last layer."""
+    def hidden(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """Tokens (B, N) and their mask -> (B, N, d) after the last layer, which ``logits`` takes."""
         if tokens.dim() != 2 or tokens.size(1) == 0 or tokens.is_floating_point():
             raise InputError(
                 f"tokens has shape {tuple(tokens.shape)} and dtype {tokens.dtype}, expected whole numbers "
                 "of shape (B, N) with N at least 1"
             )
-        x = self.embed(tokens, 0)
+        x = self.embed(tokens, 0, attention_mask)
         for layer in self.layers:
-            x = layer(x, None, True)
+            x = layer(x, attention_mask, True)
         return x
 
-    def embed(self, tokens: Tensor, start: int) -> Tensor:
-        """(B, N) tokens at the positions from ``start`` on -> (B, N, d)."""
-        self.check_length(start + tokens.size(1))
-        return self.dropout(self.embedding(tokens) + self.positions[start : start + tokens.size(1)])
+    def embed(self, tokens: Tensor, start: int | Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """Tokens (B, N) that follow the first ``start``, one number or (B,), -> (B, N, d).
+
+        With a mask (B, N; True = real token), positions count the real tokens.
+        """
+        if isinstance(start, int) and attention_mask is None:
+            self.check_length(start + tokens.size(1))
+            positions = self.positions[start : start + tokens.size(1)]
+        else:
+            index = self._positions_of(tokens, start, attention_mask)
+            if isinstance(start, Tensor) or tokens.size(1) > self.max_len:  # else they cannot be too many
+                self.check_length(int(index.max()) + 1)
+            positions = self.positions[index]
+        return self.dropout(self.embedding(tokens) + positions)
+
+    @staticmethod
+    def _positions_of(tokens: Tensor, start: int | Tensor, attention_mask: Tensor | None) -> Tensor:
+        """(B, N) int64; padded tokens have any position."""
+        real = torch.ones_like(tokens) if attention_mask is None else attention_mask.long()
+        start = start[:, None] if isinstance(start, Tensor) else start
+        return (real.cumsum(dim=1) - 1).clamp_min(0) + start
 
     def logits(self, x: Tensor) -> Tensor:
         """(..., d) after the last layer -> (..., V)."""
@@ -166,9 +186,26 @@ class CausalLanguageModel(nn.Module):
         """The state of decoding before the first token."""
         return initial_state(self, batch_size)
 
-    def prefill(self, tokens: Tensor, state: DecodingState | None = None) -> tuple[Tensor, DecodingState]:
-        """Read (B, N) tokens -> logits after the last one (B, V), and the state after it."""
-        return prefill(self, tokens, self.initial_state(tokens.size(0)) if state is None else state)
+    def prefill(
+        self, tokens: Tensor, state: DecodingState | None = None, attention_mask: Tensor | None = None
+    ) -> tuple[Tensor, DecodingState]:
+        """Read (B, N) tokens -> logits after the last one (B, V), and the state after it.
+
+        Texts of different length have a mask (B, N; True = real token), at the beginning of the text alone.
+        The logits of each are those after its last real token.
+        """
+        x, state = self.read(tokens, state, attention_mask)
+        if attention_mask is None:
+            return self.logits(x[:, -1]), state
+        places = torch.arange(1, tokens.size(1) + 1, device=tokens.device) * attention_mask
+        return self.logits(x[torch.arange(len(x), device=x.device), places.argmax(dim=1)]), state
+
+    def read(
+        self, tokens: Tensor, state: DecodingState | None = None, attention_mask: Tensor | None = None
+    ) -> tuple[Tensor, DecodingState]:
+        """As ``prefill``, with all of (B, N, d) after the last layer, which ``logits`` takes."""
+        state = self.initial_state(tokens.size(0)) if state is None else state
+        return read(self, tokens, state, attention_mask)
 
     def step(self, tokens: Tensor, state: DecodingState) -> tuple[Tensor, DecodingState]:
         """Read one token (B,) -> logits of the next one (B, V), and the state after it.

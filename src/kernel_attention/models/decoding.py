@@ -6,6 +6,7 @@ inputs and attends to all of them again: the output is the same, and time and me
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -25,19 +26,36 @@ class DecodingState:
     """The state of a model after the text that it has read.
 
     Args:
-        position: tokens read.
+        position: tokens read, one number where all texts have equally many, or (B,) int64.
         layers: the state of every layer: its mechanism's own, or ``Prefix``.
     """
 
-    position: int
+    position: int | Tensor
     layers: tuple[Any, ...]
 
 
 @dataclass(frozen=True)
 class Prefix:
-    """The inputs of an attention layer without a recurrent form, (B, n, d); None before the first."""
+    """The inputs of an attention layer without a recurrent form, (B, n, d); None before the first.
+
+    ``attention_mask`` (B, n) says which are real tokens; None: all.
+    """
 
     x: Tensor | None = None
+    attention_mask: Tensor | None = None
+
+    def extended(self, x: Tensor, attention_mask: Tensor | None) -> Prefix:
+        """With the next inputs (B, N, d) and their mask (B, N)."""
+        if self.x is None:
+            return Prefix(x, attention_mask)
+        masks = [(self.x, self.attention_mask), (x, attention_mask)]
+        if self.attention_mask is None and attention_mask is None:
+            return Prefix(torch.cat([self.x, x], dim=1))
+        whole = [
+            torch.ones(inputs.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask
+            for inputs, mask in masks
+        ]
+        return Prefix(torch.cat([self.x, x], dim=1), torch.cat(whole, dim=1))
 
 
 def is_recurrent(attention: Any) -> bool:
@@ -64,20 +82,31 @@ def decode_step(
     return model.logits(x), DecodingState(state.position + 1, tuple(states))
 
 
-def prefill(model: CausalLanguageModel, tokens: Tensor, state: DecodingState) -> tuple[Tensor, DecodingState]:
-    """Tokens (B, N) -> logits after the last (B, V) and the state after it."""
+def read(
+    model: CausalLanguageModel, tokens: Tensor, state: DecodingState, attention_mask: Tensor | None = None
+) -> tuple[Tensor, DecodingState]:
+    """Tokens (B, N) -> (B, N, d) after the last layer, and the state after them."""
     if tokens.dim() != 2 or tokens.size(1) == 0:
         raise InputError(f"tokens has shape {tuple(tokens.shape)}, expected (B, N) with N at least 1")
-    x = model.embed(tokens, state.position)
+    starts = isinstance(state.position, int) and state.position == 0
+    if attention_mask is not None:
+        if attention_mask.shape != tokens.shape or attention_mask.dtype != torch.bool:
+            raise InputError(
+                f"attention_mask has shape {tuple(attention_mask.shape)} and dtype {attention_mask.dtype}, "
+                f"expected {tuple(tokens.shape)} and torch.bool (True = real token)"
+            )
+        if not starts:
+            raise InputError("attention_mask: only the beginning of a text can be padded")
+    x = model.embed(tokens, state.position, attention_mask)
     states = []
     for layer, before in zip(model.layers, state.layers, strict=True):
         # A mechanism's ``prefill`` can only start at the beginning of the text.
-        is_first = (
-            state.position == 0 and is_recurrent(layer.attention) and hasattr(layer.attention, "prefill")
-        )
-        x, after = _through(layer, x, None if is_first else before, _attend_many)  # type: ignore[arg-type]
+        is_first = starts and is_recurrent(layer.attention) and hasattr(layer.attention, "prefill")
+        attend = functools.partial(_attend_many, attention_mask=attention_mask)
+        x, after = _through(layer, x, None if is_first else before, attend)  # type: ignore[arg-type]
         states.append(after)
-    return model.logits(x[:, -1]), DecodingState(state.position + tokens.size(1), tuple(states))
+    count = tokens.size(1) if attention_mask is None else attention_mask.sum(dim=1)
+    return x, DecodingState(state.position + count, tuple(states))
 
 
 def _through(
@@ -102,13 +131,16 @@ def _attend_one(attention: Any, x: Tensor, state: Any) -> tuple[Tensor, Any]:
     return y[:, 0], state
 
 
-def _attend_many(attention: Any, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+def _attend_many(
+    attention: Any, x: Tensor, state: Any, attention_mask: Tensor | None = None
+) -> tuple[Tensor, Any]:
     """x (B, N, d) -> (B, N, d)."""
     if isinstance(state, Prefix):
-        seen = x if state.x is None else torch.cat([state.x, x], dim=1)
-        return attention(seen, is_causal=True)[:, -x.size(1) :], Prefix(seen)
+        seen = state.extended(x, attention_mask)
+        y = attention(seen.x, attention_mask=seen.attention_mask, is_causal=True)
+        return y[:, -x.size(1) :], seen
     if state is None:
-        return attention.prefill(x)
+        return attention.prefill(x, attention_mask)
     outputs = []
     for token in x.unbind(1):
         y, state = attention.step(token, state)

@@ -1,0 +1,140 @@
+"""Replaced Hugging Face models made again from their configuration, and their auxiliary loss in ``loss``.
+
+transformers has no hook between the making of a model and the loading of its weights that serves every class.
+So ``watch_models`` puts three methods of ``PreTrainedModel`` behind functions that do nothing to a model
+whose configuration has no trace of ``replace_attention``.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from torch import Tensor, nn
+from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
+from transformers.modeling_utils import PreTrainedModel
+
+from kernel_attention.core.objective import PenalizedAttention, auxiliary_loss
+from kernel_attention.errors import InputError
+from kernel_attention.hosts.known import HostedAttention
+from kernel_attention.hosts.replace import replace_attention
+from kernel_attention.hosts.trace import HUGGING_FACE, LOST, TRACE
+
+
+@functools.cache
+def watch_models() -> None:
+    """Make replaced models again wherever transformers makes one from its configuration."""
+    original: Any = PreTrainedModel
+    make, finish, load = original.__init__, original.post_init, original.from_pretrained.__func__
+
+    @functools.wraps(make)
+    def __init__(self: Any, config: Any, *inputs: Any, **options: Any) -> None:
+        _prepare(config)
+        make(self, config, *inputs, **options)
+
+    @functools.wraps(finish)
+    def post_init(self: Any) -> None:
+        finish(self)
+        _restore(self)
+
+    @functools.wraps(load)
+    def from_pretrained(cls: Any, *inputs: Any, **options: Any) -> Any:
+        loaded = load(cls, *inputs, **options)
+        _complete(loaded[0] if isinstance(loaded, tuple) else loaded)
+        return loaded
+
+    original.__init__, original.post_init = __init__, post_init
+    original.from_pretrained = classmethod(from_pretrained)
+
+
+def _prepare(config: Any) -> None:
+    """Take the mark back: the layers that were not replaced have the implementation that a new model has."""
+    if reasons := getattr(config, LOST, None):
+        raise InputError(
+            f"{type(config).__name__}: the attention of this model was replaced, and the model cannot be "
+            f"made again: {'; '.join(reasons)}"
+        )
+    if getattr(config, "_attn_implementation", None) == HUGGING_FACE:
+        config._attn_implementation = None
+        config.attn_implementation = HUGGING_FACE  # for the next save_pretrained
+
+
+def _restore(model: Any) -> None:
+    """Replace the layers that the configuration names for this class, at the end of its constructor."""
+    classes = getattr(model.config, TRACE, None)
+    if not classes:
+        return
+    if layers := classes.get(type(model).__name__):
+        replace_attention(model, layers)
+    include_auxiliary_loss(model)
+
+
+def _complete(model: nn.Module) -> None:
+    """Check that every recorded layer is there, and fill the tables that no file of weights holds."""
+    classes = {type(module).__name__ for module in model.modules()}
+    for module in model.modules():
+        absent = set(getattr(getattr(module, "config", None), TRACE, ())) - classes
+        if isinstance(module, PreTrainedModel) and absent:
+            raise InputError(
+                f"{type(model).__name__}: the attention of {', '.join(sorted(absent))} was replaced in the "
+                f"saved model, and {type(model).__name__} holds no such part"
+            )
+        if isinstance(module, HostedAttention):
+            fill_tables(module)
+
+
+def fill_tables(model: nn.Module) -> None:
+    """Fill the buffers that are in no file of weights, in submodules that hold nothing else."""
+    for module in model.modules():
+        own = [*module._parameters.values(), *module._buffers.values()]
+        if own and len(module._non_persistent_buffers_set) == len(own):
+            module.reset_parameters()  # type: ignore[operator]
+
+
+def include_auxiliary_loss(model: nn.Module) -> None:
+    """Let the ``loss`` that a model of transformers returns in training include ``auxiliary_loss``.
+
+    A plain ``transformers.Trainer`` then trains the layers' objective. A callback cannot do this, because it
+    does not see the loss, and a subclass of the trainer would be needed once for every trainer there is. The
+    mixture-of-experts models of transformers return their auxiliary loss in the same way.
+
+    What is in ``loss`` is taken from the layers, so that ``loss + auxiliary_loss(model)`` is the same number.
+    Nothing is added where the model computes no loss: in evaluation, or where the trainer keeps the labels
+    for label smoothing or a ``compute_loss_func``.
+    """
+    if _add_auxiliary_loss not in model._forward_hooks.values():
+        model.register_forward_hook(_add_auxiliary_loss, with_kwargs=True)
+
+
+def _add_auxiliary_loss(model: nn.Module, inputs: Any, options: dict[str, Any], output: Any) -> Any:
+    if not model.training:
+        return None
+    if isinstance(output, dict):
+        if isinstance(loss := output.get("loss"), Tensor):
+            output["loss"] = loss + _take_auxiliary_loss(model, options).to(loss)
+    elif isinstance(output, tuple) and isinstance(options.get("labels"), Tensor) and output[0].dim() == 0:
+        return (output[0] + _take_auxiliary_loss(model, options).to(output[0]), *output[1:])
+    return output
+
+
+def _take_auxiliary_loss(model: nn.Module, options: dict[str, Any]) -> Tensor:
+    total = auxiliary_loss(model) * _share_of_step(model, options)
+    for module in model.modules():
+        if isinstance(module, PenalizedAttention):
+            module.objective = None
+    return total
+
+
+def _share_of_step(model: nn.Module, options: dict[str, Any]) -> float | Tensor:
+    """The part of a step's labels that this micro-batch has.
+
+    A trainer that accumulates gradients says how many labels the whole step has, and adds up the losses of
+    its micro-batches. So that the objective of the step is a mean, each has its part.
+    """
+    items, labels = options.get("num_items_in_batch"), options.get("labels")
+    if items is None or not isinstance(labels, Tensor):
+        return 1.0
+    shifted = LOSS_MAPPING.get(getattr(model, "loss_type", None)) is ForCausalLMLoss  # type: ignore[arg-type]
+    if shifted and not getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        labels = labels[..., 1:]
+    return labels.ne(-100).sum() / items

@@ -1,0 +1,190 @@
+"""Hugging Face models with replaced layers: saved, loaded by ``from_pretrained``, trained by ``Trainer``."""
+
+import copy
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from hosts.models_of_hosts import BATCH, EMBED_DIM, LENGTH, real_tokens
+from hosts.test_transformers import BART, IMAGE, OPT, TEXT, build, tokens
+
+import kernel_attention as ka
+
+PRIMAL = {"last": {"primal": {"rank": 3, "eta": 0.1}}}
+# The features of Taylor's series are tables that no file of weights holds.
+TAYLOR = {"all": {"linear": {"feature_map": {"taylor": {"order": 2}}}}}
+TEXTS = {"input_ids": torch.randint(3, 50, (BATCH, LENGTH)), "attention_mask": real_tokens().long()}
+IMAGES = {"pixel_values": torch.randn(3, 3, 16, 16)}
+
+
+@pytest.fixture(autouse=True)
+def _quiet(transformers, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    transformers.utils.logging.disable_progress_bar()
+
+
+@pytest.mark.parametrize(
+    ("family", "head", "sizes", "layers", "inputs"),
+    [
+        ("Bert", "ForSequenceClassification", TEXT, PRIMAL, TEXTS),
+        ("Bert", "Model", TEXT, TAYLOR, TEXTS),
+        ("Bart", "Model", {**BART, "max_position_embeddings": 40}, {0: "softmax", -1: "linear"}, TEXTS),
+        ("OPT", "ForCausalLM", OPT, {"all": {"primal": {"rank": 3}}}, TEXTS),
+        ("ViT", "ForImageClassification", IMAGE, {0: {"rpc": {"iterations": 2}}, -1: "conv2d"}, IMAGES),
+    ],
+)
+def test_a_replaced_model_is_loaded_as_it_was_saved(
+    transformers, tmp_path, family, head, sizes, layers, inputs
+):
+    kind = getattr(transformers, family + head)
+    model = kind(getattr(transformers, f"{family}Config")(**sizes)).eval()
+    ka.replace_attention(model, layers)
+    expected = model(**inputs)[0]
+    model.save_pretrained(tmp_path / "first")
+    loaded, report = kind.from_pretrained(tmp_path / "first", output_loading_info=True)
+    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert torch.equal(loaded(**inputs)[0], expected)
+    assert loaded.config._attn_implementation == "sdpa", "the layers that stayed have their own attention"
+    loaded.save_pretrained(tmp_path / "second")
+    assert torch.equal(kind.from_pretrained(tmp_path / "second")(**inputs)[0], expected)
+
+
+def test_the_body_of_a_replaced_model_is_loaded_into_another_head(transformers, tmp_path):
+    model = transformers.BertForSequenceClassification(transformers.BertConfig(**TEXT)).eval()
+    ka.replace_attention(model.bert, PRIMAL)
+    model.save_pretrained(tmp_path)
+    for kind in (transformers.AutoModel, transformers.BertForTokenClassification):
+        loaded = kind.from_pretrained(tmp_path)
+        body = getattr(loaded, "bert", loaded)
+        assert torch.equal(body(**TEXTS)[0], model.bert(**TEXTS)[0])
+
+
+FRESH = """
+import sys, torch, transformers
+folder = sys.argv[1]
+try:
+    transformers.AutoModel.from_pretrained(folder)
+except ValueError as error:
+    assert 'attn_implementation="kernel_attention.hosts.hugging_face"' in str(error), error
+else:
+    sys.exit("loaded without the module that knows the layers")
+import kernel_attention.hosts.hugging_face
+call, expected = torch.load(folder + "/expected.pt", weights_only=True)
+loaded = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
+assert torch.equal(loaded(**call).logits, expected)
+"""
+
+
+def test_a_fresh_process_loads_it_or_says_what_to_import(transformers, tmp_path):
+    model = transformers.BertForSequenceClassification(transformers.BertConfig(**TEXT)).eval()
+    ka.replace_attention(model, PRIMAL)
+    model.save_pretrained(tmp_path)
+    torch.save((TEXTS, model(**TEXTS).logits.detach()), tmp_path / "expected.pt")
+    done = subprocess.run([sys.executable, "-c", FRESH, str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_cannot_be_made_again_is_refused_with_the_reason(transformers, tmp_path):
+    part = build(transformers)
+    ka.replace_attention(part.encoder, PRIMAL)
+    part.save_pretrained(tmp_path / "part")
+    with pytest.raises(ka.InputError, match="called on a part of the model, BertEncoder"):
+        transformers.BertModel.from_pretrained(tmp_path / "part")
+    whole = build(transformers)
+    ka.replace_attention(whole, PRIMAL)
+    whole.save_pretrained(tmp_path / "whole")
+    config = json.loads((tmp_path / "whole" / "config.json").read_text())
+    config["kernel_attention"] = {"RobertaModel": config["kernel_attention"]["BertModel"]}
+    (tmp_path / "whole" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ka.InputError, match="the attention of RobertaModel was replaced"):
+        transformers.BertModel.from_pretrained(tmp_path / "whole")
+
+
+def _classifier(transformers, eta=0.1):
+    torch.manual_seed(0)
+    config = transformers.BertConfig(**TEXT, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    model = transformers.BertForSequenceClassification(config)
+    ka.replace_attention(model, {"last": {"primal": {"rank": 3, "eta": eta}}})
+    return model
+
+
+def test_loss_includes_the_auxiliary_loss_once(transformers):
+    model, labels = _classifier(transformers).train(), torch.arange(BATCH) % 2
+    torch.manual_seed(1)
+    loss = model(**TEXTS, labels=labels).loss
+    assert torch.equal(loss + ka.auxiliary_loss(model), loss)
+    torch.manual_seed(1)
+    logits = model(**TEXTS).logits
+    apart = torch.nn.functional.cross_entropy(logits, labels) + ka.auxiliary_loss(model)
+    assert ka.auxiliary_loss(model) > 0, "without labels there is no loss that could hold it"
+    assert torch.equal(loss, apart)
+    torch.manual_seed(1)
+    assert torch.equal(model(**TEXTS, labels=labels, return_dict=False)[0], loss)
+    model.eval()
+    held_out = torch.nn.functional.cross_entropy(model(**TEXTS).logits, labels)
+    assert torch.equal(model(**TEXTS, labels=labels).loss, held_out)
+
+
+class Cases(torch.utils.data.Dataset):
+    def __init__(self, count):
+        generator = torch.Generator().manual_seed(0)
+        self.tokens = torch.randint(3, 50, (count, LENGTH), generator=generator)
+
+    def __len__(self):
+        return len(self.tokens)
+
+    def __getitem__(self, index):
+        return {"input_ids": self.tokens[index], "labels": int(self.tokens[index, 0]) % 2}
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_a_plain_trainer_trains_the_objective(transformers, tmp_path, accumulated):
+    """One step of gradient descent: Trainer's weights are those of the loss plus the mean of eta J^2."""
+    pytest.importorskip("accelerate", reason="accelerate is not installed")
+    model = _classifier(transformers, eta=3.0)
+    twin = copy.deepcopy(model)
+    cases, size = Cases(6), 6 // accumulated
+    arguments = transformers.TrainingArguments(
+        tmp_path, per_device_train_batch_size=size, gradient_accumulation_steps=accumulated, max_steps=1,
+        learning_rate=0.5, lr_scheduler_type="constant", optim="sgd", max_grad_norm=1e9, use_cpu=True,
+        report_to=[], save_strategy="no", disable_tqdm=True, seed=0,
+    )  # fmt: skip
+    trainer = transformers.Trainer(model, arguments, train_dataset=cases)
+    order = [batch["input_ids"] for batch in trainer.get_train_dataloader()]
+    torch.manual_seed(0)
+    trainer.train()
+    twin.train()
+    objective = 0.0
+    for part in order:
+        labels = part[:, 0] % 2
+        loss = torch.nn.functional.cross_entropy(twin(input_ids=part).logits, labels)
+        penalty = ka.auxiliary_loss(twin)
+        objective += penalty.item() / accumulated
+        # BERT's classifier leaves the division of its own loss to nobody, whatever the trainer counts.
+        (loss + penalty / accumulated).backward()
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            if parameter.grad is not None:
+                parameter -= 0.5 * parameter.grad
+    assert objective > 1e-3
+    for (name, trained), expected in zip(model.named_parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(trained, expected, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_a_fine_tuned_model_is_saved_and_loaded(transformers, tmp_path):
+    """Primal in BERT's last layer, trained by Trainer on a rule, saved by it, loaded: the same logits."""
+    pytest.importorskip("accelerate", reason="accelerate is not installed")
+    model = _classifier(transformers)
+    arguments = transformers.TrainingArguments(
+        tmp_path / "run", per_device_train_batch_size=4, max_steps=6, learning_rate=1e-3, use_cpu=True,
+        report_to=[], save_steps=6, disable_tqdm=True, logging_steps=1, seed=0,
+    )  # fmt: skip
+    trainer = transformers.Trainer(model, arguments, train_dataset=Cases(16))
+    trainer.train()
+    model.eval()
+    loaded = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "run" / "checkpoint-6")
+    assert torch.equal(loaded(**tokens()).logits.isfinite(), torch.ones(BATCH, 2, dtype=torch.bool))
+    assert torch.equal(loaded(**TEXTS).logits, model(**TEXTS).logits)
+    assert loaded.bert.encoder.layer[-1].attention.self.embed_dim == EMBED_DIM
