@@ -26,6 +26,7 @@ from kernel_attention.experiments.options import (
     Evaluate,
     Generate,
     List,
+    Play,
     Predict,
     Record,
     Reproduce,
@@ -149,7 +150,10 @@ def _evaluate(options: Evaluate) -> int:
     from kernel_attention.experiments.training.saved import load_run
 
     _check_output(options.output)
-    changeable = ("stride", "evaluation_tokens", "swap_rate", "severities", "corrupted_cases")
+    changeable = (
+        "stride", "evaluation_tokens", "swap_rate", "severities", "corrupted_cases", "target_returns",
+        "evaluation_episodes", "evaluation_seed", "memory", "evaluation_context",
+    )  # fmt: skip
     keys = {name: getattr(options, name) for name in changeable}
     run = load_run(options.run).with_keys({name: value for name, value in keys.items() if value is not None})
     if not run.seeds:
@@ -158,7 +162,11 @@ def _evaluate(options: Evaluate) -> int:
         {"seed": seed, "protocol": run.recipe.protocol} | figures
         for seed, figures in run.evaluate(options.file, options.data_root, options.split)
     ]
-    what = options.file or f"{options.split or 'test'} split"
+    what = options.file or (
+        f"{options.split or 'test'} split"
+        if run.recipe.reported_split != "environment"
+        else "episodes in the environment"
+    )
     Console().print(evaluation_table(rows, f"{run.recipe.dataset}: {what}"))
     if options.output:
         _write_rows(rows, Path(options.output))
@@ -190,6 +198,24 @@ def _generate(options: Generate) -> int:
             load_run(options.run), options.prompt, **{key: getattr(options, key) for key in choices}
         )
     )
+    return 0
+
+
+def _play(options: Play) -> int:
+    from rich.console import Console
+
+    from kernel_attention.experiments.reporting import evaluation_table
+    from kernel_attention.experiments.training.play import play_run
+    from kernel_attention.experiments.training.saved import load_run
+
+    run = load_run(options.run)
+    choices = ("seed", "episode_seed", "target", "memory", "frames", "side")
+    output = None if options.output is None else Path(options.output)
+    played = play_run(run, **{key: getattr(options, key) for key in choices}, output=output)
+    console = Console()
+    seed = run.seeds[0] if options.seed is None else options.seed
+    console.print(evaluation_table([{"seed": seed} | played.record], f"{run.recipe.dataset}: one episode"))
+    console.print(f"written: {played.path}", markup=False, soft_wrap=True)
     return 0
 
 
@@ -505,13 +531,14 @@ def _contender_table(options: List) -> Table:
 
 
 def _dataset_table(options: List) -> Table:
-    from kernel_attention.experiments.data import list_image_sets, list_time_series
+    from kernel_attention.experiments.data import list_decision_sets, list_image_sets, list_time_series
 
     table = _table(
-        "data sets on this machine (other time series are downloaded from the archive by name)",
+        "data sets on this machine (other time series and Minari data sets are downloaded by name)",
         "name", "source", "path",
     )  # fmt: skip
-    for info in [*list_time_series(options.data_root), *list_image_sets(options.data_root)]:
+    found = [list_time_series, list_image_sets, list_decision_sets]
+    for info in [info for listed in found for info in listed(options.data_root)]:
         table.add_row(info.name, info.source, str(info.path or ""))
     return table
 
@@ -549,6 +576,7 @@ _COMMANDS: dict[str, Callable[[Any], int]] = {
     "evaluate": _evaluate,
     "predict": _predict,
     "generate": _generate,
+    "play": _play,
     "analyze": _analyze,
     "attack": _attack,
     "bench": _bench,
