@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
 from collections.abc import Mapping
 from typing import Any
 
@@ -76,6 +78,15 @@ def check_spaces(
 def longest_episode(environment: Any) -> int:
     """The steps after which gymnasium ends an episode; 0 where it does not."""
     return int(environment.spec.max_episode_steps or 0)
+
+
+def simulator_versions() -> dict[str, str]:
+    """The versions of gymnasium and of MuJoCo, where they are installed: the scores depend on them."""
+    found = {}
+    for package in ("gymnasium", "mujoco"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found
 
 
 def _in_one_line(error: Exception) -> str:

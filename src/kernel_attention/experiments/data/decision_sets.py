@@ -62,7 +62,9 @@ class DecisionData:
 
 def minari_folders(root: Path | None) -> list[tuple[str, Path]]:
     """The folders that are searched, with their names in a listing."""
-    places = [] if root is None else [("data root", root / "minari"), ("data root", root)]
+    places = []
+    if root is not None:
+        places = [("data root", root / "minari" if (root / "minari").is_dir() else root)]
     given = os.environ.get(PATH_VARIABLE)
     own = Path(given).expanduser() if given else Path.home() / ".minari" / "datasets"
     return [*places, (f"${PATH_VARIABLE}" if given else "cache", own)]

@@ -15,6 +15,7 @@ from kernel_attention.experiments.control.environments import (
     check_spaces,
     longest_episode,
     make_environment,
+    simulator_versions,
 )
 from kernel_attention.experiments.control.roll_outs import (
     RollOuts,
@@ -174,6 +175,7 @@ class DecisionExperiment(Experiment):
             "episodes": recipe.evaluation_episodes,
             "memory": recipe.memory,
             "loss": self._loss(model),
+            **simulator_versions(),
         }
         return figures | played
 
