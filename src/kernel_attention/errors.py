@@ -39,11 +39,11 @@ def nearest(value: object, names: Iterable[str], count: int = 3, cutoff: float =
 # The extra of pyproject.toml that installs a package that the core does not need.
 _EXTRAS = {
     "aeon": "timeseries", "cv2": "robustness", "datasets": "language", "eagerpy": "robustness",
-    "foolbox": "robustness", "imagecorruptions": "robustness", "jinja2": "train", "kornia": "images",
-    "lightning": "train", "matplotlib": "train", "optuna": "sweep", "PIL": "train",
-    "pyautoattack": "robustness", "pydantic": "train", "rich": "train", "safetensors": "train",
-    "skimage": "robustness", "sklearn": "train", "timm": "vision", "tokenizers": "language",
-    "transformers": "language", "yaml": "train",
+    "foolbox": "robustness", "gymnasium": "control", "h5py": "control", "imagecorruptions": "robustness",
+    "jinja2": "train", "kornia": "images", "lightning": "train", "matplotlib": "train", "minari": "control",
+    "mujoco": "control", "optuna": "sweep", "PIL": "train", "pyautoattack": "robustness", "pydantic": "train",
+    "rich": "train", "safetensors": "train", "skimage": "robustness", "sklearn": "train", "timm": "vision",
+    "tokenizers": "language", "transformers": "language", "yaml": "train",
 }  # fmt: skip
 
 

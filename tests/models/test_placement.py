@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from kernel_attention.models.causal import CausalLanguageModel
+from kernel_attention.models.decision_transformer import DecisionTransformer
+from kernel_attention.models.policies import StatePolicy
 from kernel_attention.models.segmenter import Segmenter
 from kernel_attention.models.sequence import SequenceClassifier
 from kernel_attention.models.tokens import TokenClassifier, TokenPairClassifier
@@ -35,7 +37,27 @@ MODELS = {
         lambda **o: Segmenter(VisionTransformer((4, 6), 2, 3, GRIDDED, **SIZES, **o), 3),
         torch.rand(2, 3, 5, 4),
     ),
+    "decisions": (
+        lambda **o: _OfStates(DecisionTransformer(3, 2, MIXED, context=5, max_timestep=5, **SIZES, **o)),
+        torch.randn(2, 5, 3),
+    ),
+    "decisions of a state": (lambda **o: _OfStates(StatePolicy(3, 2, width=6, **o)), torch.randn(2, 5, 3)),
 }
+
+
+class _OfStates(torch.nn.Module):
+    """A policy as a map of states (B, K, o), with returns and actions that follow from them."""
+
+    def __init__(self, policy: torch.nn.Module) -> None:
+        super().__init__()
+        self.policy = policy
+
+    def reset_parameters(self) -> None:
+        self.policy.reset_parameters()
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        times = torch.arange(states.size(1)).expand(states.shape[:2])
+        return self.policy(states.sum(dim=-1), states, states[..., :2].tanh(), times)
 
 
 def tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -62,9 +62,10 @@ class Train(Command):
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate(Command):
-    """Measure every seed of a run on the test split of its data set, or on a file. The options --stride to
-    --swap_rate are for language models, --severities and --corrupted_cases for segmentations, and --split for
-    both. Their defaults are the values in the run's recipe.
+    """Measure every seed of a run on the test split of its data set, or on a file; a policy in its
+    environment. The options --stride to --swap_rate are for language models, --severities and
+    --corrupted_cases for segmentations, --split for both, and those after it for policies. Their defaults are
+    the values in the run's recipe.
 
     Args:
         run: run folder.
@@ -78,6 +79,11 @@ class Evaluate(Command):
         swap_rate: fraction of the words that the word swap replaces.
         severities: also measure 15 corruptions of the test images at these severities, of 1 to 5.
         corrupted_cases: number of test images that are corrupted, evenly spaced; 0 is all.
+        target_returns: the returns that a policy is asked for, such as '[3600, 1800]'.
+        evaluation_episodes: number of episodes of each of them.
+        evaluation_seed: seed of the first episode.
+        memory: sliding or recurrent.
+        evaluation_context: steps of the sliding memory; 0 is those of training.
     """
 
     usage = "evaluate RUN [FILE] [options]"
@@ -93,6 +99,11 @@ class Evaluate(Command):
     swap_rate: float | None = None
     severities: list[int] | None = None
     corrupted_cases: int | None = None
+    target_returns: list[float] | None = None
+    evaluation_episodes: int | None = None
+    evaluation_seed: int | None = None
+    memory: Literal["sliding", "recurrent"] | None = None
+    evaluation_context: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +151,35 @@ class Generate(Command):
     top_k: int | None = None
     seed: int = 0
     model_seed: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Play(Command):
+    """Play one episode of a trained policy and write its pictures, seed-K/episode.gif, into the run and its
+    report. MuJoCo's environments are drawn by EGL or OSMesa where there is no screen.
+
+    Args:
+        run: run folder of a recipe of task decisions.
+        seed: seed of the model (default: the first of the run).
+        episode_seed: seed of the first state.
+        target: the return that is asked for (default: the first of the recipe).
+        memory: sliding or recurrent (default: that of the recipe).
+        frames: the most pictures, evenly spaced over the episode.
+        side: pixels of a side of a picture.
+        output: write to this folder instead of the run.
+    """
+
+    usage = "play RUN [options]"
+    summary = "play an episode of a trained policy, with pictures"
+
+    run: Name
+    seed: int | None = None
+    episode_seed: int = 0
+    target: float | None = None
+    memory: Literal["sliding", "recurrent"] | None = None
+    frames: int = 60
+    side: int = 240
+    output: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -371,5 +411,5 @@ class List(Command):
     data_root: str | None = None
 
 
-_ALL = (Train, Evaluate, Predict, Generate, Analyze, Attack, Bench, Record, Reproduce, Sweep, List)
+_ALL = (Train, Evaluate, Predict, Generate, Play, Analyze, Attack, Bench, Record, Reproduce, Sweep, List)
 COMMANDS: dict[str, type[Command]] = {command.__name__.lower(): command for command in _ALL}

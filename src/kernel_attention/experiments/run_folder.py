@@ -125,6 +125,27 @@ class RunFolder:
             raise InputError(f"{path}: not readable as examples ({error})") from None
         return content
 
+    def episodes(self, seed: int) -> dict[str, Any] | None:
+        """The returns of the episodes that a policy played, and of the recorded ones."""
+        return self._read(f"seed-{seed}/episodes.json", _check_episodes)
+
+    def episode(self, seed: int) -> dict[str, Any] | None:
+        """What ``play`` says of its episode."""
+        return self._object(f"seed-{seed}/episode.json")
+
+    def film(self, seed: int) -> bytes | None:
+        """The pictures of ``play``, a GIF."""
+        path = self.seed_path(seed) / "episode.gif"
+        if not path.is_file():
+            return None
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
+        if not content.startswith((b"GIF87a", b"GIF89a")):
+            raise InputError(f"{path}: not a GIF")
+        return content
+
     def diagnostics_arrays_path(self, seed: int) -> Path:
         """The file with all arrays of ``analyze``."""
         return self.seed_path(seed) / "diagnostics.npz"
@@ -243,6 +264,13 @@ def _check_course(content: Any) -> None:
         if names is not None and found != names:
             raise ValueError(f"the layers of epoch {entry['epoch']} are not those of the first entry")
         names = found
+
+
+def _check_episodes(content: Any) -> None:
+    _check_object(content)
+    groups = [found["returns"] for found in content["played"].values()] + [content["recorded"]]
+    if not all(isinstance(group, list) and group and all(map(_is_finite, group)) for group in groups):
+        raise ValueError("the returns are not lists of numbers")
 
 
 def _check_robustness(content: Any) -> None:

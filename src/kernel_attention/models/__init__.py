@@ -2,8 +2,11 @@
 
 from kernel_attention.models.causal import CausalLanguageModel
 from kernel_attention.models.channel_attention import ChannelAttention
+from kernel_attention.models.decision_transformer import DecisionTransformer
 from kernel_attention.models.decoding import generate
 from kernel_attention.models.encoder_layer import EncoderLayer
+from kernel_attention.models.memories import Memory, RecurrentMemory, SlidingMemory, make_memory
+from kernel_attention.models.policies import Policy, StatePolicy
 from kernel_attention.models.positions import PositionClassifier
 from kernel_attention.models.segmenter import Segmenter
 from kernel_attention.models.sequence import SequenceClassifier, SequenceEncoder
@@ -13,14 +16,21 @@ from kernel_attention.models.vision import VisionTransformer
 __all__ = [
     "CausalLanguageModel",
     "ChannelAttention",
+    "DecisionTransformer",
     "EncoderLayer",
+    "Memory",
+    "Policy",
     "PositionClassifier",
+    "RecurrentMemory",
     "Segmenter",
     "SequenceClassifier",
     "SequenceEncoder",
+    "SlidingMemory",
+    "StatePolicy",
     "TokenClassifier",
     "TokenEncoder",
     "TokenPairClassifier",
     "VisionTransformer",
     "generate",
+    "make_memory",
 ]

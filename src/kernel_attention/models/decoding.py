@@ -7,12 +7,12 @@ inputs and attends to all of them again: the output is the same, and time and me
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from kernel_attention.errors import InputError
 
@@ -63,11 +63,22 @@ def is_recurrent(attention: Any) -> bool:
     return bool(attention.supports(decoding=True))
 
 
-def initial_state(model: CausalLanguageModel, batch_size: int) -> DecodingState:
-    """The state before the first token."""
-    mechanisms: list[Any] = [layer.attention for layer in model.layers]
+def initial_state(model: nn.Module, batch_size: int) -> DecodingState:
+    """The state before the first token of a model that has ``layers``."""
+    mechanisms: list[Any] = [layer.attention for layer in model.layers]  # type: ignore[union-attr]
     states = [one.initial_state(batch_size) if is_recurrent(one) else Prefix() for one in mechanisms]
     return DecodingState(0, tuple(states))
+
+
+def step_through(
+    layers: Iterable[nn.Module], x: Tensor, states: Iterable[Any]
+) -> tuple[Tensor, tuple[Any, ...]]:
+    """One token (B, d) through encoder layers -> (B, d), and the layers' states after it."""
+    after = []
+    for layer, before in zip(layers, states, strict=True):
+        x, state = _through(layer, x, before, _attend_one)  # type: ignore[arg-type]
+        after.append(state)
+    return x, tuple(after)
 
 
 def decode_step(
@@ -75,11 +86,8 @@ def decode_step(
 ) -> tuple[Tensor, DecodingState]:
     """One token (B,) -> logits (B, V) and the next state."""
     x = model.embed(tokens[:, None], state.position)[:, 0]
-    states = []
-    for layer, before in zip(model.layers, state.layers, strict=True):
-        x, after = _through(layer, x, before, _attend_one)  # type: ignore[arg-type]
-        states.append(after)
-    return model.logits(x), DecodingState(state.position + 1, tuple(states))
+    x, states = step_through(model.layers, x, state.layers)
+    return model.logits(x), DecodingState(state.position + 1, states)
 
 
 def read(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -12,13 +12,13 @@ from torch.nn import functional as F
 from kernel_attention.core.layer import AttentionLayer
 from kernel_attention.core.parameters import Device
 from kernel_attention.core.validation import require_probability
-from kernel_attention.errors import InputError
+from kernel_attention.errors import InputError, unknown
 from kernel_attention.mechanisms import AttentionSpec, create_attention, get_mechanism, layer_specs
 from kernel_attention.models.channel_attention import ChannelAttention
 
 
 class EncoderLayer(nn.Module):
-    """Attention and a GELU feed-forward network, each with dropout, residual and layer norm.
+    """Attention and a feed-forward network, each with dropout, residual and layer norm.
 
     Args:
         attention: the attention layer; its width is the layer's.
@@ -30,6 +30,7 @@ class EncoderLayer(nn.Module):
         norm_eps: added to the variance in the layer norms.
         channel_attention: whether channel attention weighs what the feed-forward network returns; see
             ``ChannelAttention``. It has no causal form.
+        activation: of the feed-forward network, "gelu" or "relu".
         device: where the parameters are made; None: the default device.
         dtype: the parameters' precision; None: the default one.
     """
@@ -44,13 +45,17 @@ class EncoderLayer(nn.Module):
         drop_path: float = 0.0,
         norm_eps: float = 1e-5,
         channel_attention: bool = False,
+        activation: Literal["gelu", "relu"] = "gelu",
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        if activation not in ("gelu", "relu"):
+            raise unknown("activation", activation, ("gelu", "relu"))
         where: dict[str, Any] = {"device": device, "dtype": dtype}
         width = attention.embed_dim
         self.norm_first = norm_first
+        self.activation = activation
         self.attention = attention
         self.linear1 = nn.Linear(width, feedforward_dim, **where)
         self.linear2 = nn.Linear(feedforward_dim, width, **where)
@@ -78,7 +83,9 @@ class EncoderLayer(nn.Module):
         return self.norm2(x + self.drop_path(self._feedforward(x, attention_mask)))
 
     def _feedforward(self, x: Tensor, attention_mask: Tensor | None) -> Tensor:
-        y = self.dropout(self.linear2(self.dropout(F.gelu(self.linear1(x)))))
+        hidden = self.linear1(x)
+        hidden = F.relu(hidden) if self.activation == "relu" else F.gelu(hidden)
+        y = self.dropout(self.linear2(self.dropout(hidden)))
         return y if self.channel_attention is None else self.channel_attention(x, y, attention_mask)
 
 

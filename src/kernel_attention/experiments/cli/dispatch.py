@@ -16,6 +16,7 @@ from kernel_attention.experiments.cli.runs import (
     analyze_command,
     evaluate_command,
     generate_command,
+    play_command,
     predict_command,
     record_command,
 )
@@ -29,6 +30,7 @@ _COMMANDS: dict[str, Callable[[Any], int]] = {
     "evaluate": evaluate_command,
     "predict": predict_command,
     "generate": generate_command,
+    "play": play_command,
     "analyze": analyze_command,
     "attack": attack_command,
     "bench": bench_command,

@@ -63,13 +63,14 @@ def _contender_table(options: List) -> Table:
 
 
 def _dataset_table(options: List) -> Table:
-    from kernel_attention.experiments.data import list_image_sets, list_time_series
+    from kernel_attention.experiments.data import list_decision_sets, list_image_sets, list_time_series
 
     table = _table(
-        "data sets on this machine (other time series are downloaded from the archive by name)",
+        "data sets on this machine (other time series and Minari data sets are downloaded by name)",
         "name", "source", "path",
     )  # fmt: skip
-    for info in [*list_time_series(options.data_root), *list_image_sets(options.data_root)]:
+    found = [list_time_series, list_image_sets, list_decision_sets]
+    for info in [info for listed in found for info in listed(options.data_root)]:
         table.add_row(info.name, info.source, str(info.path or ""))
     return table
 

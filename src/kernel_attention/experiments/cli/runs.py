@@ -1,4 +1,4 @@
-"""The commands that use a finished run: ``evaluate``, ``predict``, ``generate``, ``analyze``, ``record``."""
+"""The commands that use a finished run: ``evaluate``, ``predict``, ``play`` and so on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kernel_attention.errors import InputError
-from kernel_attention.experiments.options import Analyze, Evaluate, Generate, Predict, Record
+from kernel_attention.experiments.options import Analyze, Evaluate, Generate, Play, Predict, Record
 
 
 def evaluate_command(options: Evaluate) -> int:
@@ -18,7 +18,10 @@ def evaluate_command(options: Evaluate) -> int:
     from kernel_attention.experiments.training.saved import load_run
 
     _check_output(options.output)
-    changeable = ("stride", "evaluation_tokens", "swap_rate", "severities", "corrupted_cases")
+    changeable = (
+        "stride", "evaluation_tokens", "swap_rate", "severities", "corrupted_cases", "target_returns",
+        "evaluation_episodes", "evaluation_seed", "memory", "evaluation_context",
+    )  # fmt: skip
     keys = {name: getattr(options, name) for name in changeable}
     run = load_run(options.run).with_keys({name: value for name, value in keys.items() if value is not None})
     if not run.seeds:
@@ -27,7 +30,11 @@ def evaluate_command(options: Evaluate) -> int:
         {"seed": seed, "protocol": run.recipe.protocol} | figures
         for seed, figures in run.evaluate(options.file, options.data_root, options.split)
     ]
-    what = options.file or f"{options.split or 'test'} split"
+    what = options.file or (
+        f"{options.split or 'test'} split"
+        if run.recipe.reported_split != "environment"
+        else "episodes in the environment"
+    )
     Console().print(evaluation_table(rows, f"{run.recipe.dataset}: {what}"))
     if options.output:
         _write_rows(rows, Path(options.output))
@@ -61,6 +68,25 @@ def generate_command(options: Generate) -> int:
             load_run(options.run), options.prompt, **{key: getattr(options, key) for key in choices}
         )
     )
+    return 0
+
+
+def play_command(options: Play) -> int:
+    """Play one episode of a run's policy, and write its frames."""
+    from rich.console import Console
+
+    from kernel_attention.experiments.reporting import evaluation_table
+    from kernel_attention.experiments.training.play import play_run
+    from kernel_attention.experiments.training.saved import load_run
+
+    run = load_run(options.run)
+    choices = ("seed", "episode_seed", "target", "memory", "frames", "side")
+    output = None if options.output is None else Path(options.output)
+    played = play_run(run, **{key: getattr(options, key) for key in choices}, output=output)
+    console = Console()
+    seed = run.seeds[0] if options.seed is None else options.seed
+    console.print(evaluation_table([{"seed": seed} | played.record], f"{run.recipe.dataset}: one episode"))
+    console.print(f"written: {played.path}", markup=False, soft_wrap=True)
     return 0
 
 

@@ -6,6 +6,10 @@ Legend of shapes: n_i steps of case i, c channels, B cases of a batch, N steps o
 
 from kernel_attention.experiments.data.archive import DatasetInfo, list_time_series
 from kernel_attention.experiments.data.batches import Batch, EpochSampler, make_loader
+from kernel_attention.experiments.data.d4rl import convert_d4rl, read_d4rl
+from kernel_attention.experiments.data.decision_sets import DecisionData, list_decision_sets
+from kernel_attention.experiments.data.decisions import load_decisions
+from kernel_attention.experiments.data.episodes import Episodes
 from kernel_attention.experiments.data.image_splits import ImageData, ImageSplit
 from kernel_attention.experiments.data.images import (
     ClassSubset,
@@ -35,6 +39,8 @@ __all__ = [
     "Batch",
     "ClassSubset",
     "DatasetInfo",
+    "DecisionData",
+    "Episodes",
     "EpochSampler",
     "ImageData",
     "ImageSplit",
@@ -46,15 +52,19 @@ __all__ = [
     "Standardizer",
     "TimeSeriesData",
     "as_sequences",
+    "convert_d4rl",
+    "list_decision_sets",
     "list_image_sets",
     "list_time_series",
     "load_class_subset",
+    "load_decisions",
     "load_images",
     "load_ood",
     "load_segmentation",
     "load_time_series",
     "make_loader",
     "make_position_task",
+    "read_d4rl",
     "read_sequences",
     "stratified_split",
     "windows_of",

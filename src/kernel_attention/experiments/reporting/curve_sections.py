@@ -18,7 +18,9 @@ from kernel_attention.experiments.reporting.formats import (
 from kernel_attention.experiments.reporting.records import Curve, RunRecord, SeedRecord
 
 ROW_LIMIT = 30  # rows listed for each seed; metrics.csv has all of them
-QUANTITIES = ("loss", "accuracy", "mean_iou", "pixel_accuracy", "rmse", "r2")
+QUANTITIES = (
+    "loss", "accuracy", "mean_iou", "pixel_accuracy", "rmse", "r2", "normalized_score", "episode_return",
+)  # fmt: skip
 
 
 def curves_section(run: RunRecord) -> html.Section:

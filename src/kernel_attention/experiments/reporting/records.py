@@ -31,6 +31,7 @@ METRICS = {
     "language": "perplexity",
     "segmentation": "mean_iou",
     "sequence_labels": "accuracy",
+    "decisions": "normalized_score",
 }
 """The headline figure of a task, for a run that has no summary yet."""
 
@@ -52,6 +53,9 @@ class SeedRecord:
     diagnostics: Mapping[str, Any] | None = None
     over_training: Mapping[str, Any] | None = None
     examples: Mapping[str, np.ndarray] | None = None
+    episodes: Mapping[str, Any] | None = None
+    episode: Mapping[str, Any] | None = None
+    film: bytes | None = None
 
     @property
     def unit(self) -> str:
@@ -247,6 +251,9 @@ def read_run(run_dir: Path) -> RunRecord:
             readable(lambda: folder.diagnostics(seed)),
             readable(lambda: folder.diagnostics_over_training(seed)),
             readable(lambda: folder.examples(seed)),
+            readable(lambda: folder.episodes(seed)),
+            readable(lambda: folder.episode(seed)),
+            readable(lambda: folder.film(seed)),
         )
 
     record = RunRecord(

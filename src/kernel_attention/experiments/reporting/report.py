@@ -15,6 +15,7 @@ TASKS = {
     "language": "language model",
     "segmentation": "semantic segmentation",
     "sequence_labels": "classes of positions",
+    "decisions": "decisions in an environment",
 }
 
 
@@ -41,6 +42,7 @@ def write_report(run_dir: Path) -> Path:
 def render(run: RunRecord) -> str:
     """The page of a run as text."""
     # Imported here, because matplotlib takes half a second and some commands draw nothing.
+    from kernel_attention.experiments.reporting.control_sections import control_sections
     from kernel_attention.experiments.reporting.curve_sections import curves_section, objective_section
     from kernel_attention.experiments.reporting.diagnostic_sections import diagnostics_section
     from kernel_attention.experiments.reporting.image_sections import examples_section
@@ -65,6 +67,7 @@ def render(run: RunRecord) -> str:
         curves_section(run),
         objective_section(run),
         examples_section(run),
+        *control_sections(run),
         *segmentation_sections(run),
         confusion_section(run),
         spectrum_section(run),
@@ -74,9 +77,13 @@ def render(run: RunRecord) -> str:
         reproduce_section(run),
     ]
     return html.page(
-        title=f"{attention_title(mechanism)} attention on {dataset}",
+        title=f"{_policy_name(mechanism)} on {dataset}",
         lead=f"{origin} · {TASKS.get(run.task, run.task)}",
         opening=opening(run),
         sections=[section for section in sections if section is not None],
         footer="Written by kernel-attention from the files of the run folder. This page needs no network.",
     )
+
+
+def _policy_name(mechanism: object) -> str:
+    return "Behaviour cloning" if mechanism == "none" else f"{attention_title(mechanism)} attention"

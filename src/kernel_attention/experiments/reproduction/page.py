@@ -115,8 +115,8 @@ def finding_lines(found: Findings) -> list[str]:
             rows = f"{each.row} is {said} than {each.baseline}"
             lines.append(f"{rows} on the cases of {each.column} (p {chance(each.adjusted)}).")
     if equal:
-        count = f"{equal} of {len(found.over_cases)} comparisons"
-        lines.append(f"No difference found in {count} on the cases of one column.")
+        of_all = f"{equal} of {len(found.over_cases)} comparisons"
+        lines.append(f"No difference found in {of_all} on the cases of one column.")
     return lines
 
 

@@ -29,6 +29,7 @@ TASKS = {
     ),
     "language": _Task("language_recipe:LanguageRecipe", "language_experiment:LanguageExperiment"),
     "tokens": _Task("token_recipe:TokenRecipe", "token_experiment:TokenExperiment"),
+    "decisions": _Task("decision_recipe:DecisionRecipe", "decision_experiment:DecisionExperiment"),
     "sequence_labels": _Task("position_recipe:PositionRecipe", "position_experiment:PositionExperiment"),
 }
 

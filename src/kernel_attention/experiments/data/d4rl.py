@@ -1,0 +1,128 @@
+"""The HDF5 files of D4RL: flat arrays, cut into episodes; and their conversion into a Minari data set."""
+
+from __future__ import annotations
+
+import os
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from kernel_attention.errors import InputError
+from kernel_attention.experiments.data.episodes import Episode, Episodes, join_episodes
+from kernel_attention.experiments.plain_yaml import require_file
+
+_PARTS = ("observations", "actions", "rewards", "terminals")
+_LONGEST = 1000  # steps of an episode where the file does not say which ones were cut off
+
+
+def read_d4rl(path: str | os.PathLike[str]) -> Episodes:
+    """The episodes of a D4RL file.
+
+    An episode ends at a terminal state, or where ``timeouts`` say so; a file without them has episodes of at
+    most 1000 steps. The steps after the last end are left out, as in the decision transformer's code: their
+    return is not known.
+
+    Raises:
+        InputError: for a file that cannot be read, or is no D4RL file.
+    """
+    path = Path(path)
+    require_file(path)
+    import h5py
+
+    try:
+        with h5py.File(path, "r") as file:
+            missing = [part for part in _PARTS if part not in file]
+            if missing:
+                raise InputError(f"{path}: not a D4RL file (it has no {', '.join(missing)})")
+            states, actions, rewards, terminals = (np.asarray(file[part]) for part in _PARTS)
+            timeouts = np.asarray(file["timeouts"]) if "timeouts" in file else None
+    except (OSError, RuntimeError, ValueError, KeyError) as error:
+        if isinstance(error, InputError):
+            raise
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(f"{path}: truncated or not an HDF5 file ({reason})") from None
+    lengths = {len(part) for part in (states, actions, rewards, terminals)}
+    if len(lengths) > 1:
+        raise InputError(f"{path}: its arrays have different lengths ({sorted(lengths)})")
+    ends = _ends(terminals.reshape(-1).astype(bool), timeouts)
+    if not len(ends):
+        raise InputError(f"{path}: no episode in it ends")
+    cut = [slice(start, end) for start, end in pairwise([0, *ends])]
+    return join_episodes(
+        [Episode(states[one], actions[one], rewards[one].reshape(-1)) for one in cut], str(path)
+    )
+
+
+def _ends(terminals: np.ndarray, timeouts: np.ndarray | None) -> list[int]:
+    """One past the last step of every episode."""
+    if timeouts is not None:
+        return (np.flatnonzero(terminals | timeouts.reshape(-1).astype(bool)) + 1).tolist()
+    ends, start = [], 0
+    for step, is_terminal in enumerate(terminals):
+        if is_terminal or step + 1 - start == _LONGEST:
+            start = step + 1
+            ends.append(start)
+    return ends
+
+
+def convert_d4rl(
+    path: str | os.PathLike[str], dataset_id: str, environment: str, folder: str | os.PathLike[str]
+) -> Path:
+    """Write the episodes of a D4RL file as a Minari data set, and return the folder of the set.
+
+    D4RL's files lack the state after the last step of an episode; the last one stands for it twice.
+
+    Args:
+        path: the HDF5 file.
+        dataset_id: Minari's name of the new set, such as ``d4rl/hopper/medium-v0``.
+        environment: gymnasium's name of its environment, such as ``Hopper-v5``.
+        folder: of Minari's data sets; created if missing.
+
+    Raises:
+        InputError: for a file that cannot be read, a name that is not Minari's, a set that is there already,
+            and an environment that does not exist.
+    """
+    episodes = read_d4rl(path)
+    import gymnasium
+    from minari.data_collector import EpisodeBuffer
+    from minari.dataset.minari_dataset import parse_dataset_id
+    from minari.dataset.minari_storage import MinariStorage
+
+    try:
+        parse_dataset_id(dataset_id)
+        spec = gymnasium.spec(environment)
+    except (ValueError, TypeError, gymnasium.error.Error) as error:
+        raise InputError(f"convert_d4rl: {' '.join(str(error).split())}") from None
+    target = Path(folder) / dataset_id / "data"
+    if target.exists():
+        raise InputError(f"convert_d4rl: {target} is there already")
+    width, bounded = episodes.states.shape[1], episodes.actions.ndim == 2
+    states = gymnasium.spaces.Box(-np.inf, np.inf, (width,), np.float32)
+    actions: gymnasium.Space = gymnasium.spaces.Discrete(int(episodes.actions.max()) + 1)
+    if bounded:
+        actions = gymnasium.spaces.Box(-1.0, 1.0, episodes.actions.shape[1:], np.float32)
+    target.mkdir(parents=True)
+    storage = MinariStorage.new(target, states, actions, spec)
+    buffers = []
+    for number, (start, end) in enumerate(zip(episodes.starts, episodes.ends, strict=True)):
+        seen = episodes.states[start:end]
+        last = np.arange(end - start) == end - start - 1
+        buffers.append(
+            EpisodeBuffer(
+                id=number,
+                observations=np.concatenate([seen, seen[-1:]]),
+                actions=episodes.actions[start:end],
+                rewards=episodes.rewards[start:end].tolist(),
+                terminations=np.zeros_like(last).tolist(),
+                truncations=last.tolist(),
+            )
+        )
+    storage.update_episodes(buffers)
+    from minari import __version__
+
+    described = f"converted from the D4RL file {Path(path).name}"
+    storage.update_metadata(
+        {"dataset_id": dataset_id, "minari_version": __version__, "description": described}
+    )
+    return target.parent

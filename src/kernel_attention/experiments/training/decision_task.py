@@ -1,0 +1,66 @@
+"""The Lightning module that trains policies on recorded episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from kernel_attention.experiments.data.decision_batches import DecisionBatch
+from kernel_attention.experiments.training.decision_recipe import DecisionRecipe
+from kernel_attention.experiments.training.module import RecipeTask
+from kernel_attention.models.policies import Policy
+
+
+class DecisionTask(RecipeTask):
+    """Mean squared error of the actions, or cross-entropy of discrete ones, over the real steps.
+
+    Logs ``train_loss``, ``val_loss``, each J, and the figures of ``played``, if any, prefixed ``val_``.
+
+    Args:
+        model: a policy.
+        recipe: optimizer and schedule.
+        played: plays a few episodes and returns their figures; called after every evaluation.
+    """
+
+    model: Policy
+
+    def __init__(
+        self,
+        model: Policy,
+        recipe: DecisionRecipe,
+        played: Callable[[Policy], dict[str, float]] | None = None,
+    ) -> None:
+        super().__init__(model, recipe)
+        self.played = played
+
+    def training_step(self, batch: DecisionBatch) -> Tensor:
+        """Task loss + sum over layers of eta J^2 (Primal-Attention, eq. 10)."""
+        return self._log_step("train", batch) + self.penalty(len(batch.returns))
+
+    def validation_step(self, batch: DecisionBatch) -> None:
+        """Log the loss on held-out episodes."""
+        self._log_step("val", batch)
+
+    def on_validation_epoch_end(self) -> None:
+        if self.played is not None:
+            for name, value in self.played(self.model).items():
+                self.log(f"val_{name}", value)
+
+    def _log_step(self, stage: str, batch: DecisionBatch) -> Tensor:
+        loss = action_loss(self.model(*batch.arguments), batch)
+        count = int(batch.is_real.sum())
+        self.log(
+            f"{stage}_loss", loss.detach(), on_step=False, on_epoch=True, prog_bar=True, batch_size=count
+        )
+        return loss
+
+
+def action_loss(outputs: Tensor, batch: DecisionBatch) -> Tensor:
+    """Mean over the real steps of the squared error (B, K, a), or of the cross-entropy of logits."""
+    found, targets = outputs.float()[batch.is_real], batch.actions[batch.is_real]
+    if targets.dtype == torch.long:
+        return F.cross_entropy(found, targets)
+    return F.mse_loss(found, targets)
