@@ -165,6 +165,7 @@ class DecisionTransformer(Policy):
             raise InputError(f"timestep {timestep} exceeds max_timestep={self.max_timestep}")
 
     def _step(self, token: Tensor, state: DecodingState) -> tuple[Tensor, DecodingState]:
+        assert isinstance(state.position, int)  # every episode of a roll-out is as long
         timestep = state.position // TOKENS
         self.check_time(timestep)
         x = self.dropout(self.embedding_norm(token + self.time_embedding.weight[timestep]))
