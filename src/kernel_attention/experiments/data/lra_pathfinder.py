@@ -45,7 +45,7 @@ _CLASSES = ("separate", "connected")
 Pixel = tuple[int, int]
 
 
-class Specification(NamedTuple):
+class ContourSizes(NamedTuple):
     """Sizes of an image, by default the benchmark's.
 
     Attributes:
@@ -63,7 +63,7 @@ class Specification(NamedTuple):
     seed_distance: float = 7
 
 
-SMALL = Specification(side=16, dashes=5, distractors=1, distractor_dashes=2, seed_distance=5)
+SMALL = ContourSizes(side=16, dashes=5, distractors=1, distractor_dashes=2, seed_distance=5)
 """Images of 256 pixels, which a small model can learn in an hour on a processor."""
 
 
@@ -71,7 +71,7 @@ def load_pathfinder(
     root: Path | None,
     train_cases: int = 0,
     evaluation_cases: int = 0,
-    specification: Specification | None = None,
+    specification: ContourSizes | None = None,
 ) -> TokenData:
     """The release's folder ``pathfinder32`` under the data root where there is one, else generated images.
 
@@ -82,14 +82,14 @@ def load_pathfinder(
         evaluation_cases: size of the generated validation and of the test split, by default 20,000.
         specification: another one than the benchmark's; its images are always generated.
     """
-    wanted = specification or Specification()
+    wanted = specification or ContourSizes()
     name = f"pathfinder{wanted.side}"
-    if wanted == Specification() and root is not None and (root / "pathfinder32").is_dir():
+    if wanted == ContourSizes() and root is not None and (root / "pathfinder32").is_dir():
         splits = read_pathfinder_release(root / "pathfinder32")
     else:
         sizes = [train_cases or SIZES["train"], *[evaluation_cases or SIZES["test"]] * 2]
         folder = root if root is not None and os.access(root, os.W_OK) else cache_folder()
-        other = "" if wanted == Specification() else "".join(f"-{value:g}" for value in wanted)
+        other = "" if wanted == ContourSizes() else "".join(f"-{value:g}" for value in wanted)
         path = folder / "generated" / f"{name}-v{_VERSION}{other}-{sum(sizes)}.npz"
         made = partial(generate_pathfinder, sum(sizes), workers=0, specification=wanted)
         arrays = cached_arrays(path, lambda: _arrays(*made()))
@@ -109,7 +109,7 @@ def image_split(images: np.ndarray, labels: np.ndarray) -> TokenSplit:
 
 
 def generate_pathfinder(
-    cases: int, seed: int = 0, workers: int = 1, specification: Specification | None = None
+    cases: int, seed: int = 0, workers: int = 1, specification: ContourSizes | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Images (cases, side, side) uint8 and labels (cases,): 1 where one contour connects the discs.
 
@@ -121,7 +121,7 @@ def generate_pathfinder(
     """
     sizes = [min(_CHUNK, cases - begin) for begin in range(0, cases, _CHUNK)]
     workers = workers or os.cpu_count() or 1
-    make = partial(_chunk, seed, specification or Specification())
+    make = partial(_chunk, seed, specification or ContourSizes())
     chunks: Iterable[tuple[np.ndarray, np.ndarray]]
     if workers == 1 or len(sizes) < 3:  # a process takes longer to start than to draw so few
         chunks = list(map(make, range(len(sizes)), sizes))
@@ -137,13 +137,13 @@ def _arrays(images: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:
     return {"images": images, "labels": labels}
 
 
-def _chunk(seed: int, specification: Specification, number: int, size: int) -> tuple[np.ndarray, np.ndarray]:
+def _chunk(seed: int, specification: ContourSizes, number: int, size: int) -> tuple[np.ndarray, np.ndarray]:
     generator = random.Random(f"{seed}-{number}")
     drawn = [draw_image(generator, specification) for _ in range(size)]
     return np.stack([image for image, _ in drawn]), np.array([label for _, label in drawn], dtype=np.uint8)
 
 
-def draw_image(generator: random.Random, specification: Specification) -> tuple[np.ndarray, int]:
+def draw_image(generator: random.Random, specification: ContourSizes) -> tuple[np.ndarray, int]:
     """One image (side, side) uint8 and its label."""
     label = generator.randrange(2)
     contours = None
@@ -160,7 +160,7 @@ def draw_image(generator: random.Random, specification: Specification) -> tuple[
     return image, label
 
 
-def _place(generator: random.Random, specification: Specification) -> list[list[list[Pixel]]] | None:
+def _place(generator: random.Random, specification: ContourSizes) -> list[list[list[Pixel]]] | None:
     """Two long contours and the distractors, each a list of dashes; None where one found no room."""
     taken: set[Pixel] = set()
     seeds: list[tuple[float, float]] = []

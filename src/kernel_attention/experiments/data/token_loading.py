@@ -24,10 +24,8 @@ from kernel_attention.experiments.data.documents import (
     split_names,
 )
 from kernel_attention.experiments.data.lra_images import load_gray_images
-from kernel_attention.experiments.data.lra_listops import SHORT, load_listops
-from kernel_attention.experiments.data.lra_listops import Specification as Listops
-from kernel_attention.experiments.data.lra_pathfinder import SMALL, load_pathfinder
-from kernel_attention.experiments.data.lra_pathfinder import Specification as Pathfinder
+from kernel_attention.experiments.data.lra_listops import SHORT, Specification, load_listops
+from kernel_attention.experiments.data.lra_pathfinder import SMALL, ContourSizes, load_pathfinder
 from kernel_attention.experiments.data.token_sets import TokenData, TokenSplit
 from kernel_attention.experiments.data.vocabulary import ByteVocabulary, Vocabulary, WordVocabulary
 
@@ -104,12 +102,12 @@ def words_of(text: str) -> str:
     return " ".join(re.findall(r"[^\W_]+(?:'[^\W_]+)*|'[^\W_]+|[^\w\s]|_", text))
 
 
-def _listops(root: Path | None, limits: Limits, specification: Listops | None = None) -> LoadedTokens:
+def _listops(root: Path | None, limits: Limits, specification: Specification | None = None) -> LoadedTokens:
     cases = (limits.train_cases, limits.evaluation_cases)
     return LoadedTokens(load_listops(root, *cases, specification=specification))
 
 
-def _pathfinder(root: Path | None, limits: Limits, specification: Pathfinder | None = None) -> LoadedTokens:
+def _pathfinder(root: Path | None, limits: Limits, specification: ContourSizes | None = None) -> LoadedTokens:
     cases = (limits.train_cases, limits.evaluation_cases)
     return LoadedTokens(load_pathfinder(root, *cases, specification))
 

@@ -105,8 +105,8 @@ def finding_lines(found: Findings) -> list[str]:
     if not found.over_columns and not found.over_cases:
         return ["No row can be compared with its baseline yet."]
     larger_is_better = found.suite.larger_is_better
-    count = len(found.over_columns)
-    lines = [column_sentence(each, count, larger_is_better, "columns") for each in found.over_columns]
+    made = len(found.over_columns)
+    lines = [column_sentence(each, made, larger_is_better, "columns") for each in found.over_columns]
     equal = 0
     for each in found.over_cases:
         said = verdict(each.adjusted, each.interval.difference, larger_is_better)
