@@ -38,7 +38,7 @@ def _seed() -> None:
 
 @pytest.fixture(autouse=True)
 def _plugins_of_this_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command in this process leaves the names of its plugins; the next test's workers would look for them."""
+    """A command in this process leaves its plugins behind; the next test's workers would look for them."""
     if plugins := sys.modules.get("kernel_attention.experiments.plugins"):
         monkeypatch.setattr(plugins, "_loaded", list(plugins._loaded))
 
