@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional as F
 
 from kernel_attention.errors import InputError
-from kernel_attention.experiments.data.text import IGNORED
+from kernel_attention.experiments.data.texts.text import IGNORED
 from kernel_attention.experiments.reproduction import Cell, read_suite
 from kernel_attention.experiments.results import ResultRecord, write_records
 from kernel_attention.experiments.training.position_experiment import PositionExperiment

@@ -15,7 +15,7 @@ from experiments.training.image_data import IMAGES, make_images
 
 from kernel_attention.analysis import capture
 from kernel_attention.experiments.cli import main
-from kernel_attention.experiments.data.images import load_images
+from kernel_attention.experiments.data.images.sets import load_images
 from kernel_attention.experiments.training import list_recipes, make_recipe, read_recipe
 from kernel_attention.experiments.training.image_examples import image_examples, patch_attention
 from kernel_attention.experiments.training.image_experiment import ImageExperiment

@@ -14,7 +14,7 @@ from experiments.training.image_data import IMAGES, make_images
 from experiments.training.runs import assert_same_outcome, stopped_at
 
 from kernel_attention.experiments.cli import main
-from kernel_attention.experiments.data.images import load_images
+from kernel_attention.experiments.data.images.sets import load_images
 from kernel_attention.experiments.training import make_recipe
 from kernel_attention.experiments.training.image_experiment import ImageExperiment, channel_statistics
 from kernel_attention.experiments.training.image_recipe import ImageRecipe

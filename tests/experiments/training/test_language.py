@@ -19,7 +19,7 @@ from kernel_attention import list_attention
 from kernel_attention.analysis import diagnose
 from kernel_attention.analysis.perplexity import perplexity
 from kernel_attention.experiments.cli import main
-from kernel_attention.experiments.data.vocabulary import WordVocabulary
+from kernel_attention.experiments.data.texts.vocabulary import WordVocabulary
 from kernel_attention.experiments.robustness import swap_words
 from kernel_attention.experiments.training import language_experiment
 from kernel_attention.experiments.training.recipe import list_recipes, make_recipe, read_keys

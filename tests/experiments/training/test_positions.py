@@ -12,8 +12,8 @@ from experiments.training.runs import assert_same_outcome, stopped_at
 
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.cli import main
-from kernel_attention.experiments.data.position_tasks import POSITION_TASKS
-from kernel_attention.experiments.data.text import IGNORED
+from kernel_attention.experiments.data.positions.tasks import POSITION_TASKS
+from kernel_attention.experiments.data.texts.text import IGNORED
 from kernel_attention.experiments.reporting import write_report
 from kernel_attention.experiments.results import make_records
 from kernel_attention.experiments.training import list_recipes, make_recipe, read_recipe

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from experiments.data.pairs import colours, pair_files, png, write_files
+from experiments.data.segmentation.pairs import colours, pair_files, png, write_files
 from experiments.training.runs import assert_same_outcome, stopped_at
 
 from kernel_attention.experiments.cli import main
-from kernel_attention.experiments.data.segmentation import SegmentationSplit
+from kernel_attention.experiments.data.segmentation.sets import SegmentationSplit
 from kernel_attention.experiments.robustness.corruptions import CORRUPTIONS, corrupt_image
 from kernel_attention.experiments.training import make_recipe
 from kernel_attention.experiments.training.saved import load_run

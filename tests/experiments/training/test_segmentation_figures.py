@@ -8,8 +8,8 @@ import torch
 from sklearn.metrics import confusion_matrix, jaccard_score, recall_score
 from torch.nn import functional as F
 
-from kernel_attention.experiments.data.segmentation import VOID, SegmentationSplit
-from kernel_attention.experiments.data.segmentation_batches import make_whole_loader
+from kernel_attention.experiments.data.segmentation.batches import make_whole_loader
+from kernel_attention.experiments.data.segmentation.sets import VOID, SegmentationSplit
 from kernel_attention.experiments.training.segmentation_figures import (
     baseline_figures,
     count_pixels,

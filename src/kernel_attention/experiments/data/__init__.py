@@ -5,29 +5,30 @@ Legend of shapes: n_i steps of case i, c channels, B cases of a batch, N steps o
 """
 
 from kernel_attention.experiments.data.archive import DatasetInfo, list_time_series
-from kernel_attention.experiments.data.batches import Batch, EpochSampler, make_loader
 from kernel_attention.experiments.data.d4rl import convert_d4rl, read_d4rl
 from kernel_attention.experiments.data.decision_sets import DecisionData, list_decision_sets
 from kernel_attention.experiments.data.decisions import load_decisions
 from kernel_attention.experiments.data.episodes import Episodes
-from kernel_attention.experiments.data.image_splits import ImageData, ImageSplit
-from kernel_attention.experiments.data.images import (
+from kernel_attention.experiments.data.epoch_sampler import EpochSampler
+from kernel_attention.experiments.data.images.out_of_distribution import OutOfDistribution, load_ood
+from kernel_attention.experiments.data.images.sets import (
     ClassSubset,
     list_image_sets,
     load_class_subset,
     load_images,
 )
-from kernel_attention.experiments.data.loading import load_time_series, read_sequences
-from kernel_attention.experiments.data.ood_images import OutOfDistribution, load_ood
-from kernel_attention.experiments.data.position_task import PositionTask
-from kernel_attention.experiments.data.position_tasks import POSITION_TASKS, make_position_task
-from kernel_attention.experiments.data.segmentation import (
+from kernel_attention.experiments.data.images.splits import ImageData, ImageSplit
+from kernel_attention.experiments.data.positions.task import PositionTask
+from kernel_attention.experiments.data.positions.tasks import POSITION_TASKS, make_position_task
+from kernel_attention.experiments.data.segmentation.sets import (
     SegmentationData,
     SegmentationSplit,
     load_segmentation,
 )
-from kernel_attention.experiments.data.sequences import as_sequences, windows_of
-from kernel_attention.experiments.data.time_series import (
+from kernel_attention.experiments.data.series.batches import Batch, make_loader
+from kernel_attention.experiments.data.series.loading import load_time_series, read_sequences
+from kernel_attention.experiments.data.series.sequences import as_sequences, windows_of
+from kernel_attention.experiments.data.series.time_series import (
     SequenceSplit,
     Standardizer,
     TimeSeriesData,

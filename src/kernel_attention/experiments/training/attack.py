@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from kernel_attention.errors import InputError
-from kernel_attention.experiments.data.image_batches import channels_first
-from kernel_attention.experiments.data.images import ImageSplit
+from kernel_attention.experiments.data.images.batches import channels_first
+from kernel_attention.experiments.data.images.sets import ImageSplit
 from kernel_attention.experiments.robustness.attack_plan import AttackStep
 from kernel_attention.experiments.robustness.image_attack import attacked_cases, require_classes
 from kernel_attention.experiments.robustness.masking import attack_title, masking_warnings

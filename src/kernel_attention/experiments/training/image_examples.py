@@ -7,8 +7,8 @@ import torch
 
 from kernel_attention.analysis import capture
 from kernel_attention.analysis.captured import CapturedAttention
-from kernel_attention.experiments.data.image_batches import make_image_loader
-from kernel_attention.experiments.data.images import ImageSplit
+from kernel_attention.experiments.data.images.batches import make_image_loader
+from kernel_attention.experiments.data.images.sets import ImageSplit
 from kernel_attention.experiments.training.evaluation import collect_outputs
 from kernel_attention.models.vision import VisionTransformer
 

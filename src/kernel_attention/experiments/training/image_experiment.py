@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernel_attention.experiments.data.image_batches import central, make_image_loader
-from kernel_attention.experiments.data.images import ImageSplit, load_images
-from kernel_attention.experiments.data.token_sets import hold_out
+from kernel_attention.experiments.data.images.batches import central, make_image_loader
+from kernel_attention.experiments.data.images.sets import ImageSplit, load_images
+from kernel_attention.experiments.data.splits import hold_out
 from kernel_attention.experiments.training.evaluation import classification_figures, collect_outputs
 from kernel_attention.experiments.training.experiment import Loaders, Metric
 from kernel_attention.experiments.training.image_examples import image_examples

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 
 from kernel_attention.errors import InputError
-from kernel_attention.experiments.data.image_batches import ImageBatch, central, channels_first
-from kernel_attention.experiments.data.image_decoding import decode_image
-from kernel_attention.experiments.data.image_files import IMAGE_SUFFIXES, is_image, read_images
-from kernel_attention.experiments.data.image_splits import ImageSplit
-from kernel_attention.experiments.data.images import ClassSubset, load_class_subset
+from kernel_attention.experiments.data.images.batches import ImageBatch, central, channels_first
+from kernel_attention.experiments.data.images.decoding import decode_image
+from kernel_attention.experiments.data.images.files import IMAGE_SUFFIXES, is_image, read_images
+from kernel_attention.experiments.data.images.sets import ClassSubset, load_class_subset
+from kernel_attention.experiments.data.images.splits import ImageSplit
 from kernel_attention.experiments.training.evaluation import collect_outputs
 from kernel_attention.experiments.training.image_recipe import ImageRecipe
 from kernel_attention.models.vision import VisionTransformer

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from kernel_attention.experiments.data.augmentation import Augmentation, mix
-from kernel_attention.experiments.data.image_batches import ImageBatch
+from kernel_attention.experiments.data.images.augmentation import Augmentation, mix
+from kernel_attention.experiments.data.images.batches import ImageBatch
 from kernel_attention.experiments.training.image_recipe import ImageRecipe
 from kernel_attention.experiments.training.module import RecipeTask
 from kernel_attention.models.vision import VisionTransformer

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from kernel_attention.analysis.ngrams import Bigrams, uniform_perplexity, unigram_perplexity
 from kernel_attention.analysis.perplexity import Perplexity, perplexity
 from kernel_attention.errors import InputError, unknown
-from kernel_attention.experiments.data.contexts import TextBatch, ordered_contexts, training_contexts
-from kernel_attention.experiments.data.text import IGNORED, SPLITS, load_text, read_text
-from kernel_attention.experiments.data.vocabulary import (
+from kernel_attention.experiments.data.splits import SPLITS
+from kernel_attention.experiments.data.texts.contexts import TextBatch, ordered_contexts, training_contexts
+from kernel_attention.experiments.data.texts.text import IGNORED, load_text, read_text
+from kernel_attention.experiments.data.texts.vocabulary import (
     Vocabulary,
     build_vocabulary,
     require_same_vocabulary,

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernel_attention.experiments.data.position_task import (
+from kernel_attention.experiments.data.positions.task import (
     PositionBatch,
     fixed_positions,
     training_positions,
 )
-from kernel_attention.experiments.data.text import IGNORED
+from kernel_attention.experiments.data.texts.text import IGNORED
 from kernel_attention.experiments.training.evaluation import batch_outputs
 from kernel_attention.experiments.training.experiment import Experiment, Loaders, Metric
 from kernel_attention.experiments.training.module import RecipeTask

@@ -10,8 +10,8 @@ import numpy as np
 from torch import nn
 
 from kernel_attention.errors import InputError
-from kernel_attention.experiments.data.segmentation import SegmentationSplit, even_places
-from kernel_attention.experiments.data.segmentation_batches import make_whole_loader
+from kernel_attention.experiments.data.segmentation.batches import make_whole_loader
+from kernel_attention.experiments.data.segmentation.sets import SegmentationSplit, even_places
 from kernel_attention.experiments.robustness.corruptions import CORRUPTIONS, SMALLEST, corrupt_image
 from kernel_attention.experiments.training.segmentation_figures import segmentation_figures
 from kernel_attention.experiments.training.segmentation_recipe import SegmentationRecipe

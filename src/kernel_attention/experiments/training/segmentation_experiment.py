@@ -12,13 +12,13 @@ from PIL import Image
 from torch import Tensor
 
 from kernel_attention.errors import unknown
-from kernel_attention.experiments.data.segmentation import (
+from kernel_attention.experiments.data.segmentation.batches import make_crop_loader, make_whole_loader
+from kernel_attention.experiments.data.segmentation.sets import (
     VOID,
     SegmentationSplit,
     hold_out_pairs,
     load_segmentation,
 )
-from kernel_attention.experiments.data.segmentation_batches import make_crop_loader, make_whole_loader
 from kernel_attention.experiments.training.evaluation import batch_outputs
 from kernel_attention.experiments.training.experiment import Loaders, Metric
 from kernel_attention.experiments.training.image_experiment import channel_statistics

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kernel_attention.experiments.data.image_batches import ImageBatch
-from kernel_attention.experiments.data.segmentation import VOID, SegmentationSplit
+from kernel_attention.experiments.data.images.batches import ImageBatch
+from kernel_attention.experiments.data.segmentation.sets import VOID, SegmentationSplit
 from kernel_attention.experiments.training.evaluation import batch_outputs
 
 _GRID = (128, 128)  # of the majority baseline, where label maps differ in size

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernel_attention.experiments.data.image_batches import ImageBatch
+from kernel_attention.experiments.data.images.batches import ImageBatch
 from kernel_attention.experiments.training.image_task import decay_groups
 from kernel_attention.experiments.training.module import RecipeTask
 from kernel_attention.experiments.training.segmentation_figures import (

@@ -10,9 +10,9 @@ from torch import nn
 
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.data.archive import cache_folder
-from kernel_attention.experiments.data.image_batches import central
-from kernel_attention.experiments.data.image_splits import ImageSplit
-from kernel_attention.experiments.data.ood_images import LOOKS_LIKE_CIFAR10, load_ood
+from kernel_attention.experiments.data.images.batches import central
+from kernel_attention.experiments.data.images.out_of_distribution import LOOKS_LIKE_CIFAR10, load_ood
+from kernel_attention.experiments.data.images.splits import ImageSplit
 from kernel_attention.experiments.robustness.corruption_error import corruption_accuracies
 from kernel_attention.experiments.robustness.image_attack import attacked_cases
 from kernel_attention.experiments.robustness.out_of_distribution import out_of_distribution_scores

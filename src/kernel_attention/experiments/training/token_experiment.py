@@ -11,15 +11,16 @@ import torch
 from torch import Tensor
 
 from kernel_attention.errors import InputError
-from kernel_attention.experiments.data.documents import read_lines
-from kernel_attention.experiments.data.token_batches import (
+from kernel_attention.experiments.data.splits import hold_out
+from kernel_attention.experiments.data.texts.documents import read_lines
+from kernel_attention.experiments.data.texts.vocabulary import vocabulary_from_state
+from kernel_attention.experiments.data.tokens.batches import (
     length_order,
     make_length_loader,
     make_step_loader,
 )
-from kernel_attention.experiments.data.token_loading import Limits, encode_texts, load_tokens
-from kernel_attention.experiments.data.token_sets import TokenSplit, fit_length, hold_out
-from kernel_attention.experiments.data.vocabulary import vocabulary_from_state
+from kernel_attention.experiments.data.tokens.loading import Limits, encode_texts, load_tokens
+from kernel_attention.experiments.data.tokens.sets import TokenSplit, fit_length
 from kernel_attention.experiments.robustness import swap_words
 from kernel_attention.experiments.training.evaluation import classification_figures, collect_outputs
 from kernel_attention.experiments.training.experiment import Experiment, Loaders, Metric

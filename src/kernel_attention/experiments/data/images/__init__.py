@@ -1,0 +1,1 @@
+"""Image sets: their files and layouts, decoding and caching, batches, augmentation."""

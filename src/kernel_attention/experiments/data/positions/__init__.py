@@ -1,0 +1,1 @@
+"""Generated tasks whose answers stand at single positions of a sequence."""

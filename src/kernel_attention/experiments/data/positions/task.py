@@ -1,0 +1,162 @@
+"""Generated tasks whose answers stand at single positions of a sequence, and their batches.
+
+A batch is a function of the task's options and of whole numbers (a stream, a seed, a step), so a run that was
+stopped sees the same batches as one that was not, and test sets need no files.
+
+Legend: B cases of a batch, N positions of a sequence, c channels.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from kernel_attention.experiments.data.step_sampler import StepSampler
+from kernel_attention.experiments.data.texts.text import IGNORED
+from kernel_attention.experiments.settings import Count, check_fields
+
+_STREAMS = {"train": 0, "validation": 1, "test": 2}
+
+
+class PositionBatch(NamedTuple):
+    """A batch. A named tuple, so Lightning moves it between devices.
+
+    inputs: (B, N) int64 tokens, or (B, N, c) float32.
+    targets: (B, N) int64 classes, ``IGNORED`` without a label.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+
+    @property
+    def arguments(self) -> tuple[Tensor]:
+        """What the model is called with."""
+        return (self.inputs,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PositionTask(ABC):
+    """A task with its options. The classes of a task on tokens are the tokens.
+
+    Args:
+        length: positions N.
+
+    Raises:
+        InputError: for a value out of range, and for options that do not fit together.
+    """
+
+    is_real: ClassVar[bool] = False
+    """Whether the inputs are vectors of numbers, not tokens."""
+
+    length: Count = 64
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        self.check()
+
+    @abstractmethod
+    def check(self) -> None:
+        """InputError for options that do not fit together."""
+
+    @property
+    @abstractmethod
+    def in_features(self) -> int:
+        """The number of different tokens, or of channels."""
+
+    @property
+    def num_outputs(self) -> int:
+        """Classes of a position."""
+        return self.in_features
+
+    @abstractmethod
+    def draw(self, cases: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Inputs (cases, N) int64 or (cases, N, c) float32, and targets (cases, N) int64."""
+
+    def batch(self, cases: int, generator: np.random.Generator) -> PositionBatch:
+        """``draw`` as tensors."""
+        inputs, targets = self.draw(cases, generator)
+        return PositionBatch(torch.from_numpy(inputs), torch.from_numpy(targets))
+
+    def fixed(self, split: str, cases: int) -> PositionBatch:
+        """The validation or the test set: the same cases on every call.
+
+        Sets of one length start from one state of the generator, so that they differ by the options alone.
+        """
+        return self.batch(cases, np.random.default_rng([_STREAMS[split], self.length]))
+
+
+class StepNumbers(StepSampler):
+    """The number of every step of a round, counted from the run's first."""
+
+    per_epoch = 1
+
+    def __init__(self, steps: int) -> None:
+        super().__init__(1, steps)
+
+    def batches(self, epoch: int) -> list[list[int]]:
+        """One batch an epoch: the step of that number."""
+        return [[epoch]]
+
+
+class _GeneratedBatches(Dataset[PositionBatch]):
+    """Batch number n is drawn from the generator of (seed, n): first its task, then its cases."""
+
+    def __init__(self, tasks: Sequence[PositionTask], batch_size: int, seed: int) -> None:
+        self.tasks, self.batch_size, self.seed = list(tasks), batch_size, seed
+
+    def __getitem__(self, numbers: list[int]) -> PositionBatch:
+        generator = np.random.default_rng([_STREAMS["train"], self.seed, *numbers])
+        task = self.tasks[generator.integers(len(self.tasks))]
+        return task.batch(self.batch_size, generator)
+
+
+class _FixedBatches(Dataset[PositionBatch]):
+    def __init__(self, batches: Sequence[PositionBatch]) -> None:
+        self.batches = list(batches)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __getitem__(self, index: int) -> PositionBatch:
+        return self.batches[index]
+
+
+def training_positions(
+    tasks: Sequence[PositionTask], batch_size: int, steps: int, seed: int
+) -> DataLoader[PositionBatch]:
+    """Rounds of ``steps`` new batches; each has the options of one of the tasks, drawn at random."""
+    return _loader(_GeneratedBatches(tasks, batch_size, seed), StepNumbers(steps))
+
+
+def fixed_positions(
+    tasks: Sequence[PositionTask], split: str, cases: int, batch_size: int
+) -> DataLoader[PositionBatch]:
+    """The validation or the test sets of the tasks, one after the other; see ``PositionTask.fixed``."""
+    found: list[PositionBatch] = []
+    for task in tasks:
+        inputs, targets = task.fixed(split, cases)
+        parts = zip(inputs.split(batch_size), targets.split(batch_size), strict=True)
+        found += [PositionBatch(*part) for part in parts]
+    return _loader(_FixedBatches(found), None)
+
+
+def unlabelled(cases: int, length: int) -> np.ndarray:
+    """Targets (cases, length) without a label."""
+    return np.full((cases, length), IGNORED, dtype=np.int64)
+
+
+def distinct(generator: np.random.Generator, cases: int, values: int, count: int) -> np.ndarray:
+    """``count`` different numbers below ``values`` for every case, in random order, (cases, count)."""
+    return np.argsort(generator.random((cases, values)), axis=1)[:, :count]
+
+
+def _loader(batches: Dataset[PositionBatch], sampler: StepSampler | None) -> DataLoader[PositionBatch]:
+    # A loader draws a number for its workers; its own generator keeps this from the global one.
+    return DataLoader(batches, batch_size=None, sampler=sampler, generator=torch.Generator())

@@ -1,0 +1,1 @@
+"""Time series: the `.ts` format, sets by name, users' arrays, padded batches."""

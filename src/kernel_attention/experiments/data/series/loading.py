@@ -1,0 +1,195 @@
+"""A data set by name, or sequences from one file."""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TextIO
+
+import numpy as np
+
+from kernel_attention.errors import InputError
+from kernel_attention.experiments.data.archive import Location, locate
+from kernel_attention.experiments.data.series.sequences import as_sequences, check_missing, resolve_missing
+from kernel_attention.experiments.data.series.time_series import SequenceSplit, TimeSeriesData
+from kernel_attention.experiments.data.series.ts_format import TsFile, read_ts
+from kernel_attention.memory_limit import require_memory
+
+# The commands that read files have no option `missing`; the trained model has it.
+_ADVICE = "fill such gaps in the file; a model that was trained with missing: interpolate fills them itself"
+
+
+def load_time_series(
+    name: str, data_root: str | os.PathLike[str] | None = None, missing: str = "auto"
+) -> TimeSeriesData:
+    """Load both splits of an aeon classification or regression set.
+
+    name: looked up as `<root>/<Name>/<Name>_TRAIN.ts`, `<root>/<Name>_TRAIN.ts` and `<root>/<Name>.zip`, the
+        same under `<root>/uea`, among the sets bundled with aeon, in the cache, and then by aeon's download
+        into the root (or ~/.cache/kernel-attention). The archive's variants `<Name>_eq` and `<Name>_nmv` are
+        names too.
+    data_root: a folder; by default that of the environment variable KERNEL_ATTENTION_DATA, if set.
+    missing: "auto", "interpolate" or "error", see `resolve_missing`.
+
+    Class names are the labels of the training split in sorted order, in lower case as aeon gives them.
+    Raises InputError for everything that is wrong with the name, the files or their contents.
+    """
+    check_missing(missing)
+    location = locate(name, data_root)
+    train, test = _read_both(location)
+    for file, part in ((train, "train"), (test, "test")):
+        if file.header.task is None:
+            raise InputError(f"the {part} split of {name} has neither @classLabel true nor @targetLabel true")
+        if not file.sequences:
+            raise InputError(f"the {part} split of {name} is empty: its file has no case after @data")
+    if train.header.task != test.header.task:
+        raise InputError(
+            f"the train split of {name} is {train.header.task}, the test split {test.header.task}"
+        )
+    channels = [file.sequences[0].shape[1] for file in (train, test)]
+    if channels[0] != channels[1]:
+        raise InputError(
+            f"the train split of {name} has {channels[0]} channels, the test split {channels[1]}"
+        )
+
+    declared = train.header.missing or test.header.missing
+    sequences = [
+        resolve_missing(file.sequences, missing, f"the {part} split of {name}", declared=declared)
+        for file, part in ((train, "train"), (test, "test"))
+    ]
+    if train.header.task == "regression":
+        targets = [np.array(file.labels, dtype=np.float32) for file in (train, test)]
+        class_names: tuple[str, ...] = ()
+    else:
+        class_names = tuple(sorted(str(label) for label in set(train.labels)))
+        targets = [_indices(file, class_names, name) for file in (train, test)]
+    splits = [SequenceSplit(*pair) for pair in zip(sequences, targets, strict=True)]
+    return TimeSeriesData(name, str(train.header.task), splits[0], splits[1], class_names)
+
+
+def _indices(file: TsFile, class_names: tuple[str, ...], name: str) -> np.ndarray:
+    unseen = sorted(str(label) for label in set(file.labels) - set(class_names))
+    if unseen:
+        raise InputError(
+            f"the test split of {name} has labels unseen in training: {', '.join(unseen)} "
+            f"(seen: {', '.join(class_names)})"
+        )
+    index = {label: k for k, label in enumerate(class_names)}
+    return np.array([index[str(label)] for label in file.labels], dtype=np.int64)
+
+
+def read_sequences(
+    path: str | os.PathLike[str], missing: str = "auto"
+) -> tuple[list[np.ndarray], np.ndarray | None]:
+    """Sequences of one file, and their labels if it has any, for prediction.
+
+    path: `.ts` (labels as its header says), `.npy` (array in aeon's shape), `.npz` (array `X`, optional `y`).
+    Returns (sequences each (n_i, c) float32, labels (cases,) str or float, or None).
+    """
+    check_missing(missing)
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"file {str(path)!r} " + ("is not a file" if path.exists() else "does not exist"))
+    if path.suffix == ".ts":
+        with _reading(str(path)), path.open(encoding="utf-8-sig") as text:
+            file = read_ts(text, str(path))
+        if not file.sequences:
+            raise InputError(f"{path} is empty: no case after @data")
+        sequences = resolve_missing(
+            file.sequences, missing, str(path), declared=file.header.missing, advice=_ADVICE
+        )
+        return sequences, np.array(file.labels) if file.header.task else None
+    if path.suffix in (".npy", ".npz"):
+        X, labels = _read_numpy(path)
+        try:
+            sequences = as_sequences(X, missing, _ADVICE)
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from None
+        if labels is not None and labels.shape != (len(sequences),):
+            raise InputError(
+                f"{path}: y has shape {labels.shape}, accepted: ({len(sequences)},), the cases of X"
+            )
+        return sequences, labels
+    raise InputError(f"{path}: unknown type of file {path.suffix!r} (accepted: .ts, .npy, .npz)")
+
+
+def _read_numpy(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
+    try:
+        if path.suffix == ".npy":
+            with path.open("rb") as file:
+                return _read_array(file, path.stat().st_size, str(path)), None
+        with zipfile.ZipFile(path) as archive:
+            sizes = {entry.filename.removesuffix(".npy"): entry.file_size for entry in archive.infolist()}
+            if "X" not in sizes:
+                raise InputError(f"{path} has no array 'X' (it has: {', '.join(sizes) or 'nothing'})")
+            arrays = {}
+            for name in {"X", "y"} & set(sizes):
+                with archive.open(f"{name}.npy") as file:
+                    arrays[name] = _read_array(file, sizes[name], f"array {name!r} of {path}")
+            return arrays["X"], arrays.get("y")
+    except InputError:
+        raise
+    except Exception as error:  # a damaged archive can raise anything
+        raise InputError(
+            f"{path} is not a readable {path.suffix} file ({error or type(error).__name__})"
+        ) from None
+
+
+def _read_array(file: IO[bytes], size: int, where: str) -> np.ndarray:
+    """The array in ``size`` bytes of NumPy's format; its header is checked against the size."""
+    require_memory(where, size, "read it in parts")
+    content = io.BytesIO(file.read(size))
+    version = np.lib.format.read_magic(content)
+    reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = reader(content)
+    claimed, found = math.prod(shape) * dtype.itemsize, size - content.tell()
+    if claimed > found:
+        raise InputError(
+            f"{where}: its header says shape {shape} of {dtype}, {claimed} bytes; it has {found}"
+        )
+    content.seek(0)
+    return np.lib.format.read_array(content, allow_pickle=False)  # a data file must never run code
+
+
+def _read_both(location: Location) -> tuple[TsFile, TsFile]:
+    if location.zip_path is None:
+        files = []
+        for path in (location.train, location.test):
+            with _reading(str(path)), path.open(encoding="utf-8-sig") as text:
+                files.append(read_ts(text, str(path)))
+    else:
+        with _reading(str(location.zip_path)), zipfile.ZipFile(location.zip_path) as archive:
+            files = [
+                _read_member(archive, path.name, location.zip_path)
+                for path in (location.train, location.test)
+            ]
+    return files[0], files[1]
+
+
+def _read_member(archive: zipfile.ZipFile, file: str, zip_path: Path) -> TsFile:
+    members = [member for member in archive.namelist() if member.rpartition("/")[2] == file]
+    if not members:
+        raise InputError(
+            f"{zip_path} has no {file} (it has: {', '.join(archive.namelist()[:6]) or 'nothing'})"
+        )
+    with archive.open(members[0]) as raw:
+        text: TextIO = io.TextIOWrapper(raw, encoding="utf-8-sig")
+        return read_ts(text, f"{zip_path}:{members[0]}")
+
+
+@contextmanager
+def _reading(source: str) -> Iterator[None]:
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise InputError(f"{source} is not text in UTF-8 ({error.reason} at byte {error.start})") from None
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+        raise InputError(f"{source} is not a readable zip file ({error})") from None
+    except OSError as error:
+        raise InputError(f"cannot read {source}: {error.strerror or error}") from None

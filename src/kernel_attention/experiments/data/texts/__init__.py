@@ -1,0 +1,1 @@
+"""Texts: plain ones in packed contexts, labelled ones, and vocabularies."""

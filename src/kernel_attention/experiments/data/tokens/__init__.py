@@ -1,0 +1,1 @@
+"""Labelled token sequences: texts, and the tasks of Long Range Arena."""
