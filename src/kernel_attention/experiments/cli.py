@@ -24,6 +24,7 @@ from kernel_attention.experiments.options import (
     Attack,
     Bench,
     Evaluate,
+    Export,
     Generate,
     List,
     Predict,
@@ -442,6 +443,15 @@ def _run_sweep(sweep: SweepFolder, options: Sweep) -> int:
     return 1 if failed or failure is not None else 0
 
 
+def _export(options: Export) -> int:
+    from kernel_attention.experiments.training.export import export_run
+    from kernel_attention.experiments.training.saved import load_run
+
+    export_run(load_run(options.run), Path(options.folder), format=options.to, seed=options.seed)
+    print(f"written: {options.folder}")
+    return 0
+
+
 def _check_output(output: str | None) -> None:
     if output is not None and Path(output).suffix not in (".csv", ".json"):
         raise InputError(f"output {output}: the name must end in .csv or .json")
@@ -554,5 +564,6 @@ _COMMANDS: dict[str, Callable[[Any], int]] = {
     "bench": _bench,
     "record": _record,
     "reproduce": _reproduce,
+    "export": _export,
     "list": _list,
 }

@@ -73,13 +73,13 @@ def initial_state(model: CausalLanguageModel, batch_size: int) -> DecodingState:
 def decode_step(
     model: CausalLanguageModel, tokens: Tensor, state: DecodingState
 ) -> tuple[Tensor, DecodingState]:
-    """One token (B,) -> logits (B, V) and the next state."""
+    """One token (B,) -> (B, d) after the last layer, and the next state."""
     x = model.embed(tokens[:, None], state.position)[:, 0]
     states = []
     for layer, before in zip(model.layers, state.layers, strict=True):
         x, after = _through(layer, x, before, _attend_one)  # type: ignore[arg-type]
         states.append(after)
-    return model.logits(x), DecodingState(state.position + 1, tuple(states))
+    return x, DecodingState(state.position + 1, tuple(states))
 
 
 def read(
