@@ -1,17 +1,24 @@
-"""The examples of docs/replacing.md that need timm or transformers; tests/test_readme.py runs the others."""
+"""The examples of two pages that need timm or transformers; tests/test_readme.py runs the others."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).parents[2] / "docs" / "replacing.md"
-BLOCKS = re.findall(r"^```py\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+DOCS = Path(__file__).parents[2] / "docs"
+BLOCKS = [
+    source
+    for page in ("replacing.md", "hugging-face.md")
+    for source in re.findall(
+        r"^```py\n(.*?)^```", (DOCS / page).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
+    if "FOLDER" not in source  # a trained run: tests/experiments/training/test_export.py
+]
 
 
 @pytest.mark.parametrize(
-    "source", BLOCKS, ids=lambda source: re.search(r"create_model\W+\w+|Bert", source)[0]
+    "source", BLOCKS, ids=lambda source: re.search(r"create_model\W+\w+|Bert|ForCausalLM", source)[0]
 )
 def test_example_runs(source, request):
     request.getfixturevalue("timm" if "timm" in source else "transformers")
-    exec(compile(source, str(PAGE), "exec"), {"__name__": "__main__"})
+    exec(compile(source, str(DOCS), "exec"), {"__name__": "__main__"})

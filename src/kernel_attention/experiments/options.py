@@ -396,6 +396,27 @@ class Sweep(Command):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Export(Command):
+    """Write the model of a trained run for another library. For Hugging Face transformers it is a folder that
+    its Auto classes and pipelines read, with the tokenizer or the image processor. See docs/hugging-face.md.
+
+    Args:
+        run: run folder of a recipe of task language, tokens, images or time_series.
+        folder: new folder of the model.
+        to: hugging-face.
+        seed: seed of the model (default: the first of the run).
+    """
+
+    usage = "export RUN FOLDER [--to hugging-face]"
+    summary = "write a trained model for Hugging Face transformers"
+
+    run: Name
+    folder: Name
+    to: str = "hugging-face"
+    seed: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class List(Command):
     """List mechanisms, contenders, data sets and recipes.
 
@@ -411,5 +432,19 @@ class List(Command):
     data_root: str | None = None
 
 
-_ALL = (Train, Evaluate, Predict, Generate, Play, Analyze, Attack, Bench, Record, Reproduce, Sweep, List)
+_ALL = (
+    Train,
+    Evaluate,
+    Predict,
+    Generate,
+    Play,
+    Analyze,
+    Attack,
+    Bench,
+    Record,
+    Reproduce,
+    Sweep,
+    Export,
+    List,
+)
 COMMANDS: dict[str, type[Command]] = {command.__name__.lower(): command for command in _ALL}

@@ -213,6 +213,11 @@ class CausalLanguageModel(nn.Module):
         The time and memory of a step are constant where every mechanism has a recurrent form; a layer
         without one keeps its inputs and attends to all of them again.
         """
+        x, state = self.advance(tokens, state)
+        return self.logits(x), state
+
+    def advance(self, tokens: Tensor, state: DecodingState) -> tuple[Tensor, DecodingState]:
+        """As ``step``, with (B, d) after the last layer, which ``logits`` takes."""
         return decode_step(self, tokens, state)
 
     def _set_positions(self, kind: str, embed_dim: int, **where: Any) -> None:

@@ -84,10 +84,10 @@ def step_through(
 def decode_step(
     model: CausalLanguageModel, tokens: Tensor, state: DecodingState
 ) -> tuple[Tensor, DecodingState]:
-    """One token (B,) -> logits (B, V) and the next state."""
+    """One token (B,) -> (B, d) after the last layer, and the next state."""
     x = model.embed(tokens[:, None], state.position)[:, 0]
     x, states = step_through(model.layers, x, state.layers)
-    return model.logits(x), DecodingState(state.position + 1, states)
+    return x, DecodingState(state.position + 1, states)
 
 
 def read(

@@ -15,6 +15,7 @@ from kernel_attention.experiments.cli.lists import list_command
 from kernel_attention.experiments.cli.runs import (
     analyze_command,
     evaluate_command,
+    export_command,
     generate_command,
     play_command,
     predict_command,
@@ -36,6 +37,7 @@ _COMMANDS: dict[str, Callable[[Any], int]] = {
     "bench": bench_command,
     "record": record_command,
     "reproduce": reproduce_command,
+    "export": export_command,
     "list": list_command,
 }
 

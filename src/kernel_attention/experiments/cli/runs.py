@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kernel_attention.errors import InputError
-from kernel_attention.experiments.options import Analyze, Evaluate, Generate, Play, Predict, Record
+from kernel_attention.experiments.options import Analyze, Evaluate, Export, Generate, Play, Predict, Record
 
 
 def evaluate_command(options: Evaluate) -> int:
@@ -121,6 +121,16 @@ def record_command(options: Record) -> int:
     for record in records:
         path = Path(options.to) / record.file_name
         print(f"{'written' if path in written else 'unchanged'}: {path}")
+    return 0
+
+
+def export_command(options: Export) -> int:
+    """Write a run's model in the form of another library."""
+    from kernel_attention.experiments.training.export import export_run
+    from kernel_attention.experiments.training.saved import load_run
+
+    export_run(load_run(options.run), Path(options.folder), format=options.to, seed=options.seed)
+    print(f"written: {options.folder}")
     return 0
 
 

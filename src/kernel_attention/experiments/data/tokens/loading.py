@@ -85,6 +85,13 @@ def load_tokens(
     return LoadedTokens(cut, texts)
 
 
+BREAK = r"<br\s*/?>"
+"""The line break of web pages, which is no word."""
+
+WORD = r"[^\W_]+(?:'[^\W_]+)*|'[^\W_]+|[^\w\s]|_"
+"""A word of a text in lower case, or a punctuation mark."""
+
+
 def encode_texts(
     texts: Sequence[str], labels: Sequence[int] | np.ndarray, vocabulary: Vocabulary
 ) -> TokenSplit:
@@ -97,8 +104,7 @@ def encode_texts(
 
 def words_of(text: str) -> str:
     """The words of a text for a vocabulary: lower case, with punctuation apart, in one line."""
-    text = re.sub(r"<br\s*/?>", " ", text.lower())
-    return " ".join(re.findall(r"[^\W_]+(?:'[^\W_]+)*|'[^\W_]+|[^\w\s]|_", text))
+    return " ".join(re.findall(WORD, re.sub(BREAK, " ", text.lower())))
 
 
 def _listops(root: Path | None, limits: Limits, specification: Specification | None = None) -> LoadedTokens:
