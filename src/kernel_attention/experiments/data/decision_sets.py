@@ -164,6 +164,9 @@ def _read(name: str, folder: Path) -> DecisionData:
             raise InputError(f"{folder / 'metadata.json'}: has no {key}")
     from minari.dataset.minari_storage import MinariStorage
 
+    if metadata.get("data_format") == "hdf5":
+        import h5py  # noqa: F401  (Minari would name its own extra)
+
     try:
         storage = MinariStorage.read(folder)
         states, actions = storage.observation_space, storage.action_space
@@ -202,8 +205,6 @@ def _metadata(folder: Path) -> dict[str, Any]:
 
 
 def _damaged(folder: Path, error: Exception) -> InputError:
-    if isinstance(error, ModuleNotFoundError):
-        raise error
     reason = " ".join(str(error).split())[:200] or type(error).__name__
     return InputError(f"{folder}: truncated or not a Minari data set ({reason})")
 

@@ -189,8 +189,9 @@ class DecisionExperiment(Experiment):
 
     @property
     def targets(self) -> list[float]:
-        """The returns that are asked for."""
-        return self.recipe.target_returns or [round(float(self.data.episodes.returns.max()), 3)]
+        """The returns that are asked for; one alone where the policy does not read it."""
+        asked = self.recipe.target_returns or [round(float(self.data.episodes.returns.max()), 3)]
+        return asked if self.recipe.has_attention else asked[:1]
 
     def batches(self, cases: int) -> list[tuple[torch.Tensor, ...]]:
         """Evenly spaced windows of the held-out episodes."""
