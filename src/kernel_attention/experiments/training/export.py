@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kernel_attention.errors import InputError, unknown
-from kernel_attention.experiments.data.vocabulary import vocabulary_from_state
+from kernel_attention.experiments.data.texts.vocabulary import vocabulary_from_state
 from kernel_attention.experiments.training.hugging_face_tokenizer import make_tokenizer
 from kernel_attention.experiments.training.image_prediction import kept_size
 from kernel_attention.experiments.training.saved import SavedRun

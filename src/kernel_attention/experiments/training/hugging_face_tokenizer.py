@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernel_attention.experiments.data.token_loading import BREAK, WORD
-from kernel_attention.experiments.data.vocabulary import (
+from kernel_attention.experiments.data.texts.vocabulary import (
     END_OF_LINE,
     UNKNOWN,
     BytePairVocabulary,
     Vocabulary,
     WordVocabulary,
 )
+from kernel_attention.experiments.data.tokens.loading import BREAK, WORD
 
 PADDING = "<|pad|>"
 """The token that fills up a batch. Its number is V, which no text has; the models never look at it."""
