@@ -184,18 +184,27 @@ ABILITIES = [name for name in list_recipes() if name.startswith("abilities/")]
 
 
 def test_there_is_a_recipe_for_every_generated_task():
-    assert [name.partition("/")[2] for name in ABILITIES] == sorted(POSITION_TASKS)
+    names = [name.partition("/")[2] for name in ABILITIES]
+    assert names == sorted([*POSITION_TASKS, "mqar_published"])
 
 
 @pytest.mark.parametrize("name", ABILITIES)
 def test_a_shipped_recipe_is_of_its_task_and_small(name):
     recipe = make_recipe(read_recipe(name)[1])
-    assert recipe.dataset == name.partition("/")[2]
+    assert recipe.dataset == name.partition("/")[2].removesuffix("_published")
     assert (recipe.embed_dim, recipe.num_layers, recipe.is_causal) == (64, 2, True)
-    assert 1 < len(recipe.test_tasks()) <= 4
+    assert (2 if recipe.dataset == name.partition("/")[2] else 1) <= len(recipe.test_tasks()) <= 4
     for task in recipe.test_tasks().values():
         labels = int((task.fixed("test", 1).targets != IGNORED).sum())
         assert recipe.evaluation_cases * labels >= 400, "a standard error of at most 2.5 points"
+
+
+def test_the_published_small_setting():
+    """Arora et al. 2023: the least of the points of figure 2, and the model of its code."""
+    recipe = make_recipe(read_recipe("abilities/mqar_published")[1])
+    (task,) = recipe.test_tasks().values()
+    assert (task.length, task.items, task.vocabulary, task.power) == (64, 4, 8192, 0.01)
+    assert (recipe.embed_dim, recipe.tied, recipe.positions) == (64, True, "learnt")
 
 
 def test_the_shipped_grid_of_associative_recall_is_the_papers():
