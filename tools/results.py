@@ -14,11 +14,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import ability_tables
+import control_tables
 import reproduction_tables
 import robustness_tables
 from generated import ROOT, between_marks, settle
 
-PAGES = (ability_tables, reproduction_tables, robustness_tables)
+PAGES = (ability_tables, control_tables, reproduction_tables, robustness_tables)
 
 
 def generated_texts(root: Path = ROOT) -> dict[Path, str]:

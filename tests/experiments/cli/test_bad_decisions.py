@@ -66,7 +66,7 @@ def test_an_unknown_data_set_is_answered_with_those_at_hand(root, refused, tmp_p
         ({"environment": "Acrobot-v1", "dataset": PENDULUM}, "environment Acrobot-v1: its states are"),
         ({"environment": "CartPole-v7"}, "environment 'CartPole-v7' cannot be made"),
         ({"environment": "os:CartPole-v1"}, "is not the name of a registered environment"),
-        ({"attention": "conv2d"}, "cannot be a layer of a causal model"),
+        ({"attention": "tensor"}, "cannot be a layer of a causal model"),
         ({"validation_fraction": 0.99}, "none is left to train on"),
         ({"dataset": f"{CART}+{PENDULUM}"}, "cannot be joined"),
     ],
