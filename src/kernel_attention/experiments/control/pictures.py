@@ -19,7 +19,7 @@ import numpy as np
 
 from kernel_attention.atomic import write_atomically
 from kernel_attention.errors import InputError
-from kernel_attention.experiments.control.environments import make_environment
+from kernel_attention.experiments.control.environments import is_mujoco, make_environment
 
 VARIABLE = "MUJOCO_GL"
 _BACKENDS = ("egl", "osmesa")
@@ -68,7 +68,7 @@ def require_pictures(name: str) -> None:
     Args:
         name: of the environment.
     """
-    if not _is_mujoco(name):
+    if not is_mujoco(name):
         return
     renderer, reasons = find_renderer()
     if renderer is None:
@@ -86,7 +86,7 @@ def film(name: str, options: dict[str, Any], side: int) -> Any:
         InputError: for an environment that cannot be drawn here.
     """
     require_pictures(name)
-    if not _is_mujoco(name):
+    if not is_mujoco(name):
         return make_environment(name, options, render_mode="rgb_array")
     size = {"width": side, "height": side}
     made = make_environment(name, options, render_mode="rgb_array", **size)
@@ -97,12 +97,6 @@ def film(name: str, options: dict[str, Any], side: int) -> Any:
     made.close()
     # Without its name, gymnasium 1.4 takes a camera that stays where it is, and the robot walks away.
     return make_environment(name, {"camera_name": "track"} | options, render_mode="rgb_array", **size)
-
-
-def _is_mujoco(name: str) -> bool:
-    import gymnasium
-
-    return "mujoco" in str(gymnasium.spec(name).entry_point)
 
 
 def write_gif(path: Path, frames: Sequence[np.ndarray], seconds: float) -> None:
