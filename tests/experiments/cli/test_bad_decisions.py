@@ -26,14 +26,13 @@ from experiments.training.runs import SRC
 from kernel_attention.experiments.cli import main
 from kernel_attention.experiments.control import find_renderer
 
-pytestmark = pytest.mark.usefixtures("_alone", "brief")
+pytestmark = pytest.mark.usefixtures("_offline", "brief")
 
 
 @pytest.fixture
-def _alone(monkeypatch, tmp_path):
-    """No other data set is at hand, and none is downloaded."""
+def _offline(monkeypatch):
+    """No data set is downloaded."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "none"))
 
 
 @pytest.fixture(scope="module")
