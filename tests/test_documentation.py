@@ -162,7 +162,7 @@ def test_an_entry_of_the_api_exists_and_is_public(page, path, options):
     "room",
     ["analysis", "features", "functional", "hosts", "models", "solvers", "experiments.training",
      "experiments.data", "experiments.benchmarking", "experiments.reporting", "experiments.results",
-     "experiments.robustness", "experiments.sweeping"],
+     "experiments.robustness", "experiments.sweeping", "experiments.control"],
 )  # fmt: skip
 def test_the_api_pages_have_what_a_room_exports(room):
     """The entry of a package shows its ``__all__``, but for names that are its modules' names too."""

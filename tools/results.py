@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import ability_tables
+import control_tables
 import decision_tables
 import equal_time_tables
 import readme_robustness
@@ -24,6 +25,7 @@ from generated import ROOT, between_marks, settle
 
 PAGES = (
     ability_tables,
+    control_tables,
     decision_tables,
     equal_time_tables,
     readme_robustness,

@@ -13,11 +13,12 @@ from kernel_attention.experiments.cli import main
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working folder."""
+    """An empty working folder; the machine's Minari data sets are not listed."""
     folder = tmp_path / "here"
     folder.mkdir()
     monkeypatch.chdir(folder)
     monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(folder))
     return folder
 
 

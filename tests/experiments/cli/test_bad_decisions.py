@@ -26,14 +26,13 @@ from experiments.training.runs import SRC
 from kernel_attention.experiments.cli import main
 from kernel_attention.experiments.control import find_renderer
 
-pytestmark = pytest.mark.usefixtures("_alone", "brief")
+pytestmark = pytest.mark.usefixtures("_offline", "brief")
 
 
 @pytest.fixture
-def _alone(monkeypatch, tmp_path):
-    """No other data set is at hand, and none is downloaded."""
+def _offline(monkeypatch):
+    """No data set is downloaded."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "none"))
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +65,7 @@ def test_an_unknown_data_set_is_answered_with_those_at_hand(root, refused, tmp_p
         ({"environment": "Acrobot-v1", "dataset": PENDULUM}, "environment Acrobot-v1: its states are"),
         ({"environment": "CartPole-v7"}, "environment 'CartPole-v7' cannot be made"),
         ({"environment": "os:CartPole-v1"}, "is not the name of a registered environment"),
-        ({"attention": "conv2d"}, "cannot be a layer of a causal model"),
+        ({"attention": "tensor"}, "cannot be a layer of a causal model"),
         ({"validation_fraction": 0.99}, "none is left to train on"),
         ({"dataset": f"{CART}+{PENDULUM}"}, "cannot be joined"),
     ],

@@ -124,6 +124,15 @@ def test_environments_that_cannot_be_made_are_named():
         make_environment("CartPole-v1", {"gravitation": 3})
 
 
+def test_warnings_of_mujoco_leave_no_file(tmp_path, monkeypatch, caplog):
+    """Its default is a file MUJOCO_LOG.TXT in the working folder; the cheetah of gymnasium causes one."""
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        make_environment("HalfCheetah-v5").close()
+    assert list(tmp_path.iterdir()) == []
+    assert sum("MuJoCo: " in message for message in caplog.messages) <= 1
+
+
 def test_spaces_that_do_not_match_are_named():
     cart, pendulum = environments(1)[0], environments(1, "Pendulum-v1")[0]
     discrete = {"low": [], "high": []}

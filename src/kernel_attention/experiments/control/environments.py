@@ -11,6 +11,7 @@ import numpy as np
 
 from kernel_attention.errors import InputError, missing_package
 from kernel_attention.experiments.data.decision_sets import check_environment_name
+from kernel_attention.experiments.notes import note_once
 
 
 def make_environment(name: str, options: Mapping[str, Any] | None = None, **more: Any) -> Any:
@@ -28,6 +29,8 @@ def make_environment(name: str, options: Mapping[str, Any] | None = None, **more
     check_environment_name(name, "environment")
     import gymnasium
 
+    if is_mujoco(name):
+        _warnings_become_notes()
     try:
         return gymnasium.make(name, **dict(options or {}), **more)
     except gymnasium.error.DependencyNotInstalled as error:
@@ -37,6 +40,26 @@ def make_environment(name: str, options: Mapping[str, Any] | None = None, **more
         raise InputError(said or f"environment {name}: {_in_one_line(error)}") from None
     except (gymnasium.error.Error, ImportError, TypeError, AttributeError, ValueError, OSError) as error:
         raise InputError(f"environment {name!r} cannot be made: {_in_one_line(error)}") from None
+
+
+def is_mujoco(name: str) -> bool:
+    """Whether a registered environment is simulated by MuJoCo; False for an unknown one."""
+    import gymnasium
+
+    try:
+        return "mujoco" in str(gymnasium.spec(name).entry_point)
+    except gymnasium.error.Error:
+        return False
+
+
+def _warnings_become_notes() -> None:
+    """Without this MuJoCo writes a file MUJOCO_LOG.TXT into the working folder."""
+    try:
+        import mujoco
+    except ImportError:  # gymnasium says what is missing
+        return
+    if mujoco.get_mju_user_warning() is None:
+        mujoco.set_mju_user_warning(lambda message: note_once(f"MuJoCo: {message}"))
 
 
 def check_spaces(

@@ -19,7 +19,7 @@ import numpy as np
 
 from kernel_attention.atomic import write_atomically
 from kernel_attention.errors import InputError
-from kernel_attention.experiments.control.environments import make_environment
+from kernel_attention.experiments.control.environments import is_mujoco, make_environment
 
 VARIABLE = "MUJOCO_GL"
 _BACKENDS = ("egl", "osmesa")
@@ -68,9 +68,7 @@ def require_pictures(name: str) -> None:
     Args:
         name: of the environment.
     """
-    import gymnasium
-
-    if "mujoco" not in str(gymnasium.spec(name).entry_point):
+    if not is_mujoco(name):
         return
     renderer, reasons = find_renderer()
     if renderer is None:
@@ -88,14 +86,17 @@ def film(name: str, options: dict[str, Any], side: int) -> Any:
         InputError: for an environment that cannot be drawn here.
     """
     require_pictures(name)
-    size = {"width": side, "height": side} if _has_size(name) else {}
-    return make_environment(name, options, render_mode="rgb_array", **size)
-
-
-def _has_size(name: str) -> bool:
-    import gymnasium
-
-    return "mujoco" in str(gymnasium.spec(name).entry_point)
+    if not is_mujoco(name):
+        return make_environment(name, options, render_mode="rgb_array")
+    size = {"width": side, "height": side}
+    made = make_environment(name, options, render_mode="rgb_array", **size)
+    try:
+        made.unwrapped.model.camera("track")
+    except (KeyError, AttributeError):
+        return made
+    made.close()
+    # Without its name, gymnasium 1.4 takes a camera that stays where it is, and the robot walks away.
+    return make_environment(name, {"camera_name": "track"} | options, render_mode="rgb_array", **size)
 
 
 def write_gif(path: Path, frames: Sequence[np.ndarray], seconds: float) -> None:
