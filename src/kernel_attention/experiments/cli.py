@@ -7,6 +7,7 @@ reported in one line.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shlex
 import sys
@@ -23,6 +24,7 @@ from kernel_attention.experiments.options import (
     Analyze,
     Attack,
     Bench,
+    Compare,
     Evaluate,
     Export,
     Generate,
@@ -472,10 +474,45 @@ def _list(options: List) -> int:
     what = options.what
     if what is not None and what not in _TABLES:
         raise unknown("list", what, _TABLES)
+    tables = {name: _TABLES[name](options) for name in (_TABLES if what is None else (what,))}
+    if options.format == "json":
+        rows = {name: _table_records(table) for name, table in tables.items()}
+        print(json.dumps(rows if what is None else rows[what], indent=1, ensure_ascii=False))
+        return 0
     # A pipe has no width, and the default of 80 columns would break the widest table.
     console = Console() if sys.stdout.isatty() else Console(width=160)
-    for name in _TABLES if what is None else (what,):
-        console.print(_TABLES[name](options))
+    for table in tables.values():
+        console.print(table)
+    return 0
+
+
+def _table_records(table: Table) -> list[dict[str, str]]:
+    """The rows by the names of the columns."""
+    names = [str(column.header).replace(" ", "_") for column in table.columns]
+    rows = zip(*(column.cells for column in table.columns), strict=True)
+    return [dict(zip(names, map(str, row), strict=True)) for row in rows]
+
+
+def _compare(options: Compare) -> int:
+    from rich.console import Console
+
+    from kernel_attention.experiments.reporting.run_comparison import (
+        compare_runs,
+        comparison_rows,
+        comparison_table,
+        write_comparison,
+    )
+
+    _check_output(options.table)
+    comparison = compare_runs(options.run)
+    page = write_comparison(comparison, Path(options.output))
+    if options.table is not None:
+        _write_rows(comparison_rows(comparison), Path(options.table))
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    console.print(comparison_table(comparison))
+    for remark in comparison.remarks:
+        console.print(f"note: {remark}", markup=False, soft_wrap=True)
+    console.print(f"page: {page}", markup=False, soft_wrap=True)
     return 0
 
 
@@ -515,14 +552,26 @@ def _contender_table(options: List) -> Table:
 
 
 def _dataset_table(options: List) -> Table:
-    from kernel_attention.experiments.data import list_image_sets, list_time_series
+    from kernel_attention.experiments.data import POSITION_TASKS, list_image_sets, list_time_series
+    from kernel_attention.experiments.data.text import list_texts
+    from kernel_attention.experiments.data.token_loading import list_token_sets
 
     table = _table(
         "data sets on this machine (other time series are downloaded from the archive by name)",
-        "name", "source", "path",
+        "name", "source", "path", "task",
     )  # fmt: skip
-    for info in [*list_time_series(options.data_root), *list_image_sets(options.data_root)]:
-        table.add_row(info.name, info.source, str(info.path or ""))
+    root = options.data_root
+    listed = {
+        "time_series": list_time_series(root),
+        "images, segmentation": list_image_sets(root),
+        "language": list_texts(root),
+        "tokens": list_token_sets(root),
+    }
+    for task, sets in listed.items():
+        for info in sets:
+            table.add_row(info.name, info.source, str(info.path or ""), task)
+    for name in sorted(POSITION_TASKS):
+        table.add_row(name, "generated", "", "sequence_labels")
     return table
 
 
@@ -565,5 +614,6 @@ _COMMANDS: dict[str, Callable[[Any], int]] = {
     "record": _record,
     "reproduce": _reproduce,
     "export": _export,
+    "compare": _compare,
     "list": _list,
 }
