@@ -74,8 +74,7 @@ class RunComparison:
 
     def attention(self, run: ComparedRun) -> str:
         """The names of a run's mechanisms; with their options where another run has the same names."""
-        spec = run.run.fact("attention")
-        others = [each.run.fact("attention") for each in self.runs]
+        spec, *others = (_spec(each.run) for each in (run, *self.runs))
         title = attention_title(spec)
         is_told_apart = all(other == spec or attention_title(other) != title for other in others)
         return title if is_told_apart else attention_details(spec)
@@ -125,6 +124,11 @@ def compare_runs(folders: Sequence[str | Path]) -> RunComparison:
         ComparedRun(name, run, _values(run, metric)) for name, run in zip(_names(resolved), runs, strict=True)
     ]
     return RunComparison(metric, tuple(compared))
+
+
+def _spec(run: RunRecord) -> Any:
+    """The attention with its options, of which the summary has the name alone."""
+    return run.config.get("attention", run.fact("attention"))
 
 
 def _values(run: RunRecord, metric: str) -> dict[int, float]:
