@@ -259,3 +259,16 @@ def test_an_attention_implementation_of_our_names_is_refused_with_the_way_to_go(
     ) as error:
         transformers.AutoModel.from_config(config, attn_implementation="primal")
     assert "\n" not in str(error.value)
+
+
+def test_an_exported_model_takes_every_length(transformers):
+    """Sequences longer and shorter than the sampled rows, whose number was tied to the exported length."""
+    model = build(transformers).eval()
+    ka.replace_attention(model, {"last": {"primal": {"rank": 3, "rank_multiplier": 2}}})
+    length = torch.export.Dim("length", min=3, max=40)
+    shapes = {"input_ids": {1: length}, "attention_mask": {1: length}}
+    exported = torch.export.export(model, (), tokens(), dynamic_shapes=shapes).module()
+    for count in (4, 17):
+        real = torch.arange(count) < torch.tensor([4, 2, 1, 3, 4])[:, None] * count // 4
+        call = {"input_ids": torch.randint(3, 50, (BATCH, count)), "attention_mask": real.long()}
+        assert largest_difference(exported(**call)[0], model(**call)[0], real) < 1e-5
