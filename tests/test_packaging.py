@@ -7,8 +7,11 @@ import sys
 import tarfile
 import tomllib
 import zipfile
+from email import message_from_string
+from email.message import Message
 from importlib.metadata import packages_distributions
 from pathlib import Path
+from runpy import run_path
 
 ROOT = Path(__file__).parents[1]
 
@@ -24,8 +27,25 @@ def contents(wheel: Path) -> set[str]:
     return {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
 
 
+def metadata(wheel: Path) -> Message:
+    (name,) = (name for name in zipfile.ZipFile(wheel).namelist() if name.endswith("/METADATA"))
+    return message_from_string(zipfile.ZipFile(wheel).read(name).decode())
+
+
 def test_the_sdist_builds_the_wheel_of_the_clone(tmp_path):
-    from_clone = contents(build(ROOT, "wheel", tmp_path / "clone"))
+    wheel = build(ROOT, "wheel", tmp_path / "clone")
+    from_clone = contents(wheel)
+    assert wheel.stat().st_size < 1_000_000, "a wheel is code, recipes and templates"
+    said = metadata(wheel)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert said["Version"] == run_path(str(ROOT / "src/kernel_attention/version.py"))["__version__"]
+    assert (said["License-Expression"], said["License-File"]) == ("Apache-2.0", "LICENSE")
+    assert said["Requires-Python"] == ">=3.11"
+    assert said["Description-Content-Type"] == "text/markdown"
+    assert said.get_payload().strip() == (ROOT / "README.md").read_text(encoding="utf-8").strip()
+    assert set(said.get_all("Provides-Extra")) == set(project["optional-dependencies"])
+    assert said["Author"]
+    assert said["Keywords"]
     sdist = build(ROOT, "sdist", tmp_path / "sdist")
     with tarfile.open(sdist) as archive:
         # Python 3.11.0 to 3.11.3 knows neither the filter nor the argument for it.

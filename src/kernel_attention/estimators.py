@@ -28,8 +28,8 @@ from kernel_attention.experiments.data import (
     windows_of,
 )
 from kernel_attention.experiments.notes import note_once
-from kernel_attention.experiments.training import Recipe, SequenceTask, fit, predict_outputs
-from kernel_attention.experiments.training.fit import private_generators, training_device
+from kernel_attention.experiments.training import Recipe, SequenceTask, predict_outputs
+from kernel_attention.experiments.training.fit import fit, private_generators, training_device
 from kernel_attention.experiments.training.memory import MemoryRecorder
 from kernel_attention.experiments.training.ranges import require_in_range
 from kernel_attention.mechanisms import AttentionSpec, layer_specs

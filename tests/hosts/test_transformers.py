@@ -1,6 +1,7 @@
 """Hugging Face models, built from a configuration with random weights."""
 
 import copy
+import importlib
 
 import pytest
 import torch
@@ -233,3 +234,41 @@ def test_a_host_that_is_not_served_yet_is_told_why_in_one_line(transformers, fam
     with pytest.raises(ka.InputError, match=f"{family}Model holds no attention .*: {reason}") as error:
         ka.replace_attention(model, {0: "softmax"})
     assert "\n" not in str(error.value)
+
+
+def test_a_compiled_model_has_one_graph_for_every_length(transformers):
+    """Two at most, because the first length is compiled as a number. A text with sizes in it broke graphs."""
+    model = build(transformers).eval()
+    ka.replace_attention(model, {"last": {"primal": {"rank": 3}}})
+    torch._dynamo.reset()
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    compiled = torch.compile(model, backend="eager")
+    for length in (11, 13, 17):
+        real = torch.arange(length) < torch.tensor([11, 7, 2, 1, 10])[:, None]
+        compiled(input_ids=torch.randint(3, 50, (BATCH, length)), attention_mask=real.long())
+    assert counters["stats"]["unique_graphs"] <= 2
+    assert not counters["graph_break"]
+
+
+def test_an_attention_implementation_of_our_names_is_refused_with_the_way_to_go(transformers):
+    importlib.import_module("kernel_attention.hosts.hugging_face")
+    config = transformers.BertConfig(**TEXT)
+    with pytest.raises(
+        ka.InputError, match=r"attn_implementation='primal'.*replace_attention\(model"
+    ) as error:
+        transformers.AutoModel.from_config(config, attn_implementation="primal")
+    assert "\n" not in str(error.value)
+
+
+def test_an_exported_model_takes_every_length(transformers):
+    """Sequences longer and shorter than the sampled rows, whose number was tied to the exported length."""
+    model = build(transformers).eval()
+    ka.replace_attention(model, {"last": {"primal": {"rank": 3, "rank_multiplier": 2}}})
+    length = torch.export.Dim("length", min=3, max=40)
+    shapes = {"input_ids": {1: length}, "attention_mask": {1: length}}
+    exported = torch.export.export(model, (), tokens(), dynamic_shapes=shapes).module()
+    for count in (4, 17):
+        real = torch.arange(count) < torch.tensor([4, 2, 1, 3, 4])[:, None] * count // 4
+        call = {"input_ids": torch.randint(3, 50, (BATCH, count)), "attention_mask": real.long()}
+        assert largest_difference(exported(**call)[0], model(**call)[0], real) < 1e-5

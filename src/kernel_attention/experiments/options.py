@@ -417,34 +417,44 @@ class Export(Command):
 
 
 @dataclass(frozen=True, kw_only=True)
-class List(Command):
-    """List mechanisms, contenders, data sets and recipes.
+class Compare(Command):
+    """Put the figures of several runs into one table, and write a page with every seed and the curves. The
+    first run is the one that the others are compared with, over the seeds that both have.
 
     Args:
-        what: attention, contenders, datasets or recipes (default: all).
+        run: two or more run folders of the same headline figure.
+        output: the page (default: runs/comparison.html).
+        table: also write the table to this .csv or .json file.
+    """
+
+    usage = "compare RUN RUN ... [options]"
+    summary = "several runs in one table and one page"
+
+    run: Annotated[list[str], POSITIONAL] = field(default_factory=list)
+    output: str = "runs/comparison.html"
+    table: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class List(Command):
+    """List mechanisms, contenders, data sets, recipes and suites.
+
+    Args:
+        what: attention, contenders, datasets, recipes or suites (default: all).
+        format: table, or json for other programs.
         data_root: folder with data sets (default: $KERNEL_ATTENTION_DATA).
     """
 
-    usage = "list [attention|contenders|datasets|recipes] [options]"
-    summary = "list mechanisms, contenders, data sets and recipes"
+    usage = "list [attention|contenders|datasets|recipes|suites] [options]"
+    summary = "list mechanisms, contenders, data sets, recipes and suites"
 
     what: OptionalName = None
+    format: Literal["table", "json"] = "table"
     data_root: str | None = None
 
 
 _ALL = (
-    Train,
-    Evaluate,
-    Predict,
-    Generate,
-    Play,
-    Analyze,
-    Attack,
-    Bench,
-    Record,
-    Reproduce,
-    Sweep,
-    Export,
-    List,
+    *(Train, Evaluate, Predict, Generate, Play, Analyze, Attack, Bench, Record, Reproduce, Sweep, Export),
+    *(Compare, List),
 )
 COMMANDS: dict[str, type[Command]] = {command.__name__.lower(): command for command in _ALL}

@@ -69,13 +69,19 @@ def read_attention_mask(keep: Tensor, batch: int, length: int, is_causal: bool) 
         expected = padding & triangle if causal and rows_given else padding
         return ((keep == expected) | free).all()
 
-    message = f"a mask of shape {tuple(keep.shape)} is neither padding nor causal, the only accepted ones"
-    if torch.compiler.is_compiling():
-        verify(matches(is_causal), f"{message}; under torch.compile a causal mask needs is_causal=True")
+    if torch.compiler.is_compiling():  # a text with the mask's sizes would break the graph
+        verify(
+            matches(is_causal),
+            "a mask is neither padding nor causal, the only accepted ones; under torch.compile a causal mask "
+            "needs is_causal=True",
+        )
         return real.expand(batch, -1), is_causal
     if not is_causal and not bool(matches(False)):
         is_causal = square
-    verify(matches(is_causal), message)
+    verify(
+        matches(is_causal),
+        f"a mask of shape {tuple(keep.shape)} is neither padding nor causal, the only accepted ones",
+    )
     return (None if bool(real.all()) else real.expand(batch, -1)), is_causal
 
 

@@ -12,9 +12,10 @@ from typing import Any
 
 from torch import Tensor, nn
 from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
-from transformers.modeling_utils import PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 
 from kernel_attention.core.objective import PenalizedAttention, auxiliary_loss
+from kernel_attention.core.registry import MECHANISMS
 from kernel_attention.errors import InputError
 from kernel_attention.hosts.known import HostedAttention
 from kernel_attention.hosts.replace import replace_attention
@@ -54,7 +55,14 @@ def _prepare(config: Any) -> None:
             f"{type(config).__name__}: the attention of this model was replaced, and the model cannot be "
             f"made again: {'; '.join(reasons)}"
         )
-    if getattr(config, "_attn_implementation", None) == HUGGING_FACE:
+    implementation = getattr(config, "_attn_implementation", None)
+    if implementation in MECHANISMS and implementation not in ALL_ATTENTION_FUNCTIONS.valid_keys():
+        raise InputError(
+            f"attn_implementation={implementation!r}: transformers gives an implementation the queries, keys "
+            "and values, and no place for weights of its own; load the model without it and call "
+            f"replace_attention(model, {{'all': {implementation!r}}})"
+        )
+    if implementation == HUGGING_FACE:
         config._attn_implementation = None
         config.attn_implementation = HUGGING_FACE  # for the next save_pretrained
 

@@ -73,6 +73,13 @@ def in_blocks(x: Tensor, size: int, value: float = 0.0) -> Tensor:
     return pad_tokens(x, count * size, value).unflatten(-2, (count, size))
 
 
+def first_rows(weight: Tensor, count: int) -> Tensor:
+    """The first ``count`` rows of a weight of each head, (h, M, s) -> (h, count, s)."""
+    if is_exporting():  # a view keeps the strides of all M rows, and torch.export asks whether count is M
+        return weight.index_select(1, torch.arange(count, device=weight.device))
+    return weight[:, :count]
+
+
 def is_exporting() -> bool:
     """Whether torch.export is tracing; before torch 2.7, whether any tracer is."""
     return getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)()

@@ -23,7 +23,8 @@ from experiments.training.runs import (
     train_small,
     write_recipe,
 )
-from experiments.training.token_data import make_images
+from experiments.training.text_data import make_text
+from experiments.training.token_data import make_images, make_tokens
 
 import kernel_attention as ka
 from kernel_attention.experiments.arguments import parse
@@ -192,6 +193,32 @@ def test_list_names_the_image_sets_of_the_data_root(cli, tmp_path):
     code, out, err = cli("list", "datasets", "--data-root", tmp_path)
     assert (code, err) == (0, "")
     assert re.search(r"│ cifar10 +│ data root │ .*images/cifar10", out)
+
+
+def test_list_names_texts_and_sentences_and_what_is_generated(cli, tmp_path):
+    (tmp_path / "language").mkdir()
+    make_text(tmp_path / "language")
+    make_tokens(tmp_path / "sets")
+    for path in (tmp_path / "sets").iterdir():
+        path.rename(tmp_path / path.name)
+    code, out, err = cli("list", "datasets", "--format", "json", "--data-root", tmp_path)
+    assert (code, err) == (0, "")
+    rows = {(row["task"], row["name"]): row for row in json.loads(out)}
+    assert rows["language", "fables"]["path"] == str(tmp_path / "language" / "fables")
+    for name in ("sst2", "sst5", "imdb", "lra/text", "lra/retrieval"):
+        assert rows["tokens", name]["source"] == "data root"
+    assert rows["tokens", "lra/listops"]["source"] == "generated"
+    assert rows["sequence_labels", "mqar"]["source"] == "generated"
+
+
+def test_list_is_json_for_other_programs(cli):
+    code, out, err = cli("list", "--format", "json")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert {"attention", "contenders", "datasets", "recipes", "suites"} == found.keys()
+    (row,) = (row for row in found["attention"] if row["name"] == "primal")
+    assert row["causal"] == "yes"
+    assert row["mixes_tokens"]
 
 
 @pytest.mark.parametrize("what", ["attention", "contenders", "recipes", "datasets"])

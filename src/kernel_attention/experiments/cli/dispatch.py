@@ -14,6 +14,7 @@ from kernel_attention.experiments.cli.comparisons import bench_command, reproduc
 from kernel_attention.experiments.cli.lists import list_command
 from kernel_attention.experiments.cli.runs import (
     analyze_command,
+    compare_command,
     evaluate_command,
     export_command,
     generate_command,
@@ -38,6 +39,7 @@ _COMMANDS: dict[str, Callable[[Any], int]] = {
     "record": record_command,
     "reproduce": reproduce_command,
     "export": export_command,
+    "compare": compare_command,
     "list": list_command,
 }
 

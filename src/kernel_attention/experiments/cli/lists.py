@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -20,11 +21,23 @@ def list_command(options: List) -> int:
     what = options.what
     if what is not None and what not in _TABLES:
         raise unknown("list", what, _TABLES)
+    tables = {name: _TABLES[name](options) for name in (_TABLES if what is None else (what,))}
+    if options.format == "json":
+        rows = {name: _table_records(table) for name, table in tables.items()}
+        print(json.dumps(rows if what is None else rows[what], indent=1, ensure_ascii=False))
+        return 0
     # A pipe has no width, and the default of 80 columns would break the widest table.
     console = Console() if sys.stdout.isatty() else Console(width=160)
-    for name in _TABLES if what is None else (what,):
-        console.print(_TABLES[name](options))
+    for table in tables.values():
+        console.print(table)
     return 0
+
+
+def _table_records(table: Table) -> list[dict[str, str]]:
+    """The rows by the names of the columns."""
+    names = [str(column.header).replace(" ", "_") for column in table.columns]
+    rows = zip(*(column.cells for column in table.columns), strict=True)
+    return [dict(zip(names, map(str, row), strict=True)) for row in rows]
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -63,15 +76,31 @@ def _contender_table(options: List) -> Table:
 
 
 def _dataset_table(options: List) -> Table:
-    from kernel_attention.experiments.data import list_decision_sets, list_image_sets, list_time_series
+    from kernel_attention.experiments.data import (
+        POSITION_TASKS,
+        list_decision_sets,
+        list_image_sets,
+        list_time_series,
+    )
+    from kernel_attention.experiments.data.texts.text import list_texts
+    from kernel_attention.experiments.data.tokens.loading import list_token_sets
 
     table = _table(
         "data sets on this machine (other time series and Minari data sets are downloaded by name)",
-        "name", "source", "path",
+        "name", "source", "path", "task",
     )  # fmt: skip
-    found = [list_time_series, list_image_sets, list_decision_sets]
-    for info in [info for listed in found for info in listed(options.data_root)]:
-        table.add_row(info.name, info.source, str(info.path or ""))
+    listed = {
+        "time_series": list_time_series,
+        "images, segmentation": list_image_sets,
+        "language": list_texts,
+        "tokens": list_token_sets,
+        "decisions": list_decision_sets,
+    }
+    for task, sets in listed.items():
+        for info in sets(options.data_root):
+            table.add_row(info.name, info.source, str(info.path or ""), task)
+    for name in sorted(POSITION_TASKS):
+        table.add_row(name, "generated", "", "sequence_labels")
     return table
 
 

@@ -7,7 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from kernel_attention.errors import InputError
-from kernel_attention.experiments.options import Analyze, Evaluate, Export, Generate, Play, Predict, Record
+from kernel_attention.experiments.options import (
+    Analyze,
+    Compare,
+    Evaluate,
+    Export,
+    Generate,
+    Play,
+    Predict,
+    Record,
+)
 
 
 def evaluate_command(options: Evaluate) -> int:
@@ -131,6 +140,30 @@ def export_command(options: Export) -> int:
 
     export_run(load_run(options.run), Path(options.folder), format=options.to, seed=options.seed)
     print(f"written: {options.folder}")
+    return 0
+
+
+def compare_command(options: Compare) -> int:
+    """Print several runs side by side, and write a page of them."""
+    from rich.console import Console
+
+    from kernel_attention.experiments.reporting.run_comparison import (
+        compare_runs,
+        comparison_rows,
+        comparison_table,
+        write_comparison,
+    )
+
+    _check_output(options.table)
+    comparison = compare_runs(options.run)
+    page = write_comparison(comparison, Path(options.output))
+    if options.table is not None:
+        _write_rows(comparison_rows(comparison), Path(options.table))
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    console.print(comparison_table(comparison))
+    for remark in comparison.remarks:
+        console.print(f"note: {remark}", markup=False, soft_wrap=True)
+    console.print(f"page: {page}", markup=False, soft_wrap=True)
     return 0
 
 

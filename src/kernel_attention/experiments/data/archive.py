@@ -23,11 +23,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """A data set on this machine. source: "data root", "cache" or "aeon" (bundled); path: folder or zip."""
+    """A data set on this machine.
+
+    source: "data root", "cache", "aeon" (bundled) or "generated"; path: folder or archive, None where the
+    data are generated.
+    """
 
     name: str
     source: str
-    path: Path
+    path: Path | None
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from kernel_attention.experiments.training.fit import Interrupted, fit
 from kernel_attention.experiments.training.recipe import (
     PROTOCOLS,
     BaseRecipe,
@@ -19,6 +18,7 @@ from kernel_attention.experiments.training.recipe import (
 if TYPE_CHECKING:
     from kernel_attention.experiments.training.evaluation import evaluate_split, predict_outputs
     from kernel_attention.experiments.training.experiment import Experiment, Metric
+    from kernel_attention.experiments.training.fit import Interrupted
     from kernel_attention.experiments.training.module import RecipeTask, SequenceTask
     from kernel_attention.experiments.training.recorder import RunRecorder
     from kernel_attention.experiments.training.run import train
@@ -35,7 +35,6 @@ __all__ = [
     "SequenceTask",
     "StepRecipe",
     "evaluate_split",
-    "fit",
     "list_recipes",
     "make_recipe",
     "predict_outputs",
@@ -43,9 +42,10 @@ __all__ = [
     "train",
 ]
 
-# Lightning and scikit-learn take seconds to import, and some commands only read recipes.
+# torch, Lightning and scikit-learn take seconds to import, and some commands only read recipes.
 _HOMES = {
     "Experiment": "experiment",
+    "Interrupted": "fit",
     "Metric": "experiment",
     "RecipeTask": "module",
     "RunRecorder": "recorder",

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from kernel_attention.errors import unknown
 from kernel_attention.features.feature_maps import FeatureMap, cosine
+from kernel_attention.tensors.padding import first_rows
 from kernel_attention.tensors.statistics import exactly, running_mean, valid_ranks, without_autocast
 
 ObjectiveForm = Literal["mean", "sum"]
@@ -63,7 +64,7 @@ def primal_scores(
     phi_k = feature_map(k, attention_mask, is_causal)
     if rows is None:
         return PrimalScores(phi_q @ w_e, phi_k @ w_r)
-    w_e, w_r = w_e[:, : rows.size(2)], w_r[:, : rows.size(2)]
+    w_e, w_r = (first_rows(w, rows.size(2)) for w in (w_e, w_r))
     if not is_causal:
         return PrimalScores(phi_q @ (rows.mT @ w_e), phi_k @ (rows.mT @ w_r))
     if grid is None:

@@ -25,6 +25,7 @@ from kernel_attention.features.feature_maps import cosine
 from kernel_attention.mechanisms.primal import token_slices
 from kernel_attention.mechanisms.primal.token_slices import Sums, Tokens
 from kernel_attention.tensors.affine import Affine, apply_affine, autocast
+from kernel_attention.tensors.padding import first_rows
 from kernel_attention.tensors.recompute import differentiable_gradients, differentiable_leaves
 from kernel_attention.tensors.sampling import Samples
 from kernel_attention.tensors.statistics import exactly, num_real, running_mean, without_autocast
@@ -170,7 +171,7 @@ def _fold(after: _After, rows: Tensor | None, group: SequenceGroup | None) -> _F
     w = torch.cat([after.w_e, after.w_r], dim=-1)  # (h, M or p, 2s)
     if rows is not None:
         by_head = exactly(rows).unflatten(-1, (num_heads, -1)).permute(2, 0, 3, 1)  # (h, B, p, M')
-        w = (by_head.flatten(1, 2) @ w[:, : rows.size(1)]).unflatten(1, by_head.shape[1:3])
+        w = (by_head.flatten(1, 2) @ first_rows(w, rows.size(1))).unflatten(1, by_head.shape[1:3])
         w = w if group is None else group.total(w)  # every rank read its own rows
     else:
         w = w[:, None]

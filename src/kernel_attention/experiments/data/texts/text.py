@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from kernel_attention.errors import InputError, unknown
-from kernel_attention.experiments.data.archive import resolve_root
+from kernel_attention.experiments.data.archive import DatasetInfo, resolve_root
 from kernel_attention.experiments.data.hugging_face import load_splits
 from kernel_attention.experiments.data.splits import SPLITS, split_names
 
@@ -122,6 +122,22 @@ def pack_contexts(tokens: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarr
     if count % length:
         targets[-1, : length - count % length] = IGNORED
     return inputs, targets
+
+
+def list_texts(data_root: str | os.PathLike[str] | None = None) -> list[DatasetInfo]:
+    """The folders of texts in the data root and in its folder ``language``, sorted by name."""
+    root = resolve_root(data_root)
+    found: dict[str, DatasetInfo] = {}
+    for subfolder in _SUBFOLDERS:
+        folder = Path() if root is None else root / subfolder
+        for path in sorted(folder.iterdir()) if root is not None and folder.is_dir() else []:
+            if path.is_dir() and (_has_text(path) or (path / "dataset_dict.json").is_file()):
+                found.setdefault(path.name, DatasetInfo(path.name, "data root", path))
+    return sorted(found.values(), key=lambda info: info.name.lower())
+
+
+def _has_text(folder: Path) -> bool:
+    return any((folder / pattern.format("train")).is_file() for pattern in _FILE_NAMES)
 
 
 def _locate(dataset: str, data_root: str | os.PathLike[str] | None) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kernel_attention.errors import InputError, unknown
-from kernel_attention.experiments.data.archive import resolve_root
+from kernel_attention.experiments.data.archive import DatasetInfo, resolve_root
 from kernel_attention.experiments.data.splits import SPLITS, split_names
 from kernel_attention.experiments.data.texts.documents import (
     Documents,
@@ -23,7 +24,7 @@ from kernel_attention.experiments.data.texts.documents import (
     read_pairs,
 )
 from kernel_attention.experiments.data.texts.vocabulary import ByteVocabulary, Vocabulary, WordVocabulary
-from kernel_attention.experiments.data.tokens.lra_images import load_gray_images
+from kernel_attention.experiments.data.tokens.lra_images import load_gray_images, locate_gray_images
 from kernel_attention.experiments.data.tokens.lra_listops import SHORT, Specification, load_listops
 from kernel_attention.experiments.data.tokens.lra_pathfinder import SMALL, ContourSizes, load_pathfinder
 from kernel_attention.experiments.data.tokens.sets import TokenData, TokenSplit
@@ -46,6 +47,9 @@ class LoadedTokens(NamedTuple):
 
 
 _NEGATIVE_POSITIVE = ("neg", "pos")
+_REVIEWS = ("imdb", "aclImdb")
+_RETRIEVAL = ("lra_release/lra_release/tsv_data", "tsv_data", "aan", "retrieval")
+_SENTENCES = ("sst",)
 _SST5 = ("very negative", "negative", "neutral", "positive", "very positive")
 
 
@@ -135,7 +139,7 @@ def _text(root: Path | None, limits: Limits) -> LoadedTokens:
 
 def _retrieval(root: Path | None, limits: Limits) -> LoadedTokens:
     """Byte-level pairs of articles of the ACL Anthology network, 4,000 bytes each."""
-    folder = _find(root, ("lra_release/lra_release/tsv_data", "tsv_data", "aan", "retrieval"), "Retrieval")
+    folder = _find(root, _RETRIEVAL, "Retrieval")
     splits = {}
     for split in SPLITS:
         path = _split_file(folder, "lra/retrieval", split, "new_aan_pairs.{}.tsv")
@@ -160,7 +164,7 @@ def _split_file(folder: Path, dataset: str, split: str, pattern: str) -> Path:
 
 
 def _sst(root: Path | None, limits: Limits, kind: str, class_names: tuple[str, ...]) -> LoadedTokens:
-    folder = _find(root, ("sst",), kind)
+    folder = _find(root, _SENTENCES, kind)
     parts = {}
     for split in SPLITS:
         path = _split_file(folder, kind, split, f"stsa.{kind}.{{}}")
@@ -208,7 +212,7 @@ def _words(
 
 def _imdb(root: Path | None, split: str) -> Documents:
     """IMDb's reviews: ``imdb/SPLIT.jsonl(.gz)``, ``aclImdb/SPLIT/{neg,pos}``, or a Hugging Face folder."""
-    folder = _find(root, ("imdb", "aclImdb"), "imdb")
+    folder = _find(root, _REVIEWS, "imdb")
     for path in (folder / f"{split}.jsonl.gz", folder / f"{split}.jsonl"):
         if path.is_file():
             return read_jsonl(path)
@@ -232,6 +236,37 @@ def _find(root: Path | None, names: Sequence[str], dataset: str) -> Path:
         f"dataset {dataset}: no folder {' or '.join(names)} (looked for {looked}; set --data_root or "
         "KERNEL_ATTENTION_DATA)"
     )
+
+
+_FOLDERS = {
+    "imdb": _REVIEWS,
+    "lra/pathfinder32": ("pathfinder32",),
+    "lra/retrieval": _RETRIEVAL,
+    "lra/text": _REVIEWS,
+    "sst2": _SENTENCES,
+    "sst5": _SENTENCES,
+}
+_GENERATED = ("lra/listops", "lra/pathfinder32")
+
+
+def list_token_sets(data_root: str | os.PathLike[str] | None = None) -> list[DatasetInfo]:
+    """The data sets of ``load_tokens`` that are on this machine or are generated, sorted by name."""
+    root = resolve_root(data_root)
+    found = []
+    for name in sorted(TOKEN_DATASETS):
+        if (place := _place(name, root)) is not None:
+            found.append(DatasetInfo(name, "data root", place))
+        elif name in _GENERATED:
+            found.append(DatasetInfo(name, "generated", None))
+    return found
+
+
+def _place(name: str, root: Path | None) -> Path | None:
+    if name == "lra/image":
+        with contextlib.suppress(InputError):
+            return locate_gray_images(root)
+    places = [] if root is None else [root / folder for folder in _FOLDERS.get(name, ())]
+    return next((place for place in places if place.is_dir()), None)
 
 
 TOKEN_DATASETS: dict[str, Callable[[Path | None, Limits], LoadedTokens]] = {

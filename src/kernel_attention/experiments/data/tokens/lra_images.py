@@ -32,7 +32,7 @@ def load_gray_images(root: Path | None) -> TokenData:
     Raises:
         InputError: where there is none of these, or an image is damaged or not 32 x 32.
     """
-    place = _locate(root)
+    place = locate_gray_images(root)
     # Runs on torchvision's files were rounded from the exact weights, those on image files as Pillow rounds.
     gray = _exact_luma if place.name in FOLDERS else _pillow_luma
     splits: dict[str, TokenSplit] = {}
@@ -45,7 +45,8 @@ def load_gray_images(root: Path | None) -> TokenData:
     return TokenData("lra/image", splits["train"], None, splits["test"], 256, SIDE * SIDE, CIFAR10)
 
 
-def _locate(root: Path | None) -> Path:
+def locate_gray_images(root: Path | None) -> Path:
+    """The folder or archive of CIFAR-10; InputError where there is none."""
     if root is not None:
         with contextlib.suppress(InputError):
             return locate_images("cifar10", root)
