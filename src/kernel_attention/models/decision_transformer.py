@@ -24,6 +24,7 @@ from kernel_attention.models.encoder_layer import EncoderLayer, create_attention
 from kernel_attention.models.policies import ActionKind, Policy
 
 TOKENS = 3  # of a time step: its return-to-go, its state, its action
+_DEVIATION = 0.02  # of the embedded time steps at first; PyTorch's 1 hides the states behind them
 
 
 class DecisionTransformer(Policy):
@@ -85,6 +86,7 @@ class DecisionTransformer(Policy):
         where: dict[str, Any] = {"device": device, "dtype": dtype}
         self.context, self.max_timestep, self.return_scale = context, max_timestep, return_scale
         self.time_embedding = nn.Embedding(max_timestep, embed_dim, **where)
+        nn.init.normal_(self.time_embedding.weight, std=_DEVIATION)
         self.return_embedding = nn.Linear(1, embed_dim, **where)
         self.state_embedding = nn.Linear(state_dim, embed_dim, **where)
         self.action_embedding: nn.Module = (
@@ -107,8 +109,10 @@ class DecisionTransformer(Policy):
     def reset_parameters(self) -> None:
         """Draw every parameter anew, and fill the buffers, as in a new model; after ``to_empty``, say."""
         super().reset_parameters()
+        self.time_embedding.reset_parameters()
+        nn.init.normal_(self.time_embedding.weight, std=_DEVIATION)
         for part in (
-            self.time_embedding, self.return_embedding, self.state_embedding, self.action_embedding,
+            self.return_embedding, self.state_embedding, self.action_embedding,
             self.embedding_norm, self.layers, self.norm, self.head,
         ):  # fmt: skip
             reset_module(part)

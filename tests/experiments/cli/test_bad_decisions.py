@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -182,6 +183,26 @@ def test_a_run_folder_names_no_code(finished, refused, tmp_path):
     text = (folder / "data.json").read_text().replace("CartPole-v1", "boom:CartPole-v1")
     (folder / "data.json").write_text(text)
     assert "'boom:CartPole-v1' is not the name of a registered environment" in refused("play", folder)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("reference", ["low", 3], "does not describe an environment"),
+        ("reference", [3.0, 1.0], "does not describe an environment"),
+        ("environment_options", [], "does not describe an environment"),
+        ("best_return", None, "does not describe an environment"),
+        ("actions", "many", "accepted: continuous, discrete"),
+        ("state_dim", "four", "does not describe a data set"),
+        ("action_dim", 3, "does not fit the run's recipe"),
+    ],
+)
+def test_damaged_facts_are_named(key, value, message, finished, refused, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(finished, folder)
+    facts = json.loads((folder / "data.json").read_text())
+    (folder / "data.json").write_text(json.dumps(facts | {key: value}))
+    assert message in refused("play", folder)
 
 
 def test_options_of_policies_are_for_policies(trained, refused):

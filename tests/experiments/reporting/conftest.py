@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from experiments.training.decision_data import DECISIONS, PENDULUM, make_decisions
 from experiments.training.runs import SMALL, make_waves
 from experiments.training.text_data import LANGUAGE, make_text
 from experiments.training.token_data import TOKENS, make_tokens
@@ -31,6 +32,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "language": LANGUAGE,
     "language, several seeds": LANGUAGE | {"seeds": [0, 1], "attention": "softmax"},
     "language, no better than counts": LANGUAGE | {"steps": 1, "warmup_steps": 0, "evaluate_every": 1},
+    "decisions": DECISIONS | {"curve_episodes": 1},
+    "decisions, several seeds": DECISIONS
+    | {"dataset": PENDULUM, "seeds": [0, 1], "attention": "none", "evaluation_episodes": 2},
     "interrupted": {"seeds": [0, 1], "epochs": 5},
     "interrupted in the first epoch": {},
     "interrupted language": LANGUAGE,
@@ -47,7 +51,7 @@ def data_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, classes in (("Thirty", 30), ("Many", 95)):
         make_waves(root, name, names=[f"word_{index}" for index in range(classes)])
     make_waves(root, "Hostile", names=["<script>alert(1)</script>", '"quoted"&$x_1$', "plain"])
-    return make_text(make_tokens(root))
+    return make_decisions(make_text(make_tokens(root)))
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,12 @@ from kernel_attention.experiments.reporting.records import read_run
 
 VOID = {"meta", "img", "br", "link", "input", "hr"}
 ALWAYS = ["seeds", "curves", "objective", "data", "configuration", "reproduce"]
-BY_TASK = {"classification": ["confusion"], "regression": [], "language": ["perplexity"]}
+BY_TASK = {
+    "classification": ["confusion"],
+    "regression": [],
+    "language": ["perplexity"],
+    "decisions": ["episodes"],
+}
 
 
 class Page(HTMLParser):

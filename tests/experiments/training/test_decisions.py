@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,6 +25,8 @@ from kernel_attention.experiments.training.decision_task import DecisionTask, ac
 from kernel_attention.experiments.training.saved import load_run
 from kernel_attention.models.decision_transformer import DecisionTransformer
 from kernel_attention.models.policies import StatePolicy
+
+REAL = Path(os.environ.get("MINARI_DATASETS_PATH", "/nowhere")) / "mujoco-local"
 
 pytestmark = pytest.mark.usefixtures("brief")
 
@@ -196,6 +199,30 @@ def test_analyze_reads_held_out_windows(finished, tmp_path):
     assert main(["analyze", str(finished), "--cases", "3", "--output", str(output)]) == 0
     found = read(output / "seed-0/diagnostics.json")
     assert [layer["mechanism"] for layer in found["layers"]] == ["softmax", "primal"]
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="MINARI_DATASETS_PATH has no data sets mujoco-local/*")
+def test_a_shipped_recipe_trains_on_the_real_data_and_plays_in_mujoco(tmp_path, monkeypatch):
+    """Two steps of a narrow model: the hopper falls, and its score is near that of random actions."""
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(REAL.parent))
+    small = ["--steps", "2", "--evaluate_every", "2", "--warmup_steps", "0", "--embed_dim", "16"]
+    small += [
+        "--evaluation_episodes",
+        "2",
+        "--threads",
+        "1",
+        "--progress",
+        "false",
+        "--output",
+        str(tmp_path / "run"),
+    ]
+    assert main(["train", "control/hopper_medium_expert", *small]) == 0
+    evaluation = read(tmp_path / "run/seed-0/evaluation.json")
+    assert evaluation["data_normalized_score"] == pytest.approx(67.244, abs=0.01)
+    assert evaluation["best_data_normalized_score"] > 110
+    assert -1 < evaluation["normalized_score"] < 40
+    assert 5 <= evaluation["episode_length"] < 1000
+    assert {"normalized_score_target_1800", "mujoco"} <= evaluation.keys()
 
 
 def test_play_writes_a_film_into_the_report(tmp_path, monkeypatch):

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from kernel_attention.errors import InputError
+from kernel_attention.experiments.data.decision_sets import check_environment_name
 from kernel_attention.experiments.data.episodes import Episode, Episodes, join_episodes
 from kernel_attention.experiments.plain_yaml import require_file
 
@@ -84,8 +88,8 @@ def convert_d4rl(
             and an environment that does not exist.
     """
     episodes = read_d4rl(path)
+    check_environment_name(environment, "convert_d4rl")
     import gymnasium
-    from minari.data_collector import EpisodeBuffer
     from minari.dataset.minari_dataset import parse_dataset_id
     from minari.dataset.minari_storage import MinariStorage
 
@@ -102,8 +106,21 @@ def convert_d4rl(
     actions: gymnasium.Space = gymnasium.spaces.Discrete(int(episodes.actions.max()) + 1)
     if bounded:
         actions = gymnasium.spaces.Box(-1.0, 1.0, episodes.actions.shape[1:], np.float32)
-    target.mkdir(parents=True)
-    storage = MinariStorage.new(target, states, actions, spec)
+    folder = target.parent
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".convert-", dir=folder.parent) as unfinished:
+        written = Path(unfinished) / folder.name / "data"
+        written.mkdir(parents=True)
+        _write(MinariStorage.new(written, states, actions, spec), episodes, dataset_id, Path(path).name)
+        shutil.move(written.parent, folder)
+    return folder
+
+
+def _write(storage: Any, episodes: Episodes, dataset_id: str, source: str) -> None:
+    """Fill a new Minari storage."""
+    from minari import __version__
+    from minari.data_collector import EpisodeBuffer
+
     buffers = []
     for number, (start, end) in enumerate(zip(episodes.starts, episodes.ends, strict=True)):
         seen = episodes.states[start:end]
@@ -119,10 +136,7 @@ def convert_d4rl(
             )
         )
     storage.update_episodes(buffers)
-    from minari import __version__
-
-    described = f"converted from the D4RL file {Path(path).name}"
+    described = f"converted from the D4RL file {source}"
     storage.update_metadata(
         {"dataset_id": dataset_id, "minari_version": __version__, "description": described}
     )
-    return target.parent

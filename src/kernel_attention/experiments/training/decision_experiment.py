@@ -94,9 +94,16 @@ class DecisionExperiment(Experiment):
             raise InputError(f"{path}: actions are {facts.get('actions')!r}, accepted: continuous, discrete")
         check_environment_name(facts.get("environment"), str(path))
         reference = facts.get("reference")
-        is_pair = isinstance(reference, list) and len(reference) == 2 and reference[0] < reference[1]
-        if not isinstance(facts.get("environment_options"), dict) or not (reference is None or is_pair):
-            raise InputError(f"{path}: does not describe an environment")
+        is_pair = isinstance(reference, list) and len(reference) == 2 and all(map(_is_number, reference))
+        is_right = (
+            isinstance(facts.get("environment_options"), dict)
+            and _is_number(facts.get("best_return"))
+            and (reference is None or (is_pair and reference[0] < reference[1]))
+        )
+        if not is_right:
+            raise InputError(
+                f"{path}: does not describe an environment (environment_options, best_return, reference)"
+            )
 
     @property
     def metric(self) -> Metric:
@@ -272,3 +279,7 @@ class DecisionExperiment(Experiment):
             total += float(action_loss(outputs, batch)) * steps
             count += steps
         return total / count
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and bool(np.isfinite(value))
