@@ -35,9 +35,9 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all]'
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt foolbox pyautoattack opencv-python-headless scikit-image
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt foolbox pyautoattack opencv-python-headless scikit-image accelerate
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps imagecorruptions-imaug
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps --target $(VENV)/hosts --upgrade timm torchvision triton cleverhans torchattacks accelerate psutil
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps --target $(VENV)/hosts --upgrade timm torchvision triton cleverhans torchattacks
 	@touch $@
 
 demo: env  ## train a Primal-Attention classifier on JapaneseVowels and write its report

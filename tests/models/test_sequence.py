@@ -259,7 +259,7 @@ def test_the_whole_model_compiles_to_one_graph():
         ({"dropout": 1.0}, "dropout=1.0 must be a probability in [0, 1)"),
         ({"positions": "learned"}, "unknown positions 'learned'; did you mean 'learnt'?"),
         ({"pooling": "max"}, "unknown pooling 'max'"),
-        ({"attention": "primale"}, "unknown attention mechanism 'primale'; did you mean 'primal'?"),
+        ({"attention": "primale"}, "unknown attention mechanism 'primale'; did you mean 'primal' or "),
         ({"attention": ["primal"]}, "lists 1 entries for num_layers=2"),
         (
             {"attention": {"primal": {"ranks": 3}}},
