@@ -88,7 +88,9 @@ def legend_below(figure: Figure, axis: Axes) -> None:
     handles, labels = axis.get_legend_handles_labels()
     if handles:
         rows = -(-len(handles) // 6)
-        figure.legend(handles, labels, loc="outside lower center", ncols=-(-len(handles) // rows))
+        # Long enough for a dashed line to be told from a whole one.
+        options = {"loc": "outside lower center", "ncols": -(-len(handles) // rows), "handlelength": 3.2}
+        figure.legend(handles, labels, **options)
 
 
 def markers(places: np.ndarray) -> dict[str, Any]:
