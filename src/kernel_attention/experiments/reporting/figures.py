@@ -89,8 +89,8 @@ def legend_below(figure: Figure, axis: Axes) -> None:
     if handles:
         rows = -(-len(handles) // 6)
         # Long enough for a dashed line to be told from a whole one.
-        options = {"loc": "outside lower center", "ncols": -(-len(handles) // rows), "handlelength": 3.2}
-        figure.legend(handles, labels, **options)
+        columns = -(-len(handles) // rows)
+        figure.legend(handles, labels, loc="outside lower center", ncols=columns, handlelength=3.2)
 
 
 def markers(places: np.ndarray) -> dict[str, Any]:
