@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ import pytest
 import torch
 import yaml
 from experiments.training.decision_data import DECISIONS, INVERTED, PENDULUM, make_decisions
-from experiments.training.runs import assert_same_outcome
+from experiments.training.runs import assert_same_outcome, stopped_at
 
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.cli import main
@@ -100,21 +99,12 @@ def test_the_same_seeds_give_the_same_scores_twice(finished, root, tmp_path):
 
 
 @pytest.mark.parametrize(("attention", "at"), [(DECISIONS["attention"], 6), ("none", 9)])
-def test_a_run_stopped_at_any_step_ends_as_if_it_had_not(attention, at, root, tmp_path, monkeypatch, capsys):
+def test_a_run_stopped_at_any_step_ends_as_if_it_had_not(attention, at, root, tmp_path, capsys):
     """Inside a round, with dropout and episodes played between the rounds."""
     (tmp_path / "reference").mkdir()
     changes = {"attention": attention, "curve_episodes": 1}
     reference = trained(tmp_path / "reference" / "run", root, **changes)
-    original, calls = DecisionTask.training_step, []
-
-    def step(self, batch):
-        calls.append(1)
-        if len(calls) == at:
-            os.kill(os.getpid(), signal.SIGINT)
-        return original(self, batch)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(DecisionTask, "training_step", step)
+    with stopped_at(DecisionTask, at):
         assert main(arguments(tmp_path / "run", root, **changes)) == 1
     assert f"(seed 0: checkpoint after step {at})\n" in capsys.readouterr().err
     resume = ["train", "--resume", str(tmp_path / "run"), "--data-root", str(root), "--progress", "false"]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 
 import pytest
 import yaml
+from experiments.training.runs import stopped_at
 
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.cli import main
@@ -80,18 +79,9 @@ def test_the_steps_of_the_recipe_end_training_too(clock, tmp_path):
 
 
 @pytest.mark.parametrize("at", [1, 3, 6])
-def test_a_stopped_run_goes_on_for_the_time_that_is_left(at, clock, tmp_path, monkeypatch):
+def test_a_stopped_run_goes_on_for_the_time_that_is_left(at, clock, tmp_path):
     """Also where it is stopped at the last step, when the time is over but nothing is tested yet."""
-    original, calls = PositionLearning.training_step, []
-
-    def step(self, batch):
-        calls.append(1)
-        if len(calls) == at:
-            os.kill(os.getpid(), signal.SIGINT)
-        return original(self, batch)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(PositionLearning, "training_step", step)
+    with stopped_at(PositionLearning, at):
         folder = trained(tmp_path / "run", expected=1, max_seconds=5.0, clock=clock)
     assert main(["train", "--resume", str(folder), "--progress", "false"]) == 0
     assert [(row["step"], row["training_seconds"]) for row in rows(folder)] == [(2, 2.0), (4, 4.0), (6, 6.0)]
