@@ -89,7 +89,7 @@ def attack_run(
     for step in steps:
         require_classes(step.made(), len(run.facts["class_names"]))
     seeds = run.seeds if seed is None else [seed]
-    models = {each: run.model(each) for each in seeds}
+    models = {each: run.fast_model(each) for each in seeds}
     if not seeds:
         raise InputError(f"run {run.folder}: no trained seed in it yet")
     folder = RunFolder(output or run.folder)
@@ -204,7 +204,7 @@ def _check_transfer(run: SavedRun, steps: Sequence[AttackStep], transfer: SavedR
 
 def _source(transfer: SavedRun, seed: int) -> TransferSource:
     chosen = seed if seed in transfer.seeds else None
-    model = transfer.model(chosen)
+    model = transfer.fast_model(chosen)
     chosen = transfer.seeds[0] if chosen is None else chosen
     weights = _digest(RunFolder(transfer.folder).weights_path(chosen))
     record = {"run": transfer.folder.name, "seed": chosen, "weights": weights}

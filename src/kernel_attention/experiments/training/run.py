@@ -36,7 +36,7 @@ from kernel_attention.experiments.training.files import (
     write_json,
     write_yaml,
 )
-from kernel_attention.experiments.training.fit import check_trainer, fit
+from kernel_attention.experiments.training.fit import check_trainer, fit, training_device
 from kernel_attention.experiments.training.lock import LOCK_NAME, locked
 from kernel_attention.experiments.training.precision import with_precision
 from kernel_attention.experiments.training.recipe import BaseRecipe
@@ -279,7 +279,8 @@ def _train_seed(experiment: Experiment, folder: Path, seed: int, progress: bool)
         progress=progress,
     )
     model.load_state_dict(read_weights(folder / "best.safetensors"))
-    result = experiment.evaluate(model)
+    result = experiment.evaluate(model.to(training_device(recipe.accelerator)))
+    model.cpu()
     if not math.isfinite(result["loss"]):
         raise FloatingPointError(f"the loss on the test split is {result['loss']}")
     result |= {

@@ -15,6 +15,7 @@ from kernel_attention.experiments.training.data_root import recorded_data_root
 from kernel_attention.experiments.training.experiment import Experiment
 from kernel_attention.experiments.training.facts import read_facts, require_same_data
 from kernel_attention.experiments.training.files import read_weights
+from kernel_attention.experiments.training.fit import training_device
 from kernel_attention.experiments.training.recipe import BaseRecipe, make_recipe, read_keys
 from kernel_attention.experiments.training.run import build_model
 from kernel_attention.experiments.training.tasks import experiment_class
@@ -55,9 +56,9 @@ class SavedRun(NamedTuple):
         if file is None:
             experiment = self.experiment(data_root)
             if split is not None:
-                yield from ((seed, experiment.evaluate_split(self.model(seed), split)) for seed in self.seeds)
+                yield from ((seed, experiment.evaluate_split(self.fast_model(seed), split)) for seed in self.seeds)
                 return
-            yield from ((seed, experiment.evaluate(self.model(seed))) for seed in self.seeds)
+            yield from ((seed, experiment.evaluate(self.fast_model(seed))) for seed in self.seeds)
             return
         task = experiment_class(self.recipe.task_name)
         for seed in self.seeds:
@@ -95,6 +96,10 @@ class SavedRun(NamedTuple):
             reason = " ".join(str(error).split())[:200]
             raise InputError(f"{path}: does not fit the run's recipe ({reason})") from None
         return model.eval()
+
+    def fast_model(self, seed: int | None = None) -> Any:
+        """As ``model``, where the run's recipe would train on this machine."""
+        return self.model(seed).to(training_device(self.recipe.accelerator))
 
     def kept_epochs(self, seed: int) -> list[int]:
         """The epochs of which a seed's weights were kept; 0 is the untrained model."""
