@@ -42,7 +42,8 @@ _EXTRAS = {
     "foolbox": "robustness", "gymnasium": "control", "h5py": "control", "imagecorruptions": "robustness",
     "jinja2": "train", "kornia": "images", "lightning": "train", "matplotlib": "train", "minari": "control",
     "mujoco": "control", "optuna": "sweep", "PIL": "train", "pyautoattack": "robustness", "pydantic": "train",
-    "rich": "train", "safetensors": "train", "skimage": "robustness", "sklearn": "train", "timm": "vision",
+    "rich": "train", "safetensors": "train", "skimage": "robustness", "sklearn": "train",
+    "tensorboardX": "train", "timm": "vision",
     "tokenizers": "language", "transformers": "language", "yaml": "train",
 }  # fmt: skip
 

@@ -40,7 +40,9 @@ def _different(values: list[Any]) -> list[Any]:
     return values
 
 
-DIFFERENT = (AfterValidator(_different), Field(min_length=1, json_schema_extra={"uniqueItems": True}))
+ALL_DIFFERENT = (AfterValidator(_different), Field(json_schema_extra={"uniqueItems": True}))
+"""The metadata of a list of different values, which may be empty."""
+DIFFERENT = (*ALL_DIFFERENT, Field(min_length=1))
 """The metadata of a list of one or more different values."""
 
 _LONGEST = 80  # characters of a value in a message
@@ -142,6 +144,8 @@ def _several(schema: Mapping[str, Any]) -> str:
     words += ["different"] if schema.get("uniqueItems") else []
     kinds = {"integer": "whole numbers", "object": "mappings"}
     words += [kinds.get(schema["items"].get("type", ""), "names")]
+    if "enum" in schema["items"]:
+        words += ["out of", ", ".join(schema["items"]["enum"])]
     return " ".join([*words, *_bounds(schema["items"])])
 
 

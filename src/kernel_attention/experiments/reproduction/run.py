@@ -25,7 +25,14 @@ from kernel_attention.experiments.training.tasks import experiment_class
 
 Told = Callable[[str], object]
 
-_MACHINE = ("accelerator", "precision", "threads", "seeds", "plugins")  # may differ from the suite's
+_MACHINE = (
+    "accelerator",
+    "precision",
+    "threads",
+    "seeds",
+    "loggers",
+    "plugins",
+)  # may differ from the suite's
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,13 @@ _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": functools.partial(torch.optim.SGD, momentum=0.9),
 }
 
-_CHANGEABLE = ("epochs", "seeds", "threads", "accelerator")  # keys that may change when a run is resumed
+_CHANGEABLE = (
+    "epochs",
+    "seeds",
+    "threads",
+    "accelerator",
+    "loggers",
+)  # keys that may change when a run is resumed
 
 
 class RecipeTask(L.LightningModule):

@@ -16,6 +16,7 @@ from kernel_attention.errors import InputError, unknown
 from kernel_attention.experiments.plain_yaml import read_yaml
 from kernel_attention.experiments.plugins import require_plugins
 from kernel_attention.experiments.settings import (
+    ALL_DIFFERENT,
     DIFFERENT,
     Count,
     NonNegative,
@@ -79,6 +80,7 @@ class BaseRecipe(ABC):
         keep_weights_every: epochs (or evaluations, where training is counted in steps) from one kept copy of
             the weights to the next, for analyze --over_training; the untrained weights are the first. 0 keeps
             none.
+        loggers: tensorboard, mlflow or wandb: what is told the figures, beside the run folder.
         plugins: modules that register further mechanisms; only ``train`` imports them.
 
     Raises:
@@ -108,6 +110,9 @@ class BaseRecipe(ABC):
     accelerator: Literal["auto", "cpu", "gpu", "cuda", "mps"] = "auto"
     threads: Annotated[int, Field(ge=0, le=4096)] = 0  # a system that cannot start them ends the process
     keep_weights_every: Whole = 0
+    loggers: Annotated[list[Literal["tensorboard", "mlflow", "wandb"]], *ALL_DIFFERENT] = field(
+        default_factory=list
+    )
     plugins: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:

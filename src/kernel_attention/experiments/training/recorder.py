@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,9 @@ class RunRecorder(Checkpoint):
         folder: the seed's folder.
         target_variance: variance of the evaluated targets, for R^2; None for classification.
         quality: the figure that chooses the epoch, the higher the better. Rows without it have the loss.
+
+    Attributes:
+        told: called with every row that has been written, and the number of steps.
     """
 
     def __init__(self, folder: Path, target_variance: float | None = None, quality: str = "accuracy") -> None:
@@ -40,6 +44,7 @@ class RunRecorder(Checkpoint):
         self.rows: list[dict[str, Any]] = []
         self.best_epoch: int | None = None
         self.best: tuple[float, float] | None = None
+        self.told: Callable[[dict[str, Any], int], object] | None = None
         self._generators: dict[str, Any] | None = None
         self._partial: dict[str, Any] | None = None
         self._started = 0.0
@@ -98,6 +103,8 @@ class RunRecorder(Checkpoint):
         write_json(self.folder / "metrics.json", self.rows)
         write_csv(self.folder / "metrics.csv", self.rows)
         trainer.save_checkpoint(self.checkpoint)
+        if self.told is not None:
+            self.told(row, trainer.global_step)
         if self._stop.is_made:
             raise KeyboardInterrupt
 

@@ -38,8 +38,10 @@ from kernel_attention.experiments.training.files import (
 )
 from kernel_attention.experiments.training.fit import check_trainer, fit, training_device
 from kernel_attention.experiments.training.lock import LOCK_NAME, locked
+from kernel_attention.experiments.training.loggers import RunLoggers, require_loggers
 from kernel_attention.experiments.training.precision import with_precision
 from kernel_attention.experiments.training.recipe import BaseRecipe
+from kernel_attention.experiments.training.recorder import RunRecorder
 from kernel_attention.experiments.training.tasks import experiment_class
 from kernel_attention.version import __version__
 
@@ -79,6 +81,7 @@ def train(
         _check_unused(output)
     recipe = with_precision(recipe)
     check_trainer(recipe)
+    require_loggers(recipe.loggers)
     if resume:
         data_root = recorded_data_root(output, data_root)
     experiment = experiment_class(recipe.task_name)(recipe, data_root)
@@ -89,7 +92,9 @@ def train(
         if not resume:
             for remark in recipe.remarks():
                 note(remark)
-        results = [_train_seed(experiment, output / f"seed-{seed}", seed, progress) for seed in recipe.seeds]
+        results = [
+            _train_seed(experiment, output / f"seed-{seed}", seed, name, progress) for seed in recipe.seeds
+        ]
         summary = summarise(recipe, name, results, experiment.metric)
         write_json(output / "summary.json", summary)
         try:
@@ -259,7 +264,7 @@ def _command(words: list[str]) -> str:
     return shlex.join(["kernel-attention" if is_ours else words[0], *words[1:]])
 
 
-def _train_seed(experiment: Experiment, folder: Path, seed: int, progress: bool) -> dict[str, Any]:
+def _train_seed(experiment: Experiment, folder: Path, seed: int, name: str, progress: bool) -> dict[str, Any]:
     if (folder / "evaluation.json").exists():  # a finished seed of a resumed run
         return _read_result(folder, experiment.metric)
     recipe = experiment.recipe
@@ -270,19 +275,21 @@ def _train_seed(experiment: Experiment, folder: Path, seed: int, progress: bool)
     if not recorder.checkpoint.exists():  # which has all that is prepared
         experiment.prepare(model, seed)
     train_batches, val_batches = experiment.loaders(seed)
-    fit(
-        experiment.task(model),
-        train_batches,
-        val_batches,
-        callbacks=[recorder],
-        checkpoint=recorder.checkpoint if recorder.checkpoint.exists() else None,
-        progress=progress,
-    )
-    model.load_state_dict(read_weights(folder / "best.safetensors"))
-    result = experiment.evaluate(model.to(training_device(recipe.accelerator)))
-    model.cpu()
-    if not math.isfinite(result["loss"]):
-        raise FloatingPointError(f"the loss on the test split is {result['loss']}")
+    with _logged(experiment, recorder, folder, name) as loggers:
+        fit(
+            experiment.task(model),
+            train_batches,
+            val_batches,
+            callbacks=[recorder],
+            checkpoint=recorder.checkpoint if recorder.checkpoint.exists() else None,
+            progress=progress,
+        )
+        model.load_state_dict(read_weights(folder / "best.safetensors"))
+        result = experiment.evaluate(model.to(training_device(recipe.accelerator)))
+        model.cpu()
+        if not math.isfinite(result["loss"]):
+            raise FloatingPointError(f"the loss on the test split is {result['loss']}")
+        loggers.tell_result(result)
     result |= {
         "protocol": recipe.protocol,
         "split": recipe.reported_split,
@@ -296,3 +303,16 @@ def _train_seed(experiment: Experiment, folder: Path, seed: int, progress: bool)
         write_arrays(folder / "examples.npz", examples)
     write_json(folder / "evaluation.json", result)
     return result
+
+
+@contextlib.contextmanager
+def _logged(experiment: Experiment, recorder: RunRecorder, folder: Path, name: str) -> Iterator[RunLoggers]:
+    """The seed's loggers, which are told every row from now on."""
+    loggers = RunLoggers(experiment.recipe.loggers, folder, name, experiment.recipe.keys())
+    recorder.told = loggers.tell_row
+    is_done = False
+    try:
+        yield loggers
+        is_done = True
+    finally:
+        loggers.close(is_done=is_done)

@@ -56,7 +56,9 @@ class SavedRun(NamedTuple):
         if file is None:
             experiment = self.experiment(data_root)
             if split is not None:
-                yield from ((seed, experiment.evaluate_split(self.fast_model(seed), split)) for seed in self.seeds)
+                yield from (
+                    (seed, experiment.evaluate_split(self.fast_model(seed), split)) for seed in self.seeds
+                )
                 return
             yield from ((seed, experiment.evaluate(self.fast_model(seed))) for seed in self.seeds)
             return
