@@ -1,7 +1,7 @@
 """The figures of a run for the tools people watch runs with. The run folder stays the truth.
 
-A logger is told each row of ``metrics.csv`` when it is written, and the figures of ``evaluation.json``. It decides
-nothing, so a run with loggers has the same weights as one without.
+A logger is told each row of ``metrics.csv`` when it is written, and the figures of ``evaluation.json``. It
+decides nothing, so a run with loggers has the same weights as one without.
 """
 
 from __future__ import annotations
