@@ -74,10 +74,11 @@ class _Pursuit(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor | None, k: Tensor, v: Tensor, threshold: Tensor, call: _Call) -> Tensor:
         from kernel_attention.mechanisms.kernel_pca import triton_kernels
 
-        pursuit = triton_kernels.pursue(
-            *_arguments(q, k, v, threshold, call), iterations=call.iterations, is_causal=call.is_causal,
-            keep=any(ctx.needs_input_grad),
-        )  # fmt: skip
+        with torch.cuda.device_of(k):
+            pursuit = triton_kernels.pursue(
+                *_arguments(q, k, v, threshold, call), iterations=call.iterations, is_causal=call.is_causal,
+                keep=any(ctx.needs_input_grad),
+            )  # fmt: skip
         ctx.save_for_backward(q, k, v, threshold, *pursuit)
         ctx.call = call
         return pursuit.low_rank.transpose(1, 2)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from kernel_attention.core.layer import AttentionLayer
+from kernel_attention.core.layer import AttentionLayer, TokenWork
 from kernel_attention.core.parameters import Device
 from kernel_attention.core.query_key_value import identity_values
 from kernel_attention.core.registry import register_attention
@@ -157,6 +157,20 @@ class RobustPrincipalAttention(AttentionLayer):
             attention_mask=attention_mask,
         )
         return _zero_padded_rows(attention, attention_mask)
+
+    def token_work(self, *, training: bool, length: int) -> TokenWork | None:
+        """The projections, and of every step two products with the sequence, in training seven.
+
+        The backward pass forms the logits again. A token moves its input and output; in training also the
+        output's gradient and the input's, and its input again.
+        """
+        projections = 3 if self.symmetric else 4
+        passes, products = (3, 7) if training else (1, 2)
+        operations = (
+            2 * passes * projections * self.embed_dim**2
+            + 2 * products * self.iterations * length * self.embed_dim
+        )
+        return TokenWork(operations, self.embed_dim * (5 if training else 2))
 
     def _queries(self, x: Tensor) -> Tensor | None:
         return None if self.q_proj is None else self.split_heads(self.q_proj(x))

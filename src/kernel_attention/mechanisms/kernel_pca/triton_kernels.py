@@ -87,8 +87,7 @@ def _clamp(x, threshold):
 
 @triton.autotune(
     configs=_configs(
-        (64, 32, 4, 2), (32, 32, 4, 2), (64, 32, 8, 2),
-        (64, 64, 4, 3), (128, 64, 4, 3), (128, 64, 8, 3), (128, 128, 8, 3),
+        (32, 32, 4, 2), (64, 32, 8, 2), (64, 64, 4, 3), (128, 64, 8, 3), (128, 128, 8, 2),
     ),
     key=["bucket", "P", "IS_CAUSAL", "HAS_MASK", "PRECISION"],
     prune_configs_by={"early_config_prune": _fitting},
@@ -142,15 +141,15 @@ def _step_kernel(
     statistic = tl.where(attends, top + tl.log2(tl.where(attends, total, 1.0)), float("inf"))
     tl.store(lse + bh * N + i, statistic, mask=i < N)
     if is_last == 0:
-        low = low.to(tl.float32)
+        rounded = low.to(tl.float32)
         tau = _thresholds(threshold, bh, i, N, IS_CAUSAL)
         k = tl.load(data + corner + place, mask=inside & real[:, None], other=0.0).to(tl.float32)
         later = (i < done)[:, None] & inside_p[None, :]
         previous = tl.load(before + corner + place, mask=later, other=0.0).to(tl.float32)
         y = tl.load(dual + corner + place, mask=later, other=0.0)
-        y = previous - low + _clamp(k - previous + y, tau)
+        y = previous - rounded + _clamp(k - previous + y, tau)
         tl.store(dual + corner + place, y, mask=inside)
-        cleaned = low - 2 * y + _clamp(k - low + y, tau)
+        cleaned = rounded - 2 * y + _clamp(k - rounded + y, tau)
         tl.store(next_keys + corner + place, cleaned.to(next_keys.dtype.element_ty), mask=inside)
 
 
@@ -245,8 +244,7 @@ def _pull_blocks(
 
 @triton.autotune(
     configs=_configs(
-        (32, 32, 4, 2), (64, 32, 4, 2), (64, 32, 8, 2),
-        (64, 64, 4, 2), (64, 64, 8, 2), (128, 64, 8, 2), (128, 32, 4, 2),
+        (32, 32, 4, 2), (64, 32, 8, 2), (64, 64, 8, 2), (64, 64, 4, 2), (128, 64, 8, 2),
     ),
     key=["bucket", "P", "AS_QUERY", "AS_KEY", "IS_CAUSAL", "HAS_MASK", "PRECISION"],
     prune_configs_by={"early_config_prune": _fitting},

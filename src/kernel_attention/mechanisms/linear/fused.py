@@ -66,9 +66,10 @@ class _CausalSums(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor | None]:
         from kernel_attention.mechanisms.linear import triton_kernels
 
-        out, totals = triton_kernels.causal_sums(
-            _by_token(phi_q), _by_token(phi_k), _by_token(v), with_totals=with_totals
-        )
+        with torch.cuda.device_of(v):
+            out, totals = triton_kernels.causal_sums(
+                _by_token(phi_q), _by_token(phi_k), _by_token(v), with_totals=with_totals
+            )
         ctx.save_for_backward(phi_q, phi_k, v)
         ctx.set_materialize_grads(False)
         return out.transpose(1, 2), None if totals is None else totals[..., None]
