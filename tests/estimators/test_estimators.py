@@ -393,18 +393,3 @@ def test_another_number_of_channels_is_refused(estimator, arrays):
     estimator.fit(arrays[0], target(estimator, *arrays[1:]))
     with pytest.raises(ka.InputError, match="X has 2 channels, expected 3"):
         estimator.predict(arrays[0][:, :2])
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_model_trained_on_a_gpu_rests_on_the_cpu(estimator, arrays):
-    X, y = arrays[0], target(estimator, *arrays[1:])
-    torch.cuda.manual_seed_all(5)
-    before = torch.cuda.get_rng_state()
-    estimator.set_params(accelerator="gpu").fit(X, y)
-    assert torch.equal(torch.cuda.get_rng_state(), before)
-    on_gpu = estimator._outputs(X)
-    assert {parameter.device.type for parameter in estimator.model_.parameters()} == {"cpu"}
-    torch.testing.assert_close(
-        estimator.set_params(accelerator="cpu")._outputs(X), on_gpu, atol=1e-3, rtol=1e-3
-    )

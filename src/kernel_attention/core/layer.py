@@ -285,11 +285,12 @@ class AttentionLayer(nn.Module, ABC):
         """
         return None
 
-    def token_work(self, *, training: bool) -> TokenWork | None:
+    def token_work(self, *, training: bool, length: int) -> TokenWork | None:
         """The work of the layer's fast non-causal form on a token, for rooflines; None: not counted.
 
         Args:
             training: forward and backward pass, or the forward pass alone.
+            length: tokens of a sequence.
         """
         return None
 

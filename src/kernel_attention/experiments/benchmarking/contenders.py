@@ -214,6 +214,8 @@ def _mechanism(name: str, options: Mapping[str, Any]) -> Contender:
     return Contender(
         f"{name} ({shown})" if shown else name,
         maker(),
+        package="triton" if options.get("impl") == "triton" else "",
+        device="cuda" if options.get("impl") == "triton" else "",
         causal=mechanism.causal,
         body="vit" if needs_grid else "",
         reference=maker(**form) if (form := mechanism.layer.reference_options) else None,

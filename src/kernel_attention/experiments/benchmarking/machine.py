@@ -18,6 +18,9 @@ from kernel_attention.experiments.processor import processor_name
 _LARGE = 1536  # rows of the square product that gives the ceiling of arithmetic
 _COPIED = 1 << 28  # bytes, far beyond every cache
 _SLICE = 1024  # tokens the fused layer takes at a time
+# A GPU is not busy with sizes that fill a processor, and starting its work takes longer than the work.
+_GPU_SCALE = 4
+_GPU_CALLS = 20
 
 
 def describe_machine(devices: set[str]) -> dict[str, object]:
@@ -42,20 +45,25 @@ def load() -> list[float]:
 
 
 def measure_ceilings(setting: Setting) -> dict[str, float]:
-    """Operations and bytes per second of a large product, a product of the layer's slices, and a copy."""
+    """Operations and bytes per second of a large product, a product of the layer's slices, and a copy.
+
+    A GPU takes all tokens at once.
+    """
     torch.set_num_threads(setting.threads)
     kind = {"device": setting.device, "dtype": setting.torch_dtype}
-    square = torch.randn(_LARGE, _LARGE, **kind)  # type: ignore[call-overload]
-    d = setting.embed_dim
-    tokens = torch.randn(setting.batch_size, _SLICE, d, **kind)  # type: ignore[call-overload]
+    is_gpu = setting.device == "cuda"
+    large, copied = (size * _GPU_SCALE if is_gpu else size for size in (_LARGE, _COPIED))
+    square = torch.randn(large, large, **kind)  # type: ignore[call-overload]
+    d, slice_length = setting.embed_dim, setting.length if is_gpu else _SLICE
+    tokens = torch.randn(setting.batch_size, slice_length, d, **kind)  # type: ignore[call-overload]
     weight = torch.randn(2 * d, d, **kind)  # type: ignore[call-overload]
-    source = torch.zeros(_COPIED // square.element_size(), **kind)  # type: ignore[call-overload]
+    source = torch.zeros(copied // square.element_size(), **kind)  # type: ignore[call-overload]
     target = torch.zeros_like(source)
     return {
-        "large_product": 2 * _LARGE**3 / _fastest(lambda: square @ square, setting),
-        "slice_product": 4 * d**2 * setting.batch_size * _SLICE
+        "large_product": 2 * large**3 / _fastest(lambda: square @ square, setting),
+        "slice_product": 4 * d**2 * setting.batch_size * slice_length
         / _fastest(lambda: torch.nn.functional.linear(tokens, weight), setting),
-        "copy": 2 * _COPIED / _fastest(lambda: target.copy_(source), setting),
+        "copy": 2 * copied / _fastest(lambda: target.copy_(source), setting),
     }  # fmt: skip
 
 
@@ -72,7 +80,7 @@ def roofline(
     """
     rows: list[dict[str, object]] = []
     for kind, measured in seconds.items():
-        work = layer.token_work(training=kind == "step")
+        work = layer.token_work(training=kind == "step", length=setting.length)
         if work is None:
             continue
         operations = setting.tokens * work.operations
@@ -95,12 +103,14 @@ def roofline(
 
 def _fastest(work: Callable[[], object], setting: Setting) -> float:
     """The seconds of a call: the lower quartile of a dozen, because a ceiling is the best possible value."""
-    wait = torch.cuda.synchronize if setting.device == "cuda" else (lambda: None)
+    is_gpu = setting.device == "cuda"
+    wait, calls = (torch.cuda.synchronize, _GPU_CALLS) if is_gpu else ((lambda: None), 1)
     taken = []
     for _ in range(12):
         wait()
         start = time.perf_counter()
-        work()
+        for _ in range(calls):
+            work()
         wait()
-        taken.append(time.perf_counter() - start)
+        taken.append((time.perf_counter() - start) / calls)
     return statistics.median(sorted(taken)[:6])

@@ -1,10 +1,12 @@
-"""The peak memory of a pass above the memory before it, in a separate process for every contender.
+"""The peak memory of a pass above the memory before it, on CPU in a separate process for every contender.
 
 On CPU the peak is that of the resident set (``VmHWM``, reset through ``/proc/self/clear_refs``) above its
 size once everything is imported, the layer and its input exist, and a short sequence (or one image) went
 through. The child returns freed blocks at once (``MALLOC_MMAP_THRESHOLD_``), so the figure is the largest
 memory in use, temporaries included, and does not depend on the allocator. On CUDA it is
-``torch.cuda.max_memory_allocated``. See ``kernel_attention.experiments.peak_memory`` for other systems.
+``torch.cuda.max_memory_allocated``, which counts tensors and needs no other process. A whole pass goes before
+the one that is measured, because kernels try out their block sizes in it. See
+``kernel_attention.experiments.peak_memory`` for other systems.
 """
 
 from __future__ import annotations
@@ -29,6 +31,13 @@ _WARM_LENGTH = 128  # divisible by the buckets and landmarks of other libraries
 
 def measure_peaks(spec: ContenderSpec, setting: Setting, passes: Sequence[str]) -> dict[str, object]:
     """Bytes by pass, ``{"forward": .., "step": ..}``, and ``"how"``; ``{"failed": why}`` where it fails."""
+    if setting.device == "cuda":
+        from kernel_attention.experiments.benchmarking import timing
+
+        try:
+            return _peaks(spec, setting, passes)
+        except Exception as error:  # of compilers too
+            return {"failed": timing.reason(error)}
     asked = json.dumps(
         {"spec": spec, "setting": setting.record(), "passes": list(passes), "plugins": loaded_plugins()}
     )
@@ -57,11 +66,14 @@ def _peaks(spec: ContenderSpec, setting: Setting, passes: Sequence[str]) -> dict
     for kind in passes:
         is_image = isinstance(layer, ImageModel)
         short = (slice(0, 1),) if is_image else (slice(None), slice(0, _WARM_LENGTH))
-        if is_image or setting.length > _WARM_LENGTH:
+        if x.is_cuda:
+            timing.seconds(kind, layer, x, cotangent)
+        elif is_image or setting.length > _WARM_LENGTH:
             with contextlib.suppress(RuntimeError, ValueError, AssertionError):  # accepts its own length only
                 few = x.detach()[short].requires_grad_(x.requires_grad)
                 timing.seconds(kind, layer, few, cotangent[short])
         layer.zero_grad(set_to_none=True)
+        x.grad = None
         before, can_reset = _start(x.is_cuda)
         timing.seconds(kind, layer, x, cotangent)
         peak = torch.cuda.max_memory_allocated() if x.is_cuda else peak_resident()

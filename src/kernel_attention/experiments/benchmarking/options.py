@@ -43,6 +43,7 @@ def plan_from_options(
         changed["passes"] = tuple(given["passes"])
     if contenders:
         has_baseline = not plan.baseline or plan.baseline in contenders
+        changed["causal_contenders"] = ()
         changed["contenders"] = (*(() if has_baseline else (plan.baseline,)), *contenders)
         if suite is None:
             changed |= {"title": "One attention layer", "shows": "", "memory": given.get("memory", True)}

@@ -76,6 +76,7 @@ class Plan:
         contenders: see ``ContenderSpec``; several rows may be one mechanism.
         baseline: the contender whose time the others are divided by.
         grid: values by name of a field of ``Setting``.
+        causal_contenders: those of the causal settings; empty: the same.
         passes: "forward" (inference), "step" (forward and backward in training).
         rounds: number of timed rounds in every setting.
         rounds_at: number of rounds for given lengths, where a round takes long.
@@ -89,6 +90,7 @@ class Plan:
     shows: str = ""
     baseline: str = "sdpa"
     grid: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    causal_contenders: tuple[ContenderSpec, ...] = ()
     passes: tuple[str, ...] = PASSES
     rounds: int = 15
     rounds_at: Mapping[int, int] = field(default_factory=dict)
@@ -102,6 +104,10 @@ class Plan:
         values = [self.grid.get(name, (getattr(Setting(), name),)) for name in names]
         for chosen in itertools.product(*values):
             yield Setting(**dict(zip(names, chosen, strict=True)))
+
+    def contenders_of(self, setting: Setting) -> tuple[ContenderSpec, ...]:
+        """The contenders at a setting."""
+        return self.causal_contenders if setting.is_causal and self.causal_contenders else self.contenders
 
     def rounds_of(self, setting: Setting) -> int:
         """Rounds at a setting: those of the longest length in ``rounds_at`` that it reaches."""

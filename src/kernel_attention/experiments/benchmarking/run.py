@@ -44,7 +44,7 @@ def run_benchmark(
     check_plan(plan)
     if warmup < 0:
         raise InputError(f"warmup={warmup} must be 0 or more")
-    contenders = {find_contender(spec).name: spec for spec in plan.contenders}
+    contenders = {find_contender(spec).name: spec for spec in (*plan.contenders, *plan.causal_contenders)}
     record: dict[str, Any] = {
         "format": FORMAT,
         "machine": {
@@ -65,7 +65,8 @@ def run_benchmark(
     }
     absent: dict[str, str] = {}
     for setting in plan.settings():
-        record["cells"].append(_cell(plan, contenders, setting, absent, seed, warmup, told))
+        here = {find_contender(spec).name: spec for spec in plan.contenders_of(setting)}
+        record["cells"].append(_cell(plan, here, setting, absent, seed, warmup, told))
         record["absent"] = [{"contender": name, "reason": why} for name, why in absent.items()]
         record["machine"]["load_after"] = machine.load()
         kept(record)

@@ -21,6 +21,7 @@ _LEFT_OUT = {"dual_multilinear", "tensor", "conv2d", "softmax"}
 _IN_IMAGES = tuple(
     row.name for row in list_attention() if row.name not in {"softmax", "dual_multilinear", "tensor"}
 )
+_FORMS = ("reference", "triton")
 _DEIT_TINY = {"body": ("vit",), "threads": (2,), "batch_size": (8,), "embed_dim": (192,), "num_heads": (3,)}
 _RPC_FIRST: tuple[list[Spec], ...] = tuple(
     [{"rpc": {"iterations": n, "lam": 4.0}}, *["symmetric"] * 11] for n in range(1, 7)
@@ -193,15 +194,45 @@ SUITES: dict[str, Plan] = {
     ),
     "gpu": Plan(
         title="Triton kernels on a GPU",
+        shows="RPC with n steps: time at most 1.05 n times symmetric attention's, peak at most 1.5 times; "
+        "primal and causal linear attention by kernels faster than by PyTorch's operations",
+        contenders=(
+            "sdpa", "symmetric",
+            *({"rpc": {"iterations": n, "impl": form}} for n in (2, 4, 6) for form in _FORMS),
+            *({"primal": {"rank": 30, "eta": 0.1, "impl": form}} for form in ("fused", *_FORMS)),
+            {"primal": {"rank": 30, "impl": "triton"}}, "multilinear", "linear",
+        ),
+        causal_contenders=(
+            "sdpa", *({"linear": {"impl": form}} for form in _FORMS),
+            *({"primal": {"rank": 30, "data_dependent": False, "impl": form}} for form in ("fused", *_FORMS)),
+            *_CAUSAL_PEERS,
+        ),
+        grid={
+            "device": ("cuda",), "dtype": ("float32", "bfloat16"), "is_causal": (False, True),
+            "embed_dim": (512,), "num_heads": (8,), "length": (1024, 4096),
+        },
+        rounds=11,
+        rounds_at={4096: 7},
+        flops=False,
+        roofline=True,
+    ),
+    "gpu-long": Plan(
+        title="Linear-time attention over long sequences on a GPU",
         shows="time, memory and share of the copy bandwidth over N",
         contenders=(
             "sdpa", {"primal": {"rank": 30, "eta": 0.1, "impl": "triton"}},
             {"primal": {"rank": 30, "impl": "triton"}}, "linear", *(peer.name for peer in PEERS),
         ),
+        causal_contenders=(
+            "sdpa", {"linear": {"impl": "triton"}},
+            {"primal": {"rank": 30, "data_dependent": False, "impl": "triton"}}, *_CAUSAL_PEERS,
+        ),
         grid={
-            "device": ("cuda",), "dtype": ("float32", "bfloat16"),
-            "length": (1024, 4096, 16384, 65536, 131072),
+            "device": ("cuda",), "dtype": ("float32", "bfloat16"), "is_causal": (False, True),
+            "length": (16384, 65536, 131072),
         },
+        rounds=5,
+        flops=False,
         roofline=True,
     ),
 }  # fmt: skip

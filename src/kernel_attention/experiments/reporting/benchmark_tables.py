@@ -60,7 +60,7 @@ def _all(record: Mapping[str, Any]) -> Iterator[tuple[str, list[str], list[list[
     for kind in plan["passes"]:
         yield f"{title} · {_PASSES[kind]}", *_times(plan, cells, varying, kind)
     if any("roofline" in cell for cell in cells):
-        yield "Roofline of the fused primal layer", *_roofline(cells, varying)
+        yield "Roofline", *_roofline(cells, varying)
         yield "Ceilings", *_ceilings(cells, varying)
 
 

@@ -75,6 +75,24 @@ def principal_attention_pursuit(
     threshold = pursuit_threshold(
         k, lam, convention=convention, attention_mask=attention_mask, is_causal=is_causal
     )
+    return pursuit_steps(
+        k, v, threshold, q=q, iterations=iterations, attention_mask=attention_mask, is_causal=is_causal,
+        dropout_p=dropout_p,
+    )  # fmt: skip
+
+
+def pursuit_steps(
+    k: Tensor,
+    v: Tensor,
+    threshold: Tensor,
+    *,
+    q: Tensor | None = None,
+    iterations: int = 4,
+    attention_mask: Tensor | None = None,
+    is_causal: bool = False,
+    dropout_p: float = 0.0,
+) -> PrincipalPursuit:
+    """The steps of ``principal_attention_pursuit`` with a given threshold tau, as ``pursuit_threshold``'s."""
     data = k.to(accumulation_dtype(k.dtype))
     if attention_mask is not None:
         data = data.masked_fill(~attention_mask[:, None, :, None], 0.0)

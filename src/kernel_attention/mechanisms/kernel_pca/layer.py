@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from kernel_attention.core.layer import AttentionLayer
+from kernel_attention.core.layer import AttentionLayer, TokenWork
 from kernel_attention.core.parameters import Device
 from kernel_attention.core.query_key_value import identity_values
 from kernel_attention.core.registry import register_attention
@@ -21,9 +22,12 @@ from kernel_attention.mechanisms.kernel_pca.functional import (
     principal_attention_pursuit,
     scaled_attention,
 )
+from kernel_attention.mechanisms.kernel_pca.fused import rpc_attention_by_kernels
 from kernel_attention.mechanisms.softmax.functional import softmax_attention
 from kernel_attention.memory_limit import require_parameters
+from kernel_attention.tensors.recompute import is_traced
 
+_IMPLS = ("auto", "reference", "triton")
 _SCALINGS = ("symmetric", "matrix")
 
 
@@ -53,11 +57,15 @@ class RobustPrincipalAttention(AttentionLayer):
             (lambda / mu, as printed); see ``kernel_attention.functional.pursuit_threshold``.
         dropout: probability of dropping an attention weight of the last step in training.
         bias: whether the projections have biases.
+        impl: "reference", the formulas over PyTorch's fused attention; "triton", kernels for GPUs, each of
+            which does a whole step, with heads of width up to 128 and without dropout; "auto", the
+            reference.
         device: where the parameters are made; None: the default device.
         dtype: the parameters' precision; None: the default one.
     """
 
     softmax_reading = "cleaned keys"
+    reference_options: Mapping[str, Any] = {"impl": "reference"}
 
     def __init__(
         self,
@@ -70,10 +78,13 @@ class RobustPrincipalAttention(AttentionLayer):
         convention: Convention = "released",
         dropout: float = 0.0,
         bias: bool = True,
+        impl: Literal["auto", "reference", "triton"] = "auto",
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(embed_dim, num_heads)
+        if impl not in _IMPLS:
+            raise unknown("impl", impl, _IMPLS)
         require_positive(iterations=iterations)
         if not 0.0 < lam < math.inf:
             raise InputError(f"lam={lam!r} must be a positive number")
@@ -85,6 +96,7 @@ class RobustPrincipalAttention(AttentionLayer):
         self.symmetric = symmetric
         self.convention: Convention = convention
         self.dropout = dropout
+        self.impl = impl
         options: dict[str, Any] = {"bias": bias, "device": device, "dtype": dtype}
         self.q_proj = None if symmetric else nn.Linear(embed_dim, embed_dim, **options)
         self.k_proj = nn.Linear(embed_dim, embed_dim, **options)
@@ -95,8 +107,28 @@ class RobustPrincipalAttention(AttentionLayer):
         self, x: Tensor, context: Tensor | None, attention_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
         """RPC-Attention on checked arguments: the last L of the pursuit, projected, (B, N, d)."""
-        pursuit = self.pursuit(x, attention_mask=attention_mask, is_causal=is_causal)
-        return self.out_proj(self.merge_heads(pursuit.low_rank))
+        if self.impl == "triton":
+            low_rank = self._by_kernels(x, attention_mask, is_causal)
+        else:
+            low_rank = self.pursuit(x, attention_mask=attention_mask, is_causal=is_causal).low_rank
+        return self.out_proj(self.merge_heads(low_rank))
+
+    def _by_kernels(self, x: Tensor, attention_mask: Tensor | None, is_causal: bool) -> Tensor:
+        if is_traced() or (self.training and self.dropout > 0):
+            raise InputError(
+                "impl='triton' has no dropout, and cannot be compiled, exported or transformed: use "
+                "impl='auto' or 'reference'"
+            )
+        return rpc_attention_by_kernels(
+            self.split_heads(self.k_proj(x)),
+            self.split_heads(self.v_proj(x)),
+            q=self._queries(x),
+            iterations=self.iterations,
+            lam=self.lam,
+            convention=self.convention,
+            attention_mask=attention_mask,
+            is_causal=is_causal,
+        )
 
     def pursuit(
         self, x: Tensor, *, attention_mask: Tensor | None = None, is_causal: bool = False
@@ -125,6 +157,20 @@ class RobustPrincipalAttention(AttentionLayer):
             attention_mask=attention_mask,
         )
         return _zero_padded_rows(attention, attention_mask)
+
+    def token_work(self, *, training: bool, length: int) -> TokenWork | None:
+        """The projections, and of every step two products with the sequence, in training seven.
+
+        The backward pass forms the logits again. A token moves its input and output; in training also the
+        output's gradient and the input's, and its input again.
+        """
+        projections = 3 if self.symmetric else 4
+        passes, products = (3, 7) if training else (1, 2)
+        operations = (
+            2 * passes * projections * self.embed_dim**2
+            + 2 * products * self.iterations * length * self.embed_dim
+        )
+        return TokenWork(operations, self.embed_dim * (5 if training else 2))
 
     def _queries(self, x: Tensor) -> Tensor | None:
         return None if self.q_proj is None else self.split_heads(self.q_proj(x))

@@ -8,12 +8,15 @@ Legend: B batch, h heads, N tokens, p head width, m features.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
 from kernel_attention.core.sequence_group import SequenceGroup
 from kernel_attention.features.feature_maps import FeatureMap, cosine, elu
 from kernel_attention.features.softmax_features import SoftmaxPlusFeatures
+from kernel_attention.mechanisms.linear.fused import causal_sums_by_kernels
 from kernel_attention.tensors.blocks import by_offset, completed, for_each_offset, from_offset
 from kernel_attention.tensors.padding import in_blocks
 from kernel_attention.tensors.statistics import accumulation_dtype, divide, exactly
@@ -31,6 +34,7 @@ def linear_attention(
     is_causal: bool = False,
     factor: int = 1,
     group: SequenceGroup | None = None,
+    impl: Literal["auto", "reference", "triton"] = "auto",
 ) -> Tensor:
     """sum_j (phi(q_i) . phi(k_j)) v_j, divided by sum_j phi(q_i) . phi(k_j) with ``normalize``.
 
@@ -49,6 +53,9 @@ def linear_attention(
             i; query i sees the completed blocks and row i (see ``kernel_attention.tensors.blocks``).
         group: processes that hold the parts of every sequence, with ``factor`` 1 and a feature map that works
             token by token; the arguments are this part's.
+        impl: "triton": the causal sum by kernels for GPUs, up to 128 features and values of width 128, with
+            ``factor`` 1 and without ``group``; the other forms stay as they are. "reference" and "auto":
+            PyTorch's products, chunk by chunk.
 
     Returns:
         (B, h, N, p_v).
@@ -68,6 +75,9 @@ def linear_attention(
             return out
         weights = phi_k.sum(dim=2, keepdim=True, dtype=accumulation_dtype(phi_k.dtype))
         return divide(out, (phi_q * weights).sum(dim=-1, keepdim=True))
+    if impl == "triton" and factor == 1:
+        out, totals = causal_sums_by_kernels(phi_q, phi_k, v, with_totals=normalize)
+        return out if totals is None else divide(out, totals)
     if normalize:  # numerator and denominator come from the same rounded weights
         v = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
     out = causal_product(phi_q, phi_k, v) if factor == 1 else _over_blocks(phi_q, phi_k, v, factor)

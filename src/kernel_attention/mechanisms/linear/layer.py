@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import torch
 
@@ -45,9 +46,13 @@ class LinearAttention(QueryKeyValueAttention):
             options}`` for the last two, or a callable of ``kernel_attention.features``.
         normalize: whether to divide by the sum; None: where the feature map's kernel is never negative.
         bias: whether the four projections have biases.
+        impl: "reference", PyTorch's products; "triton", the causal sum by kernels for GPUs, up to 128
+            features and heads of width 128; "auto", the reference.
         device: where the parameters are made; None: the default device.
         dtype: the parameters' precision; None: the default one.
     """
+
+    reference_options: Mapping[str, Any] = {"impl": "reference"}
 
     def __init__(
         self,
@@ -57,18 +62,24 @@ class LinearAttention(QueryKeyValueAttention):
         feature_map: FeatureMapSpec = "elu",
         normalize: bool | None = None,
         bias: bool = True,
+        impl: Literal["auto", "reference", "triton"] = "auto",
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(embed_dim, num_heads)
         self.kernel = LinearKernel(
-            self.head_dim, feature_map=feature_map, normalize=normalize, device=device, dtype=dtype
+            self.head_dim,
+            feature_map=feature_map,
+            normalize=normalize,
+            impl=impl,
+            device=device,
+            dtype=dtype,
         )
         self.add_projections(bias, device=device, dtype=dtype)
 
     def option_value(self, name: str) -> Any:
         """An option's value; one that is kept by the kernel or in another form is read from there."""
-        if name not in ("feature_map", "normalize"):
+        if name not in ("feature_map", "normalize", "impl"):
             return super().option_value(name)
         value = getattr(self.kernel, name)
         return next((known for known, function in FEATURE_MAPS.items() if function is value), value)

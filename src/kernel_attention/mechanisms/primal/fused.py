@@ -254,7 +254,8 @@ def _map_tokens(
             triton_kernels,
         )  # imported only where its kernels are asked for
 
-        return triton_kernels.map_tokens(call.tokens, x, weight, bias, maps, constant, with_gram)
+        with torch.cuda.device_of(x):
+            return triton_kernels.map_tokens(call.tokens, x, weight, bias, maps, constant, with_gram)
     return token_slices.map_tokens(call.tokens, x, weight, bias, maps, constant, with_gram)
 
 

@@ -327,7 +327,7 @@ class PrimalAttention(PenalizedAttention):
         """The scores under the names "e" and "r"."""
         return self.scores(x, attention_mask=attention_mask, is_causal=is_causal)._asdict()
 
-    def token_work(self, *, training: bool) -> TokenWork | None:
+    def token_work(self, *, training: bool, length: int) -> TokenWork | None:
         """The work of the fused form on a token; None where ``impl`` is "reference"."""
         if self.impl == "reference":
             return None

@@ -1,0 +1,117 @@
+"""RPC-Attention's Triton kernels against the formulas, in a process of their own.
+
+Triton reads TRITON_INTERPRET when it is imported, so the tests cannot set it for themselves.
+
+    python triton_worker.py DEVICE
+
+Prints a line of JSON, {case: {quantity: [error of the kernels, error of the formulas]}}, relative to
+float64.
+"""
+
+import copy
+import json
+import sys
+
+import torch
+
+import kernel_attention as ka
+from kernel_attention.mechanisms.kernel_pca import triton_kernels as pursuit_triton
+
+BATCH, HEADS = 2, 2
+# With m near 0.3 the threshold lambda h / (4 m) clips some entries of the keys and not others. Gradients jump
+# where an entry crosses it. So 16 bits are compared where nearly all entries are on one side.
+SOME, ALL, NONE = {"lam": 0.2, "iterations": 3}, {"lam": 1e-4}, {"lam": 1e4}
+SEPARATE = {"symmetric": False}
+# Options, head width, precision, padding, causal.
+CASES = [
+    *((SOME | form, 5, "float32", masked, is_causal)
+      for form in ({}, SEPARATE) for masked in (False, True) for is_causal in (False, True)),
+    (SOME | {"iterations": 1}, 5, "float32", True, False),
+    ({"lam": 0.3, "convention": "paper", "iterations": 2}, 5, "float32", False, True),
+    (SOME | {"iterations": 6}, 24, "float32", False, False),
+    (ALL, 5, "float16", True, True),
+    (NONE | SEPARATE, 5, "float16", False, False),
+]  # fmt: skip
+CONFIGS = {
+    kernel: list(kernel.configs) for kernel in (pursuit_triton._step_kernel, pursuit_triton._pull_kernel)
+}
+ON_GPU = [
+    *((SOME | {"iterations": 3}, width, "float32", False, False) for width in (32, 64, 128)),
+    *((clips | form, width, dtype, masked, is_causal)
+      for form, clips, masked, is_causal in (({}, ALL, False, False), (SEPARATE, NONE, True, True))
+      for width in (64, 128) for dtype in ("float16", "bfloat16")),
+    (NONE | {"iterations": 2}, 64, "bfloat16", True, True),
+]  # fmt: skip
+
+
+def run(layer, x, mask, *, is_causal, twice):
+    x = x.detach().requires_grad_()
+    layer.zero_grad(set_to_none=True)
+    y = layer(x, attention_mask=mask, is_causal=is_causal)
+    y = (y if mask is None else y[mask]).double()
+    probe = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(y.device)
+    if twice:  # the gradient of a gradient: the kernels give way to the formulas
+        (first,) = torch.autograd.grad((y * probe).sum(), x, create_graph=True)
+        y, probe = first.square().double(), torch.ones_like(first)
+    (y * probe).sum().backward()
+    grad = x.grad if mask is None else x.grad[mask]
+    result = {"y": y, "x": grad} | {
+        name: p.grad for name, p in layer.named_parameters() if p.grad is not None
+    }
+    with torch.no_grad():
+        again = layer(x, attention_mask=mask, is_causal=is_causal)
+    result["inference"] = again if mask is None else again[mask]
+    return {name: value.detach().double() for name, value in result.items()}
+
+
+def errors(options, width, precision, masked, is_causal, device, length):
+    torch.manual_seed(0)
+    layer = ka.create_attention("rpc", HEADS * width, HEADS, **options).to(device)
+    x = torch.randn(BATCH, length, HEADS * width, device=device)
+    mask = None
+    if masked:
+        mask = torch.ones(BATCH, length, dtype=torch.bool, device=device)
+        mask[0, length // 2 :], mask[1, ::3] = False, False
+    results = {}
+    low = getattr(torch, precision)
+    for impl, dtype in (("reference", torch.float64), ("reference", low), ("triton", low)):
+        copied = copy.deepcopy(layer).to(dtype).train()
+        copied.impl = impl
+        results[impl, dtype] = run(
+            copied, x.to(dtype), mask, is_causal=is_causal, twice="convention" in options
+        )
+    return {
+        name: [
+            ((results[impl, low][name] - value).norm() / value.norm().clamp_min(1e-30)).item()
+            for impl in ("triton", "reference")
+        ]
+        for name, value in results["reference", torch.float64].items()
+    }
+
+
+def main(device):
+    is_gpu = device == "cuda"
+    if not is_gpu:
+        # Small and uneven blocks: several of them, the last partial, either side longer.
+        pursuit_triton._step_kernel.configs[0].kwargs.update(BM=16, BN=32)
+        pursuit_triton._pull_kernel.configs[0].kwargs.update(BM=32, BN=16)
+    found = {}
+    for options, width, precision, *rest in [*CASES, *(ON_GPU if is_gpu else ())]:
+        if is_gpu:  # what is compiled and timed for every case would take minutes
+            for kernel, configs in CONFIGS.items():
+                fits = pursuit_triton._fitting
+                dtype = getattr(torch, precision)
+                kernel.configs = fits(configs, {"values": torch.empty(0, dtype=dtype)}, PRECISION="ieee")[:1]
+        masked, is_causal = rest
+        case = ", ".join(f"{name}={value}" for name, value in options.items())
+        case += f", width {width}, masked {masked}, causal {is_causal}-{precision}-"
+        found[case] = errors(options, width, precision, *rest, device, 261 if is_gpu else 34)
+    if is_gpu:
+        for kernel, configs in CONFIGS.items():
+            kernel.configs = configs
+        found["tuned-bfloat16-"] = errors(NONE, 64, "bfloat16", False, False, device, 517)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,92 @@
+"""The Triton kernels of causal linear attention against the formulas, in a process of their own.
+
+Triton reads TRITON_INTERPRET when it is imported, so the tests cannot set it for themselves.
+
+    python triton_worker.py DEVICE
+
+Prints a line of JSON, {case: {quantity: [error of the kernels, error of the formulas]}}, relative to
+float64.
+"""
+
+import copy
+import json
+import os
+import sys
+
+import torch
+
+import kernel_attention as ka
+from kernel_attention.mechanisms.linear import triton_kernels as linear_triton
+
+BATCH, HEADS = 2, 2
+# Options, head width, precision, padding.
+CASES = [
+    ({}, 5, "float32", False),
+    ({"feature_map": "relu"}, 24, "float32", True),
+    ({"feature_map": {"taylor": {"order": 2}}}, 4, "float32", False),  # 21 features
+    ({"feature_map": "cosine"}, 5, "float32", True),
+    ({}, 5, "float16", True),
+    ({"feature_map": "cosine"}, 24, "float16", False),
+]
+ON_GPU = [
+    *(({}, width, dtype, False) for width in (32, 64, 128) for dtype in ("float32", "float16", "bfloat16")),
+    ({"feature_map": "cosine"}, 64, "bfloat16", True),
+]
+
+
+def run(layer, x, mask, *, twice):
+    x = x.detach().requires_grad_()
+    layer.zero_grad(set_to_none=True)
+    y = layer(x, attention_mask=mask, is_causal=True)
+    y = (y if mask is None else y[mask]).double()
+    probe = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(y.device)
+    if twice:  # the gradient of a gradient: the kernels give way to the formulas
+        (first,) = torch.autograd.grad((y * probe).sum(), x, create_graph=True)
+        y, probe = first.square().double(), torch.ones_like(first)
+    (y * probe).sum().backward()
+    grad = x.grad if mask is None else x.grad[mask]
+    result = {"y": y, "x": grad} | {
+        name: p.grad for name, p in layer.named_parameters() if p.grad is not None
+    }
+    return {name: value.detach().double() for name, value in result.items()}
+
+
+def errors(options, width, precision, masked, device, length):
+    torch.manual_seed(0)
+    layer = ka.create_attention("linear", HEADS * width, HEADS, **options).to(device)
+    x = torch.randn(BATCH, length, HEADS * width, device=device)
+    mask = None
+    if masked:
+        mask = torch.ones(BATCH, length, dtype=torch.bool, device=device)
+        mask[0, length // 2 :], mask[1, ::3] = False, False
+    results = {}
+    low = getattr(torch, precision)
+    for impl, dtype in (("reference", torch.float64), ("reference", low), ("triton", low)):
+        copied = copy.deepcopy(layer).to(dtype).train()
+        copied.kernel.impl = impl
+        results[impl, dtype] = run(copied, x.to(dtype), mask, twice=options.get("feature_map") == "relu")
+    return {
+        name: [
+            ((results[impl, low][name] - value).norm() / value.norm().clamp_min(1e-30)).item()
+            for impl in ("triton", "reference")
+        ]
+        for name, value in results["reference", torch.float64].items()
+    }
+
+
+def main(device):
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        # Several chunks of several blocks, and more chunks than are summed at a time; the last are partial.
+        linear_triton._CHUNK, linear_triton._SCANNED, linear_triton._ENTRIES = 32, 2, 64
+        for kernel in (linear_triton._states_kernel, linear_triton._apply_kernel):
+            kernel.configs[0].kwargs.update(BT=16)
+    found = {}
+    for options, width, precision, masked in [*CASES, *(ON_GPU if device == "cuda" else ())]:
+        case = f"{options}, width {width}, masked {masked}-{precision}-"
+        length = 3000 if device == "cuda" else 100
+        found[case] = errors(options, width, precision, masked, device, length)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

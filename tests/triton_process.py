@@ -1,0 +1,49 @@
+"""Triton's kernels are compared with the formulas in a process of their own.
+
+Triton reads TRITON_INTERPRET when it is imported, so a test cannot set it for itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+HOSTS = Path(sys.prefix) / "hosts"  # where `make env` puts what does not live well beside a CPU torch
+
+Errors = dict[str, dict[str, list[float]]]  # case -> quantity -> errors of the kernels and of the formulas
+
+
+def errors_in_interpreter(worker: Path) -> Errors:
+    return _errors(worker, "cpu", TRITON_INTERPRET="1")
+
+
+def errors_on_gpu(worker: Path) -> Errors:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    return _errors(worker, "cuda")
+
+
+def _errors(worker: Path, device: str, **environment: str) -> Errors:
+    path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(HOSTS)])
+    done = subprocess.run(
+        [sys.executable, str(worker), device],
+        env=os.environ | {"PYTHONPATH": path} | environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if "No module named 'triton'" in done.stderr:
+        pytest.skip("triton is not installed")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def check(found: Errors) -> None:
+    """The kernels are as near to float64 as the formulas are in the same precision."""
+    for case, quantities in found.items():
+        dtype = getattr(torch, case.split("-")[-2])
+        for name, (kernel, formula) in quantities.items():
+            assert kernel < 2 * formula + 4 * torch.finfo(dtype).eps, (case, name, kernel, formula)
