@@ -161,6 +161,23 @@ def test_our_softmax_for_our_softmax_changes_nothing():
     assert largest_difference(swapped(x, real_tokens(), is_causal=True), expected) < 1e-5
 
 
+def test_one_projection_for_queries_and_keys_serves_as_both():
+    """Symmetric attention is softmax attention whose queries are its keys; the pursuit cleans those keys."""
+    model = own_encoder().eval()
+    ka.replace_attention(model, {"all": "symmetric"})
+    x = torch.randn(BATCH, LENGTH, 3)
+    before, old = model(x), model.layers[0].attention.q_proj.weight.detach().clone()
+    (record, *_) = ka.replace_attention(model, {"all": "softmax"})
+    assert (record.new, record.dropped) == ((), ())
+    assert largest_difference(model(x), before) < 1e-6
+    (record, *_) = ka.replace_attention(model, {"all": "symmetric"})
+    assert record.dropped == ("k_proj.weight", "k_proj.bias")
+    assert largest_difference(model(x), before) < 1e-6
+    (record, *_) = ka.replace_attention(model, {"all": "rpc"})
+    assert (record.new, record.dropped) == ((), ())
+    assert torch.equal(model.layers[0].attention.k_proj.weight, old)
+
+
 def test_a_classifier_by_name_with_max_len_from_the_encoder_inside():
     model = SequenceClassifier(3, 2, 13, "softmax", embed_dim=EMBED_DIM, num_heads=HEADS, feedforward_dim=17)
     (record,) = ka.replace_attention(model, {"encoder.layers.0": "primal"}, rank=3)

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 _INPUTS = ("q_proj", "k_proj", "v_proj")
 _SEPARATE = (("query", "key", "value"), _INPUTS, ("q_lin", "k_lin", "v_lin"))
+# A layer whose queries are its keys, as in symmetric attention, has one projection for both.
+_STAND_INS = ("k_proj", "q_proj", "v_proj")
 _OUTPUTS = ("out_proj", "o_proj", "out_lin", "proj")
 
 
@@ -36,7 +38,9 @@ def projections(module: nn.Module, parent: nn.Module) -> Iterator[tuple[str, Sou
             if isinstance(bias := getattr(module, f"{name}_bias", None), nn.Parameter):
                 yield f"{name}_proj.bias", Source(f"{name}_bias", bias, bias)
     else:
-        for ours, name in zip(_INPUTS, separate_names(module) or _INPUTS, strict=True):
+        names = dict(zip(_INPUTS, separate_names(module) or _INPUTS, strict=True))
+        for ours, other in zip(_INPUTS, _STAND_INS, strict=True):
+            name = names[ours] if isinstance(getattr(module, names[ours], None), nn.Linear) else names[other]
             yield from _linear(ours, name, getattr(module, name, None))
     if (owner := output_owner(module, parent)) is not None:
         yield from _linear("out_proj", owner[2], getattr(owner[0], owner[1]))

@@ -214,6 +214,8 @@ def _settle_transformers(module: nn.Module, owners: Sequence[nn.Module]) -> None
 
 
 def _dropped(old: nn.Module, sources: Mapping[str, Source], carried: tuple[str, ...]) -> tuple[str, ...]:
-    parts = [source.label for name, source in sources.items() if name not in carried]
+    kept = {sources[name].label for name in carried}
+    # A projection that is both query and key is a source twice.
+    parts = dict.fromkeys(source.label for source in sources.values() if source.label not in kept)
     known = {id(source.parameter) for source in sources.values()}
     return (*parts, *(name for name, parameter in old.named_parameters() if id(parameter) not in known))

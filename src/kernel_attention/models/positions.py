@@ -9,12 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kernel_attention.core.layer import require_causal_form
 from kernel_attention.core.parameters import Device, reset_submodules
 from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import InputError
 from kernel_attention.mechanisms import AttentionSpec
-from kernel_attention.models.encoder_layer import EncoderLayer
 from kernel_attention.models.sequence import SequenceEncoder
 from kernel_attention.models.tokens import TokenEncoder
 
@@ -66,9 +64,7 @@ class PositionClassifier(nn.Module):
         kind = SequenceEncoder if is_real else TokenEncoder
         self.encoder = kind(in_features, max_len, attention, **where, **encoder_options)
         if is_causal:
-            for layer in self.encoder.layers:
-                assert isinstance(layer, EncoderLayer)
-                require_causal_form(layer.attention, layer.attention.mechanism_name)
+            self.encoder.require_causal_form()
         self.head = None if tied else nn.Linear(self.encoder.embed_dim, num_outputs, **where)
 
     def reset_parameters(self) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from kernel_attention.core.layer import require_causal_form
 from kernel_attention.core.parameters import Device, reset_module, reset_submodules
 from kernel_attention.core.validation import require_positive, require_probability
 from kernel_attention.errors import InputError, unknown
@@ -97,6 +98,12 @@ class SequenceEncoder(nn.Module):
             x = layer(x, attention_mask, is_causal)
         x = self.dropout(F.gelu(self.norm(x)))
         return x if attention_mask is None else x.masked_fill(~attention_mask[..., None], 0.0)
+
+    def require_causal_form(self) -> None:
+        """InputError where the mechanism of a layer has no causal form."""
+        for layer in self.layers:
+            assert isinstance(layer, EncoderLayer)
+            require_causal_form(layer.attention, layer.attention.mechanism_name)
 
     def set_scale(self, mean: Sequence[float] | Tensor, std: Sequence[float] | Tensor) -> None:
         """Standardise every input by these statistics of the training data, (c,) each."""

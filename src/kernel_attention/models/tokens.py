@@ -69,9 +69,13 @@ class TokenClassifier(nn.Module):
         num_outputs: classes.
         max_len: longest sequence.
         attention: as in ``TokenEncoder``.
+        is_causal: whether a token reads only those up to it, as in a language model.
         device: where the parameters are made; None: the default device.
         dtype: the parameters' precision; None: the default one.
         encoder_options: the other arguments of ``TokenEncoder``.
+
+    Raises:
+        InputError: for sizes out of range, and where ``is_causal`` for a mechanism without a causal form.
     """
 
     def __init__(
@@ -81,6 +85,7 @@ class TokenClassifier(nn.Module):
         max_len: int,
         attention: AttentionSpec | Sequence[AttentionSpec] = "primal",
         *,
+        is_causal: bool = False,
         device: Device = None,
         dtype: torch.dtype | None = None,
         **encoder_options: Any,
@@ -88,7 +93,10 @@ class TokenClassifier(nn.Module):
         super().__init__()
         require_positive(num_outputs=num_outputs)
         where: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.is_causal = is_causal
         self.encoder = TokenEncoder(vocabulary_size, max_len, attention, **where, **encoder_options)
+        if is_causal:
+            self.encoder.require_causal_form()
         self.head = self._make_head(self.encoder.embed_dim, num_outputs, **where)
 
     def reset_parameters(self) -> None:
@@ -101,7 +109,7 @@ class TokenClassifier(nn.Module):
 
     def pooled(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """The mean of the encoded real tokens, (B, d)."""
-        return mean_token(self.encoder(x, attention_mask), attention_mask)
+        return mean_token(self.encoder(x, attention_mask, self.is_causal), attention_mask)
 
     def _make_head(self, width: int, num_outputs: int, **where: Any) -> nn.Module:
         return nn.Linear(width, num_outputs, **where)

@@ -258,3 +258,80 @@ def test_another_protocol_and_no_workers(suite, waves, capsys):  # noqa: F811
     assert "workers=0 must be at least 1" in capsys.readouterr().err
     assert reproduce(suite, waves, "--protocol", "papr") == 2
     assert "protocol='papr'" in capsys.readouterr().err
+
+
+@pytest.fixture
+def fine_tuning(tmp_path: Path) -> Path:
+    """A suite whose rows start from language models, which are the rows of another suite."""
+    from experiments.training.text_data import LANGUAGE
+    from experiments.training.token_data import TOKENS, make_tokens
+
+    make_tokens(tmp_path / "data")
+    (tmp_path / "data/fables").mkdir()
+    for name in ("train", "valid", "test"):
+        (tmp_path / f"data/fables/{name}.txt").write_text("the film is a lovely plot <unk>\n" * 20)
+    sizes = {"steps": 2, "evaluate_every": 2, "attention": "symmetric"}
+    recipes = {
+        "language": LANGUAGE | sizes | {"context": 12, "max_len": 24},
+        "sentences": TOKENS | sizes | {"dataset": "sst2", "is_causal": True},
+    }
+    for name, keys in recipes.items():
+        (tmp_path / f"{name}_recipe.yaml").write_text(yaml.safe_dump(keys))
+    first = {
+        "title": "First", "source": "nobody", "records": "first", "metric": "perplexity",
+        "columns": {"text": str(tmp_path / "language_recipe.yaml")}, "rows": {"symmetric": {}, "other": {}},
+        "seeds": [0],
+    }  # fmt: skip
+    start = {"suite": str(tmp_path / "first.yaml"), "row": "symmetric", "column": "text"}
+    second = {
+        "title": "Second", "source": "nobody", "records": "second",
+        "columns": {"sentences": str(tmp_path / "sentences_recipe.yaml")},
+        "rows": {"symmetric": {}, "rpc": {"attention": "rpc"}, "from_nothing": {}},
+        "starts": {"symmetric": start, "rpc": start}, "seeds": [0, 3],
+    }  # fmt: skip
+    (tmp_path / "first.yaml").write_text(yaml.safe_dump(first))
+    (tmp_path / "second.yaml").write_text(yaml.safe_dump(second))
+    return tmp_path / "second.yaml"
+
+
+def test_what_a_row_starts_from_is_trained_first_and_once(fine_tuning, capsys):
+    """By the cell of the other suite with the same seed; a row without a start begins from nothing."""
+    here = fine_tuning.parent
+    assert reproduce(fine_tuning, here / "data", "--seeds", "3", "--dry_run") == 0
+    printed = capsys.readouterr().out
+    assert printed.count("trained before them") == 1
+    assert "trained before them: symmetric, text, seed 3 of suite first" in printed
+    assert reproduce(fine_tuning, here / "data", "--seeds", "3") == 0
+    found = records(fine_tuning)
+    assert list(found) == [
+        "first/symmetric-3.json", "second/from_nothing-3.json", "second/rpc-3.json", "second/symmetric-3.json"
+    ]  # fmt: skip
+    begun = {name: record["config"].get("start_from") for name, record in found.items()}
+    folder = str(here / "runs/first/symmetric-3")
+    assert list(begun.values()) == [None, "", folder, folder]
+    assert reproduce(fine_tuning, here / "data", "--seeds", "3") == 0
+    assert records(fine_tuning) == found, "nothing is trained again"
+    capsys.readouterr()
+    assert reproduce(fine_tuning, here / "data", "--seeds", "3", "--dry_run") == 0
+    assert "trained before them" not in capsys.readouterr().out
+
+
+def test_a_start_whose_weights_are_gone_is_said(fine_tuning, capsys):
+    data = fine_tuning.parent / "data"
+    assert reproduce(fine_tuning.with_name("first.yaml"), data, "--rows", "symmetric") == 0
+    shutil.rmtree(fine_tuning.parent / "runs/first")
+    capsys.readouterr()
+    assert reproduce(fine_tuning, data, "--rows", "rpc", "--seeds", "0") == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "rpc" in line]
+    assert "it starts from symmetric, text, seed 0 of suite first, whose weights in" in line
+    assert "symmetric-0.json to train it again" in line
+
+
+def test_the_data_of_a_start_are_missed_first(fine_tuning, capsys):
+    data = fine_tuning.parent / "data"
+    shutil.rmtree(data / "fables")
+    assert reproduce(fine_tuning, data, "--rows", "rpc", "from_nothing", "--seeds", "0", "--dry_run") == 0
+    lines = capsys.readouterr().out.splitlines()
+    (begun,) = [line for line in lines if "from_nothing" in line]
+    assert "fables" in "".join(lines).replace(" ", "")
+    assert "fables" not in begun

@@ -120,6 +120,12 @@ def test_every_shipped_suite_has_recipes_that_build(name):
         recipe_name, recipe = suite.recipe(cell)
         assert recipe_name in list_recipes()
         assert recipe.seeds == [cell.seed]
+        if (start := suite.start(cell)) is not None:
+            assert start.cell in list(start.suite.cells(seeds=[cell.seed]))
+            trained = start.suite.recipe(start.cell)[1]
+            assert recipe.start_from == ""
+            sizes = ("embed_dim", "num_heads", "num_layers", "feedforward_dim", "positions", "norm_first")
+            assert all(getattr(trained, key) == getattr(recipe, key) for key in sizes)
 
 
 def test_suites_are_no_recipes():
@@ -233,6 +239,9 @@ def test_the_robustness_suite_attacks_as_its_page_says():
         ({"diagnose": ["distances"]}, "diagnose"),
         ({"attack": ["transfer"]}, "needs the key transfer_from"),
         ({"transfer_from": "sofmax"}, "sofmax"),
+        ({"starts": {"prmal": {"suite": "abilities", "row": "softmax", "column": "mqar"}}}, "prmal"),
+        ({"starts": {"primal": {"suite": "abilities"}}}, "accepted: suite, row and column"),
+        ({"starts": {"primal": {"sweet": "abilities"}}}, "starts"),
         ({"tilte": "x"}, "tilte"),
         ({"title": None}, "title"),
     ],

@@ -49,6 +49,7 @@ def reproduce_command(options: Reproduce) -> int:
         measurements,
         read_suite,
         run_cells,
+        untrained_starts,
         write_page,
     )
 
@@ -58,6 +59,8 @@ def reproduce_command(options: Reproduce) -> int:
     console = Console(width=None if sys.stdout.isatty() else 160)
     if options.dry_run:
         console.print(state_table(suite.title, estimates(suite, cells, places)))
+        for start in untrained_starts(suite, cells, places):
+            console.print(f"trained before them: {start.cell} of suite {start.suite.name}", markup=False)
         return 0
     with Console(stderr=True).status("") as status:
         outcome = run_cells(

@@ -3,8 +3,15 @@
 from kernel_attention.experiments.reproduction.findings import Findings, find
 from kernel_attention.experiments.reproduction.measured import measurements
 from kernel_attention.experiments.reproduction.page import write_page
-from kernel_attention.experiments.reproduction.run import CellState, Places, estimates, find_state, run_cell
-from kernel_attention.experiments.reproduction.suite import Cell, Suite, list_suites, read_suite
+from kernel_attention.experiments.reproduction.run import (
+    CellState,
+    Places,
+    estimates,
+    find_state,
+    run_cell,
+    untrained_starts,
+)
+from kernel_attention.experiments.reproduction.suite import Cell, Start, Suite, list_suites, read_suite
 from kernel_attention.experiments.reproduction.workers import Outcome, run_cells
 
 __all__ = [
@@ -13,6 +20,7 @@ __all__ = [
     "Findings",
     "Outcome",
     "Places",
+    "Start",
     "Suite",
     "estimates",
     "find",
@@ -22,5 +30,6 @@ __all__ = [
     "read_suite",
     "run_cell",
     "run_cells",
+    "untrained_starts",
     "write_page",
 ]

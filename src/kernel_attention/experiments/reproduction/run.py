@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kernel_attention.errors import InputError
-from kernel_attention.experiments.reproduction.suite import TRANSFER, Cell, Suite
+from kernel_attention.experiments.reproduction.suite import TRANSFER, Cell, Start, Suite
 from kernel_attention.experiments.results import ResultRecord, make_records, read_record, write_records
 from kernel_attention.experiments.robustness.attack_plan import AttackStep, choose_steps
 from kernel_attention.experiments.training.analyze import analyze_run
 from kernel_attention.experiments.training.attack import attack_run
 from kernel_attention.experiments.training.lock import HeldByAnother
+from kernel_attention.experiments.training.recipe import make_recipe
 from kernel_attention.experiments.training.run import train
 from kernel_attention.experiments.training.saved import SavedRun, load_run
 from kernel_attention.experiments.training.shifts import split_plans
@@ -25,14 +26,8 @@ from kernel_attention.experiments.training.tasks import experiment_class
 
 Told = Callable[[str], object]
 
-_MACHINE = (
-    "accelerator",
-    "precision",
-    "threads",
-    "seeds",
-    "loggers",
-    "plugins",
-)  # may differ from the suite's
+# Keys that may differ from the suite's; it names the run that a training starts from by ``starts``.
+_OWN = ("accelerator", "precision", "threads", "seeds", "loggers", "plugins", "start_from")
 
 
 @dataclass(frozen=True)
@@ -135,6 +130,10 @@ def run_cell(suite: Suite, cell: Cell, places: Places, told: Told) -> bool:
         )
     try:
         if not is_trained:
+            if (start := suite.start(cell)) is not None:
+                if not run_cell(*start, places, told):
+                    return False
+                recipe = make_recipe(recipe.keys() | {"start_from": _weights(start, places)})
             told(f"{cell}: training, {recipe.duration}")
             resume = (folder / "config.yaml").is_file()
             train(recipe, folder, name=name, data_root=places.data_root, resume=resume, progress=False)
@@ -160,6 +159,17 @@ def run_cell(suite: Suite, cell: Cell, places: Places, told: Told) -> bool:
     return True
 
 
+def _weights(start: Start, places: Places) -> str:
+    """The run folder of a trained start."""
+    folder = places.run(*start)
+    if not (folder / "summary.json").is_file():
+        raise InputError(
+            f"it starts from {start.cell} of suite {start.suite.name}, whose weights in {folder} are gone; "
+            f"delete the record {places.record(*start)} to train it again"
+        )
+    return str(folder)
+
+
 def _lacking(state: CellState) -> str:
     """What a trained cell lacks, in words."""
     parts = [("diagnostics", state.diagnosis), ("attacks", bool(state.steps or state.shifts))]
@@ -169,7 +179,7 @@ def _lacking(state: CellState) -> str:
 def estimates(suite: Suite, cells: Sequence[Cell], places: Places) -> list[Estimate]:
     """What cells lack, why a cell cannot run, and how long its training took elsewhere."""
     taken = {column: _seconds(suite, column, places) for column in {cell.column for cell in cells}}
-    data: dict[str, str | None] = {}
+    data: dict[tuple[str, str], str | None] = {}
     found = []
     for cell in cells:
         state = find_state(suite, cell, places)
@@ -187,23 +197,33 @@ def _seconds(suite: Suite, column: str, places: Places) -> float | None:
     return sum(seconds) / len(seconds) if seconds else None
 
 
-def _missing(suite: Suite, cell: Cell, places: Places, data: dict[str, str | None]) -> str | None:
-    """Why a cell cannot run: its recipe is wrong, or its data are missing.
+def _missing(suite: Suite, cell: Cell, places: Places, data: dict[tuple[str, str], str | None]) -> str | None:
+    """Why a cell cannot run: its recipe is wrong, or its data are missing, or so it is where it starts.
 
     The cells of a column have the same data, whose loading can take minutes. ``data`` is what is known of
-    them by column, and is added to.
+    them by suite and column, and is added to.
     """
     try:
         _, recipe = suite.recipe(cell)
+        start = suite.start(cell)
     except InputError as error:
         return str(error)
-    if cell.column not in data:
+    if (column := (suite.name, cell.column)) not in data:
         try:
             experiment_class(recipe.task_name)(recipe, places.data_root)
-            data[cell.column] = None
+            data[column] = None
         except InputError as error:
-            data[cell.column] = str(error)
-    return data[cell.column]
+            data[column] = str(error)
+    if data[column] is None and start is not None and find_state(*start, places).training:
+        return _missing(*start, places, data)
+    return data[column]
+
+
+def untrained_starts(suite: Suite, cells: Sequence[Cell], places: Places) -> list[Start]:
+    """The cells of other suites that are trained before these cells, each once."""
+    waiting = [cell for cell in cells if find_state(suite, cell, places).training]
+    found = {start.cell: start for cell in waiting if (start := suite.start(cell)) is not None}
+    return [start for start in found.values() if find_state(*start, places).training]
 
 
 def _twin(suite: Suite, cell: Cell, places: Places, steps: Sequence[AttackStep]) -> SavedRun | None:
@@ -237,7 +257,7 @@ def _require_same_recipe(suite: Suite, cell: Cell, record: ResultRecord, path: P
     _, recipe = suite.recipe(cell)
     expected = recipe.keys()
     for key, value in record.config.items():
-        if key not in _MACHINE and expected.get(key, value) != value:
+        if key not in _OWN and expected.get(key, value) != value:
             raise InputError(
                 f"record {path}: was made with {key}={value!r}, suite {suite.name} has "
                 f"{expected.get(key)!r}; delete the record to train again"

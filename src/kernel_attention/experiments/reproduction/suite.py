@@ -26,6 +26,8 @@ _MARK = "$"
 
 Limits = dict[Literal["rows", "seeds"], list[str] | list[Seed]]
 """The rows and the seeds that a plan of attacks is run on."""
+Place = dict[Literal["suite", "row", "column"], str]
+"""A row and a column of a suite."""
 Quantity = Literal["spectrum", "distance", "projection", "objective"]
 
 Figures = dict[str, dict[str, float | list[float]]]
@@ -41,6 +43,13 @@ class Cell(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.row}, {self.column}, seed {self.seed}"
+
+
+class Start(NamedTuple):
+    """The cell of a suite whose trained model another training starts from."""
+
+    suite: Suite
+    cell: Cell
 
 
 class _Plan(NamedTuple):
@@ -79,6 +88,8 @@ class Suite:
             ``{plan: {rows: [..], seeds: [..]}}`` on these rows and seeds, all of them where a list is not
             given. ``transfer`` is FGSM and PGD against the model of ``transfer_from``.
         transfer_from: the row whose model, with the same seed, transferred attacks work against.
+        starts: for a row whose recipes have the key ``start_from``, the row and the column of the suite whose
+            trained model, with the same seed, it starts from. What is not trained yet is trained first.
         baselines: the row that a row is compared with; ``default`` for the rows not named.
         reported: the source's figures of the metric, by row and column: a number, or [mean, deviation]. Those
             of accuracies are in per cent.
@@ -104,6 +115,7 @@ class Suite:
     diagnosed_cases: Count = 16
     attack: list[str | dict[str, list[str] | Limits]] = field(default_factory=list)
     transfer_from: str | None = None
+    starts: dict[str, Place] = field(default_factory=dict)
     baselines: dict[str, str] = field(default_factory=dict)
     reported: Figures = field(default_factory=dict)
     further: dict[str, Figures] = field(default_factory=dict)
@@ -124,7 +136,7 @@ class Suite:
         named = [row for figures in reported for row in figures]
         named += [*(row for row in self.baselines if row != "default"), *self.baselines.values()]
         plans = list(self._plans())
-        named += [row for plan in plans for row in plan.rows]
+        named += [*self.starts, *(row for plan in plans for row in plan.rows)]
         named += [] if self.transfer_from is None else [self.transfer_from]
         if self.transfer_from is None and any(plan.name == TRANSFER for plan in plans):
             raise InputError(f"suite {self.name}: plan {TRANSFER} needs the key transfer_from")
@@ -134,6 +146,12 @@ class Suite:
         for row in named:
             if row not in self.rows:
                 raise unknown(f"row of suite {self.name}", row, self.rows)
+        for row, place in self.starts.items():
+            if set(place) != {"suite", "row", "column"}:
+                raise InputError(
+                    f"suite {self.name}: the start of row {row} has the keys {sorted(place)} (accepted: "
+                    "suite, row and column)"
+                )
         for figure in (cell for figures in reported for row in figures.values() for cell in row.values()):
             if isinstance(figure, list) and len(figure) != 2:
                 raise InputError(
@@ -174,6 +192,19 @@ class Suite:
         if self.protocol is not None:
             own["protocol"] = self.protocol
         return recipe, make_recipe(keys | own | {"seeds": [cell.seed]})
+
+    def start(self, cell: Cell) -> Start | None:
+        """The cell whose trained model a cell's training starts from.
+
+        Raises:
+            InputError: for an unknown suite, row or column.
+        """
+        place = self.starts.get(cell.row)
+        if place is None:
+            return None
+        suite = read_suite(place["suite"])
+        (other,) = suite.cells([place["row"]], [place["column"]], [cell.seed])
+        return Start(suite, other)
 
     def with_protocol(self, protocol: str | None) -> Suite:
         """The suite with another protocol, whose runs and records have folders of their own.

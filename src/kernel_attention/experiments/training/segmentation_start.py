@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from kernel_attention.errors import InputError
 from kernel_attention.experiments.training.image_recipe import ImageRecipe
-from kernel_attention.experiments.training.saved import load_run
 from kernel_attention.experiments.training.segmentation_recipe import SegmentationRecipe
+from kernel_attention.experiments.training.start import opened_start, require_alike, start_model
 from kernel_attention.mechanisms import layer_specs
 from kernel_attention.models.segmenter import Segmenter
 from kernel_attention.models.vision import VisionTransformer
@@ -35,28 +34,14 @@ def load_start(model: Segmenter, recipe: SegmentationRecipe, seed: int) -> None:
         InputError: for a folder that is no run of task images with a trained seed, and for a classifier that
             differs from the encoder.
     """
-    where = f"start_from={recipe.start_from!r}"
-    try:
-        run = load_run(recipe.start_from)
-        if not isinstance(run.recipe, ImageRecipe):
-            raise InputError(f"it is of task {run.recipe.task_name} (accepted: images)")
-        _check_alike(run.recipe, recipe)
-        classifier = run.model(seed if seed in run.seeds else None)
+    with opened_start(recipe.start_from, ImageRecipe) as run:
+        require_alike(run.recipe, recipe, _SHARED)
+        if layer_specs(run.recipe.attention, run.recipe.num_layers) != layer_specs(
+            recipe.attention, recipe.num_layers
+        ):
+            require_alike(run.recipe, recipe, ("attention",))
+        classifier = start_model(run, seed)
         assert isinstance(classifier, VisionTransformer)
         state = classifier.resized(model.encoder.image_size).state_dict()
-    except InputError as error:
-        raise InputError(f"{where}: {error}") from None
     kept = {name: value for name, value in model.encoder.state_dict().items() if name.startswith("head.")}
     model.encoder.load_state_dict(state | kept)
-
-
-def _check_alike(trained: ImageRecipe, recipe: SegmentationRecipe) -> None:
-    different = [key for key in _SHARED if getattr(trained, key) != getattr(recipe, key)]
-    if not different:
-        layers = [layer_specs(each.attention, each.num_layers) for each in (trained, recipe)]
-        different = ["attention"] if layers[0] != layers[1] else []
-    if different:
-        said = (
-            f"{key} is {getattr(trained, key)} there and {getattr(recipe, key)} here" for key in different
-        )
-        raise InputError(f"{', '.join(said)}; both must be equal")

@@ -27,6 +27,7 @@ from kernel_attention.experiments.training.experiment import Experiment, Loaders
 from kernel_attention.experiments.training.module import SequenceTask
 from kernel_attention.experiments.training.step_recorder import StepRecorder
 from kernel_attention.experiments.training.token_recipe import TokenRecipe
+from kernel_attention.experiments.training.token_start import load_start
 from kernel_attention.models.tokens import TokenClassifier, TokenPairClassifier
 
 _DIAGNOSED_AT_ONCE = 4
@@ -54,7 +55,7 @@ class TokenExperiment(Experiment):
     def build_model(recipe: TokenRecipe, facts: dict[str, Any]) -> TokenClassifier:
         kind = TokenPairClassifier if facts["parts"] == 2 else TokenClassifier
         shape = (facts["vocabulary_size"], len(facts["class_names"]), facts["max_len"])
-        return kind(*shape, **recipe.encoder_options())
+        return kind(*shape, is_causal=recipe.is_causal, **recipe.encoder_options())
 
     @property
     def metric(self) -> Metric:
@@ -79,6 +80,15 @@ class TokenExperiment(Experiment):
         train, val = self._split(seed)
         batches = make_step_loader(train, recipe.batch_size, recipe.steps_per_round, seed)
         return batches, make_length_loader(val, recipe.batch_size)
+
+    def check_start(self) -> None:
+        for seed in self.recipe.seeds if self.recipe.start_from else ():
+            self.prepare(self.build_model(self.recipe, self.facts()), seed)
+
+    def prepare(self, model: TokenClassifier, seed: int) -> None:
+        """Copy the weights of ``start_from``, where the recipe names it."""
+        if self.recipe.start_from:
+            load_start(model, self.recipe, self.data.vocabulary, seed)
 
     def task(self, model: Any) -> SequenceTask:
         return SequenceTask(model, self.recipe)

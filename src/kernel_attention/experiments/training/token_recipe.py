@@ -27,6 +27,9 @@ class TokenRecipe(StepRecipe):
         swap_rate: also measure the test split with this fraction of its words swapped (sst2, sst5, imdb); 0
             does not.
         swap_seed: seed of the swap.
+        is_causal: whether a token reads only those up to it, as in a language model.
+        start_from: run folder of a language model on words, whose weights the classifier starts with: those
+            of the same seed where the run has it, else of its first. Empty: trained from the beginning.
 
     The other keys are those of ``StepRecipe``.
     """
@@ -44,3 +47,5 @@ class TokenRecipe(StepRecipe):
     validation_fraction: Part = 0.1
     swap_rate: Share = 0.0
     swap_seed: Whole = 0
+    is_causal: bool = False
+    start_from: str = ""
