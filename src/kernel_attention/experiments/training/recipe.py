@@ -63,7 +63,8 @@ class BaseRecipe(ABC):
         num_layers: encoder layers.
         feedforward_dim: hidden width of the feed-forward networks.
         dropout: dropout probability.
-        positions: learnt or fixed positions.
+        positions: learnt, fixed, time_absolute, convolutional (relative) or none; language models have learnt
+            or fixed ones, others say which they take.
         norm_first: pre-norm layers.
         batch_size: sequences per step.
         optimizer: radam, adam or adamw.
@@ -94,7 +95,7 @@ class BaseRecipe(ABC):
     num_layers: Annotated[int, Field(ge=1, le=10_000)] = 2  # a list of them is made before any other check
     feedforward_dim: Count = 2048
     dropout: Probability = 0.1
-    positions: Literal["learnt", "fixed"] = "learnt"
+    positions: Literal["learnt", "fixed", "time_absolute", "convolutional", "none"] = "learnt"
     norm_first: bool = False
     batch_size: Count = 16
     optimizer: Literal["radam", "adam", "adamw"] = "radam"
@@ -218,7 +219,11 @@ class Recipe(EpochRecipe):
 
     Args:
         dataset: name of an aeon classification or regression set.
-        pooling: flatten all positions, or average them.
+        stem: how steps become tokens: a linear projection, or multi-scale convolutions.
+        stem_layers: blocks of the convolution stem.
+        patch_len: steps per token; 0 takes as many as leave at most 128 tokens of the longest series.
+        views: what the stem reads: raw, normalized (per series) and difference, side by side.
+        pooling: flatten all positions, average them, mean_max for average and maximum, or attention.
         missing: what to do with missing values: auto, interpolate or error.
 
     The other keys are those of ``EpochRecipe``.
@@ -226,12 +231,19 @@ class Recipe(EpochRecipe):
 
     task_name: ClassVar[str] = DEFAULT_TASK
 
-    pooling: Literal["flatten", "mean"] = "flatten"
+    stem: Literal["linear", "convolution"] = "linear"
+    stem_layers: Count = 3
+    patch_len: Whole = 1
+    views: Annotated[list[Literal["raw", "normalized", "difference"]], *DIFFERENT] = field(
+        default_factory=lambda: ["raw"]
+    )
+    pooling: Literal["flatten", "mean", "mean_max", "attention"] = "flatten"
     missing: Literal["auto", "interpolate", "error"] = "auto"
 
     def encoder_options(self) -> dict[str, Any]:
         """The fields that ``kernel_attention.models.SequenceClassifier`` takes."""
-        return super().encoder_options() | {"pooling": self.pooling}
+        names = ("stem", "stem_layers", "patch_len", "views", "pooling")
+        return super().encoder_options() | {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True)
