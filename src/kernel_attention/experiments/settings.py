@@ -40,6 +40,9 @@ def _different(values: list[Any]) -> list[Any]:
     return values
 
 
+UNIQUE = (AfterValidator(_different), Field(json_schema_extra={"uniqueItems": True}))
+"""The metadata of a list of different values."""
+
 DIFFERENT = (AfterValidator(_different), Field(min_length=1, json_schema_extra={"uniqueItems": True}))
 """The metadata of a list of one or more different values."""
 

@@ -178,7 +178,7 @@ class ConvolutionBlock(nn.Module):
 class TokenBatchNorm(nn.BatchNorm1d):
     """Batch norm of tokens (B, N, d) whose statistics are those of the real ones."""
 
-    def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
+    def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """(B, N, d) -> (B, N, d)."""
         if not self.training:
             return super().forward(x.flatten(0, 1)).unflatten(0, x.shape[:2])

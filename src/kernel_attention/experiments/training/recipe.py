@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.resources
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from kernel_attention.experiments.plain_yaml import read_yaml
 from kernel_attention.experiments.plugins import require_plugins
 from kernel_attention.experiments.settings import (
     DIFFERENT,
+    UNIQUE,
     Count,
     NonNegative,
     Part,
@@ -213,6 +215,22 @@ class EpochRecipe(BaseRecipe):
         return min(self.evaluate_every, self.epochs)
 
 
+def scheduled_factor(
+    schedule: Literal["constant", "cosine"], step: int, warmup: int, steps: int, least: float = 0.0
+) -> float:
+    """The factor of the learning rate at step number ``step``, counted from 0.
+
+    It grows linearly from ``least`` / 10 in ``warmup`` steps; then it is 1, or falls along a cosine to
+    ``least`` at the end of ``steps``.
+    """
+    if step < warmup:
+        return least / 10 + (1 - least / 10) * (step + 1) / warmup
+    if schedule == "constant":
+        return 1.0
+    progress = min((step - warmup) / max(steps - warmup, 1), 1.0)
+    return least + (1 - least) * (1 + math.cos(math.pi * progress)) / 2
+
+
 @dataclass(frozen=True)
 class Recipe(EpochRecipe):
     """One experiment on a time-series set; the defaults are those of Primal-Attention's UEA experiments.
@@ -225,6 +243,15 @@ class Recipe(EpochRecipe):
         views: what the stem reads: raw, normalized (per series) and difference, side by side.
         pooling: flatten all positions, average them, mean_max for average and maximum, or attention.
         missing: what to do with missing values: auto, interpolate or error.
+        warmup_epochs: epochs in which the learning rate grows linearly to ``learning_rate``.
+        schedule: after the warm-up: constant, or falling along a cosine to 0.
+        label_smoothing: weight of the uniform distribution in the targets of training.
+        class_weight: none, or balanced, which gives all classes of the training cases the same weight.
+        augmentation: what changes the series in training, in turn: jitter, scale, time_warp, window, cut.
+        mixup: alpha of mixup's Beta distribution; 0 switches it off.
+        ema_decay: the evaluated weights are an exponential moving average with this decay; 0 evaluates the
+            trained weights themselves.
+        patience: training ends after this many evaluations without a better one; 0 never ends it early.
 
     The other keys are those of ``EpochRecipe``.
     """
@@ -239,6 +266,26 @@ class Recipe(EpochRecipe):
     )
     pooling: Literal["flatten", "mean", "mean_max", "attention"] = "flatten"
     missing: Literal["auto", "interpolate", "error"] = "auto"
+    warmup_epochs: Whole = 0
+    schedule: Literal["constant", "cosine"] = "constant"
+    label_smoothing: Probability = 0.0
+    class_weight: Literal["none", "balanced"] = "none"
+    augmentation: Annotated[list[Literal["jitter", "scale", "time_warp", "window", "cut"]], *UNIQUE] = field(
+        default_factory=list
+    )
+    mixup: NonNegative = 0.0
+    ema_decay: Probability = 0.0
+    patience: Whole = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.warmup_epochs >= self.epochs:
+            raise InputError(f"warmup_epochs={self.warmup_epochs} must be below epochs={self.epochs}")
+
+    def learning_rate_factor(self, step: int, steps_per_epoch: int) -> float:
+        """The factor of ``learning_rate`` at step number ``step``, counted from 0."""
+        warmup, steps = self.warmup_epochs * steps_per_epoch, self.epochs * steps_per_epoch
+        return scheduled_factor(self.schedule, step, warmup, steps)
 
     def encoder_options(self) -> dict[str, Any]:
         """The fields that ``kernel_attention.models.SequenceClassifier`` takes."""
