@@ -16,6 +16,8 @@ SMALL = {
     "epochs": 2,
     "learning_rate": 0.01,
     "random_state": 0,
+    "n_estimators": 1,
+    "calibrate": False,
     "accelerator": "cpu",
 }
 

@@ -19,6 +19,8 @@ QUICK = {
     "num_layers": 1,
     "feedforward_dim": 4,
     "epochs": 1,
+    "n_estimators": 1,
+    "calibrate": False,
     "accelerator": "cpu",
 }
 TAGS = {

@@ -142,6 +142,7 @@ def test_without_a_validation_fraction_all_cases_train_and_the_last_epoch_stays(
 def test_with_a_validation_fraction_the_best_epoch_stays(estimator, arrays):
     """Targets without a pattern are soon learnt by heart: later epochs are worse, and change nothing."""
     X, y = arrays[0], np.random.default_rng(1).permutation(target(estimator, *arrays[1:]))
+    estimator.set_params(schedule="constant", warmup=0.0)  # the rate of an epoch is that of a longer training
     estimator.set_params(epochs=40, validation_fraction=0.3, learning_rate=0.05).fit(X, y)
     quality = [(row.get("val_accuracy", -row["val_loss"]), -row["val_loss"]) for row in estimator.history_]
     assert estimator.best_epoch_ == quality.index(max(quality)) + 1
@@ -160,9 +161,13 @@ def test_a_model_is_the_one_of_a_run_with_the_same_seed(tmp_path):
 
     shared = {"embed_dim": 8, "num_heads": 2, "num_layers": 1, "feedforward_dim": 16, "epochs": 2}
     shared |= {"validation_fraction": 0.25, "batch_size": 32, "accelerator": "cpu"}
-    train(Recipe("JapaneseVowels", seeds=[3], **shared), tmp_path / "run", progress=False)
     X, y = load_japanese_vowels(split="train")
-    classifier = AttentionClassifier(max_len=29, random_state=3, **shared).fit(X, y)
+    shared |= {"label_smoothing": 0.1, "schedule": "cosine", "augmentation": ["jitter", "window"]}
+    shared |= {"optimizer": "adamw", "learning_rate": 1e-3, "weight_decay": 0.01, "patch_len": 2}
+    shared |= {"stem": "convolution", "positions": "fixed", "pooling": "mean_max", "views": ["raw"]}
+    train(Recipe("JapaneseVowels", seeds=[3], **shared), tmp_path / "run", progress=False)
+    single = {"n_estimators": 1, "calibrate": False, "warmup": 0.0}
+    classifier = AttentionClassifier(max_len=29, random_state=3, **single, **shared).fit(X, y)
     expected = load_run(tmp_path / "run").model().state_dict()
     for name, value in classifier.model_.state_dict().items():
         assert torch.equal(value, expected[name]), name

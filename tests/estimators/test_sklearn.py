@@ -37,6 +37,8 @@ QUICK = {
     "epochs": 8,
     "batch_size": 32,
     "learning_rate": 0.02,
+    "n_estimators": 1,
+    "calibrate": False,
     "accelerator": "cpu",
 }
 

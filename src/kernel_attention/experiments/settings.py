@@ -40,9 +40,10 @@ def _different(values: list[Any]) -> list[Any]:
     return values
 
 
-ALL_DIFFERENT = (AfterValidator(_different), Field(json_schema_extra={"uniqueItems": True}))
+UNIQUE = (AfterValidator(_different), Field(json_schema_extra={"uniqueItems": True}))
 """The metadata of a list of different values, which may be empty."""
-DIFFERENT = (*ALL_DIFFERENT, Field(min_length=1))
+
+DIFFERENT = (*UNIQUE, Field(min_length=1))
 """The metadata of a list of one or more different values."""
 
 _LONGEST = 80  # characters of a value in a message

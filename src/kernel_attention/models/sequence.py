@@ -20,10 +20,29 @@ from kernel_attention.core.validation import require_positive, require_probabili
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.mechanisms import AttentionSpec
 from kernel_attention.models.encoder_layer import EncoderLayer, create_attentions
+from kernel_attention.models.sequence_pooling import SequencePooling, TokenPooling
+from kernel_attention.models.series_stem import (
+    ConvolutionalPositions,
+    ConvolutionStem,
+    LinearStem,
+    View,
+    automatic_patch_len,
+    require_views,
+    series_views,
+)
+from kernel_attention.tensors.pooling import pool_mask
+
+Positions = Literal["learnt", "fixed", "time_absolute", "convolutional", "none"]
+_POSITIONS = ("learnt", "fixed", "time_absolute", "convolutional", "none")
+
+
+_NUM_HEADS = 8
 
 
 class SequenceEncoder(nn.Module):
-    """Input projection scaled by sqrt(d), positions, encoder layers, final norm, GELU; padding zeroed.
+    """A stem, positions, encoder layers, final norm, GELU; padding zeroed.
+
+    The papers' stem is a linear projection of every step, scaled by sqrt(d).
 
     Args:
         in_features: channels c of the input.
@@ -34,8 +53,16 @@ class SequenceEncoder(nn.Module):
         num_layers: number of layers.
         feedforward_dim: hidden width of the feed-forward networks.
         dropout: of positions, layers and output, and of the attention weights where a mechanism has them.
-        positions: "learnt" (uniform(-0.02, 0.02) at first) or "fixed" (sinusoidal).
+        positions: what is added to the tokens. "learnt" (uniform(-0.02, 0.02) at first); "fixed"
+            (sinusoidal); "time_absolute" (sinusoidal with frequencies times d / N for N tokens, which keeps
+            short series apart; ConvTran, Foumani et al. 2024, eq. 13); "convolutional" (relative, see
+            ``ConvolutionalPositions``); "none".
         norm_first: pre-norm layers.
+        stem: "linear", or "convolution"; see ``ConvolutionStem``.
+        stem_layers: blocks of the convolution stem.
+        patch_len: steps per token; 0: as many as it takes to have at most 128 tokens. Above 1 the encoder
+            returns ceil(N / patch_len) tokens, and padding must be on the right.
+        views: what the stem reads, one or more of "raw", "normalized" and "difference"; see ``series_views``.
         device: where the parameters are made; None: the default device.
         dtype: the parameters' precision; None: the default one.
     """
@@ -53,12 +80,16 @@ class SequenceEncoder(nn.Module):
         attention: AttentionSpec | Sequence[AttentionSpec] = "primal",
         *,
         embed_dim: int = 512,
-        num_heads: int = 8,
+        num_heads: int = _NUM_HEADS,
         num_layers: int = 2,
         feedforward_dim: int = 2048,
         dropout: float = 0.1,
-        positions: Literal["learnt", "fixed"] = "learnt",
+        positions: Positions = "learnt",
         norm_first: bool = False,
+        stem: Literal["linear", "convolution"] = "linear",
+        stem_layers: int = 3,
+        patch_len: int = 1,
+        views: Sequence[View] = ("raw",),
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -69,11 +100,17 @@ class SequenceEncoder(nn.Module):
         )  # fmt: skip
         require_probability(dropout=dropout)
         where: dict[str, Any] = {"device": device, "dtype": dtype}
+        require_views(views)
         self.embed_dim = embed_dim
         self.max_len = max_len
-        self._set_input(in_features, **where)
+        self.in_features = in_features
+        self.views = tuple(views)
+        self.patch_len = patch_len if patch_len != 0 else automatic_patch_len(max_len)
+        require_positive(patch_len=self.patch_len)
+        self.num_tokens = -(-max_len // self.patch_len)
+        self._set_input(in_features, stem, stem_layers, dropout, **where)
         self._set_positions(positions, **where)
-        shared = {"max_len": max_len, "dropout": dropout}
+        shared = {"max_len": self.num_tokens, "dropout": dropout}
         self.layers = nn.ModuleList()
         for layer in create_attentions(attention, num_layers, embed_dim, num_heads, shared, **where):
             self.layers.append(EncoderLayer(layer, feedforward_dim, dropout, norm_first, **where))
@@ -88,12 +125,18 @@ class SequenceEncoder(nn.Module):
         self.norm.reset_parameters()
 
     def forward(self, x: Tensor, attention_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        """(B, N, c) -> (B, N, d); padded positions (attention_mask False) are zero."""
+        """(B, N, c) -> (B, N, d); padded positions (attention_mask False) are zero.
+
+        With patches, (B, ceil(N / patch_len), d), and ``token_mask`` says which tokens are real.
+        """
         self._check_input(x)
         if x.size(1) > self.max_len:
             raise InputError(f"sequence length {x.size(1)} exceeds max_len={self.max_len}")
-        x = self._embed(x) * math.sqrt(self.embed_dim)
-        x = self.dropout(x + self.positions[: x.size(1)])
+        if is_causal:
+            self._require_causal()
+        x = self._embed(x, attention_mask)
+        attention_mask = self.token_mask(attention_mask)
+        x = self.dropout(self._with_positions(x, attention_mask))
         for layer in self.layers:
             x = layer(x, attention_mask, is_causal)
         x = self.dropout(F.gelu(self.norm(x)))
@@ -105,45 +148,87 @@ class SequenceEncoder(nn.Module):
             assert isinstance(layer, EncoderLayer)
             require_causal_form(layer.attention, layer.attention.mechanism_name)
 
+    def token_mask(self, attention_mask: Tensor | None) -> Tensor | None:
+        """Which tokens hold a real step, (B, N) -> (B, ceil(N / patch_len))."""
+        if attention_mask is None or self.patch_len == 1:
+            return attention_mask
+        return pool_mask(attention_mask, self.patch_len)
+
     def set_scale(self, mean: Sequence[float] | Tensor, std: Sequence[float] | Tensor) -> None:
         """Standardise every input by these statistics of the training data, (c,) each."""
         self.input_mean.copy_(torch.as_tensor(mean))
         self.input_std.copy_(torch.as_tensor(std))
 
-    def _set_input(self, in_features: int, **where: Any) -> None:
+    def _set_input(self, in_features: int, stem: str, stem_layers: int, dropout: float, **where: Any) -> None:
         # The training data's scale is part of the model, so it is loaded with the weights.
         self.register_buffer("input_mean", torch.zeros(in_features, **where))
         self.register_buffer("input_std", torch.ones(in_features, **where))
-        self.project = nn.Linear(in_features, self.embed_dim, **where)
+        width = in_features * len(self.views)
+        self.project: LinearStem | ConvolutionStem
+        if stem == "linear":
+            self.project = LinearStem(width, self.embed_dim, self.patch_len, **where)
+        elif stem == "convolution":
+            self.project = ConvolutionStem(
+                width, self.embed_dim, stem_layers, self.patch_len, dropout, **where
+            )
+        else:
+            raise unknown("stem", stem, ("linear", "convolution"))
 
     def _reset_input(self) -> None:
         self.input_mean.zero_()
         self.input_std.fill_(1.0)
-        self.project.reset_parameters()
+        reset_module(self.project)
 
     def _check_input(self, x: Tensor) -> None:
-        if x.dim() != 3 or x.size(-1) != self.project.in_features:
-            raise InputError(f"x has shape {tuple(x.shape)}, expected (B, N, {self.project.in_features})")
+        if x.dim() != 3 or x.size(-1) != self.in_features:
+            raise InputError(f"x has shape {tuple(x.shape)}, expected (B, N, {self.in_features})")
 
-    def _embed(self, x: Tensor) -> Tensor:
-        return self.project((x - self.input_mean) / self.input_std)
+    def _embed(self, x: Tensor, attention_mask: Tensor | None) -> Tensor:
+        x = (x - self.input_mean) / self.input_std
+        tokens = self.project(series_views(x, attention_mask, self.views), attention_mask)
+        return tokens * math.sqrt(self.embed_dim) if isinstance(self.project, LinearStem) else tokens
 
-    def _set_positions(self, kind: str, **where: Any) -> None:
-        table = torch.empty(self.max_len, self.embed_dim, **where)
-        if kind == "learnt":
-            self.positions = nn.Parameter(table)
-        elif kind == "fixed":
-            self.register_buffer("positions", table)
-        else:
-            raise unknown("positions", kind, ("learnt", "fixed"))
-        self._reset_positions()
+    def _require_causal(self) -> None:
+        """Raise InputError where a part before the layers reads later steps."""
+        reading = [
+            ("stem='convolution'", isinstance(getattr(self, "project", None), ConvolutionStem)),
+            (f"patch_len={self.patch_len}", self.patch_len > 1),
+            (f"views={self.views!r}", self.views != ("raw",)),
+            ("positions='convolutional'", self.relative_positions is not None),
+        ]
+        for option, reads_later_steps in reading:
+            if reads_later_steps:
+                raise InputError(f"is_causal=True, but {option} reads later steps of the series")
+
+    def _set_positions(self, kind: Positions, **where: Any) -> None:
+        if kind not in _POSITIONS:
+            raise unknown("positions", kind, _POSITIONS)
+        self.positions_kind = kind
+        self.relative_positions: ConvolutionalPositions | None = None
+        if kind == "convolutional":
+            self.relative_positions = ConvolutionalPositions(self.embed_dim, **where)
+        elif kind != "none":
+            table = torch.empty(self.num_tokens, self.embed_dim, **where)
+            if kind == "learnt":
+                self.positions = nn.Parameter(table)
+            else:
+                self.register_buffer("positions", table)
+            self._reset_positions()
+
+    def _with_positions(self, x: Tensor, attention_mask: Tensor | None) -> Tensor:
+        if self.relative_positions is not None:
+            return x + self.relative_positions(x, attention_mask)
+        return x if self.positions_kind == "none" else x + self.positions[: x.size(1)]
 
     @torch.no_grad()
     def _reset_positions(self) -> None:
-        if isinstance(self.positions, nn.Parameter):
+        if self.relative_positions is not None:
+            reset_module(self.relative_positions)
+        elif self.positions_kind == "learnt":
             self.positions.uniform_(-0.02, 0.02)
-        else:
-            self.positions.copy_(sinusoidal_positions(self.max_len, self.embed_dim))
+        elif self.positions_kind != "none":
+            stretch = self.embed_dim / self.num_tokens if self.positions_kind == "time_absolute" else 1.0
+            self.positions.copy_(sinusoidal_positions(self.num_tokens, self.embed_dim, stretch))
 
 
 class SequenceClassifier(nn.Module):
@@ -154,8 +239,8 @@ class SequenceClassifier(nn.Module):
         num_outputs: classes, or regression targets.
         max_len: longest sequence.
         attention: as in ``SequenceEncoder``.
-        pooling: "flatten" joins all positions into one vector (the papers' head, fixed to max_len), "mean"
-            averages over the real tokens.
+        pooling: how the tokens become one vector: "flatten" (the papers' head, fixed to max_len), "mean",
+            "mean_max" or "attention"; see ``TokenPooling``.
         device: where the parameters are made; None: the default device.
         dtype: the parameters' precision; None: the default one.
         encoder_options: the other arguments of ``SequenceEncoder``.
@@ -168,20 +253,19 @@ class SequenceClassifier(nn.Module):
         max_len: int,
         attention: AttentionSpec | Sequence[AttentionSpec] = "primal",
         *,
-        pooling: Literal["flatten", "mean"] = "flatten",
+        pooling: SequencePooling = "flatten",
         device: Device = None,
         dtype: torch.dtype | None = None,
         **encoder_options: Any,
     ) -> None:
         super().__init__()
         require_positive(num_outputs=num_outputs)
-        if pooling not in ("flatten", "mean"):
-            raise unknown("pooling", pooling, ("flatten", "mean"))
-        self.pooling = pooling
         where: dict[str, Any] = {"device": device, "dtype": dtype}
         self.encoder = SequenceEncoder(in_features, max_len, attention, **where, **encoder_options)
-        width = self.encoder.embed_dim * (max_len if pooling == "flatten" else 1)
-        self.head = nn.Linear(width, num_outputs, **where)
+        num_heads = encoder_options.get("num_heads", _NUM_HEADS)
+        sizes = (self.encoder.num_tokens, self.encoder.embed_dim, num_heads)
+        self.pooling = TokenPooling(pooling, *sizes, **where)
+        self.head = nn.Linear(self.pooling.width, num_outputs, **where)
 
     def reset_parameters(self) -> None:
         """Draw every parameter of the encoder and the classifier anew."""
@@ -189,24 +273,21 @@ class SequenceClassifier(nn.Module):
 
     def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """x (B, N, c), attention_mask (B, N; True = real token) -> (B, num_outputs)."""
-        encoded = self.encoder(x, attention_mask)
-        if self.pooling == "flatten":
-            # The positions a short batch lacks are zero, as padded ones are.
-            missing = self.encoder.max_len - encoded.size(1)
-            return self.head(F.pad(encoded, (0, 0, 0, missing)).flatten(1))
-        return self.head(mean_token(encoded, attention_mask))
+        return self.head(self.embed(x, attention_mask))
+
+    def embed(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """The vector that the head reads, (B, N, c) -> (B, width)."""
+        return self.pooling(self.encoder(x, attention_mask), self.encoder.token_mask(attention_mask))
 
 
-def mean_token(encoded: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """The mean over the real tokens of encoded (B, N, d), zero at padded ones: (B, d)."""
-    if attention_mask is None:
-        return encoded.mean(dim=1)
-    return encoded.sum(dim=1) / attention_mask.sum(dim=1, keepdim=True).clamp_min(1)
+def sinusoidal_positions(max_len: int, embed_dim: int, stretch: float = 1.0) -> Tensor:
+    """Fixed sine and cosine positions of Vaswani et al. 2017, (max_len, embed_dim), on the CPU.
 
-
-def sinusoidal_positions(max_len: int, embed_dim: int) -> Tensor:
-    """Fixed sine and cosine positions of Vaswani et al. 2017, (max_len, embed_dim), on the CPU."""
+    ``stretch`` multiplies all frequencies.
+    """
     position = torch.arange(max_len, device="cpu")[:, None]
     frequency = torch.exp(torch.arange(0, embed_dim, 2, device="cpu") * (-math.log(10000.0) / embed_dim))
+    if stretch != 1.0:
+        frequency = frequency * stretch
     table = torch.stack([torch.sin(position * frequency), torch.cos(position * frequency)], dim=-1)
     return table.flatten(1)[:, :embed_dim]

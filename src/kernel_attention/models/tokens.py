@@ -6,6 +6,7 @@ tokens, learnt positions, pre-norm layers, the mean over the real tokens.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,8 @@ from kernel_attention.core.parameters import Device, reset_submodules
 from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import InputError
 from kernel_attention.mechanisms import AttentionSpec
-from kernel_attention.models.sequence import SequenceEncoder, mean_token
+from kernel_attention.models.sequence import SequenceEncoder
+from kernel_attention.models.sequence_pooling import mean_token
 
 
 class TokenEncoder(SequenceEncoder):
@@ -26,7 +28,7 @@ class TokenEncoder(SequenceEncoder):
         vocabulary_size: number of different tokens V.
         max_len: longest sequence.
         attention: as in ``SequenceEncoder``.
-        options: the other arguments of ``SequenceEncoder``.
+        options: the other arguments of ``SequenceEncoder``, without those of stems, patches and views.
     """
 
     def __init__(
@@ -39,7 +41,12 @@ class TokenEncoder(SequenceEncoder):
         require_positive(vocabulary_size=vocabulary_size)
         super().__init__(vocabulary_size, max_len, attention, **options)
 
-    def _set_input(self, in_features: int, **where: Any) -> None:
+    def _set_input(self, in_features: int, stem: str, stem_layers: int, dropout: float, **where: Any) -> None:
+        if stem != "linear" or self.patch_len != 1 or self.views != ("raw",):
+            raise InputError(
+                f"stem={stem!r}, patch_len={self.patch_len}, views={self.views!r}: tokens have a table of "
+                "embeddings (accepted: stem='linear', patch_len=1, views=('raw',))"
+            )
         self.embed = nn.Embedding(in_features, self.embed_dim, **where)
         self._scale_embedding()
 
@@ -57,8 +64,8 @@ class TokenEncoder(SequenceEncoder):
                 f"x has shape {tuple(x.shape)} and dtype {x.dtype}, expected (B, N) whole numbers"
             )
 
-    def _embed(self, x: Tensor) -> Tensor:
-        return self.embed(x)
+    def _embed(self, x: Tensor, attention_mask: Tensor | None) -> Tensor:
+        return self.embed(x) * math.sqrt(self.embed_dim)
 
 
 class TokenClassifier(nn.Module):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -18,7 +17,7 @@ from kernel_attention.experiments.settings import (
     Share,
     Whole,
 )
-from kernel_attention.experiments.training.recipe import EpochRecipe
+from kernel_attention.experiments.training.recipe import EpochRecipe, scheduled_factor
 
 
 @dataclass(frozen=True)
@@ -136,10 +135,5 @@ class ImageRecipe(VisionRecipe):
     def learning_rate_factor(self, step: int, steps_per_epoch: int) -> float:
         """The factor of ``learning_rate`` at step number ``step``, counted from 0."""
         least = self.min_learning_rate / self.learning_rate
-        warmup = self.warmup_epochs * steps_per_epoch
-        if step < warmup:
-            return least / 10 + (1 - least / 10) * (step + 1) / warmup
-        if self.schedule == "constant":
-            return 1.0
-        progress = min((step - warmup) / max(self.epochs * steps_per_epoch - warmup, 1), 1.0)
-        return least + (1 - least) * (1 + math.cos(math.pi * progress)) / 2
+        warmup, steps = self.warmup_epochs * steps_per_epoch, self.epochs * steps_per_epoch
+        return scheduled_factor(self.schedule, step, warmup, steps, least)

@@ -7,16 +7,15 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from kernel_attention.experiments.data.images.augmentation import Augmentation, mix
 from kernel_attention.experiments.data.images.batches import ImageBatch
 from kernel_attention.experiments.training.image_recipe import ImageRecipe
-from kernel_attention.experiments.training.module import RecipeTask
+from kernel_attention.experiments.training.module import AveragedTask
 from kernel_attention.models.vision import VisionTransformer
 
 
-class ImageTask(RecipeTask):
+class ImageTask(AveragedTask):
     """Cross-entropy of augmented and mixed images (DeiT's training, Touvron et al. 2021).
 
     Logs per epoch: ``train_loss`` and ``train_accuracy`` (of the augmented images; with mixup or cutmix, for
@@ -34,15 +33,7 @@ class ImageTask(RecipeTask):
         super().__init__(model, recipe)
         self.recipe: ImageRecipe = recipe
         self.augmentation = Augmentation(recipe.augmentation, size, recipe.random_erasing)
-        self.average: AveragedModel | None = None
-        if recipe.ema_decay:
-            average = get_ema_multi_avg_fn(recipe.ema_decay)
-            self.average = AveragedModel(model, multi_avg_fn=average, use_buffers=True)
-
-    @property
-    def evaluated(self) -> nn.Module:
-        """The moving average of the weights, where the recipe has one."""
-        return self.model if self.average is None else self.average.module
+        self.start_average(recipe.ema_decay)
 
     def training_step(self, batch: ImageBatch) -> Tensor:
         """Cross-entropy + sum over layers of eta J^2 (Primal-Attention, eq. 10)."""
@@ -64,12 +55,6 @@ class ImageTask(RecipeTask):
         """Log loss and accuracy of the evaluated weights."""
         logits = self.evaluated(*batch.arguments).float()
         self._log("val", F.cross_entropy(logits, batch.target), logits, batch.target)
-
-    def optimizer_step(self, *args: Any, **options: Any) -> None:
-        """Also move the average; here, so that a checkpoint of this step holds it."""
-        super().optimizer_step(*args, **options)
-        if self.average is not None:
-            self.average.update_parameters(self.model)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """No weight decay for some parameters, as in DeiT."""

@@ -35,6 +35,7 @@ class LanguageRecipe(StepRecipe):
 
     attention: Any = "softmax"
     norm_first: bool = True
+    positions: Literal["learnt", "fixed"] = "learnt"
     vocabulary: Literal["word", "byte", "bpe"] = "word"
     min_count: Count = 1
     max_vocabulary: Whole = 0

@@ -41,3 +41,4 @@ class MemoryRecorder(RunRecorder):
         if self._improves(row):
             assert isinstance(pl_module.evaluated, torch.nn.Module)
             self.weights = copy.deepcopy(pl_module.evaluated.state_dict())
+        self._end_early(trainer, pl_module)

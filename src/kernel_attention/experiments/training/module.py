@@ -10,6 +10,7 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from kernel_attention.core.objective import PenalizedAttention, auxiliary_loss
 from kernel_attention.errors import InputError
@@ -97,6 +98,30 @@ class RecipeTask(L.LightningModule):
                 )
 
 
+class AveragedTask(RecipeTask):
+    """A task that may evaluate an exponential moving average of its weights instead of the weights."""
+
+    average: AveragedModel | None
+
+    def start_average(self, decay: float) -> None:
+        """Average with this decay; 0 evaluates the weights themselves."""
+        self.average = None
+        if decay:
+            average = get_ema_multi_avg_fn(decay)
+            self.average = AveragedModel(self.model, multi_avg_fn=average, use_buffers=True)
+
+    @property
+    def evaluated(self) -> nn.Module:
+        """The moving average of the weights, where there is one."""
+        return self.model if self.average is None else self.average.module
+
+    def optimizer_step(self, *args: Any, **options: Any) -> None:
+        """Also move the average; here, so that a checkpoint of this step holds it."""
+        super().optimizer_step(*args, **options)
+        if self.average is not None:
+            self.average.update_parameters(self.model)
+
+
 class SequenceTask(RecipeTask):
     """Classification (cross-entropy) or regression (mean squared error) of sequences.
 
@@ -124,13 +149,19 @@ class SequenceTask(RecipeTask):
 
     def _log_step(self, stage: str, batch: Batch) -> Tensor:
         assert batch.target is not None, "training and evaluation need labelled batches"
-        outputs = self.model(*batch.arguments)
-        loss, metric, value = self._measure(outputs.float(), batch.target)
-        figures = {f"{stage}_loss": loss.detach(), f"{stage}_{metric}": value}
-        self.log_dict(figures, on_step=False, on_epoch=True, prog_bar=True, batch_size=len(batch.x))
+        model = self.model if stage == "train" else self.evaluated
+        loss, metric, value = self._measure(model(*batch.arguments).float(), batch)
+        self._log_figures(stage, loss, metric, value, len(batch.x))
         return loss
 
-    def _measure(self, outputs: Tensor, target: Tensor) -> tuple[Tensor, str, Tensor]:
+    def _log_figures(self, stage: str, loss: Tensor, metric: str, value: Tensor, cases: int) -> None:
+        figures = {f"{stage}_loss": loss.detach(), f"{stage}_{metric}": value}
+        self.log_dict(figures, on_step=False, on_epoch=True, prog_bar=True, batch_size=cases)
+
+    def _measure(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, str, Tensor]:
+        """(loss, name of the figure beside it, its value) of a batch."""
+        target = batch.target
+        assert target is not None
         if self.is_regression:
             loss = F.mse_loss(outputs.squeeze(-1), target)
             return loss, "mse", loss.detach()

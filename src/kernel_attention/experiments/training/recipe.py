@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.resources
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -16,8 +17,8 @@ from kernel_attention.errors import InputError, unknown
 from kernel_attention.experiments.plain_yaml import read_yaml
 from kernel_attention.experiments.plugins import require_plugins
 from kernel_attention.experiments.settings import (
-    ALL_DIFFERENT,
     DIFFERENT,
+    UNIQUE,
     Count,
     NonNegative,
     Part,
@@ -64,7 +65,8 @@ class BaseRecipe(ABC):
         num_layers: encoder layers.
         feedforward_dim: hidden width of the feed-forward networks.
         dropout: dropout probability.
-        positions: learnt or fixed positions.
+        positions: learnt, fixed, time_absolute, convolutional (relative) or none; language models have learnt
+            or fixed ones, others say which they take.
         norm_first: pre-norm layers.
         batch_size: sequences per step.
         optimizer: radam, adam or adamw.
@@ -96,7 +98,7 @@ class BaseRecipe(ABC):
     num_layers: Annotated[int, Field(ge=1, le=10_000)] = 2  # a list of them is made before any other check
     feedforward_dim: Count = 2048
     dropout: Probability = 0.1
-    positions: Literal["learnt", "fixed"] = "learnt"
+    positions: Literal["learnt", "fixed", "time_absolute", "convolutional", "none"] = "learnt"
     norm_first: bool = False
     batch_size: Count = 16
     optimizer: Literal["radam", "adam", "adamw"] = "radam"
@@ -110,9 +112,7 @@ class BaseRecipe(ABC):
     accelerator: Literal["auto", "cpu", "gpu", "cuda", "mps"] = "auto"
     threads: Annotated[int, Field(ge=0, le=4096)] = 0  # a system that cannot start them ends the process
     keep_weights_every: Whole = 0
-    loggers: Annotated[list[Literal["tensorboard", "mlflow", "wandb"]], *ALL_DIFFERENT] = field(
-        default_factory=list
-    )
+    loggers: Annotated[list[Literal["tensorboard", "mlflow", "wandb"]], *UNIQUE] = field(default_factory=list)
     plugins: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -217,26 +217,82 @@ class EpochRecipe(BaseRecipe):
         return min(self.evaluate_every, self.epochs)
 
 
+def scheduled_factor(
+    schedule: Literal["constant", "cosine"], step: int, warmup: int, steps: int, least: float = 0.0
+) -> float:
+    """The factor of the learning rate at step number ``step``, counted from 0.
+
+    It grows linearly from ``least`` / 10 in ``warmup`` steps; then it is 1, or falls along a cosine to
+    ``least`` at the end of ``steps``.
+    """
+    if step < warmup:
+        return least / 10 + (1 - least / 10) * (step + 1) / warmup
+    if schedule == "constant":
+        return 1.0
+    progress = min((step - warmup) / max(steps - warmup, 1), 1.0)
+    return least + (1 - least) * (1 + math.cos(math.pi * progress)) / 2
+
+
 @dataclass(frozen=True)
 class Recipe(EpochRecipe):
     """One experiment on a time-series set; the defaults are those of Primal-Attention's UEA experiments.
 
     Args:
         dataset: name of an aeon classification or regression set.
-        pooling: flatten all positions, or average them.
+        stem: how steps become tokens: a linear projection, or multi-scale convolutions.
+        stem_layers: blocks of the convolution stem.
+        patch_len: steps per token; 0 takes as many as leave at most 128 tokens of the longest series.
+        views: what the stem reads: raw, normalized (per series) and difference, side by side.
+        pooling: flatten all positions, average them, mean_max for average and maximum, or attention.
         missing: what to do with missing values: auto, interpolate or error.
+        warmup_epochs: epochs in which the learning rate grows linearly to ``learning_rate``.
+        schedule: after the warm-up: constant, or falling along a cosine to 0.
+        label_smoothing: weight of the uniform distribution in the targets of training.
+        class_weight: none, or balanced, which gives all classes of the training cases the same weight.
+        augmentation: what changes the series in training, in turn: jitter, scale, time_warp, window, cut.
+        mixup: alpha of mixup's Beta distribution; 0 switches it off.
+        ema_decay: the evaluated weights are an exponential moving average with this decay; 0 evaluates the
+            trained weights themselves.
+        patience: training ends after this many evaluations without a better one; 0 never ends it early.
 
     The other keys are those of ``EpochRecipe``.
     """
 
     task_name: ClassVar[str] = DEFAULT_TASK
 
-    pooling: Literal["flatten", "mean"] = "flatten"
+    stem: Literal["linear", "convolution"] = "linear"
+    stem_layers: Count = 3
+    patch_len: Whole = 1
+    views: Annotated[list[Literal["raw", "normalized", "difference"]], *DIFFERENT] = field(
+        default_factory=lambda: ["raw"]
+    )
+    pooling: Literal["flatten", "mean", "mean_max", "attention"] = "flatten"
     missing: Literal["auto", "interpolate", "error"] = "auto"
+    warmup_epochs: Whole = 0
+    schedule: Literal["constant", "cosine"] = "constant"
+    label_smoothing: Probability = 0.0
+    class_weight: Literal["none", "balanced"] = "none"
+    augmentation: Annotated[list[Literal["jitter", "scale", "time_warp", "window", "cut"]], *UNIQUE] = field(
+        default_factory=list
+    )
+    mixup: NonNegative = 0.0
+    ema_decay: Probability = 0.0
+    patience: Whole = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.warmup_epochs >= self.epochs:
+            raise InputError(f"warmup_epochs={self.warmup_epochs} must be below epochs={self.epochs}")
+
+    def learning_rate_factor(self, step: int, steps_per_epoch: int) -> float:
+        """The factor of ``learning_rate`` at step number ``step``, counted from 0."""
+        warmup, steps = self.warmup_epochs * steps_per_epoch, self.epochs * steps_per_epoch
+        return scheduled_factor(self.schedule, step, warmup, steps)
 
     def encoder_options(self) -> dict[str, Any]:
         """The fields that ``kernel_attention.models.SequenceClassifier`` takes."""
-        return super().encoder_options() | {"pooling": self.pooling}
+        names = ("stem", "stem_layers", "patch_len", "views", "pooling")
+        return super().encoder_options() | {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True)

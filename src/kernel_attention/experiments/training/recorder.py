@@ -65,6 +65,7 @@ class RunRecorder(Checkpoint):
             loader: Any = trainer.train_dataloader
             loader.sampler.skip(self._partial["batches"], loader.batch_size or 1)
             self._started = time.perf_counter() - self._partial["seconds"]
+        self._end_early(trainer, pl_module)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._started = time.perf_counter()
@@ -107,6 +108,7 @@ class RunRecorder(Checkpoint):
             self.told(row, trainer.global_step)
         if self._stop.is_made:
             raise KeyboardInterrupt
+        self._end_early(trainer, pl_module)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._stop.leave()
@@ -143,6 +145,14 @@ class RunRecorder(Checkpoint):
         every = recipe.keep_weights_every
         if every and epoch % every == 0:
             write_weights(kept_weights_path(self.folder, epoch), _weights(pl_module))
+
+    def _end_early(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """End training where the recipe has a patience that is used up."""
+        recipe: Any = pl_module.recipe
+        patience = getattr(recipe, "patience", 0)
+        since = [row for row in self.rows if "val_loss" in row and row["epoch"] > (self.best_epoch or 0)]
+        if patience and len(since) >= patience:
+            trainer.should_stop = True
 
     def _state_within_epoch(self) -> dict[str, Any]:
         """The counts of the row of an unfinished epoch, in addition to the sums of its figures."""

@@ -29,10 +29,10 @@ from kernel_attention.experiments.training.evaluation import (
 )
 from kernel_attention.experiments.training.experiment import Experiment, Loaders, Metric
 from kernel_attention.experiments.training.facts import check_facts, describe_data
-from kernel_attention.experiments.training.module import SequenceTask
 from kernel_attention.experiments.training.ranges import require_in_range
 from kernel_attention.experiments.training.recipe import Recipe
 from kernel_attention.experiments.training.recorder import RunRecorder
+from kernel_attention.experiments.training.time_series_task import TimeSeriesTask
 from kernel_attention.models import SequenceClassifier
 
 _DIAGNOSED_AT_ONCE = 8
@@ -77,6 +77,8 @@ class TimeSeriesExperiment(Experiment):
 
     def loaders(self, seed: int) -> Loaders:
         train, val, _ = split_data(self.data, self.recipe, seed)
+        if self.recipe.class_weight == "balanced" and not self.is_regression:
+            train = train.balanced()
         size = self.recipe.batch_size
         return make_loader(train, size, shuffle=True, seed=seed), make_loader(val, size)
 
@@ -85,8 +87,8 @@ class TimeSeriesExperiment(Experiment):
         scale = Standardizer.fit(train.sequences)
         model.encoder.set_scale(torch.from_numpy(scale.mean), torch.from_numpy(scale.std))
 
-    def task(self, model: Any) -> SequenceTask:
-        return SequenceTask(model, self.recipe, self.is_regression)
+    def task(self, model: Any) -> TimeSeriesTask:
+        return TimeSeriesTask(model, self.recipe, self.is_regression)
 
     def recorder(self, folder: Path, seed: int) -> RunRecorder:
         val = split_data(self.data, self.recipe, seed).selection

@@ -21,11 +21,13 @@ class Batch(NamedTuple):
     x: (B, N, c) float32, zero to the right of each sequence.
     attention_mask: (B, N) bool, True = real step.
     target: (B,) int64 or float32; None for unlabelled sequences.
+    weight: (B,) float32, how much each counts; None: all the same.
     """
 
     x: Tensor
     attention_mask: Tensor
     target: Tensor | None = None
+    weight: Tensor | None = None
 
     @property
     def arguments(self) -> tuple[Tensor, Tensor]:
@@ -33,30 +35,43 @@ class Batch(NamedTuple):
         return self.x, self.attention_mask
 
 
-class _Cases(Dataset[tuple[Tensor, Tensor | None]]):
-    def __init__(self, sequences: Sequence[np.ndarray], targets: np.ndarray | None) -> None:
+_Case = tuple[Tensor, Tensor | None, Tensor | None]
+
+
+class _Cases(Dataset[_Case]):
+    def __init__(
+        self,
+        sequences: Sequence[np.ndarray],
+        targets: np.ndarray | None = None,
+        weights: np.ndarray | None = None,
+    ) -> None:
         # A tensor cannot use read-only memory, as joblib maps large arrays; only such memory is copied.
         self.sequences = [
             torch.from_numpy(np.require(sequence, np.float32, ["C", "W"])) for sequence in sequences
         ]
-        self.targets = (
-            None if targets is None else torch.from_numpy(np.require(targets, requirements=["C", "W"]))
+        self.targets, self.weights = (
+            None if values is None else torch.from_numpy(np.require(values, requirements=["C", "W"]))
+            for values in (targets, weights)
         )
 
     def __len__(self) -> int:
         return len(self.sequences)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor | None]:
-        return self.sequences[index], None if self.targets is None else self.targets[index]
+    def __getitem__(self, index: int) -> _Case:
+        target, weight = (
+            None if values is None else values[index] for values in (self.targets, self.weights)
+        )
+        return self.sequences[index], target, weight
 
 
-def collate(cases: Sequence[tuple[Tensor, Tensor | None]]) -> Batch:
+def collate(cases: Sequence[_Case]) -> Batch:
     """Pad cases (n_i, c) on the right with zeros to the longest of them."""
-    lengths = torch.tensor([len(sequence) for sequence, _ in cases])
-    x = torch.nn.utils.rnn.pad_sequence([sequence for sequence, _ in cases], batch_first=True)
+    sequences, targets, weights = zip(*cases, strict=True)
+    lengths = torch.tensor([len(sequence) for sequence in sequences])
+    x = torch.nn.utils.rnn.pad_sequence(list(sequences), batch_first=True)
     mask = torch.arange(x.shape[1])[None, :] < lengths[:, None]
-    targets = [target for _, target in cases if target is not None]
-    return Batch(x, mask, torch.stack(targets) if targets else None)
+    target, weight = (None if values[0] is None else torch.stack(values) for values in (targets, weights))
+    return Batch(x, mask, target, weight)
 
 
 def make_loader(
@@ -84,9 +99,9 @@ def make_loader(
     if drop_last and len(split) < batch_size:
         raise InputError(f"drop_last with batch_size {batch_size} leaves no batch of {len(split)} cases")
     if isinstance(split, SequenceSplit):
-        cases = _Cases(split.sequences, split.targets)
+        cases = _Cases(split.sequences, split.targets, split.weights)
     else:
-        cases = _Cases(split, None)
+        cases = _Cases(split)
     return DataLoader(
         cases,
         batch_size=int(batch_size),

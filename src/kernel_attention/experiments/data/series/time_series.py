@@ -18,12 +18,16 @@ class SequenceSplit:
 
     sequences: one float32 array (n_i, c) a case, time first; lengths may differ.
     targets: (cases,) int64 class indices, or float32 values in regression.
+    weights: (cases,) float32, how much each case counts in losses and accuracies; None: all the same.
     """
 
     sequences: list[np.ndarray]
     targets: np.ndarray
+    weights: np.ndarray | None = None
 
     def __post_init__(self) -> None:
+        if self.weights is not None and len(self.weights) != len(self.targets):
+            raise InputError(f"a split has {len(self.targets)} targets but {len(self.weights)} weights")
         if len(self.sequences) != len(self.targets):
             raise InputError(f"a split has {len(self.sequences)} sequences but {len(self.targets)} targets")
 
@@ -32,14 +36,24 @@ class SequenceSplit:
 
     def subset(self, indices: Sequence[int] | np.ndarray) -> SequenceSplit:
         """The cases at `indices`, in that order; the arrays are shared, not copied."""
-        return SequenceSplit(
-            [self.sequences[int(i)] for i in indices], self.targets[np.asarray(indices, np.int64)]
-        )
+        chosen = np.asarray(indices, np.int64)
+        weights = None if self.weights is None else self.weights[chosen]
+        return SequenceSplit([self.sequences[i] for i in chosen.tolist()], self.targets[chosen], weights)
 
     def joined(self, other: SequenceSplit) -> SequenceSplit:
         """The cases of both splits, this one's first; the arrays of the sequences are shared."""
         targets = np.concatenate([self.targets, other.targets])
-        return SequenceSplit([*self.sequences, *other.sequences], targets)
+        weights = None
+        if self.weights is not None or other.weights is not None:
+            parts = [np.ones(len(s), np.float32) if s.weights is None else s.weights for s in (self, other)]
+            weights = np.concatenate(parts)
+        return SequenceSplit([*self.sequences, *other.sequences], targets, weights)
+
+    def balanced(self) -> SequenceSplit:
+        """The same cases, weighted so that all classes count the same and the mean of the weights is 1."""
+        _, inverse, counts = np.unique(self.targets, return_inverse=True, return_counts=True)
+        weights = (len(self) / (len(counts) * counts[inverse])).astype(np.float32)
+        return SequenceSplit(self.sequences, self.targets, weights)
 
 
 @dataclass(frozen=True, eq=False)

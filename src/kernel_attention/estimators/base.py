@@ -1,0 +1,349 @@
+"""What the classifier and the regressor of sequences share: parameters, training, raw outputs."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from numbers import Integral
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, is_regressor
+from sklearn.utils import assert_all_finite, check_consistent_length, check_random_state, column_or_1d
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted
+from torch import Tensor
+
+from kernel_attention.core.validation import require_positive, require_probability
+from kernel_attention.errors import InputError, unknown
+from kernel_attention.experiments.data import SequenceSplit, as_sequences, stratified_split, windows_of
+from kernel_attention.experiments.data.series.augmentation import AugmentationName
+from kernel_attention.experiments.notes import note_once
+from kernel_attention.experiments.settings import checked, plain
+from kernel_attention.experiments.training import Recipe, predict_outputs
+from kernel_attention.experiments.training.fit import training_device
+from kernel_attention.experiments.training.members import (
+    Member,
+    automatic_batch_size,
+    automatic_epochs,
+    train_member,
+)
+from kernel_attention.experiments.training.ranges import require_in_range
+from kernel_attention.mechanisms import AttentionSpec, layer_specs
+from kernel_attention.models import SequenceClassifier
+from kernel_attention.models.sequence import Positions
+from kernel_attention.models.sequence_pooling import SequencePooling
+from kernel_attention.models.series_stem import View
+
+_OF_A_RECIPE = ("optimizer", "schedule", "gradient_clip", "patience", "accelerator")
+_OF_A_MEMBER = (
+    "attention", "attention_options", "embed_dim", "num_heads", "num_layers", "feedforward_dim", "dropout",
+    "stem", "stem_layers", "patch_len", "views", "positions", "pooling", "epochs", "batch_size",
+    "learning_rate", "weight_decay", "warmup", "label_smoothing", "augmentation", "mixup", "ema_decay",
+)  # fmt: skip
+_CALIBRATION_PART = 0.2
+_PREDICTED_AT_ONCE = 64
+
+
+class AttentionEstimator(BaseEstimator):
+    """The parameters, training and raw outputs that classification and regression share."""
+
+    max_len_: int
+    equal_length_: bool
+    models_: list[SequenceClassifier]
+
+    def __init__(
+        self,
+        attention: AttentionSpec | list[AttentionSpec] = "primal",
+        attention_options: Mapping[str, Any] | None = None,
+        *,
+        embed_dim: int = 64,
+        num_heads: int = 4,
+        num_layers: int = 2,
+        feedforward_dim: int = 128,
+        dropout: float = 0.1,
+        stem: Literal["linear", "convolution"] = "convolution",
+        stem_layers: int = 3,
+        patch_len: int = 0,
+        views: Sequence[View] = ("raw", "normalized"),
+        positions: Positions = "time_absolute",
+        pooling: SequencePooling = "mean_max",
+        max_len: int | None = None,
+        n_estimators: int = 4,
+        members: Sequence[Mapping[str, Any]] | None = None,
+        epochs: int | None = None,
+        batch_size: int | None = None,
+        optimizer: Literal["radam", "adam", "adamw"] = "adamw",
+        learning_rate: float = 2e-3,
+        weight_decay: float = 0.05,
+        warmup: float = 0.1,
+        schedule: Literal["constant", "cosine"] = "cosine",
+        gradient_clip: float = 4.0,
+        label_smoothing: float = 0.1,
+        augmentation: Sequence[AugmentationName] = ("jitter", "scale", "time_warp", "window"),
+        mixup: float = 0.0,
+        ema_decay: float = 0.0,
+        validation_fraction: float | None = None,
+        patience: int = 0,
+        refit: bool = False,
+        calibrate: bool = True,
+        class_weight: Literal["balanced"] | Mapping[Any, float] | None = None,
+        time_limit: float | None = None,
+        missing: Literal["error", "interpolate"] = "error",
+        random_state: int | np.random.RandomState | None = None,
+        accelerator: str = "auto",
+        verbose: bool = False,
+    ) -> None:
+        self.attention = attention
+        self.attention_options = attention_options
+        self.embed_dim = embed_dim
+        self.num_heads = num_heads
+        self.num_layers = num_layers
+        self.feedforward_dim = feedforward_dim
+        self.dropout = dropout
+        self.stem = stem
+        self.stem_layers = stem_layers
+        self.patch_len = patch_len
+        self.views = views
+        self.positions = positions
+        self.pooling = pooling
+        self.max_len = max_len
+        self.n_estimators = n_estimators
+        self.members = members
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.optimizer = optimizer
+        self.learning_rate = learning_rate
+        self.weight_decay = weight_decay
+        self.warmup = warmup
+        self.schedule = schedule
+        self.gradient_clip = gradient_clip
+        self.label_smoothing = label_smoothing
+        self.augmentation = augmentation
+        self.mixup = mixup
+        self.ema_decay = ema_decay
+        self.validation_fraction = validation_fraction
+        self.patience = patience
+        self.refit = refit
+        self.calibrate = calibrate
+        self.class_weight = class_weight
+        self.time_limit = time_limit
+        self.missing = missing
+        self.random_state = random_state
+        self.accelerator = accelerator
+        self.verbose = verbose
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.three_d_array = True
+        tags.input_tags.allow_nan = self.missing == "interpolate"
+        return tags
+
+    @property
+    def model_(self) -> SequenceClassifier:
+        """The first of ``models_``."""
+        if "models_" not in vars(self):
+            raise AttributeError(f"this {type(self).__name__} is not fitted yet: it has no model_")
+        return self.models_[0]
+
+    def _checked(self, X: Any, y: Any) -> tuple[list[np.ndarray], np.ndarray]:
+        sequences, y = as_sequences(X, self.missing), column_or_1d(y, warn=True)
+        check_consistent_length(sequences, y)
+        assert_all_finite(y, input_name="y")
+        return sequences, y
+
+    def _weighted(
+        self, sequences: list[np.ndarray], y: np.ndarray, sample_weight: Any
+    ) -> tuple[list[np.ndarray], np.ndarray, np.ndarray | None]:
+        """The cases whose weight is above 0, and their weights with mean 1; None where all are the same."""
+        if sample_weight is None:
+            return sequences, y, None
+        weights = _check_sample_weight(sample_weight, y, dtype=np.float64, ensure_non_negative=True)
+        kept = np.flatnonzero(weights)
+        if not len(kept):
+            raise InputError("sample_weight is 0 for every case: at least one must count")
+        sequences, y, weights = [sequences[index] for index in kept], y[kept], weights[kept]
+        if (weights == weights[0]).all():
+            return sequences, y, None
+        return sequences, y, (weights / weights.mean()).astype(np.float32)
+
+    def _train(self, split: SequenceSplit, num_outputs: int, validation: SequenceSplit | None = None) -> None:
+        """Fit ``models_`` and set the fitted attributes. If training fails, no attribute is set."""
+        if self.patience and validation is None and self.validation_fraction is None:
+            raise InputError(
+                f"patience={self.patience!r} needs held-out cases: validation_fraction, or validation_data"
+            )
+        seeds = _member_seeds(self.random_state, self._count())
+        max_len = self._longest([*split.sequences, *(validation.sequences if validation else [])])
+        sizes = (num_outputs, max_len)
+        started = time.monotonic()
+        members: list[Member] = []
+        judged: list[tuple[Tensor, SequenceSplit]] = []
+        plan = self._plan(split, validation, seeds)
+        for index, (seed, kept, held_out, selects) in enumerate(plan):
+            recipe = self._recipe(seed, len(kept), self._overrides(index))
+            if index == 0:
+                for remark in recipe.remarks():
+                    note_once(remark)
+            limit = 0.0
+            if self.time_limit is not None:
+                left = self.time_limit - (time.monotonic() - started)
+                limit = max(left, 0.1) / (len(plan) - index)
+            options: dict[str, Any] = {
+                "is_regression": is_regressor(self), "max_seconds": limit, "progress": bool(self.verbose)
+            }  # fmt: skip
+            member = train_member(recipe, kept, held_out if selects else None, *sizes, **options)
+            if held_out is not None:
+                outputs = self._raw_outputs(member.model, held_out.sequences, max_len)
+                judged.append((outputs, held_out))
+            if selects and self.refit:
+                again = dataclasses.replace(
+                    recipe, epochs=member.best_epoch,
+                    warmup_epochs=min(recipe.warmup_epochs, member.best_epoch - 1),
+                )  # fmt: skip
+                member = train_member(again, split, None, *sizes, **options)
+            members.append(member)
+        self._judge(judged)
+        members = members[: self._count()]
+        self.models_ = [member.model for member in members]
+        self.max_len_ = max_len
+        self.equal_length_ = all(len(sequence) == max_len for sequence in split.sequences)
+        self.n_features_in_ = split.sequences[0].shape[1]
+        self.history_ = [
+            {"member": index, **row} for index, member in enumerate(members) for row in member.rows
+        ]
+        self.best_epoch_ = members[0].best_epoch
+        self.best_epochs_ = [member.best_epoch for member in members]
+
+    def _plan(
+        self, split: SequenceSplit, validation: SequenceSplit | None, seeds: list[int]
+    ) -> list[tuple[int, SequenceSplit, SequenceSplit | None, bool]]:
+        """(seed, cases that train, held-out cases, whether these choose the epoch) of every model."""
+        task = "regression" if is_regressor(self) else "classification"
+        if validation is not None:
+            return [(seed, split, validation, True) for seed in seeds]
+        if self.validation_fraction is not None:
+            checked(Recipe, "validation_fraction", self.validation_fraction)
+            parts = [stratified_split(split, self.validation_fraction, seed, task) for seed in seeds]
+            return [(seed, *part, True) for seed, part in zip(seeds, parts, strict=True)]
+        plan: list[tuple[int, SequenceSplit, SequenceSplit | None, bool]]
+        plan = [(seed, split, None, False) for seed in seeds]
+        if self._can_judge(split):
+            # The last of several members holds cases out; a single one needs a second model that does.
+            seed = seeds[-1] if len(seeds) > 1 else _derived_seed(seeds[0], 1)
+            parted = (seed, *stratified_split(split, _CALIBRATION_PART, seed, task), False)
+            plan = [*plan[:-1], parted] if len(seeds) > 1 else [*plan, parted]
+        return plan
+
+    def _can_judge(self, split: SequenceSplit) -> bool:
+        """Whether held-out cases are wanted for ``_judge`` and there are enough."""
+        return False
+
+    def _judge(self, judged: list[tuple[Tensor, SequenceSplit]]) -> None:
+        """Set what follows from the outputs on held-out cases."""
+
+    def _count(self) -> int:
+        count = plain(self.n_estimators)
+        require_positive(n_estimators=count)
+        return count
+
+    def _overrides(self, index: int) -> Mapping[str, Any]:
+        """The parameters that member number ``index`` has of its own."""
+        if not self.members:
+            return {}
+        overrides = self.members[index % len(self.members)]
+        if not isinstance(overrides, Mapping):
+            raise InputError(f"members={self.members!r} must list dicts of parameters")
+        for name in overrides:
+            if name not in _OF_A_MEMBER:
+                raise unknown("parameter of members", name, _OF_A_MEMBER)
+        return overrides
+
+    def _recipe(self, seed: int, cases: int, overrides: Mapping[str, Any]) -> Recipe:
+        """The parameters as a recipe of the trainer; the recipe also checks them."""
+        given = {name: plain(getattr(self, name)) for name in (*_OF_A_RECIPE, *_OF_A_MEMBER)}
+        given |= overrides
+        attention = merged_attention(given.pop("attention"), given.pop("attention_options"))
+        batch_size, epochs = given.pop("batch_size"), given.pop("epochs")
+        if batch_size is None:
+            batch_size = automatic_batch_size(cases)
+        if epochs is None:
+            epochs = automatic_epochs(cases, checked(Recipe, "batch_size", batch_size))
+        warmup = given.pop("warmup")
+        require_probability(warmup=warmup)
+        given["warmup_epochs"] = int(warmup * checked(Recipe, "epochs", epochs))
+        if self.validation_fraction is not None:
+            given["validation_fraction"] = self.validation_fraction
+        sizes = {"epochs": epochs, "batch_size": batch_size, "seeds": [seed]}
+        return Recipe(dataset="array", attention=attention, **sizes, **given)
+
+    def _longest(self, sequences: Sequence[np.ndarray]) -> int:
+        longest = max(len(sequence) for sequence in sequences)
+        max_len = longest if self.max_len is None else plain(self.max_len)
+        require_positive(max_len=max_len)
+        if max_len < longest:
+            raise InputError(f"max_len={max_len} must be at least {longest}, the longest sequence of X")
+        return max_len
+
+    def _outputs(self, X: Any) -> Tensor:
+        """Raw outputs of the model for every case of X, (n, outputs) float32."""
+        check_is_fitted(self)
+        sequences = as_sequences(X, self.missing)
+        channels = sequences[0].shape[1]
+        if channels != self.n_features_in_:
+            raise InputError(f"X has {channels} channels, expected {self.n_features_in_} as in fit")
+        for case, sequence in enumerate(sequences):
+            if self.equal_length_ and len(sequence) > self.max_len_:
+                raise InputError(
+                    f"case {case} of X has {len(sequence)} steps, and every sequence in fit had "
+                    f"{self.max_len_}; fit with max_len={len(sequence)} or more to leave room"
+                )
+        scale = self.model_.encoder
+        require_in_range(sequences, scale.input_mean.numpy(), scale.input_std.numpy(), "X")
+        outputs = [self._raw_outputs(model, sequences, self.max_len_) for model in self.models_]
+        return torch.stack(outputs).mean(dim=0)
+
+    def _raw_outputs(self, model: SequenceClassifier, sequences: list[np.ndarray], max_len: int) -> Tensor:
+        """What one model gives for every sequence; the mean over the windows of a longer one."""
+        windows, counts = windows_of(sequences, max_len)
+        # The model is kept on the CPU, so that an estimator pickled on a GPU machine opens on any other.
+        try:
+            model = model.to(training_device(self.accelerator))
+            outputs = predict_outputs(model, windows, plain(self.batch_size) or _PREDICTED_AT_ONCE)
+        finally:
+            model.cpu()
+        return torch.stack([part.mean(dim=0) for part in outputs.split(counts)])
+
+
+def merged_attention(attention: Any, options: Mapping[str, Any] | None) -> Any:
+    """``attention`` with ``attention_options`` merged in."""
+    if not options:
+        return attention
+    if not isinstance(options, Mapping):
+        raise InputError(f"attention_options={options!r} must be a dict or None")
+    if isinstance(attention, list):
+        raise InputError(
+            f"attention_options={options!r} cannot serve attention={attention!r}: "
+            "in a list, give each layer its options as {name: options}"
+        )
+    ((name, given),) = layer_specs(attention, 1)
+    return {name: plain({**given, **options})}
+
+
+def _seed(random_state: int | np.random.RandomState | None) -> int:
+    """A whole number is the seed itself, as in a recipe; None takes fresh entropy from the system."""
+    if random_state is None:
+        return int(np.random.SeedSequence().generate_state(1)[0])
+    generator = check_random_state(random_state)
+    return int(random_state) if isinstance(random_state, Integral) else int(generator.randint(2**31))
+
+
+def _member_seeds(random_state: int | np.random.RandomState | None, count: int) -> list[int]:
+    """The seed of every member; the first has the estimator's own."""
+    seed = _seed(random_state)
+    return [seed, *(_derived_seed(seed, index) for index in range(1, count))]
+
+
+def _derived_seed(seed: int, index: int) -> int:
+    return int(np.random.SeedSequence([seed, index]).generate_state(1)[0])

@@ -1,0 +1,193 @@
+"""The classifier of sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+import numpy as np
+import torch
+from sklearn.base import ClassifierMixin
+from sklearn.utils.class_weight import compute_sample_weight
+from sklearn.utils.multiclass import check_classification_targets
+from torch import Tensor
+
+from kernel_attention.errors import InputError, unknown
+from kernel_attention.estimators.base import AttentionEstimator
+from kernel_attention.experiments.data import SequenceSplit
+from kernel_attention.experiments.training.calibration import fit_temperature
+
+_FEWEST_JUDGED = 20  # training cases below which none is held out for a temperature
+
+
+class AttentionClassifier(ClassifierMixin, AttentionEstimator):
+    """Classifier of sequences: an ensemble of encoders with the attention mechanism of your choice.
+
+    ``X`` is an array (n, c, time), an array (n, time) of one channel, or a list of arrays (c, n_i) of any
+    lengths. ``y`` holds n labels of any type. The model standardises the channels by the training data.
+    Fitting does not change the global random generators.
+
+    Where the lengths of the training sequences differ, a sequence to predict may be longer than ``max_len_``,
+    as in a fold of a cross-validation. It is then cut into ceil(n_i / max_len_) windows of ``max_len_``
+    steps, evenly spaced from its first step to its last; windows may overlap. Its output (logits, or the
+    value of a regressor) is the mean over the windows.
+
+    Args:
+        attention: a mechanism's name, ``{name: options}``, or a list with one per layer.
+            A name alone has the mechanism's default options: eta is 0, so there is no auxiliary objective,
+            and the first fit of a process says so. ``{"primal": {"eta": 0.1}}`` adds the objective.
+        attention_options: options that override those in ``attention``, which must not be a list. A grid
+            search takes ``{"attention_options": [{"rank": 10}, {"rank": 20}]}``.
+        embed_dim: model width d.
+        num_heads: attention heads; divides ``embed_dim``.
+        num_layers: encoder layers.
+        feedforward_dim: hidden width of the feed-forward networks.
+        dropout: dropout probability.
+        stem: how steps become tokens: a "linear" projection, or multi-scale convolutions ("convolution").
+        stem_layers: blocks of the convolution stem.
+        patch_len: steps per token; 0: as many as leave at most 128 tokens of the longest series.
+        views: what the stem reads: one or more of "raw", "normalized" (per series) and "difference".
+        positions: "learnt", "fixed" (sinusoidal), "time_absolute", "convolutional" (relative) or "none".
+        pooling: "flatten" all positions, take their "mean", "mean_max" for mean and maximum, or "attention".
+        max_len: longest sequence that the model takes whole; None: the longest training sequence.
+        n_estimators: members of the ensemble, which differ in their seeds. Their outputs are averaged.
+        members: parameters of single members: a list of dicts, used in turn, such as
+            ``[{}, {"attention": "softmax"}]``. None: all members have the same parameters.
+        epochs: passes over the training data; None: about 1500 steps, and at least 20 passes.
+        batch_size: sequences per step; None: an eighth of the training cases, from 8 to 64.
+        optimizer: "radam", "adam" or "adamw".
+        learning_rate: the largest learning rate.
+        weight_decay: weight decay of the optimizer.
+        warmup: part of the epochs in which the learning rate grows to ``learning_rate``.
+        schedule: of the learning rate after the warm-up: "cosine", falling to 0, or "constant".
+        gradient_clip: largest norm of the gradient; 0 switches clipping off.
+        label_smoothing: weight of the uniform distribution in the targets of training.
+        augmentation: what changes the series in training: any of "jitter", "scale", "time_warp", "window" and
+            "cut", each applied to half of the series of a batch.
+        mixup: alpha of mixup's Beta distribution; 0 switches it off.
+        ema_decay: the model's weights are an exponential moving average with this decay; 0: of the last step.
+        validation_fraction: None trains on all cases and keeps the last epoch. A number holds out a
+            stratified part of the cases, another one for each member, and the epoch that is best on this part
+            is kept.
+        patience: with held-out cases, training ends after this many epochs without a better one; 0: never
+            early.
+        refit: with held-out cases, train each member anew on all cases for as many epochs as were best.
+        calibrate: whether probabilities are those of softmax(logits / ``temperature_``). Held-out cases give
+            the temperature. Without ``validation_fraction`` and validation data, the last member trains on
+            four fifths of the cases and the rest gives the temperature; a single member has a second model
+            for this. Fewer than 20 cases, or a class of one case, have temperature 1.
+        class_weight: "balanced" gives all classes the same weight; a dict gives the weight of every label.
+        time_limit: seconds for all members; the schedule then follows the clock where that is ahead.
+        missing: "error" refuses NaN, "interpolate" fills it linearly within its case and channel.
+        random_state: a whole number gives the same model every time, bit for bit on a CPU (without a
+            ``time_limit``); None gives a new one.
+        accelerator: Lightning's accelerator: "auto", "cpu", "gpu" or "mps".
+        verbose: show a progress bar.
+
+    Attributes:
+        classes_: the labels, sorted, (k,).
+        n_features_in_: channels c.
+        max_len_: longest sequence that the model takes whole.
+        equal_length_: whether all training sequences had ``max_len_`` steps; longer sequences are then
+            refused.
+        models_: the trained members, each a ``kernel_attention.models.SequenceClassifier``, on the CPU.
+        model_: the first of them.
+        temperature_: what divides the logits in ``predict_proba``.
+        history_: a dict for every epoch of every member: ``member``, ``epoch``, ``train_loss``,
+            ``train_accuracy``, ``objective_layer_i``, and ``val_loss`` and ``val_accuracy`` where cases are
+            held out.
+        best_epochs_: for every member, the epoch whose weights were kept, counted from 1.
+        best_epoch_: that of the first member.
+
+    Raises:
+        InputError: (a ValueError) for parameters or data that are not accepted.
+    """
+
+    classes_: np.ndarray
+    temperature_: float
+
+    def fit(
+        self, X: Any, y: Any, sample_weight: Any = None, *, validation_data: tuple[Any, Any] | None = None
+    ) -> Self:
+        """Train on X and its labels y, (n,).
+
+        Args:
+            X: the sequences.
+            y: their labels.
+            sample_weight: (n,) weights of at least 0; a case of weight 0 takes no part.
+            validation_data: (X, y) of held-out cases, which choose the epoch instead of a
+                ``validation_fraction``.
+        """
+        sequences, y = self._checked(X, y)
+        check_classification_targets(y)
+        sequences, y, weights = self._weighted(sequences, y, sample_weight)
+        classes, indices = np.unique(y, return_inverse=True)
+        if len(classes) < 2:
+            raise InputError(
+                f"y holds one class, {classes.tolist()[0]!r}: a classifier needs at least 2 classes"
+            )
+        weights = self._class_weighted(classes, y, weights)
+        split = SequenceSplit(sequences, indices.astype(np.int64), weights)
+        self._train(split, len(classes), self._validation(validation_data, classes))
+        self.classes_ = classes
+        return self
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Probability of every class, (n, k) float64, columns in the order of ``classes_``."""
+        return self._log_probabilities(X).exp().numpy()
+
+    def predict_log_proba(self, X: Any) -> np.ndarray:
+        """Logarithm of the probability of every class, (n, k) float64."""
+        return self._log_probabilities(X).numpy()
+
+    def decision_function(self, X: Any) -> np.ndarray:
+        """Confidence of every class, (n, k): log-probabilities. For two classes (n,), the log-odds."""
+        scores = self._log_probabilities(X)
+        return (scores[:, 1] - scores[:, 0] if scores.size(1) == 2 else scores).numpy()
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The most probable label of every case, (n,)."""
+        indices = self._outputs(X).argmax(dim=-1).numpy()
+        return self.classes_[indices]
+
+    def _log_probabilities(self, X: Any) -> Tensor:
+        return (self._outputs(X).double() / self.temperature_).log_softmax(dim=-1)
+
+    def _class_weighted(
+        self, classes: np.ndarray, y: np.ndarray, weights: np.ndarray | None
+    ) -> np.ndarray | None:
+        if self.class_weight is None:
+            return weights
+        if isinstance(self.class_weight, Mapping):
+            unseen = [label for label in self.class_weight if label not in classes]
+            if unseen:
+                raise InputError(
+                    f"class_weight={self.class_weight!r} names labels that y does not have: {unseen}"
+                )
+        elif self.class_weight != "balanced":
+            raise unknown("class_weight", self.class_weight, ("balanced",))
+        by_class = compute_sample_weight(self.class_weight, y)
+        product = by_class if weights is None else by_class * weights
+        if not (np.isfinite(product).all() and (product >= 0).all() and product.any()):
+            raise InputError(f"class_weight={self.class_weight!r} must give finite weights above 0")
+        return (product / product.mean()).astype(np.float32)
+
+    def _validation(self, data: tuple[Any, Any] | None, classes: np.ndarray) -> SequenceSplit | None:
+        if data is None:
+            return None
+        sequences, y = self._checked(*data)
+        unseen = sorted({str(label) for label in y if label not in classes})
+        if unseen:
+            raise InputError(f"validation_data has labels that y does not have: {', '.join(unseen)}")
+        return SequenceSplit(sequences, np.searchsorted(classes, y).astype(np.int64))
+
+    def _can_judge(self, split: SequenceSplit) -> bool:
+        counts = np.unique(split.targets, return_counts=True)[1]
+        return bool(self.calibrate and len(split) >= _FEWEST_JUDGED and counts.min() >= 2)
+
+    def _judge(self, judged: list[tuple[Tensor, SequenceSplit]]) -> None:
+        self.temperature_ = 1.0
+        if self.calibrate and judged:
+            logits = torch.cat([outputs for outputs, _ in judged])
+            targets = np.concatenate([split.targets for _, split in judged])
+            self.temperature_ = fit_temperature(logits, torch.from_numpy(targets))

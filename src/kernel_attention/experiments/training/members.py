@@ -1,0 +1,89 @@
+"""One trained model of an estimator, and the sizes of training that follow from the size of the data."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from kernel_attention.experiments.data import SequenceSplit, Standardizer, make_loader
+from kernel_attention.experiments.training.fit import fit, private_generators, training_device
+from kernel_attention.experiments.training.memory import MemoryRecorder
+from kernel_attention.experiments.training.recipe import Recipe
+from kernel_attention.experiments.training.time_series_task import TimeSeriesTask
+from kernel_attention.models import SequenceClassifier
+
+STEPS = 1500
+"""Optimizer steps that ``automatic_epochs`` aims at."""
+
+_FEWEST_EPOCHS = 20
+_BATCH_SIZES = (8, 64)
+
+
+def automatic_batch_size(cases: int) -> int:
+    """An eighth of the training cases, as a power of two from 8 to 64."""
+    smallest, largest = _BATCH_SIZES
+    return min(max(2 ** round(math.log2(max(cases / 8, 1))), smallest), largest)
+
+
+def automatic_epochs(cases: int, batch_size: int, steps: int = STEPS) -> int:
+    """Passes over the training cases that make about ``steps`` steps, and at least 20 of them."""
+    return max(round(steps / math.ceil(cases / batch_size)), _FEWEST_EPOCHS)
+
+
+class Member(NamedTuple):
+    """A trained model, on the CPU, with the figures of every epoch and the epoch that was kept."""
+
+    model: SequenceClassifier
+    rows: list[dict[str, float]]
+    best_epoch: int
+
+
+def train_member(
+    recipe: Recipe,
+    split: SequenceSplit,
+    held_out: SequenceSplit | None,
+    num_outputs: int,
+    max_len: int,
+    *,
+    is_regression: bool = False,
+    max_seconds: float = 0.0,
+    progress: bool = False,
+) -> Member:
+    """Train a model of the recipe on a split, with the recipe's first seed.
+
+    The last epoch is kept, or, with held-out cases, the best on these. The caller's random generators do not
+    change.
+
+    Args:
+        recipe: the model and its training.
+        split: the cases that train.
+        held_out: the cases that choose the epoch; None: the last epoch stays.
+        num_outputs: classes, or values.
+        max_len: longest sequence that the model takes.
+        is_regression: whether the outputs are values.
+        max_seconds: end training after this time; 0 sets no limit.
+        progress: show a progress bar.
+    """
+    seed = recipe.seeds[0]
+    scale = Standardizer.fit(split.sequences)
+    variance = float(np.var(held_out.targets)) if held_out is not None and is_regression else None
+    recorder = MemoryRecorder(variance)
+    with private_generators(seed, training_device(recipe.accelerator)):
+        options = recipe.encoder_options()
+        model = SequenceClassifier(split.sequences[0].shape[1], num_outputs, max_len, **options)
+        model.encoder.set_scale(torch.from_numpy(scale.mean), torch.from_numpy(scale.std))
+        task = TimeSeriesTask(model, recipe, is_regression, max_seconds)
+        fit(
+            task,
+            make_loader(split, recipe.batch_size, shuffle=True, seed=seed),
+            None if held_out is None else make_loader(held_out, recipe.batch_size),
+            callbacks=[recorder],
+            progress=progress,
+        )
+    weights = task.evaluated.state_dict() if recorder.weights is None else recorder.weights
+    model.load_state_dict(weights)
+    model.zero_grad(set_to_none=True)
+    return Member(model.cpu().eval(), recorder.rows, recorder.best_epoch or len(recorder.rows))
