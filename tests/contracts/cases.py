@@ -58,15 +58,6 @@ class Variant:
 _BLOCKED = {
     "cross_attention_reads_another_sequence_of_its_own_length": "the blocked form is self-attention's",
 }
-_EAGER = dict.fromkeys(
-    (
-        "an_evaluated_layer_can_be_exported_with_any_length",
-        "graphs_of_dynamic_length_equal_eager",
-        "new_lengths_do_not_compile_anew",
-        "one_graph_serves_forward_and_backward",
-    ),
-    "a backward pass written by hand is not compiled; impl='auto' takes the reference there",
-)
 _SEQUENTIAL = {
     "gradients_equal_finite_differences": "each feature descends an objective of its own; test_nested.py",
 }
@@ -94,10 +85,8 @@ VARIANTS: dict[str, dict[str, Variant]] = {
         "no_running_means": Variant({**_SMALL, "running_means": False, "eta": 0.3}),
         "identity_map": Variant({**_SMALL, "feature_map": "identity", "eta": 0.3}),
         "no_bias": Variant({**_SMALL, "eta": 0.3, "bias": False}),
-        "fused": Variant({**_SMALL, "eta": 0.3, "impl": "fused"}, causal=False, exempt=_EAGER),
-        "fused_data_independent": Variant(
-            {"rank": 2, "eta": 0.3, "data_dependent": False, "impl": "fused"}, exempt=_EAGER
-        ),
+        "fused": Variant({**_SMALL, "eta": 0.3, "impl": "fused"}, causal=False),
+        "fused_data_independent": Variant({"rank": 2, "eta": 0.3, "data_dependent": False, "impl": "fused"}),
     },
     "primal_values": {
         "": Variant({"rank": 2, "eta": 0.3}, objective_over="sequences", exempt=_SEQUENTIAL),
@@ -170,14 +159,11 @@ VARIANTS: dict[str, dict[str, Variant]] = {
         ),
         "order_2": Variant({"rank": 3, "eta": 0.3, "order": 2, "core": "mlsvd"}, objective_over="sequences"),
         "order_4": Variant({"rank": 2, "eta": 0.3, "order": 4}, objective_over="sequences"),
-        "fused": Variant(
-            {"rank": 3, "eta": 0.3, "impl": "fused"}, objective_over="sequences", causal=False, exempt=_EAGER
-        ),
+        "fused": Variant({"rank": 3, "eta": 0.3, "impl": "fused"}, objective_over="sequences", causal=False),
         "fused_data_dependent": Variant(
             {"rank": 2, "eta": 0.3, "variant": "data_dependent", "rank_multiplier": 2, "impl": "fused"},
             objective_over="sequences",
             causal=False,
-            exempt=_EAGER,
         ),
         "cosine": Variant(
             {"rank": 3, "eta": 0.3, "feature_map": "cosine", "objective_form": "mean"},

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from kernel_attention.core.parameters import reset_submodules
+from kernel_attention.core.plan import LayerPlan
 from kernel_attention.core.sequence_group import SequenceGroup
 from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import InputError
@@ -293,6 +294,13 @@ class AttentionLayer(nn.Module, ABC):
             length: tokens of a sequence.
         """
         return None
+
+    def plan(self, x: Tensor, *, is_causal: bool = False) -> LayerPlan:
+        """Which form of the layer runs for x (B, N, d), and why, as torch runs it now: eagerly or compiled.
+
+        All forms give the same numbers, up to rounding. A layer with several overrides this.
+        """
+        return LayerPlan("reference", "the mechanism has one form")
 
     def kernel_tensor(self, x: Tensor, *, attention_mask: Tensor | None = None) -> Tensor | None:
         """The kernel between D tokens, (B, h, N, .., N), zero at padded ones, for analysis.

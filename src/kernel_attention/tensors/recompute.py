@@ -1,4 +1,4 @@
-"""Where hand-written backward passes may run, and how their gradients can be differentiated again."""
+"""Where only the formulas will do, and how the gradients of hand-written passes are differentiated again."""
 
 from __future__ import annotations
 
@@ -11,20 +11,32 @@ from torch.autograd import forward_ad
 
 
 def is_traced() -> bool:
-    """Whether torch.compile, torch.export, torch.func or forward-mode differentiation traces the call.
-
-    Forms with a hand-written backward pass are for eager calls; the compiler fuses the formulas itself.
-    """
-    return torch.compiler.is_compiling() or is_transformed() or forward_ad._current_level >= 0
+    """Whether values cannot be asked for: torch.compile, torch.export or torch.func traces the call."""
+    return torch.compiler.is_compiling() or is_transformed()
 
 
 def is_transformed() -> bool:
     """Whether a transform of torch.func (vmap, grad, jvp) traces what runs.
 
-    This and the level of forward-mode differentiation above have no public name in torch. An operator with
-    rules of its own for each transform would not need to ask.
+    This and the level of forward-mode differentiation below have no public name in torch.
     """
     return torch._C._are_functorch_transforms_active()
+
+
+def needs_operator(x: Tensor) -> bool:
+    """Whether a hand-written pass over x must be an operator: a compiler looks on, or x has no values."""
+    return type(x) is not Tensor or torch.compiler.is_compiling()
+
+
+def only_formulas() -> str | None:
+    """Why operators of our own cannot run: what they have no rule for. None where they can."""
+    if is_transformed():
+        return "torch.func transforms the formulas"
+    if forward_ad._current_level >= 0:
+        return "forward-mode differentiation needs the formulas"
+    if torch.onnx.is_in_onnx_export():
+        return "ONNX has the formulas' operators only"
+    return None
 
 
 def differentiable_leaves(inputs: Sequence[Tensor | None], needed: Sequence[bool]) -> list[Any]:

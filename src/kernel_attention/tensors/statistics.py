@@ -23,7 +23,8 @@ def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
 
     PyTorch has no autocast on the device meta.
     """
-    return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
+    is_on = not x.is_meta and torch.is_autocast_enabled(x.device.type)
+    return torch.autocast(x.device.type, enabled=False) if is_on else nullcontext()
 
 
 def exactly(x: Tensor) -> Tensor:

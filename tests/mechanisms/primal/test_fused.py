@@ -156,17 +156,6 @@ def test_nothing_but_the_input_is_kept_for_the_backward_pass(monkeypatch):
     assert sum(saved.values()) < 1.1 * x.untyped_storage().nbytes()
 
 
-def test_auto_takes_one_pass_for_long_sequences_only():
-    layer = ka.PrimalAttention(8, 2, rank=2)
-    short, long = torch.randn(1, 16, 8), torch.randn(1, 512, 8)
-    assert not layer._is_fused(short, False)
-    assert layer._is_fused(long, False)
-    assert not layer._is_fused(long, True)  # data-dependent and causal
-    assert not torch.func.vmap(lambda x: torch.tensor(layer._is_fused(long, False)) & (x == x))(
-        torch.ones(1)
-    ).any()
-
-
 @pytest.mark.parametrize(
     ("options", "call"), [({"feature_map": "elu"}, {}), ({"max_len": 11}, {"is_causal": True})]
 )

@@ -13,7 +13,7 @@ tokens would drown their differences in the squares. So X is centred. The levels
 contributions of the mean and of the biases to every token.
 
 For short sequences the number of calls decides the time, and automatic differentiation makes three times as
-many. Where the gradient itself is differentiated, automatic differentiation is used all the same.
+many. So ``operators`` holds this product and its gradients, written out, as an operator of PyTorch.
 
 Source as in ``kernel_attention.mechanisms.multilinear.functional``.
 
@@ -24,16 +24,15 @@ share V.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from kernel_attention.core.sequence_group import SequenceGroup
-from kernel_attention.features.feature_maps import balanced, frobenius, inverse_norm
+from kernel_attention.features.feature_maps import balanced, frobenius
 from kernel_attention.mechanisms.multilinear.functional import padded_rows
+from kernel_attention.mechanisms.multilinear.operators import modes_and_maps
 from kernel_attention.tensors.affine import Affine, autocast
-from kernel_attention.tensors.recompute import differentiable_gradients, differentiable_leaves
 from kernel_attention.tensors.statistics import accumulation_dtype, exactly, num_real, without_autocast
 
 
@@ -89,9 +88,9 @@ def multilinear_layer(
         if normalize:
             size = _size(centred, level, group)
             centred, level = balanced(centred, size), balanced(level, size)
-        y, grams = _MultilinearPass.apply(
+        y, grams = modes_and_maps(
             centred, weight.unflatten(0, (num_modes, -1)), level, maps, constant, count,
-            _Options(normalize, with_grams, group),
+            normalize=normalize, with_grams=with_grams, group=group,
         )  # fmt: skip
         if grams is None:
             return y, None
@@ -140,183 +139,3 @@ def _after_features(projections: Tensor, concat: Affine, out_proj: Affine) -> tu
     if concat[1] is not None:
         constant = constant + exactly(concat[1]).expand(out.size(0), -1).flatten() @ out.flatten(0, 1)
     return maps, constant
-
-
-class _Options(NamedTuple):
-    """What is not differentiated."""
-
-    normalize: bool
-    with_grams: bool
-    group: SequenceGroup | None
-
-
-class _Parts(NamedTuple):
-    """The results of the forward pass that the backward pass reads; None where it does not need them."""
-
-    y: Tensor
-    products: Tensor  # W_j^T V_j, (B', J, d, d)
-    levels: Tensor  # V_j^T l_j, (B, J, d)
-    scale: Tensor  # s_j, (B, J)
-    matrix: Tensor  # M, (B, d, d)
-    gram: Tensor | None = None  # X^T X, (B, d, d)
-    total: Tensor | None = None  # X^T 1, (B, d)
-    squares: Tensor | None = None  # W_j^T W_j, (J, d, d)
-    met: Tensor | None = None  # the modes' Gram matrices before their normalisation, (J, B, p, p)
-
-
-def _compute(
-    x: Tensor, weight: Tensor, level: Tensor, maps: Tensor, constant: Tensor, count: Tensor, options: _Options
-) -> tuple[_Parts, Tensor | None]:
-    """All parts, and the normalised modes' Gram matrices."""
-    products = weight.mT @ maps
-    levels = (level[:, :, None] @ maps)[:, :, 0]
-    gram, total, squares, met, scale = None, None, None, None, level.new_ones(level.shape[:2])
-    if options.normalize or options.with_grams:
-        gram, total = _token_sums(x, options.group)
-        seen = _seen(weight, total, level)
-        if options.normalize:
-            squares = weight.mT @ weight
-            energy = gram.flatten(1) @ squares.flatten(1).mT
-            energy = energy + (level * (2 * seen + count[:, None, None] * level)).sum(dim=-1)
-            scale = inverse_norm(energy)
-        if options.with_grams:
-            met = _mode_grams(weight, gram, seen, level, count)
-    matrix = (scale[:, None] @ products.flatten(2)).view(-1, *products.shape[2:])
-    added = constant + (scale[:, None] @ levels)[:, 0]
-    y = torch.baddbmm(added[:, None].to(x.dtype), x, matrix.to(x.dtype))
-    grams = None if met is None else met * scale.mT[..., None, None].square()
-    return _Parts(y, products, levels, scale, matrix, gram, total, squares, met), grams
-
-
-class _MultilinearPass(torch.autograd.Function):
-    """y = X M + 1 c^T + constant, (B, N, d), and the normalised modes' Gram matrices, (J, B, p, p), or None.
-
-    y has the precision of x. The inputs are x (B, N, d), which is zero at padded tokens and should be
-    centred; W_j (J, p, d), l_j (B, J, p), V_j (B', J, p, d) and the constant (d,), all in float32 or better;
-    and the number of real tokens of all parts, (B,).
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, level: Tensor, maps: Tensor, constant: Tensor, count: Tensor,
-        options: _Options,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        with without_autocast(x):
-            parts, grams = _compute(x, weight, level, maps, constant, count, options)
-        ctx.save_for_backward(x, weight, level, maps, constant, count, *parts[1:])
-        ctx.options = options
-        return parts.y, grams
-
-    @staticmethod
-    def backward(ctx: Any, grad_y: Tensor, grad_grams: Tensor | None) -> tuple[Tensor | None, ...]:
-        # Read once: activation checkpointing hands a saved tensor out a single time.
-        x, weight, level, maps, constant, count, *kept = ctx.saved_tensors
-        with without_autocast(x):
-            if not torch.is_grad_enabled():
-                return *_gradients(ctx, x, weight, level, maps, count, kept, grad_y, grad_grams), None, None
-            needed = ctx.needs_input_grad[:5]
-            leaves = differentiable_leaves((x, weight, level, maps, constant), needed)
-            x, weight, level, maps, constant = leaves
-            parts, grams = _compute(x, weight, level, maps, constant, count, ctx.options)
-            first = differentiable_gradients((parts.y, grams), leaves, needed, (grad_y, grad_grams))
-            return *first, None, None
-
-
-def _gradients(
-    ctx: Any, x: Tensor, weight: Tensor, level: Tensor, maps: Tensor, count: Tensor, kept: list[Tensor],
-    grad_y: Tensor, grad_grams: Tensor | None,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    """By x, weight, level, maps and constant."""
-    parts = _Parts(grad_y, *kept)
-    scale = parts.scale
-    exact_grad = exactly(grad_y)
-    total = exact_grad.sum(dim=1)  # (B, d)
-    by_matrix = (exactly(x).mT @ exact_grad).flatten(1)  # (B, d d)
-    by_levels = scale[..., None] * total[:, None]  # (B, J, d)
-    by_level = (maps @ by_levels[..., None])[..., 0]
-    if maps.size(0) == 1:
-        by_products = (scale.mT @ by_matrix).view_as(parts.products)
-        by_maps = weight @ by_products + level.permute(1, 2, 0) @ by_levels.transpose(0, 1)
-    else:
-        by_products = (scale[..., None] * by_matrix[:, None]).view_as(parts.products)
-        by_maps = (weight @ by_products).addcmul_(level[..., None], by_levels[:, :, None])
-    by_weight = (maps @ by_products.mT).sum(dim=0)
-    grad_x = grad_y @ parts.matrix.to(x.dtype).mT
-    by_energy, by_met = None, None
-    if parts.squares is not None:
-        by_scale = (parts.products.flatten(2) @ by_matrix[..., None])[..., 0]
-        by_scale = by_scale + (parts.levels @ total[..., None])[..., 0]  # (B, J)
-        if parts.met is not None and grad_grams is not None:
-            by_scale = by_scale + 2 * scale * (parts.met * grad_grams).sum(dim=(2, 3)).mT
-        by_energy = -(scale**3) * by_scale  # twice the slope of s by the square of 1 / s
-    if parts.met is not None and grad_grams is not None:
-        by_met = (grad_grams + grad_grams.mT) * scale.mT[..., None, None].square()  # (J, B, p, p)
-        if by_energy is not None:  # the square of a norm is the trace of the mode's Gram matrix
-            by_met.diagonal(dim1=-2, dim2=-1).add_(by_energy.mT[..., None])
-    if by_energy is not None or by_met is not None:
-        by_gram, by_total = _through_sums(parts, weight, level, count, by_energy, by_met, by_weight, by_level)
-        _add_token_sums(grad_x, x, by_gram, by_total, ctx.options.group)
-    return grad_x, by_weight, by_level, by_maps, total.sum(dim=0)
-
-
-def _through_sums(
-    parts: _Parts, weight: Tensor, level: Tensor, count: Tensor, by_energy: Tensor | None,
-    by_met: Tensor | None, by_weight: Tensor, by_level: Tensor,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Twice the gradient of X^T X and the gradient of X^T 1; adds to the gradients of W_j and l_j.
-
-    They come from the gradient of the modes' Gram matrices, ``by_met`` (J, B, p, p), or of the norms alone,
-    ``by_energy`` (B, J).
-    """
-    assert parts.gram is not None and parts.total is not None  # noqa: PT018
-    reach = _seen(weight, parts.total, level) + count[:, None, None] * level  # of all tokens of a mode
-    if by_met is not None:
-        left = (by_met.flatten(1, 2) @ weight).view(*by_met.shape[:3], -1)  # (J, B, p, d)
-        by_weight += (left @ parts.gram).sum(dim=1)
-        by_gram = weight.flatten(0, 1).mT @ left.transpose(0, 1).flatten(1, 2)
-        both = (by_met @ torch.stack([level, reach], dim=-1).transpose(0, 1)).transpose(0, 1)
-        pull, by_reach = both.unbind(-1)
-    else:
-        assert parts.squares is not None and by_energy is not None  # noqa: PT018
-        by_weight.baddbmm_(weight, (by_energy.mT @ parts.gram.flatten(1)).view_as(parts.squares))
-        by_gram = (by_energy @ parts.squares.flatten(1)).view_as(parts.gram)
-        pull, by_reach = (by_energy[..., None] * each for each in (level, reach))
-    by_weight += (pull.flatten(1).mT @ parts.total).view_as(weight)
-    by_level += by_reach
-    return by_gram, pull.flatten(1) @ weight.flatten(0, 1)
-
-
-def _token_sums(x: Tensor, group: SequenceGroup | None) -> tuple[Tensor, Tensor]:
-    """X^T X (B, d, d) and X^T 1 (B, d) in float32 or better, over all parts."""
-    exact = exactly(x)
-    gram, total = exact.mT @ exact, exact.sum(dim=1)
-    if group is not None:
-        both = group.total(torch.cat([gram, total[:, None]], dim=1))
-        gram, total = both[:, :-1], both[:, -1]
-    return gram, total
-
-
-def _add_token_sums(
-    grad_x: Tensor, x: Tensor, by_gram: Tensor, by_total: Tensor, group: SequenceGroup | None
-) -> None:
-    """The gradient of ``_token_sums``; ``by_gram`` is twice the symmetric part of the gradient of X^T X."""
-    if group is not None:
-        both = group.total(torch.cat([by_gram, by_total[:, None]], dim=1))
-        by_gram, by_total = both[:, :-1], both[:, -1]
-    grad_x.baddbmm_(x, by_gram.to(x.dtype))
-    grad_x += by_total[:, None].to(x.dtype)
-
-
-def _seen(weight: Tensor, total: Tensor, level: Tensor) -> Tensor:
-    """W_j X^T 1, (B, J, p)."""
-    return (total @ weight.flatten(0, 1).mT).view_as(level)
-
-
-def _mode_grams(weight: Tensor, gram: Tensor, seen: Tensor, level: Tensor, count: Tensor) -> Tensor:
-    """The Gram matrices of X W_j^T + 1 l_j^T, (J, B, p, p); one product serves all sequences of a mode."""
-    right = gram @ weight.flatten(0, 1).mT  # (B, d, J p)
-    right = right.unflatten(-1, weight.shape[:2]).permute(2, 1, 0, 3).flatten(2)  # (J, d, B p)
-    centred = (weight @ right).unflatten(-1, (gram.size(0), -1)).transpose(1, 2)
-    # seen l^T + l seen^T + N l l^T = (seen + N l / 2) l^T and its transpose
-    half = (seen + 0.5 * count[:, None, None] * level)[..., None] * level[:, :, None]
-    return centred + (half + half.mT).transpose(0, 1)

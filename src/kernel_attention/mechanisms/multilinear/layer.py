@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from kernel_attention.core.objective import PenalizedAttention
 from kernel_attention.core.parameters import Device, draw_orthogonal, reset_module
+from kernel_attention.core.plan import LayerPlan, PaysFrom, choose_form
 from kernel_attention.core.registry import register_attention
 from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import InputError, unknown
@@ -27,7 +28,6 @@ from kernel_attention.mechanisms.multilinear.objective import core_penalty, kmls
 from kernel_attention.memory_limit import require_parameters
 from kernel_attention.tensors.kernel_tensors import multilinear_kernel
 from kernel_attention.tensors.multilinear import mlsvd_core, multilinear_factors
-from kernel_attention.tensors.recompute import is_traced
 from kernel_attention.tensors.sampling import Samples, grid_row, part_positions, sample_rows, sampled_rows
 from kernel_attention.tensors.statistics import accumulation_dtype, exactly, num_real
 
@@ -193,7 +193,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
         """Multilinear attention on checked arguments, (B, N, d). In training it keeps J and J_S."""
         wants_objective = self.training and (self.eta > 0 or self.eta_core > 0)
         core, factors = self.factors()
-        if self._is_fused(x, is_causal):
+        if self.plan(x, is_causal=is_causal).form == "fused":
             y, grams = self._one_product(x, factors, attention_mask, wants_objective)
         else:
             modes = self._modes(x, factors, attention_mask, is_causal, wants_objective)
@@ -203,17 +203,16 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
             self._keep_objectives(core, factors, grams or [], x, attention_mask)
         return y
 
-    def _is_fused(self, x: Tensor, is_causal: bool) -> bool:
-        exists = self.feature_map in (frobenius, identity) and not (is_causal or is_traced())
-        if self.impl == "fused" and not exists:
-            raise InputError(
-                "impl='fused' needs the feature map frobenius or identity, has no form for is_causal=True, "
-                "and cannot be compiled, exported or transformed: use impl='auto' or 'reference'"
-            )
-        if self.impl != "auto" or self.sequence_group is not None:
-            return self.impl != "reference"
+    def plan(self, x: Tensor, *, is_causal: bool = False) -> LayerPlan:
+        """The form that runs: "fused" from the measured number of tokens on, see ``impl``."""
+        lacking = None
+        if self.feature_map not in (frobenius, identity):
+            lacking = "one product needs the feature map frobenius or identity"
+        elif is_causal:
+            lacking = "one product has no form with is_causal=True"
         # Below, multiplying the weights out costs more than it saves.
-        return exists and x.size(1) >= 2 * self.embed_dim
+        pays_from = {"cpu": PaysFrom(eager=2 * self.embed_dim, compiled=None)}
+        return choose_form(self.impl, x, lacking, pays_from, is_sharded=self.sequence_group is not None)
 
     def _one_product(
         self, x: Tensor, factors: list[Tensor], mask: Tensor | None, with_grams: bool

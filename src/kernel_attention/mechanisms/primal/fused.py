@@ -5,7 +5,8 @@ z_i = [phi(q_i) ; phi(k_i)] a head's output is z_i G, where G = [W_{e|X} C_e^T ;
 The energy of the objective is <Z^T Z, S>, where S = W Lambda W^T is (p, p) for each half of z. A token then
 costs two small products. The backward pass keeps only the input and computes z again.
 
-Two modules pass over the tokens: ``token_slices`` in PyTorch on any device, ``triton_kernels`` on GPUs.
+``operators`` holds the pass over the tokens, an operator of PyTorch. What comes before and after it does not
+grow with the sequence, and automatic differentiation sees to it.
 
 Source as in ``kernel_attention.mechanisms.primal.functional``; C = [C_e C_r] is the concat map.
 
@@ -15,18 +16,16 @@ together, o outputs of a group.
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from kernel_attention.core.sequence_group import SequenceGroup
-from kernel_attention.features.feature_maps import cosine
-from kernel_attention.mechanisms.primal import token_slices
-from kernel_attention.mechanisms.primal.token_slices import Sums, Tokens
+from kernel_attention.mechanisms.primal.operators import features_and_maps, with_rows
+from kernel_attention.mechanisms.primal.token_slices import Tokens
 from kernel_attention.tensors.affine import Affine, apply_affine, autocast
 from kernel_attention.tensors.padding import first_rows
-from kernel_attention.tensors.recompute import differentiable_gradients, differentiable_leaves
 from kernel_attention.tensors.sampling import Samples
 from kernel_attention.tensors.statistics import exactly, num_real, running_mean, without_autocast
 
@@ -99,12 +98,20 @@ def primal_layer(
         *weights.concat,
         *(weights.out_proj if fold_output else (None, None)),
     )
-    call = _Call(Tokens(num_heads, normalize, attention_mask), samples, engine == "triton", group)
-    y, energy = _PrimalPass.apply(
-        x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype), call, *after
-    )
-    if energy is not None and group is not None:
-        energy = group.total(energy)
+    with without_autocast(x):
+        rows = None
+        if samples is not None:
+            x, rows = with_rows(x, samples)
+        maps, constant, energy_weights = _fold(after, rows, group)
+        y, gram = features_and_maps(
+            x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype), maps, constant,
+            Tokens(num_heads, normalize, attention_mask),
+            with_gram=energy_weights is not None, triton=engine == "triton",
+        )  # fmt: skip
+        energy = None
+        if gram is not None and energy_weights is not None:
+            energy = (gram * energy_weights).sum(dim=(1, 2, 3, 4))
+            energy = energy if group is None else group.total(energy)
     return (y if fold_output else apply_affine(y, weights.out_proj)), energy
 
 
@@ -122,15 +129,6 @@ def _before(x: Tensor, mask: Tensor | None, group: SequenceGroup) -> tuple[Tenso
     """Sum (B, 1, 1, d) and number (B,) of the real tokens on the ranks before this one."""
     total = exactly(x if mask is None else x.masked_fill(~mask[..., None], 0.0)).sum(dim=1)
     return group.before(total)[:, None, None], group.places(num_real(x, mask))[0]
-
-
-class _Call(NamedTuple):
-    """What is not differentiated."""
-
-    tokens: Tokens
-    samples: Samples | None
-    triton: bool
-    group: SequenceGroup | None
 
 
 class _After(NamedTuple):
@@ -171,7 +169,7 @@ def _fold(after: _After, rows: Tensor | None, group: SequenceGroup | None) -> _F
     w = torch.cat([after.w_e, after.w_r], dim=-1)  # (h, M or p, 2s)
     if rows is not None:
         by_head = exactly(rows).unflatten(-1, (num_heads, -1)).permute(2, 0, 3, 1)  # (h, B, p, M')
-        w = (by_head.flatten(1, 2) @ first_rows(w, rows.size(1))).unflatten(1, by_head.shape[1:3])
+        w = torch.einsum("hbpm,hms->hbps", by_head, first_rows(w, rows.size(1)))
         w = w if group is None else group.total(w)  # every rank read its own rows
     else:
         w = w[:, None]
@@ -192,119 +190,3 @@ def _fold(after: _After, rows: Tensor | None, group: SequenceGroup | None) -> _F
         scaled = (w * after.sqrt_lambda[:, None, None, :]).permute(2, 1, 0, 3, 4)  # (B, h, 2, p, s)
         energy = scaled @ scaled.mT / num_heads
     return _Folded(maps, constant, energy)
-
-
-class _PrimalPass(torch.autograd.Function):
-    """x, weight and bias of the projection to queries and keys, and ``_After`` -> y and the energy (B,).
-
-    weight is (h * 2 * p, d): a head's query and key lie side by side. Padded tokens get ``constant``.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, call: _Call, *after: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        with without_autocast(x):
-            # Folding the weights is cheap, so autograd differentiates it in a separate graph.
-            with torch.set_grad_enabled(any(ctx.needs_input_grad)):
-                leaves = [None if tensor is None else tensor.detach().requires_grad_() for tensor in after]
-                rows = None if call.samples is None else call.samples.read(x.detach()).requires_grad_()
-                folded = _fold(_After._make(leaves), rows, call.group)
-            y, gram = _map_tokens(call, x, weight, bias, folded)
-        ctx.save_for_backward(x, weight, bias, gram, *after)
-        ctx.call, ctx.folded, ctx.leaves = call, folded, [rows, *leaves]
-        energy = None
-        if gram is not None and folded.energy is not None:
-            energy = (gram * folded.energy.detach()).sum(dim=(1, 2, 3, 4))
-        return y, energy
-
-    @staticmethod
-    def backward(ctx: Any, grad_y: Tensor, grad_energy: Tensor | None) -> tuple[Tensor | None, ...]:
-        x, weight, bias, gram, *after = ctx.saved_tensors
-        call: _Call = ctx.call
-        folded: _Folded = ctx.folded
-        with without_autocast(x):
-            if torch.is_grad_enabled():
-                needed = [*ctx.needs_input_grad[:3], *ctx.needs_input_grad[4:]]
-                leaves = differentiable_leaves((x, weight, bias, *after), needed)
-                outputs = _formulas(call, *leaves)
-                first = differentiable_gradients(outputs, leaves, needed, (grad_y, grad_energy))
-                return *first[:3], None, *first[3:]
-            pull, grad_s = None, None
-            if gram is not None and folded.energy is not None and grad_energy is not None:
-                weights = grad_energy.view(-1, 1, 1, 1, 1)
-                grad_s = (weights * gram).sum_to_size(folded.energy.shape)
-                pull = (2 * weights * folded.energy.detach()).to(x.dtype)  # the energy is <Z^T Z, S>
-            sums = _pull_back(call, x, weight, bias, folded, pull, grad_y)
-            grad_rows, *small = _fold_gradients(folded, ctx.leaves, (sums.maps, sums.constant, grad_s))
-            if call.samples is not None and grad_rows is not None:
-                call.samples.add_to(sums.x, grad_rows)
-        grad_bias = None if bias is None else sums.bias.to(bias.dtype)
-        return sums.x, sums.weight.to(weight.dtype), grad_bias, None, *small
-
-
-def _map_tokens(
-    call: _Call, x: Tensor, weight: Tensor, bias: Tensor | None, folded: _Folded
-) -> tuple[Tensor, Tensor | None]:
-    """y (B, N, k o) and, where there is an energy, Z^T Z of every head's two halves, (B, h, 2, p, p)."""
-    maps, constant = folded.maps.detach().to(x.dtype), folded.constant.detach()
-    with_gram = folded.energy is not None
-    if call.triton:
-        from kernel_attention.mechanisms.primal import (
-            triton_kernels,
-        )  # imported only where its kernels are asked for
-
-        with torch.cuda.device_of(x):
-            return triton_kernels.map_tokens(call.tokens, x, weight, bias, maps, constant, with_gram)
-    return token_slices.map_tokens(call.tokens, x, weight, bias, maps, constant, with_gram)
-
-
-def _pull_back(
-    call: _Call, x: Tensor, weight: Tensor, bias: Tensor | None, folded: _Folded, pull: Tensor | None,
-    grad_y: Tensor,
-) -> Sums:  # fmt: skip
-    """The gradients of ``_map_tokens``; ``pull`` (B, h, 2, p, p) is twice the gradient of Z^T Z."""
-    maps = folded.maps.detach().to(x.dtype)
-    if call.triton:
-        from kernel_attention.mechanisms.primal import triton_kernels
-
-        return triton_kernels.pull_back(call.tokens, x, weight, bias, maps, pull, grad_y)
-    return token_slices.pull_back(call.tokens, x, weight, bias, maps, pull, grad_y)
-
-
-def _fold_gradients(
-    folded: _Folded, leaves: list[Tensor | None], grads: tuple[Tensor | None, ...]
-) -> list[Tensor | None]:
-    """Gradients with respect to the leaves, through the outputs that depend on them."""
-    chosen = [
-        (output, grad.to(output.dtype))
-        for output, grad in zip(folded, grads, strict=True)
-        if output is not None and grad is not None and output.requires_grad
-    ]
-    outputs, given = zip(*chosen, strict=True)
-    present = [leaf for leaf in leaves if leaf is not None]
-    # The graph is kept for callers that run backward twice (retain_graph); it is freed with the context.
-    found = iter(torch.autograd.grad(outputs, present, given, retain_graph=True, materialize_grads=True))
-    return [None if leaf is None else next(found) for leaf in leaves]
-
-
-def _formulas(
-    call: _Call, x: Tensor, weight: Tensor, bias: Tensor | None, *after: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
-    """The results of ``_PrimalPass``, from differentiable operations that keep z."""
-    tokens = call.tokens
-    folded = _fold(_After._make(after), None if call.samples is None else call.samples.read(x), call.group)
-    if tokens.mask is not None:
-        x = x.masked_fill(~tokens.mask[..., None], 0.0)
-    z = torch.nn.functional.linear(x, weight, bias).unflatten(-1, (2 * tokens.num_heads, -1))  # (B, N, 2h, p)
-    if tokens.normalize:
-        z = cosine(z)
-    if tokens.mask is not None:
-        z = z.masked_fill(~tokens.mask[..., None, None], 0.0)
-    maps = folded.maps.to(x.dtype)
-    by_group = z.flatten(2).unflatten(-1, (maps.size(1), -1)).transpose(1, 2)  # (B, k, N, 2d / k)
-    y = (by_group @ maps).transpose(1, 2).flatten(2) + folded.constant.to(x.dtype)
-    if folded.energy is None:
-        return y, None
-    halves = exactly(z).transpose(1, 2).unflatten(1, (-1, 2))  # (B, h, 2, N, p)
-    return y, ((halves.mT @ halves) * folded.energy).sum(dim=(1, 2, 3, 4))

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from kernel_attention.core.layer import TokenWork
 from kernel_attention.core.objective import PenalizedAttention
 from kernel_attention.core.parameters import Device, draw_orthogonal, reset_module
+from kernel_attention.core.plan import LayerPlan, PaysFrom, choose_form
 from kernel_attention.core.registry import register_attention
 from kernel_attention.core.validation import require_positive, require_weight
-from kernel_attention.errors import InputError, unknown
+from kernel_attention.errors import unknown
 from kernel_attention.features.feature_maps import FeatureMap, cosine, get_feature_map, identity
 from kernel_attention.mechanisms.primal.decoding import (
     PrimalState,
@@ -35,7 +36,6 @@ from kernel_attention.mechanisms.primal.fused import PrimalWeights, primal_layer
 from kernel_attention.mechanisms.primal.nested import kernel_grams, nested_objective
 from kernel_attention.mechanisms.primal.work import primal_numbers, primal_operations
 from kernel_attention.memory_limit import require_parameters
-from kernel_attention.tensors.recompute import is_traced
 from kernel_attention.tensors.sampling import (
     Samples,
     grid_row,
@@ -49,7 +49,8 @@ _log = logging.getLogger(__name__)
 
 _OBJECTIVE_FORMS = ("mean", "sum", "nested")
 _IMPLS = ("auto", "reference", "fused", "triton")
-_FUSED_FROM = 256  # tokens; for fewer, multiplying the weights out costs more than it saves
+# For fewer tokens, multiplying the weights out costs more than it saves.
+_PAYS_FROM = {"cpu": PaysFrom(eager=256, compiled=256)}
 
 
 @register_attention(
@@ -197,10 +198,11 @@ class PrimalAttention(PenalizedAttention):
         self, x: Tensor, context: Tensor | None, attention_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
         """Primal-Attention on checked arguments, (B, N, d). In training it keeps J where ``eta`` > 0."""
-        if self._is_fused(x, is_causal):
-            y, energy = self._one_pass(x, attention_mask, is_causal)
-        else:
+        form = self.plan(x, is_causal=is_causal).form
+        if form == "reference":
             y, energy = self._reference(x, attention_mask, is_causal)
+        else:
+            y, energy = self._one_pass(x, attention_mask, is_causal, triton=form == "triton")
         if self._is_nested and self.training:
             self.objective = self._nested_objective(x, attention_mask, is_causal)
         if energy is not None:
@@ -262,7 +264,7 @@ class PrimalAttention(PenalizedAttention):
         return self.output(scores), energy
 
     def _one_pass(
-        self, x: Tensor, attention_mask: Tensor | None, is_causal: bool
+        self, x: Tensor, attention_mask: Tensor | None, is_causal: bool, *, triton: bool
     ) -> tuple[Tensor, Tensor | None]:
         samples = None
         if self.data_dependent:
@@ -279,7 +281,7 @@ class PrimalAttention(PenalizedAttention):
             attention_mask=attention_mask,
             is_causal=is_causal,
             running_means=self.running_means,
-            engine="triton" if self.impl == "triton" else "slices",
+            engine="triton" if triton else "slices",
             group=self.sequence_group,
         )
 
@@ -290,18 +292,14 @@ class PrimalAttention(PenalizedAttention):
         before, total = self.sequence_group.places(num_real(x, attention_mask))
         return part_positions(x, self.num_rows, attention_mask, before, total)
 
-    def _is_fused(self, x: Tensor, is_causal: bool) -> bool:
-        traced = is_traced()
-        exists = self.feature_map in (cosine, identity) and not (is_causal and self.data_dependent)
-        if self.impl in ("fused", "triton") and (traced or not exists):
-            raise InputError(
-                f"impl={self.impl!r} needs the feature map cosine or identity, has no data-dependent form "
-                "with is_causal=True, and cannot be compiled, exported or transformed: use impl='auto' "
-                "or 'reference'"
-            )
-        if self.impl != "auto" or self.sequence_group is not None:
-            return self.impl != "reference"
-        return exists and not traced and x.device.type == "cpu" and x.size(1) >= _FUSED_FROM
+    def plan(self, x: Tensor, *, is_causal: bool = False) -> LayerPlan:
+        """The form that runs: "fused" from the measured number of tokens on, see ``impl``."""
+        lacking = None
+        if self.feature_map not in (cosine, identity):
+            lacking = "one pass needs the feature map cosine or identity"
+        elif is_causal and self.data_dependent:
+            lacking = "one pass has no data-dependent form with is_causal=True"
+        return choose_form(self.impl, x, lacking, _PAYS_FROM, is_sharded=self.sequence_group is not None)
 
     def scores(
         self, x: Tensor, *, attention_mask: Tensor | None = None, is_causal: bool = False

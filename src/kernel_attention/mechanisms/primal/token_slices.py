@@ -77,10 +77,10 @@ def pull_back(
     """The gradients of ``map_tokens``; ``pull`` (B, h, 2, p, p) is twice the gradient of Z^T Z."""
     exact, groups = accumulation_dtype(x.dtype), maps.size(1)
     sums = Sums(
-        torch.empty_like(x),
-        torch.zeros_like(weight, dtype=exact),
+        x.new_empty(x.shape),
+        x.new_zeros(weight.shape, dtype=exact),
         x.new_zeros(weight.size(0), dtype=exact),
-        torch.zeros_like(maps, dtype=exact),
+        x.new_zeros(maps.shape, dtype=exact),
         x.new_zeros(groups * maps.size(3), dtype=exact),
     )
     rooms = _Rooms(x, weight, tokens, groups)

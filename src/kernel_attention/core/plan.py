@@ -1,0 +1,68 @@
+"""Which form of a layer runs for an input, where it has several that give the same numbers."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kernel_attention.errors import InputError
+from kernel_attention.tensors.padding import is_exporting
+from kernel_attention.tensors.recompute import only_formulas
+
+
+class LayerPlan(NamedTuple):
+    """The form of a layer that runs for an input, and the reason.
+
+    ``form`` is "reference", the formulas, or a faster form that an option ``impl`` of the layer names.
+    """
+
+    form: str
+    reason: str
+
+
+class PaysFrom(NamedTuple):
+    """The numbers of tokens from which a faster form was measured to pay on a device; None: not there."""
+
+    eager: int | None
+    compiled: int | None
+
+
+def choose_form(
+    impl: str, x: Tensor, lacking: str | None, pays_from: dict[str, PaysFrom], *, is_sharded: bool
+) -> LayerPlan:
+    """The form of a layer whose faster forms read any sequence.
+
+    Args:
+        impl: the layer's option: "auto", "reference" or the name of a faster form.
+        x: the layer's input, (B, N, d).
+        lacking: what the layer's options or the call need that the faster forms have not; None: nothing.
+        pays_from: what was measured, by type of device.
+        is_sharded: whether processes share every sequence, which the formulas cannot.
+
+    Raises:
+        InputError: for a faster form that was asked for and does not exist.
+    """
+    if impl == "reference":
+        return LayerPlan("reference", "impl='reference'")
+    lacking = lacking or only_formulas()
+    if impl != "auto":
+        if lacking is not None:
+            raise InputError(f"impl={impl!r}: {lacking}; use impl='auto' or 'reference'")
+        return LayerPlan(impl, f"impl={impl!r}")
+    if is_sharded:
+        return LayerPlan("fused", "processes share the sequence")
+    if lacking is not None:
+        return LayerPlan("reference", lacking)
+    if is_exporting():
+        return LayerPlan("reference", "an exported program runs without this package")
+    device = x.device.type
+    measured = pays_from.get(device, PaysFrom(None, None))
+    how = "compiled" if torch.compiler.is_compiling() else "eager"
+    least = measured.compiled if how == "compiled" else measured.eager
+    if least is None:
+        return LayerPlan("reference", f"no other form was measured to be faster on {device}, {how}")
+    if x.size(1) < least:
+        return LayerPlan("reference", f"fewer than {least} tokens ({device}, {how})")
+    return LayerPlan("fused", f"at least {least} tokens ({device}, {how})")
