@@ -25,6 +25,7 @@ import json
 import math
 import multiprocessing
 import os
+import tempfile
 import time
 import traceback
 from collections import defaultdict
@@ -49,6 +50,7 @@ RIVALS = ("multirocket_hydra", "minirocket", "dtw_1nn", "catch22")
 # What differs from the defaults of AttentionClassifier. One member and no temperature: the records hold the
 # log-probabilities of every case, from which ensembles of any variants follow.
 SINGLE: dict[str, Any] = {"n_estimators": 1, "calibrate": False}
+# "steps_factor" multiplies --steps.
 VARIANTS: dict[str, dict[str, Any]] = {
     "default": {},
     "stem: linear": {"stem": "linear"},
@@ -59,6 +61,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "stem: deep": {"stem_layers": 6},
     "positions: relative": {"positions": "convolutional"},
     "mixup": {"mixup": 0.4},
+    "steps: twice": {"steps_factor": 2},
     "views: raw": {"views": ("raw",)},
     "attention: linear": {"attention": "linear"},
     "dropout: 0.3": {"dropout": 0.3},
@@ -74,6 +77,10 @@ OURS: dict[str, dict[str, Any]] = {
     "attention, linear": {"attention": "linear"},
     "attention, rpc": {"attention": "rpc"},
 }
+
+
+MOST_FAILURES = 3
+"""Failed fits after which a worker gets no more: a machine's fault would use up all jobs."""
 
 
 class Job(NamedTuple):
@@ -95,12 +102,31 @@ class Cases(NamedTuple):
         return Cases([self.X[index] for index in indices], self.y[indices])
 
 
-def load(name: str, split: str, data_root: str | None, most: int) -> Cases:
-    """A split of a set, or ``most`` of its cases, evenly over the classes."""
+def load(name: str, split: str, options: argparse.Namespace) -> Cases:
+    """A split of a set, or ``--most-cases`` of its cases, from ``--cache`` where it is there."""
+    if options.cache is None:
+        return read_split(name, split, options)
+    path = options.cache / f"{name}-{split}-{options.most_cases}.npz"
+    if not path.exists():
+        cases = read_split(name, split, options)
+        options.cache.mkdir(parents=True, exist_ok=True)
+        values = np.concatenate([series.T for series in cases.X])
+        lengths = np.array([series.shape[1] for series in cases.X])
+        with tempfile.NamedTemporaryFile(dir=options.cache, suffix=".npz", delete=False) as file:
+            np.savez_compressed(file, values=values, lengths=lengths, y=cases.y)
+        Path(file.name).replace(path)
+    with np.load(path) as arrays:
+        parts = np.split(arrays["values"], arrays["lengths"].cumsum()[:-1])
+        return Cases([part.T for part in parts], arrays["y"])
+
+
+def read_split(name: str, split: str, options: argparse.Namespace) -> Cases:
+    """A split from the files of the archive; of a large one, cases evenly over the classes."""
     from kernel_attention.experiments.data import load_time_series
 
-    data = getattr(load_time_series(name, data_root), split)
+    data = getattr(load_time_series(name, options.data_root), split)
     cases = Cases([sequence.T for sequence in data.sequences], data.targets)
+    most = options.most_cases
     if len(cases.y) <= most:
         return cases
     chosen: list[int] = []
@@ -154,7 +180,9 @@ def make_ours(options: dict[str, Any], seed: int, cases: int, steps: int | None,
     from kernel_attention.experiments.training.members import automatic_batch_size, automatic_epochs
 
     options = {"random_state": seed, "accelerator": accelerator} | options
+    steps_factor = options.pop("steps_factor", 1)
     if steps is not None:
+        steps *= steps_factor
         options["epochs"] = automatic_epochs(cases, automatic_batch_size(cases), steps)
     return AttentionClassifier(**options)
 
@@ -201,13 +229,13 @@ def figures(probabilities: np.ndarray, classes: np.ndarray, y: np.ndarray) -> di
 
 def run(job: Job, options: argparse.Namespace, accelerator: str) -> dict[str, Any]:
     """The record of a job."""
-    train = load(job.dataset, "train", options.data_root, options.most_cases)
+    train = load(job.dataset, "train", options)
     if options.cross_validate:
         kept, held_out = folds_of(train, options.folds)[job.number]
         train, test, seed = train.take(kept), train.take(held_out), 0
         changes = SINGLE | VARIANTS.get(job.classifier, {})
     else:
-        test = load(job.dataset, "test", options.data_root, options.most_cases)
+        test = load(job.dataset, "test", options)
         seed, changes = job.number, OURS.get(job.classifier, {})
     is_rival = job.classifier in RIVALS
     if is_rival:
@@ -246,7 +274,7 @@ def sizes_of(options: argparse.Namespace) -> dict[str, int]:
     """Steps of a batch of every set, roughly: what decides whether a GPU helps."""
     sizes = {}
     for name in options.sets:
-        cases = load(name, "train", options.data_root, options.most_cases)
+        cases = load(name, "train", options)
         longest = max(series.shape[1] for series in cases.X)
         sizes[name] = min(longest, 128) * min(max(len(cases.y) // 8, 8), 64)
     return sizes
@@ -269,75 +297,104 @@ def jobs_of(options: argparse.Namespace) -> list[Job]:
 
 
 def choose(
-    pending: list[Job], accelerator: str, has_rival: bool, sizes: dict[str, int], group: int
+    pending: list[Job], failed: set[Job], worker: Worker, sizes: dict[str, int], group: int
 ) -> Job | None:
-    """The next job of a worker: rivals for the CPU worker that has compiled them, else by size.
+    """The next job of a worker: rivals first for a worker that fits them, else ours by size.
 
-    Jobs come in groups of classifiers, so that the first classifiers are complete if the time is up.
+    Ours come in groups of ``group`` classifiers, so that the first ones are complete if the time is up.
+    A job that has failed goes to the CPU.
     """
+    if worker.accelerator == "gpu":
+        pending = [job for job in pending if job not in failed]
     rivals = [job for job in pending if job.classifier in RIVALS]
-    if has_rival and rivals:
+    if worker.has_rival and rivals:
         return rivals[0]
     ours = [job for job in pending if job.classifier not in RIVALS]
-    if not ours:
-        return None
     first = list(dict.fromkeys(job.classifier for job in ours))[:group]
     ours = [job for job in ours if job.classifier in first]
-    by_size = max if accelerator == "gpu" else min
-    return by_size(ours, key=lambda job: sizes[job.dataset])
+    by_size = max if worker.accelerator == "gpu" else min
+    return by_size(ours, key=lambda job: sizes[job.dataset], default=None)
+
+
+class Worker:
+    """A process that fits one job after the other.
+
+    Args:
+        options: those of the command.
+        accelerator: where it trains, "cpu" or "gpu".
+        has_rival: whether it fits aeon's classifiers, which every process compiles anew.
+    """
+
+    def __init__(self, options: argparse.Namespace, accelerator: str, has_rival: bool) -> None:
+        self.accelerator, self.has_rival, self.failures = accelerator, has_rival, 0
+        self.job: Job | None = None
+        context = multiprocessing.get_context("spawn")
+        self.connection, theirs = context.Pipe()
+        self.process = context.Process(target=work, args=(theirs, options, accelerator), daemon=True)
+        self.process.start()
+        theirs.close()  # so that the end of the process is the end of the connection
+
+    def start(self, job: Job | None) -> None:
+        """Begin a job; None ends the process."""
+        self.job = job
+        self.connection.send(job)
+
+    def result(self) -> dict[str, Any] | None:
+        """The record of the job, or None where there was no job yet."""
+        try:
+            record = self.connection.recv()
+        except EOFError:
+            self.failures = MOST_FAILURES
+            return None if self.job is None else {**self.job._asdict(), "error": "the process ended"}
+        self.failures += record is not None and "error" in record
+        return record
 
 
 def perform(options: argparse.Namespace) -> None:
     """Hand the jobs to the workers and write the records."""
-    jobs = jobs_of(options)
-    sizes = sizes_of(options)
-    started = time.monotonic()
+    jobs, sizes, started = jobs_of(options), sizes_of(options), time.monotonic()
     for variable in THREADS:  # read by the workers' libraries when they are imported
         os.environ[variable] = str(options.threads)
-    context = multiprocessing.get_context("spawn")
-    workers: dict[Connection, tuple[Any, str, bool]] = {}
     on_cpu = options.workers - (options.gpu_workers if options.accelerator == "gpu" else 0)
-    for index in range(options.workers):
-        accelerator = "cpu" if index < on_cpu else "gpu"
-        # The last CPU worker alone compiles aeon's classifiers; with one worker, it does everything.
-        has_rival = index < options.rival_workers
-        ours, theirs = context.Pipe()
-        process = context.Process(target=work, args=(theirs, options, accelerator), daemon=True)
-        process.start()
-        workers[ours] = (process, accelerator, has_rival)
+    workers = [
+        Worker(options, "cpu" if index < on_cpu else "gpu", index < options.rival_workers)
+        for index in range(options.workers)
+    ]
+    active = {worker.connection: worker for worker in workers}
     print(f"{len(jobs)} fits, {on_cpu} workers on the CPU, {options.workers - on_cpu} on the GPU", flush=True)
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    count, open_ended = 0, options.minutes is None
+    seconds = 60 * (options.minutes or math.inf)
+    failed: set[Job] = set()
+    count = 0
     with options.output.open("a") as file:
-        while workers:
-            left = None if open_ended else 60 * (options.minutes + 1) - (time.monotonic() - started)
-            ready = wait(list(workers), timeout=left)
+        while active:
+            left = seconds + 60 - (time.monotonic() - started)
+            ready = wait(list(active), timeout=None if math.isinf(left) else max(left, 0))
             if not ready:
                 print("time is up; fits under way are lost", flush=True)
                 break
             for connection in ready:
-                process, accelerator, has_rival = workers[connection]
-                try:
-                    record = connection.recv()
-                except EOFError:
-                    print("a worker ended by itself", flush=True)
-                    del workers[connection]
-                    continue
+                worker = active[connection]
+                record = worker.result()
                 if record is not None:
                     count += 1
                     file.write(json.dumps(record) + "\n")
                     file.flush()
                     report(record, count, time.monotonic() - started)
-                is_late = not open_ended and time.monotonic() - started > 60 * options.minutes
-                job = None if is_late else choose(jobs, accelerator, has_rival, sizes, options.group)
-                connection.send(job)
+                    if "error" in record and worker.job not in failed:
+                        failed.add(worker.job)
+                        jobs.insert(0, worker.job)  # once more, perhaps elsewhere
+                job = None
+                if time.monotonic() - started < seconds and worker.failures < MOST_FAILURES:
+                    job = choose(jobs, failed, worker, sizes, options.group)
+                if worker.failures < MOST_FAILURES or worker.process.is_alive():
+                    worker.start(job)
                 if job is None:
-                    process.join()
-                    del workers[connection]
+                    del active[connection]
                 else:
                     jobs.remove(job)
-    for process, _, _ in workers.values():
-        process.terminate()
+    for worker in workers:
+        worker.process.terminate()
     print(f"{len(jobs)} fits left, {time.monotonic() - started:.0f} s", flush=True)
 
 
@@ -407,11 +464,15 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, help="start no fit after this time; stop all a minute later")
     parser.add_argument("--group", type=int, default=4, help="classifiers that are worked on at a time")
     parser.add_argument("--data-root", help="folder of the archive's zip files")
+    parser.add_argument(
+        "--cache", type=Path, help="folder for the splits that were read, which are then quick"
+    )
+    parser.add_argument("--prepare", action="store_true", help="fill the cache and stop")
     options = parser.parse_args()
     if options.table:
         table(options.table)
         return
-    if options.output is None:
+    if options.output is None and not options.prepare:
         parser.error("--output is needed")
     known = [*RIVALS, *(VARIANTS if options.cross_validate else OURS)]
     if options.classifiers is None:
@@ -421,6 +482,11 @@ def main() -> None:
     for classifier in options.classifiers:
         if classifier not in known:
             parser.error(f"classifier {classifier!r} must be one of: {', '.join(known)}")
+    if options.prepare:
+        for name in options.sets:
+            for split in ("train",) if options.cross_validate else ("train", "test"):
+                print(name, split, len(load(name, split, options).y), flush=True)
+        return
     perform(options)
 
 
