@@ -274,6 +274,8 @@ class Bench(Command):
         seed: seed of the order of the contenders.
         memory: measure peak memory, in a process for each contender.
         flops: count operations.
+        against: a git revision of this checkout. Both are timed in interleaved rounds, and what got slower
+            beyond the noise is named; the exit code is then 1. No memory, no operations.
         output: folder (default: runs/bench-SUITE-TIME).
     """
 
@@ -296,6 +298,7 @@ class Bench(Command):
     seed: int = 0
     memory: bool | None = None
     flops: bool | None = None
+    against: str | None = None
     output: str | None = None
 
 

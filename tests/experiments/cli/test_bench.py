@@ -67,6 +67,9 @@ def test_a_suite_with_peaks(cli, here):
         (["sdpa", "--warmup", "-1"], "warmup=-1 must be 0 or more"),
         (["sdpa", "--dtype", "float31"], "unknown dtype 'float31'"),
         (["sdpa", "--passes", "back"], "unknown pass 'back'"),
+        (["sdpa", "--against", "HEAD", "--rounds", "3"], "rounds=3 must be at least 7 with --against"),
+        (["sdpaa", "--against", "HEAD"], "unknown contender 'sdpaa'; did you mean 'sdpa'"),
+        (["sdpa", "--against", "no-such-revision"], "--against"),
     ],
     ids=str,
 )

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kernel_attention.experiments.options import Bench, Reproduce
+
+if TYPE_CHECKING:
+    from kernel_attention.experiments.benchmarking import Plan
 
 
 def bench_command(options: Bench) -> int:
@@ -17,6 +22,8 @@ def bench_command(options: Bench) -> int:
     from kernel_attention.experiments.reporting import benchmark_tables, write_benchmark
 
     plan = plan_from_options(options.suite, options.attention, vars(options), options.causal)
+    if options.against is not None:
+        return _bench_against(options.against, options, plan)
     folder = Path(
         options.output or f"runs/bench-{options.suite or 'layers'}-{time.strftime('%Y%m%d-%H%M%S')}"
     )
@@ -36,6 +43,57 @@ def bench_command(options: Bench) -> int:
         console.print(f"{entry['contender']}: absent ({entry['reason']})")
     console.print(f"written: {', '.join(map(str, files))}", soft_wrap=True)
     return 0
+
+
+def _bench_against(reference: str, options: Bench, plan: Plan) -> int:
+    """Time this code against a revision. The exit code is 1 where something got slower."""
+    from rich.console import Console
+
+    from kernel_attention.experiments.benchmarking import measure_against
+    from kernel_attention.experiments.benchmarking.contenders import find_contender
+    from kernel_attention.experiments.benchmarking.plans import check_plan
+    from kernel_attention.experiments.benchmarking.revisions import ROUNDS, BenchmarkFailedError
+    from kernel_attention.experiments.reporting.revision_tables import (
+        revision_table,
+        verdict_lines,
+        write_revisions,
+    )
+
+    check_plan(plan)
+    for spec in plan.contenders:
+        find_contender(spec)
+    folder = Path(options.output or f"runs/bench-against-{time.strftime('%Y%m%d-%H%M%S')}")
+    rounds = ROUNDS if options.rounds is None else options.rounds
+    try:
+        with Console(stderr=True).status("") as status:
+            record = measure_against(
+                reference, _bench_arguments(options), rounds=rounds, seed=options.seed, told=status.update
+            )
+    except BenchmarkFailedError as error:
+        print(f"failed: {error}; nothing was written", file=sys.stderr)
+        return 1
+    files = write_revisions(record, folder)
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    console.print(revision_table(record))
+    for line in verdict_lines(record):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    console.print(f"written: {', '.join(map(str, files))}", soft_wrap=True)
+    return 1 if any(row["verdict"] == "slower" for row in record["rows"]) else 0
+
+
+def _bench_arguments(options: Bench) -> list[str]:
+    """The words of ``bench`` that say what is measured."""
+    words = [spec if isinstance(spec, str) else json.dumps(spec) for spec in options.attention]
+    sizes = ("length", "embed_dim", "num_heads", "batch_size", "threads", "dtype", "device", "passes")
+    chosen = {name: getattr(options, name) for name in (*sizes, "suite", "causal", "warmup")}
+    for name, value in chosen.items():
+        if value is not None:
+            values = value if isinstance(value, list) else [value]
+            words += [
+                f"--{name}",
+                *(str(each).lower() if isinstance(each, bool) else str(each) for each in values),
+            ]
+    return [*words, *(word for plugin in options.plugin for word in ("--plugin", plugin))]
 
 
 def reproduce_command(options: Reproduce) -> int:
