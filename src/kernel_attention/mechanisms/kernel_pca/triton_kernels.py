@@ -349,7 +349,7 @@ def _pull_kernel(
             tl.store(before_delta + bh * N + i, product, mask=i < N)
 
 
-class Pursuit(NamedTuple):
+class KeptSteps(NamedTuple):
     """What the backward pass needs: L_1, .., L_{n-1} (n - 1, B, N, h, p), L_n, and lse (n, B, h, N)."""
 
     kept: Tensor
@@ -376,7 +376,7 @@ def pursue(
     iterations: int,
     is_causal: bool,
     keep: bool,
-) -> Pursuit:
+) -> KeptSteps:
     """n steps of the recursion.
 
     Args:
@@ -410,12 +410,12 @@ def pursue(
             n if step else 0, int(step == steps), _bucket(n), _factor(data), **sizes, PRECISION=_precision(),
         )  # fmt: skip
         keys, spare = spare, keys
-    return Pursuit(kept, low_rank, lse)
+    return KeptSteps(kept, low_rank, lse)
 
 
 def pull_back(
     grad: Tensor,
-    pursuit: Pursuit,
+    pursuit: KeptSteps,
     queries: Tensor | None,
     data: Tensor,
     values: Tensor,
