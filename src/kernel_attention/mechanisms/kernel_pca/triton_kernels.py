@@ -91,7 +91,7 @@ def _clamp(x, threshold):
     ),
     key=["bucket", "P", "IS_CAUSAL", "HAS_MASK", "PRECISION"],
     prune_configs_by={"early_config_prune": _fitting},
-    restore_value=["dual"],
+    restore_value=["dual", "out"],
 )  # fmt: skip
 @triton.jit(do_not_specialize=["done", "is_last", "bucket"])
 def _step_kernel(
@@ -137,7 +137,6 @@ def _step_kernel(
     attends = real & (total > 0.0)
     low = tl.where(attends[:, None], acc / tl.where(attends, total, 1.0)[:, None], 0.0)
     low = low.to(out.dtype.element_ty)
-    tl.store(out + corner + place, low, mask=inside)
     statistic = tl.where(attends, top + tl.log2(tl.where(attends, total, 1.0)), float("inf"))
     tl.store(lse + bh * N + i, statistic, mask=i < N)
     if is_last == 0:
@@ -151,6 +150,8 @@ def _step_kernel(
         tl.store(dual + corner + place, y, mask=inside)
         cleaned = rounded - 2 * y + _clamp(k - rounded + y, tau)
         tl.store(next_keys + corner + place, cleaned.to(next_keys.dtype.element_ty), mask=inside)
+    tl.debug_barrier()  # ``out`` may be the tensor that ``before`` was read from, by other threads
+    tl.store(out + corner + place, low, mask=inside)
 
 
 @triton.jit
@@ -387,11 +388,11 @@ def pursue(
         mask: (B, N) uint8, not 0 = real token.
         iterations: n.
         is_causal: token i sees tokens 0..i only.
-        keep: whether the earlier steps are kept; otherwise two of them take turns.
+        keep: whether the earlier steps are kept; otherwise each is written over the one before.
     """
     b, n, h, _ = data.shape
     steps = iterations - 1
-    kept = data.new_empty(steps if keep else min(steps, 2), *data.shape)
+    kept = data.new_empty(steps if keep else 0, *data.shape)
     low_rank = torch.empty_like(data)
     lse = data.new_empty(iterations, b, h, n, dtype=torch.float32)
     dual = torch.empty_like(data, dtype=torch.float32) if steps else lse
@@ -402,8 +403,8 @@ def pursue(
         WITH_DELTA=False, BM=64,
     )  # fmt: skip
     for step in range(iterations):
-        out = low_rank if step == steps else kept[step % kept.size(0)]
-        before = kept[(step - 1) % kept.size(0)] if step else out
+        out = kept[step] if keep and step < steps else low_rank
+        before = kept[step - 1] if keep and step else low_rank
         _step_kernel[lambda config: _grid(data, config["BM"])](
             keys if queries is None else queries, keys, values, data, threshold,
             data if mask is None else mask, before, dual, out, lse[step], spare, n, h,
