@@ -134,7 +134,7 @@ def _step_kernel(
         inside_p, BN, IS_CAUSAL, HAS_MASK, True, PRECISION,
     )  # fmt: skip
     # A padded query, and one that sees no key, has zeros as output. Its infinite sum makes its weights zero.
-    attends = real & (total > 0.0)
+    attends = real & (total != 0.0)
     low = tl.where(attends[:, None], acc / tl.where(attends, total, 1.0)[:, None], 0.0)
     low = low.to(out.dtype.element_ty)
     statistic = tl.where(attends, top + tl.log2(tl.where(attends, total, 1.0)), float("inf"))
