@@ -62,7 +62,7 @@ numeric:
 # They run where nothing can be installed too, by the python3 that has a CUDA build of PyTorch. Only their
 # files are collected, because the others import what may be missing there.
 test-gpu:  ## the tests that need a CUDA device
-	PYTHONPATH=src $(or $(wildcard $(BIN)/python),$(PYTHON)) -m pytest -m gpu $$(grep -rl "pytest.mark.gpu" tests)
+	PYTHONPATH=src $(or $(wildcard $(BIN)/python),$(PYTHON)) -m pytest -m gpu $$(grep -rl --include="*.py" "pytest.mark.gpu" tests)
 
 lint: env  ## ruff, mypy and the import contracts
 	$(BIN)/ruff check .

@@ -43,7 +43,9 @@ def run(layer, x, mask, *, is_causal):
 
 def main(device):
     # Small steps, so that a sequence takes several programs of several blocks, the last of them partial.
-    primal_triton._BLOCK, primal_triton._TOKENS, primal_triton._WIDTH = 16, 32, 16
+    primal_triton._TOKENS = 32
+    for kernel in (primal_triton._map_kernel, primal_triton._pull_kernel):
+        kernel.configs = [primal_triton.triton.Config({"BN": 16, "BD": 16})]
     precisions = [torch.float32, torch.float16, torch.bfloat16]
     if os.environ.get("TRITON_INTERPRET") == "1":
         precisions.pop()  # the interpreter's products take the bits of bfloat16 for integers (triton 3.9)

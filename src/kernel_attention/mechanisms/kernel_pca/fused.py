@@ -96,7 +96,7 @@ class _Pursuit(torch.autograd.Function):
                 outputs = (_formulas(call, *leaves),)
                 return *differentiable_gradients(outputs, leaves, needed, (grad,)), None
             found = triton_kernels.pull_back(
-                _by_token(grad.to(k.dtype), call.mask), triton_kernels.Pursuit(*kept),
+                _by_token(grad.to(k.dtype), call.mask), triton_kernels.KeptSteps(*kept),
                 *_arguments(q, k, v, threshold, call), is_causal=call.is_causal,
             )  # fmt: skip
         by_row = found.threshold[..., None]

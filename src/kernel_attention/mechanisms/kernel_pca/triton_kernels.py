@@ -91,7 +91,7 @@ def _clamp(x, threshold):
     ),
     key=["bucket", "P", "IS_CAUSAL", "HAS_MASK", "PRECISION"],
     prune_configs_by={"early_config_prune": _fitting},
-    restore_value=["dual"],
+    restore_value=["dual", "out"],
 )  # fmt: skip
 @triton.jit(do_not_specialize=["done", "is_last", "bucket"])
 def _step_kernel(
@@ -134,10 +134,9 @@ def _step_kernel(
         inside_p, BN, IS_CAUSAL, HAS_MASK, True, PRECISION,
     )  # fmt: skip
     # A padded query, and one that sees no key, has zeros as output. Its infinite sum makes its weights zero.
-    attends = real & (total > 0.0)
+    attends = real & (total != 0.0)
     low = tl.where(attends[:, None], acc / tl.where(attends, total, 1.0)[:, None], 0.0)
     low = low.to(out.dtype.element_ty)
-    tl.store(out + corner + place, low, mask=inside)
     statistic = tl.where(attends, top + tl.log2(tl.where(attends, total, 1.0)), float("inf"))
     tl.store(lse + bh * N + i, statistic, mask=i < N)
     if is_last == 0:
@@ -151,6 +150,8 @@ def _step_kernel(
         tl.store(dual + corner + place, y, mask=inside)
         cleaned = rounded - 2 * y + _clamp(k - rounded + y, tau)
         tl.store(next_keys + corner + place, cleaned.to(next_keys.dtype.element_ty), mask=inside)
+    tl.debug_barrier()  # ``out`` may be the tensor that ``before`` was read from, by other threads
+    tl.store(out + corner + place, low, mask=inside)
 
 
 @triton.jit
@@ -349,7 +350,7 @@ def _pull_kernel(
             tl.store(before_delta + bh * N + i, product, mask=i < N)
 
 
-class Pursuit(NamedTuple):
+class KeptSteps(NamedTuple):
     """What the backward pass needs: L_1, .., L_{n-1} (n - 1, B, N, h, p), L_n, and lse (n, B, h, N)."""
 
     kept: Tensor
@@ -376,7 +377,7 @@ def pursue(
     iterations: int,
     is_causal: bool,
     keep: bool,
-) -> Pursuit:
+) -> KeptSteps:
     """n steps of the recursion.
 
     Args:
@@ -387,11 +388,11 @@ def pursue(
         mask: (B, N) uint8, not 0 = real token.
         iterations: n.
         is_causal: token i sees tokens 0..i only.
-        keep: whether the earlier steps are kept; otherwise two of them take turns.
+        keep: whether the earlier steps are kept; otherwise each is written over the one before.
     """
     b, n, h, _ = data.shape
     steps = iterations - 1
-    kept = data.new_empty(steps if keep else min(steps, 2), *data.shape)
+    kept = data.new_empty(steps if keep else 0, *data.shape)
     low_rank = torch.empty_like(data)
     lse = data.new_empty(iterations, b, h, n, dtype=torch.float32)
     dual = torch.empty_like(data, dtype=torch.float32) if steps else lse
@@ -402,20 +403,20 @@ def pursue(
         WITH_DELTA=False, BM=64,
     )  # fmt: skip
     for step in range(iterations):
-        out = low_rank if step == steps else kept[step % kept.size(0)]
-        before = kept[(step - 1) % kept.size(0)] if step else out
+        out = kept[step] if keep and step < steps else low_rank
+        before = kept[step - 1] if keep and step else low_rank
         _step_kernel[lambda config: _grid(data, config["BM"])](
             keys if queries is None else queries, keys, values, data, threshold,
             data if mask is None else mask, before, dual, out, lse[step], spare, n, h,
             n if step else 0, int(step == steps), _bucket(n), _factor(data), **sizes, PRECISION=_precision(),
         )  # fmt: skip
         keys, spare = spare, keys
-    return Pursuit(kept, low_rank, lse)
+    return KeptSteps(kept, low_rank, lse)
 
 
 def pull_back(
     grad: Tensor,
-    pursuit: Pursuit,
+    pursuit: KeptSteps,
     queries: Tensor | None,
     data: Tensor,
     values: Tensor,

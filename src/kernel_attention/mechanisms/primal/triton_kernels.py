@@ -11,6 +11,9 @@ Triton comes with the CUDA builds of PyTorch; TRITON_INTERPRET=1 runs the kernel
 
 from __future__ import annotations
 
+import os
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -20,10 +23,39 @@ from kernel_attention.errors import InputError
 from kernel_attention.features.feature_maps import SMALLEST_NORM
 from kernel_attention.mechanisms.primal.token_slices import Sums, Tokens
 
-_BLOCK = 64  # tokens per step
 _TOKENS = 1024  # tokens per program
-_WIDTH = 32  # columns of the input read at a time
 _LARGEST_HEAD = 128
+
+
+def _configs(*choices: tuple[int, int, int]) -> list[Any]:
+    """Tokens per step, columns of the input read at a time, and warps.
+
+    Only the first where Triton interprets, which has nothing to time.
+    """
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        choices = choices[:1]
+    return [
+        triton.Config({"BN": tokens, "BD": width}, num_warps=warps, num_stages=2)
+        for tokens, width, warps in choices
+    ]
+
+
+def _fitting(configs: list[Any], arguments: dict[str, Any], **rest: Any) -> list[Any]:
+    """More warps or fewer tokens for wide heads, and for float32, whose exact products need registers."""
+    exact = arguments["x"].dtype == torch.float32 and rest["PRECISION"] == "ieee"
+    size = rest["PP"] * (2 if exact else 1)
+    return [
+        config
+        for config in configs
+        if config.num_warps == (4 if size <= 32 else 8) and (config.kwargs["BN"] < 64 or size <= 64)
+    ]
+
+
+_TUNED = {
+    "configs": _configs((64, 32, 4), (32, 32, 4), (64, 32, 8), (32, 32, 8)),
+    "key": ["D", "P", "HAS_MASK", "WITH_GRAM", "PRECISION"],
+    "prune_configs_by": {"early_config_prune": _fitting},
+}
 
 
 @triton.jit
@@ -70,6 +102,7 @@ def _features(
     return zq, zk, sq, sk
 
 
+@triton.autotune(**_TUNED)
 @triton.jit
 def _map_kernel(
     x, w, bias, g, c, mask, y, gram, N, D, H, splits, stride_g, P: tl.constexpr, PP: tl.constexpr,
@@ -121,6 +154,7 @@ def _tangent(grad, z, scale, NORMALIZE: tl.constexpr):
     return grad * scale[:, None]
 
 
+@triton.autotune(**_TUNED)
 @triton.jit
 def _pull_kernel(
     x, w, bias, g, mask, s, grad_y, grad_u, grad_g, N, D, H, splits, stride_g, P: tl.constexpr,
@@ -242,7 +276,7 @@ def _sizes(tokens: Tokens, x: Tensor, maps: Tensor, splits: int) -> tuple[int, .
 def _options(tokens: Tokens, size: int, bias: Tensor | None, with_gram: bool) -> dict[str, object]:
     tf32 = torch.backends.cuda.matmul.allow_tf32
     return {
-        "P": size, "PP": max(16, triton.next_power_of_2(size)), "BN": _BLOCK, "BD": _WIDTH, "TOKENS": _TOKENS,
+        "P": size, "PP": max(16, triton.next_power_of_2(size)), "TOKENS": _TOKENS,
         "HAS_BIAS": bias is not None, "HAS_MASK": tokens.mask is not None, "WITH_GRAM": with_gram,
         "NORMALIZE": tokens.normalize, "SMALLEST": SMALLEST_NORM, "PRECISION": "tf32" if tf32 else "ieee",
     }  # fmt: skip
