@@ -19,6 +19,7 @@ import decision_tables
 import equal_time_tables
 import readme_robustness
 import reproduction_tables
+import result_tables
 import robustness_tables
 import significance_tables
 from generated import ROOT, between_marks, settle
@@ -30,6 +31,7 @@ PAGES = (
     equal_time_tables,
     readme_robustness,
     reproduction_tables,
+    result_tables,
     robustness_tables,
     significance_tables,
 )

@@ -1,0 +1,110 @@
+"""The page of results has no figure of its own: all of them follow from records."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from kernel_attention.experiments.reproduction import Cell, read_suite
+from kernel_attention.experiments.results import ResultRecord, write_records
+
+ROOT = Path(__file__).parents[1]
+REGION = re.compile(r"<!-- ([\w-]+): begin \(make results\) -->\n.*?<!-- \1: end -->", re.DOTALL)
+
+
+@pytest.fixture
+def tables(monkeypatch) -> ModuleType:
+    """The module of the tables."""
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    import result_tables
+
+    yield result_tables
+    for name in ("result_tables", "reproduction_tables", "generated"):
+        sys.modules.pop(name, None)
+
+
+def write(root, suite, row, column, seed, **figures):
+    """A record of a suite's cell with these figures."""
+    _, recipe = suite.recipe(Cell(row, column, seed))
+    record = ResultRecord(
+        label=row, seed=seed, recipe=suite.columns[column],
+        config={key: value for key, value in recipe.keys().items() if key != "seeds"},
+        budget={"seconds": 60.0}, software={"torch": "2.13.0"}, machine="x86_64, 2 cores",
+        date="2026-11-22T05:00:00+00:00", revision="0123456789abcdef", figures={"evaluation": figures},
+    )  # fmt: skip
+    folder = root / "results" / suite.records
+    write_records([record], folder / column if len(suite.columns) > 1 else folder)
+
+
+@pytest.fixture
+def root(tmp_path):
+    """Two seeds of the demo, one of softmax on another set, sentences clean and swapped, a perplexity."""
+    every, sentences = read_suite("every_mechanism"), read_suite("kernel_pca_sst2")
+    write(tmp_path, every, "primal", "JapaneseVowels", 0, accuracy=0.96)
+    write(tmp_path, every, "primal", "JapaneseVowels", 1, accuracy=0.98)
+    write(tmp_path, every, "softmax", "BasicMotions", 2, accuracy=0.95)
+    write(tmp_path, sentences, "rpc", "SST-2", 0, accuracy=0.801, swapped_accuracy=0.7654)
+    write(tmp_path, read_suite("kernel_pca_ptb"), "symmetric", "PTB", 0, perplexity=131.26)
+    write(
+        tmp_path,
+        read_suite("primal_dual_uea").with_protocol("paper"),
+        "softmax",
+        "Handwriting",
+        0,
+        accuracy=0.3,
+    )
+    return tmp_path
+
+
+def rows_of(lines: list[str]) -> list[list[str]]:
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
+
+
+def test_the_page_has_every_region_and_no_figure_outside(tables, tmp_path):
+    """No table but the one of the other pages, and no share in per cent that was measured."""
+    page = (ROOT / tables.PAGE).read_text(encoding="utf-8")
+    assert set(REGION.findall(page)) == set(tables.texts(tmp_path)[0])
+    typed = REGION.sub("", page)
+    figures = re.findall(r"\d\.\d|\d ± \d|\d(?:\.\d+)? %", typed)
+    assert figures == ["0 %"], "one tenth of the words is a setting: 10 %"
+    links = [line for line in typed.splitlines() if line.startswith("| ") and "](" not in line]
+    assert links == ["| what | where |"]
+
+
+def test_without_records_nothing_is_claimed(tables, tmp_path):
+    regions, figures = tables.texts(tmp_path)
+    assert figures == {}
+    assert regions["demo"] == ["", "No record of it yet.", ""]
+    for mark, suites in tables.SECTIONS.items():
+        said = [line for line in regions[mark] if line]
+        assert len(said) == len(suites)
+        assert all(f"reproduce {name}`" in line for name, line in zip(suites, said, strict=True))
+        assert all("no record yet" in line for line in said)
+
+
+def test_the_tables_have_what_the_records_say(tables, root):
+    regions, _ = tables.texts(root)
+    assert regions["demo"] == ["", "Test accuracy, %: 97.00 ± 1.41 (seeds 0, 1).", ""]
+    lines = regions["every-mechanism"]
+    assert "(reproduction.md#every_mechanism)), protocol `holdout`, 3 of 84 models:" in lines[1]
+    assert rows_of(lines)[:3] == [
+        ["row", "JapaneseVowels: accuracy, %", "BasicMotions: accuracy, %"],
+        ["`softmax`", "", "95.00 (seed 2)"],
+        ["`primal`", "97.00 ± 1.41 (seeds 0, 1)", ""],
+    ]
+    assert rows_of(lines)[4] == ["x86_64, 2 cores", "0123456789ab", "2.13.0", "3", "2026-11-22", "3 min 00 s"]
+    assert rows_of(regions["sentences"])[:2] == [
+        ["row", "SST-2: accuracy, %", "SST-2: swapped accuracy, %"],
+        ["`rpc`", "80.10 (seed 0)", "76.54 (seed 0)"],
+    ]
+    assert rows_of(regions["language"])[:2] == [
+        ["row", "PTB: perplexity"],
+        ["`symmetric`", "131.26 (seed 0)"],
+    ]
+    uea = "\n".join(regions["uea"])
+    assert "primal_dual_uea-paper), protocol `paper`, 1 of 120 models:" in uea.replace("))", ")")
+    assert "`kernel-attention reproduce primal_attention_uea` makes them" in uea
