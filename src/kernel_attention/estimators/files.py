@@ -14,7 +14,7 @@ from kernel_attention.experiments.training.files import read_metadata, read_weig
 from kernel_attention.models import SequenceClassifier
 from kernel_attention.version import __version__
 
-_KEY = "kernel_attention.estimator"
+_KEY = "estimator"
 _FITTED = (
     "n_features_in_", "max_len_", "equal_length_", "model_options_", "history_", "best_epoch_",
     "best_epochs_", "temperature_", "target_mean_", "target_scale_", "residuals_",
