@@ -11,11 +11,10 @@ def test_japanese_vowels_in_a_few_epochs():
     X, y = load_japanese_vowels(split="train")
     X_test, y_test = load_japanese_vowels(split="test")
     classifier = AttentionClassifier(
-        max_len=29,
+        n_estimators=1,
+        calibrate=False,
         embed_dim=32,
-        epochs=15,
-        batch_size=32,
-        learning_rate=3e-3,
+        epochs=10,
         random_state=0,
         accelerator="cpu",
     )
@@ -27,7 +26,13 @@ def test_covid_three_month():
     X, y = load_covid_3month(split="train")
     X_test, y_test = load_covid_3month(split="test")
     regressor = AttentionRegressor(
-        embed_dim=16, num_layers=1, epochs=15, learning_rate=3e-3, random_state=0, accelerator="cpu"
+        embed_dim=16,
+        num_layers=1,
+        epochs=15,
+        calibrate=False,
+        random_state=0,
+        n_estimators=1,
+        accelerator="cpu",
     )
     assert regressor.fit(X, y).score(X, y) > 0
     assert regressor.score(X_test, y_test) > 0
@@ -37,7 +42,7 @@ def test_cardano_sentiment():
     """The 74 training cases are fitted. The test cases are not: R^2 there was below 0 in all we tried."""
     X, y = load_cardano_sentiment(split="train")
     regressor = AttentionRegressor(
-        embed_dim=32, epochs=20, learning_rate=3e-3, random_state=0, accelerator="cpu"
+        embed_dim=32, epochs=15, calibrate=False, random_state=0, n_estimators=1, accelerator="cpu"
     )
     assert regressor.fit(X, y).score(X, y) > 0.3
     assert np.isfinite(regressor.predict(load_cardano_sentiment(split="test")[0])).all()

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator, is_regressor
+from sklearn.base import BaseEstimator, TransformerMixin, is_regressor
 from sklearn.utils import assert_all_finite, check_consistent_length, check_random_state, column_or_1d
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 from torch import Tensor
 
 from kernel_attention.core.validation import require_positive, require_probability
 from kernel_attention.errors import InputError, unknown
+from kernel_attention.estimators.files import load_estimator, save_estimator
+from kernel_attention.estimators.importance import integrated_gradients
 from kernel_attention.experiments.data import SequenceSplit, as_sequences, stratified_split, windows_of
 from kernel_attention.experiments.data.series.augmentation import AugmentationName
 from kernel_attention.experiments.notes import note_once
@@ -42,11 +46,14 @@ _OF_A_MEMBER = (
     "stem", "stem_layers", "patch_len", "views", "positions", "pooling", "epochs", "batch_size",
     "learning_rate", "weight_decay", "warmup", "label_smoothing", "augmentation", "mixup", "ema_decay",
 )  # fmt: skip
+_OPTION = "attention__"
 _CALIBRATION_PART = 0.2
 _PREDICTED_AT_ONCE = 64
+FEWEST_JUDGED = 20
+"""Training cases below which none is held out for probabilities or intervals."""
 
 
-class AttentionEstimator(BaseEstimator):
+class AttentionEstimator(TransformerMixin, BaseEstimator):
     """The parameters, training and raw outputs that classification and regression share."""
 
     max_len_: int
@@ -137,6 +144,7 @@ class AttentionEstimator(BaseEstimator):
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.three_d_array = True
+        tags.transformer_tags.preserves_dtype = []  # embeddings are float32
         tags.input_tags.allow_nan = self.missing == "interpolate"
         return tags
 
@@ -146,6 +154,63 @@ class AttentionEstimator(BaseEstimator):
         if "models_" not in vars(self):
             raise AttributeError(f"this {type(self).__name__} is not fitted yet: it has no model_")
         return self.models_[0]
+
+    def set_params(self, **params: Any) -> Self:
+        """As in scikit-learn; ``attention__rank=10`` sets an option of the mechanism, in searches too."""
+        options = {name: value for name, value in params.items() if name.startswith(_OPTION)}
+        super().set_params(**{name: value for name, value in params.items() if name not in options})
+        if options:
+            named = {name.removeprefix(_OPTION): value for name, value in options.items()}
+            self.attention_options = {**(self.attention_options or {}), **named}
+        return self
+
+    def transform(self, X: Any) -> np.ndarray:
+        """The vectors that the members' classifiers read, side by side, (n, width) float32.
+
+        A sequence longer than ``max_len_`` has the mean of its windows' vectors.
+        """
+        sequences = self._fitting(X)
+        parts = [self._raw_outputs(model, sequences, self.max_len_, pooled=True) for model in self.models_]
+        return torch.cat(parts, dim=-1).numpy()
+
+    def feature_importance(self, X: Any, nodes: int = 64) -> np.ndarray | list[np.ndarray]:
+        """What every value of X adds to the answer, by integrated gradients; see ``integrated_gradients``.
+
+        The answer is the log-probability of the predicted class, or the predicted value. The entries of a
+        case sum to the difference between its answer and that of the mean of the training data.
+
+        Args:
+            X: sequences of at most ``max_len_`` steps.
+            nodes: gradients along the way; more are more exact.
+
+        Returns:
+            (n, c, time) float64, or a list of arrays (c, n_i) where lengths differ.
+        """
+        require_positive(nodes=nodes)
+        sequences = self._fitting(X)
+        longest = max(len(sequence) for sequence in sequences)
+        if longest > self.max_len_:
+            raise InputError(f"X has a sequence of {longest} steps, the model takes at most {self.max_len_}")
+        found = []
+        for sequence, output in zip(sequences, self._outputs(X), strict=True):
+            answer = self._answer(output)
+            found.append(integrated_gradients(self.models_, sequence, answer, nodes).T)
+        lengths = {part.shape[1] for part in found}
+        return np.stack(found) if len(lengths) == 1 else found
+
+    def _answer(self, output: Tensor) -> Callable[[Tensor], Tensor]:
+        """What ``feature_importance`` explains of the case with this output: (B, k) -> (B,)."""
+        raise NotImplementedError
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the fitted estimator to a file, as safetensors with JSON; ``load`` reads it."""
+        check_is_fitted(self)
+        save_estimator(self, Path(path))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """The estimator in a file of ``save``. Nothing in the file is executed."""
+        return load_estimator(cls, Path(path))
 
     def _checked(self, X: Any, y: Any) -> tuple[list[np.ndarray], np.ndarray]:
         sequences, y = as_sequences(X, self.missing), column_or_1d(y, warn=True)
@@ -210,6 +275,10 @@ class AttentionEstimator(BaseEstimator):
         self.max_len_ = max_len
         self.equal_length_ = all(len(sequence) == max_len for sequence in split.sequences)
         self.n_features_in_ = split.sequences[0].shape[1]
+        self.model_options_ = [
+            {"in_features": self.n_features_in_, "num_outputs": num_outputs, "max_len": max_len, **options}
+            for options in (member.options for member in members)
+        ]
         self.history_ = [
             {"member": index, **row} for index, member in enumerate(members) for row in member.rows
         ]
@@ -287,7 +356,13 @@ class AttentionEstimator(BaseEstimator):
         return max_len
 
     def _outputs(self, X: Any) -> Tensor:
-        """Raw outputs of the model for every case of X, (n, outputs) float32."""
+        """Raw outputs for every case of X, the mean over the members, (n, outputs) float32."""
+        sequences = self._fitting(X)
+        outputs = [self._raw_outputs(model, sequences, self.max_len_) for model in self.models_]
+        return torch.stack(outputs).mean(dim=0)
+
+    def _fitting(self, X: Any) -> list[np.ndarray]:
+        """X as sequences that the fitted model takes."""
         check_is_fitted(self)
         sequences = as_sequences(X, self.missing)
         channels = sequences[0].shape[1]
@@ -301,16 +376,19 @@ class AttentionEstimator(BaseEstimator):
                 )
         scale = self.model_.encoder
         require_in_range(sequences, scale.input_mean.numpy(), scale.input_std.numpy(), "X")
-        outputs = [self._raw_outputs(model, sequences, self.max_len_) for model in self.models_]
-        return torch.stack(outputs).mean(dim=0)
+        return sequences
 
-    def _raw_outputs(self, model: SequenceClassifier, sequences: list[np.ndarray], max_len: int) -> Tensor:
+    def _raw_outputs(
+        self, model: SequenceClassifier, sequences: list[np.ndarray], max_len: int, pooled: bool = False
+    ) -> Tensor:
         """What one model gives for every sequence; the mean over the windows of a longer one."""
         windows, counts = windows_of(sequences, max_len)
         # The model is kept on the CPU, so that an estimator pickled on a GPU machine opens on any other.
         try:
             model = model.to(training_device(self.accelerator))
-            outputs = predict_outputs(model, windows, plain(self.batch_size) or _PREDICTED_AT_ONCE)
+            outputs = predict_outputs(
+                model, windows, plain(self.batch_size) or _PREDICTED_AT_ONCE, pooled=pooled
+            )
         finally:
             model.cpu()
         return torch.stack([part.mean(dim=0) for part in outputs.split(counts)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import numpy as np
@@ -13,11 +13,9 @@ from sklearn.utils.multiclass import check_classification_targets
 from torch import Tensor
 
 from kernel_attention.errors import InputError, unknown
-from kernel_attention.estimators.base import AttentionEstimator
+from kernel_attention.estimators.base import FEWEST_JUDGED, AttentionEstimator
 from kernel_attention.experiments.data import SequenceSplit
 from kernel_attention.experiments.training.calibration import fit_temperature
-
-_FEWEST_JUDGED = 20  # training cases below which none is held out for a temperature
 
 
 class AttentionClassifier(ClassifierMixin, AttentionEstimator):
@@ -150,6 +148,11 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):
         indices = self._outputs(X).argmax(dim=-1).numpy()
         return self.classes_[indices]
 
+    def _answer(self, output: Tensor) -> Callable[[Tensor], Tensor]:
+        """The log-probability of the predicted class."""
+        predicted = int(output.argmax())
+        return lambda outputs: (outputs / self.temperature_).log_softmax(dim=-1)[:, predicted]
+
     def _log_probabilities(self, X: Any) -> Tensor:
         return (self._outputs(X).double() / self.temperature_).log_softmax(dim=-1)
 
@@ -183,7 +186,7 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):
 
     def _can_judge(self, split: SequenceSplit) -> bool:
         counts = np.unique(split.targets, return_counts=True)[1]
-        return bool(self.calibrate and len(split) >= _FEWEST_JUDGED and counts.min() >= 2)
+        return bool(self.calibrate and len(split) >= FEWEST_JUDGED and counts.min() >= 2)
 
     def _judge(self, judged: list[tuple[Tensor, SequenceSplit]]) -> None:
         self.temperature_ = 1.0

@@ -50,17 +50,33 @@ def predict_outputs(
     sequences: SequenceSplit | Sequence[np.ndarray],
     batch_size: int = 64,
     precision: str = "32-true",
+    *,
+    pooled: bool = False,
 ) -> Tensor:
     """Logits or values of every sequence, (cases, outputs); see ``collect_outputs``.
+
+    With ``pooled``, what the head reads, (cases, width).
 
     Raises:
         InputError: for a sequence with a value that is too large for the model.
     """
     cases = sequences.sequences if isinstance(sequences, SequenceSplit) else sequences
     require_in_range(cases, model.encoder.input_mean.cpu().numpy(), model.encoder.input_std.cpu().numpy())
-    outputs = collect_outputs(model, make_loader(sequences, batch_size), precision)
+    called = _Pooled(model) if pooled else model
+    outputs = collect_outputs(called, make_loader(sequences, batch_size), precision)
     require_finite_outputs(outputs, cases)
     return outputs
+
+
+class _Pooled(nn.Module):
+    """What the head of a classifier reads."""
+
+    def __init__(self, model: SequenceClassifier) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
+        return self.model.embed(x, attention_mask)
 
 
 def classification_figures(logits: Tensor, targets: np.ndarray) -> dict[str, Any]:

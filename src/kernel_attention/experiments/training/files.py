@@ -72,10 +72,10 @@ def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
     write_text_atomically(path, csv_text(rows))
 
 
-def write_weights(path: Path, weights: dict[str, Tensor]) -> None:
-    """Write a state dict as safetensors, with a checksum of its tensors in the metadata."""
+def write_weights(path: Path, weights: dict[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    """Write a state dict as safetensors, with a checksum of its tensors and ``metadata`` in the header."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
-    data = safetensors.torch.save(tensors, {_CHECKSUM: _checksum(tensors)})
+    data = safetensors.torch.save(tensors, {**(metadata or {}), _CHECKSUM: _checksum(tensors)})
     write_atomically(path, lambda file: file.write(data))
 
 
@@ -93,6 +93,12 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     elif metadata[_CHECKSUM] != _checksum(weights):
         raise InputError(f"{path}: damaged, its weights do not have the checksum that was written with them")
     return weights
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """The metadata in the header of a file of ``write_weights`` that can be read."""
+    with safetensors.safe_open(path, "pt") as file:
+        return dict(file.metadata() or {})
 
 
 def _checksum(weights: dict[str, Tensor]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -34,9 +34,10 @@ def automatic_epochs(cases: int, batch_size: int, steps: int = STEPS) -> int:
 
 
 class Member(NamedTuple):
-    """A trained model, on the CPU, with the figures of every epoch and the epoch that was kept."""
+    """A trained model, on the CPU, its options, the figures of every epoch and the epoch that was kept."""
 
     model: SequenceClassifier
+    options: dict[str, Any]
     rows: list[dict[str, float]]
     best_epoch: int
 
@@ -71,8 +72,8 @@ def train_member(
     scale = Standardizer.fit(split.sequences)
     variance = float(np.var(held_out.targets)) if held_out is not None and is_regression else None
     recorder = MemoryRecorder(variance)
+    options = recipe.encoder_options()
     with private_generators(seed, training_device(recipe.accelerator)):
-        options = recipe.encoder_options()
         model = SequenceClassifier(split.sequences[0].shape[1], num_outputs, max_len, **options)
         model.encoder.set_scale(torch.from_numpy(scale.mean), torch.from_numpy(scale.std))
         task = TimeSeriesTask(model, recipe, is_regression, max_seconds)
@@ -86,4 +87,4 @@ def train_member(
     weights = task.evaluated.state_dict() if recorder.weights is None else recorder.weights
     model.load_state_dict(weights)
     model.zero_grad(set_to_none=True)
-    return Member(model.cpu().eval(), recorder.rows, recorder.best_epoch or len(recorder.rows))
+    return Member(model.cpu().eval(), options, recorder.rows, recorder.best_epoch or len(recorder.rows))

@@ -15,7 +15,9 @@ def as_sequences(X: Any, missing: str = "error", advice: str | None = None) -> l
     """Collections in aeon's conventions to a list of float32 sequences (n_i, c), time first.
 
     X: array (cases, channels, time), or (cases, time) for one channel, or a list of arrays (channels, time)
-       or (time,), whose lengths may differ.
+       or (time,), whose lengths may differ; or a data frame: nested (a case a row, a channel a column, a
+       series a cell), with an index of two levels (case and time; a channel a column), or of numbers, which
+       is an array (cases, time).
     missing: "error" (also "auto": an array declares nothing) or "interpolate", see `resolve_missing`.
     advice: as in `resolve_missing`.
 
@@ -23,6 +25,8 @@ def as_sequences(X: Any, missing: str = "error", advice: str | None = None) -> l
     numbers, NaN unless interpolated, and infinite values.
     """
     check_missing(missing)
+    if hasattr(X, "columns") and hasattr(X, "index"):
+        X = _from_frame(X)
     if isinstance(X, np.ndarray) and X.dtype == object and X.ndim == 1:
         X = list(X)
     if isinstance(X, (list, tuple)):
@@ -43,6 +47,25 @@ def as_sequences(X: Any, missing: str = "error", advice: str | None = None) -> l
     if not cases:
         raise InputError("X has 0 cases, at least 1 is needed (found array with 0 sample(s))")
     return resolve_missing([np.atleast_2d(case).T for case in cases], missing, "X", advice=advice or ADVICE)
+
+
+def _from_frame(X: Any) -> Any:
+    """A data frame of pandas as an array (cases, time) or a list of arrays (channels, time)."""
+    if X.index.nlevels == 2:
+        return [group.to_numpy().T for _, group in X.groupby(level=0, sort=False)]
+    cells = X.to_numpy()
+    if not cells.size or not hasattr(cells.flat[0], "__len__") or isinstance(cells.flat[0], str | dict):
+        return cells
+    cases = []
+    for index, row in enumerate(cells):
+        channels = [_numeric(cell, f"case {index} of X") for cell in row]
+        if len({channel.shape for channel in channels}) > 1 or channels[0].ndim != 1:
+            shapes = ", ".join(str(channel.shape) for channel in channels)
+            raise InputError(
+                f"case {index} of X has cells of shapes {shapes}; accepted: one length, a series in each"
+            )
+        cases.append(np.stack(channels))
+    return cases
 
 
 def windows_of(sequences: list[np.ndarray], length: int) -> tuple[list[np.ndarray], list[int]]:
