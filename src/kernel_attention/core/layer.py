@@ -295,10 +295,18 @@ class AttentionLayer(nn.Module, ABC):
         """
         return None
 
-    def plan(self, x: Tensor, *, is_causal: bool = False) -> LayerPlan:
-        """Which form of the layer runs for x (B, N, d), and why, as torch runs it now: eagerly or compiled.
+    def plan(self, x: Tensor, *, is_causal: bool = False, compiled: bool | None = None) -> LayerPlan:
+        """Which form of the layer runs, and why. All forms give the same numbers, up to rounding.
 
-        All forms give the same numbers, up to rounding. A layer with several overrides this.
+        A layer with several forms overrides this.
+
+        Args:
+            x: the layer's input, (B, N, d). Its sizes and its device decide.
+            is_causal: as in the call.
+            compiled: whether torch.compile runs the layer; None: whether it does now.
+
+        Raises:
+            InputError: where the call would raise it, for a form that was asked for and does not exist.
         """
         return LayerPlan("reference", "the mechanism has one form")
 

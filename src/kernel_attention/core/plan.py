@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -23,16 +24,17 @@ class LayerPlan(NamedTuple):
 
 
 class PaysFrom(NamedTuple):
-    """The numbers of tokens from which a faster form was measured to pay on a device; None: not there."""
+    """The numbers of tokens from which a faster form was measured to pay on a device; None: from none on."""
 
     eager: int | None
     compiled: int | None
 
 
 def choose_form(
-    impl: str, x: Tensor, lacking: str | None, pays_from: dict[str, PaysFrom], *, is_sharded: bool
-) -> LayerPlan:
-    """The form of a layer whose faster forms read any sequence.
+    impl: str, x: Tensor, lacking: str | None, pays_from: Mapping[str, PaysFrom], *, is_sharded: bool,
+    compiled: bool | None = None,
+) -> LayerPlan:  # fmt: skip
+    """The form of a layer whose formulas have a faster twin from some length on.
 
     Args:
         impl: the layer's option: "auto", "reference" or the name of a faster form.
@@ -40,6 +42,7 @@ def choose_form(
         lacking: what the layer's options or the call need that the faster forms have not; None: nothing.
         pays_from: what was measured, by type of device.
         is_sharded: whether processes share every sequence, which the formulas cannot.
+        compiled: whether torch.compile runs the layer; None: whether it does now.
 
     Raises:
         InputError: for a faster form that was asked for and does not exist.
@@ -56,11 +59,11 @@ def choose_form(
     if lacking is not None:
         return LayerPlan("reference", lacking)
     if is_exporting():
-        return LayerPlan("reference", "an exported program runs without this package")
+        return LayerPlan("reference", "an exported program should run without this package")
     device = x.device.type
     measured = pays_from.get(device, PaysFrom(None, None))
-    how = "compiled" if torch.compiler.is_compiling() else "eager"
-    least = measured.compiled if how == "compiled" else measured.eager
+    compiled = torch.compiler.is_compiling() if compiled is None else compiled
+    how, least = ("compiled", measured.compiled) if compiled else ("eager", measured.eager)
     if least is None:
         return LayerPlan("reference", f"no other form was measured to be faster on {device}, {how}")
     if x.size(1) < least:

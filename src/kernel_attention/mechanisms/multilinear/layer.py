@@ -80,7 +80,8 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
             which needs it.
         bias: whether the projections have biases.
         impl: "reference", the formulas; "fused", everything a token meets in one product, see
-            ``kernel_attention.mechanisms.multilinear.fused``; "auto", fused where it exists and wins.
+            ``kernel_attention.mechanisms.multilinear.fused``; "auto", fused where it exists and was measured
+            to win, see ``plan``.
         device: where the parameters are made; None: the default device.
         dtype: the parameters' precision; None: the default one.
 
@@ -203,16 +204,18 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
             self._keep_objectives(core, factors, grams or [], x, attention_mask)
         return y
 
-    def plan(self, x: Tensor, *, is_causal: bool = False) -> LayerPlan:
-        """The form that runs: "fused" from the measured number of tokens on, see ``impl``."""
+    def plan(self, x: Tensor, *, is_causal: bool = False, compiled: bool | None = None) -> LayerPlan:
+        """Which form runs, and why: with ``impl="auto"`` "fused" from the measured number of tokens on."""
         lacking = None
         if self.feature_map not in (frobenius, identity):
             lacking = "one product needs the feature map frobenius or identity"
         elif is_causal:
             lacking = "one product has no form with is_causal=True"
-        # Below, multiplying the weights out costs more than it saves.
-        pays_from = {"cpu": PaysFrom(eager=2 * self.embed_dim, compiled=None)}
-        return choose_form(self.impl, x, lacking, pays_from, is_sharded=self.sequence_group is not None)
+        # Below, multiplying the weights out costs more than it saves, see benchmarks/compiled_forms.py.
+        pays_from = {"cpu": PaysFrom(eager=2 * self.embed_dim, compiled=4 * self.embed_dim)}
+        return choose_form(
+            self.impl, x, lacking, pays_from, is_sharded=self.sequence_group is not None, compiled=compiled
+        )
 
     def _one_product(
         self, x: Tensor, factors: list[Tensor], mask: Tensor | None, with_grams: bool

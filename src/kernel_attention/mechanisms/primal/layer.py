@@ -49,8 +49,6 @@ _log = logging.getLogger(__name__)
 
 _OBJECTIVE_FORMS = ("mean", "sum", "nested")
 _IMPLS = ("auto", "reference", "fused", "triton")
-# For fewer tokens, multiplying the weights out costs more than it saves.
-_PAYS_FROM = {"cpu": PaysFrom(eager=256, compiled=256)}
 
 
 @register_attention(
@@ -95,7 +93,7 @@ class PrimalAttention(PenalizedAttention):
         bias: whether the projections have biases.
         impl: "reference", the formulas; "fused", one pass over the tokens without stored scores, see
             ``kernel_attention.mechanisms.primal.fused``; "triton", the same in kernels for GPUs; "auto",
-            fused on CPU where it exists and wins and nothing traces the layer, the reference elsewhere.
+            fused where it exists and was measured to win, the reference elsewhere, see ``plan``.
         device: where the parameters are made; None: the default device.
         dtype: the parameters' precision; None: the default one.
 
@@ -292,14 +290,20 @@ class PrimalAttention(PenalizedAttention):
         before, total = self.sequence_group.places(num_real(x, attention_mask))
         return part_positions(x, self.num_rows, attention_mask, before, total)
 
-    def plan(self, x: Tensor, *, is_causal: bool = False) -> LayerPlan:
-        """The form that runs: "fused" from the measured number of tokens on, see ``impl``."""
+    def plan(self, x: Tensor, *, is_causal: bool = False, compiled: bool | None = None) -> LayerPlan:
+        """Which form runs, and why: with ``impl="auto"`` "fused" from the measured number of tokens on."""
         lacking = None
         if self.feature_map not in (cosine, identity):
             lacking = "one pass needs the feature map cosine or identity"
         elif is_causal and self.data_dependent:
             lacking = "one pass has no data-dependent form with is_causal=True"
-        return choose_form(self.impl, x, lacking, _PAYS_FROM, is_sharded=self.sequence_group is not None)
+        # Below, multiplying the weights out costs more than it saves, and the compiler fuses the formulas
+        # as well as the pass does. Measured by benchmarks/compiled_forms.py.
+        width = self.embed_dim
+        pays_from = {"cpu": PaysFrom(eager=max(256, 4 * width), compiled=max(2048, 32 * width))}
+        return choose_form(
+            self.impl, x, lacking, pays_from, is_sharded=self.sequence_group is not None, compiled=compiled
+        )
 
     def scores(
         self, x: Tensor, *, attention_mask: Tensor | None = None, is_causal: bool = False

@@ -1,0 +1,137 @@
+"""``layer.plan(x)`` says which form runs, and it is the form that runs."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+
+import pytest
+import torch
+from functorch.compile import make_boxed_func
+from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
+from torch.autograd import forward_ad
+
+import kernel_attention as ka
+
+FORMS = {"reference", "fused", "triton"}
+
+
+def tokens(length: int, device: str = "cpu") -> Tensor:
+    return torch.randn(1, length, 8, device=device)
+
+
+NEEDED = {"conv2d": {"grid_size": (3, 3)}, "tensor": {"max_len": 9}}
+
+
+@pytest.mark.parametrize("name", [mechanism.name for mechanism in ka.list_attention()])
+def test_every_layer_has_a_plan(name):
+    layer = ka.create_attention(name, embed_dim=8, num_heads=2, **NEEDED.get(name, {}))
+    plan = layer.plan(tokens(9))
+    assert plan.form in FORMS
+    assert plan.reason
+
+
+@pytest.mark.parametrize(
+    ("layer", "eager", "compiled"),
+    [(ka.PrimalAttention(8, 2, rank=2), 256, 2048), (ka.MultilinearAttention(8, 2), 16, 32)],
+    ids=["primal", "multilinear"],
+)
+def test_auto_takes_the_faster_form_from_a_measured_number_of_tokens_on(layer, eager, compiled):
+    for least, is_compiled in ((eager, False), (compiled, True)):
+        short, long = (layer.plan(tokens(n), compiled=is_compiled) for n in (least - 1, least))
+        assert short == ("reference", f"fewer than {least} tokens (cpu, {short.reason[-9:-1].split()[-1]})")
+        assert long.form == "fused"
+        assert f"at least {least} tokens" in long.reason
+    assert layer.plan(tokens(eager)).form == "fused"  # eagerly, as the test runs
+    on_meta = layer.plan(tokens(5000, "meta"))
+    assert on_meta == ("reference", "no other form was measured to be faster on meta, eager")
+
+
+@pytest.mark.parametrize(
+    ("layer", "call", "reason"),
+    [
+        (ka.PrimalAttention(8, 2, rank=2, max_len=5000), {"is_causal": True}, "no data-dependent form"),
+        (ka.PrimalAttention(8, 2, rank=2, feature_map="elu"), {}, "feature map cosine or identity"),
+        (ka.PrimalAttention(8, 2, rank=2, impl="reference"), {}, "impl='reference'"),
+        (ka.MultilinearAttention(8, 2), {"is_causal": True}, "no form with is_causal=True"),
+        (ka.MultilinearAttention(8, 2, feature_map="cosine"), {}, "feature map frobenius or identity"),
+    ],
+)
+def test_what_has_one_form_says_so(layer, call, reason):
+    plan = layer.plan(tokens(4096), **call)
+    assert plan.form == "reference"
+    assert reason in plan.reason
+
+
+LAYERS = {
+    "primal": lambda impl="auto": ka.PrimalAttention(8, 2, rank=2, impl=impl),
+    "multilinear": lambda impl="auto": ka.MultilinearAttention(8, 2, impl=impl),
+}
+every_layer = pytest.mark.parametrize("name", LAYERS)
+
+
+@every_layer
+def test_a_form_that_was_asked_for_runs_or_is_refused(name):
+    layer = LAYERS[name]("fused")
+    assert layer.plan(tokens(3)) == ("fused", "impl='fused'")
+    assert layer.plan(tokens(3), compiled=True).form == "fused"
+    with pytest.raises(ka.InputError, match=r"impl='fused': torch\.func transforms the formulas; use impl="):
+        torch.func.vmap(layer)(tokens(3)[None])
+
+
+@every_layer
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # torch's own forward mode
+def test_transforms_and_forward_mode_get_the_formulas(name):
+    layer, x, plans = LAYERS[name](), tokens(300), []
+
+    def call(x: Tensor) -> Tensor:
+        plans.append(layer.plan(x))
+        return layer(x)
+
+    torch.func.vmap(call)(x[None])
+    torch.func.grad(lambda x: call(x).sum())(x)
+    with forward_ad.dual_level():
+        call(forward_ad.make_dual(x, torch.ones_like(x)))
+    assert [plan.form for plan in plans] == ["reference"] * 3
+    assert [plan.reason.split()[0] for plan in plans] == ["torch.func", "torch.func", "forward-mode"]
+    assert layer.plan(x).form == "fused"
+
+
+@every_layer
+@pytest.mark.parametrize(("length", "form"), [(31, "reference"), (2048, "fused")])
+def test_compiled_code_has_the_form_of_the_plan(name, length, form):
+    graphs = []
+
+    def note(graph, _):
+        graphs.extend(str(node.target) for node in graph.graph.nodes)
+        return make_boxed_func(graph)
+
+    torch.compiler.reset()
+    layer, x = LAYERS[name]().eval(), tokens(length)
+    compiled = torch.compile(layer, fullgraph=True, backend=aot_autograd(fw_compiler=note))
+    torch.testing.assert_close(compiled(x), layer(x))
+    assert layer.plan(x, compiled=True).form == form
+    assert any("kernel_attention" in target for target in graphs) == (form == "fused")
+    torch.compiler.reset()
+
+
+class _Positional(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_onnx_gets_the_formulas():
+    # The exporter through torch.export needs packages that are not here; both set the same flag.
+    plans, layer = [], LAYERS["primal"]().eval()
+    layer.register_forward_pre_hook(lambda module, arguments: plans.append(module.plan(*arguments)))
+    with contextlib.suppress(torch.onnx.OnnxExporterError):  # it knows no vector norm
+        torch.onnx.export(_Positional(layer), (tokens(300),), io.BytesIO(), dynamo=False)
+    assert plans
+    assert {plan.reason for plan in plans} == {"ONNX has the formulas' operators only"}
+    assert layer.plan(tokens(300)).form == "fused"
