@@ -155,10 +155,17 @@ def test_a_block_joins_its_branches():
     torch.testing.assert_close(block(x), F.gelu(x + joined / (1 + block.norm.eps) ** 0.5))
 
 
-def test_the_first_block_is_averaged_over_patches():
-    stem = ConvolutionStem(CHANNELS, EMBED_DIM, num_blocks=1, patch_len=4).eval()
-    x = torch.randn(2, 12, CHANNELS)
-    torch.testing.assert_close(stem(x), stem.blocks[0](x).unflatten(1, (3, 4)).mean(dim=2))
+@pytest.mark.parametrize("length", [1, 4, 11, 12, 13])
+def test_a_stride_takes_every_so_manieth_step_of_the_convolutions(length):
+    stem = ConvolutionStem(CHANNELS, EMBED_DIM, num_blocks=1, patch_len=4).double().eval()
+    x = torch.randn(2, length, CHANNELS, dtype=torch.float64)
+    (block,) = stem.blocks
+    narrow = x.mT if block.narrow is None else block.narrow(x).mT
+    parts = [F.conv1d(narrow, conv.weight, padding=conv.kernel_size[0] // 2) for conv in block.convolutions]
+    joined = torch.cat([part.mT[:, ::4] for part in parts], dim=-1)
+    highest = [x[:, max(start - 1, 0) : start + 5].amax(dim=1) for start in range(0, length, 4)]
+    joined = torch.cat([joined, block.after_maximum(torch.stack(highest, dim=1))], dim=-1)
+    torch.testing.assert_close(stem(x), F.gelu(joined / (1 + block.norm.eps) ** 0.5))
 
 
 def test_batch_norm_of_whole_series_is_that_of_torch():

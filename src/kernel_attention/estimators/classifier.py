@@ -52,7 +52,7 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):
         members: parameters of single members: a list of dicts, used in turn, such as
             ``[{}, {"attention": "softmax"}]``. None: all members have the same parameters.
         epochs: passes over the training data; None: about 1500 steps, and at least 20 passes.
-        batch_size: sequences per step; None: an eighth of the training cases, from 8 to 64.
+        batch_size: sequences per step; None: a sixteenth of the training cases, from 8 to 64.
         optimizer: "radam", "adam" or "adamw".
         learning_rate: the largest learning rate.
         weight_decay: weight decay of the optimizer.

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.tensors.padding import in_blocks
-from kernel_attention.tensors.pooling import pool, pool_mask
+from kernel_attention.tensors.pooling import pool_mask
 from kernel_attention.tensors.recompute import is_traced
 from kernel_attention.tensors.statistics import exactly
 
@@ -101,7 +101,8 @@ class ConvolutionStem(nn.Module):
     The block is InceptionTime's (Ismail Fawaz et al. 2020): a pointwise map to fewer channels, convolutions
     of three lengths and a maximum over three steps beside each other, batch norm. It ends in GELU, and every
     block but the first has a residual connection. As in ConvTran (Foumani et al. 2024), the result is what
-    the attention layers read. The first block works at full resolution; its output is averaged over patches.
+    the attention layers read. The convolutions of the first block move by ``patch_len`` steps; all others by
+    one.
 
     Args:
         in_features: channels c.
@@ -125,16 +126,18 @@ class ConvolutionStem(nn.Module):
         require_positive(stem_layers=num_blocks, patch_len=patch_len)
         self.patch_len = patch_len
         widths = [in_features, *[embed_dim] * (num_blocks - 1)]
-        self.blocks = nn.ModuleList(ConvolutionBlock(width, embed_dim, **where) for width in widths)
+        self.blocks = nn.ModuleList(
+            ConvolutionBlock(width, embed_dim, patch_len if index == 0 else 1, **where)
+            for index, width in enumerate(widths)
+        )
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """(B, N, c) -> (B, M, d), zero at tokens without a real step."""
         for index, block in enumerate(self.blocks):
             x = self.dropout(block(x, attention_mask))
-            if index == 0 and self.patch_len > 1:
-                x = pool(x, self.patch_len, mask=attention_mask)
-                attention_mask = None if attention_mask is None else pool_mask(attention_mask, self.patch_len)
+            if index == 0 and attention_mask is not None:
+                attention_mask = pool_mask(attention_mask, self.patch_len)
         return x
 
 
@@ -144,35 +147,44 @@ class ConvolutionBlock(nn.Module):
     Args:
         in_features: channels of the input.
         embed_dim: channels of the output, in nearly equal parts from every branch.
+        stride: steps from one token to the next; the first token of a series is centred at its first step.
         where: ``device`` and ``dtype`` of the parameters.
     """
 
-    def __init__(self, in_features: int, embed_dim: int, **where: Any) -> None:
+    def __init__(self, in_features: int, embed_dim: int, stride: int = 1, **where: Any) -> None:
         super().__init__()
         branches = len(KERNEL_SIZES) + 1
         if embed_dim < branches:
             raise InputError(f"embed_dim={embed_dim} must be at least {branches} for stem='convolution'")
         widths = [embed_dim // branches + (branch < embed_dim % branches) for branch in range(branches)]
         narrow = min(in_features, widths[0])
-        self.is_residual = in_features == embed_dim
+        self.stride = stride
+        self.is_residual = in_features == embed_dim and stride == 1
         self.narrow = nn.Linear(in_features, narrow, bias=False, **where) if in_features > narrow else None
         self.convolutions = nn.ModuleList(
-            nn.Conv1d(narrow, width, size, padding=size // 2, bias=False, **where)
+            nn.Conv1d(narrow, width, size, stride, padding=size // 2, bias=False, **where)
             for width, size in zip(widths, KERNEL_SIZES, strict=False)
         )
         self.after_maximum = nn.Linear(in_features, widths[-1], bias=False, **where)
         self.norm = TokenBatchNorm(embed_dim, **where)
 
     def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """(B, N, in_features) -> (B, N, embed_dim), zero at padded steps."""
+        """(B, N, in_features) -> (B, ceil(N / stride), embed_dim), zero at tokens without a real step."""
         x = _masked(x, attention_mask)
         narrow = (x if self.narrow is None else self.narrow(x)).mT
         branches = [convolution(narrow) for convolution in self.convolutions]
         low = x if attention_mask is None else x.masked_fill(~attention_mask[..., None], -torch.inf)
-        highest = F.max_pool1d(low.mT, 3, stride=1, padding=1).mT
+        highest = self._highest(low)
+        attention_mask = None if attention_mask is None else pool_mask(attention_mask, self.stride)
         branches.append(self.after_maximum(_masked(highest, attention_mask)).mT)
         y = self.norm(torch.cat(branches, dim=1).mT, attention_mask)
         return _masked(F.gelu(x + y if self.is_residual else y), attention_mask)
+
+    def _highest(self, x: Tensor) -> Tensor:
+        """The maximum over a token's steps and their neighbours, (B, N, c) -> (B, ceil(N / stride), c)."""
+        missing = -x.size(1) % self.stride
+        padded = F.pad(x, (0, 0, 1, 1 + missing), value=-torch.inf)
+        return F.max_pool1d(padded.mT, self.stride + 2, self.stride).mT
 
 
 class TokenBatchNorm(nn.BatchNorm1d):

@@ -23,9 +23,9 @@ _BATCH_SIZES = (8, 64)
 
 
 def automatic_batch_size(cases: int) -> int:
-    """An eighth of the training cases, as a power of two from 8 to 64."""
+    """A sixteenth of the training cases, as a power of two from 8 to 64."""
     smallest, largest = _BATCH_SIZES
-    return min(max(2 ** round(math.log2(max(cases / 8, 1))), smallest), largest)
+    return min(max(2 ** round(math.log2(max(cases / 16, 1))), smallest), largest)
 
 
 def automatic_epochs(cases: int, batch_size: int, steps: int = STEPS) -> int:
