@@ -36,6 +36,8 @@ class SequenceEncoder(nn.Module):
         dropout: of positions, layers and output, and of the attention weights where a mechanism has them.
         positions: "learnt" (uniform(-0.02, 0.02) at first) or "fixed" (sinusoidal).
         norm_first: pre-norm layers.
+        experts: networks of a sparse mixture in place of each feed-forward network; 0: no mixture.
+        experts_per_token: networks of the mixture that read a token.
         device: where the parameters are made; None: the default device.
         dtype: the parameters' precision; None: the default one.
     """
@@ -59,6 +61,8 @@ class SequenceEncoder(nn.Module):
         dropout: float = 0.1,
         positions: Literal["learnt", "fixed"] = "learnt",
         norm_first: bool = False,
+        experts: int = 0,
+        experts_per_token: int = 2,
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -74,9 +78,10 @@ class SequenceEncoder(nn.Module):
         self._set_input(in_features, **where)
         self._set_positions(positions, **where)
         shared = {"max_len": max_len, "dropout": dropout}
+        mixture: dict[str, Any] = {"experts": experts, "experts_per_token": experts_per_token}
         self.layers = nn.ModuleList()
         for layer in create_attentions(attention, num_layers, embed_dim, num_heads, shared, **where):
-            self.layers.append(EncoderLayer(layer, feedforward_dim, dropout, norm_first, **where))
+            self.layers.append(EncoderLayer(layer, feedforward_dim, dropout, norm_first, **mixture, **where))
         self.norm = nn.LayerNorm(embed_dim, **where)
         self.dropout = nn.Dropout(dropout)
 
