@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import logging
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,25 @@ OBJECTIVE_BOUND = 16.0
 """Up to this |J| a layer's penalty is the papers' J^2; beyond, it grows with log |J|."""
 
 
-class PenalizedAttention(AttentionLayer):
+class PenalizedModule(nn.Module, ABC):
+    """A module with a term of its own, which ``auxiliary_loss`` adds to the task's loss.
+
+    Attributes:
+        objective: what the last forward in training mode found. None before such a forward. State dicts,
+            copies and pickles do not hold it.
+    """
+
+    objective: Tensor | None = None
+
+    @abstractmethod
+    def penalty(self) -> Tensor | None:
+        """The term that the module adds to the loss, weights included; None where it adds nothing."""
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "objective": None}  # a tensor inside an autograd graph cannot be copied
+
+
+class PenalizedAttention(AttentionLayer, PenalizedModule):
     """An attention layer with an objective J of its own, which ``auxiliary_loss`` adds to the task's loss.
 
     Attributes:
@@ -48,10 +66,6 @@ class PenalizedAttention(AttentionLayer):
             _warn_of_large_objectives()
         return bounded_square(objective, bound)
 
-    @abstractmethod
-    def penalty(self) -> Tensor | None:
-        """The term that the layer adds to the loss, weights included; None where it adds nothing."""
-
     def measure_objective(
         self, x: Tensor, *, attention_mask: Tensor | None = None, is_causal: bool = False
     ) -> Tensor | None:
@@ -63,9 +77,6 @@ class PenalizedAttention(AttentionLayer):
         twin.training, twin.objective = True, None
         twin.attend(x, None, attention_mask, is_causal)
         return None if twin.objective is None else twin.objective.mean()
-
-    def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "objective": None}  # a tensor inside an autograd graph cannot be copied
 
 
 def bounded_square(objective: Tensor, bound: float | Tensor = OBJECTIVE_BOUND) -> Tensor:
@@ -100,6 +111,8 @@ def _warn_of_large_objectives() -> None:
 def auxiliary_loss(model: nn.Module, reduction: str = "sum") -> Tensor:
     """The layers' own term of the loss: the sum over layers of eta J^2, a 0-dimensional tensor.
 
+    What mixtures of experts add to balance their experts is part of it.
+
     Where |J| exceeds a layer's ``objective_bound``, ``bounded_square`` replaces the square, and a warning is
     logged once. This happens on inputs that are not standardised.
 
@@ -109,7 +122,8 @@ def auxiliary_loss(model: nn.Module, reduction: str = "sum") -> Tensor:
 
     Args:
         model: any module that holds our layers.
-        reduction: "sum" over the layers (Primal-Attention poster) or "mean" (the released code).
+        reduction: of eta J^2: "sum" over the layers (Primal-Attention poster) or "mean" (the released code).
+            The terms of other modules are summed.
 
     Raises:
         InputError: for another reduction.
@@ -117,14 +131,18 @@ def auxiliary_loss(model: nn.Module, reduction: str = "sum") -> Tensor:
     """
     if reduction not in ("sum", "mean"):
         raise InputError(f"reduction={reduction!r} must be 'sum' or 'mean'")
-    layers = [module for module in model.modules() if isinstance(module, PenalizedAttention)]
-    penalties = [penalty for layer in layers if (penalty := layer.penalty()) is not None]
-    if not penalties:
+    modules = [module for module in model.modules() if isinstance(module, PenalizedModule)]
+    terms = [(module, penalty) for module in modules if (penalty := module.penalty()) is not None]
+    if not terms:
         return torch.zeros((), device=next((p.device for p in model.parameters()), None))
-    if torch.is_grad_enabled() and not all(penalty.requires_grad for penalty in penalties):
+    if torch.is_grad_enabled() and not all(penalty.requires_grad for _, penalty in terms):
         raise RuntimeError(
             "auxiliary_loss: an objective was computed without gradients. Call it after a forward in "
             "training mode with gradients enabled; with activation checkpointing use use_reentrant=False"
         )
-    total = torch.stack(penalties).sum()
-    return total if reduction == "sum" else total / len(penalties)
+    layers = [penalty for module, penalty in terms if isinstance(module, PenalizedAttention)]
+    others = [penalty for module, penalty in terms if not isinstance(module, PenalizedAttention)]
+    parts = [torch.stack(each).sum() for each in (layers, others) if each]
+    if layers and reduction == "mean":
+        parts[0] = parts[0] / len(layers)
+    return parts[0] if len(parts) == 1 else parts[0] + parts[1]

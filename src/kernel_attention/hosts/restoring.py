@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 
-from kernel_attention.core.objective import PenalizedAttention, auxiliary_loss
+from kernel_attention.core.objective import PenalizedModule, auxiliary_loss
 from kernel_attention.core.registry import MECHANISMS
 from kernel_attention.errors import InputError
 from kernel_attention.hosts.known import HostedAttention
@@ -128,7 +128,7 @@ def _add_auxiliary_loss(model: nn.Module, inputs: Any, options: dict[str, Any], 
 def _take_auxiliary_loss(model: nn.Module, options: dict[str, Any]) -> Tensor:
     total = auxiliary_loss(model) * _share_of_step(model, options)
     for module in model.modules():
-        if isinstance(module, PenalizedAttention):
+        if isinstance(module, PenalizedModule):
             module.objective = None
     return total
 

@@ -5,6 +5,7 @@ from kernel_attention.models.channel_attention import ChannelAttention
 from kernel_attention.models.decision_transformer import DecisionTransformer
 from kernel_attention.models.decoding import generate
 from kernel_attention.models.encoder_layer import EncoderLayer
+from kernel_attention.models.experts import SparseExperts
 from kernel_attention.models.memories import Memory, RecurrentMemory, SlidingMemory, make_memory
 from kernel_attention.models.policies import Policy, StatePolicy
 from kernel_attention.models.positions import PositionClassifier
@@ -26,6 +27,7 @@ __all__ = [
     "SequenceClassifier",
     "SequenceEncoder",
     "SlidingMemory",
+    "SparseExperts",
     "StatePolicy",
     "TokenClassifier",
     "TokenEncoder",

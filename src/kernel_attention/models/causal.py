@@ -43,6 +43,8 @@ class CausalLanguageModel(nn.Module):
         positions: "learnt" (normal, deviation 0.02, at first) or "fixed" (sinusoidal).
         norm_first: pre-norm layers with a norm after the last, else post-norm layers.
         tied: whether the logits use the weights of the embedding (Press & Wolf 2017).
+        experts: networks of a sparse mixture in place of each feed-forward network; 0: no mixture.
+        experts_per_token: networks of the mixture that read a token.
         device: where the parameters are made; None: the default device.
         dtype: the parameters' precision; None: the default one.
 
@@ -67,6 +69,8 @@ class CausalLanguageModel(nn.Module):
         positions: Literal["learnt", "fixed"] = "learnt",
         norm_first: bool = True,
         tied: bool = True,
+        experts: int = 0,
+        experts_per_token: int = 2,
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -83,10 +87,11 @@ class CausalLanguageModel(nn.Module):
         nn.init.normal_(self.embedding.weight, std=_DEVIATION)
         self._set_positions(positions, embed_dim, **where)
         shared = {"max_len": max_len, "dropout": dropout}
+        mixture: dict[str, Any] = {"experts": experts, "experts_per_token": experts_per_token}
         self.layers = nn.ModuleList()
         for layer in create_attentions(attention, num_layers, embed_dim, num_heads, shared, **where):
             require_causal_form(layer, layer.mechanism_name)
-            self.layers.append(EncoderLayer(layer, feedforward_dim, dropout, norm_first, **where))
+            self.layers.append(EncoderLayer(layer, feedforward_dim, dropout, norm_first, **mixture, **where))
         self.norm = nn.LayerNorm(embed_dim, **where) if norm_first else nn.Identity()
         self.dropout = nn.Dropout(dropout)
         self.output_bias = nn.Parameter(torch.empty(vocabulary_size, **where))

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from kernel_attention.core.layer import AttentionLayer
 from kernel_attention.core.parameters import Device
@@ -15,6 +14,7 @@ from kernel_attention.core.validation import require_probability
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.mechanisms import AttentionSpec, create_attention, get_mechanism, layer_specs
 from kernel_attention.models.channel_attention import ChannelAttention
+from kernel_attention.models.experts import ACTIVATIONS, Activation, SparseExperts, feed_forward
 
 
 class EncoderLayer(nn.Module):
@@ -31,6 +31,9 @@ class EncoderLayer(nn.Module):
         channel_attention: whether channel attention weighs what the feed-forward network returns; see
             ``ChannelAttention``. It has no causal form.
         activation: of the feed-forward network, "gelu" or "relu".
+        experts: number of feed-forward networks of a sparse mixture; 0: one network, no mixture. See
+            ``SparseExperts``.
+        experts_per_token: networks that read a token, where there is a mixture.
         device: where the parameters are made; None: the default device.
         dtype: the parameters' precision; None: the default one.
     """
@@ -45,20 +48,28 @@ class EncoderLayer(nn.Module):
         drop_path: float = 0.0,
         norm_eps: float = 1e-5,
         channel_attention: bool = False,
-        activation: Literal["gelu", "relu"] = "gelu",
+        activation: Activation = "gelu",
+        experts: int = 0,
+        experts_per_token: int = 2,
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if activation not in ("gelu", "relu"):
-            raise unknown("activation", activation, ("gelu", "relu"))
+        if activation not in ACTIVATIONS:
+            raise unknown("activation", activation, ACTIVATIONS)
         where: dict[str, Any] = {"device": device, "dtype": dtype}
         width = attention.embed_dim
         self.norm_first = norm_first
-        self.activation = activation
+        self.activation: Activation = activation
         self.attention = attention
-        self.linear1 = nn.Linear(width, feedforward_dim, **where)
-        self.linear2 = nn.Linear(feedforward_dim, width, **where)
+        self.linear1 = None if experts else nn.Linear(width, feedforward_dim, **where)
+        self.linear2 = None if experts else nn.Linear(feedforward_dim, width, **where)
+        self.experts: SparseExperts | None = None
+        if experts:
+            self.experts = SparseExperts(
+                width, feedforward_dim, experts, experts_per_token, dropout=dropout, activation=activation,
+                **where,
+            )  # fmt: skip
         self.norm1 = nn.LayerNorm(width, norm_eps, **where)
         self.norm2 = nn.LayerNorm(width, norm_eps, **where)
         self.dropout = nn.Dropout(dropout)
@@ -83,9 +94,12 @@ class EncoderLayer(nn.Module):
         return self.norm2(x + self.drop_path(self._feedforward(x, attention_mask)))
 
     def _feedforward(self, x: Tensor, attention_mask: Tensor | None) -> Tensor:
-        hidden = self.linear1(x)
-        hidden = F.relu(hidden) if self.activation == "relu" else F.gelu(hidden)
-        y = self.dropout(self.linear2(self.dropout(hidden)))
+        if self.experts is not None:
+            y = self.dropout(self.experts(x, attention_mask))
+        else:
+            assert self.linear1 is not None
+            assert self.linear2 is not None
+            y = self.dropout(feed_forward(x, self.linear1, self.linear2, self.activation, self.dropout))
         return y if self.channel_attention is None else self.channel_attention(x, y, attention_mask)
 
 

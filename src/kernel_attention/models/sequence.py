@@ -63,6 +63,8 @@ class SequenceEncoder(nn.Module):
         patch_len: steps per token; 0: as many as it takes to have at most 128 tokens. Above 1 the encoder
             returns ceil(N / patch_len) tokens, and padding must be on the right.
         views: what the stem reads, one or more of "raw", "normalized" and "difference"; see ``series_views``.
+        experts: networks of a sparse mixture in place of each feed-forward network; 0: no mixture.
+        experts_per_token: networks of the mixture that read a token.
         device: where the parameters are made; None: the default device.
         dtype: the parameters' precision; None: the default one.
     """
@@ -90,6 +92,8 @@ class SequenceEncoder(nn.Module):
         stem_layers: int = 3,
         patch_len: int = 1,
         views: Sequence[View] = ("raw",),
+        experts: int = 0,
+        experts_per_token: int = 2,
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -111,9 +115,10 @@ class SequenceEncoder(nn.Module):
         self._set_input(in_features, stem, stem_layers, dropout, **where)
         self._set_positions(positions, **where)
         shared = {"max_len": self.num_tokens, "dropout": dropout}
+        mixture: dict[str, Any] = {"experts": experts, "experts_per_token": experts_per_token}
         self.layers = nn.ModuleList()
         for layer in create_attentions(attention, num_layers, embed_dim, num_heads, shared, **where):
-            self.layers.append(EncoderLayer(layer, feedforward_dim, dropout, norm_first, **where))
+            self.layers.append(EncoderLayer(layer, feedforward_dim, dropout, norm_first, **mixture, **where))
         self.norm = nn.LayerNorm(embed_dim, **where)
         self.dropout = nn.Dropout(dropout)
 

@@ -76,8 +76,13 @@ def test_a_language_model_is_exported_and_continues_a_text(tmp_path, cli):  # no
     assert found["generated_text"] == ours.removesuffix("\n")
 
 
-def test_a_classifier_of_sentences_is_exported_and_predicts_as_we_do(tmp_path, cli):  # noqa: F811
-    run = train(TOKENS | {"dataset": "sst2"}, tmp_path / "run", make_tokens(tmp_path / "data"))
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"is_causal": True, "attention": "softmax", "experts": 3}],
+    ids=["primal", "causal experts"],
+)
+def test_a_classifier_of_sentences_is_exported_and_predicts_as_we_do(changes, tmp_path, cli):  # noqa: F811
+    run = train(TOKENS | {"dataset": "sst2"} | changes, tmp_path / "run", make_tokens(tmp_path / "data"))
     assert cli("export", run, tmp_path / "out")[0] == 0
     texts = ["the film is fine", "a dull, DULL plot <br/> it's"]
     (tmp_path / "lines.txt").write_text("\n".join(texts) + "\n")

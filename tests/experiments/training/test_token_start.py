@@ -67,11 +67,12 @@ def prepared(root, start, seed=0, **changes):
     return experiment, model.eval()
 
 
-@pytest.mark.parametrize("positions", ["learnt", "fixed"])
-@pytest.mark.parametrize("norm_first", [True, False])
-def test_the_encoder_computes_what_the_language_model_does(norm_first, positions, root, tmp_path):
+@pytest.mark.parametrize(
+    ("norm_first", "positions", "experts"), [(True, "learnt", 0), (False, "fixed", 0), (True, "fixed", 3)]
+)
+def test_the_encoder_computes_what_the_language_model_does(norm_first, positions, experts, root, tmp_path):
     """On every sentence, with the words that the language model does not know as its ``<unk>``."""
-    keys = {"norm_first": norm_first, "positions": positions}
+    keys = {"norm_first": norm_first, "positions": positions, "experts": experts}
     start = trained(tmp_path / "run", TEXT | keys | {"seeds": [0]}, root)
     experiment, model = prepared(root, start, **keys)
     opened = load_run(start)
@@ -138,6 +139,7 @@ def test_a_run_stopped_at_any_step_ends_as_if_it_had_not(root, language_model, t
     [
         ({"embed_dim": 4}, "embed_dim is 8 there and 4 here; both must be equal"),
         ({"norm_first": False}, "norm_first is True there and False here"),
+        ({"experts": 2}, "experts is 0 there and 2 here"),
         ({"max_len": 25}, "it reads at most 24 tokens, the sequences here have up to 25"),
         (
             {"dataset": "lra/retrieval"},

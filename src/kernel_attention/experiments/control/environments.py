@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from kernel_attention.errors import InputError, missing_package
-from kernel_attention.experiments.data.decision_sets import check_environment_name
+from kernel_attention.experiments.data.decisions.sets import check_environment_name
 from kernel_attention.experiments.notes import note_once
 
 

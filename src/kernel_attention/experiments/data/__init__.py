@@ -5,10 +5,10 @@ Legend of shapes: n_i steps of case i, c channels, B cases of a batch, N steps o
 """
 
 from kernel_attention.experiments.data.archive import DatasetInfo, list_time_series
-from kernel_attention.experiments.data.d4rl import convert_d4rl, read_d4rl
-from kernel_attention.experiments.data.decision_sets import DecisionData, list_decision_sets
-from kernel_attention.experiments.data.decisions import load_decisions
-from kernel_attention.experiments.data.episodes import Episodes
+from kernel_attention.experiments.data.decisions.d4rl import convert_d4rl, read_d4rl
+from kernel_attention.experiments.data.decisions.episodes import Episodes
+from kernel_attention.experiments.data.decisions.loading import load_decisions
+from kernel_attention.experiments.data.decisions.sets import DecisionData, list_decision_sets
 from kernel_attention.experiments.data.epoch_sampler import EpochSampler
 from kernel_attention.experiments.data.images.out_of_distribution import OutOfDistribution, load_ood
 from kernel_attention.experiments.data.images.sets import (

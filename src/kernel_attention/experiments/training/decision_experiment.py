@@ -23,14 +23,14 @@ from kernel_attention.experiments.control.roll_outs import (
     random_roll_outs,
     roll_out,
 )
-from kernel_attention.experiments.data.decision_batches import (
+from kernel_attention.experiments.data.decisions.batches import (
     DecisionBatch,
     ordered_windows,
     training_windows,
 )
-from kernel_attention.experiments.data.decision_sets import check_environment_name
-from kernel_attention.experiments.data.decisions import load_decisions
-from kernel_attention.experiments.data.episodes import Episodes
+from kernel_attention.experiments.data.decisions.episodes import Episodes
+from kernel_attention.experiments.data.decisions.loading import load_decisions
+from kernel_attention.experiments.data.decisions.sets import check_environment_name
 from kernel_attention.experiments.training.decision_recipe import DecisionRecipe
 from kernel_attention.experiments.training.decision_task import DecisionTask, action_loss
 from kernel_attention.experiments.training.evaluation import batch_outputs

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernel_attention.experiments.data.decision_batches import DecisionBatch
+from kernel_attention.experiments.data.decisions.batches import DecisionBatch
 from kernel_attention.experiments.training.decision_recipe import DecisionRecipe
 from kernel_attention.experiments.training.module import RecipeTask
 from kernel_attention.models.policies import Policy

@@ -81,6 +81,7 @@ def _tokens(run: SavedRun) -> _Export:
     if facts["parts"] != 1:
         raise InputError(f"run {run.folder}: a model of pairs of texts has no counterpart in transformers")
     options = {name: facts[name] for name in ("vocabulary_size", "max_len")} | recipe.encoder_options()
+    options["is_causal"] = recipe.is_causal
     tokenizer = None
     if facts.get("vocabulary") is not None:
         vocabulary = vocabulary_from_state(facts["vocabulary"])

@@ -23,6 +23,8 @@ class LanguageRecipe(StepRecipe):
         context: tokens the model reads in training and evaluation.
         max_len: longest text the model can take; 0 is ``context``.
         tied: use one matrix for embedding and logits.
+        experts: networks of a sparse mixture in place of each feed-forward network; 0: no mixture.
+        experts_per_token: networks of the mixture that read a token.
         stride: tokens by which the evaluation window moves; 0 is ``context``, 1 as in the kernel-PCA paper.
         evaluation_tokens: number of tokens to evaluate, from the first of a split; 0 is all.
         swap_rate: fraction of the words that the word-swap attack replaces; 0 leaves the attack out.
@@ -42,6 +44,8 @@ class LanguageRecipe(StepRecipe):
     context: Count = 128
     max_len: Whole = 0
     tied: bool = True
+    experts: Whole = 0
+    experts_per_token: Count = 2
     stride: Whole = 0
     evaluation_tokens: Whole = 0
     swap_rate: Share = 0.1
@@ -63,6 +67,13 @@ class LanguageRecipe(StepRecipe):
     @property
     def protocol_text(self) -> str:
         return "the best step is chosen on the validation split; the test split is read once, at the end"
+
+    def encoder_options(self) -> dict[str, Any]:
+        """Also the mixture of experts."""
+        return super().encoder_options() | {
+            "experts": self.experts,
+            "experts_per_token": self.experts_per_token,
+        }
 
     def model_options(self) -> dict[str, Any]:
         """The keys that ``kernel_attention.models.causal.CausalLanguageModel`` takes."""

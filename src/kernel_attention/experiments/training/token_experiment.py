@@ -27,7 +27,7 @@ from kernel_attention.experiments.training.experiment import Experiment, Loaders
 from kernel_attention.experiments.training.module import SequenceTask
 from kernel_attention.experiments.training.step_recorder import StepRecorder
 from kernel_attention.experiments.training.token_recipe import TokenRecipe
-from kernel_attention.experiments.training.token_start import load_start
+from kernel_attention.experiments.training.token_start import load_language_model
 from kernel_attention.models.tokens import TokenClassifier, TokenPairClassifier
 
 _DIAGNOSED_AT_ONCE = 4
@@ -88,7 +88,7 @@ class TokenExperiment(Experiment):
     def prepare(self, model: TokenClassifier, seed: int) -> None:
         """Copy the weights of ``start_from``, where the recipe names it."""
         if self.recipe.start_from:
-            load_start(model, self.recipe, self.data.vocabulary, seed)
+            load_language_model(model, self.recipe, self.data.vocabulary, seed)
 
     def task(self, model: Any) -> SequenceTask:
         return SequenceTask(model, self.recipe)

@@ -27,6 +27,8 @@ class TokenRecipe(StepRecipe):
         swap_rate: also measure the test split with this fraction of its words swapped (sst2, sst5, imdb); 0
             does not.
         swap_seed: seed of the swap.
+        experts: networks of a sparse mixture in place of each feed-forward network; 0: no mixture.
+        experts_per_token: networks of the mixture that read a token.
         is_causal: whether a token reads only those up to it, as in a language model.
         start_from: run folder of a language model on words, whose weights the classifier starts with: those
             of the same seed where the run has it, else of its first. Empty: trained from the beginning.
@@ -47,5 +49,14 @@ class TokenRecipe(StepRecipe):
     validation_fraction: Part = 0.1
     swap_rate: Share = 0.0
     swap_seed: Whole = 0
+    experts: Whole = 0
+    experts_per_token: Count = 2
     is_causal: bool = False
     start_from: str = ""
+
+    def encoder_options(self) -> dict[str, Any]:
+        """Also the mixture of experts."""
+        return super().encoder_options() | {
+            "experts": self.experts,
+            "experts_per_token": self.experts_per_token,
+        }

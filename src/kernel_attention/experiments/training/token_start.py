@@ -19,10 +19,19 @@ from kernel_attention.models.causal import CausalLanguageModel
 from kernel_attention.models.encoder_layer import EncoderLayer
 from kernel_attention.models.tokens import TokenClassifier, TokenEncoder
 
-_SHARED = ("embed_dim", "num_heads", "num_layers", "feedforward_dim", "positions", "norm_first")
+_SHARED = (
+    "embed_dim",
+    "num_heads",
+    "num_layers",
+    "feedforward_dim",
+    "experts",
+    "experts_per_token",
+    "positions",
+    "norm_first",
+)
 
 
-def load_start(
+def load_language_model(
     model: TokenClassifier, recipe: TokenRecipe, vocabulary: dict[str, Any] | None, seed: int
 ) -> None:
     """Give the encoder the weights of a language model: embeddings, positions, layers and final norm.

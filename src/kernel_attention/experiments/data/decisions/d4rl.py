@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from kernel_attention.errors import InputError
-from kernel_attention.experiments.data.decision_sets import check_environment_name
-from kernel_attention.experiments.data.episodes import Episode, Episodes, join_episodes
+from kernel_attention.experiments.data.decisions.episodes import Episode, Episodes, join_episodes
+from kernel_attention.experiments.data.decisions.sets import check_environment_name
 from kernel_attention.experiments.plain_yaml import require_file
 
 _PARTS = ("observations", "actions", "rewards", "terminals")

@@ -21,16 +21,16 @@ from experiments.training.decision_data import (
 from gymnasium.spaces import Box, Discrete
 
 from kernel_attention.errors import InputError
-from kernel_attention.experiments.data.d4rl import convert_d4rl, read_d4rl
-from kernel_attention.experiments.data.decision_batches import (
+from kernel_attention.experiments.data.decisions.batches import (
     WindowSampler,
     ordered_windows,
     training_windows,
     windows_from,
 )
-from kernel_attention.experiments.data.decision_sets import list_decision_sets
-from kernel_attention.experiments.data.decisions import load_decisions
-from kernel_attention.experiments.data.episodes import Episode, join_episodes
+from kernel_attention.experiments.data.decisions.d4rl import convert_d4rl, read_d4rl
+from kernel_attention.experiments.data.decisions.episodes import Episode, join_episodes
+from kernel_attention.experiments.data.decisions.loading import load_decisions
+from kernel_attention.experiments.data.decisions.sets import list_decision_sets
 
 SCORES = {
     "halfcheetah": {"medium": 37.5, "expert": 94.7, "replay": 12.0},

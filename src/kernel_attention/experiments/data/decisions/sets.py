@@ -20,7 +20,7 @@ import numpy as np
 
 from kernel_attention.errors import InputError, nearest
 from kernel_attention.experiments.data.archive import DatasetInfo
-from kernel_attention.experiments.data.episodes import Episode, Episodes, join_episodes
+from kernel_attention.experiments.data.decisions.episodes import Episode, Episodes, join_episodes
 from kernel_attention.experiments.notes import note
 from kernel_attention.experiments.plain_yaml import require_file
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.data.archive import resolve_root
-from kernel_attention.experiments.data.d4rl import read_d4rl
-from kernel_attention.experiments.data.decision_sets import DecisionData, list_decision_sets, read_minari
-from kernel_attention.experiments.data.episodes import Episodes
+from kernel_attention.experiments.data.decisions.d4rl import read_d4rl
+from kernel_attention.experiments.data.decisions.episodes import Episodes
+from kernel_attention.experiments.data.decisions.sets import DecisionData, list_decision_sets, read_minari
 
 JOINED_BY = "+"
 _HDF5 = (".hdf5", ".h5")

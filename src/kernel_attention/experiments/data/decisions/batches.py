@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from kernel_attention.experiments.data.episodes import Episodes
+from kernel_attention.experiments.data.decisions.episodes import Episodes
 from kernel_attention.experiments.data.step_sampler import StepSampler
 
 TOKENS_PER_STEP = 3  # return-to-go, state, action
