@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import robustness_tables
-from robustness_tables import COLUMNS, RECORDS, ROWS, SIGNIFICANT, SMALLER_IS_BETTER
+from robustness_tables import ATTACKS, COLUMNS, RECORDS, ROWS, SIGNIFICANT, SMALLER_IS_BETTER
 
 from kernel_attention.experiments.results import Comparison, read_records
 
@@ -22,18 +22,19 @@ def texts(root: Path) -> tuple[dict[str, list[str]], dict[Path, str]]:
 
 def said(models: int, comparisons: Sequence[Comparison]) -> str:
     """The outcome of all paired comparisons with the baselines."""
+    counted = f"{len(comparisons)} comparisons of {models} small vision transformers with their baselines"
     opening = "On attacked and corrupted CIFAR-10 images"
-    counted = f"{len(comparisons)} comparisons of {models} small vision transformers"
     found = [each for each in comparisons if each.adjusted <= SIGNIFICANT]
     if not found:
-        return (
-            f"{opening} we have found no difference between a mechanism and its baseline so far ({counted})."
-        )
+        return f"{opening} {counted} have found no difference so far."
     parts = []
     for word, is_better in (("better", True), ("worse", False)):
         chosen = [each for each in found if _is_better(each) == is_better]
-        parts += [f"{word} than their baselines are {_named(chosen)}"] if chosen else []
-    return f"{opening} {'; '.join(parts)}. We have found no other difference so far ({counted})."
+        parts += [f"{word}: {_named(chosen)}"] if chosen else []
+    closing = "We have found no other difference so far."
+    if not any(each.column in ATTACKS for each in found):
+        closing = "Under attack we have found no difference so far."
+    return f"{opening} {counted} have found these differences: {'; '.join(parts)}. {closing}"
 
 
 def _is_better(each: Comparison) -> bool:

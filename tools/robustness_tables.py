@@ -47,6 +47,7 @@ COLUMNS = {
     "square": "Square", "spsa": "SPSA", "cw": "CW", "autoattack": "AutoAttack", "corruptions": "corrupted",
     "mce": "mCE / baseline", "aupr": "AUPR",
 }  # fmt: skip
+ATTACKS = ("fgsm", "pgd", "sld", "noise", "square", "spsa", "cw", "autoattack")
 SMALLER_IS_BETTER = ("mce",)
 SIGNIFICANT = 0.05
 NOTHING = ["", "No run has been recorded yet.", ""]

@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 
-import kernel_attention
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.benchmarking import machine
 from kernel_attention.experiments.statistics import joint_sign_flip_test
@@ -75,7 +74,7 @@ def measure_against(
         raise InputError(
             f"rounds={rounds} must be at least {LEAST_ROUNDS} with --against: fewer cannot tell noise apart"
         )
-    package = Path(kernel_attention.__file__).parent if package is None else package
+    package = Path(__file__).parents[2] if package is None else package
     checkout = _checkout(package)
     commit = _commit(checkout, reference)
     order = random.Random(seed)
