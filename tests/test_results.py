@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -195,3 +196,24 @@ def test_the_readme_says_what_the_comparisons_found(tables, root):
         (root / tables.RECORDS / f"{name}.json").unlink()
     (_, line, _) = readme_robustness.texts(root)[0]["robustness"]
     assert "0 comparisons of 2 small vision transformers with their baselines have found no diff" in line
+
+
+def test_the_gpu_tables_are_the_records(tables):
+    import gpu_tables
+
+    (path,) = (ROOT / gpu_tables.RECORDS).glob("gpu_*.json")
+    record = json.loads(path.read_text(encoding="utf-8"))
+    rows = gpu_tables.ratio_rows(record)
+    assert len(rows) == 24, "three numbers of steps, two forms, two precisions, two lengths"
+    chosen = ["rpc (iterations 4, impl triton)", "bfloat16", "4096"]
+    (row,) = [row for row in rows if row[:3] == chosen]
+    (cell,) = [
+        cell["rows"]
+        for cell in record["cells"]
+        if (cell["setting"]["dtype"], cell["setting"]["length"], cell["setting"]["is_causal"])
+        == ("bfloat16", 4096, False)
+    ]
+    own, other = ({row["contender"]: row for row in cell}[name] for name in (chosen[0], "symmetric"))
+    expected = np.median(np.divide(own["time"]["step"]["seconds"], other["time"]["step"]["seconds"])) / 4
+    assert float(row[4]) == pytest.approx(expected, abs=0.005)
+    assert float(row[5]) == pytest.approx(own["memory"]["step"] / other["memory"]["step"], abs=0.005)

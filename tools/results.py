@@ -17,6 +17,7 @@ import ability_tables
 import control_tables
 import decision_tables
 import equal_time_tables
+import gpu_tables
 import readme_robustness
 import reproduction_tables
 import result_tables
@@ -29,6 +30,7 @@ PAGES = (
     control_tables,
     decision_tables,
     equal_time_tables,
+    gpu_tables,
     readme_robustness,
     reproduction_tables,
     result_tables,
