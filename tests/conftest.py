@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from unittest.mock import patch
 
 import pytest
@@ -49,3 +51,13 @@ def _workers_without_hosts(request: pytest.FixtureRequest, monkeypatch: pytest.M
     if {"reproduction", "sweeping", "test_readme.py"} & set(request.path.parts):
         hosts = Path(sys.prefix) / "hosts"
         monkeypatch.setattr(sys, "path", [place for place in sys.path if Path(place) != hosts])
+
+
+@pytest.fixture
+def tool(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleType]]:
+    """Imports a module of the folder ``tools``, whose modules are forgotten after the test."""
+    folder = Path(__file__).parents[1] / "tools"
+    monkeypatch.syspath_prepend(str(folder))
+    yield importlib.import_module
+    for path in folder.glob("*.py"):
+        sys.modules.pop(path.stem, None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -23,14 +22,9 @@ SUITE = read_suite("abilities")
 
 
 @pytest.fixture
-def tables(monkeypatch) -> ModuleType:
+def tables(tool) -> ModuleType:
     """The module of the tables."""
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
-    import ability_tables
-
-    yield ability_tables
-    for name in ("ability_tables", "robustness_tables", "generated"):
-        sys.modules.pop(name, None)
+    return tool("ability_tables")
 
 
 def record(label: str, seed: int, column: str, accuracies: list[float], **config) -> ResultRecord:

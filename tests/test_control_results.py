@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -18,14 +17,9 @@ SUITE = read_suite("primal_attention_d4rl")
 
 
 @pytest.fixture
-def tables(monkeypatch) -> ModuleType:
+def tables(tool) -> ModuleType:
     """The module of the tables."""
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
-    import control_tables
-
-    yield control_tables
-    for name in ("control_tables", "generated"):
-        sys.modules.pop(name, None)
+    return tool("control_tables")
 
 
 def record(label: str, seed: int, column: str, score: float, **config) -> ResultRecord:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -18,14 +17,9 @@ NOT_YET = "not measured yet; `softmax` until then"
 
 
 @pytest.fixture
-def tables(monkeypatch) -> ModuleType:
+def tables(tool) -> ModuleType:
     """The module of the table."""
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
-    import decision_tables
-
-    yield decision_tables
-    for name in ("decision_tables", "ability_tables", "robustness_tables", "generated"):
-        sys.modules.pop(name, None)
+    return tool("decision_tables")
 
 
 def write(root, suite_name, row, column, seed=0, **figures):

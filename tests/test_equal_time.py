@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -22,14 +21,9 @@ SUITE, SEARCH = read_suite("equal_time"), read_suite("equal_time_search")
 
 
 @pytest.fixture
-def tables(monkeypatch) -> ModuleType:
+def tables(tool) -> ModuleType:
     """The module of the tables."""
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
-    import equal_time_tables
-
-    yield equal_time_tables
-    for name in ("equal_time_tables", "robustness_tables", "generated"):
-        sys.modules.pop(name, None)
+    return tool("equal_time_tables")
 
 
 def record(suite, row, column, seed, course, accuracy=0.5) -> ResultRecord:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -17,14 +16,9 @@ REGION = re.compile(r"<!-- ([\w-]+): begin \(make results\) -->\n.*?<!-- \1: end
 
 
 @pytest.fixture
-def tables(monkeypatch) -> ModuleType:
+def tables(tool) -> ModuleType:
     """The module of the tables."""
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
-    import result_tables
-
-    yield result_tables
-    for name in ("result_tables", "reproduction_tables", "generated"):
-        sys.modules.pop(name, None)
+    return tool("result_tables")
 
 
 def write(root, suite, row, column, seed, **figures):

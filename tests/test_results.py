@@ -22,12 +22,9 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture
-def tables(monkeypatch) -> ModuleType:
+def tables(tool) -> ModuleType:
     """The module of the robustness tables."""
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
-    import robustness_tables
-
-    return robustness_tables
+    return tool("robustness_tables")
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -18,14 +17,9 @@ MORE = ("BasicMotions", "FingerMovements", "AtrialFibrillation", "LSST", "Libras
 
 
 @pytest.fixture
-def tables(monkeypatch) -> ModuleType:
+def tables(tool) -> ModuleType:
     """The module of the tables."""
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
-    import significance_tables
-
-    yield significance_tables
-    for name in ("significance_tables", "reproduction_tables", "generated"):
-        sys.modules.pop(name, None)
+    return tool("significance_tables")
 
 
 def write(root, suite_name, row, column, accuracy):

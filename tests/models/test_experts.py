@@ -105,6 +105,34 @@ def test_the_balancing_term_by_hand_and_without_padded_tokens():
     assert nothing.item() == 0.0
 
 
+def test_half_precision_counts_tokens_exactly():
+    """In bfloat16, 1001 tokens would be 1000 and a share of 1/1001 would have an error of 2^-9."""
+    scores = torch.zeros(1001, E, dtype=torch.bfloat16)
+    scores[0, 2] = 1.0
+    chosen = torch.zeros(1001, 1, dtype=torch.int64)
+    chosen[0] = 2
+    found = balancing_term(scores, chosen)
+    expected = balancing_term(scores.double(), chosen)
+    assert found.dtype is torch.float32
+    assert found.item() == pytest.approx(expected.item(), rel=1e-5)  # 1001 roundings of 6e-8 in a sum
+
+
+def test_mixed_precision_computes_the_same_to_its_rounding():
+    torch.manual_seed(0)
+    model = SparseExperts(64, 64, 4)
+    x = torch.randn(33, 64)
+    expected = model(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = model(x)
+    assert found.dtype is torch.float32
+    same = (model.router(x).topk(2).indices == model.router(x.bfloat16().float()).topk(2).indices).all(dim=1)
+    assert same.float().mean() > 0.8, "a token near a tie may have other experts"
+    # Three products of 64 terms of size 1: each has relative errors of 2^-8 in its factors.
+    assert (found - expected)[same].abs().max() <= 8 * 2**-8 * expected.abs().max()
+    found.sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
 def test_the_auxiliary_loss_has_the_balance_of_every_layer():
     """Also beside an objective of the attention, of which the mean over the layers is taken."""
     torch.manual_seed(0)

@@ -157,6 +157,7 @@ def balancing_term(scores: Tensor, chosen: Tensor, real: Tensor | None = None) -
         real: (tokens,) bool, the tokens that count; None: all. Without any, the term is 0.
     """
     experts = scores.size(-1)
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))  # half precision cannot count tokens
     counted = torch.ones_like(scores[:, 0]) if real is None else real.to(scores.dtype)
     total = counted.sum().clamp_min(1)
     assigned = F.one_hot(chosen, experts).sum(dim=1).to(scores.dtype)

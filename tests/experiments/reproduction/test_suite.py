@@ -124,7 +124,15 @@ def test_every_shipped_suite_has_recipes_that_build(name):
             assert start.cell in list(start.suite.cells(seeds=[cell.seed]))
             trained = start.suite.recipe(start.cell)[1]
             assert recipe.start_from == ""
-            sizes = ("embed_dim", "num_heads", "num_layers", "feedforward_dim", "positions", "norm_first")
+            sizes = (
+                "embed_dim",
+                "num_heads",
+                "num_layers",
+                "feedforward_dim",
+                "experts",
+                "positions",
+                "norm_first",
+            )
             assert all(getattr(trained, key) == getattr(recipe, key) for key in sizes)
 
 

@@ -75,21 +75,29 @@ def make_waves(
     return root
 
 
-def train_small(folder: Path, root: Path, *options: str, **changes: Any) -> Path:
-    """A finished run in ``folder``, trained in this process by the command line."""
-    recipe = write_recipe(folder.with_name(f"{folder.name}.yaml"), **changes)
-    arguments = [
-        "train",
-        str(recipe),
-        "--output",
-        str(folder),
-        "--data-root",
-        str(root),
-        "--progress",
-        "false",
-    ]
-    assert main([*arguments, *options]) == 0
+def train_arguments(folder: Path, keys: dict[str, Any], root: Path | None = None) -> list[str]:
+    """The command line that trains these keys into ``folder``; their recipe is written beside it."""
+    folder.parent.mkdir(exist_ok=True)
+    recipe = folder.with_name(f"{folder.name}.yaml")
+    recipe.write_text(yaml.safe_dump(keys, sort_keys=False))
+    data = [] if root is None else ["--data-root", str(root)]
+    return ["train", str(recipe), "--output", str(folder), *data, "--progress", "false"]
+
+
+def trained_run(folder: Path, keys: dict[str, Any], root: Path | None = None, *options: str) -> Path:
+    """A finished run of these keys in ``folder``, trained in this process by the command line."""
+    assert main([*train_arguments(folder, keys, root), *options]) == 0
     return folder
+
+
+def train_small(folder: Path, root: Path, *options: str, **changes: Any) -> Path:
+    """A finished run of the small recipe of time series."""
+    return trained_run(folder, SMALL | changes, root, *options)
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file."""
+    return json.loads(path.read_text())
 
 
 def launch(*arguments: object, **options: Any) -> subprocess.Popen:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import yaml
 from experiments.training.decision_data import DECISIONS, INVERTED, PENDULUM, make_decisions
-from experiments.training.runs import assert_same_outcome, stopped_at
+from experiments.training.runs import assert_same_outcome, read_json, stopped_at, train_arguments, trained_run
 
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.cli import main
@@ -36,18 +34,11 @@ def root(tmp_path_factory):
 
 
 def arguments(folder, root, **changes):
-    recipe = folder.with_name(f"{folder.name}.yaml")
-    recipe.write_text(yaml.safe_dump(DECISIONS | changes, sort_keys=False))
-    return ["train", str(recipe), "--output", str(folder), "--data-root", str(root), "--progress", "false"]
+    return train_arguments(folder, DECISIONS | changes, root)
 
 
 def trained(folder, root, **changes):
-    assert main(arguments(folder, root, **changes)) == 0
-    return folder
-
-
-def read(path):
-    return json.loads(path.read_text())
+    return trained_run(folder, DECISIONS | changes, root)
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +51,7 @@ def test_a_run_learns_and_its_policy_is_better_than_chance(root, tmp_path):
     """Two actions at even odds have a cross-entropy of log 2."""
     changes = {"attention": "softmax", "embed_dim": 16, "dropout": 0.0, "steps": 120, "evaluate_every": 60}
     folder = trained(tmp_path / "run", root, **changes, learning_rate=0.02, batch_size=16)
-    rows, evaluation = read(folder / "seed-0/metrics.json"), read(folder / "seed-0/evaluation.json")
+    rows, evaluation = read_json(folder / "seed-0/metrics.json"), read_json(folder / "seed-0/evaluation.json")
     assert [(row["epoch"], row["step"]) for row in rows] == [(1, 60), (2, 120)]
     assert rows[1]["train_loss"] < min(rows[0]["train_loss"], np.log(2))
     assert evaluation["normalized_score"] > evaluation["random_normalized_score"] + 10
@@ -68,12 +59,12 @@ def test_a_run_learns_and_its_policy_is_better_than_chance(root, tmp_path):
 
 
 def test_what_a_run_leaves_behind(finished):
-    evaluation, summary = read(finished / "seed-0/evaluation.json"), read(finished / "summary.json")
+    evaluation, summary = read_json(finished / "seed-0/evaluation.json"), read_json(finished / "summary.json")
     assert summary["metric"] == "normalized_score"
     assert summary["values"] == [
-        read(finished / f"seed-{seed}/evaluation.json")["normalized_score"] for seed in (0, 1)
+        read_json(finished / f"seed-{seed}/evaluation.json")["normalized_score"] for seed in (0, 1)
     ]
-    played = read(finished / "seed-0/episodes.json")
+    played = read_json(finished / "seed-0/episodes.json")
     returns = np.array(played["played"]["60"]["returns"])
     assert evaluation["episode_return"] == pytest.approx(returns.mean())
     assert evaluation["episode_return_deviation"] == pytest.approx(returns.std(ddof=1))
@@ -86,7 +77,7 @@ def test_what_a_run_leaves_behind(finished):
         100 * (max(played["recorded"]) - 20) / 60
     )
     assert {"gymnasium", "loss", "target_return", "memory"} <= evaluation.keys()
-    row = read(finished / "seed-0/metrics.json")[-1]
+    row = read_json(finished / "seed-0/metrics.json")[-1]
     assert {"train_loss", "val_loss", "val_normalized_score", "objective_layer_1"} <= row.keys()
     report = render(read_run(finished))
     assert "An episode in pictures" not in report
@@ -114,14 +105,14 @@ def test_a_run_stopped_at_any_step_ends_as_if_it_had_not(attention, at, root, tm
 
 def test_evaluate_gives_the_figures_of_training_and_other_ones_where_asked(finished, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    expected = read(finished / "seed-0/evaluation.json")
+    expected = read_json(finished / "seed-0/evaluation.json")
     assert main(["evaluate", str(finished), "--output", "a.json"]) == 0
-    found = read(tmp_path / "a.json")[0]
+    found = read_json(tmp_path / "a.json")[0]
     same = [key for key in expected if key.startswith(("normalized", "episode", "random", "data"))]
     assert {key: found[key] for key in same} == {key: expected[key] for key in same}
     other = ["--evaluation-episodes", "2", "--memory", "recurrent", "--target-returns", "[33]"]
     assert main(["evaluate", str(finished), *other, "--output", "b.json"]) == 0
-    found = read(tmp_path / "b.json")[0]
+    found = read_json(tmp_path / "b.json")[0]
     assert (found["episodes"], found["memory"], found["target_return"]) == (2, "recurrent", 33.0)
     assert not any("_target_" in key for key in found)
 
@@ -130,8 +121,8 @@ def test_actions_of_numbers_keep_their_range_and_their_scale(root, tmp_path):
     """Pendulum has no reference scores: the headline is the return. Its actions go from -2 to 2."""
     changes = {"dataset": PENDULUM, "target_returns": [], "return_scale": 100.0, "evaluation_episodes": 2}
     folder = trained(tmp_path / "run", root, **changes, steps=4)
-    evaluation, facts = read(folder / "seed-0/evaluation.json"), read(folder / "data.json")
-    assert read(folder / "summary.json")["metric"] == "episode_return"
+    evaluation, facts = read_json(folder / "seed-0/evaluation.json"), read_json(folder / "data.json")
+    assert read_json(folder / "summary.json")["metric"] == "episode_return"
     assert -2000 < evaluation["episode_return"] < 0
     assert evaluation["target_return"] == facts["best_return"]
     assert facts["max_timestep"] == 200, "the environment's, longer than the recorded episodes"
@@ -145,7 +136,7 @@ def test_cloning_reads_the_best_episodes_and_has_no_attention(root, tmp_path):
     """The same recipe with another policy; one tenth of the episodes is one of ten."""
     folder = trained(tmp_path / "run", root, attention="none", best_fraction=0.1)
     assert isinstance(load_run(folder).model(), StatePolicy)
-    assert read(folder / "summary.json")["attention"] == "none"
+    assert read_json(folder / "summary.json")["attention"] == "none"
     assert "<title>Behaviour cloning on" in render(read_run(folder))
     recipe = make_recipe(DECISIONS | {"attention": "none", "best_fraction": 0.1})
     train, held_out = DecisionExperiment(recipe, root)._split
@@ -187,7 +178,7 @@ def test_the_states_a_recipe_cannot_be_in():
 def test_analyze_reads_held_out_windows(finished, tmp_path):
     output = tmp_path / "figures"
     assert main(["analyze", str(finished), "--cases", "3", "--output", str(output)]) == 0
-    found = read(output / "seed-0/diagnostics.json")
+    found = read_json(output / "seed-0/diagnostics.json")
     assert [layer["mechanism"] for layer in found["layers"]] == ["softmax", "primal"]
 
 
@@ -207,7 +198,7 @@ def test_a_shipped_recipe_trains_on_the_real_data_and_plays_in_mujoco(tmp_path, 
         str(tmp_path / "run"),
     ]
     assert main(["train", "control/hopper_medium_expert", *small]) == 0
-    evaluation = read(tmp_path / "run/seed-0/evaluation.json")
+    evaluation = read_json(tmp_path / "run/seed-0/evaluation.json")
     assert evaluation["data_normalized_score"] == pytest.approx(67.244, abs=0.01)
     assert evaluation["best_data_normalized_score"] > 110
     assert -1 < evaluation["normalized_score"] < 40
@@ -225,7 +216,7 @@ def test_play_writes_a_film_into_the_report(tmp_path, monkeypatch):
     changes = {"dataset": INVERTED, "target_returns": [], "steps": 2, "evaluate_every": 2}
     folder = trained(tmp_path / "run", root, **changes, warmup_steps=0)
     assert main(["play", str(folder), "--frames", "4", "--side", "32"]) == 0
-    record = read(folder / "seed-0/episode.json")
+    record = read_json(folder / "seed-0/episode.json")
     assert record["frames"] == min(4, record["length"])
     assert (folder / "seed-0/episode.gif").read_bytes().startswith(b"GIF8")
     report = (folder / "report.html").read_text()

@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 import torch
-import yaml
 from experiments.cli.conftest import cli, here, refused  # noqa: F401
 from experiments.training.image_sets import make_colours, write_image_recipe
-from experiments.training.runs import train_small
+from experiments.training.runs import train_small, trained_run
 from experiments.training.text_data import LANGUAGE, make_text
 from experiments.training.token_data import TOKENS, make_tokens
 from PIL import Image
@@ -32,14 +31,6 @@ def _quiet(monkeypatch):
     transformers.utils.logging.disable_progress_bar()
 
 
-def train(recipe, folder, root):
-    path = folder.with_name(f"{folder.name}.yaml")
-    path.write_text(yaml.safe_dump(recipe, sort_keys=False))
-    arguments = ["train", str(path), "--output", str(folder), "--data-root", str(root), "--progress", "false"]
-    assert main(arguments) == 0
-    return folder
-
-
 @pytest.mark.parametrize("kind", ["word", "byte", "bpe"])
 def test_a_tokenizer_gives_every_text_the_numbers_of_the_vocabulary(tmp_path, kind):
     vocabulary = build_vocabulary(kind, TEXT * 3, max_size=None if kind != "bpe" else 300)
@@ -61,7 +52,7 @@ def test_a_tokenizer_of_sentences_finds_the_same_words():
 
 
 def test_a_language_model_is_exported_and_continues_a_text(tmp_path, cli):  # noqa: F811
-    run = train(LANGUAGE, tmp_path / "run", make_text(tmp_path))
+    run = trained_run(tmp_path / "run", LANGUAGE, make_text(tmp_path))
     assert cli("export", run, "--to", "hugging-face", tmp_path / "out") == (
         0,
         f"written: {tmp_path / 'out'}\n",
@@ -82,7 +73,9 @@ def test_a_language_model_is_exported_and_continues_a_text(tmp_path, cli):  # no
     ids=["primal", "causal experts"],
 )
 def test_a_classifier_of_sentences_is_exported_and_predicts_as_we_do(changes, tmp_path, cli):  # noqa: F811
-    run = train(TOKENS | {"dataset": "sst2"} | changes, tmp_path / "run", make_tokens(tmp_path / "data"))
+    run = trained_run(
+        tmp_path / "run", TOKENS | {"dataset": "sst2"} | changes, make_tokens(tmp_path / "data")
+    )
     assert cli("export", run, tmp_path / "out")[0] == 0
     texts = ["the film is fine", "a dull, DULL plot <br/> it's"]
     (tmp_path / "lines.txt").write_text("\n".join(texts) + "\n")

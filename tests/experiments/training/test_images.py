@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import yaml
 from experiments.training.image_data import IMAGES, make_images
-from experiments.training.runs import assert_same_outcome, stopped_at
+from experiments.training.runs import assert_same_outcome, read_json, stopped_at, train_arguments, trained_run
 
 from kernel_attention.experiments.cli import main
 from kernel_attention.experiments.data.images.sets import load_images
@@ -45,30 +43,22 @@ def root(tmp_path_factory):
 
 
 def arguments(folder, root, **changes):
-    recipe = folder.with_name(f"{folder.name}.yaml")
-    recipe.write_text(yaml.safe_dump(IMAGES | changes, sort_keys=False))
-    return ["train", str(recipe), "--output", str(folder), "--data-root", str(root), "--progress", "false"]
+    return train_arguments(folder, IMAGES | changes, root)
 
 
 def trained(folder, root, **changes):
-    folder.parent.mkdir(exist_ok=True)
-    assert main(arguments(folder, root, **changes)) == 0
-    return folder
-
-
-def read(path):
-    return json.loads(path.read_text())
+    return trained_run(folder, IMAGES | changes, root)
 
 
 def test_a_run_learns_colours(root, tmp_path):
     folder = trained(tmp_path / "run", root, epochs=5)
-    evaluation = read(folder / "seed-0/evaluation.json")
+    evaluation = read_json(folder / "seed-0/evaluation.json")
     assert evaluation["accuracy"] > 0.9, "the colour decides, the noise does not hide it"
     assert evaluation["cases"] == np.sum(evaluation["confusion_matrix"]) == 21
     assert "top5_accuracy" not in evaluation, "three classes have no fifth"
-    facts = read(folder / "data.json")
+    facts = read_json(folder / "data.json")
     assert (facts["height"], facts["width"], facts["class_names"]) == (12, 8, ["blue", "green", "red"])
-    assert read(folder / "summary.json")["mean"] == evaluation["accuracy"]
+    assert read_json(folder / "summary.json")["mean"] == evaluation["accuracy"]
 
 
 @pytest.mark.parametrize(("changes", "at"), [({}, 4), (EVERYTHING, 3), (EVERYTHING, 9)])
@@ -87,7 +77,7 @@ def test_a_saved_run_gives_its_figures_again(root, tmp_path):
     run = load_run(folder)
     assert run.facts == run.experiment(root).facts()
     ((_, figures),) = run.evaluate(data_root=root)
-    assert figures["accuracy"] == read(folder / "seed-0/evaluation.json")["accuracy"]
+    assert figures["accuracy"] == read_json(folder / "seed-0/evaluation.json")["accuracy"]
     batches = list(run.experiment(root).batches(9))
     assert sum(len(images) for (images,) in batches) == 9
     assert run.model()(batches[0][0]).shape[1] == 3
@@ -162,7 +152,7 @@ def test_schedule():
 def test_every_mechanism_trains_from_a_recipe(name, root, tmp_path):
     changes = {"attention": name, "num_layers": 1, "epochs": 1, "train_cases": 16}
     folder = trained(tmp_path / "run", root, **changes)
-    assert np.isfinite(read(folder / "seed-0/evaluation.json")["loss"])
+    assert np.isfinite(read_json(folder / "seed-0/evaluation.json")["loss"])
 
 
 @pytest.mark.parametrize(
@@ -190,7 +180,7 @@ def test_cifar10_is_learnt_beyond_its_colours(tmp_path):
     """One pass over 4,000 images: twice as good as chance."""
     changes = {"dataset": "cifar10", "train_cases": 4000, "evaluation_cases": 1000, "epochs": 1}
     folder = trained(tmp_path / "run", SHARED, **changes | {"learning_rate": 0.003, "embed_dim": 32})
-    evaluation = read(folder / "seed-0/evaluation.json")
+    evaluation = read_json(folder / "seed-0/evaluation.json")
     assert evaluation["cases"] == 1000
     assert evaluation["accuracy"] > 0.2
     assert evaluation["top5_accuracy"] > 0.6

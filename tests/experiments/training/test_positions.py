@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 import torch
 import yaml
-from experiments.training.runs import assert_same_outcome, stopped_at
+from experiments.training.runs import assert_same_outcome, read_json, stopped_at, train_arguments, trained_run
 
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.cli import main
@@ -48,18 +46,11 @@ RECALL = {
 
 
 def arguments(folder, **changes):
-    recipe = folder.with_name(f"{folder.name}.yaml")
-    recipe.write_text(yaml.safe_dump(RECALL | changes, sort_keys=False))
-    return ["train", str(recipe), "--output", str(folder), "--progress", "false"]
+    return train_arguments(folder, RECALL | changes)
 
 
 def trained(folder, **changes):
-    assert main(arguments(folder, **changes)) == 0
-    return folder
-
-
-def read(path):
-    return json.loads(path.read_text())
+    return trained_run(folder, RECALL | changes)
 
 
 def test_a_run_learns_and_leaves_the_accuracy_of_every_set(tmp_path):
@@ -69,14 +60,14 @@ def test_a_run_learns_and_leaves_the_accuracy_of_every_set(tmp_path):
         train_at=[{"length": 3}], test_at=[{"length": 3}, {"length": 5}], steps=150, evaluate_every=50,
         embed_dim=16, batch_size=32, evaluation_cases=50, learning_rate=0.02, dropout=0.0,
     )  # fmt: skip
-    rows, evaluation = read(folder / "seed-0/metrics.json"), read(folder / "seed-0/evaluation.json")
+    rows, evaluation = read_json(folder / "seed-0/metrics.json"), read_json(folder / "seed-0/evaluation.json")
     assert [(row["epoch"], row["step"]) for row in rows] == [(1, 50), (2, 100), (3, 150)]
     assert {"train_loss", "train_accuracy", "val_loss", "val_accuracy", "tokens_per_second"} <= rows[0].keys()
     assert evaluation["accuracy_length_3"] == 1.0
     assert evaluation["positions_length_3"] == evaluation["positions_length_5"] == 50
     accuracies = [evaluation["accuracy_length_3"], evaluation["accuracy_length_5"]]
     assert evaluation["accuracy"] == pytest.approx(np.mean(accuracies), abs=1e-12)
-    facts = read(folder / "data.json")
+    facts = read_json(folder / "data.json")
     assert (facts["in_features"], facts["num_outputs"], facts["max_len"]) == (5, 5, 5)
     model = load_run(folder).model(0)
     task = make_recipe(read_config(folder)).test_tasks()["length_5"]
@@ -112,10 +103,10 @@ def test_real_inputs_without_a_causal_mask(tmp_path):
         attention=["rpc", {"conv2d": {"grid_size": [2, 5]}}], train_at=[],
         test_at=[{"contamination": rate} for rate in (0.0, 0.5)], steps=4,
     )  # fmt: skip
-    evaluation = read(folder / "seed-0/evaluation.json")
+    evaluation = read_json(folder / "seed-0/evaluation.json")
     assert {"accuracy_contamination_0.0", "accuracy_contamination_0.5"} <= evaluation.keys()
     assert main(["evaluate", str(folder), "--output", str(tmp_path / "figures.json")]) == 0
-    (again,) = read(tmp_path / "figures.json")
+    (again,) = read_json(tmp_path / "figures.json")
     assert again["accuracy"] == evaluation["accuracy"]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from pathlib import Path
@@ -10,9 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import yaml
 from experiments.data.segmentation.pairs import colours, pair_files, png, write_files
-from experiments.training.runs import assert_same_outcome, stopped_at
+from experiments.training.runs import assert_same_outcome, read_json, stopped_at, train_arguments, trained_run
 
 from kernel_attention.experiments.cli import main
 from kernel_attention.experiments.data.segmentation.sets import SegmentationSplit
@@ -65,15 +63,11 @@ def root(tmp_path_factory):
 
 
 def arguments(folder, root, keys=SMALL, **changes):
-    recipe = folder.with_name(f"{folder.name}.yaml")
-    recipe.write_text(yaml.safe_dump({**keys, **changes}, sort_keys=False))
-    return ["train", str(recipe), "--output", str(folder), "--data-root", str(root), "--progress", "false"]
+    return train_arguments(folder, {**keys, **changes}, root)
 
 
 def trained(folder, root, keys=SMALL, **changes):
-    folder.parent.mkdir(exist_ok=True)
-    assert main(arguments(folder, root, keys, **changes)) == 0
-    return folder
+    return trained_run(folder, {**keys, **changes}, root)
 
 
 @pytest.fixture(scope="module")
@@ -82,16 +76,12 @@ def classifier(root, tmp_path_factory):
     return trained(tmp_path_factory.mktemp("start") / "classifier", root, CLASSIFIER, seeds=[0, 1])
 
 
-def read(path):
-    return json.loads(path.read_text())
-
-
 # A run
 
 
 def test_a_run_learns_what_no_constant_can(root, tmp_path):
     folder = trained(tmp_path / "run", root, epochs=12)
-    evaluation, rows = read(folder / "seed-0/evaluation.json"), read(folder / "seed-0/metrics.json")
+    evaluation, rows = read_json(folder / "seed-0/evaluation.json"), read_json(folder / "seed-0/metrics.json")
     assert evaluation["mean_iou"] > 0.8 > 0.6 > evaluation["majority_mean_iou"]
     assert evaluation["majority_mean_iou"] >= evaluation["constant_mean_iou"] > 0
     assert evaluation["cases"] == 6
@@ -102,9 +92,9 @@ def test_a_run_learns_what_no_constant_can(root, tmp_path):
     assert np.mean(evaluation["class_iou"]) == pytest.approx(evaluation["mean_iou"])
     best = rows[evaluation["best_epoch"] - 1]
     assert best["val_mean_iou"] == max(row["val_mean_iou"] for row in rows)
-    summary = read(folder / "summary.json")
+    summary = read_json(folder / "summary.json")
     assert (summary["metric"], summary["mean"]) == ("mean_iou", evaluation["mean_iou"])
-    facts = read(folder / "data.json")
+    facts = read_json(folder / "data.json")
     assert facts["class_names"] == ["ground", "wall", "sky"]
     assert facts["image_sizes"] == "13 x 11"
 
@@ -112,7 +102,7 @@ def test_a_run_learns_what_no_constant_can(root, tmp_path):
 def test_the_epoch_is_chosen_by_the_overlap_of_all_validation_pixels(root, tmp_path):
     """Its figures are those of the saved weights on the split, not a mean over batches."""
     folder = trained(tmp_path / "run", root, batch_size=2)
-    evaluation, rows = read(folder / "seed-0/evaluation.json"), read(folder / "seed-0/metrics.json")
+    evaluation, rows = read_json(folder / "seed-0/evaluation.json"), read_json(folder / "seed-0/metrics.json")
     ((_, found),) = load_run(folder).evaluate(data_root=root, split="validation")
     best = rows[evaluation["best_epoch"] - 1]
     for name in ("mean_iou", "mean_accuracy", "pixel_accuracy", "loss"):
@@ -140,7 +130,7 @@ def test_a_saved_run_gives_its_figures_and_its_examples_again(root, tmp_path):
     experiment = run.experiment(root)
     assert run.facts == experiment.facts()
     ((_, figures),) = run.evaluate(data_root=root)
-    expected = read(folder / "seed-0/evaluation.json")
+    expected = read_json(folder / "seed-0/evaluation.json")
     assert figures["confusion_matrix"] == expected["confusion_matrix"]
     assert [tuple(images.shape) for (images,) in experiment.batches(2)] == [(1, 3, 11, 13)] * 2
     with np.load(folder / "seed-0/examples.npz") as examples:
@@ -264,7 +254,7 @@ def test_the_corrupted_figures_are_those_of_corrupted_images(root, tmp_path, mon
     folder = trained(tmp_path / "run", root, image_size=32, crop_size=[32, 38], epochs=1)
     command = ["evaluate", str(folder), "--data-root", str(root), "--severities", "1,4"]
     assert main([*command, "--corrupted_cases", "2", "--output", "figures.json"]) == 0
-    (figures,) = read(tmp_path / "figures.json")
+    (figures,) = read_json(tmp_path / "figures.json")
     records = figures["corruptions"]
     assert [(r["corruption"], r["severity"]) for r in records] == [
         (c, s) for c in CORRUPTIONS for s in (1, 4)
@@ -281,7 +271,7 @@ def test_the_corrupted_figures_are_those_of_corrupted_images(root, tmp_path, mon
     found = experiment._measure(load_run(folder).model(), SegmentationSplit(images, split.labels))
     (fog,) = (r for r in records if (r["corruption"], r["severity"]) == ("fog", 4))
     assert fog["mean_iou"] == found["mean_iou"]
-    assert "corruptions" not in read(folder / "seed-0/evaluation.json")
+    assert "corruptions" not in read_json(folder / "seed-0/evaluation.json")
 
 
 # Real data
@@ -301,7 +291,7 @@ def test_camvid_is_learnt_beyond_the_constant(tmp_path):
         embed_dim=32,
         learning_rate=0.003,
     )
-    figures = read(folder / "seed-0/evaluation.json")
+    figures = read_json(folder / "seed-0/evaluation.json")
     assert figures["pixel_accuracy"] > figures["constant_pixel_accuracy"] + 0.1
     assert figures["mean_iou"] > 2 * figures["constant_mean_iou"]
     assert figures["majority_mean_iou"] > 2 * figures["constant_mean_iou"]

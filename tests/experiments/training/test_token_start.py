@@ -6,8 +6,7 @@ import shutil
 
 import pytest
 import torch
-import yaml
-from experiments.training.runs import assert_same_outcome, stopped_at
+from experiments.training.runs import assert_same_outcome, stopped_at, train_arguments, trained_run
 from experiments.training.text_data import LANGUAGE
 from experiments.training.token_data import BAD, GOOD, OTHER, TOKENS, make_tokens
 from torch.nn import functional as F
@@ -27,20 +26,6 @@ TEXT = LANGUAGE | {
 SENTENCES = TOKENS | {"dataset": "sst2", "attention": "symmetric", "is_causal": True}
 
 
-def run(folder, keys, root):
-    """The exit code of training a recipe with these keys in this folder."""
-    recipe = folder.with_name(f"{folder.name}.yaml")
-    recipe.write_text(yaml.safe_dump(keys, sort_keys=False))
-    return main(
-        ["train", str(recipe), "--output", str(folder), "--data-root", str(root), "--progress", "false"]
-    )
-
-
-def trained(folder, keys, root):
-    assert run(folder, keys, root) == 0
-    return folder
-
-
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     """Sentences, and a text that has all of their words but ``tired`` and the comma."""
@@ -55,7 +40,7 @@ def root(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def language_model(root, tmp_path_factory):
-    return trained(tmp_path_factory.mktemp("language") / "run", TEXT, root)
+    return trained_run(tmp_path_factory.mktemp("language") / "run", TEXT, root)
 
 
 def prepared(root, start, seed=0, **changes):
@@ -73,7 +58,7 @@ def prepared(root, start, seed=0, **changes):
 def test_the_encoder_computes_what_the_language_model_does(norm_first, positions, experts, root, tmp_path):
     """On every sentence, with the words that the language model does not know as its ``<unk>``."""
     keys = {"norm_first": norm_first, "positions": positions, "experts": experts}
-    start = trained(tmp_path / "run", TEXT | keys | {"seeds": [0]}, root)
+    start = trained_run(tmp_path / "run", TEXT | keys | {"seeds": [0]}, root)
     experiment, model = prepared(root, start, **keys)
     opened = load_run(start)
     language_model, vocabulary = (
@@ -111,7 +96,7 @@ def test_the_pursuit_takes_the_weights_of_symmetric_attention(root, language_mod
     assert torch.equal(
         model.encoder.layers[1].attention.k_proj.weight, expected["layers.1.attention.q_proj.weight"].double()
     )
-    softmax = trained(tmp_path / "softmax", TEXT | {"attention": "softmax", "seeds": [0]}, root)
+    softmax = trained_run(tmp_path / "softmax", TEXT | {"attention": "softmax", "seeds": [0]}, root)
     _, model = prepared(root, softmax, attention={"rpc": options | {"symmetric": False}})
     expected = load_run(softmax).model(0).state_dict()
     assert torch.equal(
@@ -123,10 +108,9 @@ def test_a_run_stopped_at_any_step_ends_as_if_it_had_not(root, language_model, t
     """A seed that has begun needs the language model no more, nor does the trained classifier."""
     start = shutil.copytree(language_model, tmp_path / "language")
     keys = SENTENCES | {"start_from": str(start)}
-    (tmp_path / "reference").mkdir()
-    reference = trained(tmp_path / "reference" / "run", keys, root)
+    reference = trained_run(tmp_path / "reference" / "run", keys, root)
     with stopped_at(SequenceTask, 6):
-        assert run(tmp_path / "run", keys, root) == 1
+        assert main(train_arguments(tmp_path / "run", keys, root)) == 1
     assert "checkpoint after step 6)\n" in capsys.readouterr().err
     shutil.rmtree(start)
     assert main(["train", "--resume", str(tmp_path / "run"), "--progress", "false"]) == 0
@@ -157,14 +141,19 @@ def test_a_start_that_does_not_fit_is_refused_in_one_line(
 ):
     places = {"root": root, "bytes": tmp_path / "bytes", "sentences": tmp_path / "sentences"}
     if changes.get("start_from") == "{bytes}":
-        trained(places["bytes"], TEXT | {"vocabulary": "byte", "seeds": [0]}, root)
+        trained_run(places["bytes"], TEXT | {"vocabulary": "byte", "seeds": [0]}, root)
     if changes.get("start_from") == "{sentences}":
-        trained(places["sentences"], SENTENCES, root)
+        trained_run(places["sentences"], SENTENCES, root)
     changes = {
         key: value.format(**places) if isinstance(value, str) else value for key, value in changes.items()
     }
     capsys.readouterr()
-    assert run(tmp_path / "run", SENTENCES | {"start_from": str(language_model)} | changes, root) == 2
+    assert (
+        main(
+            train_arguments(tmp_path / "run", SENTENCES | {"start_from": str(language_model)} | changes, root)
+        )
+        == 2
+    )
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 import torch
 import yaml
-from experiments.training.runs import assert_same_outcome, stopped_at
+from experiments.training.runs import assert_same_outcome, read_json, stopped_at, train_arguments, trained_run
 from experiments.training.token_data import TOKENS, make_tokens
 
 from kernel_attention.experiments.cli import main
@@ -27,25 +25,18 @@ def root(tmp_path_factory):
 
 
 def arguments(folder, root, **changes):
-    recipe = folder.with_name(f"{folder.name}.yaml")
-    recipe.write_text(yaml.safe_dump(TOKENS | changes, sort_keys=False))
-    return ["train", str(recipe), "--output", str(folder), "--data-root", str(root), "--progress", "false"]
+    return train_arguments(folder, TOKENS | changes, root)
 
 
 def trained(folder, root, **changes):
-    assert main(arguments(folder, root, **changes)) == 0
-    return folder
-
-
-def read(path):
-    return json.loads(path.read_text())
+    return trained_run(folder, TOKENS | changes, root)
 
 
 def test_a_run_learns_and_says_how_fast(root, tmp_path):
     changes = {"dataset": "sst2", "steps": 90, "evaluate_every": 30, "swap_rate": 0.5, "dropout": 0.0}
     changes |= {"embed_dim": 16, "attention": "softmax", "learning_rate": 0.03}
     folder = trained(tmp_path / "run", root, **changes)
-    rows, evaluation = read(folder / "seed-0/metrics.json"), read(folder / "seed-0/evaluation.json")
+    rows, evaluation = read_json(folder / "seed-0/metrics.json"), read_json(folder / "seed-0/evaluation.json")
     assert [(row["epoch"], row["step"]) for row in rows] == [(1, 30), (2, 60), (3, 90)]
     assert rows[-1]["train_loss"] < 0.5 < rows[0]["train_loss"]
     assert all(row["tokens_per_second"] > 0 and row["peak_rss_mb"] > 50 for row in rows)
@@ -56,7 +47,7 @@ def test_a_run_learns_and_says_how_fast(root, tmp_path):
     assert unpack_bits(evaluation["correct_bits"], 13).mean() == evaluation["accuracy"]
     assert evaluation["swapped_loss"] > evaluation["loss"], "half of the words are gone"
     assert 0 <= evaluation["swapped_accuracy"] <= 1
-    summary = read(folder / "summary.json")
+    summary = read_json(folder / "summary.json")
     assert (summary["metric"], summary["mean"]) == ("accuracy", evaluation["accuracy"])
     assert yaml.safe_load((folder / "config.yaml").read_text())["task"] == "tokens"
 
@@ -124,22 +115,22 @@ def test_sequences_beyond_max_len_are_refused_or_cut(root, tmp_path, capsys):
     assert err.count("\n") == 1
     assert not (tmp_path / "run").exists()
     folder = trained(tmp_path / "cut", root, **options, truncate=True, steps=2, evaluate_every=2)
-    assert read(folder / "data.json")["max_len"] == 5
+    assert read_json(folder / "data.json")["max_len"] == 5
 
 
 def test_evaluate_and_predict_a_trained_run(root, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = trained(tmp_path / "run", root, dataset="sst2")
-    expected = read(folder / "seed-0/evaluation.json")
+    expected = read_json(folder / "seed-0/evaluation.json")
     assert main(["evaluate", str(folder), "--data-root", str(root), "--output", "figures.json"]) == 0
-    (found,) = read(tmp_path / "figures.json")
+    (found,) = read_json(tmp_path / "figures.json")
     assert (found["accuracy"], found["loss"]) == (
         expected["accuracy"],
         pytest.approx(expected["loss"], rel=1e-5),
     )
     (tmp_path / "new.txt").write_text("the film is lovely\na dull , tired plot\n")
     assert main(["predict", str(folder), "new.txt", "--output", "rows.json"]) == 0
-    rows = read(tmp_path / "rows.json")
+    rows = read_json(tmp_path / "rows.json")
     assert [row["case"] for row in rows] == [0, 1]
     assert all(row["probability_negative"] + row["probability_positive"] == pytest.approx(1) for row in rows)
     for content, message in (
@@ -215,5 +206,6 @@ def test_the_model_comes_back_from_the_folder(root, tmp_path):
     saved = load_run(folder)
     experiment = saved.experiment(root)
     assert (
-        experiment.evaluate(saved.model(0))["accuracy"] == read(folder / "seed-0/evaluation.json")["accuracy"]
+        experiment.evaluate(saved.model(0))["accuracy"]
+        == read_json(folder / "seed-0/evaluation.json")["accuracy"]
     )
