@@ -118,7 +118,7 @@ def triton_worker(device: str, **environment: str) -> None:
     assert worker.stdout.endswith("equal\n")
 
 
-def test_the_operator_over_triton_kernels_compiles_in_the_interpreter():  # some seconds: a process, and Triton
+def test_the_operator_over_triton_kernels_compiles_in_the_interpreter():  # seconds: Triton in a process
     triton_worker("cpu", TRITON_INTERPRET="1")
 
 
