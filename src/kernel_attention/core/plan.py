@@ -65,7 +65,7 @@ def choose_form(
     compiled = torch.compiler.is_compiling() if compiled is None else compiled
     how, least = ("compiled", measured.compiled) if compiled else ("eager", measured.eager)
     if least is None:
-        return LayerPlan("reference", f"no other form was measured to be faster on {device}, {how}")
+        return LayerPlan("reference", f"no other form was measured to be faster ({device}, {how})")
     if x.size(1) < least:
         return LayerPlan("reference", f"fewer than {least} tokens ({device}, {how})")
     return LayerPlan("fused", f"at least {least} tokens ({device}, {how})")

@@ -34,7 +34,9 @@ def only_formulas() -> str | None:
         return "torch.func transforms the formulas"
     if forward_ad._current_level >= 0:
         return "forward-mode differentiation needs the formulas"
-    if torch.onnx.is_in_onnx_export():
+    # An exporter always traces, and torch's own question imports modules for a third of a second.
+    traces = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    if traces and torch.onnx.is_in_onnx_export():
         return "ONNX has the formulas' operators only"
     return None
 

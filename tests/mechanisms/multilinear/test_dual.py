@@ -12,6 +12,7 @@ import sys
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 import kernel_attention as ka
 from kernel_attention import DualMultilinearAttention, InputError
@@ -90,6 +91,17 @@ def test_gradients_equal_finite_differences(form):
 
     leaves = [leaf.detach().clone().requires_grad_() for leaf in (inputs(), *layer.parameters())]
     assert torch.autograd.gradcheck(outputs, leaves, fast_mode=True)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # torch's own forward mode
+def test_forward_mode_goes_through_slices():
+    x, tangents = inputs(), []
+    for chunk_size in (None, 2):
+        layer = build(chunk_size=chunk_size)
+        with forward_ad.dual_level():
+            y = layer(forward_ad.make_dual(x, torch.ones_like(x)))
+            tangents.append(forward_ad.unpack_dual(y).tangent)
+    torch.testing.assert_close(*tangents, rtol=1e-9, atol=1e-9)
 
 
 @every_mask

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -99,3 +103,25 @@ def test_outputs_that_nothing_reads_have_no_part_in_the_gradient():
         whole = torch.autograd.grad(y.sum() + gram.sum(), leaves[0], retain_graph=True)[0]
         parts = [torch.autograd.grad(part.sum(), leaves[0], retain_graph=True)[0] for part in (y, gram)]
         torch.testing.assert_close(sum(parts), whole)
+
+
+def triton_worker(device: str, **environment: str) -> None:
+    here, hosts = Path(__file__).parent, Path(sys.prefix) / "hosts"  # as in test_triton.py
+    path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(hosts)])
+    worker = subprocess.run(
+        [sys.executable, str(here / "triton_operator_worker.py"), device],
+        env=os.environ | {"PYTHONPATH": path} | environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if "No module named 'triton'" in worker.stderr:
+        pytest.skip("triton is not installed")
+    assert worker.returncode == 0, worker.stderr
+    assert worker.stdout.endswith("equal\n")
+
+
+def test_the_operator_over_triton_kernels_compiles_in_the_interpreter():  # seconds: Triton in a process
+    triton_worker("cpu", TRITON_INTERPRET="1")
+
+
+@pytest.mark.gpu
+def test_the_operator_over_triton_kernels_compiles_on_a_gpu():
+    triton_worker("cuda")

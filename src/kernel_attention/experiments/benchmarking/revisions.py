@@ -33,7 +33,7 @@ LEAST_CHANGE = 1.03
 LEAST_ROUNDS = 7
 """Fewer rounds have no outcome as rare as ``LEVEL``."""
 ROUNDS = 11
-_PASSES = 5  # of every contender in a process, whose median enters
+_PASSES = 9  # of every contender in a process; their lower quartile enters, which other work disturbs least
 
 Key = tuple[str, str, str]  # setting as JSON, contender, pass
 
@@ -167,7 +167,7 @@ def _require_import(name: str, source: Path, package: str, folder: str) -> None:
 def _run(
     source: Path, package: str, arguments: Sequence[str], folder: Path, seed: int, revision: str
 ) -> dict[Key, float]:
-    """The median seconds of every contender and pass, in a process of its own."""
+    """The lower quartile of the seconds of every contender and pass, in a process of its own."""
     folder.mkdir()
     command = [sys.executable, "-m", package, "bench", *arguments, "--rounds", str(_PASSES)]
     command += ["--memory", "false", "--flops", "false", "--seed", str(seed), "--output", str(folder)]
@@ -180,7 +180,7 @@ def _run(
         raise BenchmarkFailedError(f"{revision}: exit code {done.returncode}: {_last_line(done.stderr)}")
     record = json.loads((folder / "benchmark.json").read_text(encoding="utf-8"))
     return {
-        (json.dumps(cell["setting"], sort_keys=True), row["contender"], kind): figures["median"]
+        (json.dumps(cell["setting"], sort_keys=True), row["contender"], kind): figures["lower"]
         for cell in record["cells"]
         for row in cell["rows"]
         for kind, figures in row.get("time", {}).items()

@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from kernel_attention.tensors.kernel_tensors import cubemax_kernel, masked_logits
-from kernel_attention.tensors.recompute import is_traced
+from kernel_attention.tensors.recompute import only_formulas
 from kernel_attention.tensors.statistics import accumulation_dtype, without_autocast
 from kernel_attention.tensors.unfoldings import fold, leading_eigenvectors, mode_gram, project_modes, unfold
 
@@ -91,7 +91,7 @@ def _over_slices(reading: _Reading, size: int | None, tokens: Tensor, *shared: T
     length = tokens.size(2)
     if size is None:
         return _read(reading, 0, length, tokens, *shared)
-    if not is_traced():
+    if not torch.compiler.is_compiling() and only_formulas() is None:
         return _Slices.apply(reading, size, tokens, *shared)
     parts = [
         checkpoint(

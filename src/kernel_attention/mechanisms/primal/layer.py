@@ -297,10 +297,10 @@ class PrimalAttention(PenalizedAttention):
             lacking = "one pass needs the feature map cosine or identity"
         elif is_causal and self.data_dependent:
             lacking = "one pass has no data-dependent form with is_causal=True"
-        # Below, multiplying the weights out costs more than it saves, and the compiler fuses the formulas
-        # as well as the pass does. Measured by benchmarks/compiled_forms.py.
-        width = self.embed_dim
-        pays_from = {"cpu": PaysFrom(eager=max(256, 4 * width), compiled=max(2048, 32 * width))}
+        # Below, multiplying the weights out costs more than it saves. The compiler fuses the formulas as well
+        # as the pass does, and in wide layers better. Measured by benchmarks/compiled_forms.py.
+        compiled_from = 2048 if self.embed_dim <= 64 else None
+        pays_from = {"cpu": PaysFrom(eager=max(256, 8 * self.embed_dim), compiled=compiled_from)}
         return choose_form(
             self.impl, x, lacking, pays_from, is_sharded=self.sequence_group is not None, compiled=compiled
         )

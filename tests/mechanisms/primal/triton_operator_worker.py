@@ -1,0 +1,48 @@
+"""The operator over Triton kernels: ``opcheck``, and a compiled training step, in a process of its own.
+
+    TRITON_INTERPRET=1 python triton_operator_worker.py DEVICE
+
+Triton reads TRITON_INTERPRET when it is imported, so the tests cannot set it for themselves.
+"""
+
+import sys
+
+import torch
+
+import kernel_attention as ka
+from kernel_attention.mechanisms.primal import operators as op
+
+
+def main(device):
+    torch.manual_seed(0)
+    heads, size, width = 2, 5, 10
+    mask = torch.rand(3, 11, device=device) < 0.7
+    shapes = (
+        (3, 11, width),
+        (2 * heads * size, width),
+        (2 * heads * size,),
+        (3, heads, 2 * size, size),
+        (width,),
+    )
+    x, weight, bias, maps, constant = (torch.randn(shape, device=device) for shape in shapes)
+    options = mask, heads, True
+    torch.library.opcheck(op._map, (x, weight, bias, maps, constant, *options, True, True))
+    y, gram = op._map(x, weight, bias, maps, constant, *options, True, True)
+    torch.library.opcheck(
+        op._map_backward, (x, weight, bias, maps, gram, torch.randn_like(y), *options, True),
+        test_utils=("test_schema", "test_faketensor"),
+    )  # fmt: skip
+    layer = ka.PrimalAttention(width, heads, rank=3, rank_multiplier=2, eta=0.3, impl="triton").to(device)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    results = []
+    for call in (layer, compiled):
+        layer.zero_grad(set_to_none=True)
+        y = call(x, attention_mask=mask)
+        (y[mask].sin().sum() + ka.auxiliary_loss(layer)).backward()
+        results.append([y[mask].detach(), *(p.grad for p in layer.parameters())])
+    torch.testing.assert_close(*results)
+    print("equal")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
