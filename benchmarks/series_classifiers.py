@@ -49,7 +49,7 @@ RIVALS = ("multirocket_hydra", "minirocket", "dtw_1nn", "catch22")
 
 # What differs from the defaults of AttentionClassifier. One member and no temperature: the records hold the
 # log-probabilities of every case, from which ensembles of any variants follow.
-SINGLE: dict[str, Any] = {"n_estimators": 1, "calibrate": False}
+SINGLE: dict[str, Any] = {"n_estimators": 1, "calibrate": False, "stem": "convolution"}
 # "steps_factor" multiplies --steps.
 VARIANTS: dict[str, dict[str, Any]] = {
     "default": {},
