@@ -57,6 +57,19 @@ def test_members_may_differ_in_more_than_seeds(arrays, small):
         classifier.set_params(members=[{"atention": "softmax"}]).fit(arrays[0], arrays[1])
 
 
+def test_stems_are_taken_in_turn(arrays, small):
+    classifier = AttentionClassifier(**small | {"n_estimators": 3}, stem=["convolution", "linear"])
+    classifier.fit(arrays[0], arrays[1])
+    stems = [type(model.encoder.project).__name__ for model in classifier.models_]
+    assert stems == ["ConvolutionStem", "LinearStem", "ConvolutionStem"]
+    for wrong, message in (
+        ([], r"stem=\[\] must list one or more"),
+        ("conv", "stem='conv' must be one of"),
+    ):
+        with pytest.raises(ka.InputError, match=message):
+            classifier.set_params(stem=wrong).fit(arrays[0], arrays[1])
+
+
 def test_a_limit_of_time_is_kept_by_all_members_together(estimator, arrays):
     estimator.set_params(n_estimators=3, epochs=100_000, time_limit=2.0)
     started = time.monotonic()

@@ -31,6 +31,7 @@ from kernel_attention.experiments.training.members import (
     Member,
     automatic_batch_size,
     automatic_epochs,
+    automatic_steps,
     train_member,
 )
 from kernel_attention.experiments.training.ranges import require_in_range
@@ -38,7 +39,9 @@ from kernel_attention.mechanisms import AttentionSpec, layer_specs
 from kernel_attention.models import SequenceClassifier
 from kernel_attention.models.sequence import Positions
 from kernel_attention.models.sequence_pooling import SequencePooling
-from kernel_attention.models.series_stem import View
+from kernel_attention.models.series_stem import View, automatic_patch_len
+
+Stem = Literal["linear", "convolution"]
 
 _OF_A_RECIPE = ("optimizer", "schedule", "gradient_clip", "patience", "accelerator")
 _OF_A_MEMBER = (
@@ -70,7 +73,7 @@ class AttentionEstimator(TransformerMixin, BaseEstimator):
         num_layers: int = 2,
         feedforward_dim: int = 128,
         dropout: float = 0.1,
-        stem: Literal["linear", "convolution"] = "convolution",
+        stem: Stem | Sequence[Stem] = ("convolution", "convolution", "linear"),
         stem_layers: int = 3,
         patch_len: int = 0,
         views: Sequence[View] = ("raw", "normalized"),
@@ -247,7 +250,7 @@ class AttentionEstimator(TransformerMixin, BaseEstimator):
         judged: list[tuple[Tensor, SequenceSplit]] = []
         plan = self._plan(split, validation, seeds)
         for index, (seed, kept, held_out, selects) in enumerate(plan):
-            recipe = self._recipe(seed, len(kept), self._overrides(index))
+            recipe = self._recipe(seed, len(kept), max_len, index)
             if index == 0:
                 for remark in recipe.remarks():
                     note_once(remark)
@@ -321,7 +324,7 @@ class AttentionEstimator(TransformerMixin, BaseEstimator):
         """The parameters that member number ``index`` has of its own."""
         if not self.members:
             return {}
-        overrides = self.members[index % len(self.members)]
+        overrides = _in_turn("members", self.members, index)
         if not isinstance(overrides, Mapping):
             raise InputError(f"members={self.members!r} must list dicts of parameters")
         for name in overrides:
@@ -329,16 +332,21 @@ class AttentionEstimator(TransformerMixin, BaseEstimator):
                 raise unknown("parameter of members", name, _OF_A_MEMBER)
         return overrides
 
-    def _recipe(self, seed: int, cases: int, overrides: Mapping[str, Any]) -> Recipe:
-        """The parameters as a recipe of the trainer; the recipe also checks them."""
+    def _recipe(self, seed: int, cases: int, max_len: int, index: int) -> Recipe:
+        """The parameters of member number ``index`` as a recipe of the trainer, which also checks them."""
         given = {name: plain(getattr(self, name)) for name in (*_OF_A_RECIPE, *_OF_A_MEMBER)}
-        given |= overrides
+        given |= self._overrides(index)
+        if not isinstance(given["stem"], str):
+            given["stem"] = _in_turn("stem", given["stem"], index)
         attention = merged_attention(given.pop("attention"), given.pop("attention_options"))
         batch_size, epochs = given.pop("batch_size"), given.pop("epochs")
         if batch_size is None:
             batch_size = automatic_batch_size(cases)
         if epochs is None:
-            epochs = automatic_epochs(cases, checked(Recipe, "batch_size", batch_size))
+            patch_len = checked(Recipe, "patch_len", given["patch_len"]) or automatic_patch_len(max_len)
+            batch_size = checked(Recipe, "batch_size", batch_size)
+            steps = automatic_steps(batch_size, -(-max_len // patch_len))
+            epochs = automatic_epochs(cases, batch_size, steps)
         warmup = given.pop("warmup")
         require_probability(warmup=warmup)
         given["warmup_epochs"] = int(warmup * checked(Recipe, "epochs", epochs))
@@ -392,6 +400,13 @@ class AttentionEstimator(TransformerMixin, BaseEstimator):
         finally:
             model.cpu()
         return torch.stack([part.mean(dim=0) for part in outputs.split(counts)])
+
+
+def _in_turn(name: str, values: Any, index: int) -> Any:
+    """Entry number ``index`` of a list that is used in turn."""
+    if not isinstance(values, Sequence) or not values:
+        raise InputError(f"{name}={values!r} must list one or more entries, which members use in turn")
+    return values[index % len(values)]
 
 
 def merged_attention(attention: Any, options: Mapping[str, Any] | None) -> Any:

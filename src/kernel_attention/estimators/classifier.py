@@ -41,7 +41,8 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):
         num_layers: encoder layers.
         feedforward_dim: hidden width of the feed-forward networks.
         dropout: dropout probability.
-        stem: how steps become tokens: a "linear" projection, or multi-scale convolutions ("convolution").
+        stem: how steps become tokens: a "linear" projection, or multi-scale convolutions ("convolution"). A
+            list of these is used in turn by the members.
         stem_layers: blocks of the convolution stem.
         patch_len: steps per token; 0: as many as leave at most 128 tokens of the longest series.
         views: what the stem reads: one or more of "raw", "normalized" (per series) and "difference".
@@ -51,7 +52,8 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):
         n_estimators: members of the ensemble, which differ in their seeds. Their outputs are averaged.
         members: parameters of single members: a list of dicts, used in turn, such as
             ``[{}, {"attention": "softmax"}]``. None: all members have the same parameters.
-        epochs: passes over the training data; None: about 1500 steps, and at least 20 passes.
+        epochs: passes over the training data; None: 1000 to 1500 steps, fewer the more tokens a batch has,
+            and at least 20 passes.
         batch_size: sequences per step; None: a sixteenth of the training cases, from 8 to 64.
         optimizer: "radam", "adam" or "adamw".
         learning_rate: the largest learning rate.

@@ -19,6 +19,7 @@ from kernel_attention.experiments.training.calibration import fit_temperature
 from kernel_attention.experiments.training.members import (
     automatic_batch_size,
     automatic_epochs,
+    automatic_steps,
     train_member,
 )
 from kernel_attention.experiments.training.time_series_task import TimeSeriesTask
@@ -165,9 +166,14 @@ def test_training_ends_when_its_time_is_over_and_the_rate_falls_with_the_clock()
 @pytest.mark.parametrize(("cases", "size"), [(1, 8), (40, 8), (150, 8), (270, 16), (6600, 64)])
 def test_sizes_follow_from_the_number_of_cases(cases, size):
     assert automatic_batch_size(cases) == size
-    epochs = automatic_epochs(cases, size)
+    epochs = automatic_epochs(cases, size, 1500)
     assert epochs >= 20
     assert epochs == 20 or epochs * math.ceil(cases / size) == pytest.approx(1500, rel=0.1)
+
+
+@pytest.mark.parametrize(("size", "tokens", "steps"), [(8, 10, 1500), (16, 75, 1250), (64, 128, 1000)])
+def test_steps_follow_from_the_tokens_of_a_batch(size, tokens, steps):
+    assert automatic_steps(size, tokens) == steps
 
 
 def test_the_temperature_undoes_a_factor_of_the_logits():

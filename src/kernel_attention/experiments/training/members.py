@@ -15,11 +15,10 @@ from kernel_attention.experiments.training.recipe import Recipe
 from kernel_attention.experiments.training.time_series_task import TimeSeriesTask
 from kernel_attention.models import SequenceClassifier
 
-STEPS = 1500
-"""Optimizer steps that ``automatic_epochs`` aims at."""
-
-_FEWEST_EPOCHS = 20
 _BATCH_SIZES = (8, 64)
+_STEPS = (1000, 1500)
+_TOKENS = 1_500_000  # that a model reads in training: a minute or two of one processor core
+_FEWEST_EPOCHS = 20
 
 
 def automatic_batch_size(cases: int) -> int:
@@ -28,7 +27,13 @@ def automatic_batch_size(cases: int) -> int:
     return min(max(2 ** round(math.log2(max(cases / 16, 1))), smallest), largest)
 
 
-def automatic_epochs(cases: int, batch_size: int, steps: int = STEPS) -> int:
+def automatic_steps(batch_size: int, num_tokens: int) -> int:
+    """Steps that read about 1.5 million tokens in batches of series of ``num_tokens``; from 1000 to 1500."""
+    fewest, most = _STEPS
+    return min(max(round(_TOKENS / (batch_size * num_tokens)), fewest), most)
+
+
+def automatic_epochs(cases: int, batch_size: int, steps: int) -> int:
     """Passes over the training cases that make about ``steps`` steps, and at least 20 of them."""
     return max(round(steps / math.ceil(cases / batch_size)), _FEWEST_EPOCHS)
 
