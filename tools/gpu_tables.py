@@ -26,7 +26,7 @@ def texts(root: Path) -> tuple[dict[str, list[str]], dict[Path, str]]:
 
 
 def record_lines(record: dict[str, Any]) -> list[str]:
-    """The training steps at ``LENGTH`` tokens, then RPC's times and peaks over those of symmetric attention."""
+    """Training steps at ``LENGTH`` tokens, then RPC beside symmetric attention in time and peak memory."""
     machine, setting = record["machine"], record["cells"][0]["setting"]
     heading = (
         f"{machine['gpu']}, torch {machine['torch']}, {machine['date'][:10]}: d {setting['embed_dim']}, "
