@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import shutil
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -99,6 +100,21 @@ def test_an_exported_program_keeps_the_operator_that_was_asked_for(name):
     for length in (7, 300):  # fewer tokens than rows of W in primal attention, and more
         x = torch.randn(3, length, 10, dtype=F64)
         torch.testing.assert_close(opened(x), layer(x))
+
+
+@pytest.mark.slow  # it compiles C++
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
+@one_of_each
+def test_aot_inductor_runs_the_operator(name, tmp_path):
+    layer = make(name, dtype=torch.float32).eval()
+    tokens = torch.export.Dim("tokens", min=7, max=500)
+    program = torch.export.export(layer, (torch.randn(3, 11, 10),), dynamic_shapes={"x": {1: tokens}})
+    package = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "layer.pt2"))
+    loaded = torch._inductor.aoti_load_package(package)
+    for length in (11, 300):
+        x = torch.randn(3, length, 10)
+        with torch.no_grad():
+            torch.testing.assert_close(loaded(x), layer(x))
 
 
 @one_of_each

@@ -35,7 +35,7 @@ def only_formulas() -> str | None:
     if forward_ad._current_level >= 0:
         return "forward-mode differentiation needs the formulas"
     # An exporter always traces, and torch's own question imports modules for a third of a second.
-    traces = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    traces = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
     if traces and torch.onnx.is_in_onnx_export():
         return "ONNX has the formulas' operators only"
     return None

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-import kernel_attention
 from kernel_attention.errors import InputError
+from kernel_attention.experiments.benchmarking import revisions
 from kernel_attention.experiments.benchmarking.revisions import (
     LEAST_ROUNDS,
     BenchmarkFailedError,
@@ -151,7 +151,7 @@ def test_a_revision_that_cannot_measure_ends_with_its_own_words(package, body, e
 def test_the_exit_code_says_whether_something_got_slower(package, monkeypatch, tmp_path, capsys):
     from kernel_attention.experiments.cli import main
 
-    monkeypatch.setattr(kernel_attention, "__file__", str(package / "__init__.py"))
+    monkeypatch.setattr(revisions, "_PACKAGE", package)
     monkeypatch.chdir(tmp_path)
     command = ["bench", "sdpa", "--length", "8", "--against", "first", "--output", "out"]
     assert main(command) == 0

@@ -33,6 +33,7 @@ LEAST_CHANGE = 1.03
 LEAST_ROUNDS = 7
 """Fewer rounds have no outcome as rare as ``LEVEL``."""
 ROUNDS = 11
+_PACKAGE = Path(__file__).parents[2]
 _PASSES = 9  # of every contender in a process; their lower quartile enters, which other work disturbs least
 
 Key = tuple[str, str, str]  # setting as JSON, contender, pass
@@ -74,7 +75,7 @@ def measure_against(
         raise InputError(
             f"rounds={rounds} must be at least {LEAST_ROUNDS} with --against: fewer cannot tell noise apart"
         )
-    package = Path(__file__).parents[2] if package is None else package
+    package = _PACKAGE if package is None else package
     checkout = _checkout(package)
     commit = _commit(checkout, reference)
     order = random.Random(seed)
