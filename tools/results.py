@@ -20,6 +20,7 @@ import equal_time_tables
 import readme_robustness
 import reproduction_tables
 import robustness_tables
+import series_tables
 import significance_tables
 from generated import ROOT, between_marks, settle
 
@@ -31,6 +32,7 @@ PAGES = (
     readme_robustness,
     reproduction_tables,
     robustness_tables,
+    series_tables,
     significance_tables,
 )
 
