@@ -443,11 +443,23 @@ def table(path: Path) -> None:
         print(" ".join([classifier.ljust(26), *cells, f"{100 * accuracy:6.2f} {loss:6.3f} {error:6.3f}"]))
 
 
+def keep(path: Path, kept: Path) -> None:
+    """Write the records of finished fits without the figures of single cases."""
+    left_out = ("log_probabilities", "targets", "classes")
+    records = [record for record in read(path) if "error" not in record]
+    lines = [json.dumps({key: record[key] for key in record if key not in left_out}) for record in records]
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    kept.write_text("".join(f"{line}\n" for line in lines))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--output", type=Path, help="file of records, one JSON object a line")
+    parser.add_argument(
+        "--keep", type=Path, help="with --table: write the records there, without single cases"
+    )
     parser.add_argument("--table", type=Path, help="print the means of a file of records and stop")
     parser.add_argument(
         "--cross-validate", action="store_true", help="compare variants on the training splits"
@@ -475,6 +487,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.table:
         table(options.table)
+        if options.keep:
+            keep(options.table, options.keep)
         return
     if options.output is None and not options.prepare:
         parser.error("--output is needed")

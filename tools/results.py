@@ -22,6 +22,7 @@ import readme_robustness
 import reproduction_tables
 import result_tables
 import robustness_tables
+import series_tables
 import significance_tables
 from generated import ROOT, between_marks, settle
 
@@ -35,6 +36,7 @@ PAGES = (
     reproduction_tables,
     result_tables,
     robustness_tables,
+    series_tables,
     significance_tables,
 )
 

@@ -66,11 +66,20 @@ def test_a_shuffled_pass_sees_every_case_once_and_a_new_loader_repeats_it(split)
 
 
 def test_workers_change_nothing(split):
+    split = SequenceSplit(split.sequences, split.targets, np.linspace(0.5, 1.5, 5, dtype=np.float32))
     alone = make_loader(split, 2, shuffle=True, seed=1)
     helped = make_loader(split, 2, shuffle=True, seed=1, num_workers=1)
     for one, other in zip(alone, helped, strict=True):
         for a, b in zip(one, other, strict=True):
             assert torch.equal(a, b)
+
+
+def test_weights_stay_with_their_cases(split):
+    weights = np.arange(1, 6, dtype=np.float32)
+    plain = order(make_loader(split, 2, shuffle=True, seed=3), epoch=0)
+    weighted = make_loader(SequenceSplit(split.sequences, split.targets, weights), 2, shuffle=True, seed=3)
+    assert torch.cat([batch.weight for batch in weighted]).tolist() == [case + 1 for case in plain]
+    assert next(iter(make_loader(split, 2))).weight is None
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
