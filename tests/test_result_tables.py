@@ -80,6 +80,23 @@ def test_without_records_nothing_is_claimed(tables, tmp_path):
         assert all("no record yet" in line for line in said)
 
 
+def test_the_readme_has_the_figures_of_its_tasks(tables, tool, root, tmp_path_factory):
+    readme = tool("readme_accuracy")
+    lines = readme.texts(root)[0]["accuracy"]
+    assert rows_of(lines) == [
+        ["task", "mean ± deviation (seeds)"],
+        ["JapaneseVowels, accuracy, %", "`primal` 97.00 ± 1.41 (seeds 0, 1)"],
+        ["SST-2 from scratch, accuracy, %", "`rpc` 80.10 (seed 0)"],
+        ["Penn Treebank, test perplexity (smaller is better)", "`symmetric` 131.26 (seed 0)"],
+    ]
+    nothing = readme.texts(tmp_path_factory.mktemp("empty"))[0]["accuracy"]
+    assert nothing == ["", "No model of a short task has a record yet.", ""]
+    for task in readme.TASKS:
+        suite = read_suite(task.suite)
+        assert task.column in suite.columns
+        assert set(task.rows) <= set(suite.rows)
+
+
 def test_the_tables_have_what_the_records_say(tables, root):
     regions, _ = tables.texts(root)
     assert regions["demo"] == ["", "Test accuracy, %: 97.00 ± 1.41 (seeds 0, 1).", ""]

@@ -18,6 +18,7 @@ import control_tables
 import decision_tables
 import equal_time_tables
 import gpu_tables
+import readme_accuracy
 import readme_robustness
 import reproduction_tables
 import result_tables
@@ -32,6 +33,7 @@ PAGES = (
     decision_tables,
     equal_time_tables,
     gpu_tables,
+    readme_accuracy,
     readme_robustness,
     reproduction_tables,
     result_tables,
@@ -46,7 +48,7 @@ def generated_texts(root: Path = ROOT) -> dict[Path, str]:
     found: dict[Path, str] = {}
     for module in PAGES:
         regions, figures = module.texts(root)
-        text = (root / module.PAGE).read_text(encoding="utf-8")
+        text = found.get(module.PAGE) or (root / module.PAGE).read_text(encoding="utf-8")
         for mark, lines in regions.items():
             text = between_marks(text, mark, lines)
         found |= {module.PAGE: text, **figures}
