@@ -107,7 +107,10 @@ def test_a_run_is_not_overwritten(refused, trained, waves, tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("dataset: Waves\nepoch: 3\n", "unknown key of recipe.yaml 'epoch'; did you mean 'epochs'?"),
+        (
+            "dataset: Waves\nepoch: 3\n",
+            "unknown key of recipe.yaml 'epoch'; did you mean 'epochs' or 'warmup_epochs'?",
+        ),
         ("dataset: Waves\nepochs: many\n", "epochs='many' must be a whole number"),
         ("dataset: Waves\nattention: {primal: {rank: 3\n", "recipe.yaml: not valid YAML"),
         ("dataset Waves\n", "recipe.yaml: expected lines of the form key: value, found str"),
