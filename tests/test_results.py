@@ -187,7 +187,7 @@ def test_the_readme_says_what_the_comparisons_found(tables, root):
     (_, line, _) = readme_robustness.texts(root)[0]["robustness"]
     # The differences with arrows in the table of these records.
     assert "8 comparisons of 4 small vision transformers with their baselines have found these diff" in line
-    assert "better: rpc, 4 iterations, first layer (FGSM); worse: symmetric (FGSM). " in line
+    assert "better are rpc, 4 iterations, first layer (FGSM); worse are symmetric (FGSM). " in line
     assert "We have found no other difference so far." in line
     for name in ("rpc_first_layer-1", "symmetric-1"):
         (root / tables.RECORDS / f"{name}.json").unlink()

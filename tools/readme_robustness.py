@@ -30,7 +30,7 @@ def said(models: int, comparisons: Sequence[Comparison]) -> str:
     parts = []
     for word, is_better in (("better", True), ("worse", False)):
         chosen = [each for each in found if _is_better(each) == is_better]
-        parts += [f"{word}: {_named(chosen)}"] if chosen else []
+        parts += [f"{word} are {_named(chosen)}"] if chosen else []
     closing = "We have found no other difference so far."
     if not any(each.column in ATTACKS for each in found):
         closing = "Under attack we have found no difference so far."
