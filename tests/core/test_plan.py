@@ -52,6 +52,22 @@ def test_auto_takes_the_faster_form_from_a_measured_number_of_tokens_on(layer, e
     assert on_meta == ("reference", "no other form was measured to be faster (meta, eager)")
 
 
+@pytest.mark.parametrize("name", ["rpc", "linear"])
+def test_kernels_that_were_asked_for_are_named(name):
+    def plan(impl: str, **options):
+        return ka.create_attention(name, 8, 2, impl=impl).plan(tokens(9), **options)
+
+    assert plan("triton", is_causal=True) == ("triton", "impl='triton'")
+    assert plan("reference") == ("reference", "impl='reference'")
+    assert plan("auto") == ("reference", "no other form was measured to be faster (cpu, eager)")
+    whole = (
+        ("reference", "the kernels are those of the causal sum")
+        if name == "linear"
+        else ("triton", "impl='triton'")
+    )
+    assert plan("triton") == whole
+
+
 def test_a_form_that_was_measured_to_be_slower_is_not_taken():
     plan = ka.PrimalAttention(72, 2, rank=2).plan(torch.randn(1, 100_000, 72), compiled=True)
     assert plan == ("reference", "no other form was measured to be faster (cpu, compiled)")

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from kernel_attention.core.layer import AttentionLayer, TokenWork
 from kernel_attention.core.parameters import Device
+from kernel_attention.core.plan import LayerPlan, choose_form
 from kernel_attention.core.query_key_value import identity_values
 from kernel_attention.core.registry import register_attention
 from kernel_attention.core.validation import require_positive, require_probability
@@ -107,44 +108,42 @@ class RobustPrincipalAttention(AttentionLayer):
         self, x: Tensor, context: Tensor | None, attention_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
         """RPC-Attention on checked arguments: the last L of the pursuit, projected, (B, N, d)."""
-        if self.impl == "triton":
-            low_rank = self._by_kernels(x, attention_mask, is_causal)
+        if self.plan(x, is_causal=is_causal).form == "triton":
+            low_rank = rpc_attention_by_kernels(**self._pursuit_arguments(x, attention_mask, is_causal))
         else:
             low_rank = self.pursuit(x, attention_mask=attention_mask, is_causal=is_causal).low_rank
         return self.out_proj(self.merge_heads(low_rank))
 
-    def _by_kernels(self, x: Tensor, attention_mask: Tensor | None, is_causal: bool) -> Tensor:
-        if is_traced() or (self.training and self.dropout > 0):
+    def plan(self, x: Tensor, *, is_causal: bool = False, compiled: bool | None = None) -> LayerPlan:
+        """Which form runs, and why: the kernels with ``impl="triton"`` alone."""
+        if self.impl == "triton" and (is_traced() or (self.training and self.dropout > 0)):
             raise InputError(
                 "impl='triton' has no dropout, and cannot be compiled, exported or transformed: use "
                 "impl='auto' or 'reference'"
             )
-        return rpc_attention_by_kernels(
-            self.split_heads(self.k_proj(x)),
-            self.split_heads(self.v_proj(x)),
-            q=self._queries(x),
-            iterations=self.iterations,
-            lam=self.lam,
-            convention=self.convention,
-            attention_mask=attention_mask,
-            is_causal=is_causal,
-        )
+        return choose_form(self.impl, x, None, {}, is_sharded=False, compiled=compiled)
 
     def pursuit(
         self, x: Tensor, *, attention_mask: Tensor | None = None, is_causal: bool = False
     ) -> PrincipalPursuit:
         """L, S and T of the last step, each (B, h, N, p); S is what the layer takes for corruption."""
+        dropout = self.dropout if self.training else 0.0
         return principal_attention_pursuit(
-            self.split_heads(self.k_proj(x)),
-            self.split_heads(self.v_proj(x)),
-            q=self._queries(x),
-            iterations=self.iterations,
-            lam=self.lam,
-            convention=self.convention,
-            attention_mask=attention_mask,
-            is_causal=is_causal,
-            dropout_p=self.dropout if self.training else 0.0,
+            **self._pursuit_arguments(x, attention_mask, is_causal), dropout_p=dropout
         )
+
+    def _pursuit_arguments(self, x: Tensor, attention_mask: Tensor | None, is_causal: bool) -> dict[str, Any]:
+        """What the pursuit takes, by PyTorch's operations and by kernels."""
+        return {
+            "k": self.split_heads(self.k_proj(x)),
+            "v": self.split_heads(self.v_proj(x)),
+            "q": self._queries(x),
+            "iterations": self.iterations,
+            "lam": self.lam,
+            "convention": self.convention,
+            "attention_mask": attention_mask,
+            "is_causal": is_causal,
+        }
 
     def kernel_matrix(self, x: Tensor, *, attention_mask: Tensor | None = None) -> Tensor:
         """The attention matrix of the last step, (B, h, N, N); for analysis, O(N^2)."""

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from kernel_attention.core.parameters import Device
+from kernel_attention.core.plan import LayerPlan, choose_form
 from kernel_attention.core.query_key_value import QueryKeyValueAttention
 from kernel_attention.core.registry import register_attention
 from kernel_attention.features.feature_maps import FEATURE_MAPS, FeatureMapSpec
@@ -52,6 +54,7 @@ class LinearAttention(QueryKeyValueAttention):
         dtype: the parameters' precision; None: the default one.
     """
 
+    kernel: LinearKernel
     reference_options: Mapping[str, Any] = {"impl": "reference"}
 
     def __init__(
@@ -83,6 +86,12 @@ class LinearAttention(QueryKeyValueAttention):
             return super().option_value(name)
         value = getattr(self.kernel, name)
         return next((known for known, function in FEATURE_MAPS.items() if function is value), value)
+
+    def plan(self, x: Tensor, *, is_causal: bool = False, compiled: bool | None = None) -> LayerPlan:
+        """Which form runs, and why: with ``impl="triton"`` the kernels for the causal sum."""
+        if self.kernel.impl == "triton" and not is_causal:
+            return LayerPlan("reference", "the kernels are those of the causal sum")
+        return choose_form(self.kernel.impl, x, None, {}, is_sharded=False, compiled=compiled)
 
     def extra_repr(self) -> str:
         """The options, for print(model)."""
