@@ -9,6 +9,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
+from suite_records import suite_record
 from torch.nn import functional as F
 
 from kernel_attention.errors import InputError
@@ -30,18 +31,11 @@ def tables(tool) -> ModuleType:
 def record(label: str, seed: int, column: str, accuracies: list[float], **config) -> ResultRecord:
     _, recipe = SUITE.recipe(Cell(label, column, seed))
     figures = {f"accuracy_{name}": value for name, value in zip(recipe.test_tasks(), accuracies, strict=True)}
-    return ResultRecord(
-        label=label,
-        seed=seed,
-        recipe=SUITE.columns[column],
-        config={key: value for key, value in recipe.keys().items() if key != "seeds"} | config,
+    return suite_record(
+        SUITE, label, column, seed, config=config,
         budget={"steps": recipe.steps, "seconds": 100.0 + seed, "threads": 1},
-        software={},
-        machine="x86_64, 2 cores, 1 thread, no GPU",
-        date="2026-11-22T05:00:00+00:00",
-        revision=None,
         figures={"evaluation": {"accuracy": float(np.mean(accuracies))} | figures},
-    )
+    )  # fmt: skip
 
 
 @pytest.fixture

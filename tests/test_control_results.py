@@ -7,9 +7,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from suite_records import suite_record
 
 from kernel_attention.errors import InputError
-from kernel_attention.experiments.reproduction import Cell, read_suite
+from kernel_attention.experiments.reproduction import read_suite
 from kernel_attention.experiments.results import ResultRecord, write_records
 
 ROOT = Path(__file__).parents[1]
@@ -23,7 +24,6 @@ def tables(tool) -> ModuleType:
 
 
 def record(label: str, seed: int, column: str, score: float, **config) -> ResultRecord:
-    _, recipe = SUITE.recipe(Cell(label, column, seed))
     figures = {
         "normalized_score": score,
         "normalized_score_deviation": 10.0 + seed,
@@ -36,18 +36,10 @@ def record(label: str, seed: int, column: str, score: float, **config) -> Result
         "gymnasium": "1.4.0",
         "mujoco": "4.0.0",
     }
-    return ResultRecord(
-        label=label,
-        seed=seed,
-        recipe=SUITE.columns[column],
-        config={key: value for key, value in recipe.keys().items() if key != "seeds"} | config,
-        budget={"steps": recipe.steps, "seconds": 100.0 + seed, "threads": 1},
-        software={},
-        machine="x86_64, 2 cores, 1 thread, no GPU",
-        date="2026-11-22T05:00:00+00:00",
-        revision="0123456789abcdef",
-        figures={"evaluation": figures},
-    )
+    return suite_record(
+        SUITE, label, column, seed, config=config, revision="0123456789abcdef",
+        budget={"steps": 5000, "seconds": 100.0 + seed, "threads": 1}, figures={"evaluation": figures},
+    )  # fmt: skip
 
 
 def rows_of(lines: list[str]) -> list[list[str]]:

@@ -7,9 +7,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from suite_records import write_suite_record
 
 from kernel_attention.experiments.reproduction import Cell, read_suite
-from kernel_attention.experiments.results import ResultRecord, write_records
 from kernel_attention.experiments.training.position_recipe import PositionRecipe
 
 ROOT = Path(__file__).parents[1]
@@ -23,16 +23,7 @@ def tables(tool) -> ModuleType:
 
 
 def write(root, suite_name, row, column, seed=0, **figures):
-    suite = read_suite(suite_name)
-    _, recipe = suite.recipe(Cell(row, column, seed))
-    record = ResultRecord(
-        label=row, seed=seed, recipe=suite.columns[column],
-        config={key: value for key, value in recipe.keys().items() if key != "seeds"},
-        budget={"seconds": 100.0}, software={}, machine="x86_64", date="2026-11-22T05:00:00+00:00",
-        revision=None, figures={"evaluation": figures},
-    )  # fmt: skip
-    folder = root / "results" / suite.records
-    write_records([record], folder / column if len(suite.columns) > 1 else folder)
+    write_suite_record(root, read_suite(suite_name), row, column, seed, figures={"evaluation": figures})
 
 
 def decisions(tables, root):

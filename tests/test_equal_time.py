@@ -8,6 +8,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from suite_records import suite_record
 from torch.nn import functional as F
 
 from kernel_attention.core.objective import auxiliary_loss
@@ -27,18 +28,13 @@ def tables(tool) -> ModuleType:
 
 
 def record(suite, row, column, seed, course, accuracy=0.5) -> ResultRecord:
-    _, recipe = suite.recipe(Cell(row, column, seed))
     seconds, values = zip(*course, strict=True)
-    return ResultRecord(
-        label=row,
-        seed=seed,
-        recipe=suite.columns[column],
-        config={key: value for key, value in recipe.keys().items() if key != "seeds"},
-        budget={"steps": recipe.steps, "seconds": 3000.0, "threads": 1},
-        software={},
-        machine="x86_64, 2 cores, 1 thread, no GPU",
-        date="2026-11-22T05:00:00+00:00",
-        revision=None,
+    return suite_record(
+        suite,
+        row,
+        column,
+        seed,
+        budget={"steps": 100 * len(course), "seconds": 3000.0, "threads": 1},
         figures={
             "evaluation": {"accuracy": accuracy, "cases": 2000},
             "course": {

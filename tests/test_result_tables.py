@@ -7,9 +7,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from suite_records import write_suite_record
 
-from kernel_attention.experiments.reproduction import Cell, read_suite
-from kernel_attention.experiments.results import ResultRecord, write_records
+from kernel_attention.experiments.reproduction import read_suite
 
 ROOT = Path(__file__).parents[1]
 REGION = re.compile(r"<!-- ([\w-]+): begin \(make results\) -->\n.*?<!-- \1: end -->", re.DOTALL)
@@ -23,15 +23,10 @@ def tables(tool) -> ModuleType:
 
 def write(root, suite, row, column, seed, **figures):
     """A record of a suite's cell with these figures."""
-    _, recipe = suite.recipe(Cell(row, column, seed))
-    record = ResultRecord(
-        label=row, seed=seed, recipe=suite.columns[column],
-        config={key: value for key, value in recipe.keys().items() if key != "seeds"},
-        budget={"seconds": 60.0}, software={"torch": "2.13.0"}, machine="x86_64, 2 cores",
-        date="2026-11-22T05:00:00+00:00", revision="0123456789abcdef", figures={"evaluation": figures},
+    write_suite_record(
+        root, suite, row, column, seed, budget={"seconds": 60.0}, software={"torch": "2.13.0"},
+        machine="x86_64, 2 cores", revision="0123456789abcdef", figures={"evaluation": figures},
     )  # fmt: skip
-    folder = root / "results" / suite.records
-    write_records([record], folder / column if len(suite.columns) > 1 else folder)
 
 
 @pytest.fixture

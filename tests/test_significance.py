@@ -7,9 +7,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from suite_records import write_suite_record
 
-from kernel_attention.experiments.reproduction import Cell, read_suite
-from kernel_attention.experiments.results import ResultRecord, write_records
+from kernel_attention.experiments.reproduction import read_suite
 
 ROOT = Path(__file__).parents[1]
 FIRST = ("JapaneseVowels", "Handwriting")
@@ -23,15 +23,8 @@ def tables(tool) -> ModuleType:
 
 
 def write(root, suite_name, row, column, accuracy):
-    suite = read_suite(suite_name)
-    _, recipe = suite.recipe(Cell(row, column, 0))
-    record = ResultRecord(
-        label=row, seed=0, recipe=suite.columns[column],
-        config={key: value for key, value in recipe.keys().items() if key != "seeds"},
-        budget={"seconds": 1.0}, software={}, machine="x86_64", date="2026-11-22T05:00:00+00:00",
-        revision=None, figures={"evaluation": {"accuracy": accuracy}},
-    )  # fmt: skip
-    write_records([record], root / "results" / suite.records / column)
+    figures = {"evaluation": {"accuracy": accuracy}}
+    write_suite_record(root, read_suite(suite_name), row, column, figures=figures)
 
 
 def measured(root, more=MORE, rows=("batch_norm", "scaled_heads")):
@@ -88,14 +81,8 @@ def test_a_smaller_error_is_better(tables, tmp_path):
     suite = read_suite("primal_dual_regression")
     for column in suite.columns:
         for row, value in (("softmax", 40.0), ("batch_norm", 30.0)):
-            _, recipe = suite.recipe(Cell(row, column, 0))
-            record = ResultRecord(
-                label=row, seed=0, recipe=suite.columns[column],
-                config={key: each for key, each in recipe.keys().items() if key != "seeds"},
-                budget={"seconds": 1.0}, software={}, machine="x86_64", date="2026-11-22T05:00:00+00:00",
-                revision=None, figures={"evaluation": {suite.metric: value}},
-            )  # fmt: skip
-            write_records([record], tmp_path / "results" / suite.records / column)
+            figures = {"evaluation": {suite.metric: value}}
+            write_suite_record(tmp_path, suite, row, column, figures=figures)
     lines = section(tables, tmp_path)
     assert any(
         "batch_norm is better than softmax over the sets (better on 6, worse on 0" in line for line in lines

@@ -30,7 +30,8 @@ def errors_on_gpu(worker: Path) -> Errors:
 
 
 def _errors(worker: Path, device: str, **environment: str) -> Errors:
-    path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(HOSTS)])
+    folders = [str(Path(__file__).parent), str(HOSTS)]  # of ``triton_outcomes``, and of Triton
+    path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), *folders])
     done = subprocess.run(
         [sys.executable, str(worker), device],
         env=os.environ | {"PYTHONPATH": path} | environment, capture_output=True, text=True, check=False,

@@ -8,11 +8,11 @@ Prints a line of JSON, {case: {quantity: [error of the kernels, error of the for
 float64.
 """
 
-import copy
 import json
 import sys
 
 import torch
+from triton_outcomes import outputs_and_gradients, padding, relative_errors
 
 import kernel_attention as ka
 from kernel_attention.mechanisms.kernel_pca import triton_kernels as pursuit_triton
@@ -46,48 +46,24 @@ ON_GPU = [
 
 
 def run(layer, x, mask, *, is_causal, twice):
-    x = x.detach().requires_grad_()
-    layer.zero_grad(set_to_none=True)
-    y = layer(x, attention_mask=mask, is_causal=is_causal)
-    y = (y if mask is None else y[mask]).double()
-    probe = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(y.device)
-    if twice:  # the gradient of a gradient: the kernels give way to the formulas
-        (first,) = torch.autograd.grad((y * probe).sum(), x, create_graph=True)
-        y, probe = first.square().double(), torch.ones_like(first)
-    (y * probe).sum().backward()
-    grad = x.grad if mask is None else x.grad[mask]
-    result = {"y": y, "x": grad} | {
-        name: p.grad for name, p in layer.named_parameters() if p.grad is not None
-    }
+    result = outputs_and_gradients(layer, x, mask, is_causal=is_causal, twice=twice)
     with torch.no_grad():
         again = layer(x, attention_mask=mask, is_causal=is_causal)
-    result["inference"] = again if mask is None else again[mask]
-    return {name: value.detach().double() for name, value in result.items()}
+    return result | {"inference": (again if mask is None else again[mask]).double()}
 
 
 def errors(options, width, precision, masked, is_causal, device, length):
     torch.manual_seed(0)
     layer = ka.create_attention("rpc", HEADS * width, HEADS, **options).to(device)
     x = torch.randn(BATCH, length, HEADS * width, device=device)
-    mask = None
-    if masked:
-        mask = torch.ones(BATCH, length, dtype=torch.bool, device=device)
-        mask[0, length // 2 :], mask[1, ::3] = False, False
-    results = {}
-    low = getattr(torch, precision)
-    for impl, dtype in (("reference", torch.float64), ("reference", low), ("triton", low)):
-        copied = copy.deepcopy(layer).to(dtype).train()
-        copied.impl = impl
-        results[impl, dtype] = run(
-            copied, x.to(dtype), mask, is_causal=is_causal, twice="convention" in options
-        )
-    return {
-        name: [
-            ((results[impl, low][name] - value).norm() / value.norm().clamp_min(1e-30)).item()
-            for impl in ("triton", "reference")
-        ]
-        for name, value in results["reference", torch.float64].items()
-    }
+    mask = padding(BATCH, length, device) if masked else None
+    twice = "convention" in options
+    return relative_errors(
+        layer,
+        getattr(torch, precision),
+        lambda layer, dtype: run(layer, x.to(dtype), mask, is_causal=is_causal, twice=twice),
+        lambda layer, impl: setattr(layer, "impl", impl),
+    )
 
 
 def main(device):

@@ -8,12 +8,12 @@ Prints a line of JSON, {case: {quantity: [error of the kernels, error of the for
 float64.
 """
 
-import copy
 import json
 import os
 import sys
 
 import torch
+from triton_outcomes import outputs_and_gradients, padding, relative_errors
 
 import kernel_attention as ka
 from kernel_attention.mechanisms.linear import triton_kernels as linear_triton
@@ -34,44 +34,18 @@ ON_GPU = [
 ]
 
 
-def run(layer, x, mask, *, twice):
-    x = x.detach().requires_grad_()
-    layer.zero_grad(set_to_none=True)
-    y = layer(x, attention_mask=mask, is_causal=True)
-    y = (y if mask is None else y[mask]).double()
-    probe = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(y.device)
-    if twice:  # the gradient of a gradient: the kernels give way to the formulas
-        (first,) = torch.autograd.grad((y * probe).sum(), x, create_graph=True)
-        y, probe = first.square().double(), torch.ones_like(first)
-    (y * probe).sum().backward()
-    grad = x.grad if mask is None else x.grad[mask]
-    result = {"y": y, "x": grad} | {
-        name: p.grad for name, p in layer.named_parameters() if p.grad is not None
-    }
-    return {name: value.detach().double() for name, value in result.items()}
-
-
 def errors(options, width, precision, masked, device, length):
     torch.manual_seed(0)
     layer = ka.create_attention("linear", HEADS * width, HEADS, **options).to(device)
     x = torch.randn(BATCH, length, HEADS * width, device=device)
-    mask = None
-    if masked:
-        mask = torch.ones(BATCH, length, dtype=torch.bool, device=device)
-        mask[0, length // 2 :], mask[1, ::3] = False, False
-    results = {}
-    low = getattr(torch, precision)
-    for impl, dtype in (("reference", torch.float64), ("reference", low), ("triton", low)):
-        copied = copy.deepcopy(layer).to(dtype).train()
-        copied.kernel.impl = impl
-        results[impl, dtype] = run(copied, x.to(dtype), mask, twice=options.get("feature_map") == "relu")
-    return {
-        name: [
-            ((results[impl, low][name] - value).norm() / value.norm().clamp_min(1e-30)).item()
-            for impl in ("triton", "reference")
-        ]
-        for name, value in results["reference", torch.float64].items()
-    }
+    mask = padding(BATCH, length, device) if masked else None
+    twice = options.get("feature_map") == "relu"
+    return relative_errors(
+        layer,
+        getattr(torch, precision),
+        lambda layer, dtype: outputs_and_gradients(layer, x.to(dtype), mask, is_causal=True, twice=twice),
+        lambda layer, impl: setattr(layer.kernel, "impl", impl),
+    )
 
 
 def main(device):

@@ -8,13 +8,13 @@ Prints a line of JSON, {case: {quantity: [error of the kernels, error of the for
 float64.
 """
 
-import copy
 import itertools
 import json
 import os
 import sys
 
 import torch
+from triton_outcomes import relative_errors
 
 import kernel_attention as ka
 from kernel_attention.mechanisms.primal import triton_kernels as primal_triton
@@ -59,21 +59,16 @@ def main(device):
         mask = torch.ones(BATCH, LENGTH, dtype=torch.bool, device=device)
         if masked:
             mask[0, 17:], mask[1, ::3], mask[2, 1:] = False, False, False
-        results = {}
-        for impl, precision in (("reference", torch.float64), ("reference", dtype), ("triton", dtype)):
-            copied = copy.deepcopy(layer).to(precision).train()
-            copied.impl = impl
-            results[impl, precision] = run(
-                copied, x.to(precision), mask, is_causal=not layer.data_dependent and not masked
-            )
-        exact = results["reference", torch.float64]
-        found[f"{name}-{str(dtype).removeprefix('torch.')}-{'masked' if masked else 'whole'}"] = {
-            key: [
-                ((results[impl, dtype][key] - value).norm() / value.norm().clamp_min(1e-30)).item()
-                for impl in ("triton", "reference")
-            ]
-            for key, value in exact.items()
-        }
+        is_causal = not layer.data_dependent and not masked
+        case = f"{name}-{str(dtype).removeprefix('torch.')}-{'masked' if masked else 'whole'}"
+        found[case] = relative_errors(
+            layer,
+            dtype,
+            lambda layer, dtype, x=x, mask=mask, is_causal=is_causal: run(
+                layer, x.to(dtype), mask, is_causal=is_causal
+            ),
+            lambda layer, impl: setattr(layer, "impl", impl),
+        )
     print(json.dumps(found))
 
 
