@@ -26,7 +26,7 @@ def said(models: int, comparisons: Sequence[Comparison]) -> str:
     opening = "On attacked and corrupted CIFAR-10 images"
     found = [each for each in comparisons if each.adjusted <= SIGNIFICANT]
     if not found:
-        return f"{opening} {counted} have found no difference so far."
+        return f"{opening}, {counted} have found no difference so far."
     parts = []
     for word, is_better in (("better", True), ("worse", False)):
         chosen = [each for each in found if _is_better(each) == is_better]
@@ -34,7 +34,7 @@ def said(models: int, comparisons: Sequence[Comparison]) -> str:
     closing = "We have found no other difference so far."
     if not any(each.column in ATTACKS for each in found):
         closing = "Under attack we have found no difference so far."
-    return f"{opening} {counted} have found these differences: {'; '.join(parts)}. {closing}"
+    return f"{opening}, {counted} have found these differences: {'; '.join(parts)}. {closing}"
 
 
 def _is_better(each: Comparison) -> bool:
@@ -42,8 +42,8 @@ def _is_better(each: Comparison) -> bool:
 
 
 def _named(comparisons: Sequence[Comparison]) -> str:
-    """``symmetric (clean, FGSM), scaled (AUPR)``."""
+    """``symmetric (clean, FGSM) and scaled (AUPR)``."""
     columns: dict[str, list[str]] = {}
     for each in comparisons:
         columns.setdefault(ROWS[each.row][0], []).append(COLUMNS[each.column])
-    return ", ".join(f"{row} ({', '.join(names)})" for row, names in columns.items())
+    return " and ".join(f"{row} ({', '.join(names)})" for row, names in columns.items())
