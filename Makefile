@@ -10,7 +10,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.kernel-attention-installed
 THREADS := 1
 PYTEST = OMP_NUM_THREADS=$(THREADS) MPLBACKEND=Agg $(BIN)/python -m pytest
-SHARED := -n $(JOBS) --maxprocesses=8 --dist=worksteal -m "not slow and not gpu"
+# A test that hangs is ended with the stacks of its threads, and not the whole run with nothing.
+STALLED := -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
+SHARED := -n $(JOBS) --maxprocesses=8 --dist=worksteal $(STALLED) -m "not slow and not gpu"
 
 # Another processor rounds otherwise. Two variables of torch show most of the difference on one machine.
 NUMERIC := tests/tensors tests/features tests/mechanisms tests/models tests/solvers tests/theorems
