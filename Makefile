@@ -18,7 +18,7 @@ SHARED := -n $(JOBS) --maxprocesses=8 --dist=worksteal $(STALLED) -m "not slow a
 NUMERIC := tests/tensors tests/features tests/mechanisms tests/models tests/solvers tests/theorems
 PROCESSORS := import torch; print({"AVX512": "default avx2 avx512", "AVX2": "default avx2"}.get(torch.backends.cpu.get_cpu_capability(), "default"))
 
-.PHONY: help env demo test test-slow test-processors numeric test-gpu lint format tables results docs bench clean
+.PHONY: help env demo test test-slow test-processors numeric test-gpu lint format tables results performance docs bench clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r name what; do printf '%-16s %s\n' "$$name" "$$what"; done
@@ -81,6 +81,9 @@ tables: env  ## write what follows from the registered mechanisms: tables, navig
 
 results: env  ## write the tables and figures of the documentation that follow from the records in results/
 	$(BIN)/python tools/results.py
+
+performance: env  ## measure the tables of docs/performance.md again, on an idle machine; then `make results`
+	$(BIN)/python benchmarks/performance.py
 
 docs: env  ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

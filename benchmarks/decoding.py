@@ -1,6 +1,6 @@
 """Tokens per second and size of the state while decoding, over what was read before.
 
-    OMP_NUM_THREADS=1 python benchmarks/decoding.py --out benchmarks/results/decoding.json
+    OMP_NUM_THREADS=1 python benchmarks/decoding.py --out results/benchmarks/decoding.json
 
 One layer, one thread, no gradients. Every contender reads a context of N tokens, and then decodes the same
 few tokens after it again and again, going back to the state after N. Contenders take turns within a round; a
@@ -14,16 +14,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import kernel_attention as ka
+from kernel_attention.experiments.benchmarking.machine import describe_machine
 from kernel_attention.functional import state_bytes
 
 WITHOUT_STATE = "softmax, whole prefix"
@@ -125,16 +124,8 @@ def main() -> None:
     show(rows, options.lengths)
     if options.out:
         settings = {key: value for key, value in vars(options).items() if key != "out"}
-        machine = {
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-            "platform": platform.platform(),
-            "processor": platform.processor(),
-            "threads": 1,
-            "date": datetime.now(UTC).date().isoformat(),
-        }
         options.out.parent.mkdir(parents=True, exist_ok=True)
-        result = {"settings": settings, "machine": machine, "rows": rows}
+        result = {"machine": describe_machine(set()), "settings": settings, "rows": rows}
         options.out.write_text(json.dumps(result, indent=2) + "\n")
 
 

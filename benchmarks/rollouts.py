@@ -1,6 +1,6 @@
 """Steps per second of a roll-out, against the context and the length of the episode.
 
-    OMP_NUM_THREADS=1 python benchmarks/rollouts.py --out benchmarks/results/rollouts.json
+    OMP_NUM_THREADS=1 python benchmarks/rollouts.py --out results/benchmarks/rollouts.json
 
 Decision transformers of the small recipes' size (three layers of width 128, untrained) act in episodes of
 made-up states, so that nothing but the policy is timed. One thread. The contenders remember an episode so:
@@ -21,16 +21,15 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import platform
 import statistics
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from kernel_attention.core.decoding import state_bytes
+from kernel_attention.experiments.benchmarking.machine import describe_machine
 from kernel_attention.models import DecisionTransformer, Memory, RecurrentMemory, SlidingMemory
 
 STATE, ACTION = 17, 6  # of HalfCheetah and Walker2d
@@ -144,9 +143,7 @@ def main() -> None:
     print("\n".join(table(rows, arguments.lengths)))
     if arguments.out is not None:
         record = {
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "machine": platform.machine(),
-            "torch": torch.__version__,
+            "machine": describe_machine(set()),
             "episodes": arguments.episodes,
             "rows": rows,
         }

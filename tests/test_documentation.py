@@ -6,7 +6,6 @@ import inspect
 import json
 import os
 import re
-import runpy
 import shutil
 import subprocess
 import sys
@@ -115,17 +114,6 @@ def test_docstrings_hold_no_sphinx_roles():
 def test_no_docstring_only_points_elsewhere():
     """``See X.`` says nothing where the docstring stands, whatever X is and whatever follows it."""
     assert [where for where, text in docstrings() if re.match(r"See\b|\w+; see\b", text)] == []
-
-
-def test_the_picture_of_the_readme_is_drawn_from_the_performance_page(tmp_path, monkeypatch):
-    script = ROOT / "benchmarks" / "length_figure.py"
-    picture = tmp_path / "picture.svg"
-    monkeypatch.setattr("sys.argv", [str(script), "--out", str(picture)])
-    names = runpy.run_path(str(script), run_name="__main__")
-    table = names["steps"]((DOCS / "performance.md").read_text(encoding="utf-8"))
-    for contender in names["LINES"]:
-        assert [tokens for tokens, _ in table[contender]] == [256, 1024, 4096]
-    assert picture.read_text(encoding="utf-8").count("<svg") == 1
 
 
 def directives() -> list[tuple[str, str, dict]]:

@@ -214,3 +214,59 @@ def test_the_gpu_tables_are_the_records(tables):
     expected = np.median(np.divide(own["time"]["step"]["seconds"], other["time"]["step"]["seconds"])) / 4
     assert float(row[4]) == pytest.approx(expected, abs=0.005)
     assert float(row[5]) == pytest.approx(own["memory"]["step"] / other["memory"]["step"], abs=0.005)
+
+
+def timed(seconds: list[float], baseline: list[float]) -> dict[str, object]:
+    low, middle, high = np.quantile(seconds, [0.25, 0.5, 0.75])
+    ratio = float(np.median(np.divide(seconds, baseline)))
+    return {"seconds": seconds, "median": middle, "lower": low, "upper": high, "ratio_median": ratio}
+
+
+def layer_record(plan: str, steps: dict[str, list[float]], lengths=(256, 4096)) -> dict[str, object]:
+    """What ``kernel-attention bench`` writes of layers whose forward pass takes half of a step."""
+    machine = {
+        "processor": "A Processor", "cores": 2, "instructions": "AVX2", "torch": "2.13.0",
+        "date": "2026-11-22T12:00:00+00:00", "revision": "0123456789abcdef", "load_before": [0.1, 0.1, 0.1],
+        "load_after": [1.5, 1.0, 0.5],
+    }  # fmt: skip
+    baseline = steps["sdpa"]
+    rows = [
+        {
+            "contender": name,
+            "time": {
+                "step": timed(own, baseline),
+                "forward": timed([s / 2 for s in own], [s / 2 for s in baseline]),
+            },
+            "memory": {"step": 40e6 if name == "sdpa" else 10e6},
+        }
+        for name, own in steps.items()
+    ]
+    rows.append({"contender": "another library", "failed": "it broke"})
+    cells = [
+        {"setting": {"length": n, "threads": 2, "embed_dim": 64}, "rounds": 3, "rows": rows} for n in lengths
+    ]
+    return {"machine": machine, "plan": {"title": plan, "baseline": "sdpa"}, "absent": [], "cells": cells}
+
+
+def test_the_performance_tables_are_the_records(tool, tmp_path):
+    performance, speed = tool("performance_tables"), tool("readme_speed")
+    assert performance.texts(tmp_path) == ({}, {}), "regions without a record stay as they are"
+    steps = {"sdpa": [0.3, 0.4, 0.5], "primal (rank 30, eta 0.1)": [0.02, 0.02, 0.01],
+             "multilinear (eta 0.1)": [0.01, 0.01, 0.01]}  # fmt: skip
+    folder = tmp_path / performance.RECORDS
+    folder.mkdir(parents=True)
+    for name in ("primal", "multilinear"):
+        (folder / f"{name}.json").write_text(json.dumps(layer_record(name, steps)), encoding="utf-8")
+    regions, figures = performance.texts(tmp_path)
+    assert set(regions) == {"primal", "multilinear"}
+    assert figures[performance.FIGURE].count("<svg") == 1
+    assert regions["primal"][1] == (
+        "A Processor, 2 cores, AVX2, torch 2.13.0, 2026-11-22, revision 0123456, load 0.1 before and 1.5 "
+        "after; threads 2; 3 rounds."
+    )
+    # The median of the rounds' own ratios, 0.02 / 0.4, and not the ratio of the medians.
+    row = "| primal (rank 30, eta 0.1) | 4096 | 10.0 | 20.0 | 15.0–20.0 | 0.050 | 20.0 | 10.0 |"
+    assert row in regions["primal"]
+    assert len([line for line in regions["primal"] if line.startswith("| ")]) == 1 + 2 * len(steps)
+    (_, line, _) = speed.texts(tmp_path)[0]["speed"]
+    assert "20.0 times at 256 tokens, in 0.25 of the memory; 20.0 times at 4,096 tokens, in 0.25" in line

@@ -5,9 +5,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from generated import table
+from performance_tables import read, said_of
 
 from kernel_attention.experiments.reproduction import Suite, read_suite
 from kernel_attention.experiments.results import ResultRecord, read_records, require_same_config
@@ -42,7 +43,8 @@ def texts(root: Path) -> tuple[dict[str, list[str]], dict[Path, str]]:
         "control-data": data_lines(found),
         "control-runs": run_lines(found),
     }
-    return regions, {}
+    rollouts = read(root, "rollouts")
+    return regions | ({"rollouts": rollout_lines(rollouts)} if rollouts else {}), {}
 
 
 def read_column(root: Path, suite: Suite, column: str) -> dict[str, list[ResultRecord]]:
@@ -106,6 +108,21 @@ def data_lines(found: Records) -> list[str]:
             first = next(iter(rows.values()))
             lines.append([named(column), *(one_number(first, f"{key}_{SCORE}") for key in RECORDED)])
     return ["", *table(["data", *RECORDED.values()], lines), ""] if lines else NOTHING
+
+
+def rollout_lines(record: dict[str, Any]) -> list[str]:
+    """Steps per second: a line for each policy and context, a column for each length of the episode."""
+    rows: dict[tuple[str, int | None], list[str]] = {}
+    for row in record["rows"]:
+        cells = rows.setdefault((row["contender"], row["context"]), [])
+        cells.append(f"{row['steps_per_second']:.0f}")
+    lengths = dict.fromkeys(row["length"] for row in record["rows"])
+    head = ["policy", "context", *(f"{length} steps" for length in lengths)]
+    lines = [
+        [name, "all" if context is None else str(context), *cells] for (name, context), cells in rows.items()
+    ]
+    said = f"{record['episodes']} episodes at once, one thread. {said_of(record['machine'])}."
+    return ["", said, "", *table(head, lines), ""]
 
 
 def run_lines(found: Records) -> list[str]:

@@ -18,8 +18,10 @@ import control_tables
 import decision_tables
 import equal_time_tables
 import gpu_tables
+import performance_tables
 import readme_accuracy
 import readme_robustness
+import readme_speed
 import reproduction_tables
 import result_tables
 import robustness_tables
@@ -33,8 +35,10 @@ PAGES = (
     decision_tables,
     equal_time_tables,
     gpu_tables,
+    performance_tables,
     readme_accuracy,
     readme_robustness,
+    readme_speed,
     reproduction_tables,
     result_tables,
     robustness_tables,

@@ -14,6 +14,7 @@ import torch
 from kernel_attention.core.layer import AttentionLayer
 from kernel_attention.experiments.benchmarking.plans import Setting
 from kernel_attention.experiments.processor import processor_name
+from kernel_attention.experiments.revision import code_revision
 
 _LARGE = 1536  # rows of the square product that gives the ceiling of arithmetic
 _COPIED = 1 << 28  # bytes, far beyond every cache
@@ -24,8 +25,9 @@ _GPU_CALLS = 20
 
 
 def describe_machine(devices: set[str]) -> dict[str, object]:
-    """Processor, cores, memory, software and date."""
+    """Processor, cores, software, date, and the revision of this code."""
     described: dict[str, object] = {
+        **code_revision(),
         "processor": processor_name(),
         "cores": os.cpu_count(),
         "platform": platform.platform(),

@@ -113,13 +113,13 @@ def _has_baseline(cell: Mapping[str, Any], baseline: str) -> bool:
 def _time_cells(
     figures: Mapping[str, float], setting: Mapping[str, Any], has_images: bool, with_ratio: bool
 ) -> list[str]:
-    quartiles = f"{_number(1e3 * figures['lower'])}–{_number(1e3 * figures['upper'])}"
+    quartiles = f"{number(1e3 * figures['lower'])}–{number(1e3 * figures['upper'])}"
     median, cases = figures["median"], setting["batch_size"]
     speed = cases / median if has_images else 1e6 * median / (cases * setting["length"])
-    texts = [_number(1e3 * median), quartiles, _number(speed)]
+    texts = [number(1e3 * median), quartiles, number(speed)]
     if with_ratio:
         ratio = figures.get("ratio_median")
-        texts += ["–", "–"] if ratio is None else [_number(ratio), _number(1 / ratio)]
+        texts += ["–", "–"] if ratio is None else [number(ratio), number(1 / ratio)]
     return texts
 
 
@@ -135,7 +135,7 @@ def _roofline(cells: Sequence[Mapping[str, Any]], varying: list[str]) -> tuple[l
             scaled += [1e3 * line[f"seconds_{key}"] for key in ("arithmetic", "memory", "measured")]
             sizes = [str(cell["setting"][name]) for name in varying]
             shares = [f"{100 * line[key]:.0f} %" for key in ("share", "copy_share")]
-            rows.append([line["contender"], *sizes, line["pass"], *map(_number, scaled), *shares])
+            rows.append([line["contender"], *sizes, line["pass"], *map(number, scaled), *shares])
     return head, rows
 
 
@@ -155,10 +155,10 @@ def _ceilings(cells: Sequence[Mapping[str, Any]], varying: list[str]) -> tuple[l
 
 
 def _scaled(value: Any, unit: float) -> str:
-    return "–" if value is None else _number(value / unit)
+    return "–" if value is None else number(value / unit)
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
     """Three significant digits, no exponent."""
     if value == 0:
         return "0"

@@ -8,7 +8,6 @@ import os
 import platform
 import shlex
 import statistics
-import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -23,6 +22,7 @@ from kernel_attention.errors import InputError
 from kernel_attention.experiments.notes import note
 from kernel_attention.experiments.processor import processor_name
 from kernel_attention.experiments.reporting import write_report
+from kernel_attention.experiments.revision import code_revision
 from kernel_attention.experiments.run_folder import read_json
 from kernel_attention.experiments.training.checkpoint import check_checkpoint
 from kernel_attention.experiments.training.data_root import find_data_root, recorded_data_root
@@ -232,7 +232,7 @@ def _versions() -> dict[str, str]:
     return {
         "command": _command(sys.argv),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        **_revision(),
+        **code_revision(),
         "kernel_attention": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -241,20 +241,6 @@ def _versions() -> dict[str, str]:
         "platform": platform.platform(),
         "machine": machine(),
     }
-
-
-def _revision() -> dict[str, str]:
-    """Git's name of this code, with ``+`` where files have changed since; nothing outside a clone."""
-    git = ["git", "-C", str(Path(__file__).parent)]
-    try:
-        # Another repository that holds an installed copy does not track this file.
-        subprocess.run([*git, "ls-files", "--error-unmatch", __file__], capture_output=True, check=True)
-        name = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout
-        changes = ["status", "--porcelain", "--untracked-files=no", ":/"]
-        changed = subprocess.run([*git, *changes], capture_output=True, text=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError):
-        return {}
-    return {"revision": name.strip() + ("+" if changed else "")}
 
 
 def _command(words: list[str]) -> str:

@@ -1,0 +1,75 @@
+"""Measure every table of docs/performance.md again: ``make performance``.
+
+    python benchmarks/performance.py                # everything, one after the other; some 40 minutes
+    python benchmarks/performance.py primal rpc     # some of it
+    make results                                    # write the tables
+
+Every measurement runs in a process of its own and leaves one record in results/benchmarks, with the
+processor, the load and the revision of the code. Nothing else should run on the machine. A record of
+uncommitted code is refused: its revision would name other code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from kernel_attention.atomic import write_text_atomically
+from kernel_attention.experiments.revision import code_revision
+
+ROOT = Path(__file__).parents[1]
+RECORDS = ROOT / "results" / "benchmarks"
+SUITES = ("all", "primal", "multilinear", "support-vector", "rpc", "roofline", "million", "causal")
+SCRIPTS = {  # those of one thread, which measure its CPU time
+    "decoding": ["decoding.py"],
+    "decoding-small": ["decoding.py", "--embed-dim", "64", "--num-heads", "2", "--batch-size", "4"],
+    "rollouts": ["rollouts.py"],
+}
+
+
+def measure_suite(name: str, folder: Path) -> None:
+    """A plan of ``kernel-attention bench``; its record without the orders of the rounds."""
+    command = [sys.executable, "-m", "kernel_attention", "bench", "--suite", name, "--output", str(folder)]
+    subprocess.run(command, check=True)
+    record = json.loads((folder / "benchmark.json").read_text(encoding="utf-8"))
+    for cell in record["cells"]:
+        del cell["orders"]
+    write_text_atomically(RECORDS / f"{name}.json", json.dumps(record, indent=1) + "\n")
+
+
+def measure_script(name: str) -> None:
+    """One of the scripts beside this one, which writes its own record."""
+    script, *options = SCRIPTS[name]
+    command = [sys.executable, str(Path(__file__).with_name(script)), *options]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    subprocess.run([*command, "--out", str(RECORDS / f"{name}.json")], check=True, env=environment)
+
+
+def main() -> None:
+    """Measure what is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    names = [*SUITES, *SCRIPTS]
+    parser.add_argument("names", nargs="*", default=names, choices=[*names, []], metavar="NAME",
+                        help=f"one of {', '.join(names)}")  # fmt: skip
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "performance", help="folder of the runs")
+    options = parser.parse_args()
+    if code_revision().get("revision", "").endswith("+"):
+        raise SystemExit(
+            "the checkout has uncommitted changes; commit them, so that the records name the code"
+        )
+    for name in options.names:
+        started = time.monotonic()
+        if name in SUITES:
+            measure_suite(name, options.runs / name)
+        else:
+            measure_script(name)
+        print(f"{name}: {time.monotonic() - started:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+"""The tables of docs/performance.md that were measured on a CPU, from the records of ``make performance``.
+
+A region whose record is not there keeps its lines.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from generated import table
+
+from kernel_attention.experiments.reporting.benchmark_tables import number
+
+PAGE = Path("docs/performance.md")
+RECORDS = Path("results/benchmarks")
+FIGURE = Path("docs/figures/time-against-length.svg")
+DRAWN = {
+    "sdpa": "softmax (PyTorch's fused attention)",
+    "primal (rank 30, eta 0.1)": "primal, with its objective",
+    "multilinear (eta 0.1)": "multilinear, with its objective",
+}
+UNITS = ((1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
+
+
+def texts(root: Path) -> tuple[dict[str, list[str]], dict[Path, str]]:
+    """The lines of the regions whose records are there, and the README's picture."""
+    records = {name: read(root, name) for name in REGIONS}
+    regions = {name: ["", *REGIONS[name](record), ""] for name, record in records.items() if record}
+    drawn = records["multilinear"]
+    return regions, {FIGURE: picture(drawn)} if drawn else {}
+
+
+def read(root: Path, name: str) -> dict[str, Any] | None:
+    """A record by its name, or None."""
+    path = root / RECORDS / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def said_of(machine: dict[str, Any]) -> str:
+    """Processor, software, date, code and how busy the machine was."""
+    busy = [str(machine[key][0]) for key in ("load_before", "load_after") if machine.get(key)]
+    load = f", load {' before and '.join(busy)} after" if busy else ""
+    code = f", revision {machine['revision'][:7]}" if machine.get("revision") else ""
+    return (
+        f"{machine['processor']}, {machine['cores']} cores, {machine['instructions']}, torch "
+        f"{machine['torch']}, {machine['date'][:10]}{code}{load}"
+    )
+
+
+def heading(record: dict[str, Any]) -> list[str]:
+    """The machine, the threads and the number of rounds."""
+    rounds: dict[int, list[str]] = {}
+    for cell in record["cells"]:
+        lengths = rounds.setdefault(cell["rounds"], [])
+        lengths += [] if str(cell["setting"]["length"]) in lengths else [str(cell["setting"]["length"])]
+    if len(rounds) == 1:
+        counted = f"{next(iter(rounds))} rounds"
+    else:
+        counted = ", ".join(f"{count} rounds at N {' and '.join(at)}" for count, at in rounds.items())
+    threads = " and ".join(str(n) for n in sorted({cell["setting"]["threads"] for cell in record["cells"]}))
+    absent = ", ".join(entry["contender"] for entry in record.get("absent", ()))
+    missing = f" Not installed there: {absent}." if absent else ""
+    return [f"{said_of(record['machine'])}; threads {threads}; {counted}.{missing}", ""]
+
+
+def measured(cell: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The rows of a cell that have times, by contender."""
+    return {row["contender"]: row for row in cell["rows"] if "time" in row}
+
+
+def step_lines(record: dict[str, Any]) -> list[str]:
+    """A row for each contender and length: both passes, the step over the baseline's, and its peak."""
+    base = record["plan"]["baseline"]
+    rows = []
+    for cell in record["cells"]:
+        for name, row in measured(cell).items():
+            forward, step = row["time"]["forward"], row["time"]["step"]
+            quartiles = f"{number(1e3 * step['lower'])}–{number(1e3 * step['upper'])}"
+            ratio, peak = step["ratio_median"], row["memory"]["step"] / 1e6
+            times = [number(1e3 * forward["median"]), number(1e3 * step["median"]), quartiles]
+            rows.append(
+                [
+                    name,
+                    str(cell["setting"]["length"]),
+                    *times,
+                    f"{ratio:.3f}",
+                    number(1 / ratio),
+                    number(peak),
+                ]
+            )
+    head = ["contender", "N", "forward, ms", "step, ms", "quartiles", f"step / {base}", f"{base} / step",
+            "step's peak, MB"]  # fmt: skip
+    return [*heading(record), *table(head, rows)]
+
+
+def by_length(record: dict[str, Any], titles: Sequence[str], cells_of: Callable[..., list[str]]) -> list[str]:
+    """A row for each contender, with the columns of every pass at every length."""
+    cells = {cell["setting"]["length"]: measured(cell) for cell in record["cells"]}
+    names = dict.fromkeys(name for rows in cells.values() for name in rows)
+    rows = [[name, *cells_of([found.get(name) for found in cells.values()], list(cells))] for name in names]
+    head = [f"{title}, N {length}" for title in titles for length in cells]
+    return [*heading(record), *table(["layer", *head], rows)]
+
+
+def ratios(rows: Sequence[dict[str, Any] | None], _: Sequence[int]) -> list[str]:
+    """Forward passes at every length and then training steps, over the baseline's."""
+    return [
+        f"{row['time'][kind]['ratio_median']:.2f}" if row else ""
+        for kind in ("forward", "step")
+        for row in rows
+    ]
+
+
+def per_token(rows: Sequence[dict[str, Any] | None], lengths: Sequence[int]) -> list[str]:
+    """Microseconds of a training step per token, batch 1."""
+    return [
+        number(1e6 * row["time"]["step"]["median"] / length) if row else ""
+        for row, length in zip(rows, lengths, strict=True)
+    ]
+
+
+def roofline_lines(record: dict[str, Any]) -> list[str]:
+    """The layer with its objective against the measured ceilings."""
+    rows, ceilings = [], []
+    for cell in record["cells"]:
+        threads, found = cell["setting"]["threads"], cell["ceilings"]
+        ceilings.append(
+            f"{threads} {'thread' if threads == 1 else 'threads'}: a product of slices reaches "
+            f"{found['slice_product'] / 1e9:.0f} GFLOP/s, a copy {found['copy'] / 1e9:.1f} GB/s"
+        )
+        for line in cell["roofline"]:
+            if line["contender"] != "primal (rank 30, eta 0.1)":
+                continue
+            scaled = [line["operations"] / 1e9, line["bytes"] / 1e6]
+            scaled += [1e3 * line[f"seconds_{key}"] for key in ("arithmetic", "memory", "measured")]
+            rows.append([str(threads), line["pass"], *map(number, scaled), f"{100 * line['share']:.0f} %"])
+    head = ["threads", "pass", "GFLOP", "MB", "arithmetic allows, ms", "copying allows, ms",
+            "measured (first quartile), ms", "share reached"]  # fmt: skip
+    return [*heading(record), *table(head, rows), "", f"{'; '.join(ceilings)}."]
+
+
+def million_lines(record: dict[str, Any]) -> list[str]:
+    """One step over a million tokens in a sentence."""
+    (cell,) = record["cells"]
+    ((name, row),) = measured(cell).items()
+    seconds, peak = row["time"]["step"]["median"], row["memory"]["step"] / 1e6
+    said = f"A training step of `{name}` over {cell['setting']['length']:,} tokens (batch 1) takes"
+    return [
+        f"{said} {seconds:.1f} s, with a peak of {peak:.0f} MB above its input. {said_of(record['machine'])}."
+    ]
+
+
+def decoding_lines(record: dict[str, Any]) -> list[str]:
+    """Tokens per second and bytes of the state after every context."""
+    lengths = record["settings"]["lengths"]
+    cells = {(row["attention"], row["length"]): row for row in record["rows"]}
+    rows = []
+    for name in dict.fromkeys(row["attention"] for row in record["rows"]):
+        own = [cells[name, length] for length in lengths]
+        speeds = [f"{row['tokens_per_second']:.0f}" for row in own]
+        rows.append([name, *speeds, *(size(row["state_bytes"]) for row in own)])
+    head = [f"{title}, N {length}" for title in ("tokens/s", "state") for length in lengths]
+    setting = record["settings"]
+    sizes = f"Width {setting['embed_dim']}, {setting['num_heads']} heads, batch {setting['batch_size']}"
+    return [f"{sizes}. {said_of(record['machine'])}.", "", *table(["layer", *head], rows)]
+
+
+def size(number_of_bytes: int) -> str:
+    """Bytes in their largest unit; nothing for no state."""
+    for factor, unit in UNITS:
+        if number_of_bytes >= factor:
+            return f"{number_of_bytes / factor:.3g} {unit}"
+    return ""
+
+
+def picture(record: dict[str, Any]) -> str:
+    """Milliseconds of a training step against the number of tokens, as SVG."""
+    from kernel_attention.experiments.reporting.figures import legend_below, panel_grid, report_style
+
+    cells = {cell["setting"]["length"]: measured(cell) for cell in record["cells"]}
+    buffer = io.StringIO()
+    with report_style():
+        figure, (axis,) = panel_grid(1, 3.6)
+        for (name, label), marker in zip(DRAWN.items(), "os^", strict=True):
+            steps = [1e3 * rows[name]["time"]["step"]["median"] for rows in cells.values()]
+            axis.plot(list(cells), steps, marker=marker, label=label)
+        axis.set_xscale("log", base=2)
+        axis.set_yscale("log")
+        axis.set_xticks(list(cells), [f"{length:,}" for length in cells])
+        axis.set(xlabel="tokens in a sequence", ylabel="ms of a training step")
+        axis.set_title("One layer: width 64, 2 heads, 4 sequences, two CPU cores", fontsize="medium")
+        legend_below(figure, axis)
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
+
+
+REGIONS: dict[str, Callable[[dict[str, Any]], list[str]]] = {
+    "primal": step_lines,
+    "multilinear": step_lines,
+    "support-vector": step_lines,
+    "rpc": step_lines,
+    "all": partial(by_length, titles=("forward / sdpa", "step / sdpa"), cells_of=ratios),
+    "causal": partial(by_length, titles=("µs per token",), cells_of=per_token),
+    "roofline": roofline_lines,
+    "million": million_lines,
+    "decoding": decoding_lines,
+    "decoding-small": decoding_lines,
+}
