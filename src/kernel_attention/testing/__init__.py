@@ -1,0 +1,69 @@
+"""The contract of every attention mechanism, as checks to run on ours or on yours.
+
+    import kernel_attention as ka
+
+    ka.testing.check_attention("mine")                            # a registered mechanism
+    ka.testing.check_attention(lambda d, h: MyAttention(d, h))    # or any function that makes a layer
+
+In a test suite each check is a test of its own:
+
+    @pytest.mark.parametrize("check", ka.testing.CHECKS)
+    def test_mine(check):
+        ka.testing.check_attention("mine", only=[check])
+
+The sizes are different primes, so that a swapped axis cannot pass. Padding has no influence whatever its
+finite content; the caller must keep NaN and infinity out.
+"""
+
+from kernel_attention.testing import (  # noqa: F401
+    causality,
+    compilers,
+    decoding,
+    making,
+    numerics,
+    padding,
+    shapes,
+    training,
+)
+from kernel_attention.testing.battery import CHECKS, Check, check_attention, checks_of
+from kernel_attention.testing.decoding import decoded
+from kernel_attention.testing.subjects import (
+    BATCH,
+    CONTEXT,
+    EMBED_DIM,
+    HEAD_DIM,
+    HEADS,
+    LENGTH,
+    LENGTHS,
+    MAX_LEN,
+    PROMPTS,
+    Subject,
+    inputs,
+    masks,
+    objective,
+    right_padding,
+    subject,
+)
+
+__all__ = [
+    "BATCH",
+    "CHECKS",
+    "CONTEXT",
+    "EMBED_DIM",
+    "HEADS",
+    "HEAD_DIM",
+    "LENGTH",
+    "LENGTHS",
+    "MAX_LEN",
+    "PROMPTS",
+    "Check",
+    "Subject",
+    "check_attention",
+    "checks_of",
+    "decoded",
+    "inputs",
+    "masks",
+    "objective",
+    "right_padding",
+    "subject",
+]

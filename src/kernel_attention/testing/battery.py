@@ -1,0 +1,76 @@
+"""Running the checks on a layer."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from kernel_attention.core.layer import AttentionLayer
+from kernel_attention.errors import unknown
+from kernel_attention.testing.subjects import Subject, subject
+
+Check = Callable[[Subject], None]
+
+CHECKS: dict[str, Check] = {}
+"""Every check by name."""
+
+_NEEDS: dict[
+    str, str
+] = {}  # "causal", "context" or "decoding", which the layer must support; "any length"; or "placement"
+
+
+def check(needs: str = "") -> Callable[[Check], Check]:
+    def register(function: Check) -> Check:
+        CHECKS[function.__name__] = function
+        _NEEDS[function.__name__] = needs
+        return function
+
+    return register
+
+
+def checks_of(case: Subject) -> list[str]:
+    """The names of the checks that apply to a subject."""
+    layer = case.build()
+    able = {name for name in ("causal", "context", "decoding") if layer.supports(**{name: True})}
+    able |= {""} if case.fixed_length else {"", "any length"}
+    able |= {"placement"} if case.places_parameters() else set()
+    return [name for name, needs in _NEEDS.items() if needs in able and name not in case.exempt]
+
+
+def check_attention(
+    mechanism: str | Callable[..., AttentionLayer] | Subject,
+    *,
+    only: Iterable[str] | None = None,
+    exempt: Mapping[str, str] | None = None,
+    **options: Any,
+) -> list[str]:
+    """Check the contract of every attention mechanism. Return the names of the checks that ran.
+
+    Args:
+        mechanism: a registered name, ``make(embed_dim, num_heads)``, or a ``Subject``.
+        only: names of ``CHECKS``; None: all.
+        exempt: {name of a check: why it does not apply}.
+        options: of a registered mechanism.
+
+    Raises:
+        AssertionError: for the first check that fails, with its name.
+        InputError: for an unknown mechanism, option or check.
+    """
+    case = mechanism if isinstance(mechanism, Subject) else subject(mechanism, **options)
+    case = dataclasses.replace(case, exempt={**case.exempt, **(exempt or {})})
+    wanted = set(CHECKS) if only is None else set(only)
+    for name in (*wanted, *case.exempt):
+        if name not in CHECKS:
+            raise unknown("check", name, CHECKS)
+    run = [name for name in checks_of(case) if name in wanted]
+    for name in run:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            try:
+                CHECKS[name](case)
+            except AssertionError as error:
+                raise AssertionError(f"{case.name}: {name}: {error}") from error
+    return run

@@ -1,0 +1,120 @@
+"""Padding and batches change nothing for the real tokens."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernel_attention.core.objective import auxiliary_loss
+from kernel_attention.testing.battery import check
+from kernel_attention.testing.comparing import close, required
+from kernel_attention.testing.subjects import (
+    BATCH,
+    EMBED_DIM,
+    LENGTH,
+    LENGTHS,
+    Subject,
+    inputs,
+    masks,
+    objective,
+    right_padding,
+)
+
+
+def _with_garbage(x: Tensor, mask: Tensor) -> Tensor:
+    return torch.where(mask[..., None], x, 1e4 * torch.randn_like(x))
+
+
+@check("any length")
+def a_padded_batch_gives_each_sequence_its_own_output(case: Subject) -> None:
+    layer, x = case.build(), inputs()
+    for mask in masks():
+        for form in case.call_forms():
+            y = layer(_with_garbage(x, mask), attention_mask=mask, **form)
+            for b in range(BATCH):
+                close(y[b, mask[b]], layer(x[b, mask[b]][None], **form)[0])
+
+
+@check("any length")
+def a_padded_batch_has_the_mean_objective_of_its_sequences(case: Subject) -> None:
+    layer, x = case.build(), inputs()
+    layer(x)
+    if objective(layer) is None:
+        return
+    for mask in masks():
+        for form in case.call_forms():
+            layer(_with_garbage(x, mask), attention_mask=mask, **form)
+            together, alone = required(objective(layer)), []
+            for b in range(BATCH):
+                layer(x[b, mask[b]][None], **form)
+                alone.append(required(objective(layer)))
+            if together.dim() == 1:  # every sequence has its own
+                close(together, torch.cat(alone))
+                continue
+            weight = mask.sum(1) if case.objective_over == "tokens" else torch.ones(BATCH)
+            close(together, (torch.stack(alone) * weight).sum() / weight.sum())
+
+
+@check()
+def the_content_of_the_padding_changes_neither_outputs_nor_gradients(case: Subject) -> None:
+    x = inputs()
+    for mask in masks():
+        for form in case.call_forms():
+            results = []
+            for content in (x, _with_garbage(x, mask), x.masked_fill(~mask[..., None], 0.0)):
+                layer, leaf = case.build(), content.clone().requires_grad_()
+                y = layer(leaf, attention_mask=mask, **form)
+                (y[mask].square().sum() + auxiliary_loss(layer)).backward()
+                grad = required(leaf.grad)
+                assert not grad[~mask].any(), "gradients flow into the padding"
+                results.append([y[mask], grad[mask], *(p.grad for p in layer.parameters())])
+            for other in results[1:]:
+                close(other, results[0])
+
+
+@check()
+def a_full_mask_is_no_mask(case: Subject) -> None:
+    layer, x = case.build(), inputs()
+    full = torch.ones(BATCH, LENGTH, dtype=torch.bool)
+    for form in case.call_forms():
+        close(layer(x, attention_mask=full, **form), layer(x, **form))
+
+
+@check()
+def an_empty_sequence_disturbs_nobody(case: Subject) -> None:
+    x, mask = inputs().requires_grad_(), right_padding().clone()
+    mask[2] = False
+    rest = torch.arange(BATCH) != 2
+    for form in case.call_forms():
+        layer = case.build()
+        y = layer(x, attention_mask=mask, **form)
+        close(y[rest], layer(x[rest], attention_mask=mask[rest], **form))
+        (y[mask].sum() + auxiliary_loss(layer)).backward()
+        assert all(p.grad is None or p.grad.isfinite().all() for p in (x, *layer.parameters()))
+
+
+@check()
+def a_sequence_does_not_depend_on_its_batch(case: Subject) -> None:
+    layer, x, mask = case.build(), inputs(), right_padding()
+    order = torch.randperm(BATCH)
+    for form in case.call_forms():
+        y = layer(x, attention_mask=mask, **form)
+        before = auxiliary_loss(layer)
+        close(layer(x[order], attention_mask=mask[order], **form), y[order])
+        close(auxiliary_loss(layer), before)
+        for b in range(BATCH):
+            alone = layer(x[b : b + 1], attention_mask=mask[b : b + 1], **form)
+            close(alone[:, : LENGTHS[b]], y[b : b + 1, : LENGTHS[b]])
+
+
+@check()
+def tokens_mix_as_the_table_says(case: Subject) -> None:
+    if case.mixes_tokens not in ("yes", "no"):
+        return
+    layer, x = case.build(), inputs()
+    y = layer(x)
+    x[:, 3] = torch.randn(BATCH, EMBED_DIM)
+    changed = (layer(x) - y).abs().amax(dim=(0, 2)) > 1e-9
+    assert changed[3], "a token does not change its own output"
+    mixes = bool(changed[torch.arange(LENGTH) != 3].any())
+    assert mixes == (case.mixes_tokens == "yes"), f"mixes_tokens={case.mixes_tokens!r}, tokens mix: {mixes}"
