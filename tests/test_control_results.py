@@ -88,3 +88,16 @@ def test_records_that_cannot_be_compared_are_refused(tables, tmp_path):
     write_records([ResultRecord(**(vars(made) | {"label": "other"}))], folder)
     with pytest.raises(SystemExit, match="has no row other"):
         tables.texts(tmp_path)
+
+
+def test_the_table_of_roll_outs_is_the_record(tables):
+    rows = [
+        {"contender": "softmax, sliding", "context": 20, "length": length, "steps_per_second": 100.4 * length}
+        for length in (5, 300)
+    ]
+    rows.append({"contender": "primal", "context": None, "length": 5, "steps_per_second": 7.0})
+    machine = {"processor": "P", "cores": 2, "instructions": "AVX2", "torch": "2", "date": "2026-11-22T10"}
+    lines = tables.rollout_lines({"machine": machine, "episodes": 20, "rows": rows})
+    assert "20 episodes at once, one thread. P, 2 cores, AVX2, torch 2, 2026-11-22." in lines
+    assert rows_of(lines)[1] == ["softmax, sliding", "20", "502", "30120"]
+    assert rows_of(lines)[2][:3] == ["primal", "all", "7"]

@@ -41,10 +41,10 @@ def texts(root: Path) -> tuple[dict[str, list[str]], dict[Path, str]]:
         "control-scores": score_lines(suite, found),
         "control-spread": spread_lines(found),
         "control-data": data_lines(found),
+        "control-rollouts": rollout_lines(read(root, "rollouts")),
         "control-runs": run_lines(found),
     }
-    rollouts = read(root, "rollouts")
-    return regions | ({"rollouts": rollout_lines(rollouts)} if rollouts else {}), {}
+    return regions, {}
 
 
 def read_column(root: Path, suite: Suite, column: str) -> dict[str, list[ResultRecord]]:
@@ -110,8 +110,10 @@ def data_lines(found: Records) -> list[str]:
     return ["", *table(["data", *RECORDED.values()], lines), ""] if lines else NOTHING
 
 
-def rollout_lines(record: dict[str, Any]) -> list[str]:
+def rollout_lines(record: dict[str, Any] | None) -> list[str]:
     """Steps per second: a line for each policy and context, a column for each length of the episode."""
+    if record is None:
+        return NOTHING
     rows: dict[tuple[str, int | None], list[str]] = {}
     for row in record["rows"]:
         cells = rows.setdefault((row["contender"], row["context"]), [])
