@@ -162,13 +162,13 @@ def test_the_trace_of_bfloat16_weights_accumulates_in_float32():
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_causal_rows_slice_by_slice_give_the_same_scores_and_gradients(qk, weights, masked, monkeypatch):
+def test_causal_rows_block_by_block_give_the_same_scores_and_gradients(qk, weights, masked, monkeypatch):
     rows, grid = random(B, H, M, P), torch.arange(M) * N // M
     mask = torch.rand(B, N) > 0.3 if masked else None
     probe = random(2, B, H, N, S)
     results = []
-    for size in (N, 4, 1):  # in one piece, two slices and a rest, token by token
-        monkeypatch.setattr(primal, "_SLICE", size)
+    for size in (N, 4, 1):  # every token and row, two blocks and a rest, token by token
+        monkeypatch.setattr(primal, "_BLOCK", size)
         leaves = [leaf.clone().requires_grad_() for leaf in (*qk, *weights, rows)]
         scores = primal_scores(*leaves[:4], rows=leaves[4], grid=grid, is_causal=True, attention_mask=mask)
         results.append([*scores, *torch.autograd.grad((torch.stack(scores) * probe).sum(), leaves)])

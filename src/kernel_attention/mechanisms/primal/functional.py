@@ -12,16 +12,23 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
+from torch.nn.functional import pad
 
 from kernel_attention.errors import unknown
 from kernel_attention.features.feature_maps import FeatureMap, cosine
 from kernel_attention.tensors.padding import first_rows
-from kernel_attention.tensors.statistics import exactly, running_mean, valid_ranks, without_autocast
+from kernel_attention.tensors.recompute import is_transformed, needs_operator
+from kernel_attention.tensors.statistics import (
+    accumulation_dtype,
+    exactly,
+    running_mean,
+    valid_ranks,
+    without_autocast,
+)
 
 ObjectiveForm = Literal["mean", "sum"]
 
-_SLICE = 8192  # tokens whose products with the sampled rows are held at a time (causal, data-dependent)
+_BLOCK = 128  # tokens that meet their own sampled rows one by one (causal, data-dependent)
 
 
 class PrimalScores(NamedTuple):
@@ -69,26 +76,51 @@ def primal_scores(
         return PrimalScores(phi_q @ (rows.mT @ w_e), phi_k @ (rows.mT @ w_r))
     if grid is None:
         raise ValueError("primal_scores: rows with is_causal=True need grid, the positions of the rows")
-    rank = _ranks(q, attention_mask)
-    return PrimalScores(*(_seen_rows(phi, rank, rows, grid, w) for phi, w in ((phi_q, w_e), (phi_k, w_r))))
+    return _seen_rows(phi_q, phi_k, _ranks(q, attention_mask), rows, grid, w_e, w_r)
 
 
-def _seen_rows(phi: Tensor, rank: Tensor, rows: Tensor, grid: Tensor, weight: Tensor) -> Tensor:
-    """The sum of <phi_i, x_m> W[m] over the rows m at or before token i, (B, h, N, s).
+def _seen_rows(
+    phi_q: Tensor, phi_k: Tensor, rank: Tensor, rows: Tensor, grid: Tensor, w_e: Tensor, w_r: Tensor
+) -> PrimalScores:
+    """The sums of <phi_i, x_m> W[m] over the rows m at or before token i, (B, h, N, s) each.
 
-    ``rank`` is (B or 1, 1, N). Long sequences are computed slice by slice, so that only a slice of the N x M
-    products exists in either pass.
+    ``rank`` is (B or 1, 1, N). A block of tokens meets the rows of the blocks before it in their sum
+    x_m W[m]^T, a p x s matrix, and only the rows of its own one by one. So the time is linear in N, however
+    many rows there are, and no N x M products are formed. A compiler traces sizes and no values, so there
+    every token meets every row.
     """
+    if phi_q.size(2) <= _BLOCK or needs_operator(phi_q) or is_transformed() or phi_q.is_meta:
+        is_later = grid > rank[..., None]
+        e, r = ((phi @ rows.mT).masked_fill(is_later, 0.0) @ w for phi, w in ((phi_q, w_e), (phi_k, w_r)))
+        return PrimalScores(e, r)
+    length = phi_q.size(2)
+    missing = -length % _BLOCK
+    rank = torch.cat([rank, rank[..., -1:].expand(*rank.shape[:2], missing)], dim=2)
+    rank = rank.unflatten(2, (-1, _BLOCK))  # (B or 1, 1, blocks, T)
+    after = torch.searchsorted(grid, rank[..., -1].contiguous(), right=True)
+    first = pad(after, (1, -1))  # rows that the blocks before have seen
+    index = first[..., None] + torch.arange(int((after - first).max()), device=grid.device)
+    is_own, index = index < after[..., None], index.clamp_max(grid.numel() - 1)  # C rows or fewer in a block
+    own_rows = _at(rows, index).masked_fill(~is_own[..., None], 0.0)  # (B, h, blocks, C, p)
+    is_later = grid[index][..., None, :] > rank[..., None]
 
-    def read(phi: Tensor, rank: Tensor) -> Tensor:
-        return (phi @ rows.mT).masked_fill(grid > rank[..., None], 0.0) @ weight
+    def score(phi: Tensor, weight: Tensor) -> Tensor:
+        phi = pad(phi, (0, 0, 0, missing)).unflatten(2, (-1, _BLOCK))
+        own = _at(weight[None], index)
+        sums = (own_rows.mT @ own).to(accumulation_dtype(phi.dtype))
+        before = pad(sums, (0, 0, 0, 0, 1, -1)).cumsum(dim=2).to(phi.dtype)
+        products = (phi @ own_rows.mT).masked_fill(is_later, 0.0)
+        return (phi @ before + products @ own).flatten(2, 3)[:, :, :length]
 
-    if phi.size(2) <= _SLICE or torch.compiler.is_compiling():
-        return read(phi, rank)
-    parts = zip(phi.split(_SLICE, dim=2), rank.split(_SLICE, dim=2), strict=True)
-    return torch.cat(
-        [checkpoint(read, *part, use_reentrant=False, preserve_rng_state=False) for part in parts], dim=2
-    )
+    return PrimalScores(score(phi_q, w_e), score(phi_k, w_r))
+
+
+def _at(values: Tensor, index: Tensor) -> Tensor:
+    """values (B or 1, h, M, w) at index (B or 1, 1, blocks, C): (B or 1, h, blocks, C, w)."""
+    if index.size(0) == 1:
+        return values.index_select(2, index.flatten()).unflatten(2, index.shape[2:])
+    wide = index.flatten(2)[..., None].expand(-1, values.size(1), -1, values.size(-1))
+    return values.expand(index.size(0), -1, -1, -1).gather(2, wide).unflatten(2, index.shape[2:])
 
 
 def _ranks(q: Tensor, attention_mask: Tensor | None) -> Tensor:

@@ -43,7 +43,7 @@ from kernel_attention.tensors.sampling import (
     sample_positions,
     sampled_rows,
 )
-from kernel_attention.tensors.statistics import num_real
+from kernel_attention.tensors.statistics import num_real, running_mean
 
 _log = logging.getLogger(__name__)
 
@@ -310,6 +310,8 @@ class PrimalAttention(PenalizedAttention):
     ) -> PrimalScores:
         """Projection scores e and r of every token, each (B, h, N, s); arguments as in the layer's call."""
         rows, grid = self._sample(x, attention_mask, is_causal) if self.data_dependent else (None, None)
+        if is_causal and self.running_means:  # an affine map of the mean is the mean of the map
+            x = running_mean(x[:, None], attention_mask)[:, 0]
         return primal_scores(
             self.split_heads(self.q_proj(x)),
             self.split_heads(self.k_proj(x)),
@@ -317,7 +319,7 @@ class PrimalAttention(PenalizedAttention):
             self.w_r,
             rows=rows,
             grid=grid,
-            running_means=self.running_means,
+            running_means=False,
             feature_map=self.feature_map,
             attention_mask=attention_mask,
             is_causal=is_causal,
