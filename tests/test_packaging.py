@@ -106,7 +106,7 @@ def test_what_is_declared_is_what_the_source_imports():
     )
 
 
-# Packages that conda-forge calls otherwise, and extras whose packages it does not have or that users do not need.
+# What conda-forge calls otherwise, and the extras whose packages it lacks or users do not need.
 CONDA_NAMES = {"torch": "pytorch", "matplotlib": "matplotlib-base", "tensorboardX": "tensorboardx"}
 NOT_FOR_CONDA = {"robustness", "bench", "docs", "test", "all"}
 
