@@ -81,7 +81,7 @@ results: env  ## write the tables and figures of the documentation that follow f
 	$(BIN)/python tools/results.py
 
 docs: env  ## build the documentation into site/
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: env  ## time and memory of the mechanisms and of other libraries' layers
 	$(BIN)/kernel-attention bench
