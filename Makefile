@@ -80,8 +80,9 @@ tables: env  ## write what follows from the registered mechanisms: tables, navig
 results: env  ## write the tables and figures of the documentation that follow from the records in results/
 	$(BIN)/python tools/results.py
 
-docs: env  ## build the documentation into site/
+docs: env  ## build the documentation into site/ and check its links
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	$(BIN)/python tools/links.py site
 
 bench: env  ## time and memory of the mechanisms and of other libraries' layers
 	$(BIN)/kernel-attention bench
