@@ -85,8 +85,9 @@ results: env  ## write the tables and figures of the documentation that follow f
 performance: env  ## measure the tables of docs/performance.md again, on an idle machine; then `make results`
 	$(BIN)/python benchmarks/performance.py
 
-docs: env  ## build the documentation into site/
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+docs: env  ## build the documentation into site/ and check its links
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	$(BIN)/python tools/links.py site
 
 bench: env  ## time and memory of the mechanisms and of other libraries' layers
 	$(BIN)/kernel-attention bench

@@ -86,6 +86,26 @@ def test_layers_need_torch_alone():
     assert run(script, *TRAIN, "aeon", "transformers", "timm").stdout == "(1, 3, 8)\n"
 
 
+def test_the_import_brings_the_standard_library_alone():
+    script = (
+        "before = set(sys.modules)\n"
+        "import kernel_attention\n"
+        "brought = {name.partition('.')[0] for name in set(sys.modules) - before}\n"
+        "print(brought - set(sys.stdlib_module_names))"
+    )
+    assert run(script).stdout == "{'kernel_attention'}\n"
+
+
+def test_a_list_does_not_wait_for_the_trainer():
+    script = (
+        "from kernel_attention.experiments.cli import main\n"
+        "main(['list'])\n"
+        "heavy = {'lightning', 'sklearn', 'aeon', 'transformers', 'matplotlib', 'pandas', 'scipy'}\n"
+        "print(heavy & set(sys.modules), file=sys.stderr)"
+    )
+    assert run(script).stderr == "set()\n"
+
+
 @pytest.mark.parametrize("words", ["--help", "--version", "evaluate --help", "bench --help", "train --help"])
 def test_help_waits_for_nothing_heavy(words):
     script = (

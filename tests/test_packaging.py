@@ -13,6 +13,8 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 from runpy import run_path
 
+import yaml
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -102,3 +104,39 @@ def test_what_is_declared_is_what_the_source_imports():
     assert imported - {"triton"} <= needed | names(
         extras["language"], extras["images"], extras["robustness"], extras["sweep"], extras["control"]
     )
+
+
+# What conda-forge calls otherwise, and the extras whose packages it lacks or users do not need.
+CONDA_NAMES = {"torch": "pytorch", "matplotlib": "matplotlib-base", "tensorboardX": "tensorboardx"}
+NOT_FOR_CONDA = {"robustness", "bench", "docs", "test", "all"}
+
+
+def conda_spec(requirement: str) -> str:
+    """``gymnasium[mujoco]>=1.1; marker`` -> ``gymnasium >=1.1``."""
+    name, limits = re.fullmatch(r"([\w-]+)(?:\[[\w,]+\])?([^;]*)(?:;.*)?", requirement).groups()
+    return f"{CONDA_NAMES.get(name, name)} {limits.strip()}".strip()
+
+
+def test_the_conda_recipe_and_the_citation_say_what_the_project_says():
+    recipe = yaml.safe_load((ROOT / "conda.recipe" / "recipe.yaml").read_text(encoding="utf-8"))
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    project, python = pyproject["project"], f"python {pyproject['project']['requires-python']}"
+    version = run_path(str(ROOT / "src/kernel_attention/version.py"))["__version__"]
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert (recipe["context"]["version"], citation["version"]) == (version, version)
+    assert recipe["package"]["name"] == project["name"]
+    assert (recipe["about"]["summary"], recipe["about"]["license"]) == (
+        project["description"],
+        project["license"],
+    )
+    assert recipe["build"]["python"]["entry_points"] == [f"{k} = {v}" for k, v in project["scripts"].items()]
+    needs = recipe["requirements"]
+    assert needs["host"] == [python, "pip", *map(conda_spec, pyproject["build-system"]["requires"])]
+    assert needs["run"] == [python, *map(conda_spec, project["dependencies"])]
+    optional = {
+        conda_spec(requirement)
+        for extra, requirements in project["optional-dependencies"].items()
+        if extra not in NOT_FOR_CONDA
+        for requirement in requirements
+    }
+    assert set(needs["run_constraints"]) == {spec for spec in optional if " " in spec}

@@ -17,7 +17,7 @@ PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")
 
 _FENCE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r'^```python title="([\w.]+)"\n(.*?)^```', re.MULTILINE | re.DOTALL)
-_SHELL_LINE = re.compile(r"^ {4}kernel-attention +(.+)$", re.MULTILINE)
+_SHELL_LINE = re.compile(r"^ {4}(kernel-attention|python) +(.+)$", re.MULTILINE)
 _COMMAND = re.compile(r"(?:^ {4}|`)kernel-attention +([a-z]+)", re.MULTILINE)
 _RECIPE = re.compile(r"kernel-attention +train +([a-z][\w/]*)")
 _TARGET = re.compile(r"(?:^ {4}|`)make +([a-z][a-z-]*)", re.MULTILINE)
@@ -70,6 +70,18 @@ def run_python(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
     )
 
 
+def follow(page: Path, folder: Path) -> list[tuple[str, str]]:
+    """Run the commands of a page in their order, with the page's files; (words, what was printed) of each."""
+    printed = []
+    for program, words in _SHELL_LINE.findall(page.read_text(encoding="utf-8")):
+        # As the installed command, without the working folder on the path.
+        arguments = ("-P", "-m", "kernel_attention") if program == "kernel-attention" else ()
+        result = run_python(folder, *arguments, *shlex.split(words))
+        assert result.returncode == 0, f"{words}\n{result.stderr}"
+        printed.append((words, result.stdout))
+    return printed
+
+
 @pytest.mark.parametrize(("source", "page", "line"), python_blocks())
 def test_python_block_runs(source, page, line, tmp_path, monkeypatch):
     """Every block stands alone: it runs as a reader would paste it, with the files of its page alone."""
@@ -88,14 +100,8 @@ def test_your_own_mechanism_is_listed_trained_evaluated_analyzed_and_benched(tmp
     """The commands of the page, in their order, with the page's file."""
     page = ROOT / "docs" / "your-own-mechanism.md"
     assert save_files(page, tmp_path) == ["my_mechanism.py"]
-    commands = _SHELL_LINE.findall(page.read_text(encoding="utf-8"))
-    assert [words.split()[0] for words in commands] == ["list", "train", "evaluate", "analyze", "bench"]
-    printed = {}
-    for words in commands:
-        # As the installed command, without the working folder on the path.
-        result = run_python(tmp_path, "-P", "-m", "kernel_attention", *shlex.split(words))
-        assert result.returncode == 0, f"{words}\n{result.stderr}"
-        printed[words.split()[0]] = result.stdout
+    printed = {words.split()[0]: text for words, text in follow(page, tmp_path)}
+    assert list(printed) == ["list", "train", "evaluate", "analyze", "bench"]
     assert re.search(r"gaussian +│ Nadaraya 1964", printed["list"])
     run = tmp_path / "runs" / "gaussian"
     config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
@@ -114,6 +120,25 @@ def test_your_own_mechanism_is_listed_trained_evaluated_analyzed_and_benched(tmp
     assert refused.returncode == 2
     assert "this run needs the plugin 'my_mechanism'" in refused.stderr
     assert "--plugin my_mechanism" in refused.stderr
+
+
+def test_your_own_series_and_images_are_trained_predicted_and_analyzed(tmp_path):
+    """The commands of the page, in their order, with the files that its scripts write."""
+    page = ROOT / "docs" / "your-own-data.md"
+    assert save_files(page, tmp_path) == ["make_series.py", "make_images.py"]
+    printed = follow(page, tmp_path)
+    assert [words.split()[0] for words, _ in printed] == [
+        *("make_series.py", "train", "predict", "analyze"),
+        *("make_images.py", "train", "predict", "evaluate"),
+    ]
+    series, image = (text.splitlines() for words, text in printed if words.startswith("predict"))
+    assert series[0] == "case,prediction,probability_early,probability_late"
+    assert len(series) == 1 + 4
+    assert image[0] == "file,prediction,probability_columns,probability_rows"
+    for run in ("bursts", "photos"):
+        summary = json.loads((tmp_path / "runs" / run / "summary.json").read_text(encoding="utf-8"))
+        assert summary["mean"] > 0.75, "of two classes, 40 cases: three deviations above guessing"
+    assert '<figure class="viewer"' in (tmp_path / "runs/bursts/report.html").read_text(encoding="utf-8")
 
 
 def test_the_first_python_block_of_the_readme_is_short():

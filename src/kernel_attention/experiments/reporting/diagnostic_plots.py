@@ -94,17 +94,15 @@ def maps_figure(maps: Mapping[str, np.ndarray]) -> Figure | None:
     """Attention or scores of one sequence, one row per layer and one column per head, each on its own scale.
 
     Args:
-        maps: title of a row -> (h, n, m). Beyond ``MAP_LIMIT`` rows evenly spaced ones are shown.
+        maps: title of a row -> (h, n, m); those of ``shown_maps`` are drawn.
     """
-    names = list(maps)
-    if not names:
+    maps = shown_maps(maps)
+    if not maps:
         return None
-    if len(names) > MAP_LIMIT:
-        names = [names[round(place)] for place in np.linspace(0, len(names) - 1, MAP_LIMIT)]
-    columns = min(max(len(maps[name]) for name in names), HEAD_LIMIT)
-    figure = Figure(figsize=(1.35 * columns + 0.7, 1.5 * len(names) + 0.2))
-    axes = figure.subplots(len(names), columns, squeeze=False)
-    for row, name in zip(axes, names, strict=True):
+    columns = max(len(array) for array in maps.values())
+    figure = Figure(figsize=(1.35 * columns + 0.7, 1.5 * len(maps) + 0.2))
+    axes = figure.subplots(len(maps), columns, squeeze=False)
+    for row, name in zip(axes, maps, strict=True):
         for head, axis in enumerate(row):
             axis.grid(False)
             axis.set(xticks=[], yticks=[])
@@ -116,6 +114,14 @@ def maps_figure(maps: Mapping[str, np.ndarray]) -> Figure | None:
             axis.set_title(f"head {head}", fontsize=8, fontweight="normal")
         row[0].set_ylabel(_folded(name), fontsize=8, parse_math=False)
     return figure
+
+
+def shown_maps(maps: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The maps that a page has room for: ``MAP_LIMIT`` evenly spaced rows, the first ``HEAD_LIMIT`` heads."""
+    names = list(maps)
+    if len(names) > MAP_LIMIT:
+        names = [names[round(place)] for place in np.linspace(0, len(names) - 1, MAP_LIMIT)]
+    return {name: maps[name][:HEAD_LIMIT] for name in names}
 
 
 def select_maps(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -16,9 +16,11 @@ from kernel_attention.experiments.reporting.diagnostic_plots import (
     maps_figure,
     measures_figure,
     select_maps,
+    shown_maps,
 )
 from kernel_attention.experiments.reporting.figures import data_uri
 from kernel_attention.experiments.reporting.formats import layer_name, sentence
+from kernel_attention.experiments.reporting.map_viewer import map_viewer
 from kernel_attention.experiments.reporting.records import RunRecord, SeedRecord
 from kernel_attention.experiments.reporting.spectrum_plots import HEAD_LIMIT
 from kernel_attention.experiments.reporting.tables import TABLES, diagnostics_rows
@@ -31,6 +33,9 @@ def diagnostics_section(run: RunRecord) -> html.Section | None:
         return None
     first, *others = records
     pieces = _pieces(run, first)
+    viewer = map_viewer(shown_maps(_maps(run, first)))
+    if viewer is not None:
+        pieces.insert(1, viewer)
     pieces += [html.Folded(f"Seed {record.seed}", _pieces(run, record)) for record in others]
     return html.Section("diagnostics", "What the attention does", [*pieces, *_explanation(records)])
 

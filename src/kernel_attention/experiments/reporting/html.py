@@ -1,16 +1,21 @@
 """The page of a report: its pieces as plain data, and the templates that turn them into HTML.
 
 A section is a list of pieces. Each piece names its template, ``templates/<piece>.html``. The templates escape
-all text. The page needs no network and no scripts, and its content security policy allows neither. So no text
-in a run folder, from a data set or a recipe, can execute when the report is opened.
+all text. The page needs no network, and its content security policy allows none. The one script is that of
+the viewer of maps: the policy of a page with a viewer names its hash, and that of another page allows no
+script. So no text in a run folder, from a data set or a recipe, can execute when the report is opened.
 """
 
 from __future__ import annotations
 
+import base64
 import functools
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
+
+from kernel_attention.experiments.reporting.formats import format_number
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -101,6 +106,49 @@ class Pictures(Piece):
 
 
 @dataclass(frozen=True)
+class ZoomableMap:
+    """A map as a palette image with one pixel a cell.
+
+    Args:
+        uri: the image; its colours are those of the viewer's scale.
+        title: the entry in the list of maps.
+        row: the word for what has a row each.
+        column: the word for what has a column each.
+        low: the value of the scale's first colour.
+        high: the value of its last colour.
+        block: a cell is the mean of ``block`` x ``block`` values.
+    """
+
+    uri: str
+    title: str
+    row: str
+    column: str
+    low: float
+    high: float
+    block: int = 1
+
+    @property
+    def alt(self) -> str:
+        """The alternative text."""
+        ends = f"from {format_number(self.low)} to {format_number(self.high)}"
+        return f"{self.title}: a row per {self.row}, a column per {self.column}, {ends}."
+
+
+@dataclass(frozen=True)
+class MapViewer(Piece):
+    """Maps to choose from, to zoom, and to read cell by cell. Without scripts it stays hidden.
+
+    Args:
+        items: the maps.
+        scale: an image of all colours, from the lowest value to the highest, one pixel each.
+    """
+
+    template = "viewer.html"
+    items: Sequence[ZoomableMap]
+    scale: str
+
+
+@dataclass(frozen=True)
 class Folded(Piece):
     """Pieces that the reader can unfold."""
 
@@ -129,8 +177,29 @@ class Section:
 
 def page(title: str, lead: str, opening: Sequence[Piece], sections: Sequence[Section], footer: str) -> str:
     """The whole document; ``opening`` comes between the title and the table of contents."""
-    template = _environment().get_template("page.html")
-    return template.render(title=title, lead=lead, opening=opening, sections=sections, footer=footer)
+    environment = _environment()
+    everything = [*opening, *(piece for section in sections for piece in section.pieces)]
+    script = policy = None
+    if _have_viewer(everything):
+        assert environment.loader is not None
+        script = environment.loader.get_source(environment, "viewer.js")[0]
+        policy = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
+    return environment.get_template("page.html").render(
+        title=title,
+        lead=lead,
+        opening=opening,
+        sections=sections,
+        footer=footer,
+        script=script,
+        script_hash=policy,
+    )
+
+
+def _have_viewer(pieces: Sequence[Piece]) -> bool:
+    return any(
+        isinstance(piece, MapViewer) or (isinstance(piece, Folded) and _have_viewer(piece.pieces))
+        for piece in pieces
+    )
 
 
 @functools.cache
