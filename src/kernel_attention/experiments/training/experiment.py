@@ -117,12 +117,12 @@ class Experiment(ABC):
         """(training batches, batches that select the round), under the recipe's protocol.
 
         A round (an epoch, or ``evaluate_every`` steps) is one pass over the training batches. Their order
-        depends on (seed, round) only: the loader's sampler has a ``set_epoch`` that Lightning calls.
+        depends on (seed, round) only: the loader's sampler has a ``set_epoch`` that the trainer calls.
         """
 
     @abstractmethod
     def task(self, model: nn.Module) -> RecipeTask:
-        """The Lightning module that trains ``model``."""
+        """The loss, the optimizer and the figures with which ``model`` is trained."""
 
     @abstractmethod
     def evaluate(self, model: Any) -> dict[str, Any]:
@@ -139,7 +139,7 @@ class Experiment(ABC):
         """Set the parts of an untrained model that come from the training data, such as their scale."""
 
     def recorder(self, folder: Path, seed: int) -> RunRecorder:
-        """The callback that writes a seed's metrics, weights and checkpoints."""
+        """What writes a seed's metrics, weights and checkpoints."""
         return RunRecorder(folder)
 
     def appendices(self, model: Any) -> dict[str, Any]:

@@ -79,7 +79,7 @@ class TimeSeriesExperiment(Experiment):
         train, val, _ = split_data(self.data, self.recipe, seed)
         if self.recipe.class_weight == "balanced" and not self.is_regression:
             train = train.balanced()
-        size = self.recipe.batch_size
+        size = self.recipe.effective_batch
         return make_loader(train, size, shuffle=True, seed=seed), make_loader(val, size)
 
     def prepare(self, model: SequenceClassifier, seed: int) -> None:
