@@ -7,15 +7,9 @@ that are added up in another order, some hundred roundings of 6e-8 each; the opt
 from __future__ import annotations
 
 import csv
-import signal
-import socket
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from experiments.training.decision_data import DECISIONS, make_decisions
@@ -23,8 +17,6 @@ from experiments.training.image_data import IMAGES, make_images
 from experiments.training.runs import (
     MEASURED,
     SMALL,
-    SRC,
-    assert_same_outcome,
     launch,
     make_waves,
     read_json,
@@ -33,13 +25,8 @@ from experiments.training.runs import (
 )
 from experiments.training.text_data import LANGUAGE, make_text
 from experiments.training.token_data import TOKENS, make_tokens
-from torch.utils.data import DataLoader
 
-from kernel_attention.experiments.cli import main
-from kernel_attention.experiments.data.series.batches import make_loader
 from kernel_attention.experiments.training.files import read_weights
-from kernel_attention.experiments.training.recipe import make_recipe
-from kernel_attention.experiments.training.shares import shared_loader
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="no torch.distributed")
 
@@ -87,8 +74,8 @@ def assert_alike(found: Path, expected: Path, rounding: float = ROUNDING) -> Non
     """The same figures and weights up to rounding."""
     for row, wanted in zip(rows(found), rows(expected), strict=True):
         assert row == pytest.approx(wanted, rel=rounding, abs=rounding)
-    weights, wanted_weights = (read_weights(folder / "seed-0/last.safetensors") for folder in (found, expected))
-    for name, value in wanted_weights.items():
+    weights, wanted = (read_weights(folder / "seed-0/last.safetensors") for folder in (found, expected))
+    for name, value in wanted.items():
         torch.testing.assert_close(weights[name], value, rtol=10 * rounding, atol=10 * rounding)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import shlex
 import sys
 import time
@@ -36,7 +35,7 @@ def train_command(options: Train, typed: dict[str, Any]) -> int:
     load_plugins(plugins)
     recipe = make_recipe(keys | typed | {"plugins": plugins})
     if recipe.processes == 1:  # torchrun says how many there are
-        recipe = dataclasses.replace(recipe, **started_devices())
+        recipe = make_recipe(recipe.keys() | started_devices())
     folder = Path(options.output or f"runs/{name}-{recipe.attention_name()}-{time.strftime('%Y%m%d-%H%M%S')}")
     return _run_training(recipe, folder, name, options.data_root, options.progress)
 

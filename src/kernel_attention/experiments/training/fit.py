@@ -22,6 +22,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from kernel_attention.core.sequence_group import SequenceGroup
+from kernel_attention.core.sharding import ReadsSequence, shard_sequence
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.training.checkpoint import read_state, write_state
 from kernel_attention.experiments.training.generators import get_generators, set_generators
@@ -158,10 +159,12 @@ class Training:
         task.trainer = self
         self.fabric = make_fabric(self.recipe, processes.place)
         self.fabric.launch()
+        if processes.sharing is not None:
+            shard_sequence(task, processes.sharing)
         self.replicas = None if processes.alike is None else SequenceGroup(processes.alike)
         self.module = self.fabric.setup_module(task)
         optimizer, self.schedule = task.make_optimizer()
-        self.optimizer = self.fabric.setup_optimizers(optimizer)
+        self.optimizer: Any = self.fabric.setup_optimizers(optimizer)
         self._counts = True
 
     def run(self) -> None:
@@ -217,7 +220,7 @@ class Training:
             is_shared = self.recipe.processes * self.recipe.accumulate > 1
             self.task.share = weight * self.processes.place.world / max(total, 1) if is_shared else 1.0
             with self.fabric.no_backward_sync(self.module, enabled=number < len(passes)):
-                self.fabric.backward(self.module(self.fabric.to_device(share.batch)))
+                self.fabric.backward(self.module(self._on_device(share.batch)))
         if self.recipe.gradient_clip:
             self.fabric.clip_gradients(
                 self.module, self.optimizer, max_norm=self.recipe.gradient_clip, error_if_nonfinite=False
@@ -235,9 +238,16 @@ class Training:
         for share in self._shares(self.val_batches):
             self._counts = self.task.figures.counts = share.counts
             with self.fabric.autocast():
-                self.task.validation_step(self.fabric.to_device(share.batch))
+                self.task.validation_step(self._on_device(share.batch))
         self.task.figures.counts = True
         self.task.on_validation_epoch_end()
+
+    def _on_device(self, batch: Any) -> Any:
+        """The batch, or this process's part of its sequences, on the device."""
+        shards = self.recipe.sequence_shards
+        return self.fabric.to_device(
+            batch if shards == 1 else self.task.part(batch, self.processes.shard, shards)
+        )
 
     def counted(self, cases: int) -> int:
         """The cases of the batch at hand, or 0 where it only keeps this process in step with the others."""
@@ -299,6 +309,9 @@ class Training:
     def close(self) -> None:
         """Give the task back as a plain module."""
         self.fabric.strategy.teardown()
+        for module in self.task.modules():
+            if isinstance(module, ReadsSequence):
+                module.sequence_group = None
         del self.task.trainer
         self.task.share = 1.0
         del self.module, self.optimizer, self.schedule

@@ -80,7 +80,7 @@ def together(
             yield processes
         return
     # Port 0 is a free one; the store says which.
-    store = dist.TCPStore(_HERE, 0, place.world, is_master=True, wait_for_workers=False)
+    store = _tcp_store(_HERE, 0, place.world, is_master=True, wait_for_workers=False)
     with _children(place, store.port, job) as failure:
         try:
             _wait_for_all(store, place.world, failure)
@@ -93,17 +93,22 @@ def together(
             raise ProcessFailed(said) from error
 
 
-def _store_of_the_first(place: Place) -> dist.Store | None:
+def _store_of_the_first(place: Place) -> Any:
     """The store of the process that has started this one, told that it is here; None under torchrun."""
     port = os.environ.get(_PORT)
     if port is None:
         return None
-    store = dist.TCPStore(_HERE, int(port), place.world, is_master=False)
+    store = _tcp_store(_HERE, int(port), place.world, is_master=False)
     store.set(f"here/{place.rank}", "")
     return store
 
 
-def _wait_for_all(store: dist.Store, world: int, failure: Failure) -> None:
+def _tcp_store(*arguments: Any, **options: Any) -> Any:
+    """torch's store over TCP, which its type stubs do not name."""
+    return dist.TCPStore(*arguments, **options)  # type: ignore[attr-defined]
+
+
+def _wait_for_all(store: Any, world: int, failure: Failure) -> None:
     """Wait until every other process has loaded its data; ProcessFailed where one has ended before."""
     while not store.check([f"here/{rank}" for rank in range(1, world)]):
         if (said := failure(0.0)) is not None:

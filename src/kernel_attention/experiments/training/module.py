@@ -88,6 +88,12 @@ class RecipeTask(nn.Module):
         """The sequences or images of a batch."""
         return len(batch[0])
 
+    def part(self, batch: Any, number: int, parts: int) -> Any:
+        """The tokens of part ``number`` of the sequences of a batch, of ``parts`` consecutive ones."""
+        raise InputError(
+            f"sequence_shards={parts}: task {self.recipe.task_name} has no sequences that can be divided"
+        )
+
     def log(self, name: str, value: Tensor | float, weight: float = 1) -> None:
         """Add a figure to the round's weighted mean."""
         self.figures.add(name, value, weight)
@@ -200,6 +206,16 @@ class SequenceTask(RecipeTask):
     def training_step(self, batch: Batch) -> Tensor:
         """Task loss + sum over layers of eta J^2 (Primal-Attention, eq. 10)."""
         return self.objective(self._log_step("train", batch), batch)
+
+    def part(self, batch: Batch, number: int, parts: int) -> Batch:
+        """Every part has a token or more; those beyond the end of a short sequence are padding."""
+        x, mask = batch.arguments
+        features = x.dim() - mask.dim()  # dimensions behind that of the tokens
+        if (lacking := parts - mask.size(-1)) > 0:
+            mask, x = F.pad(mask, (0, lacking)), F.pad(x, (0, 0) * features + (0, lacking))
+        first, end = (mask.size(-1) * place // parts for place in (number, number + 1))
+        x = x.narrow(mask.dim() - 1, first, end - first)
+        return batch._replace(x=x, attention_mask=mask[..., first:end])
 
     def validation_step(self, batch: Batch) -> None:
         """Log the task's loss and metric."""

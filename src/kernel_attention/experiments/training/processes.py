@@ -19,7 +19,8 @@ import torch.distributed as dist
 from kernel_attention.errors import InputError
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup, Store
+    from torch.distributed import ProcessGroup
+    from torch.distributed.distributed_c10d import Store
 
 _PATIENCE = timedelta(days=7)  # the others wait while the first evaluates a test split
 _MEETING = timedelta(hours=1)  # for all processes to come

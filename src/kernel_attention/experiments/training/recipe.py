@@ -349,6 +349,11 @@ class Recipe(EpochRecipe):
         super().__post_init__()
         if self.warmup_epochs >= self.epochs:
             raise InputError(f"warmup_epochs={self.warmup_epochs} must be below epochs={self.epochs}")
+        if self.sequence_shards > 1 and (self.augmentation or self.mixup):
+            raise InputError(
+                f"sequence_shards={self.sequence_shards} with augmentation={self.augmentation} and "
+                f"mixup={self.mixup:g}: they change whole series (accepted: [] and 0)"
+            )
 
     def learning_rate_factor(self, step: int, steps_per_epoch: int) -> float:
         """The factor of ``learning_rate`` at step number ``step``, counted from 0."""

@@ -91,7 +91,7 @@ class StepRecorder(RunRecorder):
 
     def _row(self, training: Training) -> dict[str, Any]:
         row = super()._row(training)
-        tokens = training.processes.total([float(self._tokens)])[0]
+        tokens = training.processes.total([float(self._tokens)])[0] / training.recipe.sequence_shards
         measured = {
             "step": row["epoch"] * self.steps_per_round,
             "training_seconds": round(self._training_seconds, 3),

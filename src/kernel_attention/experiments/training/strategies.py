@@ -7,9 +7,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning.fabric.plugins.environments import ClusterEnvironment
-from lightning.fabric.strategies import DDPStrategy, Strategy
-from lightning.fabric.strategies.strategy import _BackwardSyncControl
+from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
+from lightning.fabric.strategies.ddp import DDPStrategy
+from lightning.fabric.strategies.strategy import Strategy, _BackwardSyncControl
 from torch import Tensor, nn
 
 from kernel_attention.experiments.training.processes import Place

@@ -43,6 +43,7 @@ class TimeSeriesExperiment(Experiment):
 
     recipe: Recipe
     required_facts: ClassVar[tuple[str, ...]] = ("num_features", "max_len")
+    divides_sequences: ClassVar[bool] = True
 
     def __init__(self, recipe: Recipe, data_root: str | Path | None = None) -> None:
         super().__init__(recipe, data_root)

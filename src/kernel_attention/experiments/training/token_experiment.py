@@ -39,6 +39,7 @@ class TokenExperiment(Experiment):
     recipe: TokenRecipe
     required_facts: ClassVar[tuple[str, ...]] = ("vocabulary_size", "max_len", "parts")
     has_classes: ClassVar[bool] = True
+    divides_sequences: ClassVar[bool] = True
 
     def __init__(self, recipe: TokenRecipe, data_root: str | Path | None = None) -> None:
         super().__init__(recipe, data_root)
