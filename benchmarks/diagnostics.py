@@ -23,8 +23,9 @@ import kernel_attention as ka
 from kernel_attention.experiments.data import Standardizer, load_time_series, make_loader, stratified_split
 from kernel_attention.experiments.training.evaluation import evaluate_split
 from kernel_attention.experiments.training.facts import describe_data
-from kernel_attention.experiments.training.fit import fit
+from kernel_attention.experiments.training.fit import Training, fit
 from kernel_attention.experiments.training.module import SequenceTask
+from kernel_attention.experiments.training.observer import Observer
 from kernel_attention.experiments.training.recipe import Recipe, read_recipe
 from kernel_attention.experiments.training.run import build_model
 from kernel_attention.models import SequenceClassifier
@@ -34,7 +35,7 @@ PROJECTED = ("softmax", "symmetric", "rpc")  # those with a kernel-PCA reading
 TRAJECTORY_CASES, FINAL_CASES = 16, 64
 
 
-class Trajectory(L.Callback):
+class Trajectory(Observer):
     """J_proj of the same sequences before training and after every epoch: layer -> mean and median."""
 
     def __init__(self, batches: list[Any]) -> None:
@@ -42,13 +43,13 @@ class Trajectory(L.Callback):
         self.means: list[list[float]] = []
         self.medians: list[list[float]] = []
 
-    def on_train_start(self, trainer: L.Trainer, task: L.LightningModule) -> None:
+    def on_train_start(self, training: Training) -> None:
         """The untrained model."""
-        self._measure(task.model)
+        self._measure(training.task.model)
 
-    def on_train_epoch_end(self, trainer: L.Trainer, task: L.LightningModule) -> None:
+    def on_round_end(self, training: Training) -> None:
         """The model after an epoch."""
-        self._measure(task.model)
+        self._measure(training.task.model)
 
     def _measure(self, model: torch.nn.Module) -> None:
         report = ka.analysis.diagnose(model, self.batches, cases=TRAJECTORY_CASES, quantities=["projection"])
@@ -75,7 +76,7 @@ def train(recipe: Recipe, seed: int, with_trajectory: bool) -> dict[str, Any]:
         SequenceTask(model, recipe),
         make_loader(train_split, recipe.batch_size, shuffle=True, seed=seed),
         make_loader(val_split, recipe.batch_size),
-        callbacks=[trajectory] if with_trajectory else [],
+        observers=[trajectory] if with_trajectory else [],
         progress=False,
     )
     return {

@@ -11,7 +11,7 @@ from kernel_attention.version import __version__
 if TYPE_CHECKING:
     from kernel_attention import analysis, functional, hosts, models, solvers, testing
     from kernel_attention.core.layer import AttentionLayer
-    from kernel_attention.core.objective import PenalizedAttention, auxiliary_loss
+    from kernel_attention.core.objective import PenalizedAttention, auxiliary_loss, average_objectives
     from kernel_attention.core.registry import register_attention
     from kernel_attention.core.sharding import shard_sequence
     from kernel_attention.estimators import AttentionClassifier, AttentionRegressor
@@ -50,6 +50,7 @@ __all__ = [
     "__version__",
     "analysis",
     "auxiliary_loss",
+    "average_objectives",
     "create_attention",
     "functional",
     "hosts",
@@ -85,6 +86,7 @@ _HOMES = {
     "SupportVectorAttention": "mechanisms.support_vector",
     "TensorAttention": "mechanisms.multilinear",
     "auxiliary_loss": "core.objective",
+    "average_objectives": "core.objective",
     "create_attention": "mechanisms",
     "list_attention": "mechanisms",
     "register_attention": "core.registry",

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from kernel_attention.core.layer import AttentionLayer
+from kernel_attention.core.sequence_group import SequenceGroup
 from kernel_attention.errors import InputError
 from kernel_attention.tensors.recompute import is_traced
 
@@ -48,9 +49,12 @@ class PenalizedAttention(AttentionLayer, PenalizedModule):
         objective_bound: the largest |J| at which the penalty is the papers' square, see ``bounded_square``;
             infinity removes the bound.
         objective_unit: the unit of that bound: 1, or the number of tokens where J is a sum over them.
+        objective_tokens: the real tokens of that forward, where J is a mean over tokens; None where it is a
+            mean over sequences.
     """
 
     objective: Tensor | None
+    objective_tokens: Tensor | None = None
     objective_bound: float = OBJECTIVE_BOUND
     objective_unit: float | Tensor = 1.0
 
@@ -117,8 +121,8 @@ def auxiliary_loss(model: nn.Module, reduction: str = "sum") -> Tensor:
     logged once. This happens on inputs that are not standardised.
 
     Call it after a forward in training mode, once per backward. The square is taken per micro-batch, so
-    gradient accumulation and data parallelism average J^2 of the parts, which is not J^2 of the whole batch.
-    The loss is 0 for a model without such layers.
+    gradient accumulation averages J^2 of the parts, which is not J^2 of the whole batch. So does data
+    parallelism, unless ``average_objectives`` comes first. The loss is 0 for a model without such layers.
 
     Args:
         model: any module that holds our layers.
@@ -146,3 +150,38 @@ def auxiliary_loss(model: nn.Module, reduction: str = "sum") -> Tensor:
     if layers and reduction == "mean":
         parts[0] = parts[0] / len(layers)
     return parts[0] if len(parts) == 1 else parts[0] + parts[1]
+
+
+def average_objectives(model: nn.Module, cases: int, group: SequenceGroup) -> None:
+    """Replace J of every layer by its mean over the batches of several processes; one all-reduce each way.
+
+    Call it between the forward and ``auxiliary_loss``, on all processes. The square is then that of J of the
+    whole batch. Every process adds the same penalty, and DistributedDataParallel, which averages the
+    gradients, gives those of one process with the whole batch.
+
+    A J per sequence is squared per sequence and stays as it is, and so do terms of other modules.
+
+    Args:
+        model: any module that holds our layers.
+        cases: sequences of this process's batch; 0 for one that does not count.
+        group: the processes, each with sequences of its own.
+    """
+    layers = [
+        module
+        for module in model.modules()
+        if isinstance(module, PenalizedAttention)
+        and module.objective is not None
+        and module.objective.dim() == 0
+    ]
+    if not layers:
+        return
+    values = torch.stack([layer.objective for layer in layers if layer.objective is not None])
+    counts = [cases if layer.objective_tokens is None else layer.objective_tokens for layer in layers]
+    weights = torch.stack([torch.as_tensor(count).to(values) for count in counts]) * (cases > 0)
+    units = torch.stack([torch.as_tensor(layer.objective_unit).to(values) for layer in layers])
+    sums = group.total(torch.stack([values * weights, units * weights, weights]))
+    means = sums[:2] / sums[2].clamp_min(1)
+    for layer, objective, unit in zip(layers, means[0], means[1].detach(), strict=True):
+        layer.objective = objective
+        if isinstance(layer.objective_unit, Tensor):
+            layer.objective_unit = unit

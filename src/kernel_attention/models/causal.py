@@ -52,6 +52,8 @@ class CausalLanguageModel(nn.Module):
         InputError: for a mechanism or options without a causal form, and for sizes out of range.
     """
 
+    supports_sharding = False  # every part of a sequence would get the positions of the first part
+
     positions: Tensor
     output_weight: nn.Parameter | None
 

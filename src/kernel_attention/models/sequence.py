@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from kernel_attention.core.layer import require_causal_form
 from kernel_attention.core.parameters import Device, reset_module, reset_submodules
+from kernel_attention.core.sequence_group import SequenceGroup
 from kernel_attention.core.validation import require_positive, require_probability
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.mechanisms import AttentionSpec
@@ -69,7 +70,7 @@ class SequenceEncoder(nn.Module):
         dtype: the parameters' precision; None: the default one.
     """
 
-    supports_sharding = False  # every part of a sequence would get the positions of the first part
+    sequence_group: SequenceGroup | None = None
 
     positions: Tensor
     input_mean: Tensor
@@ -116,6 +117,7 @@ class SequenceEncoder(nn.Module):
         self._set_positions(positions, **where)
         shared = {"max_len": self.num_tokens, "dropout": dropout}
         mixture: dict[str, Any] = {"experts": experts, "experts_per_token": experts_per_token}
+        self.has_experts = experts > 0
         self.layers = nn.ModuleList()
         for layer in create_attentions(attention, num_layers, embed_dim, num_heads, shared, **where):
             self.layers.append(EncoderLayer(layer, feedforward_dim, dropout, norm_first, **mixture, **where))
@@ -135,17 +137,33 @@ class SequenceEncoder(nn.Module):
         With patches, (B, ceil(N / patch_len), d), and ``token_mask`` says which tokens are real.
         """
         self._check_input(x)
-        if x.size(1) > self.max_len:
-            raise InputError(f"sequence length {x.size(1)} exceeds max_len={self.max_len}")
+        start, length = self._place(x)
+        if length > self.max_len:
+            raise InputError(f"sequence length {length} exceeds max_len={self.max_len}")
         if is_causal:
             self._require_causal()
         x = self._embed(x, attention_mask)
         attention_mask = self.token_mask(attention_mask)
-        x = self.dropout(self._with_positions(x, attention_mask))
+        x = self.dropout(self._with_positions(x, attention_mask, start))
         for layer in self.layers:
             x = layer(x, attention_mask, is_causal)
         x = self.dropout(F.gelu(self.norm(x)))
         return x if attention_mask is None else x.masked_fill(~attention_mask[..., None], 0.0)
+
+    def why_not_sharded(self, is_causal: bool) -> str | None:
+        """Why parts of a sequence cannot be encoded by several processes; None where they can."""
+        reading = [*self._reads_neighbours(), ("experts", self.has_experts)]
+        for option, reads_more in reading:
+            if reads_more:
+                return f"{option} reads tokens of several parts"
+        return None
+
+    def _place(self, x: Tensor) -> tuple[int, int]:
+        """(tokens before those of x, tokens of the whole sequence)."""
+        if self.sequence_group is None:
+            return 0, x.size(1)
+        before, total = self.sequence_group.places(torch.tensor([x.size(1)], device=x.device))
+        return int(before), int(total)
 
     def require_causal_form(self) -> None:
         """InputError where the mechanism of a layer has no causal form."""
@@ -195,15 +213,18 @@ class SequenceEncoder(nn.Module):
 
     def _require_causal(self) -> None:
         """Raise InputError where a part before the layers reads later steps."""
-        reading = [
+        for option, reads_later_steps in self._reads_neighbours():
+            if reads_later_steps:
+                raise InputError(f"is_causal=True, but {option} reads later steps of the series")
+
+    def _reads_neighbours(self) -> list[tuple[str, bool]]:
+        """Options of what comes before the layers, and whether each makes it read several steps."""
+        return [
             ("stem='convolution'", isinstance(getattr(self, "project", None), ConvolutionStem)),
             (f"patch_len={self.patch_len}", self.patch_len > 1),
             (f"views={self.views!r}", self.views != ("raw",)),
             ("positions='convolutional'", self.relative_positions is not None),
         ]
-        for option, reads_later_steps in reading:
-            if reads_later_steps:
-                raise InputError(f"is_causal=True, but {option} reads later steps of the series")
 
     def _set_positions(self, kind: Positions, **where: Any) -> None:
         if kind not in _POSITIONS:
@@ -220,10 +241,11 @@ class SequenceEncoder(nn.Module):
                 self.register_buffer("positions", table)
             self._reset_positions()
 
-    def _with_positions(self, x: Tensor, attention_mask: Tensor | None) -> Tensor:
+    def _with_positions(self, x: Tensor, attention_mask: Tensor | None, start: int = 0) -> Tensor:
+        """Tokens with their positions; the first one is token number ``start`` of the sequence."""
         if self.relative_positions is not None:
             return x + self.relative_positions(x, attention_mask)
-        return x if self.positions_kind == "none" else x + self.positions[: x.size(1)]
+        return x if self.positions_kind == "none" else x + self.positions[start : start + x.size(1)]
 
     @torch.no_grad()
     def _reset_positions(self) -> None:

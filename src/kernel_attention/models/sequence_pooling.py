@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from kernel_attention.core.sequence_group import SequenceGroup
 from kernel_attention.errors import unknown
+from kernel_attention.tensors.statistics import num_real
 
 SequencePooling = Literal["flatten", "mean", "mean_max", "attention"]
 _KINDS = ("flatten", "mean", "mean_max", "attention")
@@ -28,7 +30,10 @@ class TokenPooling(nn.Module):
 
     Attributes:
         width: length of the vector.
+        sequence_group: the processes that share every sequence; None: whole sequences are here.
     """
+
+    sequence_group: SequenceGroup | None = None
 
     def __init__(
         self, kind: SequencePooling, max_len: int, embed_dim: int, num_heads: int, **where: Any
@@ -47,7 +52,7 @@ class TokenPooling(nn.Module):
             # The positions a short batch lacks are zero, as padded ones are.
             return F.pad(encoded, (0, 0, 0, self.max_len - encoded.size(1))).flatten(1)
         if self.kind == "mean":
-            return mean_token(encoded, attention_mask)
+            return mean_token(encoded, attention_mask, self.sequence_group)
         if self.kind == "mean_max":
             return torch.cat([mean_token(encoded, attention_mask), _largest(encoded, attention_mask)], dim=-1)
         assert self.score is not None
@@ -58,9 +63,19 @@ class TokenPooling(nn.Module):
         weights = scores.softmax(dim=1)[..., None]
         return (weights * encoded.unflatten(-1, (weights.size(-2), -1))).sum(dim=1).flatten(1)
 
+    def why_not_sharded(self, is_causal: bool) -> str | None:
+        """Why the tokens of a sequence cannot come from several processes; None where they can."""
+        return None if self.kind == "mean" else f"pooling={self.kind!r} reads all tokens (accepted: 'mean')"
 
-def mean_token(encoded: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """The mean over the real tokens of encoded (B, N, d), zero at padded ones: (B, d)."""
+
+def mean_token(encoded: Tensor, attention_mask: Tensor | None, group: SequenceGroup | None = None) -> Tensor:
+    """The mean over the real tokens of encoded (B, N, d), zero at padded ones: (B, d).
+
+    ``group`` are the processes that share the sequences; None: the sequences are whole.
+    """
+    if group is not None:
+        count = group.places(num_real(encoded, attention_mask))[1]
+        return group.total(encoded.sum(dim=1)) / count.clamp_min(1)[:, None]
     if attention_mask is None:
         return encoded.mean(dim=1)
     return encoded.sum(dim=1) / attention_mask.sum(dim=1, keepdim=True).clamp_min(1)

@@ -116,7 +116,8 @@ class TokenClassifier(nn.Module):
 
     def pooled(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """The mean of the encoded real tokens, (B, d)."""
-        return mean_token(self.encoder(x, attention_mask, self.is_causal), attention_mask)
+        encoded = self.encoder(x, attention_mask, self.is_causal)
+        return mean_token(encoded, attention_mask, self.encoder.sequence_group)
 
     def _make_head(self, width: int, num_outputs: int, **where: Any) -> nn.Module:
         return nn.Linear(width, num_outputs, **where)

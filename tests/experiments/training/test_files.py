@@ -19,7 +19,7 @@ from kernel_attention.errors import InputError
 from kernel_attention.experiments.plain_yaml import read_yaml
 from kernel_attention.experiments.run_folder import read_json
 from kernel_attention.experiments.training import files
-from kernel_attention.experiments.training.checkpoint import AtomicCheckpointIO, check_checkpoint
+from kernel_attention.experiments.training.checkpoint import check_checkpoint, read_state
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
@@ -173,7 +173,7 @@ def test_a_checkpoint_executes_nothing(tmp_path, monkeypatch):
     (tmp_path / "plain.ckpt").write_bytes(pickle.dumps(Bomb()))
     for name in ("zip.ckpt", "plain.ckpt"):
         with pytest.raises(InputError, match="more than tensors and plain values"):
-            AtomicCheckpointIO().load_checkpoint(tmp_path / name, weights_only=False)
+            read_state(tmp_path / name)
     assert not (tmp_path / "executed").exists()
 
 
@@ -181,7 +181,7 @@ def test_a_checkpoint_executes_nothing(tmp_path, monkeypatch):
 def test_another_file_of_torch_is_no_trainer_state(content, tmp_path):
     torch.save(content, tmp_path / "last.ckpt")
     with pytest.raises(InputError, match="not a trainer's state"):
-        AtomicCheckpointIO().load_checkpoint(tmp_path / "last.ckpt")
+        read_state(tmp_path / "last.ckpt")
 
 
 def test_any_damage_to_a_trainer_state_is_refused_or_without_effect(trained, tmp_path):
@@ -191,13 +191,13 @@ def test_any_damage_to_a_trainer_state_is_refused_or_without_effect(trained, tmp
     for cut in (0, 1, 100, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:cut])
         with pytest.raises(InputError, match=r"last\.ckpt"):
-            AtomicCheckpointIO().load_checkpoint(path)
+            read_state(path)
     generator = torch.Generator().manual_seed(0)
     refused = 0
     for place in torch.randint(len(whole), (300,), generator=generator).tolist():
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :])
         try:
-            found = AtomicCheckpointIO().load_checkpoint(path)
+            found = read_state(path)
         except InputError:
             refused += 1
             continue

@@ -88,7 +88,7 @@ def test_resumed_anywhere_the_run_ends_the_same(trained, data, tmp_path, monkeyp
     stop = language_experiment.LanguageTask.training_step
 
     def training_step(self, batch):
-        if self.trainer.global_step == step:
+        if self.trainer.step == step:
             raise KeyboardInterrupt
         return stop(self, batch)
 
@@ -107,8 +107,8 @@ def train_with_signals(steps, arguments, monkeypatch, number=signal.SIGINT):
     due, original = set(steps), language_experiment.LanguageTask.training_step
 
     def training_step(self, batch):
-        if self.trainer.global_step in due:
-            due.discard(self.trainer.global_step)
+        if self.trainer.step in due:
+            due.discard(self.trainer.step)
             os.kill(os.getpid(), number)
         return original(self, batch)
 
@@ -139,7 +139,7 @@ def test_ctrl_c_saves_the_step_and_the_run_goes_on_from_it(
         patched.setattr(
             language_experiment.LanguageTask,
             "training_step",
-            lambda self, batch: (seen.append(self.trainer.global_step), original(self, batch))[1],
+            lambda self, batch: (seen.append(self.trainer.step), original(self, batch))[1],
         )
         assert main(["train", "--resume", str(folder), "--progress", "false"]) == 0
     assert seen == list(range(saved, 30)), "no step is done again"

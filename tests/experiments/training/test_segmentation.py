@@ -163,7 +163,7 @@ def test_the_learning_rate_falls_with_a_power_of_the_steps_left():
     model = SegmentationExperiment.build_model(make_recipe(SMALL), {"class_names": ["a", "b"]})
     task = SegmentationTask(model, make_recipe(SMALL | {"optimizer": "sgd", "weight_decay": 0.1}))
     task.learning_rate_factor = lambda: None
-    optimizer = task.configure_optimizers()
+    optimizer, _ = task.make_optimizer()
     assert {group["momentum"] for group in optimizer.param_groups} == {0.9}
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.0]
     (undecayed,) = (group["params"] for group in optimizer.param_groups if not group["weight_decay"])

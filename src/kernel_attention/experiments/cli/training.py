@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 def train_command(options: Train, typed: dict[str, Any]) -> int:
     """Train a recipe, or go on with a run."""
+    from kernel_attention.experiments.training.processes import started_devices
     from kernel_attention.experiments.training.recipe import make_recipe, read_recipe, recipe_plugins
 
     if (options.recipe is None) == (options.resume is None):
@@ -33,6 +34,8 @@ def train_command(options: Train, typed: dict[str, Any]) -> int:
     plugins = recipe_plugins(keys, options.plugin)
     load_plugins(plugins)
     recipe = make_recipe(keys | typed | {"plugins": plugins})
+    if recipe.processes == 1:  # torchrun says how many there are
+        recipe = make_recipe(recipe.keys() | started_devices())
     folder = Path(options.output or f"runs/{name}-{recipe.attention_name()}-{time.strftime('%Y%m%d-%H%M%S')}")
     return _run_training(recipe, folder, name, options.data_root, options.progress)
 
@@ -44,6 +47,7 @@ def _run_training(
 
     from kernel_attention.experiments.reporting import summary_table
     from kernel_attention.experiments.training import train
+    from kernel_attention.experiments.training.processes import is_first_process
     from kernel_attention.experiments.training.saved import read_config
 
     resume = recipe is None
@@ -57,8 +61,11 @@ def _run_training(
     except (KeyboardInterrupt, Exception) as error:
         if isinstance(error, ModuleNotFoundError) and missing_package(error, "this run") is not None:
             raise
-        _tell_failure(error, folder, data_root)
+        if is_first_process():
+            _tell_failure(error, folder, data_root)
         return 1
+    if not is_first_process():
+        return 0
     console = Console()
     console.print(summary_table(summary))
     console.print(f"report: {folder / 'report.html'}", soft_wrap=True)

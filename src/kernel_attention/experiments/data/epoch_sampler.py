@@ -15,7 +15,7 @@ class EpochSampler(Sampler[int]):
     """A permutation of `length` cases drawn from a generator of its own, seeded by (seed, epoch).
 
     A run resumed at epoch e sees the same order as an uninterrupted run, and no global generator is read or
-    advanced. Lightning calls `set_epoch` at the start of every epoch; a plain loop must do so itself.
+    advanced. The trainer calls `set_epoch` at the start of every epoch; a plain loop must do so itself.
     """
 
     def __init__(self, length: int, seed: int = 0) -> None:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
+from typing import Generic, TypeVar
 
 from torch.utils.data import Sampler
 
 from kernel_attention.errors import InputError
 
+Case = TypeVar("Case")
 
-class StepSampler(Sampler[list[int]]):
+
+class StepSampler(Sampler[list[Case]], Generic[Case]):
     """The batches of one round from an endless sequence of epochs.
 
-    Round r has the batches r * steps to (r + 1) * steps - 1. Lightning calls ``set_epoch`` with the number of
-    the round, so a run resumed in the middle of an epoch sees the same batches as an uninterrupted run.
+    Round r has the batches r * steps to (r + 1) * steps - 1. The trainer calls ``set_epoch`` with the number
+    of the round, so a run resumed in the middle of an epoch sees the same batches as an uninterrupted run.
 
     Args:
         batch_size: B.
@@ -32,11 +35,11 @@ class StepSampler(Sampler[list[int]]):
         self._skipped = 0
 
     @abstractmethod
-    def batches(self, epoch: int) -> list[list[int]]:
-        """The case numbers of every batch of an epoch, a function of the seed and the epoch."""
+    def batches(self, epoch: int) -> list[list[Case]]:
+        """The cases of every batch of an epoch, a function of the seed and the epoch."""
 
     def set_epoch(self, epoch: int) -> None:
-        """Select the round (Lightning's epoch) of the next pass."""
+        """Select the round of the next pass."""
         self.round = int(epoch)
 
     def skip(self, batches: int, batch_size: int = 1) -> None:
@@ -46,8 +49,9 @@ class StepSampler(Sampler[list[int]]):
     def __len__(self) -> int:
         return self.steps
 
-    def __iter__(self) -> Iterator[list[int]]:
-        drawn, batches = -1, []
+    def __iter__(self) -> Iterator[list[Case]]:
+        drawn: int = -1
+        batches: list[list[Case]] = []
         start, self._skipped = self._skipped, 0
         for number in range(self.round * self.steps + start, (self.round + 1) * self.steps):
             epoch, place = divmod(number, self.per_epoch)

@@ -9,48 +9,43 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 
 from kernel_attention.atomic import write_atomically
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.plain_yaml import require_file
 
-_PARTS = ("callbacks", "epoch", "global_step", "loops", "optimizer_states", "state_dict")
+_PARTS = ("figures", "generators", "global_step", "optimizer", "recipe", "recorder", "round", "state_dict")
 
 
-class AtomicCheckpointIO(CheckpointIO):
-    """Trainer state by atomic rename, read back without executing anything from the file."""
+def write_state(path: Path, state: dict[str, Any]) -> None:
+    """Write the state to a temporary file and rename it."""
+    write_atomically(path, lambda file: torch.save(state, file))
 
-    def save_checkpoint(
-        self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
-    ) -> None:
-        """Write the state to a temporary file and rename it."""
-        write_atomically(Path(path), lambda file: torch.save(checkpoint, file))
 
-    def load_checkpoint(
-        self, path: Any, map_location: Any | None = None, weights_only: bool | None = True
-    ) -> dict[str, Any]:
-        """Always with ``weights_only=True``; InputError where the file is damaged or is no checkpoint."""
-        check_checkpoint(Path(path))
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # the errors below say what is wrong with the file
-                checkpoint = torch.load(path, map_location=map_location or "cpu", weights_only=True)
-        except pickle.UnpicklingError:
-            raise InputError(
-                f"checkpoint {path}: refused, it is damaged or holds more than tensors and plain values"
-            ) from None
-        except Exception as error:  # a damaged pickle can raise anything
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise InputError(f"checkpoint {path}: truncated or not a checkpoint ({reason})") from None
-        missing = [part for part in _PARTS if not isinstance(checkpoint, dict) or part not in checkpoint]
-        if missing:
-            raise InputError(f"checkpoint {path}: not a trainer's state (it has no {', '.join(missing)})")
-        return checkpoint
+def read_state(path: Path) -> dict[str, Any]:
+    """The state on the CPU, always with ``weights_only=True``.
 
-    def remove_checkpoint(self, path: Any) -> None:
-        """Delete the file; a missing one is no error."""
-        Path(path).unlink(missing_ok=True)
+    Raises:
+        InputError: for a file that is damaged or no checkpoint of this version.
+    """
+    check_checkpoint(path)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the errors below say what is wrong with the file
+            state = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        raise InputError(
+            f"checkpoint {path}: refused, it is damaged or holds more than tensors and plain values"
+        ) from None
+    except Exception as error:  # a damaged pickle can raise anything
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(f"checkpoint {path}: truncated or not a checkpoint ({reason})") from None
+    if isinstance(state, dict) and "pytorch-lightning_version" in state:
+        raise InputError(f"checkpoint {path}: written by an earlier version; only that version can resume it")
+    missing = [part for part in _PARTS if not isinstance(state, dict) or part not in state]
+    if missing:
+        raise InputError(f"checkpoint {path}: not a trainer's state (it has no {', '.join(missing)})")
+    return state
 
 
 def check_checkpoint(path: Path) -> None:

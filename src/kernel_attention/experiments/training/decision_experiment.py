@@ -136,7 +136,9 @@ class DecisionExperiment(Experiment):
     def loaders(self, seed: int) -> Loaders:
         recipe = self.recipe
         train, held_out = self._split
-        batches = training_windows(train, recipe.context, recipe.batch_size, recipe.steps_per_round, seed)
+        batches = training_windows(
+            train, recipe.context, recipe.effective_batch, recipe.steps_per_round, seed
+        )
         return batches, ordered_windows(held_out, recipe.context, _EVALUATION_BATCH)
 
     def prepare(self, model: Policy, seed: int) -> None:

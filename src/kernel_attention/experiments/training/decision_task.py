@@ -1,4 +1,4 @@
-"""The Lightning module that trains policies on recorded episodes."""
+"""The training of policies on recorded episodes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class DecisionTask(RecipeTask):
 
     def training_step(self, batch: DecisionBatch) -> Tensor:
         """Task loss + sum over layers of eta J^2 (Primal-Attention, eq. 10)."""
-        return self._log_step("train", batch) + self.penalty(len(batch.returns))
+        return self.objective(self._log_step("train", batch), batch)
 
     def validation_step(self, batch: DecisionBatch) -> None:
         """Log the loss on held-out episodes."""
@@ -46,15 +46,16 @@ class DecisionTask(RecipeTask):
 
     def on_validation_epoch_end(self) -> None:
         if self.played is not None:
-            for name, value in self.played(self.model).items():
+            for name, value in self.trainer.processes.told(self.played(self.model)).items():
                 self.log(f"val_{name}", value)
+
+    def weight(self, batch: DecisionBatch) -> int:
+        """The real steps."""
+        return int(batch.is_real.sum())
 
     def _log_step(self, stage: str, batch: DecisionBatch) -> Tensor:
         loss = action_loss(self.model(*batch.arguments), batch)
-        count = int(batch.is_real.sum())
-        self.log(
-            f"{stage}_loss", loss.detach(), on_step=False, on_epoch=True, prog_bar=True, batch_size=count
-        )
+        self.log(f"{stage}_loss", loss.detach(), self.weight(batch))
         return loss
 
 

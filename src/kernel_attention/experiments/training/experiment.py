@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 import numpy as np
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
+from kernel_attention.core.sharding import require_shardable
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.training.recorder import RunRecorder
 from kernel_attention.memory_limit import require_memory
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from kernel_attention.experiments.training.module import RecipeTask
     from kernel_attention.experiments.training.recipe import BaseRecipe
 
-Loaders: TypeAlias = tuple[Iterable[Any], Iterable[Any]]
+Loaders: TypeAlias = "tuple[DataLoader[Any], DataLoader[Any]]"
 
 _TRAINING_COPIES = 4  # weights, gradients, and the two moments of every optimizer
 
@@ -50,6 +52,9 @@ class Experiment(ABC):
 
     has_classes: ClassVar[bool] = False
     """Whether ``data.json`` must have the list ``class_names`` too."""
+
+    divides_sequences: ClassVar[bool] = False
+    """Whether several processes can share a sequence; see ``RecipeTask.part``."""
 
     def __init__(self, recipe: BaseRecipe, data_root: str | Path | None = None) -> None:
         self.recipe = recipe
@@ -117,12 +122,12 @@ class Experiment(ABC):
         """(training batches, batches that select the round), under the recipe's protocol.
 
         A round (an epoch, or ``evaluate_every`` steps) is one pass over the training batches. Their order
-        depends on (seed, round) only: the loader's sampler has a ``set_epoch`` that Lightning calls.
+        depends on (seed, round) only: the loader's sampler has a ``set_epoch`` that the trainer calls.
         """
 
     @abstractmethod
     def task(self, model: nn.Module) -> RecipeTask:
-        """The Lightning module that trains ``model``."""
+        """The loss, the optimizer and the figures with which ``model`` is trained."""
 
     @abstractmethod
     def evaluate(self, model: Any) -> dict[str, Any]:
@@ -139,7 +144,7 @@ class Experiment(ABC):
         """Set the parts of an untrained model that come from the training data, such as their scale."""
 
     def recorder(self, folder: Path, seed: int) -> RunRecorder:
-        """The callback that writes a seed's metrics, weights and checkpoints."""
+        """What writes a seed's metrics, weights and checkpoints."""
         return RunRecorder(folder)
 
     def appendices(self, model: Any) -> dict[str, Any]:
@@ -156,8 +161,19 @@ class Experiment(ABC):
         self.loaders(self.recipe.seeds[0])
 
     def check_model(self) -> None:
-        """InputError for a model that cannot be built or trained on this machine."""
-        self.open_model(self.recipe, self.facts(), _TRAINING_COPIES)
+        """InputError for a model that cannot be built or trained on this machine, or by several processes."""
+        model: Any = self.open_model(self.recipe, self.facts(), _TRAINING_COPIES)
+        shards = self.recipe.sequence_shards
+        if shards > 1:
+            if not self.divides_sequences:
+                raise InputError(
+                    f"sequence_shards={shards}: task {self.recipe.task_name} does not divide its sequences "
+                    "(accepted: 1)"
+                )
+            try:
+                require_shardable(model, getattr(model, "is_causal", False))
+            except InputError as error:
+                raise InputError(f"sequence_shards={shards}: {error}") from None
 
     @abstractmethod
     def batches(self, cases: int) -> Iterable[Any]:

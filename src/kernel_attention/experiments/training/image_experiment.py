@@ -75,13 +75,13 @@ class ImageExperiment(VisionExperiment):
         train, val = self.split(seed)
         batches = make_image_loader(
             train,
-            recipe.batch_size,
+            recipe.effective_batch,
             shuffle=True,
             repeats=recipe.repeats,
             seed=seed,
             num_workers=recipe.workers,
         )
-        return batches, make_image_loader(val, recipe.batch_size, size=self.size)
+        return batches, make_image_loader(val, recipe.effective_batch, size=self.size)
 
     def prepare(self, model: VisionTransformer, seed: int) -> None:
         train, _ = self.split(seed)

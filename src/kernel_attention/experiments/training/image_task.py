@@ -1,4 +1,4 @@
-"""The Lightning module that trains classifiers of images."""
+"""The training of classifiers of images."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class ImageTask(AveragedTask):
         logits = self.model(images).float()
         loss = F.cross_entropy(logits, targets)
         self._log("train", loss, logits, targets.argmax(dim=-1))
-        return loss + self.penalty(len(batch.x))
+        return self.objective(loss, batch)
 
     def validation_step(self, batch: ImageBatch) -> None:
         """Log loss and accuracy of the evaluated weights."""
@@ -62,7 +62,7 @@ class ImageTask(AveragedTask):
 
     def learning_rate_factor(self) -> Callable[[int], float]:
         """The recipe's schedule for this number of batches."""
-        steps_per_epoch = -(-int(self.trainer.estimated_stepping_batches) // self.recipe.epochs)
+        steps_per_epoch = -(-self.trainer.total_steps // self.recipe.epochs)
         return lambda step: self.recipe.learning_rate_factor(step, steps_per_epoch)
 
     def _log(self, stage: str, loss: Tensor, logits: Tensor, target: Tensor) -> None:
@@ -70,7 +70,7 @@ class ImageTask(AveragedTask):
             f"{stage}_loss": loss.detach(),
             f"{stage}_accuracy": (logits.argmax(dim=-1) == target).float().mean(),
         }
-        self.log_dict(figures, on_step=False, on_epoch=True, prog_bar=True, batch_size=len(target))
+        self.log_dict(figures, len(target))
 
 
 def decay_groups(model: nn.Module) -> list[dict[str, Any]]:

@@ -38,19 +38,20 @@ class LanguageTask(RecipeTask):
 
     def training_step(self, batch: TextBatch) -> Tensor:
         """Task loss + sum over layers of eta J^2."""
-        return self._log_step("train", batch) + self.penalty(len(batch.inputs))
+        return self.objective(self._log_step("train", batch), batch)
 
     def validation_step(self, batch: TextBatch) -> None:
         """Log the loss, a mean over the predicted tokens."""
         self._log_step("val", batch)
 
+    def weight(self, batch: TextBatch) -> int:
+        """The predicted tokens."""
+        return int((batch.targets != IGNORED).sum())
+
     def _log_step(self, stage: str, batch: TextBatch) -> Tensor:
         assert isinstance(self.model, CausalLanguageModel)
         loss = self.model.loss(batch.inputs, batch.targets, IGNORED)
-        count = int((batch.targets != IGNORED).sum())
-        self.log(
-            f"{stage}_loss", loss.detach(), on_step=False, on_epoch=True, prog_bar=True, batch_size=count
-        )
+        self.log(f"{stage}_loss", loss.detach(), self.weight(batch))
         return loss
 
 
@@ -107,9 +108,9 @@ class LanguageExperiment(Experiment):
     def loaders(self, seed: int) -> Loaders:
         recipe, tokens = self.recipe, self.tokens
         train = training_contexts(
-            tokens["train"], recipe.context, recipe.batch_size, recipe.steps_per_round, seed
+            tokens["train"], recipe.context, recipe.effective_batch, recipe.steps_per_round, seed
         )
-        return train, ordered_contexts(tokens["validation"], recipe.context, recipe.batch_size)
+        return train, ordered_contexts(tokens["validation"], recipe.context, recipe.effective_batch)
 
     def batches(self, cases: int) -> list[tuple[Tensor]]:
         """Evenly spaced windows of ``context`` tokens of the test split."""

@@ -86,7 +86,7 @@ def train_member(
             task,
             make_loader(split, recipe.batch_size, shuffle=True, seed=seed),
             None if held_out is None else make_loader(held_out, recipe.batch_size),
-            callbacks=[recorder],
+            observers=[recorder],
             progress=progress,
         )
     weights = task.evaluated.state_dict() if recorder.weights is None else recorder.weights

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, ClassVar
 
-import lightning as L
-import torch
 from torch import Tensor
 
 from kernel_attention.experiments.training.recorder import RunRecorder
+
+if TYPE_CHECKING:
+    from kernel_attention.experiments.training.fit import Training
 
 
 class MemoryRecorder(RunRecorder):
@@ -24,21 +25,20 @@ class MemoryRecorder(RunRecorder):
         weights: state dict of the model in its best epoch; None where no epoch was evaluated.
     """
 
+    can_resume: ClassVar[bool] = False
+
     def __init__(self, target_variance: float | None = None) -> None:
         super().__init__(Path(), target_variance)
         self.weights: dict[str, Tensor] | None = None
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_start(self, training: Training) -> None:
         """Nothing to write."""
 
-    def on_train_batch_end(self, *_: Any) -> None:
-        """Nothing to resume."""
-
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_round_end(self, training: Training) -> None:
         """Record the figures; keep the weights if they are the best so far."""
-        row = self._row(trainer)
+        row = self._row(training)
         self.rows.append(row)
         if self._improves(row):
-            assert isinstance(pl_module.evaluated, torch.nn.Module)
-            self.weights = copy.deepcopy(pl_module.evaluated.state_dict())
-        self._end_early(trainer, pl_module)
+            self.weights = copy.deepcopy(training.weights())
+        training.bar.show(row)
+        self._end_early(training)

@@ -1,21 +1,25 @@
-"""The Lightning module: task loss plus the layers' auxiliary loss, and the figures of an epoch."""
+"""A task of training: its loss plus the layers' auxiliary loss, and the figures of a round."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
-import lightning as L
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from kernel_attention.core.objective import PenalizedAttention, auxiliary_loss
+from kernel_attention.core.objective import PenalizedAttention, auxiliary_loss, average_objectives
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.data import Batch
+from kernel_attention.experiments.training.figures import Figures
 from kernel_attention.experiments.training.recipe import BaseRecipe, StepRecipe
+
+if TYPE_CHECKING:
+    from kernel_attention.experiments.training.fit import Training
 
 _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "radam": torch.optim.RAdam,
@@ -33,31 +37,86 @@ _CHANGEABLE = (
 )  # keys that may change when a run is resumed
 
 
-class RecipeTask(L.LightningModule):
-    """The common part of tasks: optimizer, schedule, J of the layers, and the recipe in checkpoints.
+class RecipeTask(nn.Module):
+    """The common part of tasks: optimizer, schedule, figures, and J of the layers.
+
+    A subclass has ``training_step(batch)``, which returns ``self.objective(loss, batch)``, and
+    ``validation_step(batch)``. Both log their figures.
 
     Args:
         model: a model that has ``layers``, or whose ``encoder`` has them; each has an ``attention``.
         recipe: optimizer, learning rate and the reduction of the auxiliary loss.
+
+    Attributes:
+        trainer: the loop that trains the task, while it does.
+        figures: sums of what has been logged in this round.
+        share: what the task's own loss counts for in the step. It is 1 where a step has one batch in one
+            process. Otherwise the loop sets it, so that the parts of a batch count by their ``weight``.
     """
+
+    trainer: Training
+    share: float = 1.0
 
     def __init__(self, model: nn.Module, recipe: BaseRecipe) -> None:
         super().__init__()
         self.model = model
         self.recipe = recipe
+        self.figures = Figures()
         self.objectives = {
             f"objective_layer_{index}": layer.attention
             for index, layer in enumerate(getattr(model, "encoder", model).layers)  # type: ignore[arg-type]
             if isinstance(layer.attention, PenalizedAttention)
         }
 
-    def penalty(self, batch_size: int) -> Tensor:
-        """Sum over layers of eta J^2 (Primal-Attention, eq. 10) after a forward in training; logs each J."""
+    @abstractmethod
+    def training_step(self, batch: Any) -> Tensor:
+        """The loss of a batch, with the layers' penalties."""
+
+    @abstractmethod
+    def validation_step(self, batch: Any) -> None:
+        """Log the figures of a batch."""
+
+    def forward(self, batch: Any) -> Tensor:
+        """``training_step``, by the name that data parallelism calls."""
+        return self.training_step(batch)
+
+    def weight(self, batch: Any) -> int:
+        """How many terms the task's loss of this batch is the mean of: its cases, tokens or pixels."""
+        return self.cases(batch)
+
+    def cases(self, batch: Any) -> int:
+        """The sequences or images of a batch."""
+        return len(batch[0])
+
+    def part(self, batch: Any, number: int, parts: int) -> Any:
+        """The tokens of part ``number`` of the sequences of a batch, of ``parts`` consecutive ones."""
+        raise InputError(
+            f"sequence_shards={parts}: task {self.recipe.task_name} has no sequences that can be divided"
+        )
+
+    def log(self, name: str, value: Tensor | float, weight: float = 1) -> None:
+        """Add a figure to the round's weighted mean."""
+        self.figures.add(name, value, weight)
+
+    def log_dict(self, figures: Mapping[str, Tensor | float], weight: float = 1) -> None:
+        """``log`` each of these."""
+        for name, value in figures.items():
+            self.log(name, value, weight)
+
+    def objective(self, loss: Tensor, batch: Any) -> Tensor:
+        """What a step minimises: loss + sum over layers of eta J^2 (Primal-Attention, eq. 10). Logs each J.
+
+        Where several processes train, J is the mean over all of their sequences.
+        """
+        cases = self.cases(batch)
+        replicas = self.trainer.replicas if hasattr(self, "trainer") else None
+        if replicas is not None:
+            average_objectives(self.model, self.trainer.counted(cases), replicas)
         for name, layer in self.objectives.items():
             if layer.objective is not None:
-                value = layer.objective.detach().mean()
-                self.log(name, value, on_step=False, on_epoch=True, batch_size=batch_size)
-        return auxiliary_loss(self.model, self.recipe.auxiliary_reduction)
+                self.log(name, layer.objective.detach().mean(), cases)
+        penalty = auxiliary_loss(self.model, self.recipe.auxiliary_reduction)
+        return self.share * loss + penalty / self.recipe.accumulate
 
     @property
     def evaluated(self) -> nn.Module:
@@ -72,25 +131,31 @@ class RecipeTask(L.LightningModule):
         """The factor of the learning rate at a step, counted from 0; None for a constant rate."""
         return self.recipe.learning_rate_factor if isinstance(self.recipe, StepRecipe) else None
 
-    def configure_optimizers(self) -> Any:
-        """The recipe's optimizer and schedule."""
+    def make_optimizer(self) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LambdaLR | None]:
+        """The recipe's optimizer, and its schedule where the rate is not constant."""
         recipe = self.recipe
         optimizer = _OPTIMIZERS[recipe.optimizer](
             self.parameter_groups(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay
         )
         factor = self.learning_rate_factor()
-        if factor is None:
-            return optimizer
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+        return optimizer, None if factor is None else torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["recipe"] = self.recipe.keys()
+    def after_step(self) -> None:
+        """What follows each step of the optimizer."""
 
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+    def on_train_start(self) -> None:
+        """What precedes the first step of this process."""
+
+    def on_validation_epoch_start(self) -> None:
+        """What precedes an evaluation."""
+
+    def on_validation_epoch_end(self) -> None:
+        """What follows an evaluation, such as figures of all its cases together."""
+
+    def require_recipe(self, keys: Mapping[str, Any]) -> None:
         """Refuse the state of another recipe: to continue it gives the result of neither recipe."""
         current = self.recipe.keys()
-        for key, value in checkpoint.get("recipe", {}).items():
+        for key, value in keys.items():
             if key not in _CHANGEABLE and current.get(key) != value:
                 raise InputError(
                     f"the checkpoint was written with {key}={value!r}, the run's config.yaml says "
@@ -109,15 +174,15 @@ class AveragedTask(RecipeTask):
         if decay:
             average = get_ema_multi_avg_fn(decay)
             self.average = AveragedModel(self.model, multi_avg_fn=average, use_buffers=True)
+            self.average.requires_grad_(False)  # no gradient reaches it, and no process waits for one
 
     @property
     def evaluated(self) -> nn.Module:
         """The moving average of the weights, where there is one."""
         return self.model if self.average is None else self.average.module
 
-    def optimizer_step(self, *args: Any, **options: Any) -> None:
-        """Also move the average; here, so that a checkpoint of this step holds it."""
-        super().optimizer_step(*args, **options)
+    def after_step(self) -> None:
+        """Move the average."""
         if self.average is not None:
             self.average.update_parameters(self.model)
 
@@ -140,8 +205,17 @@ class SequenceTask(RecipeTask):
 
     def training_step(self, batch: Batch) -> Tensor:
         """Task loss + sum over layers of eta J^2 (Primal-Attention, eq. 10)."""
-        loss = self._log_step("train", batch)
-        return loss + self.penalty(len(batch.x))
+        return self.objective(self._log_step("train", batch), batch)
+
+    def part(self, batch: Batch, number: int, parts: int) -> Batch:
+        """Every part has a token or more; those beyond the end of a short sequence are padding."""
+        x, mask = batch.arguments
+        features = x.dim() - mask.dim()  # dimensions behind that of the tokens
+        if (lacking := parts - mask.size(-1)) > 0:
+            mask, x = F.pad(mask, (0, lacking)), F.pad(x, (0, 0) * features + (0, lacking))
+        first, end = (mask.size(-1) * place // parts for place in (number, number + 1))
+        x = x.narrow(mask.dim() - 1, first, end - first)
+        return batch._replace(x=x, attention_mask=mask[..., first:end])
 
     def validation_step(self, batch: Batch) -> None:
         """Log the task's loss and metric."""
@@ -156,7 +230,7 @@ class SequenceTask(RecipeTask):
 
     def _log_figures(self, stage: str, loss: Tensor, metric: str, value: Tensor, cases: int) -> None:
         figures = {f"{stage}_loss": loss.detach(), f"{stage}_{metric}": value}
-        self.log_dict(figures, on_step=False, on_epoch=True, prog_bar=True, batch_size=cases)
+        self.log_dict(figures, cases)
 
     def _measure(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, str, Tensor]:
         """(loss, name of the figure beside it, its value) of a batch."""

@@ -30,11 +30,15 @@ class PositionLearning(RecipeTask):
 
     def training_step(self, batch: PositionBatch) -> Tensor:
         """Task loss + sum over layers of eta J^2."""
-        return self._log_step("train", batch) + self.penalty(len(batch.inputs))
+        return self.objective(self._log_step("train", batch), batch)
 
     def validation_step(self, batch: PositionBatch) -> None:
         """Log the loss and the accuracy, means over the labelled positions."""
         self._log_step("val", batch)
+
+    def weight(self, batch: PositionBatch) -> int:
+        """The labelled positions."""
+        return int((batch.targets != IGNORED).sum())
 
     def _log_step(self, stage: str, batch: PositionBatch) -> Tensor:
         assert isinstance(self.model, PositionClassifier)
@@ -43,7 +47,7 @@ class PositionLearning(RecipeTask):
         loss = F.cross_entropy(logits, targets)
         accuracy = (logits.argmax(dim=-1) == targets).float().mean()
         figures = {f"{stage}_loss": loss.detach(), f"{stage}_accuracy": accuracy}
-        self.log_dict(figures, on_step=False, on_epoch=True, prog_bar=True, batch_size=len(targets))
+        self.log_dict(figures, len(targets))
         return loss
 
 
@@ -82,9 +86,9 @@ class PositionExperiment(Experiment):
 
     def loaders(self, seed: int) -> Loaders:
         recipe = self.recipe
-        train = training_positions(recipe.train_tasks(), recipe.batch_size, recipe.steps_per_round, seed)
+        train = training_positions(recipe.train_tasks(), recipe.effective_batch, recipe.steps_per_round, seed)
         tested = list(recipe.test_tasks().values())
-        return train, fixed_positions(tested, "validation", recipe.evaluation_cases, recipe.batch_size)
+        return train, fixed_positions(tested, "validation", recipe.evaluation_cases, recipe.effective_batch)
 
     def task(self, model: Any) -> PositionLearning:
         return PositionLearning(model, self.recipe)

@@ -68,7 +68,7 @@ class BaseRecipe(ABC):
         positions: learnt, fixed, time_absolute, convolutional (relative) or none; language models have learnt
             or fixed ones, others say which they take.
         norm_first: pre-norm layers.
-        batch_size: sequences per step.
+        batch_size: sequences per step, on each device and in each pass.
         optimizer: radam, adam or adamw.
         learning_rate: the constant rate, or the largest of the schedule.
         weight_decay: weight decay of the optimizer.
@@ -78,6 +78,13 @@ class BaseRecipe(ABC):
         seeds: one training per seed; the same seed gives the same figures.
         precision: 32-true, a mixed precision, or auto: bf16-mixed where the processor has it.
         accelerator: where the model is trained; auto takes the fastest one available.
+        devices: processes on every machine, each with a device of its own.
+        num_nodes: machines; with more than one, torchrun starts the processes.
+        strategy: how several processes share the model: ddp, each with a copy; fsdp, each with a part of
+            every weight; or auto, which is ddp.
+        accumulate: passes of ``batch_size`` sequences in every step, whose gradients add up.
+        sequence_shards: processes that share every sequence, each with a part of its tokens; divides their
+            number.
         threads: CPU threads of PyTorch; 0 leaves the choice to PyTorch.
         keep_weights_every: epochs (or evaluations, where training is counted in steps) from one kept copy of
             the weights to the next, for analyze --over_training; the untrained weights are the first. 0 keeps
@@ -110,6 +117,11 @@ class BaseRecipe(ABC):
     seeds: Annotated[list[Seed], *DIFFERENT] = field(default_factory=lambda: [0])
     precision: Literal["auto", "32-true", "bf16-mixed", "16-mixed"] = "32-true"
     accelerator: Literal["auto", "cpu", "gpu", "cuda", "mps"] = "auto"
+    devices: Annotated[int, Field(ge=1, le=4096)] = 1
+    num_nodes: Annotated[int, Field(ge=1, le=4096)] = 1
+    strategy: Literal["auto", "ddp", "fsdp"] = "auto"
+    accumulate: Count = 1
+    sequence_shards: Count = 1
     threads: Annotated[int, Field(ge=0, le=4096)] = 0  # a system that cannot start them ends the process
     keep_weights_every: Whole = 0
     loggers: Annotated[list[Literal["tensorboard", "mlflow", "wandb"]], *UNIQUE] = field(default_factory=list)
@@ -119,6 +131,35 @@ class BaseRecipe(ABC):
         check_fields(self)
         require_plugins(self.plugins)
         self._layers()
+        if self.processes % self.sequence_shards:
+            raise InputError(
+                f"sequence_shards={self.sequence_shards} must divide the number of processes, "
+                f"{self.processes} (devices={self.devices}, num_nodes={self.num_nodes})"
+            )
+        if self.strategy == "fsdp":
+            self._check_sharding()
+
+    @property
+    def processes(self) -> int:
+        """Processes that train one model together."""
+        return self.devices * self.num_nodes
+
+    @property
+    def effective_batch(self) -> int:
+        """Sequences of a step, over all processes and passes."""
+        return self.batch_size * self.accumulate * (self.processes // self.sequence_shards)
+
+    def _check_sharding(self) -> None:
+        """InputError for what weights in parts do not go with."""
+        if getattr(self, "ema_decay", 0):
+            raise InputError(
+                f"strategy='fsdp' with ema_decay={self.ema_decay}: the moving average needs whole weights"  # type: ignore[attr-defined]
+            )
+        if self.sequence_shards > 1:
+            raise InputError(
+                f"strategy='fsdp' with sequence_shards={self.sequence_shards}: parts of the weights do not "
+                "go together with parts of the sequences (accepted: strategy='ddp')"
+            )
 
     @property
     @abstractmethod
@@ -150,7 +191,32 @@ class BaseRecipe(ABC):
         from kernel_attention.mechanisms import dropped_objective
 
         dropped = dropped_objective(self._layers())
-        return [] if dropped is None else [dropped]
+        said = [] if self.processes * self.accumulate == 1 else [f"{self.step_text()}; {self.seeds_text()}"]
+        return said if dropped is None else [*said, dropped]
+
+    def step_text(self) -> str:
+        """The sequences of a step and who reads them, in words."""
+        copies = self.processes // self.sequence_shards
+        factors = [f"{self.batch_size} in a batch"]
+        if copies > 1:
+            factors.append(
+                f"{copies} processes" if self.sequence_shards == 1 else f"{copies} groups of processes"
+            )
+        if self.accumulate > 1:
+            factors.append(f"{self.accumulate} passes")
+        if self.sequence_shards > 1:
+            factors.append(f"each sequence in {self.sequence_shards} parts")
+        strategy = f", {'ddp' if self.strategy == 'auto' else self.strategy}" if self.processes > 1 else ""
+        return f"a step has {self.effective_batch} sequences ({' x '.join(factors)}{strategy})"
+
+    def seeds_text(self) -> str:
+        """Which random numbers the processes have."""
+        if self.processes == 1:
+            return "one stream of random numbers"
+        return (
+            "weights and order of the cases from the seed, dropout and augmentation from the seed and the "
+            "process's number"
+        )
 
     def attention_name(self) -> str:
         """The mechanism in a few words: ``primal``, or ``softmax+primal`` where layers differ."""
@@ -283,6 +349,11 @@ class Recipe(EpochRecipe):
         super().__post_init__()
         if self.warmup_epochs >= self.epochs:
             raise InputError(f"warmup_epochs={self.warmup_epochs} must be below epochs={self.epochs}")
+        if self.sequence_shards > 1 and (self.augmentation or self.mixup):
+            raise InputError(
+                f"sequence_shards={self.sequence_shards} with augmentation={self.augmentation} and "
+                f"mixup={self.mixup:g}: they change whole series (accepted: [] and 0)"
+            )
 
     def learning_rate_factor(self, step: int, steps_per_epoch: int) -> float:
         """The factor of ``learning_rate`` at step number ``step``, counted from 0."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import os
 import platform
@@ -37,9 +38,11 @@ from kernel_attention.experiments.training.files import (
     write_yaml,
 )
 from kernel_attention.experiments.training.fit import check_trainer, fit, training_device
+from kernel_attention.experiments.training.launch import place_of, together
 from kernel_attention.experiments.training.lock import LOCK_NAME, locked
 from kernel_attention.experiments.training.loggers import RunLoggers, require_loggers
 from kernel_attention.experiments.training.precision import with_precision
+from kernel_attention.experiments.training.processes import Processes
 from kernel_attention.experiments.training.recipe import BaseRecipe
 from kernel_attention.experiments.training.recorder import RunRecorder
 from kernel_attention.experiments.training.tasks import experiment_class
@@ -69,18 +72,20 @@ def train(
         progress: show a progress bar.
 
     Returns:
-        The content of ``summary.json``.
+        The content of ``summary.json``; nothing in the processes of torchrun but the first.
 
     Raises:
         InputError: bad recipe, data or folder.
+        ProcessFailed: another process of the run failed.
         Interrupted: Ctrl-C or SIGTERM.
         FloatingPointError: the loss is no longer finite.
         OSError: the folder can no longer be written, for example because the disk is full.
     """
-    if not resume:
+    place = place_of(recipe)
+    if not resume and place.is_first:
         _check_unused(output)
     recipe = with_precision(recipe)
-    check_trainer(recipe)
+    check_trainer(recipe, place)
     require_loggers(recipe.loggers)
     if resume:
         data_root = recorded_data_root(output, data_root)
@@ -88,13 +93,21 @@ def train(
     experiment.check()
     if not resume:
         experiment.check_start()
-    with _opened(output, experiment, name, resume) as name:
-        if not resume:
-            for remark in recipe.remarks():
-                note(remark)
-        results = [
-            _train_seed(experiment, output / f"seed-{seed}", seed, name, progress) for seed in recipe.seeds
-        ]
+    job = {"recipe": recipe.keys(), "output": str(output), "name": name, "resume": resume}
+    job["data_root"] = None if data_root is None else str(data_root)
+    device = training_device(recipe.accelerator, place.local_rank)
+    with contextlib.ExitStack() as held:
+        if place.is_first:
+            name = held.enter_context(_opened(output, experiment, name, resume))
+            if not resume:
+                for remark in recipe.remarks():
+                    note(remark)
+        processes = held.enter_context(together(recipe, place, device, job))
+        output, name = processes.told((output, name))  # each has the time of its own start in a default name
+        run = _Run(experiment, output, name, processes, device)
+        results = [run.train_seed(seed, progress) for seed in recipe.seeds]
+        if not place.is_first:
+            return {}
         summary = summarise(recipe, name, results, experiment.metric)
         write_json(output / "summary.json", summary)
         try:
@@ -150,6 +163,19 @@ def summarise(recipe: BaseRecipe, name: str, results: list[dict[str, Any]], metr
         "std": statistics.stdev(values) if len(values) > 1 else None,
         "seconds": round(sum(result["seconds"] for result in results), 1),
         "machine": machine(),
+        **_step_facts(recipe),
+    }
+
+
+def _step_facts(recipe: BaseRecipe) -> dict[str, Any]:
+    """What a step reads and with which random numbers, where that is more than one batch in one process."""
+    if recipe.processes * recipe.accumulate == 1:
+        return {}
+    return {
+        "processes": recipe.processes,
+        "effective_batch": recipe.effective_batch,
+        "step_text": recipe.step_text(),
+        "seeds_text": recipe.seeds_text(),
     }
 
 
@@ -250,55 +276,91 @@ def _command(words: list[str]) -> str:
     return shlex.join(["kernel-attention" if is_ours else words[0], *words[1:]])
 
 
-def _train_seed(experiment: Experiment, folder: Path, seed: int, name: str, progress: bool) -> dict[str, Any]:
-    if (folder / "evaluation.json").exists():  # a finished seed of a resumed run
-        return _read_result(folder, experiment.metric)
-    recipe = experiment.recipe
-    folder.mkdir(exist_ok=True)
-    L.seed_everything(seed, verbose=False)
-    model = experiment.build_model(recipe, experiment.facts())
-    recorder = experiment.recorder(folder, seed)
-    if not recorder.checkpoint.exists():  # which has all that is prepared
-        experiment.prepare(model, seed)
-    train_batches, val_batches = experiment.loaders(seed)
-    with _logged(experiment, recorder, folder, name) as loggers:
-        fit(
-            experiment.task(model),
-            train_batches,
-            val_batches,
-            callbacks=[recorder],
-            checkpoint=recorder.checkpoint if recorder.checkpoint.exists() else None,
-            progress=progress,
+@dataclasses.dataclass(frozen=True)
+class _Run:
+    """A run folder that is being trained into, as one of its processes sees it."""
+
+    experiment: Experiment
+    output: Path
+    name: str
+    processes: Processes
+    device: torch.device
+
+    def train_seed(self, seed: int, progress: bool) -> dict[str, Any]:
+        """Train and evaluate a seed; the content of its ``evaluation.json``, in the first process."""
+        experiment, folder, is_first = self.experiment, self.output / f"seed-{seed}", self.processes.is_first
+        recipe = experiment.recipe
+        is_finished, is_begun = self.processes.told(
+            ((folder / "evaluation.json").exists(), (folder / "last.ckpt").exists())
         )
+        if is_finished:  # a finished seed of a resumed run
+            return _read_result(folder, experiment.metric) if is_first else {}
+        if is_first:
+            folder.mkdir(exist_ok=True)
+        L.seed_everything(seed, verbose=False)
+        model = experiment.build_model(recipe, experiment.facts())
+        recorder = experiment.recorder(folder, seed)
+        if not is_begun:  # the checkpoint has all that is prepared
+            experiment.prepare(model, seed)
+        if not is_first:  # the order of the cases has generators of its own, the same in all processes
+            L.seed_everything(_seed_of_process(seed, self.processes.place.rank), verbose=False)
+        train_batches, val_batches = experiment.loaders(seed)
+        with self._logged(recorder, folder) as loggers:
+            fit(
+                experiment.task(model),
+                train_batches,
+                val_batches,
+                observers=[recorder],
+                checkpoint=recorder.checkpoint if is_begun else None,
+                processes=self.processes,
+                progress=progress,
+            )
+            result = self._evaluate(model, recorder, folder, loggers) if is_first else {}
+        self.processes.told(None)  # the others wait: the files of a seed are whole before the next one begins
+        return result
+
+    def _evaluate(
+        self, model: Any, recorder: RunRecorder, folder: Path, loggers: RunLoggers
+    ) -> dict[str, Any]:
+        """Measure the best weights on the test split, and write all that belongs to a finished seed."""
+        experiment, recipe = self.experiment, self.experiment.recipe
+        if self.processes.place.world > 1:  # this one may hold parts, of the weights or of the sequences
+            model = experiment.build_model(recipe, experiment.facts())
         model.load_state_dict(read_weights(folder / "best.safetensors"))
-        result = experiment.evaluate(model.to(training_device(recipe.accelerator)))
+        result = experiment.evaluate(model.to(self.device))
         model.cpu()
         if not math.isfinite(result["loss"]):
             raise FloatingPointError(f"the loss on the test split is {result['loss']}")
         loggers.tell_result(result)
-    result |= {
-        "protocol": recipe.protocol,
-        "split": recipe.reported_split,
-        **recorder.choice(),
-        "seconds": round(sum(row["seconds"] for row in recorder.rows), 1),
-    }
-    for name, content in experiment.appendices(model).items():
-        write_json(folder / name, content)
-    examples = experiment.examples(model)
-    if examples:
-        write_arrays(folder / "examples.npz", examples)
-    write_json(folder / "evaluation.json", result)
-    return result
+        result |= {
+            "protocol": recipe.protocol,
+            "split": recipe.reported_split,
+            **recorder.choice(),
+            "seconds": round(sum(row["seconds"] for row in recorder.rows), 1),
+        }
+        for name, content in experiment.appendices(model).items():
+            write_json(folder / name, content)
+        examples = experiment.examples(model)
+        if examples:
+            write_arrays(folder / "examples.npz", examples)
+        write_json(folder / "evaluation.json", result)
+        return result
+
+    @contextlib.contextmanager
+    def _logged(self, recorder: RunRecorder, folder: Path) -> Iterator[RunLoggers]:
+        """The seed's loggers, which are told every row from now on; none but in the first process."""
+        recipe = self.experiment.recipe
+        names = recipe.loggers if self.processes.is_first else []
+        loggers = RunLoggers(names, folder, self.name, recipe.keys())
+        recorder.told = loggers.tell_row
+        is_done = False
+        try:
+            yield loggers
+            is_done = True
+        finally:
+            loggers.close(is_done=is_done)
 
 
-@contextlib.contextmanager
-def _logged(experiment: Experiment, recorder: RunRecorder, folder: Path, name: str) -> Iterator[RunLoggers]:
-    """The seed's loggers, which are told every row from now on."""
-    loggers = RunLoggers(experiment.recipe.loggers, folder, name, experiment.recipe.keys())
-    recorder.told = loggers.tell_row
-    is_done = False
-    try:
-        yield loggers
-        is_done = True
-    finally:
-        loggers.close(is_done=is_done)
+def _seed_of_process(seed: int, rank: int) -> int:
+    """The seed of the dropout and the augmentation of a process other than the first."""
+    return int(np.random.SeedSequence([seed, rank]).generate_state(1)[0])

@@ -89,12 +89,12 @@ class SegmentationExperiment(VisionExperiment):
         batches = make_crop_loader(
             train,
             recipe.crop,
-            recipe.batch_size,
+            recipe.effective_batch,
             fill=(mean * 255).round().int().tolist(),
             seed=seed,
             num_workers=recipe.workers,
         )
-        return batches, make_whole_loader(val, recipe.batch_size)
+        return batches, make_whole_loader(val, recipe.effective_batch)
 
     def check(self) -> None:
         super().check()

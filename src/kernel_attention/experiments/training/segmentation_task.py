@@ -1,4 +1,4 @@
-"""The Lightning module that trains segmentations."""
+"""The training of segmentations."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kernel_attention.experiments.data.images.batches import ImageBatch
+from kernel_attention.experiments.data.segmentation.sets import VOID
 from kernel_attention.experiments.training.image_task import decay_groups
 from kernel_attention.experiments.training.module import RecipeTask
 from kernel_attention.experiments.training.segmentation_figures import (
@@ -49,8 +50,12 @@ class SegmentationTask(RecipeTask):
         loss, pixels = pixel_loss(logits, batch.target)
         hits = count_pixels(logits.detach().argmax(dim=1), batch.target, self.classes).diag().sum()
         figures = {"train_loss": loss.detach(), "train_pixel_accuracy": hits / max(pixels, 1)}
-        self.log_dict(figures, on_step=False, on_epoch=True, prog_bar=True, batch_size=max(pixels, 1))
-        return loss + self.penalty(len(batch.x))
+        self.log_dict(figures, max(pixels, 1))
+        return self.objective(loss, batch)
+
+    def weight(self, batch: ImageBatch) -> int:
+        """The pixels that have a class."""
+        return int((batch.target != VOID).sum())
 
     def on_validation_epoch_start(self) -> None:
         self._counts.zero_()
@@ -59,13 +64,15 @@ class SegmentationTask(RecipeTask):
         """Log the loss and count the pixels."""
         logits = enlarged(self.model(*batch.arguments).float(), batch.target)
         loss, pixels = pixel_loss(logits, batch.target)
-        self.log("val_loss", loss, on_step=False, on_epoch=True, prog_bar=True, batch_size=max(pixels, 1))
-        self._counts += count_pixels(logits.argmax(dim=1), batch.target, self.classes)
+        self.log("val_loss", loss, max(pixels, 1))
+        if self.figures.counts:
+            self._counts += count_pixels(logits.argmax(dim=1), batch.target, self.classes)
 
     def on_validation_epoch_end(self) -> None:
         """Log the figures of all pixels: the mean over batches of a ratio is not the ratio of the whole."""
-        figures = overlap_figures(self._counts)
-        self.log_dict({f"val_{name}": figures[name] for name in _FIGURES}, prog_bar=True)
+        counts = self.trainer.processes.total(self._counts.flatten().tolist())
+        figures = overlap_figures(torch.tensor(counts).view_as(self._counts))
+        self.log_dict({f"val_{name}": figures[name] for name in _FIGURES})
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """No weight decay for some parameters, as in DeiT."""
@@ -73,5 +80,5 @@ class SegmentationTask(RecipeTask):
 
     def learning_rate_factor(self) -> Callable[[int], float]:
         """The recipe's schedule for this number of batches."""
-        steps = int(self.trainer.estimated_stepping_batches)
+        steps = self.trainer.total_steps
         return lambda step: self.recipe.learning_rate_factor(step, steps)

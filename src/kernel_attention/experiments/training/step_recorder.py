@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import lightning as L
 import torch
 
 from kernel_attention.experiments.peak_memory import peak_resident
 from kernel_attention.experiments.training.recipe import StepRecipe
 from kernel_attention.experiments.training.recorder import RunRecorder
+
+if TYPE_CHECKING:
+    from kernel_attention.experiments.training.fit import Training
 
 CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}
 """Seconds by the name of the clock."""
@@ -39,65 +41,61 @@ class StepRecorder(RunRecorder):
         self._tokens = 0
         self._row_seconds = 0.0  # by the wall clock
         self._training_seconds = 0.0  # of all rows, by the recipe's clock
-        self._batch_started = (0.0, 0.0)
+        self._step_started = (0.0, 0.0)
 
-    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        super().on_train_epoch_start(trainer, pl_module)
+    def on_round_start(self, training: Training) -> None:
         self._tokens, self._row_seconds = 0, 0.0
+        super().on_round_start(training)
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        super().on_train_start(trainer, pl_module)
+    def on_train_start(self, training: Training) -> None:
+        super().on_train_start(training)
         # Runs of earlier versions count from where they resume.
         self._training_seconds = self.rows[-1].get("training_seconds", 0.0) if self.rows else 0.0
-        if self._partial is not None:
-            self._tokens = self._partial["tokens"]
-            self._row_seconds = self._partial["row_seconds"]
-            self._training_seconds = self._partial["training_seconds"]
-        elif self._is_over():  # stopped between its last row and its evaluation on the test split
-            trainer.should_stop = True
+        if self._partial is None and self._is_over():  # stopped between its last row and its test figures
+            training.should_stop = True
 
-    def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
-        self._batch_started = time.perf_counter(), self._clock()
+    def on_step_start(self, training: Training) -> None:
+        self._step_started = time.perf_counter(), self._clock()
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_step_end(self, training: Training, batches: list[Any]) -> None:
         """Count the real tokens, without padding."""
-        started, counted = self._batch_started
+        started, counted = self._step_started
         self._row_seconds += time.perf_counter() - started
         self._training_seconds += self._clock() - counted
-        self._tokens += count_tokens(batch)
-        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+        self._tokens += sum(count_tokens(batch) for batch in batches)
 
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_round_end(self, training: Training) -> None:
         """Also end training where the recipe's seconds are over."""
-        super().on_train_epoch_end(trainer, pl_module)
+        super().on_round_end(training)
         if self._is_over():
-            trainer.should_stop = True
+            training.should_stop = True
 
     def choice(self) -> dict[str, Any]:
         chosen = super().choice()
         return chosen | {"best_step": (self.best_epoch or 0) * self.steps_per_round}
 
-    def _state_within_epoch(self) -> dict[str, Any]:
-        return super()._state_within_epoch() | {
+    def _state_within_round(self) -> dict[str, Any]:
+        return super()._state_within_round() | {
             "tokens": self._tokens,
             "row_seconds": self._row_seconds,
             "training_seconds": self._training_seconds,
         }
 
+    def _continue_round(self, partial: dict[str, Any]) -> None:
+        super()._continue_round(partial)
+        self._tokens, self._row_seconds = partial["tokens"], partial["row_seconds"]
+        self._training_seconds = partial["training_seconds"]
+
     def _is_over(self) -> bool:
         return 0 < self.max_seconds <= self._training_seconds
 
-    def _row(self, trainer: L.Trainer) -> dict[str, Any]:
-        row = super()._row(trainer)
+    def _row(self, training: Training) -> dict[str, Any]:
+        row = super()._row(training)
+        tokens = training.processes.total([float(self._tokens)])[0] / training.recipe.sequence_shards
         measured = {
             "step": row["epoch"] * self.steps_per_round,
             "training_seconds": round(self._training_seconds, 3),
-            "tokens_per_second": round(self._tokens / max(self._row_seconds, 1e-9), 1),
+            "tokens_per_second": round(tokens / max(self._row_seconds, 1e-9), 1),
         }
         peak = peak_resident()
         if peak is not None:

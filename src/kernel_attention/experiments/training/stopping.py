@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from types import FrameType
-from typing import Any
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -23,18 +24,19 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.is_made = False
-        self._before: dict[signal.Signals, Any] = {}
 
-    def listen(self) -> None:
-        """Start to record signals."""
-        if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._note) for number in _SIGNALS}
-
-    def leave(self) -> None:
-        """Restore the previous signal handlers."""
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        self._before = {}
+    @contextlib.contextmanager
+    def listening(self, wanted: bool = True) -> Iterator[None]:
+        """Record signals within the block, where ``wanted``."""
+        if not wanted or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self._note) for number in _SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.is_made:

@@ -43,6 +43,7 @@ class TimeSeriesExperiment(Experiment):
 
     recipe: Recipe
     required_facts: ClassVar[tuple[str, ...]] = ("num_features", "max_len")
+    divides_sequences: ClassVar[bool] = True
 
     def __init__(self, recipe: Recipe, data_root: str | Path | None = None) -> None:
         super().__init__(recipe, data_root)
@@ -79,7 +80,7 @@ class TimeSeriesExperiment(Experiment):
         train, val, _ = split_data(self.data, self.recipe, seed)
         if self.recipe.class_weight == "balanced" and not self.is_regression:
             train = train.balanced()
-        size = self.recipe.batch_size
+        size = self.recipe.effective_batch
         return make_loader(train, size, shuffle=True, seed=seed), make_loader(val, size)
 
     def prepare(self, model: SequenceClassifier, seed: int) -> None:

@@ -1,10 +1,9 @@
-"""The Lightning module that trains classifiers and regressors of series."""
+"""The training of classifiers and regressors of series."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -67,14 +66,14 @@ class TimeSeriesTask(AveragedTask, SequenceTask):
         )
         loss = own + self._measure(outputs, partners, 1 - mixture.weight)[0]
         self._log_figures("train", loss, metric, value, len(batch.x))
-        return loss + self.penalty(len(batch.x))
+        return self.objective(loss, batch)
 
     def learning_rate_factor(self) -> Callable[[int], float] | None:
         """The recipe's schedule for this number of batches; None for a constant rate."""
         recipe = self.recipe
         if recipe.schedule == "constant" and not recipe.warmup_epochs:
             return None
-        steps = int(self.trainer.estimated_stepping_batches)
+        steps = self.trainer.total_steps
         steps_per_epoch = -(-steps // recipe.epochs)
         return lambda step: recipe.learning_rate_factor(
             max(step, self._steps_by_clock(steps)), steps_per_epoch
@@ -83,8 +82,9 @@ class TimeSeriesTask(AveragedTask, SequenceTask):
     def on_train_start(self) -> None:
         self._started = time.monotonic()
 
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """End training where its time is over."""
+    def after_step(self) -> None:
+        """Also end training where its time is over."""
+        super().after_step()
         if self.max_seconds and self._elapsed() >= self.max_seconds:
             self.trainer.should_stop = True
 

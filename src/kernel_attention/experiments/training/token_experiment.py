@@ -39,6 +39,7 @@ class TokenExperiment(Experiment):
     recipe: TokenRecipe
     required_facts: ClassVar[tuple[str, ...]] = ("vocabulary_size", "max_len", "parts")
     has_classes: ClassVar[bool] = True
+    divides_sequences: ClassVar[bool] = True
 
     def __init__(self, recipe: TokenRecipe, data_root: str | Path | None = None) -> None:
         super().__init__(recipe, data_root)
@@ -78,8 +79,8 @@ class TokenExperiment(Experiment):
     def loaders(self, seed: int) -> Loaders:
         recipe = self.recipe
         train, val = self._split(seed)
-        batches = make_step_loader(train, recipe.batch_size, recipe.steps_per_round, seed)
-        return batches, make_length_loader(val, recipe.batch_size)
+        batches = make_step_loader(train, recipe.effective_batch, recipe.steps_per_round, seed)
+        return batches, make_length_loader(val, recipe.effective_batch)
 
     def check_start(self) -> None:
         for seed in self.recipe.seeds if self.recipe.start_from else ():

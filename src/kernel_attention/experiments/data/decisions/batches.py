@@ -42,7 +42,7 @@ class DecisionBatch(NamedTuple):
         return tuple(self)
 
 
-class WindowSampler(StepSampler):
+class WindowSampler(StepSampler[int]):
     """Windows by their first step, every step equally likely, with replacement.
 
     So an episode is chosen in proportion to its length, and a start in it uniformly, as in the decision

@@ -16,7 +16,7 @@ from kernel_attention.experiments.data.images.sets import ImageSplit
 
 
 class ImageBatch(NamedTuple):
-    """Images. A named tuple, so Lightning moves it between devices.
+    """Images. A named tuple, so that it moves between devices as a whole.
 
     x: (B, C, H, W) uint8, which is a quarter of what floats take on the way to a device.
     target: (B,) int64 classes, or label maps (B, H', W') uint8, in evaluation perhaps of another size

@@ -9,7 +9,7 @@ Legend: B cases of a batch, N positions of a sequence, c channels.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -26,7 +26,7 @@ _STREAMS = {"train": 0, "validation": 1, "test": 2}
 
 
 class PositionBatch(NamedTuple):
-    """A batch. A named tuple, so Lightning moves it between devices.
+    """A batch. A named tuple, so that it moves between devices as a whole.
 
     inputs: (B, N) int64 tokens, or (B, N, c) float32.
     targets: (B, N) int64 classes, ``IGNORED`` without a label.
@@ -92,17 +92,18 @@ class PositionTask(ABC):
         return self.batch(cases, np.random.default_rng([_STREAMS[split], self.length]))
 
 
-class StepNumbers(StepSampler):
-    """The number of every step of a round, counted from the run's first."""
+Row = tuple[int, int]
+"""(number of a batch, number of a case in it)."""
+
+
+class StepRows(StepSampler[Row]):
+    """The cases of every step of a round; steps are counted from the run's first."""
 
     per_epoch = 1
 
-    def __init__(self, steps: int) -> None:
-        super().__init__(1, steps)
-
-    def batches(self, epoch: int) -> list[list[int]]:
-        """One batch an epoch: the step of that number."""
-        return [[epoch]]
+    def batches(self, epoch: int) -> list[list[Row]]:
+        """One batch an epoch: the cases of the step of that number."""
+        return [_rows(epoch, self.batch_size)]
 
 
 class _GeneratedBatches(Dataset[PositionBatch]):
@@ -111,40 +112,44 @@ class _GeneratedBatches(Dataset[PositionBatch]):
     def __init__(self, tasks: Sequence[PositionTask], batch_size: int, seed: int) -> None:
         self.tasks, self.batch_size, self.seed = list(tasks), batch_size, seed
 
-    def __getitem__(self, numbers: list[int]) -> PositionBatch:
-        generator = np.random.default_rng([_STREAMS["train"], self.seed, *numbers])
+    def __getitem__(self, rows: list[Row]) -> PositionBatch:
+        generator = np.random.default_rng([_STREAMS["train"], self.seed, rows[0][0]])
         task = self.tasks[generator.integers(len(self.tasks))]
-        return task.batch(self.batch_size, generator)
+        return _chosen(task.batch(self.batch_size, generator), rows)
 
 
 class _FixedBatches(Dataset[PositionBatch]):
-    def __init__(self, batches: Sequence[PositionBatch]) -> None:
-        self.batches = list(batches)
+    def __init__(self, sets: Sequence[PositionBatch]) -> None:
+        self.sets = list(sets)
 
-    def __len__(self) -> int:
-        return len(self.batches)
+    def __getitem__(self, rows: list[Row]) -> PositionBatch:
+        return _chosen(self.sets[rows[0][0]], rows)
 
-    def __getitem__(self, index: int) -> PositionBatch:
-        return self.batches[index]
+
+def _rows(batch: int, cases: int) -> list[Row]:
+    return [(batch, case) for case in range(cases)]
+
+
+def _chosen(batch: PositionBatch, rows: list[Row]) -> PositionBatch:
+    cases = [case for _, case in rows]
+    return PositionBatch(batch.inputs[cases], batch.targets[cases])
 
 
 def training_positions(
     tasks: Sequence[PositionTask], batch_size: int, steps: int, seed: int
 ) -> DataLoader[PositionBatch]:
     """Rounds of ``steps`` new batches; each has the options of one of the tasks, drawn at random."""
-    return _loader(_GeneratedBatches(tasks, batch_size, seed), StepNumbers(steps))
+    return _loader(_GeneratedBatches(tasks, batch_size, seed), StepRows(batch_size, steps))
 
 
 def fixed_positions(
     tasks: Sequence[PositionTask], split: str, cases: int, batch_size: int
 ) -> DataLoader[PositionBatch]:
     """The validation or the test sets of the tasks, one after the other; see ``PositionTask.fixed``."""
-    found: list[PositionBatch] = []
-    for task in tasks:
-        inputs, targets = task.fixed(split, cases)
-        parts = zip(inputs.split(batch_size), targets.split(batch_size), strict=True)
-        found += [PositionBatch(*part) for part in parts]
-    return _loader(_FixedBatches(found), None)
+    sets = [task.fixed(split, cases) for task in tasks]
+    rows = [_rows(number, len(found.inputs)) for number, found in enumerate(sets)]
+    batches = [each[start : start + batch_size] for each in rows for start in range(0, len(each), batch_size)]
+    return _loader(_FixedBatches(sets), batches)
 
 
 def unlabelled(cases: int, length: int) -> np.ndarray:
@@ -157,6 +162,6 @@ def distinct(generator: np.random.Generator, cases: int, values: int, count: int
     return np.argsort(generator.random((cases, values)), axis=1)[:, :count]
 
 
-def _loader(batches: Dataset[PositionBatch], sampler: StepSampler | None) -> DataLoader[PositionBatch]:
+def _loader(batches: Dataset[PositionBatch], sampler: Iterable[list[Row]]) -> DataLoader[PositionBatch]:
     # A loader draws a number for its workers; its own generator keeps this from the global one.
     return DataLoader(batches, batch_size=None, sampler=sampler, generator=torch.Generator())

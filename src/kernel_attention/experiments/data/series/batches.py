@@ -16,7 +16,7 @@ from kernel_attention.experiments.data.series.time_series import SequenceSplit
 
 
 class Batch(NamedTuple):
-    """Padded sequences. A named tuple, so Lightning moves it between devices.
+    """Padded sequences. A named tuple, so that it moves between devices as a whole.
 
     x: (B, N, c) float32, zero to the right of each sequence.
     attention_mask: (B, N) bool, True = real step.

@@ -25,7 +25,7 @@ class TextBatch(NamedTuple):
     targets: Tensor
 
 
-class ContextSampler(StepSampler):
+class ContextSampler(StepSampler[int]):
     """Rounds of contexts; (seed, epoch) gives the order of each epoch.
 
     The sampler reads only its own generator. The last batch of an epoch may be smaller.

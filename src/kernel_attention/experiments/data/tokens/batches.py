@@ -39,7 +39,7 @@ def batch_order(lengths: np.ndarray, batch_size: int, seed: int, epoch: int) -> 
     return [batches[place] for place in generator.permutation(len(batches))]
 
 
-class LengthSampler(StepSampler):
+class LengthSampler(StepSampler[int]):
     """Rounds of cases of similar length, each epoch in the order of ``batch_order``."""
 
     def __init__(self, lengths: np.ndarray, batch_size: int, steps: int, seed: int = 0) -> None:

@@ -1,0 +1,173 @@
+"""The processes that train one model together: their numbers, and how they agree.
+
+A run is started alone, and then starts the other processes itself (``launch``), or every process is started
+by ``torchrun``, which gives each its number in environment variables.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from kernel_attention.errors import InputError
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.distributed_c10d import Store
+
+_PATIENCE = timedelta(days=7)  # the others wait while the first evaluates a test split
+_MEETING = timedelta(hours=1)  # for all processes to come
+
+
+@dataclass(frozen=True)
+class Place:
+    """The number of a process among those of a run.
+
+    Args:
+        rank: its number among all, from 0.
+        world: their number.
+        local_rank: its number on its machine.
+        local_world: their number on it.
+    """
+
+    rank: int = 0
+    world: int = 1
+    local_rank: int = 0
+    local_world: int = 1
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process writes the run folder and speaks to the user."""
+        return self.rank == 0
+
+
+def place_from_environment() -> Place | None:
+    """The place that torchrun gave this process, or what speaks like it; None where it was started alone."""
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    if not all(os.environ.get(name, "").isdecimal() for name in names):
+        return None
+    return Place(*(int(os.environ[name]) for name in names))
+
+
+def started_devices() -> dict[str, int]:
+    """The keys ``devices`` and ``num_nodes`` of the processes that torchrun has started; none without it."""
+    place = place_from_environment()
+    if place is None or place.world == 1:
+        return {}
+    return {"devices": place.local_world, "num_nodes": place.world // place.local_world}
+
+
+def is_first_process() -> bool:
+    """Whether this process speaks to the user: it was started alone, or is the first one of torchrun."""
+    place = place_from_environment()
+    return place is None or place.is_first
+
+
+class Processes:
+    """The processes of a run, of which this is one. Without a group it is the only one.
+
+    Args:
+        place: of this process.
+        shards: processes that share each sequence; neighbours by rank.
+
+    Attributes:
+        place: of this process.
+        replica: the number of the model's copy that this process holds, or holds a part of the sequences for.
+        replicas: the number of copies, each of which has sequences of its own.
+        sharing: the group of the processes that share sequences with this one; None: it has whole sequences.
+        alike: the group of one process of every copy, that of this process among them; None for one copy.
+    """
+
+    def __init__(self, place: Place, shards: int = 1) -> None:
+        self.place = place
+        self.replica, self.shard = divmod(place.rank, shards)
+        self.replicas = place.world // shards
+        self.sharing: ProcessGroup | None = None
+        self.alike: ProcessGroup | None = None
+        self._agreeing: ProcessGroup | None = None
+        if place.world > 1:
+            self._agreeing = dist.new_group(backend="gloo", timeout=_PATIENCE)
+            ranks = torch.arange(place.world).view(self.replicas, shards)
+            if shards > 1:
+                self.sharing = _own_group(ranks.tolist(), place.rank)
+            if self.replicas > 1:
+                self.alike = _own_group(ranks.T.tolist(), place.rank)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process writes the run folder and speaks to the user."""
+        return self.place.is_first
+
+    def total(self, numbers: list[float]) -> list[float]:
+        """The sums over the processes of numbers that each has, in float64."""
+        if self.place.world == 1:
+            return numbers
+        sums = torch.tensor(numbers, dtype=torch.float64)
+        dist.all_reduce(sums, group=self._agreeing)
+        return sums.tolist()
+
+    def told(self, value: Any) -> Any:
+        """What the first process gives."""
+        found = [value]
+        if self.place.world > 1:
+            dist.broadcast_object_list(found, src=0, group=self._agreeing)
+        return found[0]
+
+    def gathered(self, value: Any) -> list[Any]:
+        """What every process gives, in the order of their ranks."""
+        if self.place.world == 1:
+            return [value]
+        found = [None] * self.place.world
+        dist.all_gather_object(found, value, group=self._agreeing)
+        return found
+
+
+def _own_group(groups: list[list[int]], rank: int) -> ProcessGroup:
+    """The group of this process; all processes must make all groups."""
+    made = {tuple(ranks): dist.new_group(ranks) for ranks in groups}
+    return next(group for ranks, group in made.items() if rank in ranks)
+
+
+ALONE = Processes(Place())
+"""One process."""
+
+
+@contextlib.contextmanager
+def joined(
+    place: Place, device: torch.device, shards: int = 1, store: Store | None = None
+) -> Iterator[Processes]:
+    """Meet the other processes, and part from them.
+
+    Args:
+        place: of this process.
+        device: of its model: gloo connects processors, and NCCL graphics cards.
+        shards: as in ``Processes``.
+        store: where they meet; None: where torchrun says.
+
+    Raises:
+        InputError: where there is a process group already.
+    """
+    if place.world == 1:
+        yield ALONE
+        return
+    if dist.is_initialized():
+        raise InputError("this process has a process group already: train starts or joins one of its own")
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    meeting: dict[str, Any] = {"timeout": _MEETING}
+    if store is not None:
+        meeting |= {"store": store, "rank": place.rank, "world_size": place.world}
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        meeting["device_id"] = device
+    dist.init_process_group(backend, **meeting)
+    try:
+        yield Processes(place, shards)
+    finally:
+        dist.destroy_process_group()
