@@ -160,7 +160,7 @@ def test_what_cannot_be_exported_is_refused_in_one_line():
 @pytest.mark.filterwarnings("ignore:.*quantized tensor creation functions:UserWarning")
 @pytest.mark.parametrize("name", NAMES)
 def test_quantised_linear_maps_change_the_logits_as_rounded_weights_do(name):
-    """The change is a few times that of rounded weights: inputs have half as many steps, and a wider range."""
+    """A few times as much: the inputs have half as many steps as the weights, and a wider range."""
     torch.manual_seed(0)
     spec = {name: dict(get_mechanism(name).example)}
     model = SequenceClassifier(3, 5, 11, spec, **SIZES).eval()
