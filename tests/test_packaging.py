@@ -102,7 +102,12 @@ def test_what_is_declared_is_what_the_source_imports():
     # OpenCV comes with the library of the corruptions; which of its builds, the machine decides.
     imported -= {name for name in imported if name.startswith("opencv-python")}
     assert imported - {"triton"} <= needed | names(
-        extras["language"], extras["images"], extras["robustness"], extras["sweep"], extras["control"]
+        extras["language"],
+        extras["images"],
+        extras["robustness"],
+        extras["sweep"],
+        extras["control"],
+        extras["export"],
     )
 
 

@@ -7,7 +7,7 @@ other states. A field with the metadata ``{"shared": True}`` is the same for all
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import torch
@@ -48,27 +48,42 @@ def move(state: StateType, device: torch.device | str) -> StateType:
 
 def state_bytes(state: Any) -> int:
     """The bytes of a state's tensors. Buffers count in full, shared fields do not count."""
-    total = 0
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors_of(state))
 
-    def count(tensor: Tensor) -> Tensor:
-        nonlocal total
-        total += tensor.numel() * tensor.element_size()
+
+def tensors_of(state: Any) -> list[Tensor]:
+    """The tensors of a state, without those that all sequences share."""
+    tensors: list[Tensor] = []
+
+    def collect(tensor: Tensor) -> Tensor:
+        tensors.append(tensor)
         return tensor
 
-    _map(state, count)
-    return total
+    _map(state, collect)
+    return tensors
 
 
-def _map(state: Any, function: Callable[[Tensor], Tensor], shared: bool = False) -> Any:
-    if isinstance(state, Tensor):
+def fill_tensors(state: StateType, tensors: Iterable[Tensor]) -> StateType:
+    """The state with these tensors in the place of ``tensors_of(state)``."""
+    following = iter(tensors)
+    return _map(state, lambda _: next(following))
+
+
+def bound_positions(state: StateType, longest: int) -> StateType:
+    """The state with another upper bound of its positions. Buffers with that much room do not grow."""
+    return _map(state, lambda position: Position(position.tokens, longest), leaf=Position)
+
+
+def _map(state: Any, function: Callable[[Any], Any], shared: bool = False, leaf: type[Any] = Tensor) -> Any:
+    if isinstance(state, leaf):
         return function(state)
     if isinstance(state, tuple):
-        parts = [_map(part, function, shared) for part in state]
+        parts = [_map(part, function, shared, leaf) for part in state]
         return type(state)(*parts) if hasattr(state, "_fields") else tuple(parts)
     if not dataclasses.is_dataclass(state) or isinstance(state, type):
         return state
     changes = {
-        field.name: _map(getattr(state, field.name), function, shared)
+        field.name: _map(getattr(state, field.name), function, shared, leaf)
         for field in dataclasses.fields(state)
         if shared or not field.metadata.get("shared")
     }

@@ -9,6 +9,14 @@ Device = torch.device | str | int | None
 """What PyTorch's modules take as ``device``; None: the default device."""
 
 
+class TensorLinear(nn.Linear):
+    """An ``nn.Linear`` of which a layer also reads the weight and the bias as tensors.
+
+    Tools that swap modules of the type ``nn.Linear``, such as ``torch.ao.quantization.quantize_dynamic``,
+    leave this type alone. What they would put in its place has no such tensors.
+    """
+
+
 def reset_module(module: nn.Module) -> None:
     """Call the module's ``reset_parameters``, or those of its submodules where it has none."""
     if callable(reset := getattr(module, "reset_parameters", None)):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from kernel_attention.core.decoding import Position, State, position_after, whole_lengths
 from kernel_attention.core.kernel import AttentionKernel
 from kernel_attention.core.layer import AttentionLayer
-from kernel_attention.core.parameters import Device
+from kernel_attention.core.parameters import Device, TensorLinear
 from kernel_attention.tensors.padding import Compaction, compaction
 
 
@@ -43,16 +43,20 @@ class QueryKeyValueAttention(AttentionLayer):
         bias: bool,
         *,
         symmetric: bool = False,
+        linear: type[nn.Linear] = nn.Linear,
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Make ``q_proj``, ``k_proj`` (None where queries serve as keys), ``v_proj`` and ``out_proj``."""
+        """Make ``q_proj``, ``k_proj`` (None where queries serve as keys), ``v_proj`` and ``out_proj``.
+
+        ``linear`` is the type of the first three.
+        """
         width = self.embed_dim
         options: dict[str, Any] = {"bias": bias, "device": device, "dtype": dtype}
-        self.q_proj = nn.Linear(width, width, **options)
-        self.k_proj = None if symmetric else nn.Linear(width, width, **options)
-        self.v_proj = nn.Linear(width, width, **options)
-        self.out_proj = nn.Linear(width, width, **options)
+        self.q_proj = linear(width, width, **options)
+        self.k_proj = None if symmetric else linear(width, width, **options)
+        self.v_proj = linear(width, width, **options)
+        self.out_proj = TensorLinear(width, width, **options)
 
     def attend(
         self, x: Tensor, context: Tensor | None, attention_mask: Tensor | None, is_causal: bool

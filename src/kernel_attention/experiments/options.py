@@ -402,19 +402,20 @@ class Sweep(Command):
 class Export(Command):
     """Write the model of a trained run for another library. For Hugging Face transformers it is a folder that
     its Auto classes and pipelines read, with the tokenizer or the image processor. See docs/hugging-face.md.
+    As a program of torch.export or ONNX it is one file that runs without this package. See docs/export.md.
 
     Args:
         run: run folder of a recipe of task language, tokens, images or time_series.
-        folder: new folder of the model.
-        to: hugging-face.
+        path: new folder of the model, or new file of the program.
+        to: hugging-face, torch or onnx.
         seed: seed of the model (default: the first of the run).
     """
 
-    usage = "export RUN FOLDER [--to hugging-face]"
-    summary = "write a trained model for Hugging Face transformers"
+    usage = "export RUN PATH [--to hugging-face|torch|onnx]"
+    summary = "write a trained model for Hugging Face transformers, torch.export or ONNX"
 
     run: Name
-    folder: Name
+    path: Name
     to: str = "hugging-face"
     seed: int | None = None
 

@@ -24,6 +24,7 @@ from kernel_attention.models.cross_entropy import linear_cross_entropy
 from kernel_attention.models.decoding import DecodingState, decode_step, initial_state, read
 from kernel_attention.models.encoder_layer import EncoderLayer, create_attentions
 from kernel_attention.models.sequence import sinusoidal_positions
+from kernel_attention.tensors.padding import is_exporting
 
 _DEVIATION = 0.02  # of the embedding and the positions at first
 
@@ -164,7 +165,8 @@ class CausalLanguageModel(nn.Module):
             positions = self.positions[start : start + tokens.size(1)]
         else:
             index = self._positions_of(tokens, start, attention_mask)
-            if isinstance(start, Tensor) or tokens.size(1) > self.max_len:  # else they cannot be too many
+            # An exported program finds out when it reads the table, and a short text cannot have too many.
+            if not is_exporting() and (isinstance(start, Tensor) or tokens.size(1) > self.max_len):
                 self.check_length(int(index.max()) + 1)
             positions = self.positions[index]
         return self.dropout(self.embedding(tokens) + positions)

@@ -55,10 +55,13 @@ def series_views(x: Tensor, attention_mask: Tensor | None, views: Sequence[View]
         centred = x - _mean(x, real)
         made["normalized"] = centred / _deviation(centred, real)
     if "difference" in views:
-        change = x[:, 1:] - x[:, :-1]
+        # By index, the first step its own neighbour: torch.export asks whether a slice has one step.
+        before = (torch.arange(x.size(1), device=x.device) - 1).clamp_min(0)
+        change = x - x.index_select(1, before)
         if real is not None:
-            change = change.masked_fill(~(real[:, 1:] & real[:, :-1]), 0.0)  # a padded step is no neighbour
-        change = F.pad(change, (0, 0, 1, 0))
+            change = change.masked_fill(
+                ~(real & real.index_select(1, before)), 0.0
+            )  # a padded step is no neighbour
         made["difference"] = change / _deviation(change, real)
     joined = torch.cat([made[view] for view in views], dim=-1)
     return joined if real is None else joined.masked_fill(~real, 0.0)
@@ -184,7 +187,8 @@ class ConvolutionBlock(nn.Module):
         """The maximum over a token's steps and their neighbours, (B, N, c) -> (B, ceil(N / stride), c)."""
         missing = -x.size(1) % self.stride
         padded = F.pad(x, (0, 0, 1, 1 + missing), value=-torch.inf)
-        return F.max_pool1d(padded.mT, self.stride + 2, self.stride).mT
+        # In one dimension torch.export takes the number of steps for a constant.
+        return F.max_pool2d(padded.mT[:, :, None], (1, self.stride + 2), (1, self.stride))[:, :, 0].mT
 
 
 class TokenBatchNorm(nn.BatchNorm1d):

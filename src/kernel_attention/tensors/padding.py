@@ -46,12 +46,22 @@ def compaction(attention_mask: Tensor) -> Compaction | None:
         late = attention_mask[:, 1:] & ~attention_mask[:, :-1]
         if not late.any():
             return None
+    order, place = real_first(attention_mask)
+    length = attention_mask.sum(dim=1, keepdim=True)
+    return Compaction(order, place, torch.arange(place.size(1), device=place.device) < length)
+
+
+def real_first(attention_mask: Tensor) -> tuple[Tensor, Tensor]:
+    """``order`` and ``place`` of ``Compaction`` for a mask (B, N), (B, N) int64 each.
+
+    This is a stable sort of booleans. ONNX has no stable sort, and counting is as fast.
+    """
     real = attention_mask.cumsum(dim=1)
     padded = (~attention_mask).cumsum(dim=1)
     place = torch.where(attention_mask, real, real[:, -1:] + padded) - 1
     positions = torch.arange(place.size(1), device=place.device).expand_as(place)
-    order = torch.zeros_like(place).scatter(1, place, positions)  # vmap has no rule for scatter_ in place
-    return Compaction(order, place, positions < real[:, -1:])
+    # vmap has no rule for scatter_ in place
+    return torch.zeros_like(place).scatter(1, place, positions), place
 
 
 def pad_tokens(x: Tensor, length: int, value: float = 0.0) -> Tensor:
@@ -73,11 +83,11 @@ def in_blocks(x: Tensor, size: int, value: float = 0.0) -> Tensor:
     return pad_tokens(x, count * size, value).unflatten(-2, (count, size))
 
 
-def first_rows(weight: Tensor, count: int) -> Tensor:
-    """The first ``count`` rows of a weight of each head, (h, M, s) -> (h, count, s)."""
+def first_rows(weight: Tensor, count: int, dim: int = 1) -> Tensor:
+    """The first ``count`` rows of a weight along ``dim``, by default (h, M, s) -> (h, count, s)."""
     if is_exporting():  # a view keeps the strides of all M rows, and torch.export asks whether count is M
-        return weight.index_select(1, torch.arange(count, device=weight.device))
-    return weight[:, :count]
+        return weight.index_select(dim, torch.arange(count, device=weight.device))
+    return weight.narrow(dim, 0, count)
 
 
 def is_exporting() -> bool:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from kernel_attention.errors import InputError
+from kernel_attention.tensors.padding import is_exporting, real_first
 from kernel_attention.tensors.statistics import exactly, num_real
 
 
@@ -78,7 +79,7 @@ def sample_positions(
     if attention_mask is None:
         return evenly_spaced(num_rows, x.size(1), x.device), None
     rank, present = _spaced_ranks(attention_mask, num_rows)
-    return _real_first(attention_mask).gather(1, rank), present
+    return real_first(attention_mask)[0].gather(1, rank), present
 
 
 def part_positions(
@@ -102,13 +103,13 @@ def part_positions(
     present = present & (rank >= 0) & (rank < own)
     position = rank.where(present, 0)
     if attention_mask is not None:
-        position = _real_first(attention_mask).gather(1, position)
+        position = real_first(attention_mask)[0].gather(1, position)
     return position, present
 
 
 def gather_ranks(x: Tensor, rank: Tensor, attention_mask: Tensor) -> Tensor:
     """The real tokens of the given ranks: x (B, N, d), rank (B, M) int64 -> (B, M, d)."""
-    order = _real_first(attention_mask)
+    order = real_first(attention_mask)[0]
     # Padding may hold anything, NaN included; a rank past the last real token must still read a finite row.
     clean = x.masked_fill(~attention_mask[..., None], 0.0)
     return clean.gather(1, order.gather(1, rank)[..., None].expand(-1, -1, x.size(-1)))
@@ -150,7 +151,8 @@ def grid_row(
 ) -> int | Tensor | None:
     """The number m of the grid's row at ``position``, or None; (B, M) of 0 and 1 for positions (B,)."""
     if isinstance(position, Tensor):
-        length = required_max_len(max_len, int(position.max()) + 1)
+        # An exported program cannot raise the error of a position that it does not know yet.
+        length = required_max_len(max_len, 1 if is_exporting() else int(position.max()) + 1)
         grid = evenly_spaced(num_rows, length, position.device)
         return (grid == position[:, None]).to(dtype)
     length = required_max_len(max_len, position + 1)
@@ -199,8 +201,3 @@ def _spaced(length: Tensor, num_rows: int, places: int) -> tuple[Tensor, Tensor]
     row = torch.arange(places, device=length.device)[None]
     rank = row * (length - 1) // (count - 1).clamp_min(1)
     return rank.where(row < count, 0), row < count
-
-
-def _real_first(attention_mask: Tensor) -> Tensor:
-    """Positions of the real tokens in their order, then the padded ones, (B, N) int64."""
-    return torch.argsort(~attention_mask, dim=1, stable=True)

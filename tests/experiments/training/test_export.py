@@ -1,5 +1,9 @@
 """Trained runs as folders of transformers: the same logits, the same numbers for a text, and pipelines."""
 
+import json
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -114,9 +118,68 @@ def test_a_model_of_time_series_is_exported(waves, tmp_path, cli, dataset):  # n
     assert list(loaded.config.id2label.values()) == names
 
 
+def test_a_program_of_time_series_runs_without_the_package(waves, tmp_path, cli):  # noqa: F811
+    run = train_small(tmp_path / "run", waves, dataset="Waves")
+    code, said, _ = cli("export", run, "--to", "torch", tmp_path / "out" / "model.pt2")
+    assert (code, said) == (
+        0,
+        f"written: {tmp_path / 'out' / 'model.pt2'} (sequences of 2 to 11; pad shorter ones)\n",
+    )
+    script = (
+        "import json, sys, torch\n"
+        "sys.modules['kernel_attention'] = None\n"
+        "facts = {'facts.json': ''}\n"
+        f"program = torch.export.load({str(tmp_path / 'out' / 'model.pt2')!r}, extra_files=facts)\n"
+        "x = torch.arange(15.0).reshape(1, 5, 3)\n"
+        "logits = program.module()(x=x, attention_mask=torch.ones(1, 5, dtype=torch.bool))\n"
+        "print(json.dumps([json.loads(facts['facts.json']), logits.tolist()]))"
+    )
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    facts, logits = json.loads(done.stdout)
+    assert json.loads(facts["class_names"]) == list("abc")
+    x = torch.arange(15.0).reshape(1, 5, 3)
+    torch.testing.assert_close(torch.tensor(logits), load_run(run).model()(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("task", ["series", "sentences", "images", "language"])
+def test_an_onnx_file_computes_what_the_run_computes(task, waves, tmp_path, cli):  # noqa: F811
+    onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    if task == "series":
+        run = train_small(tmp_path / "run", waves, dataset="Waves")
+        inputs = {"x": torch.randn(2, 7, 3), "attention_mask": torch.ones(2, 7, dtype=torch.bool)}
+    elif task == "sentences":
+        run = trained_run(tmp_path / "run", TOKENS | {"dataset": "sst2"}, make_tokens(tmp_path / "data"))
+        inputs = {"x": torch.tensor([[2, 3, 4]]), "attention_mask": torch.ones(1, 3, dtype=torch.bool)}
+    elif task == "images":
+        root = make_colours(tmp_path / "data")
+        recipe = write_image_recipe(tmp_path / "colours.yaml", image_size=8, epochs=1)
+        arguments = ["--output", str(tmp_path / "run"), "--data-root", str(root), "--progress", "false"]
+        assert main(["train", str(recipe), *arguments]) == 0
+        run, inputs = tmp_path / "run", {"images": torch.rand(1, 3, 8, 8)}
+    else:
+        run, inputs = (
+            trained_run(tmp_path / "run", LANGUAGE, make_text(tmp_path)),
+            {"tokens": torch.tensor([5])},
+        )
+    code, said, _ = cli("export", run, tmp_path / "model.onnx", "--to", "onnx")
+    assert code == 0
+    assert said.startswith(f"written: {tmp_path / 'model.onnx'} (")
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    fed = {name: value.numpy() for name, value in inputs.items()}
+    for node in session.get_inputs()[1:] if task == "language" else ():
+        kind = np.int64 if "int64" in node.type else np.float32
+        fed[node.name] = np.zeros((1, *node.shape[1:]), kind)
+    logits = torch.from_numpy(session.run(["logits"], fed)[0])
+    model = load_run(run).model()
+    expected = model(inputs["tokens"][None])[:, 0] if task == "language" else model(*inputs.values())
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_what_is_not_exported_is_refused_and_leaves_nothing(waves, trained, refused, here):  # noqa: F811
     (here / "full").mkdir()
     (here / "full" / "notes.txt").write_text("mine")
     assert "folder full: exists (accepted: a new or an empty folder)" in refused("export", trained, "full")
     assert "unknown format 'onxx'" in refused("export", trained, "new", "--to", "onxx")
     assert "seed=7 is not in" in refused("export", trained, "new", "--seed", "7")
+    assert "file full/notes.txt: exists" in refused("export", trained, "full/notes.txt", "--to", "torch")

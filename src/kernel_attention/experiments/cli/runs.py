@@ -138,8 +138,8 @@ def export_command(options: Export) -> int:
     from kernel_attention.experiments.training.export import export_run
     from kernel_attention.experiments.training.saved import load_run
 
-    export_run(load_run(options.run), Path(options.folder), format=options.to, seed=options.seed)
-    print(f"written: {options.folder}")
+    takes = export_run(load_run(options.run), Path(options.path), format=options.to, seed=options.seed)
+    print(f"written: {options.path}" + (f" ({takes})" if takes else ""))
     return 0
 
 

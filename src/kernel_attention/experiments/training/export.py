@@ -1,4 +1,4 @@
-"""A trained run as a folder of Hugging Face transformers: the model, and its tokenizer or image processor."""
+"""A trained run for other people's tools: a folder of Hugging Face transformers, or a file of one program."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kernel_attention.experiments.training.hugging_face_tokenizer import make_to
 from kernel_attention.experiments.training.image_prediction import kept_size
 from kernel_attention.experiments.training.saved import SavedRun
 
-FORMATS = ("hugging-face",)
+FORMATS = ("hugging-face", "torch", "onnx")
 
 
 class _Export(NamedTuple):
@@ -26,17 +26,30 @@ class _Export(NamedTuple):
     processor: Any = None
 
 
-def export_run(run: SavedRun, folder: Path, *, format: str = "hugging-face", seed: int | None = None) -> None:
-    """Write the model of a seed (by default the run's first) into a new folder.
+def export_run(run: SavedRun, path: Path, *, format: str = "hugging-face", seed: int | None = None) -> str:
+    """Write the model of a seed (by default the run's first) into a new folder or file.
 
-    The folder is complete or not there.
+    It is complete or not there.
+
+    Returns:
+        What the program takes, in a few words; empty for a folder of transformers.
 
     Raises:
-        InputError: for a task or a format that is not exported, and a folder that has content or cannot be
-            written.
+        InputError: for a task or a format that is not exported, and a folder that has content, a file that
+            exists, or a place that cannot be written.
+        RuntimeError: where an ONNX file does not compute what the model computes.
     """
     if format not in FORMATS:
         raise unknown("format", format, FORMATS)
+    if format == "hugging-face":
+        _export_folder(run, path, seed)
+        return ""
+    from kernel_attention.experiments.training.program_export import export_file
+
+    return export_file(run, path, format=format, seed=seed)
+
+
+def _export_folder(run: SavedRun, folder: Path, seed: int | None) -> None:
     task = run.recipe.task_name
     if task not in _EXPORTS:
         raise InputError(f"run {run.folder}: task {task} is not exported (accepted: {', '.join(_EXPORTS)})")

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.mechanisms.softmax.functional import softmax_attention
+from kernel_attention.tensors.padding import real_first
 from kernel_attention.tensors.statistics import accumulation_dtype, running_mean, valid_ranks
 
 Convention = Literal["released", "paper"]
@@ -235,7 +236,7 @@ def _matrix_product(s: Tensor, v: Tensor, attention_mask: Tensor | None, is_caus
     if attention_mask is None:
         return _over_batch(s, v)
     # Moving N x p_v values is cheaper than moving the N x N entries of S for every sequence.
-    order = torch.argsort(~attention_mask, dim=1, stable=True)[:, None, :, None].expand_as(v)
+    order = real_first(attention_mask)[0][:, None, :, None].expand_as(v)
     ranks = valid_ranks(attention_mask).clamp_min(0)[:, None, :, None].expand_as(v)
     packed = v.masked_fill(~attention_mask[:, None, :, None], 0.0).gather(2, order)
     return _over_batch(s, packed).gather(2, ranks)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from kernel_attention.core.layer import AttentionLayer
-from kernel_attention.core.parameters import Device
+from kernel_attention.core.parameters import Device, TensorLinear
 from kernel_attention.errors import InputError
 from kernel_attention.memory_limit import require_parameters
 from kernel_attention.tensors.kernel_tensors import cubemax_kernel
@@ -50,7 +50,7 @@ class ReadsModes(AttentionLayer):
             "lower order or embed_dim",
         )
         self.order = order
-        linear = functools.partial(nn.Linear, bias=bias, device=device, dtype=dtype)
+        linear = functools.partial(TensorLinear, bias=bias, device=device, dtype=dtype)
         self.q_proj = linear(embed_dim, embed_dim)
         self.k_proj = linear(embed_dim, embed_dim)
         # One map for all fibers; queries and keys keep the names that other attention layers give them.
@@ -58,7 +58,7 @@ class ReadsModes(AttentionLayer):
 
     def add_outputs(self, rank: int, bias: bool, device: Device, dtype: torch.dtype | None) -> None:
         """Make ``concat``, the map from a head's D R scores to its outputs, and ``out_proj``."""
-        linear = functools.partial(nn.Linear, bias=bias, device=device, dtype=dtype)
+        linear = functools.partial(TensorLinear, bias=bias, device=device, dtype=dtype)
         self.concat = linear(self.order * rank, self.head_dim)
         self.out_proj = linear(self.embed_dim, self.embed_dim)
 

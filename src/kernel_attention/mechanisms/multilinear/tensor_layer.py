@@ -15,7 +15,7 @@ from kernel_attention.mechanisms.multilinear.base_layer import ReadsModes
 from kernel_attention.mechanisms.multilinear.dual_layer import check_kernel_size
 from kernel_attention.mechanisms.multilinear.tensor_functional import Option, tensor_scores
 from kernel_attention.memory_limit import require_parameters
-from kernel_attention.tensors.padding import compaction
+from kernel_attention.tensors.padding import compaction, first_rows
 from kernel_attention.tensors.statistics import accumulation_dtype
 
 
@@ -154,7 +154,7 @@ class TensorAttention(ReadsModes):
         """W_n of the first ``length`` positions, position indices flattened."""
         w: Tensor = self.w
         for dim in range(2, w.dim() - 1):
-            w = w.narrow(dim, 0, length)
+            w = first_rows(w, length, dim)
         return list(w.flatten(2, -2).unbind())
 
     def extra_repr(self) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from kernel_attention.core.layer import TokenWork
 from kernel_attention.core.objective import PenalizedAttention
-from kernel_attention.core.parameters import Device, draw_orthogonal, reset_module
+from kernel_attention.core.parameters import Device, TensorLinear, draw_orthogonal, reset_module
 from kernel_attention.core.plan import LayerPlan, PaysFrom, choose_form
 from kernel_attention.core.registry import register_attention
 from kernel_attention.core.validation import require_positive, require_weight
@@ -162,13 +162,13 @@ class PrimalAttention(PenalizedAttention):
         )
         where: dict[str, Any] = {"device": device, "dtype": dtype}
         options = {**where, "bias": bias}
-        self.q_proj = nn.Linear(embed_dim, embed_dim, **options)
-        self.k_proj = nn.Linear(embed_dim, embed_dim, **options)
+        self.q_proj = TensorLinear(embed_dim, embed_dim, **options)
+        self.k_proj = TensorLinear(embed_dim, embed_dim, **options)
         self.w_e = nn.Parameter(torch.empty(num_heads, weight_rows, rank, **where))
         self.w_r = nn.Parameter(torch.empty(num_heads, weight_rows, rank, **where))
         self._draw_weights()
-        self.concat = nn.Linear(2 * rank, self.head_dim, **options)
-        self.out_proj = nn.Linear(embed_dim, embed_dim, **options)
+        self.concat = TensorLinear(2 * rank, self.head_dim, **options)
+        self.out_proj = TensorLinear(embed_dim, embed_dim, **options)
         # An unused parameter is an error under DistributedDataParallel, so it exists only where J uses it.
         lam = nn.Parameter(torch.rand(num_heads, rank, **where)) if eta > 0 else None
         self.register_parameter("sqrt_lambda", lam)

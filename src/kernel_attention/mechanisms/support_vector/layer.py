@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from kernel_attention.core.decoding import Position, position_after, whole_lengths
-from kernel_attention.core.parameters import Device
+from kernel_attention.core.parameters import Device, TensorLinear
 from kernel_attention.core.query_key_value import QueryKeyValueAttention, identity_values
 from kernel_attention.core.registry import register_attention
 from kernel_attention.core.validation import require_probability
@@ -171,7 +171,8 @@ class SupportVectorAttention(QueryKeyValueAttention):
         self.factors = checked_factors(factors, num_heads)
         self.pooling: Pooling = pooling
         self.dropout = dropout
-        self.add_projections(bias, **where)
+        by_groups = len(set(self.factors)) > 1  # of heads, which read their rows of a projection
+        self.add_projections(bias, linear=TensorLinear if by_groups else nn.Linear, **where)
         require_parameters(
             f"{type(self).__name__}: factors={list(self.factors)} with pooling={pooling!r}",
             embed_dim * sum(set(self.factors)) if pooling == "conv" else 0,

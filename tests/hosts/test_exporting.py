@@ -1,0 +1,175 @@
+"""Models as programs of torch.export and ONNX compute what the models compute, for every length they take."""
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.ao.quantization import quantize_dynamic
+
+import kernel_attention as ka
+from kernel_attention.hosts.exporting import (
+    CausalStep,
+    export_program,
+    export_step,
+    onnx_bytes,
+    onnx_error,
+    program_lengths,
+)
+from kernel_attention.mechanisms import get_mechanism
+from kernel_attention.models import (
+    CausalLanguageModel,
+    SequenceClassifier,
+    TokenPairClassifier,
+    VisionTransformer,
+)
+
+ROOT = Path(__file__).parents[2]
+NAMES = [mechanism.name for mechanism in ka.list_attention()]
+SIZES = {"embed_dim": 16, "num_heads": 4, "num_layers": 1, "feedforward_dim": 19}
+LENGTH = 12
+
+
+@pytest.fixture(scope="module")
+def exports():
+    """``tools/exports.py``, which exports a model and compares what comes out with it."""
+    sys.path.insert(0, str(ROOT / "tools"))
+    try:
+        yield importlib.import_module("exports")
+    finally:
+        sys.path.remove(str(ROOT / "tools"))
+
+
+@pytest.fixture
+def onnx():
+    pytest.importorskip("onnxscript", reason="onnxscript is not installed")
+    return pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+
+
+def cells_of_page(name: str) -> list[str]:
+    page = (ROOT / "docs" / "export.md").read_text(encoding="utf-8")
+    (line,) = (line for line in page.splitlines() if line.startswith(f"| `{name}` |"))
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def quickly(*chosen: str) -> list:
+    """The names of all mechanisms, slow ones but for these. Each takes seconds."""
+    return [name if name in chosen else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
+
+
+@pytest.mark.parametrize(
+    "name",
+    quickly("softmax", "primal", "scaled_heads", "conv2d", "multilinear", "dual_multilinear", "scaled"),
+)
+def test_a_classifier_of_any_length_is_exported_as_the_page_says(exports, onnx, name):
+    assert exports.classifier_cells(name) == cells_of_page(name)[1:4]
+
+
+@pytest.mark.parametrize("name", quickly("primal", "scaled_heads", "rpc"))
+def test_a_step_of_decoding_is_exported_as_the_page_says(exports, onnx, name):
+    assert exports.step_cell(name) == cells_of_page(name)[4]
+
+
+def padded(batch: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    lengths = torch.arange(batch, 0, -1) * length / batch
+    return torch.randn(batch, length, 3), torch.arange(length) < lengths.ceil()[:, None]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"stem": "convolution"},
+        {"stem": "convolution", "patch_len": 4},
+        {"patch_len": 4, "pooling": "attention"},
+        {"views": ("raw", "normalized", "difference"), "pooling": "mean_max"},
+        {"experts": 3, "positions": "convolutional"},
+    ],
+    ids=str,
+)
+def test_the_parts_around_the_layers_take_every_length(options):
+    model = SequenceClassifier(3, 5, LENGTH, "primal", **SIZES, **options).eval()
+    program = export_program(model, *padded(3, LENGTH))
+    least = 5 if "patch_len" in options else 2
+    assert program_lengths(program) == (least, LENGTH)
+    for length in (least, 7):
+        x, mask = padded(2, length)
+        found = program.module()(x=x, attention_mask=mask)
+        torch.testing.assert_close(found, model(x, mask), rtol=1e-4, atol=1e-5)
+
+
+def test_a_layer_with_weights_per_position_takes_its_longest_length_too():
+    layer = ka.create_attention("tensor", 8, 2, max_len=LENGTH).eval()
+    tokens = torch.export.Dim("tokens", min=2, max=LENGTH)
+    program = torch.export.export(layer, (torch.randn(2, 7, 8),), dynamic_shapes={"x": {1: tokens}})
+    for length in (2, LENGTH):
+        x = torch.randn(2, length, 8)
+        torch.testing.assert_close(program.module()(x), layer(x))
+
+
+def test_images_and_pairs_of_texts(onnx):
+    torch.manual_seed(0)
+    images = torch.rand(3, 3, 8, 8)
+    model = VisionTransformer(8, 4, 5, "conv2d", channel_attention=True, **SIZES).eval()
+    program = export_program(model, images)
+    assert program_lengths(program) is None
+    assert onnx_error(onnx_bytes(program), model, images[:1]) < 16
+    model = TokenPairClassifier(17, 5, LENGTH, "primal", **SIZES).eval()
+    text, mask = torch.randint(17, (3, 2, LENGTH)), torch.ones(3, 2, LENGTH, dtype=torch.bool)
+    mask[1, 0, 4:] = False
+    assert onnx_error(onnx_bytes(export_program(model, text, mask)), model, text, mask) < 16
+
+
+def test_the_error_of_another_model_is_large(onnx):
+    torch.manual_seed(0)
+    first, second = (SequenceClassifier(3, 5, LENGTH, "softmax", **SIZES).eval() for _ in range(2))
+    x, mask = padded(3, LENGTH)
+    content = onnx_bytes(export_program(first, x, mask))
+    assert onnx_error(content, first, x, mask) < 16
+    second.load_state_dict(first.state_dict())
+    with torch.no_grad():
+        second.head.bias[0] += 1e-4
+    assert onnx_error(content, second, x, mask) > 16
+
+
+def test_a_program_keeps_its_facts_and_leaves_its_inputs_alone(onnx):
+    model = CausalLanguageModel(17, LENGTH, ["softmax", "primal"], **SIZES | {"num_layers": 2}).eval()
+    content = onnx_bytes(export_step(model), {"class_names": "[]"})
+    session = onnx.InferenceSession(content)
+    assert session.get_modelmeta().custom_metadata_map["class_names"] == "[]"
+    names = [node.name for node in session.get_outputs()]
+    assert names == ["logits", *(f"next_state_{number}" for number in range(len(names) - 1))]
+    step = CausalStep(model)
+    state = step.initial_state(2)
+    step(torch.tensor([3, 4]), state)
+    assert not any(tensor.any() for tensor in state)
+
+
+def test_what_cannot_be_exported_is_refused_in_one_line():
+    model = SequenceClassifier(3, 5, LENGTH, "softmax", **SIZES)
+    with pytest.raises(ka.InputError, match=r"training mode \(accepted: model.eval\(\)\)"):
+        export_program(model, *padded(3, LENGTH))
+    with pytest.raises(ka.InputError, match="1 sequences, expected at least 2"):
+        export_program(model.eval(), *padded(1, LENGTH))
+    text = CausalLanguageModel(17, LENGTH, ["softmax", "rpc"], **SIZES | {"num_layers": 2}).eval()
+    with pytest.raises(ka.InputError, match="layer 1, 'rpc', has no exportable step"):
+        export_step(text)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.ao.quantization is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*quantized tensor creation functions:UserWarning")
+@pytest.mark.parametrize("name", NAMES)
+def test_quantised_linear_maps_change_the_logits_as_rounded_weights_do(name):
+    """A few times as much: the inputs have half as many steps as the weights, and a wider range."""
+    torch.manual_seed(0)
+    spec = {name: dict(get_mechanism(name).example)}
+    model = SequenceClassifier(3, 5, 11, spec, **SIZES).eval()
+    x, mask = padded(16, 11)
+    expected = model(x, mask)
+    quantised = quantize_dynamic(model, {torch.nn.Linear})
+    eight_bit = torch.ao.nn.quantized.dynamic.Linear
+    parts = {path: part for path, part in quantised.named_modules() if isinstance(part, eight_bit)}
+    assert {"head", "encoder.layers.0.linear1", "encoder.layers.0.linear2"} <= set(parts)
+    for path, part in parts.items():
+        model.get_submodule(path).weight.data = part.weight().dequantize()
+    assert (quantised(x, mask) - expected).norm() < 10 * (model(x, mask) - expected).norm()
