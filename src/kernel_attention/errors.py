@@ -41,8 +41,9 @@ _EXTRAS = {
     "aeon": "timeseries", "cv2": "robustness", "datasets": "language", "eagerpy": "robustness",
     "foolbox": "robustness", "gymnasium": "control", "h5py": "control", "imagecorruptions": "robustness",
     "jinja2": "train", "kornia": "images", "lightning": "train", "matplotlib": "train", "minari": "control",
-    "mujoco": "control", "optuna": "sweep", "PIL": "train", "pyautoattack": "robustness", "pydantic": "train",
-    "rich": "train", "safetensors": "train", "skimage": "robustness", "sklearn": "train",
+    "mujoco": "control", "optuna": "sweep", "PIL": "train", "pyarrow": "timeseries",
+    "pyautoattack": "robustness", "pydantic": "train", "rich": "train",
+    "safetensors": "train", "skimage": "robustness", "sklearn": "train",
     "tensorboardX": "train", "timm": "vision",
     "tokenizers": "language", "transformers": "language", "yaml": "train",
 }  # fmt: skip
