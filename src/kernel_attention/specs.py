@@ -68,13 +68,17 @@ class SpecReader:
         Raises:
             InputError: as ``read``, and for a list of another length.
         """
+        return [self.read(spec) for spec in self.per_layer(specs, num_layers)]
+
+    def per_layer(self, specs: Any, num_layers: int) -> list[Any]:
+        """The unread spec of every layer; InputError for a list of another length."""
         if not isinstance(specs, list):
-            return [self.read(specs) for _ in range(num_layers)]
+            return [specs] * num_layers
         if len(specs) != num_layers:
             raise InputError(
                 f"{self.argument}={specs!r} lists {len(specs)} entries for num_layers={num_layers}"
             )
-        return [self.read(spec) for spec in specs]
+        return specs
 
     def _split(self, spec: Any) -> Choice:
         if isinstance(spec, str):

@@ -313,6 +313,32 @@ def test_frames_of_series_are_arrays(estimator, arrays):
         estimator.predict(nested)
 
 
+def test_the_frames_of_sktime_and_of_aeon_are_arrays(estimator, ragged):
+    """Unequal lengths, times out of order, and lists of frames in the orientation of either library."""
+    X, y = [case.astype(np.float32) for case in ragged[0]], target(estimator, *ragged[1:])
+    expected = estimator.fit(X, y).predict(X)
+    frames = [pd.DataFrame(case.T, columns=["a", "b", "c"]) for case in X]
+    long = pd.concat(dict(zip([f"case {index}" for index in range(23)], frames, strict=True)))
+    shuffled = pd.concat({index: frame.iloc[::-1] for index, frame in enumerate(frames)})
+    nested = pd.DataFrame({f"var_{c}": [pd.Series(case[c]) for case in X] for c in range(3)})
+    of_aeon = [pd.DataFrame(case) for case in X]
+    for frame in (long, shuffled, nested, frames, of_aeon):
+        assert (estimator.predict(frame) == expected).all()
+
+
+def test_frames_that_mean_nothing_are_refused(estimator, arrays):
+    frame = pd.DataFrame(arrays[0][0].T)
+    twice = pd.concat({0: pd.concat([frame, frame.iloc[2:3]])})
+    hierarchy = pd.concat({"group": pd.concat({0: frame})})
+    for given, message in (
+        (twice, "case 0 of X has the time 2 twice"),
+        (hierarchy, "X is a frame with 3 levels of rows"),
+        (pd.DataFrame([["a", "b"]]), "X is not an array of numbers"),
+    ):
+        with pytest.raises(ka.InputError, match=message):
+            estimator.fit(given, [0.0])
+
+
 def test_a_frame_of_numbers_is_one_channel(estimator, arrays):
     X, y = arrays[0][:, 0], target(estimator, *arrays[1:])
     expected = estimator.fit(X, y).predict(X)

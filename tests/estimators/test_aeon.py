@@ -1,65 +1,20 @@
-"""aeon's own estimator checks, through the thinnest adapter to its base classes.
+"""aeon's own estimator checks on the adapters, and aeon's loops and pipelines around the estimators."""
 
-Our estimators do not inherit from aeon's: aeon brings numba, and its base class judges lengths and NaN before
-we see them. The adapter is what a person writes who wants aeon's ``BaseClassifier``.
-"""
+from __future__ import annotations
 
+import numpy as np
 import pytest
-from aeon.classification.base import BaseClassifier
-from aeon.regression.base import BaseRegressor
+from aeon.benchmarking.resampling import resample_data
+from aeon.classification.compose import ClassifierPipeline
+from aeon.datasets import load_japanese_vowels
 from aeon.testing.estimator_checking import check_estimator
 from aeon.transformations.collection import Normalizer
+from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 
-from kernel_attention.estimators import AttentionClassifier, AttentionRegressor
-
-QUICK = {
-    "embed_dim": 4,
-    "num_heads": 2,
-    "num_layers": 1,
-    "feedforward_dim": 4,
-    "epochs": 1,
-    "n_estimators": 1,
-    "calibrate": False,
-    "accelerator": "cpu",
-}
-TAGS = {
-    "X_inner_type": ["np-list", "numpy3D"],
-    "capability:multivariate": True,
-    "capability:unequal_length": True,
-    "capability:missing_values": True,
-    "algorithm_type": "deeplearning",
-}
-
-
-class _Adapter:
-    """Arguments, training and prediction for both."""
-
-    _tags = TAGS
-
-    def __init__(self, max_len=40, random_state=None):
-        self.max_len = max_len
-        self.random_state = random_state
-        super().__init__()
-
-    def _fit(self, X, y):
-        options = {"max_len": self.max_len, "random_state": self.random_state, "missing": "interpolate"}
-        self.estimator_ = self._wrapped(**QUICK, **options).fit(X, y)
-        return self
-
-    def _predict(self, X):
-        return self.estimator_.predict(X)
-
-
-class AeonAttentionClassifier(_Adapter, BaseClassifier):
-    _wrapped = AttentionClassifier
-
-    def _predict_proba(self, X):
-        return self.estimator_.predict_proba(X)
-
-
-class AeonAttentionRegressor(_Adapter, BaseRegressor):
-    _wrapped = AttentionRegressor
+import kernel_attention as ka
+from kernel_attention.estimators import AttentionClassifier
+from kernel_attention.estimators.aeon import AeonAttentionClassifier, AeonAttentionRegressor
 
 
 @pytest.mark.parametrize("adapter", [AeonAttentionClassifier, AeonAttentionRegressor])
@@ -69,7 +24,55 @@ def test_aeon_checks(adapter):
     assert len(results) > 20
 
 
+def test_an_adapter_predicts_what_its_estimator_does(estimator, ragged):
+    X, labels, values = ragged
+    is_classifier = isinstance(estimator, AttentionClassifier)
+    y = labels if is_classifier else values
+    adapter = (AeonAttentionClassifier if is_classifier else AeonAttentionRegressor)(estimator)
+    predicted = adapter.fit(X, y).predict(X)
+    assert (predicted == estimator.fit(X, y).predict(X)).all()
+    assert adapter.estimator_ is not estimator
+    if is_classifier:
+        assert (adapter.predict_proba(X) == estimator.predict_proba(X)).all()
+    assert adapter.set_params(estimator__epochs=1).get_params()["estimator__epochs"] == 1
+
+
+def test_gaps_are_refused_or_filled(arrays, small):
+    X, labels, _ = arrays
+    X[3, 1, 2] = np.nan
+    with pytest.raises(ka.InputError, match=r"missing value .* in case 3, channel 1, step 2"):
+        AeonAttentionClassifier(AttentionClassifier(**small)).fit(X, labels)
+    filled = AttentionClassifier(**small, missing="interpolate")
+    assert AeonAttentionClassifier(filled).fit(X, labels).predict(X).shape == (23,)
+
+
+def test_in_a_loop_over_resamples(small):
+    """What aeon's experiments do with every classifier: resample, fit, predict, on unequal lengths here."""
+    small["attention_options"] = None
+    splits = [load_japanese_vowels(split=part) for part in ("train", "test")]
+    (X_train, y_train), (X_test, y_test) = [(X[::9], y[::9]) for X, y in splits]
+    for resample in (0, 1):
+        data = resample_data(X_train, y_train, X_test, y_test, random_state=resample)
+        ours = AttentionClassifier(**small | {"random_state": resample}).fit(data[0], data[1])
+        adapted = AeonAttentionClassifier(ours).fit(data[0], data[1])
+        probabilities = ours.predict_proba(data[2])
+        assert (adapted.predict_proba(data[2]) == probabilities).all()
+        assert ours.score(data[2], data[3]) == adapted.score(data[2], data[3])
+
+
 def test_after_a_transformer_of_aeon(arrays, small):
     X, labels, _ = arrays
     pipeline = make_pipeline(Normalizer(), AttentionClassifier(**small)).fit(X, labels)
     assert pipeline.predict(X).shape == (23,)
+    adapted = ClassifierPipeline(Normalizer(), AeonAttentionClassifier(AttentionClassifier(**small)))
+    assert (adapted.fit(X, labels).predict(X) == pipeline.predict(X)).all()
+
+
+def test_adapters_are_searched_and_validated(arrays, small):
+    X, labels, _ = arrays
+    adapter = AeonAttentionClassifier(AttentionClassifier(**small))
+    assert cross_val_score(adapter, X, labels, cv=2, error_score="raise").shape == (2,)
+    grid = {"estimator__attention__rank": [2, 4]}
+    best = GridSearchCV(adapter, grid, cv=2, error_score="raise").fit(X, labels).best_estimator_
+    layer = best.estimator_.model_.encoder.layers[0].attention
+    assert layer.rank == best.estimator.attention_options["rank"]

@@ -339,8 +339,8 @@ def test_targets_that_do_not_fit_are_refused(arrays, small):
     for cls, y in ((AttentionClassifier, labels), (AttentionRegressor, values)):
         with pytest.raises(ValueError, match="inconsistent numbers of samples"):
             cls(**small).fit(X, y[:-1])
-        with pytest.raises(ValueError, match="1d array"):
-            cls(**small).fit(X, np.stack([y, y], axis=1))
+    with pytest.raises(ValueError, match="1d array"):
+        AttentionClassifier(**small).fit(X, np.stack([labels, labels], axis=1))
     with pytest.raises(ValueError, match="Unknown label type: continuous"):
         AttentionClassifier(**small).fit(X, values)
     with pytest.raises(ValueError, match="could not convert string"):

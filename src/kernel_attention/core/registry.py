@@ -18,6 +18,9 @@ from kernel_attention.specs import Choice, Spec, SpecReader
 AttentionSpec = Spec
 """A mechanism: its name or ``{name: options}``."""
 
+AttentionFactory = Callable[..., AttentionLayer]
+"""What makes a layer from ``(embed_dim, num_heads, **options)``: a layer's class, or a function."""
+
 _OF_EVERY_LAYER = ("embed_dim", "num_heads", "device", "dtype")
 
 Layer = TypeVar("Layer", bound=type[AttentionLayer])
@@ -233,6 +236,60 @@ def create_attention(
         InputError: for an unknown name, an option the mechanism does not have, or a value it does not accept.
     """
     return get_mechanism(name).build(embed_dim, num_heads, device=device, dtype=dtype, **options)
+
+
+def factory_options(factory: AttentionFactory) -> tuple[str, ...]:
+    """The names that a class or a function takes after ``embed_dim`` and ``num_heads``."""
+    try:
+        parameters = list(inspect.signature(factory).parameters.values())[2:]
+    except ValueError:  # a function without a signature takes what every layer takes
+        return ()
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return tuple(parameter.name for parameter in parameters if parameter.kind in named)
+
+
+def make_attention(
+    factory: AttentionFactory,
+    embed_dim: int,
+    num_heads: int,
+    known: Mapping[str, Any],
+    *,
+    device: Device = None,
+    dtype: torch.dtype | None = None,
+) -> AttentionLayer:
+    """The layer that a class or a function makes.
+
+    Args:
+        factory: called as ``factory(embed_dim, num_heads, **options)``.
+        embed_dim: model width d.
+        num_heads: heads of the layer.
+        known: options that are given where the factory has them.
+        device: where the parameters are made; None: the default device.
+        dtype: the parameters' precision; None: the default one.
+
+    Raises:
+        InputError: for a factory that cannot be called so, or gives anything but a layer of this width.
+    """
+    if isinstance(factory, type) and not issubclass(factory, AttentionLayer):
+        raise InputError(f"attention={factory!r} is not a subclass of AttentionLayer")
+    accepted = factory_options(factory)
+    where = {name: value for name, value in (("device", device), ("dtype", dtype)) if value is not None}
+    given = {name: value for name, value in {**known, **where}.items() if name in accepted}
+    try:
+        inspect.signature(factory).bind(embed_dim, num_heads, **given)
+    except ValueError:
+        pass
+    except TypeError as error:
+        raise InputError(
+            f"attention={factory!r} cannot be called as attention(embed_dim, num_heads): {error}"
+        ) from None
+    layer = factory(embed_dim, num_heads, **given)
+    if not isinstance(layer, AttentionLayer) or layer.embed_dim != embed_dim:
+        raise InputError(
+            f"attention={factory!r} made {type(layer).__name__}, expected an AttentionLayer of "
+            f"embed_dim={embed_dim}"
+        )
+    return layer.to(device=device, dtype=dtype)
 
 
 def layer_specs(attention: AttentionSpec | Sequence[AttentionSpec], num_layers: int) -> list[Choice]:

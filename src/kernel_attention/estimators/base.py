@@ -6,14 +6,13 @@ import dataclasses
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator, TransformerMixin, is_regressor
-from sklearn.utils import assert_all_finite, check_consistent_length, check_random_state, column_or_1d
+from sklearn.utils import assert_all_finite, check_consistent_length, column_or_1d
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 from torch import Tensor
 
@@ -21,6 +20,13 @@ from kernel_attention.core.validation import require_positive, require_probabili
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.estimators.files import load_estimator, save_estimator
 from kernel_attention.estimators.importance import integrated_gradients
+from kernel_attention.estimators.parameters import (
+    callback_list,
+    derived_seed,
+    in_turn,
+    member_seeds,
+    merged_attention,
+)
 from kernel_attention.experiments.data import SequenceSplit, as_sequences, stratified_split, windows_of
 from kernel_attention.experiments.data.series.augmentation import AugmentationName
 from kernel_attention.experiments.notes import note_once
@@ -29,19 +35,21 @@ from kernel_attention.experiments.training import Recipe, predict_outputs
 from kernel_attention.experiments.training.fit import training_device
 from kernel_attention.experiments.training.members import (
     Member,
+    MemberRecipe,
     automatic_batch_size,
     automatic_epochs,
     automatic_steps,
     train_member,
 )
 from kernel_attention.experiments.training.ranges import require_in_range
-from kernel_attention.mechanisms import AttentionSpec, layer_specs
+from kernel_attention.mechanisms import AttentionFactory, AttentionSpec
 from kernel_attention.models import SequenceClassifier
 from kernel_attention.models.sequence import Positions
 from kernel_attention.models.sequence_pooling import SequencePooling
 from kernel_attention.models.series_stem import View, automatic_patch_len
 
 Stem = Literal["linear", "convolution"]
+Callback = Callable[[list[dict[str, Any]]], Any]
 
 _OF_A_RECIPE = ("optimizer", "schedule", "gradient_clip", "patience", "accelerator")
 _OF_A_MEMBER = (
@@ -61,11 +69,13 @@ class AttentionEstimator(TransformerMixin, BaseEstimator):
 
     max_len_: int
     equal_length_: bool
+    seeds_: list[int]
+    history_: list[dict[str, Any]]
     models_: list[SequenceClassifier]
 
     def __init__(
         self,
-        attention: AttentionSpec | list[AttentionSpec] = "primal",
+        attention: AttentionSpec | AttentionFactory | list[AttentionSpec | AttentionFactory] = "primal",
         attention_options: Mapping[str, Any] | None = None,
         *,
         embed_dim: int = 64,
@@ -101,6 +111,8 @@ class AttentionEstimator(TransformerMixin, BaseEstimator):
         class_weight: Literal["balanced"] | Mapping[Any, float] | None = None,
         time_limit: float | None = None,
         missing: Literal["error", "interpolate"] = "error",
+        warm_start: bool = False,
+        callbacks: Callback | Sequence[Callback] | None = None,
         random_state: int | np.random.RandomState | None = None,
         accelerator: str = "auto",
         verbose: bool = False,
@@ -140,6 +152,8 @@ class AttentionEstimator(TransformerMixin, BaseEstimator):
         self.class_weight = class_weight
         self.time_limit = time_limit
         self.missing = missing
+        self.warm_start = warm_start
+        self.callbacks = callbacks
         self.random_state = random_state
         self.accelerator = accelerator
         self.verbose = verbose
@@ -176,7 +190,9 @@ class AttentionEstimator(TransformerMixin, BaseEstimator):
         parts = [self._raw_outputs(model, sequences, self.max_len_, pooled=True) for model in self.models_]
         return torch.cat(parts, dim=-1).numpy()
 
-    def feature_importance(self, X: Any, nodes: int = 64) -> np.ndarray | list[np.ndarray]:
+    def feature_importance(
+        self, X: Any, nodes: int = 64, output: int | None = None
+    ) -> np.ndarray | list[np.ndarray]:
         """What every value of X adds to the answer, by integrated gradients; see ``integrated_gradients``.
 
         The answer is the log-probability of the predicted class, or the predicted value. The entries of a
@@ -185,23 +201,28 @@ class AttentionEstimator(TransformerMixin, BaseEstimator):
         Args:
             X: sequences of at most ``max_len_`` steps.
             nodes: gradients along the way; more are more exact.
+            output: the column of ``predict_proba``, or of several targets, that is explained. None: the
+                predicted class, or the first target.
 
         Returns:
             (n, c, time) float64, or a list of arrays (c, n_i) where lengths differ.
         """
         require_positive(nodes=nodes)
         sequences = self._fitting(X)
+        columns = self.model_options_[0]["num_outputs"]
+        if output is not None and output not in range(columns):
+            raise InputError(f"output={output!r} must be a whole number from 0 to {columns - 1}")
         longest = max(len(sequence) for sequence in sequences)
         if longest > self.max_len_:
             raise InputError(f"X has a sequence of {longest} steps, the model takes at most {self.max_len_}")
         found = []
-        for sequence, output in zip(sequences, self._outputs(X), strict=True):
-            answer = self._answer(output)
+        for sequence, raw in zip(sequences, self._outputs(X), strict=True):
+            answer = self._answer(raw, output)
             found.append(integrated_gradients(self.models_, sequence, answer, nodes).T)
         lengths = {part.shape[1] for part in found}
         return np.stack(found) if len(lengths) == 1 else found
 
-    def _answer(self, output: Tensor) -> Callable[[Tensor], Tensor]:
+    def _answer(self, output: Tensor, column: int | None) -> Callable[[Tensor], Tensor]:
         """What ``feature_importance`` explains of the case with this output: (B, k) -> (B,)."""
         raise NotImplementedError
 
@@ -242,9 +263,14 @@ class AttentionEstimator(TransformerMixin, BaseEstimator):
             raise InputError(
                 f"patience={self.patience!r} needs held-out cases: validation_fraction, or validation_data"
             )
-        seeds = _member_seeds(self.random_state, self._count())
-        max_len = self._longest([*split.sequences, *(validation.sequences if validation else [])])
+        earlier = self._earlier(split, num_outputs)
+        seeds = member_seeds(self.random_state, self._count())
+        seeds = [*(self.seeds_ if earlier else []), *seeds[len(earlier) :]]
+        sequences = [*split.sequences, *(validation.sequences if validation else [])]
+        max_len = self._longest(sequences, self.max_len_ if earlier else self.max_len)
         sizes = (num_outputs, max_len)
+        callbacks = callback_list(self.callbacks)
+        histories = [[row for row in self.history_ if row["member"] == i] for i in range(len(earlier))]
         started = time.monotonic()
         members: list[Member] = []
         judged: list[tuple[Tensor, SequenceSplit]] = []
@@ -259,9 +285,12 @@ class AttentionEstimator(TransformerMixin, BaseEstimator):
                 left = self.time_limit - (time.monotonic() - started)
                 limit = max(left, 0.1) / (len(plan) - index)
             options: dict[str, Any] = {
-                "is_regression": is_regressor(self), "max_seconds": limit, "progress": bool(self.verbose)
+                "is_regression": is_regressor(self), "max_seconds": limit, "progress": bool(self.verbose),
+                "start": earlier[index].state_dict() if index < len(earlier) else None,
             }  # fmt: skip
-            member = train_member(recipe, kept, held_out if selects else None, *sizes, **options)
+            before = histories[index] if index < len(earlier) else []
+            watch = _watch(callbacks, before, index)
+            member = train_member(recipe, kept, held_out if selects else None, *sizes, watch=watch, **options)
             if held_out is not None:
                 outputs = self._raw_outputs(member.model, held_out.sequences, max_len)
                 judged.append((outputs, held_out))
@@ -271,22 +300,44 @@ class AttentionEstimator(TransformerMixin, BaseEstimator):
                     warmup_epochs=min(recipe.warmup_epochs, member.best_epoch - 1),
                 )  # fmt: skip
                 member = train_member(again, split, None, *sizes, **options)
-            members.append(member)
+            members.append(
+                member._replace(
+                    rows=_history(before, member.rows, index), best_epoch=len(before) + member.best_epoch
+                )
+            )
         self._judge(judged)
         members = members[: self._count()]
         self.models_ = [member.model for member in members]
+        self.seeds_ = seeds
         self.max_len_ = max_len
-        self.equal_length_ = all(len(sequence) == max_len for sequence in split.sequences)
+        was_equal = not earlier or self.equal_length_
+        self.equal_length_ = was_equal and all(len(sequence) == max_len for sequence in split.sequences)
         self.n_features_in_ = split.sequences[0].shape[1]
         self.model_options_ = [
             {"in_features": self.n_features_in_, "num_outputs": num_outputs, "max_len": max_len, **options}
             for options in (member.options for member in members)
         ]
-        self.history_ = [
-            {"member": index, **row} for index, member in enumerate(members) for row in member.rows
-        ]
+        self.history_ = [row for member in members for row in member.rows]
         self.best_epoch_ = members[0].best_epoch
         self.best_epochs_ = [member.best_epoch for member in members]
+
+    def _earlier(self, split: SequenceSplit, num_outputs: int) -> list[SequenceClassifier]:
+        """The members of the last fit, where this one continues them."""
+        if not self.warm_start or "models_" not in vars(self):
+            return []
+        found = {
+            "channels in X": (self.n_features_in_, split.sequences[0].shape[1]),
+            "classes or targets in y": (self.model_options_[0]["num_outputs"], num_outputs),
+        }
+        for what, (was, now) in found.items():
+            if was != now:
+                raise InputError(f"warm_start=True continues a model of {was} {what}, there are {now} now")
+        if self._count() < len(self.models_):
+            raise InputError(
+                f"n_estimators={self.n_estimators} with warm_start=True must be at least "
+                f"{len(self.models_)}, the members of the last fit"
+            )
+        return self.models_
 
     def _plan(
         self, split: SequenceSplit, validation: SequenceSplit | None, seeds: list[int]
@@ -303,7 +354,7 @@ class AttentionEstimator(TransformerMixin, BaseEstimator):
         plan = [(seed, split, None, False) for seed in seeds]
         if self._can_judge(split):
             # The last of several members holds cases out; a single one needs a second model that does.
-            seed = seeds[-1] if len(seeds) > 1 else _derived_seed(seeds[0], 1)
+            seed = seeds[-1] if len(seeds) > 1 else derived_seed(seeds[0], 1)
             parted = (seed, *stratified_split(split, _CALIBRATION_PART, seed, task), False)
             plan = [*plan[:-1], parted] if len(seeds) > 1 else [*plan, parted]
         return plan
@@ -324,7 +375,7 @@ class AttentionEstimator(TransformerMixin, BaseEstimator):
         """The parameters that member number ``index`` has of its own."""
         if not self.members:
             return {}
-        overrides = _in_turn("members", self.members, index)
+        overrides = in_turn("members", self.members, index)
         if not isinstance(overrides, Mapping):
             raise InputError(f"members={self.members!r} must list dicts of parameters")
         for name in overrides:
@@ -337,7 +388,7 @@ class AttentionEstimator(TransformerMixin, BaseEstimator):
         given = {name: plain(getattr(self, name)) for name in (*_OF_A_RECIPE, *_OF_A_MEMBER)}
         given |= self._overrides(index)
         if not isinstance(given["stem"], str):
-            given["stem"] = _in_turn("stem", given["stem"], index)
+            given["stem"] = in_turn("stem", given["stem"], index)
         attention = merged_attention(given.pop("attention"), given.pop("attention_options"))
         batch_size, epochs = given.pop("batch_size"), given.pop("epochs")
         if batch_size is None:
@@ -353,11 +404,12 @@ class AttentionEstimator(TransformerMixin, BaseEstimator):
         if self.validation_fraction is not None:
             given["validation_fraction"] = self.validation_fraction
         sizes = {"epochs": epochs, "batch_size": batch_size, "seeds": [seed]}
-        return Recipe(dataset="array", attention=attention, **sizes, **given)
+        return MemberRecipe(dataset="array", attention=attention, **sizes, **given)
 
-    def _longest(self, sequences: Sequence[np.ndarray]) -> int:
+    @staticmethod
+    def _longest(sequences: Sequence[np.ndarray], max_len: int | None) -> int:
         longest = max(len(sequence) for sequence in sequences)
-        max_len = longest if self.max_len is None else plain(self.max_len)
+        max_len = longest if max_len is None else plain(max_len)
         require_positive(max_len=max_len)
         if max_len < longest:
             raise InputError(f"max_len={max_len} must be at least {longest}, the longest sequence of X")
@@ -402,41 +454,16 @@ class AttentionEstimator(TransformerMixin, BaseEstimator):
         return torch.stack([part.mean(dim=0) for part in outputs.split(counts)])
 
 
-def _in_turn(name: str, values: Any, index: int) -> Any:
-    """Entry number ``index`` of a list that is used in turn."""
-    if not isinstance(values, Sequence) or not values:
-        raise InputError(f"{name}={values!r} must list one or more entries, which members use in turn")
-    return values[index % len(values)]
+def _history(before: list[dict[str, Any]], rows: list[dict[str, Any]], index: int) -> list[dict[str, Any]]:
+    """The rows of a member in ``history_``: those of the fits that it continues, then those of this one."""
+    return [*before, *({"member": index, **row, "epoch": len(before) + row["epoch"]} for row in rows)]
 
 
-def merged_attention(attention: Any, options: Mapping[str, Any] | None) -> Any:
-    """``attention`` with ``attention_options`` merged in."""
-    if not options:
-        return attention
-    if not isinstance(options, Mapping):
-        raise InputError(f"attention_options={options!r} must be a dict or None")
-    if isinstance(attention, list):
-        raise InputError(
-            f"attention_options={options!r} cannot serve attention={attention!r}: "
-            "in a list, give each layer its options as {name: options}"
-        )
-    ((name, given),) = layer_specs(attention, 1)
-    return {name: plain({**given, **options})}
-
-
-def _seed(random_state: int | np.random.RandomState | None) -> int:
-    """A whole number is the seed itself, as in a recipe; None takes fresh entropy from the system."""
-    if random_state is None:
-        return int(np.random.SeedSequence().generate_state(1)[0])
-    generator = check_random_state(random_state)
-    return int(random_state) if isinstance(random_state, Integral) else int(generator.randint(2**31))
-
-
-def _member_seeds(random_state: int | np.random.RandomState | None, count: int) -> list[int]:
-    """The seed of every member; the first has the estimator's own."""
-    seed = _seed(random_state)
-    return [seed, *(_derived_seed(seed, index) for index in range(1, count))]
-
-
-def _derived_seed(seed: int, index: int) -> int:
-    return int(np.random.SeedSequence([seed, index]).generate_state(1)[0])
+def _watch(
+    callbacks: list[Callback], before: list[dict[str, Any]], index: int
+) -> Callable[[list[dict[str, Any]]], bool] | None:
+    """Whether a callback ends training, asked with the rows of every epoch so far; None without callbacks."""
+    if not callbacks:
+        return None
+    # A list, so that every callback sees every epoch.
+    return lambda rows: any([bool(callback(_history(before, rows, index))) for callback in callbacks])

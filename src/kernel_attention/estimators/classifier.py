@@ -31,11 +31,12 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):
     value of a regressor) is the mean over the windows.
 
     Args:
-        attention: a mechanism's name, ``{name: options}``, or a list with one per layer.
+        attention: a mechanism's name, ``{name: options}``, a layer's class or any function that makes a layer
+            from ``(embed_dim, num_heads, **options)``, or a list with one of these per layer.
             A name alone has the mechanism's default options: eta is 0, so there is no auxiliary objective,
             and the first fit of a process says so. ``{"primal": {"eta": 0.1}}`` adds the objective.
         attention_options: options that override those in ``attention``, which must not be a list. A grid
-            search takes ``{"attention_options": [{"rank": 10}, {"rank": 20}]}``.
+            search takes ``{"attention__rank": [10, 20]}``.
         embed_dim: model width d.
         num_heads: attention heads; divides ``embed_dim``.
         num_layers: encoder layers.
@@ -79,6 +80,12 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):
         class_weight: "balanced" gives all classes the same weight; a dict gives the weight of every label.
         time_limit: seconds for all members; the schedule then follows the clock where that is ahead.
         missing: "error" refuses NaN, "interpolate" fills it linearly within its case and channel.
+        warm_start: whether ``fit`` continues the members of the last fit, with their scale and ``max_len_``,
+            for ``epochs`` more; the classes must be the same. Members beyond those start anew. The learning
+            rate warms up and falls again.
+        callbacks: a callable or a list of them. Each is called after every epoch of every member with the
+            rows of ``history_`` of that member so far; one that returns True ends the training of the member,
+            whose weights stay as they are, or with held-out cases as they were at their best.
         random_state: a whole number gives the same model every time, bit for bit on a CPU (without a
             ``time_limit``); None gives a new one.
         accelerator: Lightning's accelerator: "auto", "cpu", "gpu" or "mps".
@@ -88,6 +95,7 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):
         classes_: the labels, sorted, (k,).
         n_features_in_: channels c.
         max_len_: longest sequence that the model takes whole.
+        seeds_: the seed of every member.
         equal_length_: whether all training sequences had ``max_len_`` steps; longer sequences are then
             refused.
         models_: the trained members, each a ``kernel_attention.models.SequenceClassifier``, on the CPU.
@@ -126,6 +134,11 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):
             raise InputError(
                 f"y holds one class, {classes.tolist()[0]!r}: a classifier needs at least 2 classes"
             )
+        if self.warm_start and "models_" in vars(self) and not np.array_equal(classes, self.classes_):
+            raise InputError(
+                f"warm_start=True continues a classifier of the classes {self.classes_.tolist()}, y has "
+                f"{classes.tolist()}"
+            )
         weights = self._class_weighted(classes, y, weights)
         split = SequenceSplit(sequences, indices.astype(np.int64), weights)
         self._train(split, len(classes), self._validation(validation_data, classes))
@@ -150,10 +163,10 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):
         indices = self._outputs(X).argmax(dim=-1).numpy()
         return self.classes_[indices]
 
-    def _answer(self, output: Tensor) -> Callable[[Tensor], Tensor]:
-        """The log-probability of the predicted class."""
-        predicted = int(output.argmax())
-        return lambda outputs: (outputs / self.temperature_).log_softmax(dim=-1)[:, predicted]
+    def _answer(self, output: Tensor, column: int | None) -> Callable[[Tensor], Tensor]:
+        """The log-probability of a class, the predicted one unless ``column`` says which."""
+        explained = int(output.argmax()) if column is None else column
+        return lambda outputs: (outputs / self.temperature_).log_softmax(dim=-1)[:, explained]
 
     def _log_probabilities(self, X: Any) -> Tensor:
         return (self._outputs(X).double() / self.temperature_).log_softmax(dim=-1)

@@ -16,7 +16,7 @@ from kernel_attention.version import __version__
 
 _KEY = "estimator"
 _FITTED = (
-    "n_features_in_", "max_len_", "equal_length_", "model_options_", "history_", "best_epoch_",
+    "n_features_in_", "seeds_", "max_len_", "equal_length_", "model_options_", "history_", "best_epoch_",
     "best_epochs_", "temperature_", "target_mean_", "target_scale_", "residuals_",
 )  # fmt: skip
 
@@ -36,6 +36,7 @@ def save_estimator(estimator: Any, path: Path) -> None:
     }
     if isinstance(state["parameters"]["random_state"], np.random.RandomState):
         state["parameters"]["random_state"] = None  # its state has been used up
+    state["parameters"]["callbacks"] = None  # code, which a file does not hold
     if hasattr(estimator, "classes_"):
         classes = estimator.classes_
         state["classes"] = {"dtype": classes.dtype.str, "values": classes.tolist()}

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any, Self
 
 import numpy as np
+import torch
 from sklearn.base import RegressorMixin
+from sklearn.utils import check_array, check_consistent_length
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from kernel_attention.errors import InputError
 from kernel_attention.estimators.base import FEWEST_JUDGED, AttentionEstimator
-from kernel_attention.experiments.data import SequenceSplit
+from kernel_attention.experiments.data import SequenceSplit, as_sequences
 
 
 class AttentionRegressor(RegressorMixin, AttentionEstimator):
@@ -21,44 +24,66 @@ class AttentionRegressor(RegressorMixin, AttentionEstimator):
 
     Parameters, ``X`` and errors are those of ``AttentionClassifier``. ``label_smoothing`` and
     ``class_weight`` have no effect, and ``calibrate`` holds cases out for ``predict_interval``. ``y`` holds n
-    numbers. The loss is the mean squared error of standardised targets. ``models_`` and ``history_``
-    (``train_rmse``, ``val_rmse``, ``val_r2``) are in units of ``target_scale_``, predictions in the units of
-    y.
+    numbers, or m numbers of each case, (n, m), which one model learns together. The loss is the mean squared
+    error of standardised targets. ``models_`` and ``history_`` (``train_rmse``, ``val_rmse``, ``val_r2``) are
+    in units of ``target_scale_``, predictions in the units and the shape of y. A warm start keeps the units
+    of the first fit.
 
     Attributes:
-        target_mean_: mean of the training targets.
-        target_scale_: their standard deviation; 1 where they are constant.
-        residuals_: absolute errors on held-out cases, in units of ``target_scale_``, sorted.
+        target_mean_: mean of the training targets; of y (n, m), a list of m.
+        target_scale_: their standard deviation, 1 where they are constant; of y (n, m), a list of m.
+        residuals_: absolute errors on held-out cases, in units of ``target_scale_``, sorted; of y (n, m),
+            lists of m.
         others: those of ``AttentionClassifier`` without ``classes_`` and ``temperature_``.
     """
 
-    target_mean_: float
-    target_scale_: float
-    residuals_: list[float]
+    target_mean_: float | list[float]
+    target_scale_: float | list[float]
+    residuals_: list[Any]
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
 
     def fit(
         self, X: Any, y: Any, sample_weight: Any = None, *, validation_data: tuple[Any, Any] | None = None
     ) -> Self:
-        """Train on X and its targets y, (n,); the other arguments are those of ``AttentionClassifier``."""
+        """Train on X and its targets y, (n,) or (n, m); other arguments as in ``AttentionClassifier``."""
         sequences, y = self._checked(X, y)
-        sequences, y, weights = self._weighted(sequences, y.astype(np.float64), sample_weight)
-        mean, scale = float(y.mean()), float(y.std()) or 1.0
+        sequences, y, weights = self._weighted(sequences, y, sample_weight)
+        shape = y.shape[1:]
+        if self.warm_start and "models_" in vars(self) and np.shape(self.target_mean_) == shape:
+            mean, scale = np.asarray(self.target_mean_), np.asarray(self.target_scale_)
+        else:
+            mean, scale = y.mean(axis=0), y.std(axis=0)
+            scale = np.where(scale > 0, scale, 1.0)
+
+        def standard(sequences: list[np.ndarray], targets: np.ndarray) -> SequenceSplit:
+            values = ((targets - mean) / scale).astype(np.float32)
+            return SequenceSplit(sequences, values[:, 0] if shape == (1,) else values)
+
         validation = None
         if validation_data is not None:
             held_out, targets = self._checked(*validation_data)
-            standard = (targets.astype(np.float64) - mean) / scale
-            validation = SequenceSplit(held_out, standard.astype(np.float32))
-        split = SequenceSplit(sequences, ((y - mean) / scale).astype(np.float32), weights)
-        self._train(split, 1, validation)
-        self.target_mean_, self.target_scale_ = mean, scale
+            if targets.shape[1:] != shape:
+                raise InputError(
+                    f"validation_data has targets of shape {targets.shape}, y has shape {y.shape}"
+                )
+            validation = standard(held_out, targets)
+        split = dataclasses.replace(standard(sequences, y), weights=weights)
+        self._train(split, math.prod(shape), validation)
+        self.target_mean_, self.target_scale_ = mean.tolist(), scale.tolist()
         return self
 
     def predict(self, X: Any) -> np.ndarray:
-        """The value of every case, (n,) float64."""
-        return self._outputs(X).double().squeeze(-1).numpy() * self.target_scale_ + self.target_mean_
+        """The value or the values of every case, (n,) or (n, m) float64, in the shape of y."""
+        return self._in_units(self._outputs(X)).numpy()
 
     def predict_interval(self, X: Any, coverage: float = 0.9) -> np.ndarray:
         """An interval around every prediction that holds its target with this probability, (n, 2) float64.
+
+        Where y has m targets: (n, m, 2); each target has this probability for itself.
 
         Split conformal prediction (Vovk et al. 2005; Lei et al. 2018): the half-width is a quantile of the
         absolute errors on held-out cases, so it is the same for all cases. The guarantee is for cases drawn
@@ -76,17 +101,30 @@ class AttentionRegressor(RegressorMixin, AttentionEstimator):
                 f"coverage={coverage} needs at least {math.ceil(coverage / (1 - coverage))} held-out cases, "
                 f"there were {len(self.residuals_)}: fit with calibrate=True, or with validation data"
             )
-        half_width = self.residuals_[place - 1] * self.target_scale_
+        half_width = np.asarray(self.residuals_[place - 1]) * np.asarray(self.target_scale_)
         predicted = self.predict(X)
-        return np.stack([predicted - half_width, predicted + half_width], axis=1)
+        return np.stack([predicted - half_width, predicted + half_width], axis=-1)
 
-    def _answer(self, output: Tensor) -> Callable[[Tensor], Tensor]:
-        """The predicted value."""
-        return lambda outputs: outputs[:, 0] * self.target_scale_ + self.target_mean_
+    def _checked(self, X: Any, y: Any) -> tuple[list[np.ndarray], np.ndarray]:
+        if y is None:
+            raise InputError(f"{type(self).__name__} requires y to be passed, but the target y is None")
+        sequences = as_sequences(X, self.missing)
+        targets = check_array(y, dtype=np.float64, ensure_2d=False, input_name="y")
+        check_consistent_length(sequences, targets)
+        return sequences, targets
+
+    def _in_units(self, outputs: Tensor) -> Tensor:
+        """Outputs in the units and the shape of y, float64."""
+        mean, scale = torch.tensor(self.target_mean_).double(), torch.tensor(self.target_scale_).double()
+        return (outputs.double() if mean.dim() else outputs.double().squeeze(-1)) * scale + mean
+
+    def _answer(self, output: Tensor, column: int | None) -> Callable[[Tensor], Tensor]:
+        """A predicted value, the first unless ``column`` says which."""
+        return lambda outputs: self._in_units(outputs).reshape(len(outputs), -1)[:, column or 0]
 
     def _can_judge(self, split: SequenceSplit) -> bool:
         return bool(self.calibrate and len(split) >= FEWEST_JUDGED)
 
     def _judge(self, judged: list[tuple[Tensor, SequenceSplit]]) -> None:
         errors = [np.abs(outputs.squeeze(-1).numpy() - split.targets) for outputs, split in judged]
-        self.residuals_ = sorted(float(error) for part in errors for error in part)
+        self.residuals_ = np.sort(np.concatenate(errors), axis=0).tolist() if errors else []

@@ -61,6 +61,42 @@ class Train(Command):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Init(Command):
+    """Write a recipe for own series, a text to be read and changed. With a file of labelled series (.csv,
+    .tsv, .parquet, .npz or .ts), the file is read as training would read it, and the recipe has sizes for it.
+
+    Args:
+        dataset: the file of labelled series.
+        output: the recipe; a file that exists is not replaced.
+        data_root: folder with data sets (default: $KERNEL_ATTENTION_DATA).
+        test_file: file of the test split (default: a fifth of the cases).
+        target_type: whether the targets are classes or values; auto takes values where all are numbers and
+            one is not whole.
+        layout: of a table: long, a step a row; wide, a case a row; auto takes long where time_column is
+            given.
+        case_column: column of a table that names the case.
+        time_column: column of a long table that orders the steps of a case.
+        target_column: column of a table with the label or the value to predict (default: target).
+        channel_columns: columns of the channels in a long table, or the names before the numbers in a wide
+            one (default: all other columns).
+    """
+
+    usage = "init [FILE] [options]"
+    summary = "write a recipe for own series"
+
+    dataset: OptionalName = None
+    output: str = "recipe.yaml"
+    data_root: str | None = None
+    test_file: str | None = None
+    target_type: Literal["auto", "class", "value"] | None = None
+    layout: Literal["auto", "long", "wide"] | None = None
+    case_column: str | None = None
+    time_column: str | None = None
+    target_column: str | None = None
+    channel_columns: list[str] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Evaluate(Command):
     """Measure every seed of a run on the test split of its data set, or on a file; a policy in its
     environment. The options --stride to --swap_rate are for language models, --severities and
@@ -108,12 +144,13 @@ class Evaluate(Command):
 
 @dataclass(frozen=True, kw_only=True)
 class Predict(Command):
-    """Predict new cases with a trained run: sequences of a .ts, .npy or .npz file, lines of text, or images.
+    """Predict new cases with a trained run: series of a .ts, .npy, .npz, .csv, .tsv or .parquet file, lines
+    of text, or images.
 
     Args:
         run: run folder.
-        file: sequences, arrays are (cases, channels, time) as in aeon; for a run on texts a text file; for a
-            run on images an image, or a folder or an archive of them.
+        file: series; arrays are (cases, channels, time) as in aeon, tables as in training; for a run on texts
+            a text file; for a run on images an image, or a folder or an archive of them.
         seed: seed of the model (default: the first of the run).
         output: write to this .csv or .json file (default: CSV, to the screen).
     """
@@ -458,7 +495,21 @@ class List(Command):
 
 
 _ALL = (
-    *(Train, Evaluate, Predict, Generate, Play, Analyze, Attack, Bench, Record, Reproduce, Sweep, Export),
+    *(
+        Init,
+        Train,
+        Evaluate,
+        Predict,
+        Generate,
+        Play,
+        Analyze,
+        Attack,
+        Bench,
+        Record,
+        Reproduce,
+        Sweep,
+        Export,
+    ),
     *(Compare, List),
 )
 COMMANDS: dict[str, type[Command]] = {command.__name__.lower(): command for command in _ALL}

@@ -12,7 +12,14 @@ from kernel_attention.core.layer import AttentionLayer
 from kernel_attention.core.parameters import Device
 from kernel_attention.core.validation import require_probability
 from kernel_attention.errors import InputError, unknown
-from kernel_attention.mechanisms import AttentionSpec, create_attention, get_mechanism, layer_specs
+from kernel_attention.mechanisms import (
+    ATTENTION_SPECS,
+    AttentionFactory,
+    AttentionSpec,
+    create_attention,
+    get_mechanism,
+    make_attention,
+)
 from kernel_attention.models.channel_attention import ChannelAttention
 from kernel_attention.models.experts import ACTIVATIONS, Activation, SparseExperts, feed_forward
 
@@ -128,7 +135,7 @@ class StochasticDepth(nn.Module):
 
 
 def create_attentions(
-    attention: AttentionSpec | Sequence[AttentionSpec],
+    attention: AttentionSpec | AttentionFactory | Sequence[AttentionSpec | AttentionFactory],
     num_layers: int,
     embed_dim: int,
     num_heads: int,
@@ -140,7 +147,8 @@ def create_attentions(
     """The attention of every layer of a model, one after the other.
 
     Args:
-        attention: one mechanism for all layers or a list with one per layer; see ``layer_specs``.
+        attention: one mechanism for all layers or a list with one per layer. A mechanism is a name, ``{name:
+            options}``, or a class or function that makes a layer from ``(embed_dim, num_heads, **options)``.
         num_layers: number of layers.
         embed_dim: model width d.
         num_heads: heads of every layer.
@@ -151,6 +159,10 @@ def create_attentions(
     Raises:
         InputError: for an unknown name or option, or a list without one entry per layer.
     """
-    for name, options in layer_specs(attention, num_layers):
+    for spec in ATTENTION_SPECS.per_layer(attention, num_layers):
+        if callable(spec):
+            yield make_attention(spec, embed_dim, num_heads, known, device=device, dtype=dtype)
+            continue
+        name, options = ATTENTION_SPECS.read(spec)
         given = {key: value for key, value in known.items() if key in get_mechanism(name).options}
         yield create_attention(name, embed_dim, num_heads, device=device, dtype=dtype, **{**given, **options})

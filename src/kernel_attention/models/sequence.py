@@ -19,7 +19,7 @@ from kernel_attention.core.parameters import Device, reset_module, reset_submodu
 from kernel_attention.core.sequence_group import SequenceGroup
 from kernel_attention.core.validation import require_positive, require_probability
 from kernel_attention.errors import InputError, unknown
-from kernel_attention.mechanisms import AttentionSpec
+from kernel_attention.mechanisms import AttentionFactory, AttentionSpec
 from kernel_attention.models.encoder_layer import EncoderLayer, create_attentions
 from kernel_attention.models.sequence_pooling import SequencePooling, TokenPooling
 from kernel_attention.models.series_stem import (
@@ -48,7 +48,8 @@ class SequenceEncoder(nn.Module):
     Args:
         in_features: channels c of the input.
         max_len: longest sequence.
-        attention: one mechanism for all layers or a list with one per layer; see ``layer_specs``.
+        attention: one mechanism for all layers or a list with one per layer: a name, ``{name: options}``, or
+            a class or function that makes a layer from ``(embed_dim, num_heads, **options)``.
         embed_dim: model width d.
         num_heads: heads of every layer.
         num_layers: number of layers.
@@ -80,7 +81,7 @@ class SequenceEncoder(nn.Module):
         self,
         in_features: int,
         max_len: int,
-        attention: AttentionSpec | Sequence[AttentionSpec] = "primal",
+        attention: AttentionSpec | AttentionFactory | Sequence[AttentionSpec | AttentionFactory] = "primal",
         *,
         embed_dim: int = 512,
         num_heads: int = _NUM_HEADS,
@@ -278,7 +279,7 @@ class SequenceClassifier(nn.Module):
         in_features: int,
         num_outputs: int,
         max_len: int,
-        attention: AttentionSpec | Sequence[AttentionSpec] = "primal",
+        attention: AttentionSpec | AttentionFactory | Sequence[AttentionSpec | AttentionFactory] = "primal",
         *,
         pooling: SequencePooling = "flatten",
         device: Device = None,

@@ -114,7 +114,8 @@ def test_prediction_refuses_arrays(shape, message, refused, trained, tmp_path):
         ("x.ts", b"@data\n1,2:x,4:5,6\n", "line 2: 'x' in channel 1, step 0 is not a number"),
         ("x.ts", b"@data\n1,nan:3,4:5,6\n", "missing value (NaN) in case 0, channel 0, step 1"),
         ("x.ts", b"\xff\xfe@data", "is not text in UTF-8"),
-        ("x.csv", b"1,2\n", "unknown type of file '.csv'"),
+        ("x.csv", b"x0,x1\n1,2\n3,four\n", "x.csv, line 3: 'four' in column 'x1' is not a number"),
+        ("x.parquet", b"PAR1", "is not a readable Parquet file"),
     ],
 )
 def test_prediction_refuses_files(name, content, message, refused, trained, tmp_path):
@@ -188,9 +189,10 @@ def test_missing_values_in_a_file_advise_what_can_be_done(refused, trained, tmp_
 
 
 def test_the_type_of_a_file_is_not_guessed(refused, trained, tmp_path):
-    (tmp_path / "x.csv").write_text("1,2")
-    message = refused("predict", trained, tmp_path / "x.csv")
-    assert message == f"{tmp_path / 'x.csv'}: unknown type of file '.csv' (accepted: .ts, .npy, .npz)"
+    (tmp_path / "x.txt").write_text("1,2")
+    message = refused("predict", trained, tmp_path / "x.txt")
+    accepted = ".ts, .npy, .npz, .csv, .tsv, .parquet"
+    assert message == f"{tmp_path / 'x.txt'}: unknown type of file '.txt' (accepted: {accepted})"
 
 
 def test_a_folder_that_holds_no_time_series_says_what_it_lacks(refused, tmp_path):

@@ -94,6 +94,24 @@ def test_weights_multiply_the_losses():
     torch.testing.assert_close(loss_of(recipe(), same), losses.mean())
 
 
+def test_several_targets_of_a_case_count_the_same():
+    """The loss of a case is the mean over its targets, times its weight, with or without weights."""
+    made = recipe()
+    values = np.random.default_rng(1).normal(size=(30, 3)).astype(np.float32)
+    weights = np.linspace(0.1, 1.9, 30).astype(np.float32)
+    for given in (None, weights):
+        batch = next(iter(make_loader(SequenceSplit(split().sequences, values, given), 8, shuffle=True)))
+        task = TimeSeriesTask(model(made), made, is_regression=True)
+        outputs = task.model(*batch.arguments)
+        losses = ((outputs - batch.target) ** 2).mean(dim=1)
+        weight = torch.ones(8) if given is None else batch.weight
+        loss, _, figure = task._measure(outputs, batch)
+        torch.testing.assert_close(loss, (losses * weight).mean())
+        torch.testing.assert_close(figure, ((losses * weight).sum() / weight.sum()).detach())
+        share = torch.linspace(0.1, 0.9, 8)
+        torch.testing.assert_close(task._measure(outputs, batch, share)[0], (losses * weight * share).mean())
+
+
 def test_balanced_weights_give_every_class_the_same_sum():
     balanced = split().balanced()
     sums = [balanced.weights[balanced.targets == label].sum() for label in range(3)]

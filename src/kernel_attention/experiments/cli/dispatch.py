@@ -23,12 +23,13 @@ from kernel_attention.experiments.cli.runs import (
     record_command,
 )
 from kernel_attention.experiments.cli.sweeps import sweep_command
-from kernel_attention.experiments.cli.training import train_command
+from kernel_attention.experiments.cli.training import init_command, train_command
 from kernel_attention.experiments.notes import notes_on_stderr
 from kernel_attention.experiments.plugins import load_plugins
 
 _WITH_KEYS: dict[str, Callable[[Any, dict[str, Any]], int]] = {"train": train_command, "sweep": sweep_command}
 _COMMANDS: dict[str, Callable[[Any], int]] = {
+    "init": init_command,
     "evaluate": evaluate_command,
     "predict": predict_command,
     "generate": generate_command,

@@ -1,4 +1,4 @@
-"""The command ``train``."""
+"""The commands ``train`` and ``init``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernel_attention.errors import InputError, missing_package
-from kernel_attention.experiments.options import Train
+from kernel_attention.experiments.options import Init, Train
 from kernel_attention.experiments.plugins import load_plugins
 
 if TYPE_CHECKING:
@@ -38,6 +38,35 @@ def train_command(options: Train, typed: dict[str, Any]) -> int:
         recipe = make_recipe(recipe.keys() | started_devices())
     folder = Path(options.output or f"runs/{name}-{recipe.attention_name()}-{time.strftime('%Y%m%d-%H%M%S')}")
     return _run_training(recipe, folder, name, options.data_root, options.progress)
+
+
+def init_command(options: Init) -> int:
+    """Write a recipe for own series."""
+    from kernel_attention.atomic import write_text_atomically
+    from kernel_attention.experiments.training.recipe import Recipe
+    from kernel_attention.experiments.training.template import recipe_template
+    from kernel_attention.experiments.training.time_series_experiment import load_data
+
+    path = Path(options.output)
+    if path.suffix not in (".yaml", ".yml"):
+        raise InputError(f"output {path}: the name must end in .yaml")
+    if path.exists():
+        raise InputError(f"output {path} exists: choose another name with --output")
+    names = (
+        "dataset", "test_file", "target_type", "layout", "case_column", "time_column", "target_column",
+        "channel_columns",
+    )  # fmt: skip
+    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    if options.dataset is None and given:
+        raise InputError(f"init: --{next(iter(given))} says something of a file, and none is given")
+    data = None if options.dataset is None else load_data(Recipe(**given), options.data_root)
+    text = recipe_template(given, data, str(path))
+    try:
+        write_text_atomically(path, text)
+    except OSError as error:
+        raise InputError(f"output {path}: cannot be written ({error.strerror or error})") from None
+    print(f"written: {path}")
+    return 0
 
 
 def _run_training(

@@ -26,8 +26,15 @@ from kernel_attention.experiments.data.segmentation.sets import (
     load_segmentation,
 )
 from kernel_attention.experiments.data.series.batches import Batch, make_loader
-from kernel_attention.experiments.data.series.loading import load_time_series, read_sequences
+from kernel_attention.experiments.data.series.loading import (
+    SeriesFile,
+    load_time_series,
+    read_sequences,
+    read_series_file,
+)
+from kernel_attention.experiments.data.series.own_files import is_series_file, load_series_files
 from kernel_attention.experiments.data.series.sequences import as_sequences, windows_of
+from kernel_attention.experiments.data.series.series_tables import SeriesColumns
 from kernel_attention.experiments.data.series.time_series import (
     SequenceSplit,
     Standardizer,
@@ -50,10 +57,13 @@ __all__ = [
     "SegmentationData",
     "SegmentationSplit",
     "SequenceSplit",
+    "SeriesColumns",
+    "SeriesFile",
     "Standardizer",
     "TimeSeriesData",
     "as_sequences",
     "convert_d4rl",
+    "is_series_file",
     "list_decision_sets",
     "list_image_sets",
     "list_time_series",
@@ -62,11 +72,13 @@ __all__ = [
     "load_images",
     "load_ood",
     "load_segmentation",
+    "load_series_files",
     "load_time_series",
     "make_loader",
     "make_position_task",
     "read_d4rl",
     "read_sequences",
+    "read_series_file",
     "stratified_split",
     "windows_of",
 ]

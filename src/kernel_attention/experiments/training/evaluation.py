@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from kernel_attention.analysis import diagnose
 from kernel_attention.errors import InputError
-from kernel_attention.experiments.data import SequenceSplit, make_loader, read_sequences
+from kernel_attention.experiments.data import SequenceSplit, SeriesColumns, make_loader, read_series_file
 from kernel_attention.experiments.statistics import pack_bits
 from kernel_attention.experiments.training.ranges import require_finite_outputs, require_in_range
 from kernel_attention.experiments.training.recipe import BaseRecipe
@@ -123,16 +123,22 @@ def kernel_spectra(model: SequenceClassifier, split: SequenceSplit) -> dict[str,
     return {"layers": layers, "note": f"means over {count} test sequences of values relative to the largest"}
 
 
-def labelled_split(path: Path, facts: dict[str, Any], missing: str) -> SequenceSplit:
+def labelled_split(
+    path: Path, facts: dict[str, Any], missing: str, columns: SeriesColumns | None = None
+) -> SequenceSplit:
     """The sequences and targets of a labelled file, checked against the facts of the training data."""
-    sequences, labels = read_sequences(path, missing=missing)
+    sequences, labels, *_ = read_series_file(path, missing, columns)
     if labels is None:
         raise InputError(f"{path}: has no labels to evaluate against")
     check_sequences(sequences, facts, str(path))
     if facts["task"] == "regression":
-        if not np.issubdtype(labels.dtype, np.number) or not np.isfinite(labels).all():
+        try:
+            values = labels.astype(np.float32)
+        except ValueError:
+            values = np.array([np.nan])
+        if not np.isfinite(values).all():
             raise InputError(f"{path}: the model predicts values, but the labels are not finite numbers")
-        return SequenceSplit(sequences, np.asarray(labels, dtype=np.float32))
+        return SequenceSplit(sequences, values)
     names = list(facts["class_names"])
     unseen = sorted({str(label) for label in labels} - set(names))
     if unseen:
@@ -141,18 +147,26 @@ def labelled_split(path: Path, facts: dict[str, Any], missing: str) -> SequenceS
 
 
 def predict_rows(
-    model: SequenceClassifier, sequences: Sequence[np.ndarray], facts: dict[str, Any], precision: str
+    model: SequenceClassifier,
+    sequences: Sequence[np.ndarray],
+    facts: dict[str, Any],
+    precision: str,
+    cases: Sequence[str] | None = None,
 ) -> list[dict[str, Any]]:
-    """One record per sequence: the value, or the class and the probability of every class."""
+    """One record per sequence: the value, or the class and the probability of every class.
+
+    ``cases`` are the names of the sequences; without them they have numbers.
+    """
+    named = range(len(sequences)) if cases is None else cases
     outputs = predict_outputs(model, sequences, precision=precision)
     if facts["task"] == "regression":
         values = outputs.squeeze(-1).tolist()
-        return [{"case": case, "prediction": value} for case, value in enumerate(values)]
+        return [{"case": case, "prediction": value} for case, value in zip(named, values, strict=True)]
     names = facts["class_names"]
     return [
         {"case": case, "prediction": names[int(np.argmax(row))]}
         | {f"probability_{name}": value for name, value in zip(names, row, strict=True)}
-        for case, row in enumerate(outputs.softmax(dim=-1).tolist())
+        for case, row in zip(named, outputs.softmax(dim=-1).tolist(), strict=True)
     ]
 
 

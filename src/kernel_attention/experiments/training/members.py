@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from kernel_attention.errors import InputError
 from kernel_attention.experiments.data import SequenceSplit, Standardizer, make_loader
 from kernel_attention.experiments.training.fit import fit, private_generators, training_device
 from kernel_attention.experiments.training.memory import MemoryRecorder
 from kernel_attention.experiments.training.recipe import Recipe
 from kernel_attention.experiments.training.time_series_task import TimeSeriesTask
+from kernel_attention.mechanisms import ATTENTION_SPECS
 from kernel_attention.models import SequenceClassifier
+from kernel_attention.specs import Choice
 
 _BATCH_SIZES = (8, 64)
 _STEPS = (1000, 1500)
@@ -38,6 +44,15 @@ def automatic_epochs(cases: int, batch_size: int, steps: int) -> int:
     return max(round(steps / math.ceil(cases / batch_size)), _FEWEST_EPOCHS)
 
 
+@dataclass(frozen=True)
+class MemberRecipe(Recipe):
+    """A recipe that is never written, so that a class or a function may make its attention layers."""
+
+    def _layers(self) -> list[Choice]:
+        specs = ATTENTION_SPECS.per_layer(self.attention, self.num_layers)
+        return [ATTENTION_SPECS.read(spec) for spec in specs if not callable(spec)]
+
+
 class Member(NamedTuple):
     """A trained model, on the CPU, its options, the figures of every epoch and the epoch that was kept."""
 
@@ -57,6 +72,8 @@ def train_member(
     is_regression: bool = False,
     max_seconds: float = 0.0,
     progress: bool = False,
+    start: Mapping[str, Tensor] | None = None,
+    watch: Callable[[list[dict[str, Any]]], bool] | None = None,
 ) -> Member:
     """Train a model of the recipe on a split, with the recipe's first seed.
 
@@ -72,15 +89,21 @@ def train_member(
         is_regression: whether the outputs are values.
         max_seconds: end training after this time; 0 sets no limit.
         progress: show a progress bar.
+        start: weights and scale of the model before training; None: drawn anew, and the scale of the split.
+        watch: called after every epoch with the figures of all epochs so far; True ends training.
+
+    Raises:
+        InputError: for a ``start`` that is that of another model.
     """
     seed = recipe.seeds[0]
-    scale = Standardizer.fit(split.sequences)
-    variance = float(np.var(held_out.targets)) if held_out is not None and is_regression else None
-    recorder = MemoryRecorder(variance)
+    variance = (
+        float(np.var(held_out.targets, axis=0).mean()) if held_out is not None and is_regression else None
+    )
+    recorder = MemoryRecorder(variance, watch)
     options = recipe.encoder_options()
     with private_generators(seed, training_device(recipe.accelerator)):
         model = SequenceClassifier(split.sequences[0].shape[1], num_outputs, max_len, **options)
-        model.encoder.set_scale(torch.from_numpy(scale.mean), torch.from_numpy(scale.std))
+        _start(model, split, start)
         task = TimeSeriesTask(model, recipe, is_regression, max_seconds)
         fit(
             task,
@@ -93,3 +116,18 @@ def train_member(
     model.load_state_dict(weights)
     model.zero_grad(set_to_none=True)
     return Member(model.cpu().eval(), options, recorder.rows, recorder.best_epoch or len(recorder.rows))
+
+
+def _start(model: SequenceClassifier, split: SequenceSplit, start: Mapping[str, Tensor] | None) -> None:
+    """Set the scale of the training data, or the weights and the scale of a trained model."""
+    if start is None:
+        scale = Standardizer.fit(split.sequences)
+        model.encoder.set_scale(torch.from_numpy(scale.mean), torch.from_numpy(scale.std))
+        return
+    try:
+        model.load_state_dict(start)
+    except RuntimeError:
+        raise InputError(
+            "warm_start=True continues the model of the last fit, and its weights do not fit a model of "
+            "these parameters: restore attention and sizes, or fit with warm_start=False"
+        ) from None

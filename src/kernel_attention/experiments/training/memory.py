@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
@@ -19,6 +20,7 @@ class MemoryRecorder(RunRecorder):
 
     Args:
         target_variance: as in ``RunRecorder``.
+        watch: called after every epoch with the figures of all epochs so far; True ends training.
 
     Attributes:
         rows: the figures of every epoch.
@@ -27,8 +29,13 @@ class MemoryRecorder(RunRecorder):
 
     can_resume: ClassVar[bool] = False
 
-    def __init__(self, target_variance: float | None = None) -> None:
+    def __init__(
+        self,
+        target_variance: float | None = None,
+        watch: Callable[[list[dict[str, Any]]], bool] | None = None,
+    ) -> None:
         super().__init__(Path(), target_variance)
+        self.watch = watch
         self.weights: dict[str, Tensor] | None = None
 
     def on_train_start(self, training: Training) -> None:
@@ -42,3 +49,5 @@ class MemoryRecorder(RunRecorder):
             self.weights = copy.deepcopy(training.weights())
         training.bar.show(row)
         self._end_early(training)
+        if self.watch is not None and self.watch(self.rows):
+            training.should_stop = True

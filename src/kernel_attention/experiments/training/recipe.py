@@ -304,7 +304,19 @@ class Recipe(EpochRecipe):
     """One experiment on a time-series set; the defaults are those of Primal-Attention's UEA experiments.
 
     Args:
-        dataset: name of an aeon classification or regression set.
+        dataset: name of an aeon classification or regression set, or a file of labelled series: .ts, .csv,
+            .tsv, .parquet or .npz.
+        test_file: file of the test split, where dataset is a file; without it a part of the cases is.
+        test_fraction: this part, drawn with seed 0.
+        target_type: whether the targets of a file are classes or values; auto takes values where all are
+            numbers and one is not whole.
+        layout: of a table: long, a step a row; wide, a case a row; auto takes long where time_column is
+            given.
+        case_column: column of a table that names the case.
+        time_column: column of a long table that orders the steps of a case.
+        target_column: column of a table with the label or the value to predict.
+        channel_columns: columns of the channels in a long table, or the names before the numbers in a wide
+            one; by default all other columns.
         stem: how steps become tokens: a linear projection, or multi-scale convolutions.
         stem_layers: blocks of the convolution stem.
         patch_len: steps per token; 0 takes as many as leave at most 128 tokens of the longest series.
@@ -344,6 +356,14 @@ class Recipe(EpochRecipe):
     mixup: NonNegative = 0.0
     ema_decay: Probability = 0.0
     patience: Whole = 0
+    test_file: str = ""
+    test_fraction: Part = 0.2
+    target_type: Literal["auto", "class", "value"] = "auto"
+    layout: Literal["auto", "long", "wide"] = "auto"
+    case_column: str = ""
+    time_column: str = ""
+    target_column: str = "target"
+    channel_columns: Annotated[list[str], *UNIQUE] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -13,11 +13,14 @@ from kernel_attention.errors import InputError
 from kernel_attention.experiments.data import (
     Batch,
     SequenceSplit,
+    SeriesColumns,
     Standardizer,
     TimeSeriesData,
+    is_series_file,
+    load_series_files,
     load_time_series,
     make_loader,
-    read_sequences,
+    read_series_file,
     stratified_split,
 )
 from kernel_attention.experiments.training.evaluation import (
@@ -47,7 +50,7 @@ class TimeSeriesExperiment(Experiment):
 
     def __init__(self, recipe: Recipe, data_root: str | Path | None = None) -> None:
         super().__init__(recipe, data_root)
-        self.data = load_time_series(recipe.dataset, data_root=data_root, missing=recipe.missing)
+        self.data = load_data(recipe, data_root)
 
     @staticmethod
     def build_model(recipe: Recipe, facts: dict[str, Any]) -> SequenceClassifier:
@@ -102,16 +105,16 @@ class TimeSeriesExperiment(Experiment):
     def evaluate_file(
         model: SequenceClassifier, file: Path, recipe: Recipe, facts: dict[str, Any]
     ) -> dict[str, Any]:
-        split = labelled_split(file, facts, recipe.missing)
+        split = labelled_split(file, facts, recipe.missing, columns_of(recipe))
         return evaluate_split(model, split, recipe, facts["task"] == "regression")
 
     @staticmethod
     def predict(
         model: SequenceClassifier, file: Path, recipe: Recipe, facts: dict[str, Any]
     ) -> list[dict[str, Any]]:
-        sequences, _ = read_sequences(file, missing=recipe.missing)
-        check_sequences(sequences, facts, str(file))
-        return predict_rows(model, sequences, facts, recipe.precision)
+        found = read_series_file(file, recipe.missing, columns_of(recipe))
+        check_sequences(found.sequences, facts, str(file))
+        return predict_rows(model, found.sequences, facts, recipe.precision, found.cases)
 
     def appendices(self, model: SequenceClassifier) -> dict[str, Any]:
         return {"spectra.json": kernel_spectra(model, self.test)}
@@ -127,6 +130,28 @@ class TimeSeriesExperiment(Experiment):
         test = self.test
         places = np.linspace(0, len(test) - 1, min(cases, len(test))).round().astype(int)
         return make_loader([test.sequences[place] for place in places], _DIAGNOSED_AT_ONCE)
+
+
+def columns_of(recipe: Recipe) -> SeriesColumns:
+    """What the recipe says of the columns of a table."""
+    return SeriesColumns(
+        recipe.layout, recipe.case_column, recipe.time_column, recipe.target_column, recipe.channel_columns
+    )
+
+
+def load_data(recipe: Recipe, data_root: str | Path | None = None) -> TimeSeriesData:
+    """The recipe's data set, by its name or from its files."""
+    if not is_series_file(recipe.dataset):
+        return load_time_series(recipe.dataset, data_root=data_root, missing=recipe.missing)
+    return load_series_files(
+        recipe.dataset,
+        data_root,
+        recipe.missing,
+        columns=columns_of(recipe),
+        test_file=recipe.test_file,
+        test_fraction=recipe.test_fraction,
+        target_type=recipe.target_type,
+    )
 
 
 class Parts(NamedTuple):

@@ -105,7 +105,8 @@ class TimeSeriesTask(AveragedTask, SequenceTask):
         assert batch.target is not None
         weight = outputs.new_ones(len(outputs)) if batch.weight is None else batch.weight
         if self.is_regression:
-            metric, values = "mse", F.mse_loss(outputs.squeeze(-1), batch.target, reduction="none")
+            errors = F.mse_loss(outputs.squeeze(-1), batch.target, reduction="none")
+            metric, values = "mse", errors.flatten(1).mean(dim=1) if errors.dim() > 1 else errors
             losses = values
         else:
             metric, values = "accuracy", (outputs.argmax(dim=-1) == batch.target).float()

@@ -211,9 +211,9 @@ def test_read_sequences_refuses_what_it_cannot_read(toy, tmp_path):
         read_sequences(tmp_path / "gone.ts")
     with pytest.raises(InputError, match="Toy' is not a file"):
         read_sequences(toy.folder)
-    (tmp_path / "x.csv").write_text("1,2")
-    with pytest.raises(InputError, match=r"unknown type of file '.csv' \(accepted: .ts, .npy, .npz\)"):
-        read_sequences(tmp_path / "x.csv")
+    (tmp_path / "x.txt").write_text("1,2")
+    with pytest.raises(InputError, match=r"unknown type of file '.txt' \(accepted: .ts, .npy, .npz, .csv, "):
+        read_sequences(tmp_path / "x.txt")
     with pytest.raises(InputError, match=r"Toy_TEST.ts is empty"):
         read_sequences(toy.write("TEST", []))
     for name in ("x.npy", "x.npz"):

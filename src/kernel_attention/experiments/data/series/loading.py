@@ -10,13 +10,15 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TextIO
+from typing import IO, Any, NamedTuple, TextIO
 
 import numpy as np
 
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.data.archive import Location, locate
 from kernel_attention.experiments.data.series.sequences import as_sequences, check_missing, resolve_missing
+from kernel_attention.experiments.data.series.series_tables import SeriesColumns, read_series_table
+from kernel_attention.experiments.data.series.tables import TABLES
 from kernel_attention.experiments.data.series.time_series import SequenceSplit, TimeSeriesData
 from kernel_attention.experiments.data.series.ts_format import TsFile, read_ts
 from kernel_attention.memory_limit import require_memory
@@ -84,13 +86,41 @@ def _indices(file: TsFile, class_names: tuple[str, ...], name: str) -> np.ndarra
     return np.array([index[str(label)] for label in file.labels], dtype=np.int64)
 
 
+class SeriesFile(NamedTuple):
+    """The contents of one file.
+
+    sequences: (n_i, c) float32.
+    labels: (cases,) str or numbers; None where the file has none.
+    task: "classification" or "regression" where the file says which.
+    cases: the names of the cases, where the file has them.
+    """
+
+    sequences: list[np.ndarray]
+    labels: np.ndarray | None
+    task: str | None = None
+    cases: list[str] | None = None
+
+
 def read_sequences(
     path: str | os.PathLike[str], missing: str = "auto"
 ) -> tuple[list[np.ndarray], np.ndarray | None]:
-    """Sequences of one file, and their labels if it has any, for prediction.
+    """Sequences of one file, and their labels if it has any; see `read_series_file`."""
+    found = read_series_file(path, missing)
+    return found.sequences, found.labels
 
-    path: `.ts` (labels as its header says), `.npy` (array in aeon's shape), `.npz` (array `X`, optional `y`).
-    Returns (sequences each (n_i, c) float32, labels (cases,) str or float, or None).
+
+def read_series_file(
+    path: str | os.PathLike[str], missing: str = "auto", columns: SeriesColumns | None = None
+) -> SeriesFile:
+    """Sequences of one file, and their labels if it has any.
+
+    path: `.ts` (labels as its header says); `.npy` (array in aeon's shape); `.npz` (array `X`, optional `y`;
+        with an array `lengths`, X has the steps of all cases one after the other, (steps, channels)); `.csv`,
+        `.tsv` and `.parquet` (tables).
+    missing: "auto", "interpolate" or "error", see `resolve_missing`.
+    columns: what the columns of a table hold.
+
+    Raises InputError for everything that is wrong with the file or its contents.
     """
     check_missing(missing)
     path = Path(path)
@@ -104,7 +134,13 @@ def read_sequences(
         sequences = resolve_missing(
             file.sequences, missing, str(path), declared=file.header.missing, advice=_ADVICE
         )
-        return sequences, np.array(file.labels) if file.header.task else None
+        labels = np.array(file.labels) if file.header.task else None
+        return SeriesFile(sequences, labels, file.header.task)
+    if path.suffix in TABLES:
+        table = read_series_table(path, columns or SeriesColumns())
+        sequences = resolve_missing(table.sequences, missing, str(path), advice=_ADVICE)
+        labels = None if table.labels is None else np.array(table.labels)
+        return SeriesFile(sequences, labels, cases=table.cases)
     if path.suffix in (".npy", ".npz"):
         X, labels = _read_numpy(path)
         try:
@@ -115,11 +151,12 @@ def read_sequences(
             raise InputError(
                 f"{path}: y has shape {labels.shape}, accepted: ({len(sequences)},), the cases of X"
             )
-        return sequences, labels
-    raise InputError(f"{path}: unknown type of file {path.suffix!r} (accepted: .ts, .npy, .npz)")
+        return SeriesFile(sequences, labels)
+    accepted = ", ".join((".ts", ".npy", ".npz", *TABLES))
+    raise InputError(f"{path}: unknown type of file {path.suffix!r} (accepted: {accepted})")
 
 
-def _read_numpy(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
+def _read_numpy(path: Path) -> tuple[Any, np.ndarray | None]:
     try:
         if path.suffix == ".npy":
             with path.open("rb") as file:
@@ -129,16 +166,29 @@ def _read_numpy(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
             if "X" not in sizes:
                 raise InputError(f"{path} has no array 'X' (it has: {', '.join(sizes) or 'nothing'})")
             arrays = {}
-            for name in {"X", "y"} & set(sizes):
+            for name in {"X", "y", "lengths"} & set(sizes):
                 with archive.open(f"{name}.npy") as file:
                     arrays[name] = _read_array(file, sizes[name], f"array {name!r} of {path}")
-            return arrays["X"], arrays.get("y")
+            X = arrays["X"] if "lengths" not in arrays else _cut(path, arrays["X"], arrays["lengths"])
+            return X, arrays.get("y")
     except InputError:
         raise
     except Exception as error:  # a damaged archive can raise anything
         raise InputError(
             f"{path} is not a readable {path.suffix} file ({error or type(error).__name__})"
         ) from None
+
+
+def _cut(path: Path, X: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
+    """The cases (channels, time) of an array (steps, channels)."""
+    is_right = X.ndim == 2 and lengths.ndim == 1 and lengths.dtype.kind in "iu" and len(lengths) > 0
+    if not is_right or (lengths < 1).any() or lengths.sum() != len(X):
+        raise InputError(
+            f"{path}: with lengths, X must have shape (steps, channels) and lengths must be whole "
+            f"numbers above 0 that sum to its steps; X has shape {X.shape}, lengths {lengths.shape} of "
+            f"{lengths.dtype}" + (f" with sum {lengths.sum()}" if lengths.dtype.kind in "iuf" else "")
+        )
+    return [case.T for case in np.split(X, lengths.cumsum()[:-1])]
 
 
 def _read_array(file: IO[bytes], size: int, where: str) -> np.ndarray:

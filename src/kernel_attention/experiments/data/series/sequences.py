@@ -17,7 +17,8 @@ def as_sequences(X: Any, missing: str = "error", advice: str | None = None) -> l
     X: array (cases, channels, time), or (cases, time) for one channel, or a list of arrays (channels, time)
        or (time,), whose lengths may differ; or a data frame: nested (a case a row, a channel a column, a
        series a cell), with an index of two levels (case and time; a channel a column), or of numbers, which
-       is an array (cases, time).
+       is an array (cases, time). A frame in a list is (channels, time) as in aeon, or (time, channels) as in
+       sktime where its columns have names.
     missing: "error" (also "auto": an array declares nothing) or "interpolate", see `resolve_missing`.
     advice: as in `resolve_missing`.
 
@@ -30,7 +31,7 @@ def as_sequences(X: Any, missing: str = "error", advice: str | None = None) -> l
     if isinstance(X, np.ndarray) and X.dtype == object and X.ndim == 1:
         X = list(X)
     if isinstance(X, (list, tuple)):
-        cases = [_numeric(case, f"case {index} of X") for index, case in enumerate(X)]
+        cases = [_numeric(_channels_first(case), f"case {index} of X") for index, case in enumerate(X)]
         if any(case.ndim not in (1, 2) for case in cases):
             bad = next(index for index, case in enumerate(cases) if case.ndim not in (1, 2))
             raise InputError(
@@ -51,8 +52,13 @@ def as_sequences(X: Any, missing: str = "error", advice: str | None = None) -> l
 
 def _from_frame(X: Any) -> Any:
     """A data frame of pandas as an array (cases, time) or a list of arrays (channels, time)."""
+    if X.index.nlevels > 2 or X.columns.nlevels > 1:
+        raise InputError(
+            f"X is a frame with {X.index.nlevels} levels of rows and {X.columns.nlevels} of columns; "
+            "accepted: rows of one level, or of two (case, time)"
+        )
     if X.index.nlevels == 2:
-        return [group.to_numpy().T for _, group in X.groupby(level=0, sort=False)]
+        return [_in_time(case, group) for case, group in X.groupby(level=0, sort=False)]
     cells = X.to_numpy()
     if not cells.size or not hasattr(cells.flat[0], "__len__") or isinstance(cells.flat[0], str | dict):
         return cells
@@ -66,6 +72,23 @@ def _from_frame(X: Any) -> Any:
             )
         cases.append(np.stack(channels))
     return cases
+
+
+def _in_time(case: Any, group: Any) -> np.ndarray:
+    """A case of a frame with two levels, (channels, time), in the order of its times."""
+    times = group.index.get_level_values(1)
+    if times.has_duplicates:
+        twice = times[times.duplicated()][0]
+        raise InputError(f"case {case} of X has the time {twice} twice")
+    return group.iloc[times.argsort()].to_numpy().T
+
+
+def _channels_first(case: Any) -> Any:
+    """The values of a frame in a list, (channels, time); all else as it is."""
+    if not hasattr(case, "columns"):
+        return case
+    has_names = any(isinstance(name, str) for name in case.columns)
+    return case.to_numpy().T if has_names else case.to_numpy()
 
 
 def windows_of(sequences: list[np.ndarray], length: int) -> tuple[list[np.ndarray], list[int]]:

@@ -17,7 +17,7 @@ class SequenceSplit:
     """Cases and their targets.
 
     sequences: one float32 array (n_i, c) a case, time first; lengths may differ.
-    targets: (cases,) int64 class indices, or float32 values in regression.
+    targets: (cases,) int64 class indices, or float32 values in regression, (cases,) or (cases, values).
     weights: (cases,) float32, how much each case counts in losses and accuracies; None: all the same.
     """
 
@@ -129,7 +129,7 @@ def stratified_split(
 
     About `fraction` of the cases are held out. Classification keeps the class proportions, and every class of
     two or more cases has at least one on each side (a class of one stays in the rest). Regression draws one
-    case from each of equally filled ranges of the target.
+    case from each of equally filled ranges of the target, or of the mean of several targets.
 
     Raises InputError where `fraction` is outside (0, 1), `task` is unknown or a part would be empty.
     """
@@ -173,4 +173,5 @@ def _ranges(targets: np.ndarray, fraction: float) -> list[tuple[np.ndarray, int]
     if len(targets) < 2:
         return []
     count = min(max(round(fraction * len(targets)), 1), len(targets) - 1)
-    return [(cases, 1) for cases in np.array_split(np.argsort(targets, kind="stable"), count)]
+    values = targets if targets.ndim == 1 else targets.mean(axis=1)
+    return [(cases, 1) for cases in np.array_split(np.argsort(values, kind="stable"), count)]

@@ -1,0 +1,171 @@
+"""Own series without code: init, train, evaluate and predict on files of every layout."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+import yaml
+from experiments.training.runs import SMALL, make_waves, write_recipe
+
+from kernel_attention.experiments.data import load_time_series
+
+LONG = ("--case_column", "id", "--time_column", "t", "--target_column", "label")
+WIDE = ("--case_column", "id", "--target_column", "label", "--channel_columns", "a", "b", "c")
+LAYOUTS = {
+    "long.csv": LONG,
+    "long.parquet": LONG,
+    "wide.csv": WIDE,
+    "wide.parquet": WIDE,
+    "npz": (),
+    "ts": (),
+}
+
+
+def write(folder, name, layout, split, class_names):
+    """A split of unequal lengths in a layout; the file."""
+    path = folder / f"{name}.{layout.rpartition('.')[2]}"
+    labels = [class_names[target] for target in split.targets] if class_names else split.targets.tolist()
+    cases = list(zip(split.sequences, labels, strict=True))
+    if layout == "npz":
+        lengths = [len(sequence) for sequence in split.sequences]
+        np.savez(path, X=np.concatenate(split.sequences), lengths=lengths, y=labels)
+        return path
+    if layout.startswith("long"):
+        names = ["id", "t", "a", "b", "c", "label"]
+        rows = [
+            [f"case {i}", t, *map(float, step), label]
+            for i, (case, label) in enumerate(cases)
+            for t, step in enumerate(case)
+        ]
+    else:
+        longest = max(map(len, split.sequences))
+        names = ["id", *(f"{channel}{t}" for channel in "abc" for t in range(longest)), "age", "label"]
+        rows = []
+        for i, (case, label) in enumerate(cases):
+            padded = [[*map(float, channel), *[None] * (longest - len(case))] for channel in case.T]
+            rows.append([f"case {i}", *itertools.chain(*padded), "unused", label])
+    if path.suffix == ".parquet":
+        columns = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
+        pyarrow.parquet.write_table(pyarrow.table(columns), path)
+    else:
+        with path.open("w", newline="") as file:
+            csv.writer(file).writerows([names, *rows])
+    return path
+
+
+@pytest.fixture(scope="module", params=["classes", "values"])
+def waves_run(request, tmp_path_factory):
+    """A small set, and what a run on its ``.ts`` files predicts; every layout must give the same."""
+    from kernel_attention.experiments.cli import main
+
+    is_regression = request.param == "values"
+    folder = tmp_path_factory.mktemp(request.param)
+    root = make_waves(folder, regression=is_regression)
+    data = load_time_series("Waves", root)
+    recipe = write_recipe(folder / "recipe.yaml", epochs=1)
+    run = folder / "run"
+    assert (
+        main(["train", str(recipe), "--data-root", str(root), "--output", str(run), "--progress", "false"])
+        == 0
+    )
+    output = folder / "predicted.json"
+    assert main(["predict", str(run), str(root / "Waves" / "Waves_TEST.ts"), "--output", str(output)]) == 0
+    return data, json.loads(output.read_text()), json.loads((run / "seed-0" / "evaluation.json").read_text())
+
+
+@pytest.mark.usefixtures("brief")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_trains_the_same_model(waves_run, layout, cli, here):
+    data, predicted, evaluated = waves_run
+    if layout == "ts":
+        root = make_waves(here, regression=not data.class_names)
+        files = [root / "Waves" / f"Waves_{part}.ts" for part in ("TRAIN", "TEST")]
+    else:
+        files = [
+            write(here, name, layout, split, data.class_names)
+            for name, split in (("train", data.train), ("test", data.test))
+        ]
+    keys = {**SMALL, "epochs": 1, "dataset": str(files[0].relative_to(here)), "test_file": str(files[1])}
+    (here / "recipe.yaml").write_text(yaml.safe_dump(keys))
+    code, _, err = cli("train", "recipe.yaml", "--output", "run", "--progress", "false", *LAYOUTS[layout])
+    assert (code, err) == (0, "")
+    assert cli("predict", "run", files[1], "--output", "predicted.json")[0] == 0
+    found = json.loads((here / "predicted.json").read_text())
+    tables = layout.startswith(("long", "wide"))
+    assert [row["case"] for row in found] == [f"case {i}" if tables else i for i in range(len(predicted))]
+    for row, expected in zip(found, predicted, strict=True):
+        assert row == expected | {"case": row["case"]}
+    assert cli("evaluate", "run", files[1], "--output", "figures.json")[0] == 0
+    figure = "accuracy" if data.class_names else "rmse"
+    assert json.loads((here / "figures.json").read_text())[0][figure] == evaluated[figure]
+
+
+@pytest.mark.usefixtures("brief")
+def test_init_writes_a_recipe_that_trains(cli, here):
+    data = load_time_series("Waves", make_waves(here))
+    file = write(here, "own", "long.csv", data.train, data.class_names)
+    code, out, err = cli("init", file.name, *LONG, "--output", "own.yaml")
+    assert (code, out) == (0, "written: own.yaml\n")
+    assert err.startswith("note: own.csv: 5 of its 24 cases, drawn with seed 0, are the test split")
+    text = (here / "own.yaml").read_text()
+    assert "own.csv: 19 cases to train and 5 to test, 3 channels, 5 to 11 steps, 3 classes" in text
+    quick = ("--epochs", 1, "--warmup_epochs", 0, "--embed_dim", 8, "--accelerator", "cpu")
+    assert cli("train", "own.yaml", *quick, "--output", "run", "--progress", "false")[0] == 0
+    # A file to predict needs no labels.
+    unlabelled = write(here, "new", "long.csv", data.test, [])
+    unlabelled.write_text("\n".join(line.rpartition(",")[0] for line in unlabelled.read_text().splitlines()))
+    code, out, _ = cli("predict", "run", "new.csv")
+    assert code == 0
+    assert out.splitlines()[0] == "case,prediction,probability_a,probability_b,probability_c"
+    assert len(out.splitlines()) == 1 + len(data.test)
+
+
+def test_init_without_a_file_writes_a_recipe_to_fill_in(cli, refused, here):
+    assert cli("init")[0] == 0
+    recipe = yaml.safe_load((here / "recipe.yaml").read_text())
+    assert recipe["dataset"] == "series.csv"
+    assert "output recipe.yaml exists" in refused("init")
+    assert "dataset 'series.csv': there is no file series.csv" in refused("train", "recipe.yaml")
+    assert "--case_column says something of a file" in refused(
+        "init", "--case_column", "id", "--output", "own.yaml"
+    )
+    assert "the name must end in .yaml" in refused("init", "--output", "recipe")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), "column 'id' has no number at its end"),
+        (("--layout", "long"), "needs case_column"),
+        (("--case_column", "id", "--time_column", "when"), "unknown column of own.csv 'when'"),
+        (
+            ("--case_column", "id", "--time_column", "t"),
+            "own.csv, line 2: 'a' in column 'label' is not a number",
+        ),
+        ((*LONG, "--channel_columns", "a", "d"), "unknown column of own.csv 'd'"),
+        ((*LONG, "--target_type", "value"), "the target 'a' of case 0 is not a finite number"),
+        ((*LONG, "--test_file", "gone.csv"), "there is no file gone.csv"),
+        ((*LONG, "--test_fraction", "2"), "--test_fraction '2' must be a finite number above 0 and below 1"),
+    ],
+)
+def test_bad_files_leave_no_run(options, message, cli, refused, here, tmp_path):
+    data = load_time_series("Waves", make_waves(tmp_path))
+    write(here, "own", "long.csv", data.train, data.class_names)
+    recipe = write_recipe(tmp_path / "recipe.yaml", dataset="own.csv")
+    assert message in refused("train", recipe, "--output", "run", *options)
+
+
+@pytest.mark.usefixtures("brief")
+def test_a_file_to_predict_must_have_the_channels_of_training(cli, refused, here):
+    data = load_time_series("Waves", make_waves(here))
+    file = write(here, "own", "wide.csv", data.train, data.class_names)
+    write_recipe(here / "recipe.yaml", epochs=1, dataset=file.name)
+    assert cli("train", "recipe.yaml", *WIDE, "--output", "run", "--progress", "false")[0] == 0
+    (here / "less.csv").write_text("id,a0,a1\nx,1,2\n")
+    assert "no column is named 'b' with a number after it" in refused("predict", "run", "less.csv")
