@@ -69,7 +69,7 @@ def clicks(target: str) -> int | None:
     ],
 )
 def test_a_reader_finds_it_within_three_clicks(target, said):
-    """How to install, which mechanism to use, the equation of RPC, the figure behind the home page's factor."""
+    """How to install, which mechanism to use, RPC's equation, the figure behind the home page's factor."""
     assert (clicks(target) or 9) <= 3
     assert said in (DOCS / target.partition("#")[0]).read_text(encoding="utf-8")
 
@@ -116,8 +116,8 @@ def broken_links():
 
 
 GOOD = {
-    "index.html": """<h1 id="top">x</h1> <a href="deep/page.html#part">x</a> <a href="#top">x</a> <a href="deep">x</a>
-        <a href="https://example.org">x</a> <img src="data:image/png;base64,">""",
+    "index.html": """<h1 id="top">x</h1> <a href="deep/page.html#part">x</a> <a href="#top">x</a>
+        <a href="deep">x</a> <a href="https://example.org">x</a> <img src="data:image/png;base64,">""",
     "deep/page.html": """<a name="part"></a> <a href="../index.html">x</a> <a href="/index.html#top">x</a>
         <a href=".">x</a> <script src="../a%20b.js"></script>""",
     "deep/index.html": "",
