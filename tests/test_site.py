@@ -39,6 +39,20 @@ def test_every_page_is_in_the_navigation_once(monkeypatch):
     assert sorted(listed) == sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
 
 
+def test_the_site_loads_its_own_files_only(monkeypatch):
+    """Scripts, styles, fonts and licences lie in docs/, so that the site works without internet."""
+    site = configuration(monkeypatch)
+    assert site.theme["font"] is False
+    loaded = [*site.extra_css, *map(str, site.extra_javascript), *site.extra["polyfills"]]
+    assert all((DOCS / path).is_file() for path in loaded)
+    assert all((DOCS / "assets" / library / "LICENSE").is_file() for library in ("katex", "iframe-worker"))
+    katex = DOCS / "assets" / "katex"
+    styles = (katex / "katex.min.css").read_text(encoding="utf-8")
+    fonts = re.findall(r"url\((fonts/[^)]+\.woff2)\)", styles)
+    assert fonts
+    assert all((katex / font).is_file() for font in fonts)
+
+
 def clicks(target: str) -> int | None:
     """Links to follow from the text of the home page to ``page`` or ``page#anchor``; navigation aside."""
     seen, front = {"index.md"}, ["index.md"]
