@@ -6,6 +6,9 @@ import re
 import tomllib
 from pathlib import Path
 
+import matplotlib
+from PIL import ImageFont
+
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
@@ -65,3 +68,13 @@ def test_what_a_family_is_built_on_is_in_its_docstring_and_in_the_picture():
         assert below.replace("_", " ") in stated, (
             f"{above} is built on {below}, which its docstring does not say"
         )
+
+
+def test_no_line_of_the_picture_runs_out_of_it():
+    """In DejaVu Sans, the widest of the usual fonts, which comes with matplotlib."""
+    font_file = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"
+    picture = (ROOT / "docs" / "figures" / "architecture.svg").read_text(encoding="utf-8")
+    left, width = (float(re.search(r'viewBox="(-\d+) -\d+ (\d+)', picture)[place]) for place in (1, 2))
+    font = ImageFont.truetype(str(font_file), float(re.search(r'font-size="(\d+)"', picture)[1]))
+    for x, words in re.findall(r'<text x="(\d+)"[^>]*>([^<]*)</text>', picture):
+        assert float(x) + font.getlength(words) < left + width, words

@@ -93,19 +93,6 @@ def test_every_formula_renders():
     assert json.loads(printed) == []
 
 
-def test_the_site_loads_its_own_files_only():
-    """Scripts, styles, fonts and licences lie in docs/, so that the site works without internet."""
-    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
-    assert site["theme"]["font"] is False
-    loaded = [*site["extra_css"], *site["extra_javascript"], *site["extra"]["polyfills"]]
-    assert all((DOCS / path).is_file() for path in loaded)
-    assert all((DOCS / "assets" / library / "LICENSE").is_file() for library in ("katex", "iframe-worker"))
-    styles = (KATEX / "katex.min.css").read_text(encoding="utf-8")
-    fonts = re.findall(r"url\((fonts/[^)]+\.woff2)\)", styles)
-    assert fonts
-    assert all((KATEX / font).is_file() for font in fonts)
-
-
 def test_docstrings_hold_no_sphinx_roles():
     """Mkdocstrings and a terminal print them raw."""
     assert [where for where, text in docstrings() if _ROLE.search(text)] == []

@@ -39,6 +39,20 @@ def test_every_page_is_in_the_navigation_once(monkeypatch):
     assert sorted(listed) == sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
 
 
+def test_the_site_loads_its_own_files_only(monkeypatch):
+    """Scripts, styles, fonts and licences lie in docs/, so that the site works without internet."""
+    site = configuration(monkeypatch)
+    assert site.theme["font"] is False
+    loaded = [*site.extra_css, *map(str, site.extra_javascript), *site.extra["polyfills"]]
+    assert all((DOCS / path).is_file() for path in loaded)
+    assert all((DOCS / "assets" / library / "LICENSE").is_file() for library in ("katex", "iframe-worker"))
+    katex = DOCS / "assets" / "katex"
+    styles = (katex / "katex.min.css").read_text(encoding="utf-8")
+    fonts = re.findall(r"url\((fonts/[^)]+\.woff2)\)", styles)
+    assert fonts
+    assert all((katex / font).is_file() for font in fonts)
+
+
 def clicks(target: str) -> int | None:
     """Links to follow from the text of the home page to ``page`` or ``page#anchor``; navigation aside."""
     seen, front = {"index.md"}, ["index.md"]
@@ -69,7 +83,7 @@ def clicks(target: str) -> int | None:
     ],
 )
 def test_a_reader_finds_it_within_three_clicks(target, said):
-    """How to install, which mechanism to use, the equation of RPC, the figure behind the factor."""
+    """How to install, which mechanism to use, RPC's equation, the figure behind the home page's factor."""
     assert (clicks(target) or 9) <= 3
     assert said in (DOCS / target.partition("#")[0]).read_text(encoding="utf-8")
 
@@ -117,8 +131,7 @@ def broken_links():
 
 GOOD = {
     "index.html": """<h1 id="top">x</h1> <a href="deep/page.html#part">x</a> <a href="#top">x</a>
-        <a href="deep">x</a>
-        <a href="https://example.org">x</a> <img src="data:image/png;base64,">""",
+        <a href="deep">x</a> <a href="https://example.org">x</a> <img src="data:image/png;base64,">""",
     "deep/page.html": """<a name="part"></a> <a href="../index.html">x</a> <a href="/index.html#top">x</a>
         <a href=".">x</a> <script src="../a%20b.js"></script>""",
     "deep/index.html": "",

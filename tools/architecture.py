@@ -7,6 +7,7 @@ page. What a family is built on stands in the contract of the mechanisms. ``make
 from __future__ import annotations
 
 import re
+import textwrap
 import tomllib
 from html import escape
 from pathlib import Path
@@ -17,6 +18,7 @@ PACKAGE = Path("src/kernel_attention")
 
 _HEADING = re.compile(r"^## `(\w+)`: (.+)$", re.MULTILINE)
 _WIDTH, _ROW, _GAP, _LINE = 900, 46, 8, 20  # pixels
+_CHARACTERS = 115  # of a line across the picture, in the widest of the usual fonts
 
 
 def layers(root: Path) -> list[list[str]]:
@@ -39,7 +41,7 @@ def details(root: Path) -> dict[str, list[str]]:
         above, below = re.findall(r"mechanisms\.(\w+)", entry)
         built_on.setdefault(above, []).append(below)
     return {
-        "experiments": ["  ›  ".join(inside)],
+        "experiments": textwrap.wrap(" › ".join(inside), _CHARACTERS),
         "mechanisms": [
             ", ".join(family for family in families if family not in built_on),
             *(f"{above}, built on {', '.join(sorted(below))}" for above, below in sorted(built_on.items())),
@@ -68,8 +70,8 @@ def picture(root: Path) -> str:
     caption = _text(0, 18, "A room may import the rooms below it, and none beside it or above.")
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="-8 -2 {_WIDTH + 16} {top + 4}" '
-            'font-family="sans-serif" font-size="13">',
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH + 16}" height="{top + 4}" '
+            f'viewBox="-8 -2 {_WIDTH + 16} {top + 4}" font-family="sans-serif" font-size="13">',
             f'<rect x="-8" y="-2" width="{_WIDTH + 16}" height="{top + 4}" fill="#ffffff"/>',
             caption,
             *parts,

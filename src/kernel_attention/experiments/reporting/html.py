@@ -116,7 +116,8 @@ class ZoomableMap:
         column: the word for what has a column each.
         low: the value of the scale's first colour.
         high: the value of its last colour.
-        block: a cell is the mean of ``block`` x ``block`` values.
+        shape: the numbers of rows and columns of the map itself.
+        block: a cell is the mean of ``block`` x ``block`` values of it; the last ones of fewer.
     """
 
     uri: str
@@ -125,6 +126,7 @@ class ZoomableMap:
     column: str
     low: float
     high: float
+    shape: tuple[int, int]
     block: int = 1
 
     @property
@@ -179,11 +181,11 @@ def page(title: str, lead: str, opening: Sequence[Piece], sections: Sequence[Sec
     """The whole document; ``opening`` comes between the title and the table of contents."""
     environment = _environment()
     everything = [*opening, *(piece for section in sections for piece in section.pieces)]
-    script = policy = None
+    script = digest = None
     if _have_viewer(everything):
         assert environment.loader is not None
         script = environment.loader.get_source(environment, "viewer.js")[0]
-        policy = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
     return environment.get_template("page.html").render(
         title=title,
         lead=lead,
@@ -191,7 +193,7 @@ def page(title: str, lead: str, opening: Sequence[Piece], sections: Sequence[Sec
         sections=sections,
         footer=footer,
         script=script,
-        script_hash=policy,
+        script_hash=digest,
     )
 
 

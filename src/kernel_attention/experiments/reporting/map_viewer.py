@@ -53,6 +53,7 @@ def _zoomable(title: str, head: int, matrix: np.ndarray, limit: int, colors: np.
         column=column,
         low=low,
         high=high,
+        shape=(matrix.shape[0], matrix.shape[1]),
         block=block,
     )
 

@@ -16,9 +16,10 @@ for (const viewer of document.querySelectorAll(".viewer")) {
   const color = (data, place) => data.slice(4 * place, 4 * place + 3).join()
   const number = (value) => String(Number(value.toPrecision(3))).replace("-", "−")
 
-  const places = (name, index) => {
-    const block = Number(map.dataset.block)
-    return block === 1 ? `${name} ${index}` : `${name} ${index * block} to ${(index + 1) * block - 1}`
+  const places = (name, index, count) => {
+    const first = index * Number(map.dataset.block)
+    const last = Math.min(first + Number(map.dataset.block), Number(count)) - 1
+    return first === last ? `${name} ${first}` : `${name} ${first} to ${last}`
   }
 
   const point = (row, column) => {
@@ -31,7 +32,8 @@ for (const viewer of document.querySelectorAll(".viewer")) {
     const level = levels.get(color(pixels, cell[0] * map.naturalWidth + cell[1]))
     const [low, high] = [Number(map.dataset.low), Number(map.dataset.high)]
     const value = level === undefined ? "" : `: about ${number(low + (level / (levels.size - 1)) * (high - low))}`
-    output.textContent = `${places(map.dataset.row, cell[0])}, ${places(map.dataset.column, cell[1])}${value}`
+    const { row: rowName, column: columnName, rows, columns } = map.dataset
+    output.textContent = `${places(rowName, cell[0], rows)}, ${places(columnName, cell[1], columns)}${value}`
   }
 
   // The cell under (x, y) of the window stays there.
