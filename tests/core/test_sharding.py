@@ -57,6 +57,7 @@ def test_the_parts_rows_together_are_the_sequences(num_rows):
         assert not total[:, rows.size(1) :].any()
 
 
+SIZES = {"embed_dim": 8, "num_heads": 2, "num_layers": 1, "feedforward_dim": 8}
 REFUSED = {
     "softmax": (lambda: ka.SoftmaxAttention(8, 2), "every key"),
     "batch norm of a softmax": (lambda: ka.SupportVectorAttention(8, 2), "softmax needs every key"),
@@ -82,10 +83,33 @@ def test_layers_that_need_the_whole_sequence_are_refused_by_name(name, alone):
     assert isinstance(refused, nn.MultiheadAttention) or not refused.supports(sharding=True)
 
 
-def test_an_encoder_with_positions_is_refused(alone):
-    model = ka.models.SequenceClassifier(3, 2, 16, embed_dim=8, num_heads=2)
-    with pytest.raises(ka.InputError, match=r"encoder \(SequenceEncoder\)"):
-        ka.shard_sequence(model)
+MODELS = {
+    "pooling": (lambda: ka.models.SequenceClassifier(3, 2, 16, **SIZES), "pooling='flatten' reads all"),
+    "patches": (lambda: ka.models.SequenceEncoder(3, 16, patch_len=2, **SIZES), "patch_len=2 reads"),
+    "stem": (lambda: ka.models.SequenceEncoder(3, 16, stem="convolution", **SIZES), "stem='convolution' reads"),
+    "experts": (lambda: ka.models.SequenceEncoder(3, 16, experts=3, **SIZES), "experts reads tokens"),
+    "language": (lambda: ka.models.CausalLanguageModel(11, 16, "linear", **SIZES), "of the first part"),
+    "images": (lambda: ka.models.VisionTransformer(8, 4, 2, "linear", **SIZES), "of the first part"),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_that_read_more_than_a_token_elsewhere_are_refused(name, alone):
+    build, reason = MODELS[name]
+    with pytest.raises(ka.InputError, match=reason):
+        ka.shard_sequence(build())
+
+
+def test_one_part_is_the_whole_sequence(alone):
+    """Positions and pooling over a group of one; a sequence beyond max_len is refused by its whole length."""
+    torch.manual_seed(0)
+    model = ka.models.SequenceClassifier(3, 2, 16, pooling="mean", **SIZES).eval()
+    x, mask = torch.randn(2, 13, 3), torch.rand(2, 13) < 0.7
+    expected = model(x, mask), model(x)
+    ka.shard_sequence(model)
+    torch.testing.assert_close((model(x, mask), model(x)), expected)
+    with pytest.raises(ka.InputError, match="sequence length 17 exceeds max_len=16"):
+        model(torch.randn(2, 17, 3))
 
 
 def test_a_model_without_our_layers_and_a_missing_group_are_refused(alone):
