@@ -82,7 +82,8 @@ class Measured(Observer):
     def on_step_end(self, training: Training, batches: list[Any]) -> None:
         """Stop it."""
         seconds = time.perf_counter() - self.started
-        self.rounds.append({"seconds": seconds, "bytes": sum(call.bytes for call in self.sent)})
+        calls = [tuple(call) for call in self.sent]
+        self.rounds.append({"seconds": seconds, "calls": calls})
 
     def on_round_end(self, training: Training) -> None:
         """Read the loss."""
@@ -137,7 +138,8 @@ def measure(keys: dict[str, Any], length: int, port: int) -> dict[str, Any]:
         "seconds": max(min(row["seconds"] for row in each) for each in rounds),
         "gigabytes_before_the_step": max(before) / 1e9,
         "peak_gigabytes": max(peak) / 1e9,
-        "bytes_to_collectives": max(each[-1]["bytes"] for each in rounds),
+        "calls": rounds[0][-1]["calls"],
+        "bytes_to_collectives": max(sum(call[1] for call in each[-1]["calls"]) for each in rounds),
         "loss": losses.pop(),
     }
 
@@ -158,6 +160,7 @@ def main() -> None:
     rows = []
     for number, each in enumerate([*wanted, keys]):
         rows.append(row := measure(each, options.length, options.port + number))
+        del row["calls"]
         print(
             f"N {row['length']:,}  processes {row['processes']}  {row['seconds']:.2f} s a step  "
             f"{row['peak_gigabytes']:.2f} GB a process ({row['gigabytes_before_the_step']:.2f} before it)  "

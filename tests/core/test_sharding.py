@@ -86,7 +86,10 @@ def test_layers_that_need_the_whole_sequence_are_refused_by_name(name, alone):
 MODELS = {
     "pooling": (lambda: ka.models.SequenceClassifier(3, 2, 16, **SIZES), "pooling='flatten' reads all"),
     "patches": (lambda: ka.models.SequenceEncoder(3, 16, patch_len=2, **SIZES), "patch_len=2 reads"),
-    "stem": (lambda: ka.models.SequenceEncoder(3, 16, stem="convolution", **SIZES), "stem='convolution' reads"),
+    "stem": (
+        lambda: ka.models.SequenceEncoder(3, 16, stem="convolution", **SIZES),
+        "stem='convolution' reads",
+    ),
     "experts": (lambda: ka.models.SequenceEncoder(3, 16, experts=3, **SIZES), "experts reads tokens"),
     "language": (lambda: ka.models.CausalLanguageModel(11, 16, "linear", **SIZES), "of the first part"),
     "images": (lambda: ka.models.VisionTransformer(8, 4, 2, "linear", **SIZES), "of the first part"),
