@@ -60,7 +60,7 @@ def seconds(calls: list[tuple[str, int]], devices: int, machine: Machine) -> flo
     A ring sends (n - 1) / n of the whole tensor to gather its parts or to reduce them, and twice that for an
     all-reduce. The part that a process gives to a gathering was counted on two processes.
     """
-    ways = {"all_reduce": 2, "reduce_scatter_tensor": 1}
+    ways = {"all_reduce": 2, "reduce_scatter_tensor": 1, "reduce_scatter_single": 1}
     share, speed = (devices - 1) / devices, machine.speed(devices)
     return sum(machine.latency + ways.get(name, COUNTED_ON) * share * size / speed for name, size in calls)
 
@@ -68,8 +68,8 @@ def seconds(calls: list[tuple[str, int]], devices: int, machine: Machine) -> flo
 def efficiency(compute: float, hidden: float, shown: float) -> tuple[float, float]:
     """(expected, worst) part of the time that is spent computing.
 
-    Gradients and weights can travel while the backward pass, two thirds of a step, computes. In the worst case
-    nothing does.
+    Gradients and weights can travel while the backward pass, two thirds of a step, computes. In the worst
+    case nothing does.
 
     Args:
         compute: seconds of a step on one device.

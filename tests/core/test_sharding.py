@@ -15,6 +15,7 @@ from core.sharding_worker import run_all
 from torch import nn
 
 import kernel_attention as ka
+from kernel_attention.core.sequence_group import SequenceGroup
 from kernel_attention.tensors.sampling import Samples, part_positions, sample_rows
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this torch has no torch.distributed")
@@ -101,6 +102,32 @@ def test_models_that_read_more_than_a_token_elsewhere_are_refused(name, alone):
     build, reason = MODELS[name]
     with pytest.raises(ka.InputError, match=reason):
         ka.shard_sequence(build())
+
+
+@pytest.mark.parametrize("form", ["mean", "sum"])
+def test_averaged_over_one_process_an_objective_is_itself(form, alone):
+    """The value and the gradient; a batch that does not count adds nothing; J per sequence stays."""
+    torch.manual_seed(0)
+    layer = ka.PrimalAttention(8, 2, rank=3, eta=0.3, objective_form=form).train()
+    x, mask = torch.randn(3, 11, 8), torch.rand(3, 11) < 0.7
+    found = {}
+    for averaged in (False, True):
+        layer.zero_grad()
+        layer(x, attention_mask=mask)
+        if averaged:
+            ka.average_objectives(layer, 3, SequenceGroup())
+        loss = ka.auxiliary_loss(layer)
+        loss.backward()
+        found[averaged] = loss.detach(), layer.w_e.grad, torch.as_tensor(layer.objective_unit)
+    torch.testing.assert_close(found[True], found[False])
+    layer(x)
+    ka.average_objectives(layer, 0, SequenceGroup())
+    assert layer.objective == 0.0
+    each = ka.PrimalAttention(8, 2, rank=3, eta=0.3, square_per="sequence").train()
+    each(x)
+    before = each.objective
+    ka.average_objectives(each, 3, SequenceGroup())
+    assert each.objective is before
 
 
 def test_one_part_is_the_whole_sequence(alone):

@@ -81,7 +81,7 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):
         missing: "error" refuses NaN, "interpolate" fills it linearly within its case and channel.
         random_state: a whole number gives the same model every time, bit for bit on a CPU (without a
             ``time_limit``); None gives a new one.
-        accelerator: Lightning's accelerator: "auto", "cpu", "gpu" or "mps".
+        accelerator: where models are trained: "auto", "cpu", "gpu" or "mps".
         verbose: show a progress bar.
 
     Attributes:

@@ -11,7 +11,14 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 # Where each of them has the tensor that this process gives.
-_PLACES = {"all_reduce": 0, "all_gather": 1, "all_gather_into_tensor": 1, "reduce_scatter_tensor": 1}
+_PLACES = {
+    "all_reduce": 0,
+    "all_gather": 1,
+    "all_gather_into_tensor": 1,
+    "all_gather_single": 1,  # its name from torch 2.13 on
+    "reduce_scatter_tensor": 1,
+    "reduce_scatter_single": 1,
+}
 
 
 class Sent(NamedTuple):
@@ -33,14 +40,20 @@ def counted_collectives() -> Iterator[list[Sent]]:
         call = getattr(dist, name)
 
         def counted(*arguments: Any, **options: Any) -> Any:
-            given = arguments[place] if len(arguments) > place else options["input"]
+            names = ("input", "input_tensor", "tensor")
+            given = (
+                arguments[place]
+                if len(arguments) > place
+                else next(options[name] for name in names if name in options)
+            )
             sent.append(Sent(name, given.nbytes))
             return call(*arguments, **options)
 
         return counted
 
     with contextlib.ExitStack() as patched:
-        for name, place in _PLACES.items():
+        for name in set(_PLACES) & set(dir(dist)):
+            place = _PLACES[name]
             patched.enter_context(patch.object(dist, name, counting(name, place)))
         yield sent
 
