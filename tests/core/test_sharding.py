@@ -15,6 +15,7 @@ from core.sharding_worker import run_all
 from torch import nn
 
 import kernel_attention as ka
+from kernel_attention.core.sequence_group import SequenceGroup
 from kernel_attention.tensors.sampling import Samples, part_positions, sample_rows
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this torch has no torch.distributed")
@@ -57,6 +58,7 @@ def test_the_parts_rows_together_are_the_sequences(num_rows):
         assert not total[:, rows.size(1) :].any()
 
 
+SIZES = {"embed_dim": 8, "num_heads": 2, "num_layers": 1, "feedforward_dim": 8}
 REFUSED = {
     "softmax": (lambda: ka.SoftmaxAttention(8, 2), "every key"),
     "batch norm of a softmax": (lambda: ka.SupportVectorAttention(8, 2), "softmax needs every key"),
@@ -82,10 +84,62 @@ def test_layers_that_need_the_whole_sequence_are_refused_by_name(name, alone):
     assert isinstance(refused, nn.MultiheadAttention) or not refused.supports(sharding=True)
 
 
-def test_an_encoder_with_positions_is_refused(alone):
-    model = ka.models.SequenceClassifier(3, 2, 16, embed_dim=8, num_heads=2)
-    with pytest.raises(ka.InputError, match=r"encoder \(SequenceEncoder\)"):
-        ka.shard_sequence(model)
+MODELS = {
+    "pooling": (lambda: ka.models.SequenceClassifier(3, 2, 16, **SIZES), "pooling='flatten' reads all"),
+    "patches": (lambda: ka.models.SequenceEncoder(3, 16, patch_len=2, **SIZES), "patch_len=2 reads"),
+    "stem": (
+        lambda: ka.models.SequenceEncoder(3, 16, stem="convolution", **SIZES),
+        "stem='convolution' reads",
+    ),
+    "experts": (lambda: ka.models.SequenceEncoder(3, 16, experts=3, **SIZES), "experts reads tokens"),
+    "language": (lambda: ka.models.CausalLanguageModel(11, 16, "linear", **SIZES), "of the first part"),
+    "images": (lambda: ka.models.VisionTransformer(8, 4, 2, "linear", **SIZES), "of the first part"),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_that_read_more_than_a_token_elsewhere_are_refused(name, alone):
+    build, reason = MODELS[name]
+    with pytest.raises(ka.InputError, match=reason):
+        ka.shard_sequence(build())
+
+
+@pytest.mark.parametrize("form", ["mean", "sum"])
+def test_averaged_over_one_process_an_objective_is_itself(form, alone):
+    """The value and the gradient; a batch that does not count adds nothing; J per sequence stays."""
+    torch.manual_seed(0)
+    layer = ka.PrimalAttention(8, 2, rank=3, eta=0.3, objective_form=form).train()
+    x, mask = torch.randn(3, 11, 8), torch.rand(3, 11) < 0.7
+    found = {}
+    for averaged in (False, True):
+        layer.zero_grad()
+        layer(x, attention_mask=mask)
+        if averaged:
+            ka.average_objectives(layer, 3, SequenceGroup())
+        loss = ka.auxiliary_loss(layer)
+        loss.backward()
+        found[averaged] = loss.detach(), layer.w_e.grad, torch.as_tensor(layer.objective_unit)
+    torch.testing.assert_close(found[True], found[False])
+    layer(x)
+    ka.average_objectives(layer, 0, SequenceGroup())
+    assert layer.objective == 0.0
+    each = ka.PrimalAttention(8, 2, rank=3, eta=0.3, square_per="sequence").train()
+    each(x)
+    before = each.objective
+    ka.average_objectives(each, 3, SequenceGroup())
+    assert each.objective is before
+
+
+def test_one_part_is_the_whole_sequence(alone):
+    """Positions and pooling over a group of one; a sequence beyond max_len is refused by its whole length."""
+    torch.manual_seed(0)
+    model = ka.models.SequenceClassifier(3, 2, 16, pooling="mean", **SIZES).eval()
+    x, mask = torch.randn(2, 13, 3), torch.rand(2, 13) < 0.7
+    expected = model(x, mask), model(x)
+    ka.shard_sequence(model)
+    torch.testing.assert_close((model(x, mask), model(x)), expected)
+    with pytest.raises(ka.InputError, match="sequence length 17 exceeds max_len=16"):
+        model(torch.randn(2, 17, 3))
 
 
 def test_a_model_without_our_layers_and_a_missing_group_are_refused(alone):

@@ -88,7 +88,7 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):
             whose weights stay as they are, or with held-out cases as they were at their best.
         random_state: a whole number gives the same model every time, bit for bit on a CPU (without a
             ``time_limit``); None gives a new one.
-        accelerator: Lightning's accelerator: "auto", "cpu", "gpu" or "mps".
+        accelerator: where models are trained: "auto", "cpu", "gpu" or "mps".
         verbose: show a progress bar.
 
     Attributes:

@@ -97,6 +97,8 @@ def assert_alike(found: Path, expected: Path, rounding: float = ROUNDING) -> Non
         assert row == pytest.approx(wanted, rel=rounding, abs=rounding)
     weights, wanted = (read_weights(folder / "seed-0/last.safetensors") for folder in (found, expected))
     for name, value in wanted.items():
+        if name.endswith("k_proj.bias"):
+            continue  # no softmax depends on it: its gradient is rounding, which Adam divides by its size
         torch.testing.assert_close(weights[name], value, rtol=10 * rounding, atol=10 * rounding)
 
 

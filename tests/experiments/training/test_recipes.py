@@ -100,7 +100,7 @@ def test_model_takes_a_training_step(name):
     x, mask = torch.randn(2, steps, channels), torch.ones(2, steps, dtype=torch.bool)
     mask[1, -2:] = False
     before = task.model.head.weight.detach().clone()
-    optimizer = task.configure_optimizers()
+    optimizer, _ = task.make_optimizer()
     loss = torch.nn.functional.cross_entropy(task.model(*Batch(x, mask)[:2]), torch.tensor([0, classes - 1]))
     (loss + auxiliary_loss(task.model)).backward()
     norm = torch.nn.utils.clip_grad_norm_(task.parameters(), recipe.gradient_clip)

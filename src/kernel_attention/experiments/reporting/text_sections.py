@@ -82,11 +82,18 @@ def opening(run: RunRecord) -> list[html.Piece]:
         ("Protocol", run.protocol or MISSING),
         ("Seeds", ", ".join(str(seed) for seed in run.planned_seeds) or MISSING),
         ("Training", f"{length} {run.unit}s" if is_number(length) else MISSING),
+        ("Sequences of a step", _step_text(run)),
         ("Test cases", format_count(run.data.get("test_cases") if cases is None else int(cases))),
         ("Predicted tokens", MISSING if tokens is None else format_count(int(tokens))),
         ("Training time", format_duration(run.summary.get("seconds"))),
     ]
     return [*pieces, html.Facts(tuple(pair for pair in pairs if pair[1] != MISSING))]
+
+
+def _step_text(run: RunRecord) -> str:
+    """How many sequences a step has, where several processes or passes read them, and the random numbers."""
+    said = [str(run.summary[key]) for key in ("step_text", "seeds_text") if key in run.summary]
+    return "; ".join(said) or MISSING
 
 
 def _result(run: RunRecord) -> html.Result:

@@ -155,6 +155,10 @@ class BaseRecipe(ABC):
             raise InputError(
                 f"strategy='fsdp' with ema_decay={self.ema_decay}: the moving average needs whole weights"  # type: ignore[attr-defined]
             )
+        if getattr(self, "curve_episodes", 0):
+            raise InputError(
+                "strategy='fsdp' with curve_episodes: episodes between steps need whole weights (accepted: 0)"
+            )
         if self.sequence_shards > 1:
             raise InputError(
                 f"strategy='fsdp' with sequence_shards={self.sequence_shards}: parts of the weights do not "

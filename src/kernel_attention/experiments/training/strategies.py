@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from lightning.fabric.plugins.environments.cluster_environment import ClusterEnv
 from lightning.fabric.strategies.ddp import DDPStrategy
 from lightning.fabric.strategies.strategy import Strategy, _BackwardSyncControl
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from kernel_attention.experiments.training.processes import Place
 
@@ -66,11 +68,28 @@ class PlaceEnvironment(ClusterEnvironment):
         return self.place.rank // self.place.local_world
 
 
+class CopiedStrategy(DDPStrategy):
+    """Every process has a copy of the model, and gradients are averaged.
+
+    Buffers are the same everywhere, tables of positions of a million tokens among them, so they are not sent
+    at every step, but for the statistics of batch normalisation.
+    """
+
+    def setup_module(self, module: nn.Module) -> nn.parallel.DistributedDataParallel:
+        """Wrap the task."""
+        known = inspect.signature(nn.parallel.DistributedDataParallel).parameters
+        name = (
+            "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+        )  # before 2.13
+        self._ddp_kwargs[name] = any(isinstance(part, _BatchNorm) for part in module.modules())
+        return super().setup_module(module)
+
+
 class ShardedStrategy(DDPStrategy):
     """Fully sharded data parallelism: every process holds a part of each weight, gradient and moment.
 
-    This is ``torch.distributed.fsdp.fully_shard`` of every layer and of the task around them. Fabric has
-    strategies for it, and both refuse processors without a graphics card.
+    This is ``torch.distributed.fsdp.fully_shard`` of every layer and of the task around them. Fabric's own
+    ``FSDPStrategy`` refuses processors, and its strategy for ``fully_shard`` is experimental.
     """
 
     def __init__(self) -> None:
@@ -113,7 +132,7 @@ def make_strategy(recipe: BaseRecipe) -> Strategy | str:
     if recipe.strategy == "fsdp":
         return ShardedStrategy()
     # An expert that no token of a batch chose has no gradient.
-    return DDPStrategy(find_unused_parameters=bool(getattr(recipe, "experts", 0)))
+    return CopiedStrategy(find_unused_parameters=bool(getattr(recipe, "experts", 0)))
 
 
 def module_state(module: nn.Module) -> dict[str, Any]:
