@@ -140,3 +140,23 @@ def test_modes_types_and_frozen_weights_are_kept(timm):
     assert frozen == ["q_proj.weight", "k_proj.weight", "v_proj.weight"]
     assert layer.dropout == 0.25
     assert model.blocks[1].attn.proj_drop.p == 0.125
+
+
+def test_a_window_is_served_and_a_shifted_window_is_refused(timm):
+    """A shifted window hides some of its tokens from others, which no mask over the keys can say."""
+    sizes = {
+        "img_size": 16,
+        "patch_size": 2,
+        "embed_dim": 12,
+        "depths": (2,),
+        "num_heads": (3,),
+        "window_size": 4,
+    }
+    model = timm.models.swin_transformer.SwinTransformer(**sizes).eval()
+    images = torch.randn(2, 3, 16, 16)
+    (record,) = ka.replace_attention(model, {0: "softmax"})
+    assert record.dropped == ("relative_position_bias_table",)
+    assert model(images).isfinite().all()
+    ka.replace_attention(model, {1: "softmax"})
+    with pytest.raises(ka.InputError, match="the host passes mask, which this attention cannot use"):
+        model(images)

@@ -158,6 +158,43 @@ class AttentionLayer(nn.Module, ABC):
         """Why the layer cannot read sequences divided among processes; None where it can."""
         return "its attention needs every token of the sequence on one rank"
 
+    # A mechanism that weighs values by queries and keys overrides these two together.
+
+    def why_not_heads(self) -> str | None:
+        """Why the layer cannot attend with queries, keys and values made elsewhere; None where it can."""
+        return "its outputs are no weighted values: it needs the features that queries and keys are made of"
+
+    def attend_heads(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        attention_mask: Tensor | None = None,
+        is_causal: bool = False,
+    ) -> Tensor:
+        """The mechanism between the projections: q (B, h, N, p), k and v (B, h, S, p) -> (B, h, N, p).
+
+        Symmetric attention takes the queries for keys.
+
+        Args:
+            q: queries.
+            k: keys.
+            v: values.
+            attention_mask: bool over the keys, (B, S); True = real token.
+            is_causal: output i depends on the tokens up to i only; S = N then.
+        """
+        raise InputError(f"{type(self).__name__} cannot attend with given heads: {self.why_not_heads()}")
+
+    def reads_queries_alone(self) -> bool:
+        """Whether a causal output needs no query but its own, so that a cache of keys and values will do."""
+        return False
+
+    def drop_projections(self) -> None:
+        """Remove what ``attend_heads`` does not use. The layer cannot be called afterwards."""
+        for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
+            setattr(self, name, None)
+
     # A mechanism with a step-by-step form overrides these three together.
 
     def start_decoding(self, batch_size: int) -> Any:

@@ -37,6 +37,7 @@ class QueryKeyValueAttention(AttentionLayer):
     kernel: AttentionKernel
     k_proj: nn.Linear | None
     dropout: float = 0.0
+    symmetric: bool = False
 
     def add_projections(
         self,
@@ -91,7 +92,13 @@ class QueryKeyValueAttention(AttentionLayer):
         """
         q, k = self.queries_and_keys(x, source)
         v = identity_values(k) if as_matrix else self.split_heads(self.v_proj(source))
-        yield self.kernel(
+        yield self.weigh(q, k, v, mask, is_causal, is_self)
+
+    def weigh(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, is_self: bool
+    ) -> Tensor:
+        """The kernel's outputs of all heads, (B, h, N, p)."""
+        return self.kernel(
             q,
             k,
             v,
@@ -101,6 +108,28 @@ class QueryKeyValueAttention(AttentionLayer):
             dropout_p=self.dropout if self.training else 0.0,
             **({} if self.sequence_group is None else {"group": self.sequence_group}),
         )
+
+    def why_not_heads(self) -> str | None:
+        """None: the kernel weighs the values."""
+        return None
+
+    def attend_heads(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        attention_mask: Tensor | None = None,
+        is_causal: bool = False,
+    ) -> Tensor:
+        """The kernel between given queries and keys; symmetric attention takes the queries for keys."""
+        is_self = q.size(2) == k.size(2)
+        k = q if self.symmetric else k
+        moved = self._compaction(attention_mask, is_causal) if is_self else None
+        if moved is not None:
+            q, k, v, attention_mask = *map(moved.apply, (q, k, v)), moved.attention_mask
+        out = self.weigh(q, k, v, None if is_causal else attention_mask, is_causal, is_self)
+        return out if moved is None else moved.undo(out)
 
     def queries_and_keys(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
         """Queries (B, h, N, p) of x and keys (B, h, S, p) of ``source``."""

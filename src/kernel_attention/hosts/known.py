@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from kernel_attention.core.layer import AttentionLayer
 from kernel_attention.errors import InputError
-from kernel_attention.hosts.masks import join_padding, kept, read_attention_mask, verify
+from kernel_attention.hosts.masks import join_padding, kept, padding_of_tokens, read_attention_mask
 from kernel_attention.hosts.projections import output_owner, separate_names
 
 
@@ -210,9 +210,7 @@ class TransformersAttention(HostedAttention):
             if not isinstance(attention_mask, Tensor) or attention_mask.dim() not in (2, 4):
                 raise InputError("attention_mask must be a tensor (B, N) or (B, 1, N, N)")
             if attention_mask.dim() == 2:
-                padding = attention_mask != 0
-                known = (attention_mask == 1) | ~padding
-                verify(known.all(), "attention_mask (B, N) must be 1 for a real token and 0 for padding")
+                padding = padding_of_tokens(attention_mask)
             else:
                 keep = kept(attention_mask, true_is_kept=True)
                 batch, length = hidden_states.shape[:2]
@@ -222,17 +220,10 @@ class TransformersAttention(HostedAttention):
     @staticmethod
     def matches(module: nn.Module, parent: nn.Module) -> bool:
         """Whether the module can be replaced by one of this class."""
-        complete = separate_names(module) is not None and output_owner(module, parent) is not None
-        return complete and "hidden_states" in _parameters(module)
-
-    @classmethod
-    def require_usable(cls, host: nn.Module) -> None:
-        """InputError for a host whose call has rotary positions, which no layer of ours can use."""
-        foreign = [name for name in _parameters(host) if name not in cls._KNOWN]
-        if foreign:
-            raise InputError(
-                f"{type(host).__name__} is called with {', '.join(foreign)}, which no attention here can use"
-            )
+        if separate_names(module) is None or output_owner(module, parent) is None:
+            return False
+        parameters = _parameters(module)
+        return "hidden_states" in parameters and TransformersAttention._KNOWN.issuperset(parameters)
 
     @classmethod
     def why_not(cls, module: nn.Module) -> str | None:
@@ -244,8 +235,6 @@ class TransformersAttention(HostedAttention):
         name = type(module).__name__
         if positions := [_POSITIONS[key] for key in parameters if key in _POSITIONS]:
             return f"{name} uses {positions[0]}, which no attention here has"
-        if norm := next((key for key, child in module.named_children() if "norm" in key.lower()), None):
-            return f"{name} holds its layer norm and residual connection ({norm}), which would be lost"
         if odd := next((child for child in projections if not isinstance(child, nn.Linear)), None):
             return f"{name} keeps its projections in {type(odd).__name__}, expected nn.Linear"
         return f"{name} has projections that are not recognised ({_names_of(module, projections)})"
@@ -254,13 +243,6 @@ class TransformersAttention(HostedAttention):
     def around(cls, attention: AttentionLayer, host: nn.Module, dropout: float) -> TransformersAttention:
         """The layer with the settings of the module it replaces."""
         return cls(attention, dropout, is_causal=bool(getattr(host, "is_causal", False)))
-
-
-HOSTS: tuple[type[TorchAttention] | type[TimmAttention] | type[TransformersAttention], ...] = (
-    TorchAttention,
-    TimmAttention,
-    TransformersAttention,
-)
 
 
 # Arguments by which transformers hands positions to its attentions.

@@ -38,6 +38,19 @@ def kept(mask: Tensor, *, true_is_kept: bool) -> Tensor:
     return keep
 
 
+def padding_of_tokens(mask: Tensor) -> Tensor:
+    """A mask (B, N) of 1 for a real token and 0 for padding, of any dtype, as booleans.
+
+    Raises:
+        InputError: for other numbers.
+    """
+    padding = mask != 0
+    verify(
+        ((mask == 1) | ~padding).all(), "attention_mask (B, N) must be 1 for a real token and 0 for padding"
+    )
+    return padding
+
+
 def read_attention_mask(keep: Tensor, batch: int, length: int, is_causal: bool) -> tuple[Tensor | None, bool]:
     """Key padding and causality of a mask over pairs of tokens.
 

@@ -15,6 +15,7 @@ from kernel_attention.hosts.known import HostedAttention
 from kernel_attention.hosts.projections import Source, projections
 
 _HEADS = ("num_heads", "num_attention_heads", "n_heads")
+_HEAD_WIDTHS = ("head_dim", "attention_head_size")
 _DROPOUTS = ("attn_drop", "attention_dropout", "dropout")
 _OWN_SIZES = ("max_len", "grid_size", "class_tokens")  # attributes of our models
 
@@ -36,7 +37,7 @@ class HostDescription:
 
 
 def describe(module: nn.Module, parent: nn.Module) -> HostDescription:
-    """Read a module that a class of ``HOSTS`` matches, one of our layers, or one of our layers in a host.
+    """Read a module that a host's class matches, one of our layers, or one of our layers in a host.
 
     Raises:
         InputError: for a module that is not a plain map from d to d features.
@@ -57,6 +58,17 @@ def describe(module: nn.Module, parent: nn.Module) -> HostDescription:
     if like is None:
         like = next(inner.parameters())
     return HostDescription(embed_dim, _heads(module), _dropout(module, parent), sources, like)
+
+
+def describe_heads(module: nn.Module) -> HostDescription:
+    """Read a module of which only the function between queries, keys and values is replaced."""
+    config: Any = module.config
+    num_heads = _heads(module)
+    widths = [getattr(owner, name, None) for owner in (module, config) for name in _HEAD_WIDTHS]
+    width = next((width for width in widths if isinstance(width, int)), config.hidden_size // num_heads)
+    return HostDescription(
+        width * num_heads, num_heads, _dropout(module, module), {}, next(module.parameters())
+    )
 
 
 def known_sizes(owners: Sequence[nn.Module]) -> dict[str, Any]:

@@ -11,9 +11,10 @@ from torch import nn
 
 from kernel_attention.core.layer import AttentionLayer, require_causal_form
 from kernel_attention.errors import InputError
+from kernel_attention.hosts.interface import InterfaceAttention
 from kernel_attention.hosts.known import HostedAttention, TransformersAttention
 from kernel_attention.hosts.projections import Source, carry, output_owner
-from kernel_attention.hosts.reading import HostDescription, describe, known_sizes
+from kernel_attention.hosts.reading import HostDescription, describe, describe_heads, known_sizes
 from kernel_attention.hosts.sites import Site, find_sites, select, why_none
 from kernel_attention.hosts.trace import NewLayer, leave_trace
 from kernel_attention.mechanisms import AttentionSpec, create_attention, get_mechanism, layer_specs
@@ -152,21 +153,28 @@ class _Plan:
         mechanism = get_mechanism(name)
         if site.cross and not mechanism.cross:
             raise InputError(f"layers: {site.path} is cross-attention, which {name!r} does not have")
-        if site.host_class is TransformersAttention:
-            TransformersAttention.require_usable(site.module)
-        host = describe(site.module, site.owners[-1])
+        behind_interface = site.host_class is InterfaceAttention
+        host = describe_heads(site.module) if behind_interface else describe(site.module, site.owners[-1])
         # Options that only the host knows; the user's options come last and take precedence.
         shared = {"bias": host.bias, "dropout": host.dropout, **known_sizes(site.owners)}
         options = {**{key: value for key, value in shared.items() if key in mechanism.options}, **options}
         layer = create_attention(name, host.embed_dim, host.num_heads, **options)
         if not site.cross and getattr(site.module, "is_causal", False) is True:
             require_causal_form(layer, name)
+        if behind_interface:
+            if (reason := layer.why_not_heads()) is not None:
+                raise InputError(
+                    f"layers: {name!r} cannot take the queries, keys and values that "
+                    f"{type(site.module).__name__} makes: {reason}"
+                )
+            layer.drop_projections()
         layer.to(device=host.like.device, dtype=host.like.dtype).train(site.module.training)
         return cls(site, host, name, options, layer, carry(layer, host.sources))
 
     def record(self, index: int | None) -> Replacement:
         module = self.site.module
-        old = module.attention if isinstance(module, HostedAttention) else module
+        old = module.attention if isinstance(module, HostedAttention) else InterfaceAttention.old_of(module)
+        kept = old is module and self.site.host_class is InterfaceAttention
         names = [name for name, _ in self.layer.named_parameters()]
         return Replacement(
             index,
@@ -176,7 +184,7 @@ class _Plan:
             MappingProxyType(dict(self.options)),
             self.carried,
             tuple(name for name in names if name not in self.carried),
-            _dropped(old, self.host.sources, self.carried),
+            () if kept else _dropped(old, self.host.sources, self.carried),
         )
 
     def install(self) -> None:
@@ -184,8 +192,14 @@ class _Plan:
         if isinstance(module, HostedAttention):
             module.attention = self.layer
             return
+        if host_class is InterfaceAttention:
+            if not self.layer.reads_queries_alone():
+                _forget_cache(module, self.site.owners)
+            host_class.install(module, self.layer, self.host.dropout)
+            return
         new: nn.Module = self.layer
         if host_class is not None:
+            assert not issubclass(host_class, InterfaceAttention)
             new = host_class.around(self.layer, module, self.host.dropout).train(module.training)
         if host_class is TransformersAttention:
             _settle_transformers(module, self.site.owners)
@@ -197,17 +211,20 @@ class _Plan:
 
 
 def _settle_transformers(module: nn.Module, owners: Sequence[nn.Module]) -> None:
-    """Remove the host's output projection and key-value cache: our layer has no cache."""
+    """Remove the host's output projection and key-value cache: our layer has no such cache."""
     owner = output_owner(module, owners[-1])
     if owner is not None and owner[0] is not module:
         setattr(owner[0], owner[1], nn.Identity())
+    _forget_cache(module, owners)
+
+
+def _forget_cache(module: nn.Module, owners: Sequence[nn.Module]) -> None:
+    """Let a decoder not use its key-value cache."""
     if not getattr(module, "is_causal", False):
         return
     # ``generate`` reads the model's generation_config, a copy of the config that the layers read.
-    configs: list[Any] = [
-        getattr(module, "config", None),
-        *(getattr(owner, "generation_config", None) for owner in owners),
-    ]
+    kinds = ("config", "generation_config")
+    configs: list[Any] = [getattr(part, kind, None) for part in (module, *owners) for kind in kinds]
     for config in configs:
         if hasattr(config, "use_cache"):
             config.use_cache = False

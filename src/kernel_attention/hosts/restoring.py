@@ -17,9 +17,13 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 from kernel_attention.core.objective import PenalizedModule, auxiliary_loss
 from kernel_attention.core.registry import MECHANISMS
 from kernel_attention.errors import InputError
+from kernel_attention.hosts.interface import InterfaceAttention
 from kernel_attention.hosts.known import HostedAttention
 from kernel_attention.hosts.replace import replace_attention
+from kernel_attention.hosts.sites import find_sites
 from kernel_attention.hosts.trace import HUGGING_FACE, LOST, TRACE
+
+_WANTED = "_kernel_attention_wanted"  # an attn_implementation of our names, until the layers are there
 
 
 @functools.cache
@@ -57,11 +61,8 @@ def _prepare(config: Any) -> None:
         )
     implementation = getattr(config, "_attn_implementation", None)
     if implementation in MECHANISMS and implementation not in ALL_ATTENTION_FUNCTIONS.valid_keys():
-        raise InputError(
-            f"attn_implementation={implementation!r}: transformers gives an implementation the queries, keys "
-            "and values, and no place for weights of its own; load the model without it and call "
-            f"replace_attention(model, {{'all': {implementation!r}}})"
-        )
+        setattr(config, _WANTED, implementation)
+        config._attn_implementation = None
     if implementation == HUGGING_FACE:
         config._attn_implementation = None
         config.attn_implementation = HUGGING_FACE  # for the next save_pretrained
@@ -69,12 +70,32 @@ def _prepare(config: Any) -> None:
 
 def _restore(model: Any) -> None:
     """Replace the layers that the configuration names for this class, at the end of its constructor."""
+    if wanted := getattr(model.config, _WANTED, None):
+        delattr(model.config, _WANTED)
+        _implement(model, wanted)
+        return
     classes = getattr(model.config, TRACE, None)
     if not classes:
         return
     if layers := classes.get(type(model).__name__):
         replace_attention(model, layers)
     include_auxiliary_loss(model)
+
+
+def _implement(model: Any, name: str) -> None:
+    """Serve ``attn_implementation=name`` where the weights of a file keep their names and their meaning."""
+    sites = [site for site in find_sites(model) if not site.cross]
+    strange = [site for site in sites if site.host_class is not InterfaceAttention]
+    call = f"load the model without it and call replace_attention(model, {{'all': {name!r}}})"
+    if strange or not sites:
+        place = type(strange[0].module if strange else model).__name__
+        raise InputError(
+            f"attn_implementation={name!r}: {place} would get weights of other names than its file's; {call}"
+        )
+    try:
+        replace_attention(model, {"all": name})
+    except InputError as error:
+        raise InputError(f"attn_implementation={name!r}: {error}") from None
 
 
 def _complete(model: nn.Module) -> None:

@@ -11,15 +11,19 @@ from torch import nn
 
 from kernel_attention.core.layer import AttentionLayer
 from kernel_attention.errors import InputError, unknown
+from kernel_attention.hosts.interface import InterfaceAttention
 from kernel_attention.hosts.known import (
-    HOSTS,
     HostedAttention,
     TimmAttention,
     TorchAttention,
     TransformersAttention,
 )
 
-HostClass = type[TorchAttention] | type[TimmAttention] | type[TransformersAttention]
+HostClass = (
+    type[TorchAttention] | type[TimmAttention] | type[TransformersAttention] | type[InterfaceAttention]
+)
+
+_HOSTS: tuple[HostClass, ...] = (TorchAttention, TimmAttention, TransformersAttention, InterfaceAttention)
 
 _PATTERN = re.compile(r"all|(first|last)(?:-([1-9]\d*))?")
 CROSS = re.compile(r"cross|multihead_attn|encoder_attn")
@@ -120,8 +124,8 @@ def _walk(module: nn.Module, owners: tuple[nn.Module, ...], prefix: str) -> Iter
             continue
         path = f"{prefix}{name}"
         cross = CROSS.search(path) is not None
-        host_class = next((host for host in HOSTS if host.matches(child, module)), None)
-        if host_class is TransformersAttention and cross:
+        host_class = next((host for host in _HOSTS if host.matches(child, module)), None)
+        if host_class in (TransformersAttention, InterfaceAttention) and cross:
             continue  # its call has key-value caches
         if host_class is not None or isinstance(child, (AttentionLayer, HostedAttention)):
             yield Site(path, child, owners, host_class, cross)

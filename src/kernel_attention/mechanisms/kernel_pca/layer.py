@@ -114,6 +114,32 @@ class RobustPrincipalAttention(AttentionLayer):
             low_rank = self.pursuit(x, attention_mask=attention_mask, is_causal=is_causal).low_rank
         return self.out_proj(self.merge_heads(low_rank))
 
+    def why_not_heads(self) -> str | None:
+        """None: the keys may come from anywhere."""
+        return None
+
+    def attend_heads(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        attention_mask: Tensor | None = None,
+        is_causal: bool = False,
+    ) -> Tensor:
+        """The last L of the pursuit of given keys; symmetric attention cleans and reads the queries."""
+        return principal_attention_pursuit(
+            k=q if self.symmetric else k,
+            v=v,
+            q=None if self.symmetric else q,
+            iterations=self.iterations,
+            lam=self.lam,
+            convention=self.convention,
+            attention_mask=attention_mask,
+            is_causal=is_causal,
+            dropout_p=self.dropout if self.training else 0.0,
+        ).low_rank
+
     def plan(self, x: Tensor, *, is_causal: bool = False, compiled: bool | None = None) -> LayerPlan:
         """Which form runs, and why: the kernels with ``impl="triton"`` alone."""
         if self.impl == "triton" and (is_traced() or (self.training and self.dropout > 0)):
@@ -256,17 +282,39 @@ class ScaledAttention(AttentionLayer):
     ) -> Tensor:
         """Scaled Attention on checked arguments: A (I - S) V of every head, projected, (B, N, d)."""
         source = x if context is None else context
-        out = scaled_attention(
+        out = self.attend_heads(
             self.split_heads(self.q_proj(x)),
             self.split_heads(self.k_proj(source)),
             self.split_heads(self.v_proj(source)),
+            attention_mask=attention_mask,
+            is_causal=is_causal,
+        )
+        return self.out_proj(self.merge_heads(out))
+
+    def why_not_heads(self) -> str | None:
+        """None: queries, keys and values may come from anywhere."""
+        return None
+
+    def attend_heads(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        attention_mask: Tensor | None = None,
+        is_causal: bool = False,
+    ) -> Tensor:
+        """A (I - S) V of given queries, keys and values."""
+        return scaled_attention(
+            q,
+            k,
+            v,
             s=self.s,
             alpha=self.alpha,
             attention_mask=attention_mask,
             is_causal=is_causal,
             dropout_p=self.dropout if self.training else 0.0,
         )
-        return self.out_proj(self.merge_heads(out))
 
     def kernel_matrix(self, x: Tensor, *, attention_mask: Tensor | None = None) -> Tensor:
         """A (I - S), the matrix that multiplies the values, (B, h, N, N). Its rows need not sum to 1."""

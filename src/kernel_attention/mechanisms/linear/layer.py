@@ -12,7 +12,7 @@ from kernel_attention.core.parameters import Device
 from kernel_attention.core.plan import LayerPlan, choose_form
 from kernel_attention.core.query_key_value import QueryKeyValueAttention
 from kernel_attention.core.registry import register_attention
-from kernel_attention.features.feature_maps import FEATURE_MAPS, FeatureMapSpec
+from kernel_attention.features.feature_maps import FEATURE_MAPS, FeatureMapSpec, frobenius
 from kernel_attention.mechanisms.linear.kernel import LinearKernel
 
 
@@ -79,6 +79,10 @@ class LinearAttention(QueryKeyValueAttention):
             dtype=dtype,
         )
         self.add_projections(bias, device=device, dtype=dtype)
+
+    def reads_queries_alone(self) -> bool:
+        """Unless the feature map normalises over the sequence."""
+        return self.kernel.feature_map is not frobenius
 
     def option_value(self, name: str) -> Any:
         """An option's value; one that is kept by the kernel or in another form is read from there."""

@@ -253,13 +253,29 @@ class PrimalValueAttention(QueryKeyValueAttention, PenalizedAttention):
         if self.training and self.eta > 0:
             with torch.no_grad():
                 q, k = self.queries_and_keys(x, x if context is None else context)
-            grams = kernel_grams(
-                q, k, feature_map=self.kernel.feature_map, attention_mask=attention_mask,
-                query_mask=attention_mask if context is None else None,
-            )  # fmt: skip
-            weights = self.kernel.w_e, self.kernel.w_r, self.kernel.sqrt_lambda
-            self.objective = nested_objective(grams, *weights)
+            self._keep_objective(q, k, attention_mask, attention_mask if context is None else None)
         return super().attend(x, context, attention_mask, is_causal)
+
+    def attend_heads(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        attention_mask: Tensor | None = None,
+        is_causal: bool = False,
+    ) -> Tensor:
+        """The same with given queries, keys and values."""
+        if self.training and self.eta > 0:
+            query_mask = attention_mask if q.size(2) == k.size(2) else None
+            self._keep_objective(q.detach(), k.detach(), attention_mask, query_mask)
+        return super().attend_heads(q, k, v, attention_mask=attention_mask, is_causal=is_causal)
+
+    def _keep_objective(self, q: Tensor, k: Tensor, mask: Tensor | None, query_mask: Tensor | None) -> None:
+        feature_map = self.kernel.feature_map
+        grams = kernel_grams(q, k, feature_map=feature_map, attention_mask=mask, query_mask=query_mask)
+        weights = self.kernel.w_e, self.kernel.w_r, self.kernel.sqrt_lambda
+        self.objective = nested_objective(grams, *weights)
 
     def penalty(self) -> Tensor | None:
         """eta times the nested objective of the last forward in training mode."""

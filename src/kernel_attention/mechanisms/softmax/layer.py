@@ -62,6 +62,10 @@ class SoftmaxAttention(QueryKeyValueAttention):
         self.dropout = dropout
         self.add_projections(bias, symmetric=symmetric, device=device, dtype=dtype)
 
+    def reads_queries_alone(self) -> bool:
+        """Unless the queries are the keys."""
+        return not self.symmetric
+
     def extra_repr(self) -> str:
         """The options, for print(model)."""
         return f"{self.embed_dim}, {self.num_heads}, symmetric={self.symmetric}"

@@ -255,6 +255,41 @@ class SupportVectorAttention(QueryKeyValueAttention):
             mask_of_keys = None if mask is None else pool_mask(mask, factor)
             yield self._expand(q[:, heads], k, v, factor=factor, attention_mask=mask_of_keys, **options)
 
+    def why_not_heads(self) -> str | None:
+        """A reason where what comes before the projections does not commute with them."""
+        if self.convolution is not None:
+            return "its convolution runs over the features of all heads; use softmax"
+        if self.pooling != "average" and max(self.factors) > 1:
+            return (
+                f"pooling={self.pooling!r} reads tokens before they are projected; 'average' pools keys too"
+            )
+        return None
+
+    def weigh(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, is_self: bool
+    ) -> Tensor:
+        """The outputs of all heads from given keys and values, which are pooled here."""
+        outs = []
+        for heads, factor in head_groups(self.factors):
+            mask_of_heads = None if mask is None else mask[:, None]
+            k_pooled, v_pooled = (
+                running_pool(x[:, heads], factor, self.pooling)
+                if is_causal
+                else pool(x[:, heads], factor, self.pooling, mask=mask_of_heads)
+                for x in (k, v)
+            )
+            out = self._expand(
+                q[:, heads],
+                k_pooled,
+                v_pooled,
+                factor=factor,
+                attention_mask=None if mask is None else pool_mask(mask, factor),
+                query_mask=mask if is_self else None,
+                is_causal=is_causal,
+            )
+            outs.append(out)
+        return outs[0] if len(outs) == 1 else torch.cat(outs, dim=1)
+
     def why_not_context(self) -> str | None:
         """A reason for convolved queries and keys."""
         return None if self.convolution is None else "convolved queries and keys have no cross-attention"

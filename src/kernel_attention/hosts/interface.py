@@ -1,0 +1,139 @@
+"""Our mechanisms behind the attention interface of Hugging Face transformers.
+
+Most of its attentions make queries, keys and values, turn them by rotary positions, keep them in their cache,
+and then call a function by name. A host of this kind keeps its projections, its norms, its positions and its
+cache. What is replaced is the function.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+from typing import Any
+
+from torch import Tensor, nn
+
+from kernel_attention.core.layer import AttentionLayer
+from kernel_attention.errors import InputError
+from kernel_attention.hosts.known import HostedAttention
+from kernel_attention.hosts.masks import kept, padding_of_tokens, read_attention_mask
+
+IMPLEMENTATION = "kernel_attention"
+"""The name of our function among the attention implementations of transformers."""
+
+_CALL = "ALL_ATTENTION_FUNCTIONS"  # what the forward of an attention with an interface reads
+_LOGIT_BIASES = ("position_bias", "softcap", "s_aux")
+
+
+class AttentionHeads(HostedAttention):
+    """A mechanism between the projections of a host, which are the host's own.
+
+    Args:
+        attention: the layer, without its projections.
+        dropout: see ``HostedAttention``.
+    """
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None, is_causal: bool
+    ) -> Tensor:
+        """q (B, h, N, p), k and v (B, g, S, p) of g groups of heads -> (B, N, h, p).
+
+        Queries after a cache are one token: N = 1.
+
+        Raises:
+            InputError: for a mask other than padding and causal, and for a cache that the mechanism cannot
+                use.
+        """
+        length, keys = q.size(2), k.size(2)
+        if length != keys:
+            self._require_cache(length)
+            is_causal = False  # the last token sees all
+        padding = None
+        if attention_mask is not None and attention_mask.dim() == 2:
+            padding = padding_of_tokens(attention_mask)
+        elif attention_mask is not None:
+            keep = kept(attention_mask, true_is_kept=True)[..., :keys]
+            padding, is_causal = read_attention_mask(keep, len(q), length, is_causal)
+        groups = self.num_heads // k.size(1)
+        k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
+        out = self.attention.attend_heads(q, k, v, attention_mask=padding, is_causal=is_causal)
+        return out.transpose(1, 2)
+
+    def _require_cache(self, length: int) -> None:
+        if not self.attention.reads_queries_alone():
+            raise InputError(
+                f"past_key_values: {self.attention.mechanism_name!r} needs what a cache of keys and values "
+                "does not hold; call with use_cache=False"
+            )
+        if length > 1:
+            raise InputError(
+                f"{length} queries after a cache of keys and values, expected 1: prefill the prompt at once"
+            )
+
+
+class InterfaceAttention:
+    """Hosts of this kind, for ``replace_attention``. The host stays in place."""
+
+    @staticmethod
+    def matches(module: nn.Module, parent: nn.Module) -> bool:
+        """Whether the module calls an attention function by the name in its configuration."""
+        forward = inspect.unwrap(type(module).forward)
+        code = getattr(forward, "__code__", None)
+        return (
+            code is not None
+            and _CALL in code.co_names
+            and hasattr(module, "config")
+            and not any(name in code.co_varnames for name in _LOGIT_BIASES)
+        )
+
+    @staticmethod
+    def old_of(module: nn.Module) -> nn.Module:
+        """The mechanism that is there, or the host where none is."""
+        heads = getattr(module, "kernel_attention", None)
+        return heads.attention if isinstance(heads, AttentionHeads) else module
+
+    @staticmethod
+    def install(module: Any, attention: AttentionLayer, dropout: float) -> None:
+        """Let the module call our function; the other modules of its model go on calling theirs."""
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+        ALL_ATTENTION_FUNCTIONS.register(IMPLEMENTATION, attend_by_mechanism)
+        module.kernel_attention = AttentionHeads(attention, dropout).train(module.training)
+        module.config = copy.copy(module.config)
+        module.config._attn_implementation = IMPLEMENTATION
+
+
+def attend_by_mechanism(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """The function of the interface. Returns (B, N, h, p), and no weights.
+
+    Args:
+        module: the host.
+        query: (B, h, N, p).
+        key: (B, g, S, p).
+        value: (B, g, S, p).
+        attention_mask: (B, S), 1 = real token; or (B, 1, N or 1, S), bool (True = attended) or additive.
+        scaling: of the logits; None: 1 / sqrt(p), which the mechanisms have.
+        is_causal: None: what the module says.
+        options: a bias of the logits is refused. Dropout is the mechanism's own, and a sliding window is in
+            the mask.
+    """
+    heads = getattr(module, "kernel_attention", None)
+    if not isinstance(heads, AttentionHeads):
+        raise InputError(f"{type(module).__name__} has no mechanism; call replace_attention on its model")
+    if given := [name for name in _LOGIT_BIASES if options.get(name) is not None]:
+        raise InputError(f"the host passes {', '.join(given)}, which no mechanism can apply")
+    factor = 1.0 if scaling is None else scaling * math.sqrt(query.size(-1))
+    if not math.isclose(factor, 1.0):
+        query = query * factor
+    causal = bool(getattr(module, "is_causal", True)) if is_causal is None else is_causal
+    return heads(query, key, value, attention_mask, causal), None
