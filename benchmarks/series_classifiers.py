@@ -2,10 +2,12 @@
 
     python benchmarks/series_classifiers.py --output series.jsonl
     python benchmarks/series_classifiers.py --cross-validate --output variants.jsonl
+    python benchmarks/series_classifiers.py --ablation --output ablation.jsonl
     python benchmarks/series_classifiers.py --table series.jsonl
 
 The first form fits on the training splits and reports the test splits, with every seed. The second compares
 variants of ``AttentionClassifier`` by cross-validation on the training splits alone and reads no test case.
+The third does the same with the whole classifier, its default arguments, and each of its parts switched off.
 Every (set, classifier, fold or seed) is one line of JSON in the output, written when it is done; a second
 call with the same output does what is missing. ``--table`` prints the means of such a file.
 
@@ -71,6 +73,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "attention: rpc": {"attention": "rpc"},
     "learning rate: 5e-4": {"learning_rate": 5e-4},
     "default, another seed": {"random_state": 1},
+}
+# What each part of the default classifier is worth: one is switched off.
+ABLATION: dict[str, dict[str, Any]] = {
+    "whole": {},
+    "without convolutions": {"stem": "linear"},
+    "without positions": {"positions": "none"},
+    "without augmentation": {"augmentation": ()},
+    "without an ensemble": {"n_estimators": 1},
 }
 OURS: dict[str, dict[str, Any]] = {
     "attention": {},
@@ -235,7 +245,8 @@ def run(job: Job, options: argparse.Namespace, accelerator: str) -> dict[str, An
     if options.cross_validate:
         kept, held_out = folds_of(train, options.folds)[job.number]
         train, test, seed = train.take(kept), train.take(held_out), 0
-        changes = SINGLE | VARIANTS.get(job.classifier, {})
+        variants = ABLATION if options.ablation else {name: SINGLE | VARIANTS[name] for name in VARIANTS}
+        changes = variants.get(job.classifier, {})
     else:
         test = load(job.dataset, "test", options)
         seed, changes = job.number, OURS.get(job.classifier, {})
@@ -465,6 +476,9 @@ def main() -> None:
         "--cross-validate", action="store_true", help="compare variants on the training splits"
     )
     parser.add_argument(
+        "--ablation", action="store_true", help="cross-validate the classifier with each part switched off"
+    )
+    parser.add_argument(
         "--sets", nargs="+", help="default: all; in cross-validation without the smallest two"
     )
     parser.add_argument("--classifiers", nargs="+", help="default: all")
@@ -492,9 +506,12 @@ def main() -> None:
         return
     if options.output is None and not options.prepare:
         parser.error("--output is needed")
-    known = [*RIVALS, *(VARIANTS if options.cross_validate else OURS)]
+    options.cross_validate |= options.ablation
+    variants = ABLATION if options.ablation else VARIANTS
+    known = [*RIVALS, *(variants if options.cross_validate else OURS)]
     if options.classifiers is None:
-        options.classifiers = [RIVALS[0], *VARIANTS] if options.cross_validate else known
+        rivals = RIVALS[: 0 if options.ablation else 1]
+        options.classifiers = [*rivals, *variants] if options.cross_validate else known
     if options.sets is None:
         options.sets = [*SETS, *(() if options.cross_validate else SMALL_TESTS)]
     for classifier in options.classifiers:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 ROOT = Path(__file__).parents[1]
 
@@ -22,6 +27,16 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """Markdown's table."""
     lines = [head, ["---"] * len(head), *rows]
     return ["|" + "|".join(cell if cell == "---" else f" {cell} " for cell in line) + "|" for line in lines]
+
+
+def svg_text(figure: Figure) -> str:
+    """A figure as SVG that is the same every time."""
+    from kernel_attention.experiments.reporting.figures import report_style
+
+    buffer = io.StringIO()
+    with report_style():
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
 
 
 def settle(texts: Mapping[Path, str], arguments: Sequence[str], complaint: str) -> int:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 from pathlib import Path
 
-from generated import table
+from generated import svg_text, table
 
 from kernel_attention.experiments.reporting import html
-from kernel_attention.experiments.reporting.figures import report_style
 from kernel_attention.experiments.reporting.suite_plots import critical_difference
 from kernel_attention.experiments.reproduction import Findings, Places, Suite, find, list_suites, read_suite
 from kernel_attention.experiments.reproduction.findings import SIGNIFICANT
@@ -98,9 +96,4 @@ def ranks_figure(found: Findings) -> str | None:
     figure = critical_difference(
         found.scores, larger_is_better=found.suite.larger_is_better, alpha=SIGNIFICANT
     )
-    if figure is None:
-        return None
-    buffer = io.StringIO()
-    with report_style():
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
-    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
+    return None if figure is None else svg_text(figure)

@@ -7,13 +7,16 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
-from generated import table
+from generated import svg_text, table
 
 PAGE = Path("docs/time-series.md")
-REGIONS = {"series-test": "test.jsonl", "series-variants": "cross_validation.jsonl"}
+FIGURE = Path("docs/figures/ranks-series.svg")
+FEWEST_RANKED = 3
+WITHIN_TRAINING = {"cross_validation": "series-variants", "ablation": "series-ablation"}
+"""Files of records of cross-validation on training splits, and the marks of their tables."""
 SETS = {
     "ArticularyWordRecognition": "AWR", "BasicMotions": "BM", "FingerMovements": "FM", "Handwriting": "HW",
     "JapaneseVowels": "JV", "LSST": "LSST", "SelfRegulationSCP1": "SCP1", "SpokenArabicDigits": "SAD",
@@ -26,16 +29,71 @@ Records = Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]
 
 
 def texts(root: Path) -> tuple[dict[str, list[str]], dict[Path, str]]:
-    """The lines of the regions of the page by their marks; there are no figures."""
-    regions = {}
-    for mark, name in REGIONS.items():
-        records = read(root / "results" / "series" / name)
-        regions[mark] = [
-            "",
-            *(lines(records, mark == "series-test") if records else ["Not measured yet."]),
-            "",
+    """The lines of the regions of the page by their marks, and the files of the figures."""
+    found = {name: read(root / "results" / "series" / f"{name}.jsonl") for name in ("test", *WITHIN_TRAINING)}
+    regions = {"series-test": test_lines(found["test"])}
+    for name, mark in WITHIN_TRAINING.items():
+        regions[mark] = ["", *(lines(found[name]) if found[name] else ["Not measured yet."]), ""]
+    svg = ranks_figure(found["test"])
+    regions["series-ranks"] = ["", *rank_lines(found["test"], svg is not None), ""]
+    return regions, {} if svg is None else {FIGURE: svg}
+
+
+def test_lines(records: Records) -> list[str]:
+    """The table of the test splits, and over how many seeds its figures are."""
+    if not records:
+        return ["", "Not measured yet.", ""]
+    return ["", *lines(records, SETS | SMALL_TESTS, with_spread=True), "", seeds_text(records), ""]
+
+
+def seeds_text(records: Records) -> str:
+    """How many seeds every classifier has."""
+    counts: dict[str, list[str]] = defaultdict(list)
+    for name, sets in records.items():
+        numbers = {len(each) for each in sets.values()}
+        fewest, most = min(numbers), max(numbers)
+        several = f"{fewest} to {most} seeds" if fewest < most else f"{most} seeds"
+        counts["one seed" if most == 1 else several].append(name)
+    parts = [f"{', '.join(sorted(names))}: {count}" for count, names in sorted(counts.items())]
+    spread = "" if set(counts) == {"one seed"} else "Mean ± standard deviation over seeds. "
+    return f"{spread}{'; '.join(parts)}."
+
+
+def compared(records: Records) -> dict[str, dict[str, float]]:
+    """The mean accuracy of every classifier that has all sets, by set."""
+    return {
+        name: {data: over(sets[data], "accuracy") for data in SETS}
+        for name, sets in records.items()
+        if is_whole(sets)
+    }
+
+
+def ranks_figure(records: Records) -> str | None:
+    """The critical-difference diagram as SVG; None for fewer than three classifiers."""
+    from kernel_attention.experiments.reporting.suite_plots import critical_difference
+    from kernel_attention.experiments.reproduction.findings import SIGNIFICANT
+
+    scores = compared(records)
+    if len(scores) < FEWEST_RANKED:
+        return None
+    figure = critical_difference(scores, larger_is_better=True, alpha=SIGNIFICANT)
+    return None if figure is None else svg_text(figure)
+
+
+def rank_lines(records: Records, has_figure: bool) -> list[str]:
+    """The diagram with what it says, or why there is none."""
+    if not has_figure:
+        have = len(compared(records))
+        return [
+            f"The diagram of ranks needs {FEWEST_RANKED} classifiers with every set; {have} have them so far."
         ]
-    return regions, {}
+    return [
+        f"![Mean ranks of the classifiers]({FIGURE.relative_to(PAGE.parent).as_posix()})",
+        "",
+        f"Mean ranks of the mean accuracies over the {len(SETS)} sets of the mean, 1 is best. Bars join "
+        "classifiers between which Friedman's test and Wilcoxon tests with Holm's adjustment find no "
+        "difference at 5 %.",
+    ]
 
 
 def read(path: Path) -> Records:
@@ -49,9 +107,8 @@ def read(path: Path) -> Records:
     return {name: {data: [*each.values()] for data, each in sets.items()} for name, sets in found.items()}
 
 
-def lines(records: Records, with_small: bool) -> list[str]:
+def lines(records: Records, columns: Mapping[str, str] = SETS, *, with_spread: bool = False) -> list[str]:
     """One row a classifier, best mean first, then those that lack a set."""
-    columns = SETS | SMALL_TESTS if with_small else SETS
     names = sorted(
         records, key=lambda name: -mean(records[name], "accuracy") if is_whole(records[name]) else 1
     )
@@ -59,15 +116,30 @@ def lines(records: Records, with_small: bool) -> list[str]:
     keys = ("log_loss", "calibration_error", "fit_seconds")
     rows = []
     for name in names:
+        sets = records[name]
         cells = [
-            f"{100 * over(records[name][data], 'accuracy'):.1f}" if data in records[name] else "–"
+            per_cent([record["accuracy"] for record in sets[data]], with_spread) if data in sets else "–"
             for data in columns
         ]
-        whole = is_whole(records[name])
-        figures = [f"{100 * mean(records[name], 'accuracy'):.1f}" if whole else "–"]
-        figures += [number(mean(records[name], key)) if whole else "–" for key in keys]
+        whole = is_whole(sets)
+        figures = [per_cent(means_by_seed(sets), with_spread) if whole else "–"]
+        figures += [number(mean(sets, key)) if whole else "–" for key in keys]
         rows.append([name, *cells, *figures])
     return table(head, rows)
+
+
+def per_cent(values: Sequence[float], with_spread: bool) -> str:
+    """The mean of shares in per cent, with the sample deviation of several if wanted."""
+    spread = f" ± {100 * stdev(values):.1f}" if with_spread and len(values) > 1 else ""
+    return f"{100 * fmean(values):.1f}{spread}"
+
+
+def means_by_seed(sets: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[float]:
+    """The mean accuracy over the sets, for every seed that all of them have; one mean where seeds differ."""
+    by_set = [{record["number"]: record["accuracy"] for record in sets[data]} for data in SETS]
+    if any(numbers.keys() != by_set[0].keys() for numbers in by_set):
+        return [mean(sets, "accuracy")]
+    return [fmean(numbers[seed] for numbers in by_set) for seed in by_set[0]]
 
 
 def is_whole(sets: Mapping[str, Any]) -> bool:
