@@ -25,7 +25,7 @@ from torch import Tensor
 
 from kernel_attention.errors import unknown
 from kernel_attention.features.feature_maps import FeatureMap, cosine
-from kernel_attention.tensors.statistics import exactly, running_mean, smallest, without_autocast
+from kernel_attention.tensors.statistics import divide, exactly, running_mean, smallest, without_autocast
 
 Nesting = Literal["sequential", "joint", "none"]
 
@@ -55,6 +55,7 @@ def kernel_grams(
     query_mask: Tensor | None = None,
     attention_mask: Tensor | None = None,
     is_causal: bool = False,
+    normalize: bool = False,
 ) -> KernelGrams:
     """The Gram matrices of the kernel's factors, in O(N p^2) time.
 
@@ -69,16 +70,21 @@ def kernel_grams(
         query_mask: (B, N), True = real token.
         attention_mask: (B, S), True = real token.
         is_causal: whether the features are those of a causal layer.
+        normalize: divide every row of the kernel by its sum, for a phi whose kernel is never negative, and
+            without ``rows``. Parts of the keys do not add up then.
     """
     with without_autocast(q):
-        grams = []
+        both = []
         for x, mask in ((q, query_mask), (k, attention_mask)):
             x = running_mean(x, mask) if is_causal and running_means else x
             phi = exactly(feature_map(x, mask, is_causal))
             if mask is not None:
                 phi = phi.masked_fill(~mask[:, None, :, None], 0.0)
-            grams.append(phi.mT @ phi)
-        return KernelGrams(grams[0], grams[1], None if rows is None else exactly(rows))
+            both.append(phi)
+        phi_q, phi_k = both
+        if normalize:
+            phi_q = divide(phi_q, phi_q @ phi_k.sum(dim=2)[..., None])
+        return KernelGrams(phi_q.mT @ phi_q, phi_k.mT @ phi_k, None if rows is None else exactly(rows))
 
 
 def nested_objective(
