@@ -20,6 +20,7 @@ import equal_time_tables
 import gpu_tables
 import readme_accuracy
 import readme_robustness
+import recall_tables
 import reproduction_tables
 import result_tables
 import robustness_tables
@@ -35,6 +36,7 @@ PAGES = (
     gpu_tables,
     readme_accuracy,
     readme_robustness,
+    recall_tables,
     reproduction_tables,
     result_tables,
     robustness_tables,
