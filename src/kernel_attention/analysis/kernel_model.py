@@ -62,7 +62,7 @@ def kernel_model_errors(
     options: dict[str, Any] = {"attention_mask": attention_mask, "is_causal": is_causal}
     phi_q, phi_k = (kernel.feature_map(part, None, True) for part in (q, k))
     exact = primal_value_attention(
-        PrimalScores(phi_q, phi_k), v, torch.ones_like(phi_k[0, :, 0]),
+        PrimalScores(phi_q, phi_k), v,
         features=(phi_q, phi_k) if kernel.by_row_sums else None, **options,
     )  # fmt: skip
     both = [layer.scale_heads(heads) for heads in (kernel(q, k, v, **options), exact)]

@@ -52,7 +52,7 @@ Normalization = Literal["output", "keys", "rows"]
 def primal_value_attention(
     scores: PrimalScores,
     v: Tensor,
-    sqrt_lambda: Tensor,
+    sqrt_lambda: Tensor | None = None,
     *,
     features: tuple[Tensor, Tensor] | None = None,
     attention_mask: Tensor | None = None,
@@ -67,7 +67,7 @@ def primal_value_attention(
     Args:
         scores: e (B, h, N, s) of the queries and r (B, h, S, s) of the keys.
         v: values, (B, h, S, p).
-        sqrt_lambda: square root of Lambda's diagonal, (h, s).
+        sqrt_lambda: square root of Lambda's diagonal, (h, s); None: Lambda is 1, or part of the scores.
         features: phi of the queries (B, h, N, m) and of the keys (B, h, S, m), whose kernel is never
             negative: sum_j phi(q_i) . phi(k_j) divides in the place of n.
         attention_mask: (B, S), True = real token.
@@ -77,12 +77,15 @@ def primal_value_attention(
     Returns:
         (B, h, N, p). A query that sees no key gets zeros.
     """
-    root = sqrt_lambda[:, None, :].to(v.dtype)
+    e, r = scores
+    if sqrt_lambda is not None:
+        root = sqrt_lambda[:, None, :].to(v.dtype)
+        e, r = e * root, r * root
     options: dict[str, Any] = {
         "feature_map": identity, "normalize": False, "attention_mask": attention_mask,
         "is_causal": is_causal, "group": group,
     }  # fmt: skip
-    out = linear_attention(scores.e * root, scores.r * root, v, **options)
+    out = linear_attention(e, r, v, **options)
     if features is not None:
         return divide(out, linear_attention(*features, torch.ones_like(v[..., :1]), **options))
     return out / _seen_keys(v, attention_mask, is_causal, group).clamp_min(1).to(out.dtype)
@@ -172,7 +175,7 @@ class PrimalValueKernel(AttentionKernel):
 
     def scores(self, q: Tensor, k: Tensor) -> PrimalScores:
         """e (B, h, N, s) and r (B, h, S, s) of queries and keys, (B, h, N, p) and (B, h, S, p)."""
-        return self._weighed(*self._features(q, k))
+        return self._scores(*self.features(q, k))
 
     def forward(
         self,
@@ -185,11 +188,22 @@ class PrimalValueKernel(AttentionKernel):
         group: SequenceGroup | None = None,
         **_: Any,
     ) -> Tensor:
-        """``primal_value_attention`` by the scores. No weights are formed, so none are dropped."""
-        features = self._features(q, k)
+        """``weigh`` by the features of q and k. No weights are formed, so none are dropped."""
+        return self.weigh(
+            *self.features(q, k), v, attention_mask=attention_mask, is_causal=is_causal, group=group
+        )
+
+    def features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """phi of queries and keys, (B, h, N, m) and (B, h, S, m)."""
+        return self.feature_map(q, None, True), self.feature_map(k, None, True)
+
+    def weigh(self, phi_q: Tensor, phi_k: Tensor, v: Tensor, **options: Any) -> Tensor:
+        """``primal_value_attention``, with its options, by the features of queries and keys."""
+        # Lambda costs less on the weights than on the scores of every token.
+        scores = PrimalScores(phi_q @ self.w_e, phi_k @ (self.w_r * self.sqrt_lambda[:, None].square()))
         return primal_value_attention(
-            self._weighed(*features), v, self.sqrt_lambda, features=features if self.by_row_sums else None,
-            attention_mask=attention_mask, is_causal=is_causal, group=group,
+            scores, v,
+            features=(phi_q, phi_k) if self.by_row_sums else None, **options,
         )  # fmt: skip
 
     def empty_memory(self, like: Tensor) -> PrimalValueMemory:
@@ -206,8 +220,8 @@ class PrimalValueKernel(AttentionKernel):
         self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, factor: int = 1
     ) -> PrimalValueMemory:
         """The sums over a prompt; q, k, v are (B, h, N, p)."""
-        phi_q, phi_k = self._features(q, k)
-        e, r = self._weighed(phi_q, phi_k)
+        phi_q, phi_k = self.features(q, k)
+        e, r = self._scores(phi_q, phi_k)
         features = None
         if self.by_row_sums:
             features = read_sum(identity, False, phi_q, phi_k, torch.ones_like(v[..., :1]), lengths, factor)
@@ -217,8 +231,8 @@ class PrimalValueKernel(AttentionKernel):
         self, q: Tensor, k: Tensor, v: Tensor, memory: PrimalValueMemory, position: Position, factor: int = 1
     ) -> tuple[Tensor, PrimalValueMemory]:
         """Add one key and value to the sums and apply the query to them, (B, h, 1, p) each."""
-        phi_q, phi_k = self._features(q, k)
-        e, r = self._weighed(phi_q, phi_k)
+        phi_q, phi_k = self.features(q, k)
+        e, r = self._scores(phi_q, phi_k)
         e = e * exactly(self.sqrt_lambda)[:, None].square().to(e.dtype)
         out, values = linear_step(identity, False, e, r, v, memory.values, position, factor)
         if memory.features is None:
@@ -228,10 +242,7 @@ class PrimalValueKernel(AttentionKernel):
         total, features = linear_step(identity, False, phi_q, phi_k, ones, memory.features, position, factor)
         return divide(out, total), PrimalValueMemory(values, features)
 
-    def _features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        return self.feature_map(q, None, True), self.feature_map(k, None, True)
-
-    def _weighed(self, phi_q: Tensor, phi_k: Tensor) -> PrimalScores:
+    def _scores(self, phi_q: Tensor, phi_k: Tensor) -> PrimalScores:
         return PrimalScores(phi_q @ self.w_e, phi_k @ self.w_r)
 
     def why_not_sharded(self) -> str | None:
@@ -310,17 +321,21 @@ class PrimalValueAttention(QueryKeyValueAttention, PenalizedAttention):
 
         The objective is that of the whole sequence, in the causal form too: no output depends on it.
         """
+        source = x if context is None else context
+        phi_q, phi_k = self.kernel.features(*self.queries_and_keys(x, source))
         if self.training and self.eta > 0:
-            with torch.no_grad():
-                q, k = self.queries_and_keys(x, x if context is None else context)
             grams = kernel_grams(
-                q, k, feature_map=self.kernel.feature_map, attention_mask=attention_mask,
+                phi_q, phi_k, feature_map=identity, attention_mask=attention_mask,
                 query_mask=attention_mask if context is None else None,
                 normalize=self.kernel.by_row_sums,
             )  # fmt: skip
             weights = self.kernel.w_e, self.kernel.w_r, self.kernel.sqrt_lambda
             self.objective = nested_objective(grams, *weights)
-        return super().attend(x, context, attention_mask, is_causal)
+        heads = self.kernel.weigh(
+            phi_q, phi_k, self.split_heads(self.v_proj(source)), attention_mask=attention_mask,
+            is_causal=is_causal, group=self.sequence_group,
+        )  # fmt: skip
+        return self.out_proj(self.merge_heads(self.scale_heads(heads)))
 
     def scale_heads(self, heads: Tensor) -> Tensor:
         """The heads' outputs (B, h, N, p), each at root mean square 1 with ``normalize="output"``."""
