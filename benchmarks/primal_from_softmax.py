@@ -6,9 +6,10 @@
 For every seed of the run: the relative error of the layer's output on the training sequences it was fitted to
 and on the test sequences, and the model's test accuracy before and after one more epoch of training, all
 parameters, with the run's own recipe. "new" is a layer as replace_attention puts it in: random weights,
-carried projections. "zero" is one that puts out 0: what the model makes of its residual path alone. "softmax"
-is the model itself with one more epoch. Every initialisation sees the same order of batches. No result
-chooses anything.
+carried projections. "distilled" is primal attention with values, fitted by the nested objective, with either
+normalisation, and "new values" such a layer with random weights. "zero" is one that puts out 0: what the
+model makes of its residual path alone. "softmax" is the model itself with one more epoch. Every
+initialisation sees the same order of batches. No result chooses anything.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 import kernel_attention as ka
-from kernel_attention.analysis.initialization import primal_from_softmax
+from kernel_attention.analysis import primal_from_softmax, primal_values_from_softmax
 from kernel_attention.experiments.data import SequenceSplit, load_time_series, make_loader, stratified_split
 from kernel_attention.experiments.training.evaluation import evaluate_split
 from kernel_attention.experiments.training.fit import fit
@@ -34,6 +35,7 @@ from kernel_attention.experiments.training.module import SequenceTask
 from kernel_attention.experiments.training.saved import SavedRun, load_run
 
 METHODS = ("svd", "values", "random", "new", "zero")
+WITH_VALUES = ("distilled, output", "distilled, keys", "new values, output")
 
 
 @torch.no_grad()
@@ -87,6 +89,25 @@ def initialised(
     return {"model": changed, **errors, "constant_error": found.constant_error}
 
 
+def with_values(model: nn.Module, method: str, rank: int, seed: int, train: Any, test: Any) -> dict[str, Any]:
+    """A copy of the model whose last layer is primal attention with values, and the errors of its output."""
+    changed = copy.deepcopy(model)
+    last = changed.encoder.layers[-1]
+    how, normalize = method.split(", ")
+    if how == "new values":
+        before = last.attention
+        torch.manual_seed(seed)
+        ka.replace_attention(changed, {-1: "primal_values"}, rank=rank, normalize=normalize)
+        errors = [relative_error(last.attention, before, *split) for split in (train, test)]
+        return {"model": changed, "error": errors[0], "held_out_error": errors[1]}
+    found = primal_values_from_softmax(
+        last.attention, train[0], attention_mask=train[1], held_out=test[0], held_out_mask=test[1], rank=rank,
+        normalize=normalize, seed=seed,
+    )  # fmt: skip
+    last.attention = found.layer
+    return {"model": changed, "error": found.error, "held_out_error": found.held_out_error}
+
+
 def measure(run: SavedRun, seed: int, ranks: list[int]) -> list[dict[str, Any]]:
     recipe = run.recipe
     data = load_time_series(recipe.dataset)
@@ -100,6 +121,13 @@ def measure(run: SavedRun, seed: int, ranks: list[int]) -> list[dict[str, Any]]:
     before = accuracy(model)
     after = accuracy(fine_tune(copy.deepcopy(model), run, train, seed))
     rows = [{"method": "softmax", "seed": seed, "before": before, "after": after}]
+    for rank in ranks:
+        for method in WITH_VALUES:
+            row = with_values(model, method, rank, seed, fitted, unseen)
+            changed = row.pop("model")
+            row |= {"before": accuracy(changed)}
+            row |= {"after": accuracy(fine_tune(changed, run, train, seed))}
+            rows.append({"method": method, "seed": seed, "rank": rank, "data_dependent": "values", **row})
     for data_dependent in (True, False):
         for rank in ranks:
             options = {"rank": rank, "data_dependent": data_dependent, "max_len": model.encoder.max_len}
@@ -137,7 +165,9 @@ def main() -> None:
             values = [factor * row[key] for row in found if row.get(key) is not None]
             spread = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
             shown.append(f"{statistics.fmean(values):.{digits}f}{spread}" if values else "–")
-        weights = {None: "–", True: "data-dependent", False: "data-independent"}[dependent]
+        weights = {None: "–", True: "data-dependent", False: "data-independent", "values": "with values"}[
+            dependent
+        ]
         print(f"| {weights} | {rank or '–'} | {method} | " + " | ".join(shown) + " |")
     constant = [row["constant_error"] for row in rows if "constant_error" in row]
     print(f"best constant output: error {statistics.fmean(constant):.3f}")

@@ -22,6 +22,7 @@ import performance_tables
 import readme_accuracy
 import readme_robustness
 import readme_speed
+import recall_tables
 import reproduction_tables
 import result_tables
 import robustness_tables
@@ -39,6 +40,7 @@ PAGES = (
     readme_accuracy,
     readme_robustness,
     readme_speed,
+    recall_tables,
     reproduction_tables,
     result_tables,
     robustness_tables,

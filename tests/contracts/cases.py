@@ -93,7 +93,12 @@ VARIANTS: dict[str, dict[str, Variant]] = {
         "taylor": Variant(
             {"rank": 3, "eta": 0.3, "feature_map": "taylor"}, objective_over="sequences", exempt=_SEQUENTIAL
         ),
-        "eta_0": Variant({"rank": 2}),
+        "keys": Variant({"rank": 2, "normalize": "keys"}),
+        "rows": Variant(
+            {"rank": 2, "eta": 0.3, "feature_map": "elu", "normalize": "rows"},
+            objective_over="sequences",
+            exempt=_SEQUENTIAL,
+        ),
     },
     "softmax": {"": Variant(), "no_bias": Variant({"bias": False})},
     "linear": {

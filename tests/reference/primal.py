@@ -117,7 +117,7 @@ def _unit(vector: Tensor) -> Tensor:
     return vector / norm if norm > 0 else vector * 0.0
 
 
-def primal_value_attention(phi_q, phi_k, v, w_e, w_r, big_lambda, is_causal=False):
+def primal_value_attention(phi_q, phi_k, v, w_e, w_r, big_lambda, is_causal=False, by_row_sums=False):
     """One head of primal attention with values as plain loops, in float64.
 
     phi_q (N, m), phi_k (S, m), v (S, p), w_e and w_r (m, s), big_lambda (s,) -> (N, p).
@@ -132,5 +132,5 @@ def primal_value_attention(phi_q, phi_k, v, w_e, w_r, big_lambda, is_causal=Fals
                 for direction in range(len(big_lambda))
             )
             total = total + weight * v[j]
-        outputs.append(total / len(keys))
+        outputs.append(total / (sum(phi_q[i] @ phi_k[j] for j in keys) if by_row_sums else len(keys)))
     return torch.stack(outputs)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernel_attention import PrimalAttention, auxiliary_loss
+from kernel_attention import PrimalAttention, PrimalValueAttention, auxiliary_loss
 from kernel_attention.errors import InputError
 from kernel_attention.functional import (
     KernelGrams,
@@ -222,10 +222,14 @@ def test_the_layer_adds_eta_times_the_value_and_leaves_the_kernel_alone(data_dep
 
 
 @pytest.mark.parametrize("steps", [300, pytest.param(2000, marks=pytest.mark.slow)])
-def test_trained_with_its_input_it_stays_bounded(steps):
+@pytest.mark.parametrize("with_values", [False, True])
+def test_trained_with_its_input_it_stays_bounded(steps, with_values):
     """Joint steps of the input's scale, the projections and the weights, as in a whole model."""
     torch.manual_seed(0)
-    layer = PrimalAttention(8, 2, rank=3, eta=1.0, objective_form="nested")
+    if with_values:
+        layer = PrimalValueAttention(8, 2, rank=3, eta=1.0)
+    else:
+        layer = PrimalAttention(8, 2, rank=3, eta=1.0, objective_form="nested")
     x, scale = torch.randn(4, 17, 8), torch.ones((), requires_grad=True)
     readout, target = torch.nn.Linear(8, 1), torch.randn(4, 17, 1)
     parameters = [scale, *layer.parameters(), *readout.parameters()]

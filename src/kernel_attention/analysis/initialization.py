@@ -22,6 +22,7 @@ from kernel_attention.hosts.reading import describe
 from kernel_attention.mechanisms import create_attention
 from kernel_attention.mechanisms.linear.layer import LinearAttention
 from kernel_attention.mechanisms.primal.layer import PrimalAttention
+from kernel_attention.mechanisms.primal.values import PrimalValueAttention
 from kernel_attention.mechanisms.softmax.layer import SoftmaxAttention
 from kernel_attention.tensors.sampling import evenly_spaced, sample_rows
 from kernel_attention.tensors.unfoldings import deterministic_signs
@@ -31,14 +32,14 @@ _METHODS = ("svd", "values", "random")
 
 
 class PrimalInitialization(NamedTuple):
-    """A layer made by ``primal_from_softmax``, and its errors.
+    """A layer made by ``primal_from_softmax`` or ``primal_values_from_softmax``, and its errors.
 
     ``error`` is ||Y' - Y|| / ||Y|| (Frobenius, over the samples' real tokens) of its output Y' against the
     softmax layer's Y; ``constant_error`` is what the best constant output would leave, the mark to beat;
     ``held_out_error`` is ``error`` on the held-out samples, None without any.
     """
 
-    layer: PrimalAttention
+    layer: PrimalAttention | PrimalValueAttention
     error: float
     constant_error: float
     held_out_error: float | None
@@ -106,7 +107,7 @@ def primal_from_softmax(
     require_positive(max_tokens=max_tokens)
     with torch.random.fork_rng([]):  # new layers draw weights
         torch.default_generator.manual_seed(seed)
-        teacher = _softmax_layer(layer)
+        teacher = softmax_twin(layer)
         student = _new_layer(teacher, teacher.head_dim if rank is None else rank, options)
     x, mask = samples.double(), attention_mask
     target = teacher(x, attention_mask=mask)  # checks the samples too
@@ -134,17 +135,12 @@ def primal_from_softmax(
     found = _pooled(torch.cat(student.scores(x, attention_mask=mask), dim=-1), real)
     fit_output_map(student, found, target[real], ridge)
     _set_lambda(student, found, len(x))
-    spread = target[real] - target[real].mean(dim=0)
-    constant_error = float(spread.norm() / target[real].norm())
-    error = _error(student, teacher, x, mask)
-    held_out_error = None if held_out is None else _error(student, teacher, held_out.double(), held_out_mask)
+    errors = output_errors(student, teacher, (x, mask), held_out, held_out_mask)
     like = next(layer.parameters())
-    return PrimalInitialization(
-        student.to(like.dtype).train(layer.training), error, constant_error, held_out_error
-    )
+    return PrimalInitialization(student.to(like.dtype).train(layer.training), *errors)
 
 
-def _softmax_layer(layer: nn.Module) -> SoftmaxAttention:
+def softmax_twin(layer: nn.Module) -> SoftmaxAttention:
     """A float64 copy of the layer, in evaluation mode."""
     inner = layer.attention if isinstance(layer, HostedAttention) else layer
     if isinstance(inner, nn.MultiheadAttention):
@@ -252,9 +248,26 @@ def _set_lambda(student: PrimalAttention, joined: Tensor, num_sequences: int) ->
     student.sqrt_lambda.copy_((trace / energy.clamp_min(1e-300)).clamp_min(0.0).sqrt())
 
 
-def _error(student: PrimalAttention, teacher: SoftmaxAttention, x: Tensor, mask: Tensor | None) -> float:
+def output_errors(
+    student: nn.Module,
+    teacher: SoftmaxAttention,
+    fitted: tuple[Tensor, Tensor | None],
+    held_out: Tensor | None,
+    held_out_mask: Tensor | None,
+) -> tuple[float, float, float | None]:
+    """``error``, ``constant_error`` and ``held_out_error`` of ``PrimalInitialization``."""
+    target = _real_outputs(teacher, *fitted)
+    constant_error = float((target - target.mean(dim=0)).norm() / target.norm())
+    held_out_error = None if held_out is None else _error(student, teacher, held_out.double(), held_out_mask)
+    return _error(student, teacher, *fitted), constant_error, held_out_error
+
+
+def _error(student: nn.Module, teacher: SoftmaxAttention, x: Tensor, mask: Tensor | None) -> float:
     """||Y' - Y|| / ||Y|| over the real tokens."""
-    wanted, found = teacher(x, attention_mask=mask), student(x, attention_mask=mask)
-    if mask is not None:
-        wanted, found = wanted[mask], found[mask]
-    return float((found - wanted).norm() / wanted.norm())
+    wanted = _real_outputs(teacher, x, mask)
+    return float((_real_outputs(student, x, mask) - wanted).norm() / wanted.norm())
+
+
+def _real_outputs(layer: nn.Module, x: Tensor, mask: Tensor | None) -> Tensor:
+    out: Tensor = layer(x, attention_mask=mask)
+    return out.flatten(0, 1) if mask is None else out[mask]

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from kernel_attention.errors import unknown
 from kernel_attention.features.feature_maps import FeatureMap, cosine
-from kernel_attention.tensors.statistics import exactly, running_mean, smallest, without_autocast
+from kernel_attention.tensors.statistics import divide, exactly, running_mean, smallest, without_autocast
 
 Nesting = Literal["sequential", "joint", "none"]
 
@@ -37,11 +37,15 @@ class KernelGrams(NamedTuple):
         queries: C_q = phi_q^T phi_q, (B, h, p, p).
         keys: C_k = phi_k^T phi_k, (B, h, p, p).
         rows: f(X), (B, h, M, p); None where it is the identity.
+        crossed: phi_q^T K phi_k, (B, h, p, p), for a kernel K that is not phi's own; None: it is.
+        squared_norm: ||K||^2 of that kernel, (B, h).
     """
 
     queries: Tensor
     keys: Tensor
     rows: Tensor | None
+    crossed: Tensor | None = None
+    squared_norm: Tensor | None = None
 
 
 @torch.no_grad()
@@ -55,6 +59,8 @@ def kernel_grams(
     query_mask: Tensor | None = None,
     attention_mask: Tensor | None = None,
     is_causal: bool = False,
+    normalize: bool = False,
+    target: Tensor | None = None,
 ) -> KernelGrams:
     """The Gram matrices of the kernel's factors, in O(N p^2) time.
 
@@ -69,16 +75,29 @@ def kernel_grams(
         query_mask: (B, N), True = real token.
         attention_mask: (B, S), True = real token.
         is_causal: whether the features are those of a causal layer.
+        normalize: divide every row of the kernel by its sum, for a phi whose kernel is never negative, and
+            without ``rows``. Parts of the keys do not add up then.
+        target: a kernel of queries and keys, (B, h, N, S), that the features are to be a model of in the
+            place of phi's own, without ``rows``; zero at padded tokens. It takes O(N S p) time.
     """
     with without_autocast(q):
-        grams = []
+        both = []
         for x, mask in ((q, query_mask), (k, attention_mask)):
             x = running_mean(x, mask) if is_causal and running_means else x
             phi = exactly(feature_map(x, mask, is_causal))
             if mask is not None:
                 phi = phi.masked_fill(~mask[:, None, :, None], 0.0)
-            grams.append(phi.mT @ phi)
-        return KernelGrams(grams[0], grams[1], None if rows is None else exactly(rows))
+            both.append(phi)
+        phi_q, phi_k = both
+        if normalize:
+            phi_q = divide(phi_q, phi_q @ phi_k.sum(dim=2)[..., None])
+        grams = KernelGrams(phi_q.mT @ phi_q, phi_k.mT @ phi_k, None if rows is None else exactly(rows))
+        if target is None:
+            return grams
+        target = exactly(target)
+        return grams._replace(
+            crossed=phi_q.mT @ target @ phi_k, squared_norm=target.square().sum(dim=(-2, -1))
+        )
 
 
 def nested_objective(
@@ -110,14 +129,17 @@ def nested_objective(
     if nesting not in ("sequential", "joint", "none"):
         raise unknown("nesting", nesting, ("sequential", "joint", "none"))
     with without_autocast(w_e):
-        c_q, c_k, rows = grams
+        c_q, c_k, rows, target, squared_norm = grams
         root = exactly(sqrt_lambda)[:, None, :]
         left, right = exactly(w_e) * root, exactly(w_r) * root
         if rows is not None:
             left, right = rows.mT @ left[:, : rows.size(2)], rows.mT @ right[:, : rows.size(2)]
         inner = None if rows is None else rows.mT @ rows
         c_q_left, c_k_right = c_q @ left, c_k @ right
-        crossed = (c_q_left * (c_k_right if inner is None else inner @ c_k_right)).sum(dim=-2)  # <f_l, K g_l>
+        if target is not None:
+            crossed = (left * (target @ right)).sum(dim=-2)  # <f_l, K g_l>
+        else:
+            crossed = (c_q_left * (c_k_right if inner is None else inner @ c_k_right)).sum(dim=-2)
         f_gram, g_gram = left.mT @ c_q_left, right.mT @ c_k_right
         value = (f_gram * g_gram).sum(dim=(-2, -1)) - 2 * crossed.sum(dim=-1)
         if nesting == "joint":
@@ -125,7 +147,9 @@ def nested_objective(
         elif nesting == "sequential":
             f_past, g_past = left.detach().mT @ c_q_left, right.detach().mT @ c_k_right
             value = _with_gradient_of(value, _sequential(crossed, f_gram, g_gram, f_past, g_past))
-        return (value / _squared_norm(c_q, c_k, inner).clamp_min(smallest(value.dtype))).mean(dim=1)
+        if squared_norm is None:
+            squared_norm = _squared_norm(c_q, c_k, inner)
+        return (value / squared_norm.clamp_min(smallest(value.dtype))).mean(dim=1)
 
 
 def _joint(crossed: Tensor, f_gram: Tensor, g_gram: Tensor) -> Tensor:

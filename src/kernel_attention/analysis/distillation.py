@@ -1,0 +1,227 @@
+"""Primal attention with values from a trained softmax layer, by the nested objective on recorded inputs.
+
+The student keeps the softmax layer's queries, keys and values. Its features f = phi(q) W_e Lambda^{1/2} and
+g = phi(k) W_r Lambda^{1/2} are fitted so that f g^T is the best model of the softmax attention A of every
+sequence, by the nested objective with A in the place of phi's own kernel. For one sequence the solution is
+known: the truncated SVD of A between the spans of phi(q) and phi(k). The descent starts from it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kernel_attention.analysis.capture import Batch, LayerChoice, capture_chosen, choose_layers
+from kernel_attention.analysis.initialization import PrimalInitialization, output_errors, softmax_twin
+from kernel_attention.analysis.output_map import ridge_solution
+from kernel_attention.errors import InputError
+from kernel_attention.mechanisms import create_attention
+from kernel_attention.mechanisms.primal.nested import KernelGrams, kernel_grams, nested_objective
+from kernel_attention.mechanisms.primal.values import PrimalValueAttention
+from kernel_attention.mechanisms.softmax.layer import SoftmaxAttention
+
+_LEARNING_RATE = 0.01
+
+
+@torch.no_grad()
+def primal_values_from_softmax(
+    layer: nn.Module,
+    samples: Tensor,
+    *,
+    rank: int | None = None,
+    attention_mask: Tensor | None = None,
+    held_out: Tensor | None = None,
+    held_out_mask: Tensor | None = None,
+    steps: int = 200,
+    ridge: float = 1e-3,
+    seed: int = 0,
+    **options: Any,
+) -> PrimalInitialization:
+    """Make a ``PrimalValueAttention`` layer that starts from a trained softmax layer.
+
+    The query, key and value projections are taken over. W_e, W_r and Lambda minimise the nested objective
+    against the softmax attention of each sample sequence. ``out_proj`` is then the ridge regression of the
+    softmax layer's output on the heads' outputs, in float64. The forms are the bidirectional ones.
+
+    ``distill_primal_values`` calls it for the layers of a whole model.
+
+    Args:
+        layer: a softmax layer as ``primal_from_softmax`` takes it.
+        samples: inputs of the layer, (B, N, d). The attention of all of them is formed: O(B N^2) memory.
+        rank: directions s per head; by default the head width p.
+        attention_mask: (B, N), True = real token.
+        held_out: other inputs, (B', N', d), on which the error is measured too.
+        held_out_mask: their padding mask.
+        steps: of the descent (Adam, all samples at once); 0 leaves the start, which is the solution where
+            all sequences have the same Gram matrices.
+        ridge: penalty of the least squares, relative to the mean squared feature.
+        seed: for the draws of a new layer; the global generator is left as it was.
+        options: options of PrimalValueAttention (``feature_map``, ``normalize``, ``eta``).
+
+    Returns:
+        The layer, in the dtype, device and mode of ``layer``, and its errors; see ``PrimalInitialization``.
+
+    Raises:
+        InputError: for a layer without softmax attention, samples that do not fit it, or options that
+            PrimalValueAttention does not have.
+    """
+    if not (isinstance(ridge, (int, float)) and 0.0 <= ridge < math.inf):
+        raise InputError(f"ridge={ridge!r} must be a finite number of at least 0")
+    if not isinstance(steps, int) or steps < 0:
+        raise InputError(f"steps={steps!r} must be a whole number of at least 0")
+    with torch.random.fork_rng([]):  # new layers draw weights
+        torch.default_generator.manual_seed(seed)
+        teacher = softmax_twin(layer)
+        student = _new_layer(teacher, teacher.head_dim if rank is None else rank, options)
+    x = samples.double()
+    target = teacher(x, attention_mask=attention_mask)  # checks the samples too
+    real = torch.ones_like(x[..., 0], dtype=torch.bool) if attention_mask is None else attention_mask
+    if not real.any() or not x[real].isfinite().all():
+        raise InputError("samples must hold real tokens, all of them finite")
+
+    grams = _grams(student, teacher, x, attention_mask, real)
+    _solve_pooled(student, grams, ridge)
+    _descend(student, grams, steps)
+    _fit_out(student, x, attention_mask, target[real], real, ridge)
+    errors = output_errors(student, teacher, (x, attention_mask), held_out, held_out_mask)
+    like = next(layer.parameters())
+    return PrimalInitialization(student.to(like.dtype).train(layer.training), *errors)
+
+
+def distill_primal_values(
+    model: nn.Module, batch: Batch, layers: LayerChoice = "all", **options: Any
+) -> dict[str, PrimalInitialization]:
+    """Replace a model's softmax layers by primal layers with values, in place, one after the other.
+
+    Each layer is fitted by ``primal_values_from_softmax`` on the inputs that it has in the model whose
+    earlier layers are already replaced.
+
+    Args:
+        model: a model with ``SoftmaxAttention`` layers: one of ours, or one of another library after
+            ``replace_attention(model, {"all": "softmax"})``.
+        batch: what the model is called with, see ``kernel_attention.analysis.capture``.
+        layers: which layers, see there; self-attention that is not causal.
+        options: those of ``primal_values_from_softmax``.
+
+    Returns:
+        The new layers and their errors by the layers' names, from the first to the last.
+
+    Raises:
+        InputError: for a layer that is causal, reads a context, or is no softmax layer of this library.
+    """
+    found = {}
+    for name in choose_layers(model, batch, layers):
+        seen = capture_chosen(model, batch, [name])[name]
+        if seen.layer is None or seen.x is None:
+            raise InputError(
+                f"layer {name} is of another library; accepted: SoftmaxAttention, which "
+                "replace_attention(model, {'all': 'softmax'}) makes of it"
+            )
+        if seen.is_causal or seen.context is not None:
+            kind = "causal" if seen.is_causal else "cross-attention"
+            raise InputError(f"layer {name} is {kind}; accepted: self-attention that is not causal")
+        found[name] = primal_values_from_softmax(seen.layer, seen.x, attention_mask=seen.real_keys, **options)
+        for module in list(model.modules()):
+            for place, child in module.named_children():
+                if child is seen.layer:
+                    setattr(module, place, found[name].layer)
+    return found
+
+
+def _new_layer(teacher: SoftmaxAttention, rank: int, options: dict[str, Any]) -> PrimalValueAttention:
+    """A layer in float64 with the softmax layer's sizes and projections."""
+    if "bias" in options:
+        raise InputError(f"bias={options['bias']!r}: the softmax layer decides whether there are biases")
+    student = create_attention(
+        "primal_values", teacher.embed_dim, teacher.num_heads, rank=rank, **options,
+        bias=teacher.q_proj.bias is not None,
+    )  # fmt: skip
+    assert isinstance(student, PrimalValueAttention)
+    student.to(teacher.q_proj.weight.device, torch.float64).eval()
+    assert student.k_proj is not None
+    student.q_proj.load_state_dict(teacher.q_proj.state_dict())
+    student.k_proj.load_state_dict((teacher.k_proj or teacher.q_proj).state_dict())
+    student.v_proj.load_state_dict(teacher.v_proj.state_dict())
+    return student
+
+
+def _grams(
+    student: PrimalValueAttention, teacher: SoftmaxAttention, x: Tensor, mask: Tensor | None, real: Tensor
+) -> KernelGrams:
+    """The Gram matrices of every sequence, with the softmax attention as the kernel."""
+    attention = teacher.kernel_matrix(x, attention_mask=mask)
+    if not student.kernel.by_row_sums:  # the student divides by the number of keys
+        attention = attention * real.sum(dim=1)[:, None, None, None]
+    q, k = student.queries_and_keys(x, x)
+    return kernel_grams(
+        q, k, feature_map=student.kernel.feature_map, query_mask=mask, attention_mask=mask,
+        normalize=student.kernel.by_row_sums, target=attention,
+    )  # fmt: skip
+
+
+def _solve_pooled(student: PrimalValueAttention, grams: KernelGrams, ridge: float) -> None:
+    """Weights whose f g^T is the truncated SVD of K between the spans, for the mean Gram matrices."""
+    assert grams.crossed is not None
+    half_q, half_k = (_inverse_root(gram.mean(dim=0), ridge) for gram in (grams.queries, grams.keys))
+    left, values, right = torch.linalg.svd(half_q @ grams.crossed.mean(dim=0) @ half_k)
+    kernel = student.kernel
+    found = min(student.rank, values.size(-1))
+    for weight in (kernel.w_e, kernel.w_r, kernel.sqrt_lambda):
+        weight.zero_()  # directions beyond the number of features have nothing to add
+    kernel.w_e[..., :found] = half_q @ left[..., :found]
+    kernel.w_r[..., :found] = half_k @ right.mT[..., :found]
+    kernel.sqrt_lambda[:, :found] = values[:, :found].sqrt()
+
+
+def _inverse_root(gram: Tensor, ridge: float) -> Tensor:
+    """(C + ridge mean(diag C) I)^(-1/2) of (h, m, m); of the directions that C has where ``ridge`` is 0."""
+    values, vectors = torch.linalg.eigh(gram)
+    size = gram.diagonal(dim1=-2, dim2=-1).mean(dim=-1, keepdim=True)
+    floor = values[:, -1:].clamp_min(1e-300) * gram.size(-1) * torch.finfo(gram.dtype).eps
+    values = (values.clamp_min(0.0) + ridge * size).masked_fill(values + ridge * size <= floor, torch.inf)
+    return (vectors * values.rsqrt()[:, None]) @ vectors.mT
+
+
+def _descend(student: PrimalValueAttention, grams: KernelGrams, steps: int) -> None:
+    """Adam on the nested objective; the weights of the best step stay."""
+    kernel = student.kernel
+    weights = [kernel.w_e, kernel.w_r, kernel.sqrt_lambda]
+    # Steps of Adam have one size for all entries, so every weight is learnt as a multiple of its own scale.
+    scales = [weight.square().mean().sqrt().clamp_min(1e-300) for weight in weights]
+    leaves = [(weight / scale).clone() for weight, scale in zip(weights, scales, strict=True)]
+    best, least = [leaf.clone() for leaf in leaves], math.inf
+    with torch.enable_grad():
+        for leaf in leaves:
+            leaf.requires_grad_()
+        optimizer = torch.optim.Adam(leaves, lr=_LEARNING_RATE)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(steps, 1))
+        for step in range(steps + 1):
+            value = nested_objective(grams, *(a * b for a, b in zip(leaves, scales, strict=True))).mean()
+            if value.item() < least:
+                best, least = [leaf.detach().clone() for leaf in leaves], value.item()
+            if step < steps:
+                optimizer.zero_grad()
+                value.backward()
+                optimizer.step()
+                schedule.step()
+    for weight, leaf, scale in zip(weights, best, scales, strict=True):
+        weight.copy_(leaf * scale)
+
+
+def _fit_out(
+    student: PrimalValueAttention, x: Tensor, mask: Tensor | None, target: Tensor, real: Tensor, ridge: float
+) -> None:
+    """``out_proj`` by ridge regression of the target (T, d) on the heads' outputs of the real tokens."""
+    (heads,) = student.head_outputs(x, x, mask, False, True)
+    found = student.merge_heads(student.scale_heads(heads))[real]
+    out, means = student.out_proj, (torch.zeros_like(found[0]), torch.zeros_like(target[0]))
+    if out.bias is not None:
+        means = found.mean(dim=0), target.mean(dim=0)
+    found, target = found - means[0], target - means[1]
+    weight = ridge_solution(found.mT @ found, found.mT @ target, ridge)
+    out.weight.copy_(weight.mT)
+    if out.bias is not None:
+        out.bias.copy_(means[1] - means[0] @ weight)
