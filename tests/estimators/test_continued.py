@@ -255,6 +255,14 @@ def test_predictions_have_the_shape_and_the_units_of_the_targets(small):
     assert (column[:, 0] == AttentionRegressor(**small).fit(X, y[:, 0]).predict(X)).all()
 
 
+def test_predictions_keep_the_digits_of_the_units(arrays, small):
+    """A mean of ten digits is no float32: it would be off by the size of the targets."""
+    regressor = AttentionRegressor(**small).fit(arrays[0], 1e10 + arrays[2])
+    scale, mean = regressor.target_scale_, regressor.target_mean_
+    expected = regressor._outputs(arrays[0])[:, 0].double().numpy() * scale + mean
+    assert (regressor.predict(arrays[0]) == expected).all()
+
+
 def test_intervals_of_several_targets(small):
     X, y = levels(400)
     y += np.random.default_rng(1).normal(size=y.shape) * [300.0, 3e-4, 1.0]
