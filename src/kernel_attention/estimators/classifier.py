@@ -83,8 +83,9 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):
         time_limit: seconds for all members; the schedule then follows the clock where that is ahead.
         missing: "error" refuses NaN, "interpolate" fills it linearly within its case and channel.
         warm_start: whether ``fit`` continues the members of the last fit, with their scale and ``max_len_``,
-            for ``epochs`` more; the classes must be the same. Members beyond those start anew. The learning
-            rate warms up and falls again.
+            for ``epochs`` more; the classes must be the same. Members beyond those start anew, and so does
+            the second model that gives a single member its temperature. The learning rate warms up and falls
+            again.
         callbacks: a callable or a list of them. Each is called after every epoch of every member with the
             rows of ``history_`` of that member so far; one that returns True ends the training of the member,
             whose weights stay as they are, or with held-out cases as they were at their best.
