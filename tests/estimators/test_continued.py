@@ -119,10 +119,12 @@ def test_a_warm_start_begins_where_the_last_fit_ended(estimator, arrays, tmp_pat
 
 def test_a_warm_start_trains_on(estimator, arrays):
     X, y = arrays[0], target(estimator, *arrays[1:])
-    estimator.set_params(epochs=15, augmentation=(), dropout=0.0, warm_start=True)
-    losses = [row["train_loss"] for row in estimator.fit(X, y).fit(X, y).history_]
+    estimator.set_params(epochs=15, augmentation=(), dropout=0.0, warm_start=True, random_state=None)
+    seeds = [estimator.fit(X, y).seeds_ for _ in range(2)]
+    assert seeds[0] == seeds[1]
+    losses = [row["train_loss"] for row in estimator.history_]
     assert len(losses) == 30
-    assert losses[15] < losses[0], "the first epochs of the second fit and of the first"
+    assert losses[15] < losses[0]  # a fresh model would begin where the first one did
 
 
 def test_a_warm_start_adds_members(estimator, arrays):
@@ -253,6 +255,14 @@ def test_predictions_have_the_shape_and_the_units_of_the_targets(small):
     column = AttentionRegressor(**small).fit(X, y[:, :1]).predict(X)
     assert column.shape == (40, 1)
     assert (column[:, 0] == AttentionRegressor(**small).fit(X, y[:, 0]).predict(X)).all()
+
+
+def test_predictions_keep_the_digits_of_the_units(arrays, small):
+    """A mean of ten digits is no float32: it would be off by the size of the targets."""
+    regressor = AttentionRegressor(**small).fit(arrays[0], 1e10 + arrays[2])
+    scale, mean = regressor.target_scale_, regressor.target_mean_
+    expected = regressor._outputs(arrays[0])[:, 0].double().numpy() * scale + mean
+    assert (regressor.predict(arrays[0]) == expected).all()
 
 
 def test_intervals_of_several_targets(small):

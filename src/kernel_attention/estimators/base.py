@@ -12,11 +12,10 @@ from typing import Any, Literal, Self
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator, TransformerMixin, is_regressor
-from sklearn.utils import assert_all_finite, check_consistent_length, column_or_1d
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 from torch import Tensor
 
-from kernel_attention.core.validation import require_positive, require_probability
+from kernel_attention.core.validation import require_positive, require_probability, require_weight
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.estimators.files import load_estimator, save_estimator
 from kernel_attention.estimators.importance import integrated_gradients
@@ -26,6 +25,7 @@ from kernel_attention.estimators.parameters import (
     in_turn,
     member_seeds,
     merged_attention,
+    refused_in_one_line,
 )
 from kernel_attention.experiments.data import SequenceSplit, as_sequences, stratified_split, windows_of
 from kernel_attention.experiments.data.series.augmentation import AugmentationName
@@ -237,10 +237,13 @@ class AttentionEstimator(TransformerMixin, BaseEstimator):
         return load_estimator(cls, Path(path))
 
     def _checked(self, X: Any, y: Any) -> tuple[list[np.ndarray], np.ndarray]:
-        sequences, y = as_sequences(X, self.missing), column_or_1d(y, warn=True)
-        check_consistent_length(sequences, y)
-        assert_all_finite(y, input_name="y")
-        return sequences, y
+        """Sequences and their targets; InputError where they are none, or not as many."""
+        raise NotImplementedError
+
+    def _checked_pair(self, data: Any) -> tuple[list[np.ndarray], np.ndarray]:
+        if not isinstance(data, list | tuple) or len(data) != 2:
+            raise InputError("validation_data must be a pair (X, y)")
+        return self._checked(*data)
 
     def _weighted(
         self, sequences: list[np.ndarray], y: np.ndarray, sample_weight: Any
@@ -248,7 +251,8 @@ class AttentionEstimator(TransformerMixin, BaseEstimator):
         """The cases whose weight is above 0, and their weights with mean 1; None where all are the same."""
         if sample_weight is None:
             return sequences, y, None
-        weights = _check_sample_weight(sample_weight, y, dtype=np.float64, ensure_non_negative=True)
+        with refused_in_one_line("sample_weight"):
+            weights = _check_sample_weight(sample_weight, y, dtype=np.float64, ensure_non_negative=True)
         kept = np.flatnonzero(weights)
         if not len(kept):
             raise InputError("sample_weight is 0 for every case: at least one must count")
@@ -263,6 +267,8 @@ class AttentionEstimator(TransformerMixin, BaseEstimator):
             raise InputError(
                 f"patience={self.patience!r} needs held-out cases: validation_fraction, or validation_data"
             )
+        if self.time_limit is not None:
+            require_weight(time_limit=self.time_limit)
         earlier = self._earlier(split, num_outputs)
         seeds = member_seeds(self.random_state, self._count())
         seeds = [*(self.seeds_ if earlier else []), *seeds[len(earlier) :]]

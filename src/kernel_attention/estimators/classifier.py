@@ -8,13 +8,15 @@ from typing import Any, Self
 import numpy as np
 import torch
 from sklearn.base import ClassifierMixin
+from sklearn.utils import assert_all_finite, check_consistent_length, column_or_1d
 from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets
 from torch import Tensor
 
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.estimators.base import FEWEST_JUDGED, AttentionEstimator
-from kernel_attention.experiments.data import SequenceSplit
+from kernel_attention.estimators.parameters import refused_in_one_line
+from kernel_attention.experiments.data import SequenceSplit, as_sequences
 from kernel_attention.experiments.training.calibration import fit_temperature
 
 
@@ -81,8 +83,9 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):
         time_limit: seconds for all members; the schedule then follows the clock where that is ahead.
         missing: "error" refuses NaN, "interpolate" fills it linearly within its case and channel.
         warm_start: whether ``fit`` continues the members of the last fit, with their scale and ``max_len_``,
-            for ``epochs`` more; the classes must be the same. Members beyond those start anew. The learning
-            rate warms up and falls again.
+            for ``epochs`` more; the classes must be the same. Members beyond those start anew, and so does
+            the second model that gives a single member its temperature. The learning rate warms up and falls
+            again.
         callbacks: a callable or a list of them. Each is called after every epoch of every member with the
             rows of ``history_`` of that member so far; one that returns True ends the training of the member,
             whose weights stay as they are, or with held-out cases as they were at their best.
@@ -127,7 +130,6 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):
                 ``validation_fraction``.
         """
         sequences, y = self._checked(X, y)
-        check_classification_targets(y)
         sequences, y, weights = self._weighted(sequences, y, sample_weight)
         classes, indices = np.unique(y, return_inverse=True)
         if len(classes) < 2:
@@ -163,6 +165,16 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):
         indices = self._outputs(X).argmax(dim=-1).numpy()
         return self.classes_[indices]
 
+    def _checked(self, X: Any, y: Any) -> tuple[list[np.ndarray], np.ndarray]:
+        sequences = as_sequences(X, self.missing)
+        with refused_in_one_line("y"):
+            y = column_or_1d(y, warn=True)
+            check_consistent_length(sequences, y)
+            _require_one_type(y)
+            assert_all_finite(y, input_name="y")
+            check_classification_targets(y)
+        return sequences, y
+
     def _answer(self, output: Tensor, column: int | None) -> Callable[[Tensor], Tensor]:
         """The log-probability of a class, the predicted one unless ``column`` says which."""
         explained = int(output.argmax()) if column is None else column
@@ -193,7 +205,7 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):
     def _validation(self, data: tuple[Any, Any] | None, classes: np.ndarray) -> SequenceSplit | None:
         if data is None:
             return None
-        sequences, y = self._checked(*data)
+        sequences, y = self._checked_pair(data)
         unseen = sorted({str(label) for label in y if label not in classes})
         if unseen:
             raise InputError(f"validation_data has labels that y does not have: {', '.join(unseen)}")
@@ -209,3 +221,14 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):
             logits = torch.cat([outputs for outputs, _ in judged])
             targets = np.concatenate([split.targets for _, split in judged])
             self.temperature_ = fit_temperature(logits, torch.from_numpy(targets))
+
+
+def _require_one_type(y: np.ndarray) -> None:
+    """InputError for labels that have no order."""
+    try:
+        np.unique(y)
+    except TypeError:
+        kinds = ", ".join(sorted({type(label).__name__ for label in y}))
+        raise InputError(
+            f"y has labels of types that cannot be sorted together ({kinds}); make them of one type"
+        ) from None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
@@ -13,6 +14,18 @@ from sklearn.utils import check_random_state
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.experiments.settings import plain
 from kernel_attention.mechanisms import factory_options, layer_specs
+
+
+@contextlib.contextmanager
+def refused_in_one_line(name: str) -> Iterator[None]:
+    """What scikit-learn's checks of an argument raise, as an InputError of one line."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (TypeError, ValueError, OverflowError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(reason if name in reason else f"{name}: {reason}") from None
 
 
 def in_turn(name: str, values: Any, index: int) -> Any:

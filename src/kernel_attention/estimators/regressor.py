@@ -16,7 +16,10 @@ from torch import Tensor
 
 from kernel_attention.errors import InputError
 from kernel_attention.estimators.base import FEWEST_JUDGED, AttentionEstimator
+from kernel_attention.estimators.parameters import refused_in_one_line
 from kernel_attention.experiments.data import SequenceSplit, as_sequences
+
+_LARGEST = 1e150  # its square is finite in float64
 
 
 class AttentionRegressor(RegressorMixin, AttentionEstimator):
@@ -65,7 +68,7 @@ class AttentionRegressor(RegressorMixin, AttentionEstimator):
 
         validation = None
         if validation_data is not None:
-            held_out, targets = self._checked(*validation_data)
+            held_out, targets = self._checked_pair(validation_data)
             if targets.shape[1:] != shape:
                 raise InputError(
                     f"validation_data has targets of shape {targets.shape}, y has shape {y.shape}"
@@ -109,13 +112,18 @@ class AttentionRegressor(RegressorMixin, AttentionEstimator):
         if y is None:
             raise InputError(f"{type(self).__name__} requires y to be passed, but the target y is None")
         sequences = as_sequences(X, self.missing)
-        targets = check_array(y, dtype=np.float64, ensure_2d=False, input_name="y")
-        check_consistent_length(sequences, targets)
+        with refused_in_one_line("y"):
+            targets = check_array(y, dtype=np.float64, ensure_2d=False, input_name="y")
+            check_consistent_length(sequences, targets)
+        largest = np.abs(targets).max()
+        if largest > _LARGEST:
+            raise InputError(f"y has a value of size {largest:g}; accepted: up to {_LARGEST:g}")
         return sequences, targets
 
     def _in_units(self, outputs: Tensor) -> Tensor:
         """Outputs in the units and the shape of y, float64."""
-        mean, scale = torch.tensor(self.target_mean_).double(), torch.tensor(self.target_scale_).double()
+        units = (self.target_mean_, self.target_scale_)
+        mean, scale = (torch.tensor(value, dtype=torch.float64) for value in units)
         return (outputs.double() if mean.dim() else outputs.double().squeeze(-1)) * scale + mean
 
     def _answer(self, output: Tensor, column: int | None) -> Callable[[Tensor], Tensor]:

@@ -18,6 +18,7 @@ from kernel_attention.experiments.training.memory import MemoryRecorder
 from kernel_attention.experiments.training.recipe import Recipe
 from kernel_attention.experiments.training.time_series_task import TimeSeriesTask
 from kernel_attention.mechanisms import ATTENTION_SPECS
+from kernel_attention.memory_limit import require_memory
 from kernel_attention.models import SequenceClassifier
 from kernel_attention.specs import Choice
 
@@ -95,6 +96,10 @@ def train_member(
     Raises:
         InputError: for a ``start`` that is that of another model.
     """
+    require_memory(f"max_len={max_len}", 4 * max_len * recipe.embed_dim, "lower max_len")
+    require_memory(
+        f"patch_len={recipe.patch_len}", 4 * recipe.patch_len * recipe.embed_dim, "lower patch_len"
+    )
     seed = recipe.seeds[0]
     variance = (
         float(np.var(held_out.targets, axis=0).mean()) if held_out is not None and is_regression else None
