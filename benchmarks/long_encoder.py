@@ -71,7 +71,7 @@ class Measured(Observer):
 
     def on_train_start(self, training: Training) -> None:
         """Count the gradients too."""
-        count_gradients(training.module._forward_module, self.sent)
+        count_gradients(training.module._forward_module)
 
     def on_step_start(self, training: Training) -> None:
         """Start the clock when all processes are here."""
