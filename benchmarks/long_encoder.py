@@ -31,7 +31,7 @@ from kernel_attention.experiments.data.step_sampler import StepSampler
 from kernel_attention.experiments.peak_memory import peak_resident
 from kernel_attention.experiments.training.fit import Training, fit
 from kernel_attention.experiments.training.observer import Observer
-from kernel_attention.experiments.training.processes import Place, joined
+from kernel_attention.experiments.training.processes import ProcessPlace, joined
 from kernel_attention.experiments.training.recipe import make_recipe, read_recipe
 from kernel_attention.experiments.training.time_series_task import TimeSeriesTask
 from kernel_attention.models import SequenceClassifier
@@ -71,7 +71,7 @@ class Measured(Observer):
 
     def on_train_start(self, training: Training) -> None:
         """Count the gradients too."""
-        count_gradients(training.module._forward_module, self.sent)
+        count_gradients(training.module._forward_module)
 
     def on_step_start(self, training: Training) -> None:
         """Start the clock when all processes are here."""
@@ -94,7 +94,7 @@ def train(rank: int, keys: dict[str, Any], length: int, port: int, results: Any)
     """Train as one of the recipe's processes."""
     torch.set_num_threads(1)
     recipe = make_recipe(keys)
-    place = Place(rank, recipe.processes, rank, recipe.processes)
+    place = ProcessPlace(rank, recipe.processes, rank, recipe.processes)
     store = None
     if place.world > 1:
         store = dist.TCPStore("127.0.0.1", port, place.world, is_master=rank == 0, wait_for_workers=False)

@@ -241,7 +241,7 @@ def test_stopped_and_resumed_the_run_ends_the_same(keys, make, options, number, 
     root = make(tmp_path / "data")
     keys = keys | ({"steps": 120, "evaluate_every": 40} if "steps" in keys else {"epochs": 30})
     options = ["--devices", "2", *options]
-    several(tmp_path / "whole", keys, root, *options)
+    several(tmp_path / "whole" / "run", keys, root, *options)
     process = launch(*train_arguments(tmp_path / "run", keys, root), *options)
     deadline = time.monotonic() + 200
     while not (tmp_path / "run/seed-0/metrics.json").exists():  # a round is done, more are to come
@@ -261,7 +261,7 @@ def test_stopped_and_resumed_the_run_ends_the_same(keys, make, options, number, 
     resumed = launch("train", "--resume", tmp_path / "run", "--data-root", root, "--progress", "false")
     said = resumed.communicate(timeout=200)[1]
     assert resumed.returncode == 0, said
-    assert_same_outcome(tmp_path / "run", tmp_path / "whole")
+    assert_same_outcome(tmp_path / "run", tmp_path / "whole" / "run")
 
 
 @pytest.mark.slow

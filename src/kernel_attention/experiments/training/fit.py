@@ -26,7 +26,7 @@ from kernel_attention.core.sharding import ReadsSequence, shard_sequence
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.training.checkpoint import read_state, write_state
 from kernel_attention.experiments.training.generators import get_generators, set_generators
-from kernel_attention.experiments.training.processes import ALONE, Place, Processes
+from kernel_attention.experiments.training.processes import ALONE, Processes, ProcessPlace
 from kernel_attention.experiments.training.progress import ProgressBar
 from kernel_attention.experiments.training.shares import Share, shared_loader
 from kernel_attention.experiments.training.stopping import StopRequest
@@ -48,7 +48,7 @@ class Interrupted(KeyboardInterrupt):
     """
 
 
-def make_fabric(recipe: BaseRecipe, place: Place) -> L.Fabric:
+def make_fabric(recipe: BaseRecipe, place: ProcessPlace) -> L.Fabric:
     """The device, the precision and the strategy of a recipe, for the process at this place.
 
     Raises:
@@ -78,9 +78,9 @@ def make_fabric(recipe: BaseRecipe, place: Place) -> L.Fabric:
         raise InputError(f"{asked} cannot be used here: {reason}") from None
 
 
-def check_trainer(recipe: BaseRecipe, place: Place | None = None) -> None:
+def check_trainer(recipe: BaseRecipe, place: ProcessPlace | None = None) -> None:
     """InputError where this machine cannot train the recipe."""
-    make_fabric(recipe, place or Place(0, recipe.processes, 0, recipe.devices))
+    make_fabric(recipe, place or ProcessPlace(0, recipe.processes, 0, recipe.devices))
 
 
 def fit(

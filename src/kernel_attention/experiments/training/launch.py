@@ -22,13 +22,19 @@ import torch
 import torch.distributed as dist
 
 from kernel_attention.errors import InputError
-from kernel_attention.experiments.training.processes import Place, Processes, joined, place_from_environment
+from kernel_attention.experiments.training.processes import (
+    Processes,
+    ProcessPlace,
+    joined,
+    place_from_environment,
+)
 from kernel_attention.experiments.training.recipe import BaseRecipe, make_recipe
 
 _MODULE = "kernel_attention.experiments.training.launch"
 _HERE = "127.0.0.1"
 _PORT = "KERNEL_ATTENTION_PORT"  # where the process that has started this one can be met
 _GRACE = 20.0  # seconds in which a process that has no more to do ends
+_LAST_WORDS = 5.0  # seconds in which one whose connection is gone has ended
 
 Failure: TypeAlias = Callable[[float], str | None]
 
@@ -37,7 +43,7 @@ class ProcessFailed(RuntimeError):
     """One of the other processes of the run failed."""
 
 
-def place_of(recipe: BaseRecipe) -> Place:
+def recipe_place(recipe: BaseRecipe) -> ProcessPlace:
     """The place of this process among those of a recipe.
 
     Raises:
@@ -51,7 +57,7 @@ def place_of(recipe: BaseRecipe) -> Place:
                 f"num_nodes={recipe.num_nodes}: start the run on every machine with torchrun --nnodes "
                 f"{recipe.num_nodes} --nproc-per-node {recipe.devices} -m kernel_attention train ..."
             )
-        return Place(0, recipe.devices, 0, recipe.devices)
+        return ProcessPlace(0, recipe.devices, 0, recipe.devices)
     if (place.world, place.local_world) != (recipe.processes, recipe.devices):
         raise InputError(
             f"torchrun has started {place.world} processes, {place.local_world} on this machine, and the "
@@ -62,7 +68,7 @@ def place_of(recipe: BaseRecipe) -> Place:
 
 @contextlib.contextmanager
 def together(
-    recipe: BaseRecipe, place: Place, device: torch.device, job: dict[str, Any]
+    recipe: BaseRecipe, place: ProcessPlace, device: torch.device, job: dict[str, Any]
 ) -> Iterator[Processes]:
     """All processes of the run, the other ones started where nobody else has.
 
@@ -82,18 +88,18 @@ def together(
     # Port 0 is a free one; the store says which.
     store = _tcp_store(_HERE, 0, place.world, is_master=True, wait_for_workers=False)
     with _children(place, store.port, job) as failure:
-        try:
-            _wait_for_all(store, place.world, failure)
-            with joined(place, device, recipe.sequence_shards, store) as processes:
+        _wait_for_all(store, place.world, failure)
+        with joined(place, device, recipe.sequence_shards, store) as processes:
+            try:
                 yield processes
-        except (RuntimeError, dist.DistError) as error:
-            said = failure(_GRACE)
-            if said is None:
-                raise
-            raise ProcessFailed(said) from error
+            except RuntimeError as error:  # of this process, or a connection that is gone
+                said = failure(_LAST_WORDS)
+                if said is None:
+                    raise
+                raise ProcessFailed(said) from error
 
 
-def _store_of_the_first(place: Place) -> Any:
+def _store_of_the_first(place: ProcessPlace) -> Any:
     """The store of the process that has started this one, told that it is here; None under torchrun."""
     port = os.environ.get(_PORT)
     if port is None:
@@ -117,7 +123,7 @@ def _wait_for_all(store: Any, world: int, failure: Failure) -> None:
 
 
 @contextlib.contextmanager
-def _children(place: Place, port: int, job: dict[str, Any]) -> Iterator[Failure]:
+def _children(place: ProcessPlace, port: int, job: dict[str, Any]) -> Iterator[Failure]:
     """The processes of all ranks but 0. They end with the block. Yields what tells which one failed."""
     with contextlib.ExitStack() as held:
         children: list[tuple[subprocess.Popen[bytes], IO[bytes]]] = []
@@ -167,7 +173,7 @@ def _leave_with_the_first() -> None:
     os._exit(1)
 
 
-def main() -> int:
+def join_the_first() -> int:
     """Train what the first process says, as one of its processes."""
     from kernel_attention.experiments.plugins import load_plugins
     from kernel_attention.experiments.training.run import train
@@ -184,4 +190,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(join_the_first())

@@ -27,7 +27,7 @@ _MEETING = timedelta(hours=1)  # for all processes to come
 
 
 @dataclass(frozen=True)
-class Place:
+class ProcessPlace:
     """The number of a process among those of a run.
 
     Args:
@@ -48,12 +48,12 @@ class Place:
         return self.rank == 0
 
 
-def place_from_environment() -> Place | None:
+def place_from_environment() -> ProcessPlace | None:
     """The place that torchrun gave this process, or what speaks like it; None where it was started alone."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     if not all(os.environ.get(name, "").isdecimal() for name in names):
         return None
-    return Place(*(int(os.environ[name]) for name in names))
+    return ProcessPlace(*(int(os.environ[name]) for name in names))
 
 
 def started_devices() -> dict[str, int]:
@@ -85,7 +85,7 @@ class Processes:
         alike: the group of one process of every copy, that of this process among them; None for one copy.
     """
 
-    def __init__(self, place: Place, shards: int = 1) -> None:
+    def __init__(self, place: ProcessPlace, shards: int = 1) -> None:
         self.place = place
         self.replica, self.shard = divmod(place.rank, shards)
         self.replicas = place.world // shards
@@ -135,13 +135,13 @@ def _own_group(groups: list[list[int]], rank: int) -> ProcessGroup:
     return next(group for ranks, group in made.items() if rank in ranks)
 
 
-ALONE = Processes(Place())
+ALONE = Processes(ProcessPlace())
 """One process."""
 
 
 @contextlib.contextmanager
 def joined(
-    place: Place, device: torch.device, shards: int = 1, store: Store | None = None
+    place: ProcessPlace, device: torch.device, shards: int = 1, store: Store | None = None
 ) -> Iterator[Processes]:
     """Meet the other processes, and part from them.
 

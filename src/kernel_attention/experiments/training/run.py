@@ -38,7 +38,7 @@ from kernel_attention.experiments.training.files import (
     write_yaml,
 )
 from kernel_attention.experiments.training.fit import check_trainer, fit, training_device
-from kernel_attention.experiments.training.launch import place_of, together
+from kernel_attention.experiments.training.launch import recipe_place, together
 from kernel_attention.experiments.training.lock import LOCK_NAME, locked
 from kernel_attention.experiments.training.loggers import RunLoggers, require_loggers
 from kernel_attention.experiments.training.precision import with_precision
@@ -81,7 +81,7 @@ def train(
         FloatingPointError: the loss is no longer finite.
         OSError: the folder can no longer be written, for example because the disk is full.
     """
-    place = place_of(recipe)
+    place = recipe_place(recipe)
     if not resume and place.is_first:
         _check_unused(output)
     recipe = with_precision(recipe)

@@ -14,7 +14,7 @@ from lightning.fabric.strategies.strategy import Strategy, _BackwardSyncControl
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from kernel_attention.experiments.training.processes import Place
+from kernel_attention.experiments.training.processes import ProcessPlace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,7 +29,7 @@ class PlaceEnvironment(ClusterEnvironment):
         place: of this process.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: ProcessPlace) -> None:
         super().__init__()
         self.place = place
 
