@@ -18,7 +18,7 @@ SHARED := -n $(JOBS) --maxprocesses=8 --dist=worksteal $(STALLED) -m "not slow a
 NUMERIC := tests/tensors tests/features tests/mechanisms tests/models tests/solvers tests/theorems
 PROCESSORS := import torch; print({"AVX512": "default avx2 avx512", "AVX2": "default avx2"}.get(torch.backends.cpu.get_cpu_capability(), "default"))
 
-.PHONY: help env demo test test-slow test-processors numeric test-gpu lint format tables results performance docs bench clean
+.PHONY: help env demo test test-slow test-processors numeric test-gpu lint format tables exports results performance docs bench clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r name what; do printf '%-16s %s\n' "$$name" "$$what"; done
@@ -78,6 +78,9 @@ format: env  ## let ruff lay out the code
 
 tables: env  ## write what follows from the registered mechanisms: tables, navigation, re-exported names
 	$(BIN)/python tools/tables.py
+
+exports: env  ## export a model of every mechanism, and write the table of docs/export.md (two minutes)
+	$(BIN)/python tools/exports.py
 
 results: env  ## write the tables and figures of the documentation that follow from the records in results/
 	$(BIN)/python tools/results.py

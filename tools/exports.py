@@ -1,6 +1,6 @@
 """Export a model of every mechanism, check what comes out, and write the table of docs/export.md.
 
-python tools/exports.py            # write the table (two minutes); needs the extra `export`
+make exports                       # write the table (two minutes); needs the extra `export`
 python tools/exports.py --check    # say whether it is what it should be; exit code 1
 """
 

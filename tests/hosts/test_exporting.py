@@ -60,7 +60,7 @@ def quickly(*chosen: str) -> list:
 
 @pytest.mark.parametrize(
     "name",
-    quickly("softmax", "primal", "scaled_heads", "conv2d", "multilinear", "dual_multilinear", "scaled"),
+    quickly("softmax", "primal", "scaled_heads", "conv2d", "multilinear", "scaled"),
 )
 def test_a_classifier_of_any_length_is_exported_as_the_page_says(exports, onnx, name):
     assert exports.classifier_cells(name) == cells_of_page(name)[1:4]
@@ -154,6 +154,21 @@ def test_what_cannot_be_exported_is_refused_in_one_line():
     text = CausalLanguageModel(17, LENGTH, ["softmax", "rpc"], **SIZES | {"num_layers": 2}).eval()
     with pytest.raises(ka.InputError, match="layer 1, 'rpc', has no exportable step"):
         export_step(text)
+
+
+class SpectralNorm(torch.nn.Module):
+    """The largest eigenvalue of x^T x."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.eigh(x.mT @ x).eigenvalues[..., -1]
+
+
+def test_an_operator_that_onnx_lacks_is_named(onnx):
+    program = export_program(SpectralNorm().eval(), torch.randn(3, 5, 4))
+    with pytest.raises(
+        ka.InputError, match=r"ONNX has no operator for aten\._linalg_eigh, which the model uses"
+    ):
+        onnx_bytes(program)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.ao.quantization is deprecated:DeprecationWarning")

@@ -42,8 +42,9 @@ def export_program(model: nn.Module, x: Tensor, attention_mask: Tensor | None = 
     """A classifier ``model(x)`` or ``model(x, attention_mask)`` as a program of ``torch.export``.
 
     The program takes any number of sequences. With a mask it also takes any length from the program's least,
-    see ``program_lengths``, to that of ``x``: pad shorter sequences, which changes nothing. A mechanism with
-    one weight per place of a grid (``conv2d``) has the length of ``x`` only.
+    see ``program_lengths``, to that of ``x``: pad shorter sequences, which changes nothing. Where the tokens
+    lie on a grid (``conv2d``), it takes the length of ``x`` only. torch.export raises its own error for what
+    it cannot trace.
 
     Args:
         model: in evaluation mode.
@@ -51,7 +52,7 @@ def export_program(model: nn.Module, x: Tensor, attention_mask: Tensor | None = 
         attention_mask: a mask for it, bool, the tokens last; None: the program has no mask.
 
     Raises:
-        InputError: for a model in training mode, and one that cannot be traced.
+        InputError: for a model in training mode, and a single sequence.
     """
     if model.training:
         raise InputError("model: it is in training mode (accepted: model.eval())")
@@ -122,8 +123,7 @@ def export_step(model: CausalLanguageModel) -> ExportedProgram:
     """``CausalStep`` of a model as a program of ``torch.export``, for any number of texts.
 
     Raises:
-        InputError: for a model in training mode, a layer without a step-by-step form, and a model that cannot
-            be traced.
+        InputError: for a model in training mode, and a layer without a step-by-step form.
     """
     if model.training:
         raise InputError("model: it is in training mode (accepted: model.eval())")
