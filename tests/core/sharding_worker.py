@@ -53,6 +53,9 @@ LAYERS = {
     "linear": (ka.LinearAttention, {}),
     "linear, identity": (ka.LinearAttention, {"feature_map": "identity"}),
     "linear, taylor": (ka.LinearAttention, {"feature_map": "taylor"}),
+    "values": (ka.PrimalValueAttention, {"rank": 3}),
+    "values, keys": (ka.PrimalValueAttention, {"rank": 3, "normalize": "keys"}),
+    "values, rows": (ka.PrimalValueAttention, {"rank": 3, "feature_map": "elu", "normalize": "rows"}),
     "batch norm": (
         ka.SupportVectorAttention, {"kernel": "linear", "beta": 0.7, "learn_beta": True, "factors": 1}
     ),
@@ -61,7 +64,10 @@ LAYERS = {
         {"kernel": "linear", "beta": 0.7, "learn_beta": True, "normalize": True, "factors": 1},
     ),
 }  # fmt: skip
-CAUSAL = ("primal, data-independent", "primal, no running means", "linear", "linear, identity")
+CAUSAL = (
+    "primal, data-independent", "primal, no running means", "linear", "linear, identity", "values",
+    "values, keys", "values, rows",
+)  # fmt: skip
 
 
 def masks() -> dict[str, Tensor | None]:

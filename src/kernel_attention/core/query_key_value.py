@@ -71,7 +71,7 @@ class QueryKeyValueAttention(AttentionLayer):
         if is_causal and self.sequence_group is None:
             attention_mask = None  # the padding is on the right now, where no real token attends
         heads = [
-            self.scale_heads(out).transpose(1, 2)
+            out.transpose(1, 2)
             for out in self.head_outputs(x, source, attention_mask, is_causal, context is None)
         ]
         out = self.out_proj((heads[0] if len(heads) == 1 else torch.cat(heads, dim=2)).flatten(2))
@@ -128,12 +128,8 @@ class QueryKeyValueAttention(AttentionLayer):
         moved = self._compaction(attention_mask, is_causal) if is_self else None
         if moved is not None:
             q, k, v, attention_mask = *map(moved.apply, (q, k, v)), moved.attention_mask
-        out = self.scale_heads(self.weigh(q, k, v, None if is_causal else attention_mask, is_causal, is_self))
+        out = self.weigh(q, k, v, None if is_causal else attention_mask, is_causal, is_self)
         return out if moved is None else moved.undo(out)
-
-    def scale_heads(self, heads: Tensor) -> Tensor:
-        """The heads' outputs (B, h, N, p) as they are projected; a subclass may scale them."""
-        return heads
 
     def queries_and_keys(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
         """Queries (B, h, N, p) of x and keys (B, h, S, p) of ``source``."""
@@ -179,8 +175,7 @@ class QueryKeyValueAttention(AttentionLayer):
         q, k = self.queries_and_keys(x, x)
         v = self.split_heads(self.v_proj(x))
         out, memory = self.kernel.step(q, k, v, state.memory, state.position)
-        y = self.out_proj(self.merge_heads(self.scale_heads(out)))
-        return y, QueryKeyValueState(state.position.next(), memory)
+        return self.out_proj(self.merge_heads(out)), QueryKeyValueState(state.position.next(), memory)
 
     def read_prompt(self, x: Tensor, lengths: Tensor | None) -> Any:
         """Put the keys and values of the whole prompt into the kernel's memory at once."""

@@ -25,7 +25,7 @@ from kernel_attention.core.decoding import Position, State
 from kernel_attention.core.kernel import AttentionKernel
 from kernel_attention.core.objective import PenalizedAttention
 from kernel_attention.core.parameters import Device, draw_orthogonal, reset_submodules
-from kernel_attention.core.query_key_value import QueryKeyValueAttention
+from kernel_attention.core.query_key_value import QueryKeyValueAttention, QueryKeyValueState
 from kernel_attention.core.registry import register_attention
 from kernel_attention.core.sequence_group import SequenceGroup
 from kernel_attention.core.validation import require_positive, require_weight
@@ -355,6 +355,13 @@ class PrimalValueAttention(QueryKeyValueAttention, PenalizedAttention):
         group = self.sequence_group
         heads = self.kernel.weigh(phi_q, phi_k, v, attention_mask=mask, is_causal=is_causal, group=group)
         return self.scale_heads(heads)
+
+    def decode_token(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """Add the token's key and value to the kernel's memory, then read the memory with its query."""
+        q, k = self.queries_and_keys(x, x)
+        out, memory = self.kernel.step(q, k, self.split_heads(self.v_proj(x)), state.memory, state.position)
+        y = self.out_proj(self.merge_heads(self.scale_heads(out)))
+        return y, QueryKeyValueState(state.position.next(), memory)
 
     def scale_heads(self, heads: Tensor) -> Tensor:
         """The heads' outputs (B, h, N, p), each at root mean square 1 with ``normalize="output"``."""
