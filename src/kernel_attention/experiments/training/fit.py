@@ -315,7 +315,8 @@ class Training:
         del self.task.trainer
         self.task.share = 1.0
         del self.module, self.optimizer, self.schedule
-        gc.collect()  # a wrapper that outlives its process group waits for it forever
+        if self.processes.place.world > 1:
+            gc.collect()  # a wrapper that outlives its process group waits for it forever
 
     def _shares(self, batches: DataLoader, passes: int = 1) -> Iterator[Share]:
         replicas = self.processes.replicas
