@@ -46,6 +46,7 @@ def record(row, seed, right, cases=40, **figures):
     """A record with the first ``right`` of the cases right."""
     evaluation = {
         "accuracy": right / cases,
+        "loss": 1 - right / cases,
         "cases": cases,
         "correct_bits": pack_bits(np.arange(cases) < right),
     }
@@ -87,6 +88,12 @@ def test_reported_beside_measured(tmp_path):
     assert found["set0", "linear"] == ["50.00", "100.00 ± 0.00", "2", "+50.00"]
     assert found["set1", "linear"] == ["70.25", "53.75 ± 1.77", "2", "−16.50"]
     assert found["set2", "same"] == ["–", "51.25 ± 1.77", "2", "–"]
+
+
+def test_a_loss_beside_an_accuracy_is_better_when_it_is_smaller(tmp_path):
+    made = suite(further={"loss": {}})
+    captions = [table.caption for table in figure_tables(find(made, places(tmp_path, full())))]
+    assert [caption.rpartition("; ")[2] for caption in captions] == ["larger is better", "smaller is better"]
 
 
 def test_the_comparisons(tmp_path):

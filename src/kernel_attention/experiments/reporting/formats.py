@@ -68,6 +68,11 @@ def is_share(metric: str) -> bool:
     return metric.rpartition("_")[2] in ("accuracy", "iou")
 
 
+def is_error(metric: str) -> bool:
+    """Whether a metric is an error, so that the smaller value is the better one."""
+    return metric.rpartition("_")[2] in ("loss", "mse", "perplexity", "rmse")
+
+
 def format_metric(metric: str, value: object) -> str:
     """A metric's value with its unit: accuracies and IoU in per cent, other metrics as plain numbers."""
     if is_share(metric) and is_number(value):

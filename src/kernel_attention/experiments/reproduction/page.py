@@ -13,6 +13,7 @@ from kernel_attention.experiments.reporting.formats import (
     MISSING,
     format_duration,
     format_seeds,
+    is_error,
     is_share,
     metric_name,
     sentence,
@@ -237,7 +238,8 @@ def _figure_table(suite: Suite, metric: str, lines: Iterable[Line]) -> html.Tabl
                 MISSING if line.difference is None else signed(line.difference),
             ]
         )
-    better = "larger" if suite.larger_is_better or is_share(metric) else "smaller"
+    is_larger_better = is_share(metric) or (suite.larger_is_better and not is_error(metric))
+    better = "larger" if is_larger_better else "smaller"
     return html.Table(
         head, rows, f"{sentence(metric_name(metric))} Mean ± deviation; {better} is better", numbers=True
     )
