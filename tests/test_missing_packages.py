@@ -54,18 +54,22 @@ def test_a_package_that_is_missing_alone(package, tmp_path):
     assert not output.exists()
 
 
-@pytest.mark.parametrize("package", ["sklearn", "lightning"])
-def test_estimators_name_the_extra(package):
+@pytest.mark.parametrize(
+    ("package", "what"),
+    [("sklearn", "kernel_attention.{}"), ("lightning", "{}.fit")],
+    ids=["sklearn", "lightning"],
+)
+def test_estimators_name_the_extra(package, what):
+    """A fitted estimator predicts without the trainer; it is asked for by ``fit``."""
     script = (
-        "import kernel_attention as ka\n"
+        "import kernel_attention as ka, numpy as np\n"
         "for name in ('AttentionClassifier', 'AttentionRegressor'):\n"
-        "    try: getattr(ka, name)\n"
+        "    try: getattr(ka, name)(epochs=1).fit(np.ones((4, 1, 5)), [0, 1, 0, 1])\n"
         "    except ImportError as error: print(error)"
     )
     process = run(script, package)
     assert process.stdout.splitlines() == [
-        f"kernel_attention.{name} needs {package}, which is not installed: "
-        "pip install 'kernel-attention[train]'"
+        f"{what.format(name)} needs {package}, which is not installed: pip install 'kernel-attention[train]'"
         for name in ("AttentionClassifier", "AttentionRegressor")
     ], process.stderr
 

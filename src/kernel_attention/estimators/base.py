@@ -16,7 +16,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 from torch import Tensor
 
 from kernel_attention.core.validation import require_positive, require_probability, require_weight
-from kernel_attention.errors import InputError, unknown
+from kernel_attention.errors import InputError, missing_package, unknown
 from kernel_attention.estimators.files import load_estimator, save_estimator
 from kernel_attention.estimators.importance import integrated_gradients
 from kernel_attention.estimators.parameters import (
@@ -269,6 +269,7 @@ class AttentionEstimator(TransformerMixin, BaseEstimator):
             )
         if self.time_limit is not None:
             require_weight(time_limit=self.time_limit)
+        self._require_trainer()
         earlier = self._earlier(split, num_outputs)
         seeds = member_seeds(self.random_state, self._count())
         seeds = [*(self.seeds_ if earlier else []), *seeds[len(earlier) :]]
@@ -326,6 +327,13 @@ class AttentionEstimator(TransformerMixin, BaseEstimator):
         self.history_ = [row for member in members for row in member.rows]
         self.best_epoch_ = members[0].best_epoch
         self.best_epochs_ = [member.best_epoch for member in members]
+
+    def _require_trainer(self) -> None:
+        """ImportError with the extra that installs the trainer, which only ``fit`` needs."""
+        try:
+            import lightning  # noqa: F401
+        except ModuleNotFoundError as error:
+            raise ImportError(missing_package(error, f"{type(self).__name__}.fit")) from None
 
     def _earlier(self, split: SequenceSplit, num_outputs: int) -> list[SequenceClassifier]:
         """The members of the last fit, where this one continues them."""

@@ -14,7 +14,7 @@ from experiments.training.text_data import LANGUAGE, make_text
 from experiments.training.token_data import TOKENS, make_tokens
 
 from kernel_attention.experiments.training import Interrupted, make_recipe, run
-from kernel_attention.experiments.training.module import RecipeTask
+from kernel_attention.experiments.training.fit import Training
 
 KINDS: dict[str, dict[str, Any]] = {
     "one seed": {},
@@ -87,16 +87,14 @@ def _train(keys: dict[str, Any], folder: Path, root: Path, stopped_at: int | Non
         if stopped_at is None:
             run.train(recipe, folder, name="small", data_root=root, progress=False)
             return
-        patch.setattr(RecipeTask, "on_train_batch_start", _stop_in(stopped_at), raising=False)
+        step = Training._step
+
+        def stopped(training: Training, *passes: Any) -> None:
+            """Ctrl-C before the first step of a round."""
+            if training.round == stopped_at:
+                raise KeyboardInterrupt
+            step(training, *passes)
+
+        patch.setattr(Training, "_step", stopped)
         with pytest.raises(Interrupted):
             run.train(recipe, folder, name="small", data_root=root, progress=False)
-
-
-def _stop_in(epoch: int) -> Callable[..., None]:
-    """Ctrl-C before the first step of an epoch."""
-
-    def hook(task: RecipeTask, *_: Any) -> None:
-        if task.current_epoch == epoch:
-            raise KeyboardInterrupt
-
-    return hook
