@@ -63,7 +63,7 @@ def measure(length: int, options: argparse.Namespace) -> list[dict[str, Any]]:
     layers = contenders(width, options.num_heads, length + options.steps)
     x = torch.randn(batch, length, width)
     tokens = torch.randn(options.steps, batch, width)
-    states = {name: layer.decoder().read(x, None) for name, layer in layers.items()}
+    states = {name: layer.prefill(x)[1] for name, layer in layers.items()}
     held = {name: state_bytes(state) for name, state in states.items()}
     for name, layer in layers.items():
         _, grown = layer.step(tokens[0], states[name])  # warm-up, and the buffers' next size
