@@ -15,10 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from kernel_attention.analysis.capture import Batch, LayerChoice, capture_chosen, choose_layers
-from kernel_attention.analysis.initialization import PrimalInitialization, output_errors, softmax_twin
+from kernel_attention.analysis.initialization import (
+    PrimalInitialization,
+    output_errors,
+    softmax_twin,
+    student_of,
+)
 from kernel_attention.analysis.output_map import ridge_solution
 from kernel_attention.errors import InputError
-from kernel_attention.mechanisms import create_attention
 from kernel_attention.mechanisms.primal.nested import KernelGrams, kernel_grams, nested_objective
 from kernel_attention.mechanisms.primal.values import PrimalValueAttention
 from kernel_attention.mechanisms.softmax.layer import SoftmaxAttention
@@ -75,7 +79,9 @@ def primal_values_from_softmax(
     with torch.random.fork_rng([]):  # new layers draw weights
         torch.default_generator.manual_seed(seed)
         teacher = softmax_twin(layer)
-        student = _new_layer(teacher, teacher.head_dim if rank is None else rank, options)
+        rank = teacher.head_dim if rank is None else rank
+        student = student_of("primal_values", teacher, rank, options)
+        assert isinstance(student, PrimalValueAttention)
     x = samples.double()
     target = teacher(x, attention_mask=attention_mask)  # checks the samples too
     real = torch.ones_like(x[..., 0], dtype=torch.bool) if attention_mask is None else attention_mask
@@ -129,23 +135,6 @@ def distill_primal_values(
                 if child is seen.layer:
                     setattr(module, place, found[name].layer)
     return found
-
-
-def _new_layer(teacher: SoftmaxAttention, rank: int, options: dict[str, Any]) -> PrimalValueAttention:
-    """A layer in float64 with the softmax layer's sizes and projections."""
-    if "bias" in options:
-        raise InputError(f"bias={options['bias']!r}: the softmax layer decides whether there are biases")
-    student = create_attention(
-        "primal_values", teacher.embed_dim, teacher.num_heads, rank=rank, **options,
-        bias=teacher.q_proj.bias is not None,
-    )  # fmt: skip
-    assert isinstance(student, PrimalValueAttention)
-    student.to(teacher.q_proj.weight.device, torch.float64).eval()
-    assert student.k_proj is not None
-    student.q_proj.load_state_dict(teacher.q_proj.state_dict())
-    student.k_proj.load_state_dict((teacher.k_proj or teacher.q_proj).state_dict())
-    student.v_proj.load_state_dict(teacher.v_proj.state_dict())
-    return student
 
 
 def _grams(

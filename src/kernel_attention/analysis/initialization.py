@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from kernel_attention.analysis.output_map import fit_output_map, ridge_solution
+from kernel_attention.core.layer import AttentionLayer
 from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.hosts.known import HostedAttention
@@ -108,7 +109,8 @@ def primal_from_softmax(
     with torch.random.fork_rng([]):  # new layers draw weights
         torch.default_generator.manual_seed(seed)
         teacher = softmax_twin(layer)
-        student = _new_layer(teacher, teacher.head_dim if rank is None else rank, options)
+        student = student_of("primal", teacher, teacher.head_dim if rank is None else rank, options)
+        assert isinstance(student, PrimalAttention)
     x, mask = samples.double(), attention_mask
     target = teacher(x, attention_mask=mask)  # checks the samples too
     real = torch.ones_like(x[..., 0], dtype=torch.bool) if mask is None else mask
@@ -166,18 +168,23 @@ def softmax_twin(layer: nn.Module) -> SoftmaxAttention:
     return teacher.to(inner.q_proj.weight.device, torch.float64).eval()
 
 
-def _new_layer(teacher: SoftmaxAttention, rank: int, options: dict[str, Any]) -> PrimalAttention:
-    """A primal layer in float64 with the softmax layer's sizes, query and key projections."""
+def student_of(
+    mechanism: str, teacher: SoftmaxAttention, rank: int, options: dict[str, Any]
+) -> AttentionLayer:
+    """A layer in float64 with the softmax layer's sizes, and with its projections of the same names."""
     if "bias" in options:
         raise InputError(f"bias={options['bias']!r}: the softmax layer decides whether there are biases")
     student = create_attention(
-        "primal", teacher.embed_dim, teacher.num_heads, rank=rank, **options,
+        mechanism, teacher.embed_dim, teacher.num_heads, rank=rank, **options,
         bias=teacher.q_proj.bias is not None,
     )  # fmt: skip
-    assert isinstance(student, PrimalAttention)
     student.to(teacher.q_proj.weight.device, torch.float64).eval()
-    student.q_proj.load_state_dict(teacher.q_proj.state_dict())
-    student.k_proj.load_state_dict((teacher.k_proj or teacher.q_proj).state_dict())
+    projections = {
+        "q_proj": teacher.q_proj, "k_proj": teacher.k_proj or teacher.q_proj, "v_proj": teacher.v_proj
+    }  # fmt: skip
+    for name, projection in projections.items():
+        if isinstance(own := getattr(student, name, None), nn.Module):
+            own.load_state_dict(projection.state_dict())
     return student
 
 

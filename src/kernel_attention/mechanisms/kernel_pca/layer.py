@@ -109,7 +109,7 @@ class RobustPrincipalAttention(AttentionLayer):
     ) -> Tensor:
         """RPC-Attention on checked arguments: the last L of the pursuit, projected, (B, N, d)."""
         if self.plan(x, is_causal=is_causal).form == "triton":
-            low_rank = rpc_attention_by_kernels(**self._pursuit_arguments(x, attention_mask, is_causal))
+            low_rank = rpc_attention_by_kernels(**self._pursuit_of(x, attention_mask, is_causal))
         else:
             low_rank = self.pursuit(x, attention_mask=attention_mask, is_causal=is_causal).low_rank
         return self.out_proj(self.merge_heads(low_rank))
@@ -128,16 +128,11 @@ class RobustPrincipalAttention(AttentionLayer):
         is_causal: bool = False,
     ) -> Tensor:
         """The last L of the pursuit of given keys; symmetric attention cleans and reads the queries."""
+        arguments = self._pursuit_arguments(
+            q if self.symmetric else k, v, None if self.symmetric else q, attention_mask, is_causal
+        )
         return principal_attention_pursuit(
-            k=q if self.symmetric else k,
-            v=v,
-            q=None if self.symmetric else q,
-            iterations=self.iterations,
-            lam=self.lam,
-            convention=self.convention,
-            attention_mask=attention_mask,
-            is_causal=is_causal,
-            dropout_p=self.dropout if self.training else 0.0,
+            **arguments, dropout_p=self.dropout if self.training else 0.0
         ).low_rank
 
     def plan(self, x: Tensor, *, is_causal: bool = False, compiled: bool | None = None) -> LayerPlan:
@@ -155,15 +150,22 @@ class RobustPrincipalAttention(AttentionLayer):
         """L, S and T of the last step, each (B, h, N, p); S is what the layer takes for corruption."""
         dropout = self.dropout if self.training else 0.0
         return principal_attention_pursuit(
-            **self._pursuit_arguments(x, attention_mask, is_causal), dropout_p=dropout
+            **self._pursuit_of(x, attention_mask, is_causal), dropout_p=dropout
         )
 
-    def _pursuit_arguments(self, x: Tensor, attention_mask: Tensor | None, is_causal: bool) -> dict[str, Any]:
+    def _pursuit_of(self, x: Tensor, attention_mask: Tensor | None, is_causal: bool) -> dict[str, Any]:
+        """What the pursuit of an input takes."""
+        k, v = self.split_heads(self.k_proj(x)), self.split_heads(self.v_proj(x))
+        return self._pursuit_arguments(k, v, self._queries(x), attention_mask, is_causal)
+
+    def _pursuit_arguments(
+        self, k: Tensor, v: Tensor, q: Tensor | None, attention_mask: Tensor | None, is_causal: bool
+    ) -> dict[str, Any]:
         """What the pursuit takes, by PyTorch's operations and by kernels."""
         return {
-            "k": self.split_heads(self.k_proj(x)),
-            "v": self.split_heads(self.v_proj(x)),
-            "q": self._queries(x),
+            "k": k,
+            "v": v,
+            "q": q,
             "iterations": self.iterations,
             "lam": self.lam,
             "convention": self.convention,
