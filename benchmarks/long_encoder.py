@@ -15,7 +15,6 @@ import argparse
 import contextlib
 import json
 import multiprocessing
-import platform
 import queue
 import time
 from pathlib import Path
@@ -25,6 +24,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader
 
+from kernel_attention.experiments.benchmarking.machine import describe_machine
 from kernel_attention.experiments.benchmarking.traffic import Sent, count_gradients, counted_collectives
 from kernel_attention.experiments.data.series.batches import Batch
 from kernel_attention.experiments.data.step_sampler import StepSampler
@@ -170,8 +170,8 @@ def main() -> None:
         if abs(row["loss"] / rows[0]["loss"] - 1) > 1e-4:
             raise SystemExit(f"losses differ: {row['loss']} and {rows[0]['loss']}")
     if options.out is not None:
-        machine = {"platform": platform.platform(), "torch": torch.__version__, "threads": 1}
-        options.out.write_text(json.dumps({"machine": machine, "rows": rows}, indent=2) + "\n")
+        record = {"machine": describe_machine(set()), "threads": 1, "rows": rows}
+        options.out.write_text(json.dumps(record, indent=2) + "\n")
 
 
 if __name__ == "__main__":
