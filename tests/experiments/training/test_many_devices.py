@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from experiments.data.segmentation.pairs import pair_files, write_files
 from experiments.training.decision_data import DECISIONS, make_decisions
 from experiments.training.image_data import IMAGES, make_images
 from experiments.training.runs import (
@@ -56,14 +57,29 @@ POSITIONS: dict[str, Any] = {
     "num_layers": 1, "feedforward_dim": 16, "steps": 6, "evaluate_every": 3, "batch_size": 7,
     "evaluation_cases": 9, "accelerator": "cpu", "threads": 1,
 }  # fmt: skip
+SEGMENTS: dict[str, Any] = {
+    "task": "segmentation", "dataset": "stripes", "image_size": 0, "crop_size": [12, 14], "patch_size": 2,
+    "attention": {"primal": {"rank": 3, "eta": 0.1, "rank_multiplier": 2}}, "embed_dim": 8, "num_heads": 2,
+    "num_layers": 1, "feedforward_dim": 16, "drop_path": 0.0, "epochs": 2, "batch_size": 4,
+    "optimizer": "adamw", "accelerator": "cpu", "threads": 1,
+}  # fmt: skip
 PRIMAL = {"attention": {"primal": {"rank": 3, "eta": 0.1, "rank_multiplier": 2}}}
 PLAIN = {"augmentation": "none", "random_erasing": 0.0, "mixup": 0.0, "cutmix": 0.0}
+
+
+def make_stripes(root: Path) -> Path:
+    """A data root with ``stripes``: images with label maps, in which some pixels are void."""
+    write_files(root / "stripes", pair_files({"train": 14, "val": 5, "test": 6}))
+    return root
+
+
 TASKS = {
     "time series": (SMALL, make_waves),
     "regression": (
         SMALL | {"dataset": "Tides"}, lambda root: make_waves(root, "Tides", regression=True)
     ),
     "images": (IMAGES | PRIMAL | PLAIN, make_images),
+    "segmentation": (SEGMENTS, make_stripes),
     "language": (LANGUAGE, make_text),
     "tokens": (TOKENS | {"dataset": "sst2"}, make_tokens),
     "decisions": (DECISIONS, make_decisions),
