@@ -26,6 +26,7 @@ import recall_tables
 import reproduction_tables
 import result_tables
 import robustness_tables
+import segmentation_tables
 import series_tables
 import significance_tables
 from generated import ROOT, between_marks, settle
@@ -44,6 +45,7 @@ PAGES = (
     reproduction_tables,
     result_tables,
     robustness_tables,
+    segmentation_tables,
     series_tables,
     significance_tables,
 )

@@ -8,6 +8,7 @@ import shutil
 
 import numpy as np
 import pytest
+import yaml
 from experiments.results.conftest import attack_entry
 
 from kernel_attention.errors import InputError
@@ -46,6 +47,12 @@ def test_a_record_holds_what_the_run_holds(run):
         assert "seeds" not in record.config
     assert "robustness" not in first.figures
     assert second.figures["robustness"] == content(run / "seed-1/robustness.json")
+
+
+def test_a_record_has_no_path_of_the_machine(run):
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    (run / "config.yaml").write_text(yaml.safe_dump(config | {"start_from": "/home/me/runs/classifier"}))
+    assert make_records(run)[0].config["start_from"] == "classifier"
 
 
 def test_a_run_says_when_and_with_which_code_it_was_trained(run):

@@ -35,7 +35,7 @@ class ResultRecord:
         label: the row of a table that the model belongs to; models of one label differ in their seed alone.
         seed: of the training.
         recipe: name of the recipe.
-        config: the recipe's keys, without the seeds.
+        config: the recipe's keys, without the seeds; of the run in ``start_from`` the folder's name alone.
         budget: what the training took: its length, ``seconds`` and ``threads``.
         software: versions by package; ``platform``.
         machine: processor, cores and accelerator in one line.
@@ -175,7 +175,7 @@ def _record(
         label=label,
         seed=seed,
         recipe=str(versions.get("recipe") or summary.get("recipe") or "unknown"),
-        config={key: value for key, value in config.items() if key != "seeds"},
+        config=_portable(config),
         budget=length | {"seconds": figures["evaluation"].get("seconds"), "threads": config.get("threads")},
         software={key: versions[key] for key in _SOFTWARE if key in versions},
         machine=str(versions.get("machine") or summary.get("machine") or "unknown"),
@@ -183,6 +183,14 @@ def _record(
         revision=known or revision,
         figures=figures,
     )
+
+
+def _portable(config: dict[str, Any]) -> dict[str, Any]:
+    """A recipe's keys as they hold on any machine: where a run's folder lies does not."""
+    kept = {key: value for key, value in config.items() if key != "seeds"}
+    if kept.get("start_from"):
+        kept["start_from"] = Path(kept["start_from"]).name
+    return kept
 
 
 def _is_record(content: Any) -> bool:
