@@ -16,9 +16,8 @@ from kernel_attention.experiments.training.recipe import (
     Protocol,
     Seed,
     make_recipe,
-    read_recipe,
-    recipes_dir,
 )
+from kernel_attention.experiments.training.recipe_files import read_recipe, recipes_dir
 
 TRANSFER = "transfer"
 _NAME = re.compile(r"\w[\w.+-]*")

@@ -16,7 +16,8 @@ from kernel_attention.experiments.training.experiment import Experiment
 from kernel_attention.experiments.training.facts import read_facts, require_same_data
 from kernel_attention.experiments.training.files import read_weights
 from kernel_attention.experiments.training.fit import training_device
-from kernel_attention.experiments.training.recipe import BaseRecipe, make_recipe, read_keys
+from kernel_attention.experiments.training.recipe import BaseRecipe, make_recipe
+from kernel_attention.experiments.training.recipe_files import read_keys
 from kernel_attention.experiments.training.run import build_model
 from kernel_attention.experiments.training.tasks import experiment_class
 from kernel_attention.experiments.training.time_series_experiment import TimeSeriesExperiment
