@@ -373,7 +373,7 @@ class Reproduce(Command):
     several of them can work on one suite at a time. A page beside the runs has the comparison.
 
     Args:
-        suite: name (see: kernel-attention list suites) or YAML file.
+        suite: name (see: kernel-attention list suites) or YAML file; FILE/NAME where it holds a family.
         rows: rows to run (default: all).
         columns: columns to run (default: all).
         seeds: seeds to run (default: those of the suite).

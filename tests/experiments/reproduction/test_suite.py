@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from kernel_attention.errors import InputError
+from kernel_attention.experiments.families import recipes_dir
 from kernel_attention.experiments.reproduction.suite import Cell, Suite, list_suites, read_suite
 from kernel_attention.experiments.training import PROTOCOLS, list_recipes, read_recipe, recipe_text
 
@@ -259,6 +260,30 @@ def test_wrong_suites(changes, message, tmp_path):
     with pytest.raises(InputError, match=message) as raised:
         read_suite(str(path))
     assert "\n" not in str(raised.value)
+
+
+def test_a_family_of_suites(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    common = {key: value for key, value in SMALL.items() if key != "baselines"}
+    table = {"short": {"keys": {"epochs": 1}}, "paired": {"baselines": {"default": "softmax"}, "rws": {}}}
+    (tmp_path / "family.yaml").write_text(yaml.safe_dump(common | {"suites": table}))
+    expected = Suite(name="short", **common | {"keys": {"epochs": 1}})
+    assert read_suite("family.yaml/short") == expected
+    for name, message in {
+        "family.yaml": "suite family.yaml is a family: give one of its suites, such as family.yaml/paired",
+        "family.yaml/shrt": "unknown suite of family.yaml 'shrt'; did you mean 'short'",
+        "family.yaml/paired": "unknown key of family.yaml/paired 'rws'; did you mean 'rows'",
+        "primal_dual": "unknown suite 'primal_dual'; did you mean 'primal_dual_",
+    }.items():
+        with pytest.raises(InputError) as raised:
+            read_suite(name)
+        assert message in str(raised.value)
+        assert "\n" not in str(raised.value)
+
+
+def test_every_suite_has_one_place():
+    tables = [yaml.safe_load(path.read_text("utf-8")) for path in (recipes_dir() / "suites").iterdir()]
+    assert len(list_suites()) == sum(len(table.get("suites", [None])) for table in tables)
 
 
 def test_a_suite_without_a_needed_key(tmp_path):

@@ -7,8 +7,8 @@ import yaml
 
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.arguments import parse
+from kernel_attention.experiments.families import recipes_dir
 from kernel_attention.experiments.training import list_recipes, make_recipe, read_recipe, recipe_text
-from kernel_attention.experiments.training.recipe_files import recipes_dir
 
 FAMILY = """\
 # Small models.
@@ -133,7 +133,7 @@ def test_the_options_are_those_of_the_entrys_task(family):
         ),
         ("family.yaml/", "is a family: give one of its recipes"),
         ("uea/handwritng", "unknown recipe 'uea/handwritng'; did you mean 'uea/handwriting'"),
-        ("single.yaml/wide", "single.yaml holds one recipe and no family of them (accepted: single.yaml)"),
+        ("single.yaml/wide", "single.yaml holds one recipe (accepted: single.yaml)"),
         ("nothing.yaml/wide", "unknown recipe 'nothing.yaml/wide'"),
         ("suites/recall", "unknown recipe 'suites/recall'"),
         ("family.yaml/wide/more", "unknown recipe 'family.yaml/wide/more'"),

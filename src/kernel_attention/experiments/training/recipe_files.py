@@ -1,43 +1,31 @@
-"""Recipes as files. A file holds one recipe, or a family: the common keys, and a table of what differs.
+"""The recipes that are shipped, and those in a user's files.
 
-A family is a mapping whose key ``recipes`` has an entry for each recipe. A key of an entry replaces the
-family's. Comments above the first entry are about all recipes, and comments below an entry's name, further to
-the right, are about that one. ``NAME`` in a comment stands for the name of the entry.
+Comments in the file of a family are about all of its recipes where they stand above the first entry. Below
+the name of an entry, and further to the right, they are about that one. ``NAME`` in them stands for its name.
 """
 
 from __future__ import annotations
 
-import copy
-import functools
-import importlib.resources
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 
-from kernel_attention.errors import InputError, unknown
-from kernel_attention.experiments.plain_yaml import key_lines, read_yaml
+from kernel_attention.errors import unknown
+from kernel_attention.experiments.families import (
+    ALONE,
+    Location,
+    find_file,
+    read_entries,
+    read_entry,
+    recipes_dir,
+    table_of,
+)
+from kernel_attention.experiments.plain_yaml import key_lines
 from kernel_attention.experiments.settings import field_names
 from kernel_attention.experiments.training.recipe import check_keys
-
-_TABLE = "recipes"
-_ALONE = ""  # the name of a recipe that has its file to itself
-_NAME = re.compile(r"\w[\w.+-]*")
-
-
-class _Place(NamedTuple):
-    """A file, and the name of a recipe in it."""
-
-    path: Path
-    entry: str
-
-
-def recipes_dir() -> Path:
-    """The folder of the shipped recipes: inside the installed package, or next to ``src`` in a checkout."""
-    installed = Path(str(importlib.resources.files("kernel_attention"))) / "recipes"
-    return installed if installed.is_dir() else Path(__file__).parents[4] / "recipes"
 
 
 def list_recipes() -> dict[str, Path]:
@@ -45,12 +33,12 @@ def list_recipes() -> dict[str, Path]:
     return {
         f"{name}/{entry}" if entry else name: path
         for name, path in _shipped_files().items()
-        for entry in _recipes_in(path)
+        for entry in read_entries(path, "recipe")
     }
 
 
 def is_recipe(name: str) -> bool:
-    """Whether a shipped recipe has this name, or a file that may hold it is there."""
+    """Whether a shipped recipe has this name, or there is a file that may hold it."""
     return _find(name) is not None
 
 
@@ -63,10 +51,8 @@ def read_recipe(name: str) -> tuple[str, dict[str, Any]]:
     Raises:
         InputError: for an unknown name, a family without the name of an entry, or a wrong file.
     """
-    path, entry = _place(name)
-    keys = _recipes_in(path)[entry]
-    check_keys(keys, f"{path}/{entry}" if entry else str(path))
-    return entry or path.stem, copy.deepcopy(keys)
+    location, keys = _read(name)
+    return location.name, keys
 
 
 def recipe_text(name: str) -> str:
@@ -75,59 +61,36 @@ def recipe_text(name: str) -> str:
     Raises:
         InputError: as ``read_recipe``.
     """
-    _, keys = read_recipe(name)
-    path, entry = _place(name)
-    text = path.read_text(encoding="utf-8")
-    if entry == _ALONE:
+    location, keys = _read(name)
+    text = location.path.read_text(encoding="utf-8")
+    if location.entry == ALONE:
         return text
-    comments = "".join(f"{line}\n" for line in _comments(text, entry))
-    order = ["task", *field_names(check_keys(keys, name))]
+    comments = "".join(f"{line}\n" for line in _comments(text, location.entry))
+    order = ["task", *field_names(check_keys(keys, str(location)))]
     ordered = {key: keys[key] for key in sorted(keys, key=order.index)}
-    return re.sub(r"\bNAME\b", entry, comments) + key_lines(ordered)
+    return re.sub(r"\bNAME\b", location.entry, comments) + key_lines(ordered)
 
 
-def read_keys(path: Path) -> dict[str, Any]:
-    """The keys in the file of a single recipe."""
-    keys = _mapping(path)
-    check_keys(keys, str(path))
-    return keys
-
-
-def _place(name: str) -> _Place:
-    """The place of a recipe; InputError where there is none."""
-    place = _find(name)
-    if place is None:
+def _read(name: str) -> tuple[Location, dict[str, Any]]:
+    location = _find(name)
+    if location is None:
         raise unknown(
             "recipe", name, list_recipes(), listing="kernel-attention list recipes; or give a YAML file"
         )
-    names = list(_recipes_in(place.path))
-    if place.entry in names:
-        return place
-    if names == [_ALONE]:
-        raise InputError(
-            f"recipe {name}: {place.path} holds one recipe and no family of them (accepted: {place.path})"
-        )
-    if place.entry == _ALONE:
-        raise InputError(
-            f"recipe {name} is a family: give one of its recipes, such as {name}/{names[0]} "
-            f"(accepted: {', '.join(names)})"
-        )
-    raise unknown(f"recipe of {place.path}", place.entry, names)
+    keys = read_entry(location, "recipe", name)
+    check_keys(keys, str(location))
+    return location, keys
 
 
-def _find(name: str) -> _Place | None:
-    """Where a recipe is, as far as the names of files and of shipped recipes tell."""
+def _find(name: str) -> Location | None:
+    """Where a recipe is. Only the family that may have it is read: all of them take a third of a second."""
     files = _shipped_files()
-    owner, _, entry = name.rpartition("/")
     if name in files:
-        return _Place(files[name], _ALONE)
-    if owner in files and entry and entry in _recipes_in(files[owner]):
-        return _Place(files[owner], entry)
-    if Path(name).is_file():
-        return _Place(Path(name), _ALONE)
-    if Path(owner).is_file():
-        return _Place(Path(owner), entry)
-    return None
+        return Location(files[name], ALONE)
+    family, _, entry = name.rpartition("/")
+    if family in files and entry and entry in read_entries(files[family], "recipe"):
+        return Location(files[family], entry)
+    return find_file(name)
 
 
 def _shipped_files() -> dict[str, Path]:
@@ -137,45 +100,10 @@ def _shipped_files() -> dict[str, Path]:
     return {path.relative_to(root).with_suffix("").as_posix(): path for path in paths}
 
 
-def _recipes_in(path: Path) -> dict[str, dict[str, Any]]:
-    """The keys of every recipe in a file."""
-    return _read_shipped(path) if recipes_dir() in path.parents else _read(path)
-
-
-@functools.cache
-def _read_shipped(path: Path) -> dict[str, dict[str, Any]]:
-    """``_read`` of a file that does not change; a suite asks for its recipes once per cell."""
-    return _read(path)
-
-
-def _read(path: Path) -> dict[str, dict[str, Any]]:
-    keys = _mapping(path)
-    if _TABLE not in keys:
-        return {_ALONE: keys}
-    table = keys.pop(_TABLE)
-    if not isinstance(table, dict) or not table:
-        raise InputError(f"{path}: {_TABLE} must be a mapping from names to keys, found {table!r}")
-    for name, own in table.items():
-        if not isinstance(name, str) or _NAME.fullmatch(name) is None:
-            raise InputError(
-                f"{path}: recipe {name!r} must be letters, digits and . _ + -, as it names run folders"
-            )
-        if not isinstance(own, dict):
-            raise InputError(f"{path}: recipe {name} must have lines of the form key: value, found {own!r}")
-    return {name: keys | own for name, own in table.items()}
-
-
-def _mapping(path: Path) -> dict[str, Any]:
-    values = read_yaml(path)
-    if not isinstance(values, dict):
-        raise InputError(f"{path}: expected lines of the form key: value, found {type(values).__name__}")
-    return values
-
-
 def _comments(text: str, entry: str) -> list[str]:
     """The lines of comments about an entry of a family: those about all, an empty one, its own."""
     root = yaml.compose(text, yaml.SafeLoader)
-    table = next(value for key, value in root.value if key.value == _TABLE)
+    table = next(value for key, value in root.value if key.value == table_of("recipe"))
     marks = {key.value: key.start_mark for key, _ in table.value}
     starts = [mark.line for mark in marks.values()]
     begin, indent = marks[entry].line, " " * (marks[entry].column + 1)
