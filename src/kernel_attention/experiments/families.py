@@ -23,7 +23,7 @@ ALONE = ""
 _NAME = re.compile(r"\w[\w.+-]*")
 
 
-class Location(NamedTuple):
+class FileEntry(NamedTuple):
     """A file, and the name of an entry in it."""
 
     path: Path
@@ -44,15 +44,15 @@ def recipes_dir() -> Path:
     return installed if installed.is_dir() else Path(__file__).parents[3] / "recipes"
 
 
-def find_file(name: str) -> Location | None:
+def find_file(name: str) -> FileEntry | None:
     """What a user names: ``file.yaml``, or ``file.yaml/entry``; None where there is no such file."""
     if Path(name).is_file():
-        return Location(Path(name), ALONE)
+        return FileEntry(Path(name), ALONE)
     owner, _, entry = name.rpartition("/")
-    return Location(Path(owner), entry) if Path(owner).is_file() else None
+    return FileEntry(Path(owner), entry) if Path(owner).is_file() else None
 
 
-def read_entry(location: Location, kind: Kind, asked: str) -> dict[str, Any]:
+def read_entry(location: FileEntry, kind: Kind, asked: str) -> dict[str, Any]:
     """The keys of a recipe or a suite.
 
     Args:
@@ -98,14 +98,18 @@ def _read(path: Path, kind: Kind) -> dict[str, dict[str, Any]]:
         return {ALONE: keys}
     table = keys.pop(table_of(kind))
     if not isinstance(table, dict) or not table:
-        raise InputError(f"{path}: {table_of(kind)} must be a mapping from names to keys, found {table!r}")
+        raise InputError(
+            f"{path}: {table_of(kind)} must be a mapping from names to keys, found {table!r:.40}"
+        )
     for name, own in table.items():
         if not isinstance(name, str) or _NAME.fullmatch(name) is None:
             raise InputError(
                 f"{path}: {kind} {name!r} must be letters, digits and . _ + -, as it names folders"
             )
         if not isinstance(own, dict):
-            raise InputError(f"{path}: {kind} {name} must have lines of the form key: value, found {own!r}")
+            raise InputError(
+                f"{path}: {kind} {name} must have lines of the form key: value, found {own!r:.40}"
+            )
     return {name: keys | own for name, own in table.items()}
 
 

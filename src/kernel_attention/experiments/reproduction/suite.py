@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 from kernel_attention.errors import InputError, unknown
-from kernel_attention.experiments.families import Location, find_file, read_entries, read_entry, recipes_dir
+from kernel_attention.experiments.families import FileEntry, find_file, read_entries, read_entry, recipes_dir
 from kernel_attention.experiments.settings import DIFFERENT, Count, check_fields, field_names
 from kernel_attention.experiments.training.recipe import (
     BaseRecipe,
@@ -284,7 +284,7 @@ def read_suite(name: str) -> Suite:
         raise InputError(f"{location}: {error}") from None
 
 
-def _shipped_suites() -> dict[str, Location]:
+def _shipped_suites() -> dict[str, FileEntry]:
     files = (recipes_dir() / "suites").glob("*.yaml")
-    locations = [Location(path, entry) for path in files for entry in read_entries(path, "suite")]
+    locations = [FileEntry(path, entry) for path in files for entry in read_entries(path, "suite")]
     return {location.name: location for location in sorted(locations, key=lambda location: location.name)}

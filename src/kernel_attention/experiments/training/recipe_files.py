@@ -16,7 +16,7 @@ import yaml
 from kernel_attention.errors import unknown
 from kernel_attention.experiments.families import (
     ALONE,
-    Location,
+    FileEntry,
     find_file,
     read_entries,
     read_entry,
@@ -71,7 +71,7 @@ def recipe_text(name: str) -> str:
     return re.sub(r"\bNAME\b", location.entry, comments) + key_lines(ordered)
 
 
-def _read(name: str) -> tuple[Location, dict[str, Any]]:
+def _read(name: str) -> tuple[FileEntry, dict[str, Any]]:
     location = _find(name)
     if location is None:
         raise unknown(
@@ -82,14 +82,14 @@ def _read(name: str) -> tuple[Location, dict[str, Any]]:
     return location, keys
 
 
-def _find(name: str) -> Location | None:
+def _find(name: str) -> FileEntry | None:
     """Where a recipe is. Only the family that may have it is read: all of them take a third of a second."""
     files = _shipped_files()
     if name in files:
-        return Location(files[name], ALONE)
+        return FileEntry(files[name], ALONE)
     family, _, entry = name.rpartition("/")
     if family in files and entry and entry in read_entries(files[family], "recipe"):
-        return Location(files[family], entry)
+        return FileEntry(files[family], entry)
     return find_file(name)
 
 
