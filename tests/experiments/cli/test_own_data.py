@@ -206,7 +206,7 @@ def test_a_recipe_of_a_family_trains_and_so_does_its_copy(cli, refused, here):
     assert cli("train", "recipe.yaml", *options, "--output", "copy")[0] == 0
     configs = [yaml.safe_load((folder / "config.yaml").read_text()) for folder in (run, here / "copy")]
     assert configs[0] == configs[1]
-    weights = [(folder / "seed-0/weights.safetensors").read_bytes() for folder in (run, here / "copy")]
+    weights = [(folder / "seed-0/best.safetensors").read_bytes() for folder in (run, here / "copy")]
     assert weights[0] == weights[1]
 
 
