@@ -17,7 +17,7 @@ from kernel_attention.experiments.training.experiment import Experiment
 from kernel_attention.experiments.training.facts import read_facts, require_same_data
 from kernel_attention.experiments.training.files import read_weights
 from kernel_attention.experiments.training.fit import training_device
-from kernel_attention.experiments.training.recipe import BaseRecipe, check_keys, make_recipe
+from kernel_attention.experiments.training.recipe import BaseRecipe, make_recipe
 from kernel_attention.experiments.training.run import build_model
 from kernel_attention.experiments.training.tasks import experiment_class
 from kernel_attention.experiments.training.time_series_experiment import TimeSeriesExperiment
@@ -128,7 +128,6 @@ def read_config(folder: Path) -> BaseRecipe:
     if not path.is_file():
         raise InputError(f"run {folder}: not a run folder (it has no config.yaml)")
     values = read_keys(path)
-    check_keys(values, str(path))
     if "dataset" not in values:
         raise InputError(f"{path}: has no key dataset")
     try:
