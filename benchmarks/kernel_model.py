@@ -24,7 +24,8 @@ from kernel_attention.analysis import kernel_model_errors
 from kernel_attention.experiments.data import make_loader
 from kernel_attention.experiments.reporting.figures import PALETTE, legend_below, report_style
 from kernel_attention.experiments.run_folder import read_json
-from kernel_attention.experiments.training.recipe import Recipe, read_keys, recipes_dir
+from kernel_attention.experiments.training.recipe import Recipe
+from kernel_attention.experiments.training.recipe_files import read_recipe
 from kernel_attention.experiments.training.run import train
 from kernel_attention.experiments.training.saved import load_run
 
@@ -36,7 +37,7 @@ def run_folder(options: argparse.Namespace, eta: float, seed: int) -> Path:
     """The folder of a finished run; trains where there is none."""
     folder = options.runs / f"rank-{options.rank}_eta-{eta:g}_epochs-{options.epochs}_seed-{seed}"
     if not (folder / "summary.json").exists():
-        values = read_keys(recipes_dir() / "demo.yaml")
+        _, values = read_recipe("demo")
         attention = {"primal_values": {"rank": options.rank, "eta": eta}}
         given = {"attention": attention, "epochs": options.epochs, "seeds": [seed], "threads": 1,
                  "keep_weights_every": max(options.epochs // 6, 1)}  # fmt: skip

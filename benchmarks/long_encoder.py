@@ -32,7 +32,8 @@ from kernel_attention.experiments.peak_memory import peak_resident
 from kernel_attention.experiments.training.fit import Training, fit
 from kernel_attention.experiments.training.observer import Observer
 from kernel_attention.experiments.training.processes import ProcessPlace, joined
-from kernel_attention.experiments.training.recipe import make_recipe, read_recipe
+from kernel_attention.experiments.training.recipe import make_recipe
+from kernel_attention.experiments.training.recipe_files import read_recipe
 from kernel_attention.experiments.training.time_series_task import TimeSeriesTask
 from kernel_attention.models import SequenceClassifier
 

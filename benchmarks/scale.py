@@ -19,7 +19,8 @@ import torch
 from long_encoder import CLASSES, measure
 from torch.utils.flop_counter import FlopCounterMode
 
-from kernel_attention.experiments.training.recipe import make_recipe, read_recipe
+from kernel_attention.experiments.training.recipe import make_recipe
+from kernel_attention.experiments.training.recipe_files import read_recipe
 from kernel_attention.models import SequenceClassifier
 
 COUNTED_ON = 2  # processes

@@ -34,7 +34,8 @@ import kernel_attention as ka
 from kernel_attention.experiments.data import make_loader
 from kernel_attention.experiments.reporting.figures import PALETTE, report_style
 from kernel_attention.experiments.run_folder import read_json
-from kernel_attention.experiments.training.recipe import Recipe, read_keys, recipes_dir
+from kernel_attention.experiments.training.recipe import Recipe
+from kernel_attention.experiments.training.recipe_files import read_recipe
 from kernel_attention.experiments.training.run import build_model, train
 from kernel_attention.experiments.training.saved import load_run
 from kernel_attention.functional import KernelGrams, kernel_grams, nested_objective
@@ -47,7 +48,7 @@ def run_folder(options: argparse.Namespace, rank: int, eta: float, seed: int) ->
     form = "" if options.form == "mean" else f"{options.form}_"
     folder = options.runs / f"{form}rank-{rank}_eta-{eta:g}_seed-{seed}"
     if not (folder / "summary.json").exists():
-        values = read_keys(recipes_dir() / "demo.yaml")
+        _, values = read_recipe("demo")
         ((name, given),) = values.pop("attention").items()
         attention = {name: {**given, "rank": rank, "eta": eta, "objective_form": options.form}}
         recipe = Recipe(**{**values, "attention": attention, "epochs": options.epochs, "seeds": [seed],

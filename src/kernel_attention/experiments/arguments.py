@@ -12,7 +12,6 @@ import dataclasses
 import re
 from collections.abc import Collection
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from kernel_attention.errors import InputError, nearest, unknown
@@ -200,17 +199,17 @@ def _main_parser() -> argparse.ArgumentParser:
 
 def _recipe_class(words: list[str]) -> type[BaseRecipe]:
     """The class of the recipe given to ``train`` or ``sweep``; the recipe's keys are options."""
-    from kernel_attention.experiments.training.recipe import Recipe, list_recipes, read_recipe
+    from kernel_attention.experiments.training.recipe import Recipe
+    from kernel_attention.experiments.training.recipe_files import is_recipe, read_recipe
     from kernel_attention.experiments.training.tasks import DEFAULT_TASK, recipe_class
 
-    shipped = list_recipes()
     names = []
     for before, word in pairwise(words):
         is_value = before.startswith("--") and before != "--" and "=" not in before
         if is_value or word.startswith("-") or _INTEGERS.fullmatch(word):
             continue
         names.append(word)
-        if word in shipped or Path(word).is_file():
+        if is_recipe(word):
             break
     return recipe_class(read_recipe(names[-1])[1].get("task", DEFAULT_TASK)) if names else Recipe
 

@@ -43,7 +43,7 @@ class Train(Command):
     values. The defaults below apply where neither gives a value.
 
     Args:
-        recipe: name (see: kernel-attention list recipes) or YAML file.
+        recipe: name (see: kernel-attention list recipes) or YAML file; FILE/NAME where it holds a family.
         output: run folder (default: runs/RECIPE-ATTENTION-TIME).
         data_root: folder with data sets (default: $KERNEL_ATTENTION_DATA).
         resume: continue this run folder; takes no recipe and none of its keys.
@@ -64,9 +64,12 @@ class Train(Command):
 class Init(Command):
     """Write a recipe for own series, a text to be read and changed. With a file of labelled series (.csv,
     .tsv, .parquet, .npz or .ts), the file is read as training would read it, and the recipe has sizes for it.
+    With --recipe, write a copy of that recipe: all its keys, below the comments that explain it.
 
     Args:
         dataset: the file of labelled series.
+        recipe: copy this recipe (see: kernel-attention list recipes); takes no file of series and no option
+            about one.
         output: the recipe; a file that exists is not replaced.
         data_root: folder with data sets (default: $KERNEL_ATTENTION_DATA).
         test_file: file of the test split (default: a fifth of the cases).
@@ -81,10 +84,11 @@ class Init(Command):
             one (default: all other columns).
     """
 
-    usage = "init [FILE] [options]"
-    summary = "write a recipe for own series"
+    usage = "init [FILE] [options] | init --recipe RECIPE [--output FILE]"
+    summary = "write a recipe for own series, or a copy of one"
 
     dataset: OptionalName = None
+    recipe: str | None = None
     output: str = "recipe.yaml"
     data_root: str | None = None
     test_file: str | None = None
@@ -369,7 +373,7 @@ class Reproduce(Command):
     several of them can work on one suite at a time. A page beside the runs has the comparison.
 
     Args:
-        suite: name (see: kernel-attention list suites) or YAML file.
+        suite: name (see: kernel-attention list suites) or YAML file; FILE/NAME where it holds a family.
         rows: rows to run (default: all).
         columns: columns to run (default: all).
         seeds: seeds to run (default: those of the suite).
@@ -404,7 +408,7 @@ class Sweep(Command):
     one folder at a time, on this machine and on others.
 
     Args:
-        recipe: name (see: kernel-attention list recipes) or YAML file.
+        recipe: name (see: kernel-attention list recipes) or YAML file; FILE/NAME where it holds a family.
         grid: values of a key, such as learning_rate=0.001,0.01 or attention='[softmax, primal]'; may be given
             several times.
         range: range of a key for random and tpe: KEY=LOW,HIGH or KEY=LOW,HIGH,log or KEY=LOW,HIGH,STEP; may

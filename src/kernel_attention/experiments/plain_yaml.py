@@ -45,6 +45,18 @@ def parse_yaml(text: str, source: str) -> Any:
     return value
 
 
+def key_lines(keys: dict[str, Any]) -> str:
+    """The keys as YAML, a line each, in their order."""
+    end = "...\n"  # of a document that is one plain value
+    lines = []
+    for key, value in keys.items():
+        text = yaml.safe_dump(
+            value, default_flow_style=True, sort_keys=False, width=float("inf"), allow_unicode=True
+        )
+        lines.append(f"{key}: {text.removesuffix(end).strip()}\n")
+    return "".join(lines)
+
+
 def _require_small(value: Any, source: str) -> None:
     """InputError for a huge value from a few lines of nested aliases, before any code traverses it."""
     waiting, count = [value], 0

@@ -14,6 +14,7 @@ import yaml
 from experiments.training.runs import SMALL, make_waves, write_recipe
 
 from kernel_attention.experiments.data import load_time_series
+from kernel_attention.experiments.training import make_recipe, read_recipe
 
 LONG = ("--case_column", "id", "--time_column", "t", "--target_column", "label")
 WIDE = ("--case_column", "id", "--target_column", "label", "--channel_columns", "a", "b", "c")
@@ -169,3 +170,54 @@ def test_a_file_to_predict_must_have_the_channels_of_training(cli, refused, here
     assert cli("train", "recipe.yaml", *WIDE, "--output", "run", "--progress", "false")[0] == 0
     (here / "less.csv").write_text("id,a0,a1\nx,1,2\n")
     assert "no column is named 'b' with a number after it" in refused("predict", "run", "less.csv")
+
+
+FAMILY = """\
+# Small models of waves.
+dataset: Waves
+attention: {primal: {rank: 3, eta: 0.1}}
+embed_dim: 8
+num_heads: 2
+num_layers: 1
+feedforward_dim: 8
+epochs: 1
+accelerator: cpu
+recipes:
+  primal: {}
+  softmax:
+    # The baseline.
+    attention: softmax
+"""
+
+
+@pytest.mark.usefixtures("brief")
+def test_a_recipe_of_a_family_trains_and_so_does_its_copy(cli, refused, here):
+    make_waves(here)
+    (here / "family.yaml").write_text(FAMILY)
+    asked = refused("train", "family.yaml", "--data_root", here)
+    assert asked.endswith("such as family.yaml/primal (accepted: primal, softmax)")
+    assert "did you mean 'softmax'" in refused("train", "family.yaml/sofmax", "--data_root", here)
+    options = ("--data_root", here, "--progress", "false")
+    assert cli("train", "family.yaml/softmax", *options)[0] == 0
+    (run,) = (here / "runs").iterdir()
+    assert run.name.startswith("softmax-softmax-")
+    assert cli("init", "--recipe", "family.yaml/softmax")[:2] == (0, "written: recipe.yaml\n")
+    assert (here / "recipe.yaml").read_text().startswith("# Small models of waves.\n#\n# The baseline.\n")
+    assert cli("train", "recipe.yaml", *options, "--output", "copy")[0] == 0
+    configs = [yaml.safe_load((folder / "config.yaml").read_text()) for folder in (run, here / "copy")]
+    assert configs[0] == configs[1]
+    weights = [(folder / "seed-0/best.safetensors").read_bytes() for folder in (run, here / "copy")]
+    assert weights[0] == weights[1]
+
+
+def test_init_copies_a_shipped_recipe(cli, refused, here):
+    assert cli("init", "--recipe", "kmlsvd/handwriting_llt", "--output", "mine.yaml")[0] == 0
+    text = (here / "mine.yaml").read_text()
+    assert "#   kernel-attention train kmlsvd/handwriting_llt\n" in text
+    assert "# Reported: 28.0 with --protocol thesis-1 (the best run 31.2), 54.3 with" in text
+    assert make_recipe(yaml.safe_load(text)) == make_recipe(read_recipe("kmlsvd/handwriting_llt")[1])
+    assert "output mine.yaml exists" in refused("init", "--recipe", "demo", "--output", "mine.yaml")
+    assert "unknown recipe 'dem'; did you mean 'demo'" in refused("init", "--recipe", "dem")
+    assert "goes without dataset, layout" in refused(
+        "init", "series.csv", "--layout", "long", "--recipe", "demo"
+    )

@@ -9,8 +9,9 @@ import pytest
 import yaml
 
 from kernel_attention.errors import InputError
+from kernel_attention.experiments.families import recipes_dir
 from kernel_attention.experiments.reproduction.suite import Cell, Suite, list_suites, read_suite
-from kernel_attention.experiments.training.recipe import PROTOCOLS, list_recipes
+from kernel_attention.experiments.training import PROTOCOLS, list_recipes, read_recipe, recipe_text
 
 SMALL = {
     "title": "Two rows",
@@ -84,32 +85,31 @@ def test_single_reported_figures(name, row, column, figure):
     assert read_suite(name).reported[row][column] == figure
 
 
+FIGURE = r"Reported.*: ([\d.]+\d)"
+
+
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "row", "pattern"),
     [
-        ("primal_dual_uea", "{}"), ("primal_dual_uea_linear", "Linear {}"),
-        ("primal_dual_uea_sparse", "Sparse {}"), ("primal_dual_uea_more", "{}"),
-        ("primal_dual_regression", "{}"),
+        ("primal_dual_uea", "batch_norm_scaled_heads", FIGURE + r" ± ([\d.]+)"),
+        ("primal_dual_uea_more", "batch_norm_scaled_heads", FIGURE + r" ± ([\d.]+)"),
+        ("primal_dual_regression", "batch_norm_scaled_heads", FIGURE + r" ± ([\d.]+)"),
+        ("multilinear_variants", "last_layer_learnable", r"([\d.]+) with --protocol thesis-1"),
+        ("multilinear_equal_budget", "multilinear", r"([\d.]+) with --protocol thesis-3"),
+        ("multilinear_equal_dimension", "multilinear", r"([\d.]+) with --protocol thesis-3"),
+        ("primal_attention_lra", "primal", FIGURE),
+        ("primal_attention_d4rl", "primal", FIGURE),
     ],
-)  # fmt: skip
-def test_the_headers_of_the_recipes_have_the_figures_of_the_suites(name, words):
+)
+def test_the_comments_of_the_recipes_have_the_figures_of_the_suites(name, row, pattern):
     """The two were read from the paper apart from one another; so were the mechanisms."""
     suite = read_suite(name)
-    titles = {
-        "batch_norm": "Attention-BN",
-        "scaled_heads": "Attention-SH",
-        "batch_norm_scaled_heads": "Attention-BN+SH",
-    }
     for column, recipe in suite.columns.items():
-        header = list_recipes()[recipe].read_text("utf-8")
-        for row, title in titles.items():
-            pattern = rf"^#   ([\d.]+) ± ([\d.]+)  {re.escape(words.format(title))} +(.*)$"
-            (mean, deviation, attention), = re.findall(pattern, header, re.MULTILINE)  # fmt: skip
-            assert suite.reported[row][column] == [float(mean), float(deviation)]
-            spec = None if attention.startswith("(this") else yaml.safe_load(attention.strip("'"))
-            made = suite.recipe(Cell(row, column, 0))[1].attention
-            if isinstance(spec, dict):
-                assert spec[row].items() <= made[row].items()
+        (found,) = re.findall(pattern, recipe_text(recipe))
+        figures = [float(figure) for figure in ([found] if isinstance(found, str) else found)]
+        reported = suite.reported[row][column]
+        assert figures == (reported if isinstance(reported, list) else [reported])
+        assert suite.recipe(Cell(row, column, 0))[1].attention == read_recipe(recipe)[1]["attention"]
 
 
 @pytest.mark.parametrize("name", list_suites())
@@ -260,6 +260,30 @@ def test_wrong_suites(changes, message, tmp_path):
     with pytest.raises(InputError, match=message) as raised:
         read_suite(str(path))
     assert "\n" not in str(raised.value)
+
+
+def test_a_family_of_suites(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    common = {key: value for key, value in SMALL.items() if key != "baselines"}
+    table = {"short": {"keys": {"epochs": 1}}, "paired": {"baselines": {"default": "softmax"}, "rws": {}}}
+    (tmp_path / "family.yaml").write_text(yaml.safe_dump(common | {"suites": table}))
+    expected = Suite(name="short", **common | {"keys": {"epochs": 1}})
+    assert read_suite("family.yaml/short") == expected
+    for name, message in {
+        "family.yaml": "suite family.yaml is a family: give one of its suites, such as family.yaml/paired",
+        "family.yaml/shrt": "unknown suite of family.yaml 'shrt'; did you mean 'short'",
+        "family.yaml/paired": "unknown key of family.yaml/paired 'rws'; did you mean 'rows'",
+        "primal_dual": "unknown suite 'primal_dual'; did you mean 'primal_dual_",
+    }.items():
+        with pytest.raises(InputError) as raised:
+            read_suite(name)
+        assert message in str(raised.value)
+        assert "\n" not in str(raised.value)
+
+
+def test_every_suite_has_one_place():
+    tables = [yaml.safe_load(path.read_text("utf-8")) for path in (recipes_dir() / "suites").iterdir()]
+    assert len(list_suites()) == sum(len(table.get("suites", [None])) for table in tables)
 
 
 def test_a_suite_without_a_needed_key(tmp_path):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from kernel_attention.experiments.reproduction import read_suite
-from kernel_attention.experiments.training import list_recipes, make_recipe, read_recipe
+from kernel_attention.experiments.training import list_recipes, make_recipe, read_recipe, recipe_text
 from kernel_attention.experiments.training.decision_experiment import DecisionExperiment
 from kernel_attention.mechanisms.primal.layer import PrimalAttention
 
@@ -50,8 +52,9 @@ def test_the_settings_are_the_papers(name, suffix):
         assert (recipe.steps, recipe.warmup_steps, recipe.schedule) == (100_000, 10_000, "constant")
         assert recipe.evaluation_episodes == 100
         assert recipe.dataset == f"{name}-v2.hdf5"
-    header = list_recipes()[f"control/{name}{suffix}"].read_text(encoding="utf-8")
-    assert ", ".join(str(figure) for figure in reported) in header
+    text = recipe_text(f"control/{name}{suffix}")
+    (figure,) = re.findall(r"^# Reported.*: ([\d.]+)\.$", text, re.MULTILINE)
+    assert float(figure) == reported[RANKS.index(rank)]
 
 
 def test_the_suites_report_the_papers_figures():

@@ -16,7 +16,7 @@ from experiments.training.image_data import IMAGES, make_images
 from kernel_attention.analysis import capture
 from kernel_attention.experiments.cli import main
 from kernel_attention.experiments.data.images.sets import load_images
-from kernel_attention.experiments.training import list_recipes, make_recipe, read_recipe
+from kernel_attention.experiments.training import make_recipe, read_recipe, recipe_text
 from kernel_attention.experiments.training.image_examples import image_examples, patch_attention
 from kernel_attention.experiments.training.image_experiment import ImageExperiment
 from kernel_attention.experiments.training.saved import load_run
@@ -153,7 +153,7 @@ def test_the_analysis_says_what_the_class_token_is(run, root, capsys):
 
 def test_the_deep_recipe_trains_and_keeps_what_the_analyses_need():
     """Twelve layers, their weights after every epoch, and models of the header that can be built."""
-    header = list_recipes()["images/cifar10_deep"].read_text(encoding="utf-8")
+    header = recipe_text("images/cifar10_deep")
     recipe = make_recipe(read_recipe("images/cifar10_deep")[1])
     assert (recipe.num_layers, recipe.keep_weights_every, recipe.pooling) == (12, 1, "class")
     text = re.sub(r"\n# *", " ", header)

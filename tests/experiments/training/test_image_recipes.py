@@ -10,7 +10,7 @@ import yaml
 
 from kernel_attention.core.objective import auxiliary_loss
 from kernel_attention.errors import InputError
-from kernel_attention.experiments.training import list_recipes, make_recipe, read_recipe
+from kernel_attention.experiments.training import list_recipes, make_recipe, read_recipe, recipe_text
 from kernel_attention.experiments.training.image_experiment import ImageExperiment
 from kernel_attention.experiments.training.image_recipe import ImageRecipe
 from kernel_attention.models.channel_attention import ChannelAttention
@@ -46,7 +46,7 @@ def recipe_of(name: str) -> ImageRecipe:
 
 def rows_of(name: str) -> dict[str, tuple[float | None, object]]:
     """{what: (the first figure, attention)} of the header's rows; attention is None for the recipe's own."""
-    text = list_recipes()[name].read_text("utf-8")
+    text = recipe_text(name)
     found = re.findall(
         r"^#   (?:([\d.]+|-)(?: +(?:[\d.]+|-))* +)?([A-Za-z]\S*) {2,}(?:'(.*)'|(\w+)|\(this recipe\))$",
         text, re.MULTILINE,

@@ -1,15 +1,14 @@
-"""The recipes of the KMLSVD thesis: the commands of their headers are its contenders, sizes and protocols."""
+"""The recipes of the KMLSVD thesis, and the contenders in their suites: its sizes and protocols."""
 
 from __future__ import annotations
 
 import re
-import shlex
 
 import pytest
 
-from kernel_attention.experiments.arguments import parse
 from kernel_attention.experiments.data import load_time_series
-from kernel_attention.experiments.training import Recipe, list_recipes, make_recipe, read_recipe
+from kernel_attention.experiments.reproduction import read_suite
+from kernel_attention.experiments.training import Recipe, list_recipes, recipe_text
 from kernel_attention.experiments.training.run import build_model
 from kernel_attention.experiments.training.time_series_experiment import divide_test
 
@@ -26,14 +25,6 @@ EQUAL_DIMENSION = {
 }
 
 
-def contenders(name: str) -> list[Recipe]:
-    """The recipes that the header's commands run."""
-    commands = re.findall(
-        r"^# +kernel-attention +(train .+)$", list_recipes()[name].read_text(), re.MULTILINE
-    )
-    return [make_recipe(read_recipe(name)[1] | parse(shlex.split(command))[2]) for command in commands]
-
-
 def weights_of_the_last_layer(recipe: Recipe) -> int:
     """The numbers that the thesis counts: no biases, no output maps."""
     layer = build_model(recipe, FACTS).encoder.layers[-1].attention
@@ -44,22 +35,22 @@ def weights_of_the_last_layer(recipe: Recipe) -> int:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_commands_name_the_protocols_of_the_thesis(name):
-    expected = {
-        "flt": ["thesis-1"],
-        "llt": ["thesis-1", "thesis-3", "thesis-3", "thesis-3"],
-        "dimension": ["thesis-3"] * 3,
-    }[name.rpartition("_")[2]]
-    assert [recipe.protocol for recipe in contenders(name)] == expected
+def test_the_figures_are_of_the_protocols_of_the_thesis(name):
+    expected = {"flt": ["1"], "llt": ["1", "3"], "dimension": ["3"]}[name.rpartition("_")[2]]
+    assert re.findall(r"[\d.]+ with --protocol thesis-(\d)", recipe_text(name)) == expected
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if not name.endswith("_flt")])
-def test_the_contenders_of_test_3_have_the_numbers_of_parameters_of_the_thesis(name):
-    counts = EQUAL_BUDGET if name.endswith("_llt") else EQUAL_DIMENSION
-    recipes = [recipe for recipe in contenders(name) if recipe.protocol == "thesis-3"]
-    for (mechanism, count), recipe in zip(counts.items(), recipes, strict=True):
-        assert recipe.attention_name().endswith(mechanism)
-        assert weights_of_the_last_layer(recipe) == count, mechanism
+@pytest.mark.parametrize(
+    ("name", "counts"), [("equal_budget", EQUAL_BUDGET), ("equal_dimension", EQUAL_DIMENSION)]
+)
+def test_the_contenders_of_test_3_have_the_numbers_of_parameters_of_the_thesis(name, counts):
+    suite = read_suite(f"multilinear_{name}")
+    assert suite.protocol == "thesis-3"
+    assert set(suite.rows) == set(counts)
+    for cell in suite.cells(seeds=[0]):
+        recipe = suite.recipe(cell)[1]
+        assert recipe.attention_name().endswith(cell.row)
+        assert weights_of_the_last_layer(recipe) == counts[cell.row], cell
 
 
 def test_the_last_fifth_of_japanese_vowels_holds_two_classes():
@@ -67,5 +58,5 @@ def test_the_last_fifth_of_japanese_vowels_holds_two_classes():
     assert (len(first), len(last)) == (296, 74)
     assert set(last.targets) == {7, 8}
     for name in ("llt", "equal_dimension"):
-        header = list_recipes()[f"kmlsvd/japanese_vowels_{name}"].read_text()
+        header = recipe_text(f"kmlsvd/japanese_vowels_{name}")
         assert "its last 20 % hold two of the nine classes" in header

@@ -21,8 +21,7 @@ from kernel_attention.analysis.perplexity import perplexity
 from kernel_attention.experiments.cli import main
 from kernel_attention.experiments.data.texts.vocabulary import WordVocabulary
 from kernel_attention.experiments.robustness import swap_words
-from kernel_attention.experiments.training import language_experiment
-from kernel_attention.experiments.training.recipe import list_recipes, make_recipe, read_keys
+from kernel_attention.experiments.training import language_experiment, list_recipes, make_recipe, read_recipe
 from kernel_attention.experiments.training.saved import load_run
 from kernel_attention.experiments.training.tasks import experiment_class
 
@@ -294,7 +293,7 @@ def test_another_tokenizer_is_refused(refused, run, data, here):  # noqa: F811
 
 
 def test_the_released_recipe_of_wikitext_has_the_values_of_the_released_command():
-    recipe = make_recipe(read_keys(list_recipes()["language/wikitext103_primal_released"]))
+    recipe = make_recipe(read_recipe("language/wikitext103_primal_released")[1])
     *first, last = recipe.attention
     assert (
         first == [{"softmax": {"dropout": 0.0}}] * 5
@@ -311,7 +310,7 @@ def test_the_released_recipe_of_wikitext_has_the_values_of_the_released_command(
 @pytest.mark.parametrize("name", [name for name in list_recipes() if name.startswith("language/")])
 def test_shipped_recipes_build(name):
     """With a vocabulary of few words: the layers, widths and options are what is tried."""
-    recipe = make_recipe(read_keys(list_recipes()[name]))
+    recipe = make_recipe(read_recipe(name)[1])
     model = experiment_class("language").build_model(recipe, {"vocabulary_size": 11})
     tokens = torch.randint(11, (1, 9))
     assert model.loss(tokens, tokens).isfinite()

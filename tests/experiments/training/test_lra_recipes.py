@@ -9,7 +9,8 @@ import torch
 import yaml
 
 from kernel_attention.core.objective import auxiliary_loss
-from kernel_attention.experiments.training import list_recipes, make_recipe, read_recipe
+from kernel_attention.experiments.reproduction.suite import Cell, Suite, read_suite
+from kernel_attention.experiments.training import list_recipes, make_recipe, read_recipe, recipe_text
 from kernel_attention.experiments.training.token_experiment import TokenExperiment
 from kernel_attention.experiments.training.token_recipe import TokenRecipe
 from kernel_attention.mechanisms import layer_specs
@@ -44,15 +45,8 @@ def primal(rank: int, eta: float) -> dict[str, object]:
     return {"primal": {"rank": rank, "eta": eta, "rank_multiplier": 10}}
 
 
-def rows_of(name: str) -> dict[str, tuple[float, object]]:
-    """{what: (reported figure, attention)} of the header's tables."""
-    text = list_recipes()[name].read_text("utf-8")
-    found = re.findall(
-        r"^#   ([\d.]+)(?: ± [\d.]+)? +(\S+) +(?:'(.*)'|(\w+)|\(this recipe\))$", text, re.MULTILINE
-    )
-    return {
-        what: (float(figure), yaml.safe_load(spec or word or "null")) for figure, what, spec, word in found
-    }
+def column_of(suite: Suite, task: str) -> str:
+    return next(column for column, recipe in suite.columns.items() if recipe == f"lra/{task}")
 
 
 def test_there_is_a_recipe_for_every_task():
@@ -71,18 +65,22 @@ def test_sizes_and_figures_are_those_of_the_release(task):
     assert shape == (64, 2, 2, 128, 0.1)
     assert (recipe.optimizer, recipe.learning_rate, recipe.schedule) == ("adam", 1e-4, "linear")
     assert (recipe.positions, recipe.norm_first, recipe.protocol) == ("learnt", True, "holdout")
-    rows = rows_of(f"lra/{task}")
-    assert tuple(rows[name][0] for name in ("Transformer", "Primal.", "Primal.+Trans.")) == reported
-    assert rows["Primal.+Trans."][1] == ["softmax", primal(*last_layer)]
+    suite = read_suite("primal_attention_lra")
+    column = column_of(suite, task)
+    rows = ("softmax", "primal", "primal_last_layer")
+    assert tuple(suite.reported[row][column] for row in rows) == reported
+    made = [suite.recipe(Cell(row, column, 0))[1].attention for row in rows]
+    assert made == ["softmax", primal(*all_layers), ["softmax", primal(*last_layer)]]
 
 
 @pytest.mark.parametrize("task", LRA)
 def test_the_variants_of_the_primal_dual_paper(task):
     bn, both, reported = PRIMAL_DUAL[task]
-    rows = rows_of(f"lra/{task}")
-    names = ("softmax", "Attention-BN", "Attention-SH", "Attention-BN+SH", "Attention-Conv1D")
-    assert tuple(rows[name][0] for name in names) == reported
-    assert [rows[name][1] for name in names] == [
+    suite = read_suite("primal_dual_lra")
+    column = column_of(suite, task)
+    rows = ("softmax", "batch_norm", "scaled_heads", "batch_norm_scaled_heads", "conv1d")
+    assert tuple(suite.reported[row][column][0] for row in rows) == reported
+    assert [suite.recipe(Cell(row, column, 0))[1].attention for row in rows] == [
         "softmax", {"batch_norm": {"beta": bn}}, {"scaled_heads": {"factors": [1, 2]}},
         {"batch_norm_scaled_heads": {"beta": both, "factors": [1, 2]}}, {"conv1d": {"kernel_size": 5}},
     ]  # fmt: skip
@@ -95,9 +93,13 @@ def test_the_model_and_its_variants_take_a_step(name):
     recipe = recipe_of(name)
     parts = 2 if name == "lra/retrieval" else 1
     facts = {"vocabulary_size": 15, "max_len": 30, "parts": parts, "class_names": ["a", "b"]}
-    variants = [spec for _, spec in rows_of(name).values() if spec is not None]
-    if name.startswith("sentences/"):
-        text = list_recipes()[name].read_text("utf-8")
+    if name.startswith("lra/"):
+        suites = [read_suite(suite) for suite in ("primal_attention_lra", "primal_dual_lra")]
+        made = [suite.recipe(cell) for suite in suites for cell in suite.cells(seeds=[0])]
+        variants = [variant.attention for other, variant in made if other == name]
+        assert len(variants) == 8
+    else:
+        text = recipe_text(name)
         variants = [
             yaml.safe_load(spec.strip("'")) for spec in re.findall(r"--attention (.+)$", text, re.MULTILINE)
         ]

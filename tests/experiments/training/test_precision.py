@@ -11,9 +11,8 @@ import torch
 import yaml
 from experiments.training.runs import SMALL, train_small
 
-from kernel_attention.experiments.training import Recipe
+from kernel_attention.experiments.training import Recipe, list_recipes, make_recipe, read_recipe
 from kernel_attention.experiments.training.precision import has_bfloat16, resolve_precision, with_precision
-from kernel_attention.experiments.training.recipe import list_recipes, make_recipe, read_keys
 
 CPUINFO = Path("/proc/cpuinfo")
 LACKING = dict.fromkeys(("avx512_bf16", "amx_bf16", "avx512_f"), False)
@@ -60,5 +59,5 @@ def test_a_run_records_what_auto_became(processor, waves, tmp_path, brief):
 
 
 def test_no_shipped_recipe_is_slow_anywhere():
-    for path in list_recipes().values():
-        assert make_recipe(read_keys(path)).precision in ("auto", "32-true"), path
+    for name in list_recipes():
+        assert make_recipe(read_recipe(name)[1]).precision in ("auto", "32-true"), name

@@ -1,16 +1,15 @@
-"""The primal-dual recipes: betas and factors are the tables', and every variant in a header builds."""
+"""The primal-dual recipes and the suites of their variants: betas and factors are the tables'."""
 
 from __future__ import annotations
 
-import re
-
 import pytest
-import yaml
 
+from kernel_attention.experiments.reproduction.suite import Cell, Suite, read_suite
 from kernel_attention.experiments.training import Recipe, list_recipes, read_recipe
 from kernel_attention.mechanisms import create_attention, layer_specs
 from kernel_attention.mechanisms.support_vector.layer import SupportVectorAttention
 
+FACTORS = [1, 1, 2, 2, 4, 4, 8, 8]
 NAMES = [name for name in list_recipes() if name.startswith("primal_dual/")]
 # Table 13: Attention-BN, Attention-BN+SH.
 BETA = {
@@ -35,16 +34,11 @@ OTHER_KERNELS = {
 }  # fmt: skip
 
 
-def header(name: str) -> str:
-    return "\n".join(
-        line for line in list_recipes()[name].read_text("utf-8").splitlines() if line.startswith("#")
-    )
+SUITES = ("primal_dual_uea", "primal_dual_uea_more", "primal_dual_regression")
 
 
-def variants(name: str) -> dict[str, object]:
-    """{what: attention} of the header's table."""
-    rows = re.findall(r"^#   [\d.]+ ± [\d.]+ +(\S.*?)  +'?(\{.*\}|\w+)'?$", header(name), re.MULTILINE)
-    return {what: yaml.safe_load(attention) for what, attention in rows}
+def attention_of(suite: Suite, row: str, dataset: str) -> object:
+    return suite.recipe(Cell(row, dataset, 0))[1].attention
 
 
 def test_there_is_a_recipe_for_every_task_of_table_13():
@@ -55,28 +49,48 @@ def test_there_is_a_recipe_for_every_task_of_table_13():
 @pytest.mark.parametrize("name", NAMES)
 def test_betas_and_factors_are_the_papers(name):
     recipe = Recipe(**read_recipe(name)[1])
-    beta, beta_of_both = BETA[recipe.dataset]
-    expected = {"beta": beta_of_both, "factors": [1, 1, 2, 2, 4, 4, 8, 8]}
-    assert recipe.attention == {"batch_norm_scaled_heads": expected}
+    assert recipe.attention == {
+        "batch_norm_scaled_heads": {"beta": BETA[recipe.dataset][1], "factors": FACTORS}
+    }
     assert recipe.num_heads == 8
-    found = variants(name)
-    assert found["Attention-BN"] == {"batch_norm": {"beta": beta}}
-    for kernel, betas in zip(("linear", "sparse"), (slice(0, 2), slice(2, 4)), strict=True):
-        if recipe.dataset in OTHER_KERNELS:
-            beta, beta_of_both = OTHER_KERNELS[recipe.dataset][betas]
-            title = kernel.capitalize()
-            assert found[f"{title} Attention-BN"] == {"batch_norm": {"kernel": kernel, "beta": beta}}
-            assert found[f"{title} Attention-BN+SH"] == {
-                "batch_norm_scaled_heads": {"kernel": kernel, "beta": beta_of_both}
-            }
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_header_names_its_command_and_variants_that_build(name):
-    assert f"#   kernel-attention train {name} --protocol paper" in header(name)
-    recipe = Recipe(**read_recipe(name)[1])
-    for attention in (recipe.attention, *variants(name).values()):
-        ((mechanism, options),) = layer_specs(attention, 1)
-        layer = create_attention(mechanism, 16, recipe.num_heads, **options)
+@pytest.mark.parametrize("suite", SUITES)
+def test_the_suites_have_the_betas_of_table_13(suite):
+    suite = read_suite(suite)
+    for dataset in suite.columns:
+        beta, beta_of_both = BETA[dataset]
+        assert attention_of(suite, "softmax", dataset) == "softmax"
+        assert attention_of(suite, "batch_norm", dataset) == {"batch_norm": {"beta": beta}}
+        assert attention_of(suite, "scaled_heads", dataset) == {"scaled_heads": {"factors": FACTORS}}
+        both = {"beta": beta_of_both, "factors": FACTORS}
+        assert attention_of(suite, "batch_norm_scaled_heads", dataset) == {"batch_norm_scaled_heads": both}
+
+
+@pytest.mark.parametrize(("kernel", "place"), [("linear", 0), ("sparse", 2)])
+def test_the_suites_of_other_kernels_have_the_betas_of_table_12(kernel, place):
+    suite = read_suite(f"primal_dual_uea_{kernel}")
+    assert set(suite.columns) == set(OTHER_KERNELS)
+    for dataset, betas in OTHER_KERNELS.items():
+        beta, beta_of_both = betas[place : place + 2]
+        assert attention_of(suite, kernel, dataset) == kernel
+        norm = {"kernel": kernel, "beta": beta}
+        assert attention_of(suite, "batch_norm", dataset) == {"batch_norm": norm}
+        both = {"kernel": kernel, "beta": beta_of_both, "factors": FACTORS}
+        assert attention_of(suite, "batch_norm_scaled_heads", dataset) == {"batch_norm_scaled_heads": both}
+
+
+def test_every_recipe_is_a_column_of_one_suite():
+    """The header says that the other models and their figures are there."""
+    columns = [recipe for suite in SUITES for recipe in read_suite(suite).columns.values()]
+    assert sorted(columns) == sorted(NAMES)
+
+
+@pytest.mark.parametrize("suite", [*SUITES, "primal_dual_uea_linear", "primal_dual_uea_sparse"])
+def test_the_factors_of_every_variant_are_those_of_its_heads(suite):
+    suite = read_suite(suite)
+    for row in suite.rows:
+        ((mechanism, options),) = layer_specs(attention_of(suite, row, next(iter(suite.columns))), 1)
+        layer = create_attention(mechanism, 16, 8, **options)
         if isinstance(layer, SupportVectorAttention) and "heads" in mechanism:
-            assert layer.factors == (1, 1, 2, 2, 4, 4, 8, 8)
+            assert layer.factors == tuple(FACTORS)

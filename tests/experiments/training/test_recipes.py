@@ -11,7 +11,7 @@ import torch
 from kernel_attention.core.objective import PenalizedAttention, auxiliary_loss
 from kernel_attention.experiments.arguments import parse
 from kernel_attention.experiments.data import Batch
-from kernel_attention.experiments.training import Recipe, SequenceTask, list_recipes, read_recipe
+from kernel_attention.experiments.training import Recipe, SequenceTask, list_recipes, read_recipe, recipe_text
 from kernel_attention.experiments.training.run import build_model
 from kernel_attention.mechanisms.primal.layer import PrimalAttention
 
@@ -37,7 +37,7 @@ def recipe_of(name: str) -> Recipe:
 
 
 def header_of(name: str) -> str:
-    lines = list_recipes()[name].read_text(encoding="utf-8").splitlines()
+    lines = recipe_text(name).splitlines()
     return "\n".join(line for line in lines if line.startswith("#"))
 
 

@@ -38,7 +38,8 @@ def sweep_command(options: Sweep, typed: dict[str, Any]) -> int:
 
 def _plan_of_sweep(options: Sweep, typed: dict[str, Any]) -> SweepPlan:
     from kernel_attention.experiments.sweeping import make_plan, read_space
-    from kernel_attention.experiments.training.recipe import read_recipe, recipe_plugins
+    from kernel_attention.experiments.training.recipe import recipe_plugins
+    from kernel_attention.experiments.training.recipe_files import read_recipe
     from kernel_attention.experiments.training.tasks import DEFAULT_TASK, recipe_class
 
     assert options.recipe is not None

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 def train_command(options: Train, typed: dict[str, Any]) -> int:
     """Train a recipe, or go on with a run."""
     from kernel_attention.experiments.training.processes import started_devices
-    from kernel_attention.experiments.training.recipe import make_recipe, read_recipe, recipe_plugins
+    from kernel_attention.experiments.training.recipe import make_recipe, recipe_plugins
+    from kernel_attention.experiments.training.recipe_files import read_recipe
 
     if (options.recipe is None) == (options.resume is None):
         raise InputError("train needs either a recipe or --resume RUN (see: kernel-attention train --help)")
@@ -41,11 +42,9 @@ def train_command(options: Train, typed: dict[str, Any]) -> int:
 
 
 def init_command(options: Init) -> int:
-    """Write a recipe for own series."""
+    """Write a recipe for own series, or a copy of a recipe."""
     from kernel_attention.atomic import write_text_atomically
-    from kernel_attention.experiments.training.recipe import Recipe
-    from kernel_attention.experiments.training.template import recipe_template
-    from kernel_attention.experiments.training.time_series_experiment import load_data
+    from kernel_attention.experiments.training.recipe_files import recipe_text
 
     path = Path(options.output)
     if path.suffix not in (".yaml", ".yml"):
@@ -57,16 +56,30 @@ def init_command(options: Init) -> int:
         "channel_columns",
     )  # fmt: skip
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    if options.dataset is None and given:
-        raise InputError(f"init: --{next(iter(given))} says something of a file, and none is given")
-    data = None if options.dataset is None else load_data(Recipe(**given), options.data_root)
-    text = recipe_template(given, data, str(path))
+    if options.recipe is None:
+        text = _recipe_for_series(given, options.data_root, str(path))
+    elif given:
+        raise InputError(f"init: --recipe copies a whole recipe, and goes without {', '.join(given)}")
+    else:
+        text = recipe_text(options.recipe)
     try:
         write_text_atomically(path, text)
     except OSError as error:
         raise InputError(f"output {path}: cannot be written ({error.strerror or error})") from None
     print(f"written: {path}")
     return 0
+
+
+def _recipe_for_series(given: dict[str, Any], data_root: str | None, name: str) -> str:
+    """The text of a recipe for the file of series among the given keys, or for one to be filled in."""
+    from kernel_attention.experiments.training.recipe import Recipe
+    from kernel_attention.experiments.training.template import recipe_template
+    from kernel_attention.experiments.training.time_series_experiment import load_data
+
+    if "dataset" not in given and given:
+        raise InputError(f"init: --{next(iter(given))} says something of a file, and none is given")
+    data = load_data(Recipe(**given), data_root) if given else None
+    return recipe_template(given, data, name)
 
 
 def _run_training(

@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 from kernel_attention.errors import InputError, unknown
-from kernel_attention.experiments.plain_yaml import read_yaml
+from kernel_attention.experiments.families import FileEntry, find_file, read_entries, read_entry, recipes_dir
 from kernel_attention.experiments.settings import DIFFERENT, Count, check_fields, field_names
 from kernel_attention.experiments.training.recipe import (
     BaseRecipe,
     Protocol,
     Seed,
     make_recipe,
-    read_recipe,
-    recipes_dir,
 )
+from kernel_attention.experiments.training.recipe_files import read_recipe
 
 TRANSFER = "transfer"
 _NAME = re.compile(r"\w[\w.+-]*")
@@ -257,31 +256,35 @@ class Suite:
 
 
 def list_suites() -> dict[str, Path]:
-    """Name and file of every shipped suite."""
-    return {path.stem: path for path in sorted((recipes_dir() / "suites").glob("*.yaml"))}
+    """Name and file of every shipped suite; a family has one file."""
+    return {name: location.path for name, location in _shipped_suites().items()}
 
 
 def read_suite(name: str) -> Suite:
-    """A shipped suite by name, or a YAML file by path.
+    """A shipped suite by name; a YAML file by path; or, in the file of a family, ``family.yaml/entry``.
 
     Raises:
         InputError: for an unknown name, and for a file that is no suite.
     """
-    shipped = list_suites()
-    path = shipped.get(name, Path(name))
-    if not path.is_file():
+    shipped = _shipped_suites()
+    location = shipped.get(name) or find_file(name)
+    if location is None:
         raise unknown("suite", name, shipped, listing="kernel-attention list suites; or give a YAML file")
-    content = read_yaml(path)
-    if not isinstance(content, dict):
-        raise InputError(f"{path}: expected lines of the form key: value, found {type(content).__name__}")
+    content = read_entry(location, "suite", name)
     accepted = [key for key in field_names(Suite) if key != "name"]
     for key in content:
         if key not in accepted:
-            raise unknown(f"key of {path}", key, accepted)
+            raise unknown(f"key of {location}", key, accepted)
     missing = [key for key in ("title", "source", "records", "columns", "rows") if key not in content]
     if missing:
-        raise InputError(f"{path}: has no key {missing[0]}")
+        raise InputError(f"{location}: has no key {missing[0]}")
     try:
-        return Suite(name=path.stem, **content)
+        return Suite(name=location.name, **content)
     except InputError as error:
-        raise InputError(f"{path}: {error}") from None
+        raise InputError(f"{location}: {error}") from None
+
+
+def _shipped_suites() -> dict[str, FileEntry]:
+    files = (recipes_dir() / "suites").glob("*.yaml")
+    locations = [FileEntry(path, entry) for path in files for entry in read_entries(path, "suite")]
+    return {location.name: location for location in sorted(locations, key=lambda location: location.name)}

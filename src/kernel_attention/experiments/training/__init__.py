@@ -10,10 +10,9 @@ from kernel_attention.experiments.training.recipe import (
     BaseRecipe,
     Recipe,
     StepRecipe,
-    list_recipes,
     make_recipe,
-    read_recipe,
 )
+from kernel_attention.experiments.training.recipe_files import list_recipes, read_recipe, recipe_text
 
 if TYPE_CHECKING:
     from kernel_attention.experiments.training.evaluation import evaluate_split, predict_outputs
@@ -39,6 +38,7 @@ __all__ = [
     "make_recipe",
     "predict_outputs",
     "read_recipe",
+    "recipe_text",
     "train",
 ]
 

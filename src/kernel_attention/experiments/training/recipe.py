@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.resources
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from kernel_attention.errors import InputError, unknown
-from kernel_attention.experiments.plain_yaml import read_yaml
 from kernel_attention.experiments.plugins import require_plugins
 from kernel_attention.experiments.settings import (
     DIFFERENT,
@@ -461,53 +458,20 @@ def make_recipe(keys: dict[str, Any]) -> BaseRecipe:
     Raises:
         InputError: for an unknown key, a wrong value, or a plugin that is not loaded.
     """
-    made, given = _class_and_keys(keys, "recipe")
-    return made(**given)
+    made = check_keys(keys, "recipe")
+    return made(**{key: value for key, value in keys.items() if key != "task"})
 
 
-def recipes_dir() -> Path:
-    """The folder of the shipped recipes: inside the installed package, or next to ``src`` in a checkout."""
-    installed = Path(str(importlib.resources.files("kernel_attention"))) / "recipes"
-    return installed if installed.is_dir() else Path(__file__).parents[4] / "recipes"
-
-
-def list_recipes() -> dict[str, Path]:
-    """Name (path without suffix, for example ``uea/japanese_vowels``) and file of every shipped recipe."""
-    root = recipes_dir()
-    paths = sorted(path for path in root.rglob("*.yaml") if path.parent != root / "suites")
-    return {path.relative_to(root).with_suffix("").as_posix(): path for path in paths}
-
-
-def read_recipe(name: str) -> tuple[str, dict[str, Any]]:
-    """A shipped recipe by name, or a YAML file by path -> (its short name, its keys)."""
-    shipped = list_recipes()
-    path = shipped.get(name, Path(name))
-    if not path.is_file():
-        raise unknown("recipe", name, shipped, listing="kernel-attention list recipes; or give a YAML file")
-    return path.stem, read_keys(path)
-
-
-def read_keys(path: Path) -> dict[str, Any]:
-    """The keys of a recipe's file. The task must know them all; ``make_recipe`` checks their values."""
-    values = read_yaml(path)
-    if not isinstance(values, dict):
-        raise InputError(f"{path}: expected lines of the form key: value, found {type(values).__name__}")
-    _class_and_keys(values, str(path))
-    return values
+def check_keys(keys: dict[str, Any], source: str) -> type[BaseRecipe]:
+    """The class that the key ``task`` names; InputError, which names ``source``, for a key that it lacks."""
+    made = recipe_class(keys.get("task", DEFAULT_TASK))
+    accepted = ["task", *field_names(made)]
+    for key in keys:
+        if key not in accepted:
+            raise unknown(f"key of {source}", key, accepted, listing="kernel-attention train --help")
+    return made
 
 
 def recipe_plugins(keys: dict[str, Any], more: Iterable[str] = ()) -> list[str]:
     """The plugins in a recipe's keys and in ``more``, each once."""
     return list(dict.fromkeys([*checked(BaseRecipe, "plugins", keys.get("plugins", [])), *more]))
-
-
-def _class_and_keys(keys: dict[str, Any], source: str) -> tuple[type[BaseRecipe], dict[str, Any]]:
-    """The class that ``task`` names and the other keys; InputError for a key that the class does not have."""
-    made = recipe_class(keys.get("task", DEFAULT_TASK))
-    accepted = field_names(made)
-    for key in keys:
-        if key not in accepted and key != "task":
-            raise unknown(
-                f"key of {source}", key, ["task", *accepted], listing="kernel-attention train --help"
-            )
-    return made, {key: value for key, value in keys.items() if key != "task"}

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.data import SequenceSplit
+from kernel_attention.experiments.families import read_keys
 from kernel_attention.experiments.run_folder import RunFolder
 from kernel_attention.experiments.settings import field_names
 from kernel_attention.experiments.training.data_root import recorded_data_root
@@ -16,7 +17,7 @@ from kernel_attention.experiments.training.experiment import Experiment
 from kernel_attention.experiments.training.facts import read_facts, require_same_data
 from kernel_attention.experiments.training.files import read_weights
 from kernel_attention.experiments.training.fit import training_device
-from kernel_attention.experiments.training.recipe import BaseRecipe, make_recipe, read_keys
+from kernel_attention.experiments.training.recipe import BaseRecipe, make_recipe
 from kernel_attention.experiments.training.run import build_model
 from kernel_attention.experiments.training.tasks import experiment_class
 from kernel_attention.experiments.training.time_series_experiment import TimeSeriesExperiment

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import yaml
-
 from kernel_attention.experiments.data import TimeSeriesData
+from kernel_attention.experiments.plain_yaml import key_lines
 from kernel_attention.experiments.training.members import (
     automatic_batch_size,
     automatic_epochs,
@@ -57,7 +56,15 @@ def recipe_template(given: dict[str, Any], data: TimeSeriesData | None, name: st
         lines.append(f"# {_described(data)}")
     training = {**_sizes(keys, data), **_TRAINING}
     return "\n".join(
-        [*lines, _yaml(keys), "# The model.", _yaml(_MODEL), "# Its training.", _yaml(training).rstrip(), ""]
+        [
+            *lines,
+            key_lines(keys),
+            "# The model.",
+            key_lines(_MODEL),
+            "# Its training.",
+            key_lines(training).rstrip(),
+            "",
+        ]
     )
 
 
@@ -80,10 +87,3 @@ def _sizes(keys: dict[str, Any], data: TimeSeriesData | None) -> dict[str, int]:
     steps = automatic_steps(batch_size, -(-max_len // automatic_patch_len(max_len)))
     epochs = automatic_epochs(cases, batch_size, steps)
     return {"epochs": epochs, "batch_size": batch_size, "warmup_epochs": int(_WARMUP * epochs)}
-
-
-def _yaml(keys: dict[str, Any]) -> str:
-    options: dict[str, Any] = {"default_flow_style": True, "width": float("inf"), "allow_unicode": True}
-    end = "...\n"  # of a document that is one plain value
-    texts = {key: yaml.safe_dump(value, **options).removesuffix(end).strip() for key, value in keys.items()}
-    return "".join(f"{key}: {text}\n" for key, text in texts.items())
