@@ -317,7 +317,7 @@ def test_shipped_recipes_build(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [row.name for row in list_attention() if row.causal != "no"])
+@pytest.mark.parametrize("name", [row.name for row in list_attention() if row.causal])
 def test_every_causal_mechanism_trains(cli, data, tmp_path, name):  # noqa: F811
     """Five steps, an evaluation, and a text of its own."""
     path = recipe_file(tmp_path, steps=5, evaluate_every=5)
