@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
+from types import MappingProxyType
 from typing import Any
 
 from generated import svg_text, table
@@ -23,6 +24,11 @@ SETS = {
     "UWaveGestureLibrary": "UW",
 }  # fmt: skip
 SMALL_TESTS = {"AtrialFibrillation": "AF", "StandWalkJump": "SWJ"}
+UNSEEN = {
+    "ACSF1": "ACSF1", "ArrowHead": "ArrowHead", "GunPoint": "GunPoint", "ItalyPowerDemand": "ItalyPower",
+    "OSULeaf": "OSULeaf", "PickupGestureWiimoteZ": "PickupGesture",
+}  # fmt: skip
+"""Univariate sets that had no part in the choice of the defaults."""
 
 Records = Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]
 """By classifier and set, one for each seed or fold."""
@@ -30,8 +36,12 @@ Records = Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]
 
 def texts(root: Path) -> tuple[dict[str, list[str]], dict[Path, str]]:
     """The lines of the regions of the page by their marks, and the files of the figures."""
-    found = {name: read(root / "results" / "series" / f"{name}.jsonl") for name in ("test", *WITHIN_TRAINING)}
-    regions = {"series-test": test_lines(found["test"])}
+    names = ("test", "unseen", *WITHIN_TRAINING)
+    found = {name: read(root / "results" / "series" / f"{name}.jsonl") for name in names}
+    regions = {
+        "series-test": split_lines(found["test"]),
+        "series-unseen": split_lines(found["unseen"], UNSEEN, {}),
+    }
     for name, mark in WITHIN_TRAINING.items():
         regions[mark] = ["", *(lines(found[name]) if found[name] else ["Not measured yet."]), ""]
     svg = ranks_figure(found["test"])
@@ -39,11 +49,13 @@ def texts(root: Path) -> tuple[dict[str, list[str]], dict[Path, str]]:
     return regions, {} if svg is None else {FIGURE: svg}
 
 
-def test_lines(records: Records) -> list[str]:
+def split_lines(
+    records: Records, averaged: Mapping[str, str] = SETS, others: Mapping[str, str] = SMALL_TESTS
+) -> list[str]:
     """The table of the test splits, and over how many seeds its figures are."""
     if not records:
         return ["", "Not measured yet.", ""]
-    return ["", *lines(records, SETS | SMALL_TESTS, with_spread=True), "", seeds_text(records), ""]
+    return ["", *lines(records, averaged, others, with_spread=True), "", seeds_text(records), ""]
 
 
 def seeds_text(records: Records) -> str:
@@ -64,7 +76,7 @@ def compared(records: Records) -> dict[str, dict[str, float]]:
     return {
         name: {data: over(sets[data], "accuracy") for data in SETS}
         for name, sets in records.items()
-        if is_whole(sets)
+        if sets.keys() >= SETS.keys()
     }
 
 
@@ -107,11 +119,21 @@ def read(path: Path) -> Records:
     return {name: {data: [*each.values()] for data, each in sets.items()} for name, sets in found.items()}
 
 
-def lines(records: Records, columns: Mapping[str, str] = SETS, *, with_spread: bool = False) -> list[str]:
-    """One row a classifier, best mean first, then those that lack a set."""
-    names = sorted(
-        records, key=lambda name: -mean(records[name], "accuracy") if is_whole(records[name]) else 1
-    )
+def lines(
+    records: Records,
+    averaged: Mapping[str, str] = SETS,
+    others: Mapping[str, str] = MappingProxyType({}),
+    *,
+    with_spread: bool = False,
+) -> list[str]:
+    """One row a classifier, best mean first, then those that lack a set of the mean."""
+    whole = {
+        name: {data: sets[data] for data in averaged}
+        for name, sets in records.items()
+        if sets.keys() >= averaged.keys()
+    }
+    names = sorted(records, key=lambda name: -mean(whole[name], "accuracy") if name in whole else 1)
+    columns = {**averaged, **others}
     head = ["classifier", *columns.values(), "mean", "log-loss", "calibration", "fit, s"]
     keys = ("log_loss", "calibration_error", "fit_seconds")
     rows = []
@@ -121,9 +143,10 @@ def lines(records: Records, columns: Mapping[str, str] = SETS, *, with_spread: b
             per_cent([record["accuracy"] for record in sets[data]], with_spread) if data in sets else "–"
             for data in columns
         ]
-        whole = is_whole(sets)
-        figures = [per_cent(means_by_seed(sets), with_spread) if whole else "–"]
-        figures += [number(mean(sets, key)) if whole else "–" for key in keys]
+        figures = ["–"] * (1 + len(keys))
+        if name in whole:
+            figures = [per_cent(means_by_seed(whole[name]), with_spread)]
+            figures += [number(mean(whole[name], key)) for key in keys]
         rows.append([name, *cells, *figures])
     return table(head, rows)
 
@@ -136,20 +159,15 @@ def per_cent(values: Sequence[float], with_spread: bool) -> str:
 
 def means_by_seed(sets: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[float]:
     """The mean accuracy over the sets, for every seed that all of them have; one mean where seeds differ."""
-    by_set = [{record["number"]: record["accuracy"] for record in sets[data]} for data in SETS]
+    by_set = [{record["number"]: record["accuracy"] for record in records} for records in sets.values()]
     if any(numbers.keys() != by_set[0].keys() for numbers in by_set):
         return [mean(sets, "accuracy")]
     return [fmean(numbers[seed] for numbers in by_set) for seed in by_set[0]]
 
 
-def is_whole(sets: Mapping[str, Any]) -> bool:
-    """Whether every set of the mean is there."""
-    return sets.keys() >= SETS.keys()
-
-
 def mean(sets: Mapping[str, Sequence[Mapping[str, Any]]], key: str) -> float:
     """The mean over the sets of the means over seeds or folds."""
-    return fmean(over(sets[name], key) for name in SETS)
+    return fmean(over(records, key) for records in sets.values())
 
 
 def over(records: Sequence[Mapping[str, Any]], key: str) -> float:
