@@ -156,14 +156,15 @@ def folds_of(cases: Cases, count: int) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def equal_lengths(X: list[np.ndarray], length: int) -> np.ndarray:
-    """The series resampled to one length, linearly in time, (n, c, length)."""
+    """The series resampled to one length, linearly in time, (n, c, length), in float64 as catch22 wants it."""
     places = np.linspace(0.0, 1.0, length)
 
     def resampled(series: np.ndarray) -> np.ndarray:
         known = np.linspace(0.0, 1.0, series.shape[1])
         return np.stack([np.interp(places, known, channel) for channel in series])
 
-    return np.stack([series if series.shape[1] == length else resampled(series) for series in X])
+    whole = (series if series.shape[1] == length else resampled(series) for series in X)
+    return np.stack([series.astype(np.float64) for series in whole])
 
 
 def make_rival(name: str, seed: int) -> Any:
