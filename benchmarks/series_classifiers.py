@@ -156,7 +156,7 @@ def folds_of(cases: Cases, count: int) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def equal_lengths(X: list[np.ndarray], length: int) -> np.ndarray:
-    """The series resampled to one length, linearly in time, (n, c, length), in float64 as catch22 wants it."""
+    """The series resampled to one length, linearly in time, (n, c, length); float64, for catch22."""
     places = np.linspace(0.0, 1.0, length)
 
     def resampled(series: np.ndarray) -> np.ndarray:
