@@ -5,14 +5,14 @@ Legend as there.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from kernel_attention.tensors.statistics import accumulation_dtype, smallest
+from kernel_attention.tensors.statistics import accumulation_dtype, exactly
+from kernel_attention.tensors.unit_rows import inverse_norms
 
 _SLICE = 2048  # tokens; their z and its gradient stay in the second-level caches at common widths
 
@@ -66,7 +66,8 @@ def map_tokens(
             _by_group(out, groups).baddbmm_(z.by_group, own_map, beta=0)
             out += constant  # with two threads faster than a product that starts from it
             if gram is not None:
-                _add_product(gram[i], z.by_half.mT, z.by_half)
+                half = exactly(z.by_half)  # rounded products would not sum to a positive matrix
+                gram[i].baddbmm_(half.mT, half)
     return y, None if gram is None else gram.unflatten(1, (-1, 2))
 
 
@@ -153,31 +154,12 @@ def _features(
         if mask is not None:
             z.flat.masked_fill_(~mask[:, None], 0.0)
         return part, None
-    scale = _inverse_norms(z, mask, accumulation_dtype(part.dtype), spare)
+    ignored = None if mask is None else ~mask[:, None, None]
+    scale = inverse_norms(z.halves, ignored=ignored, spare=spare.halves)
     if mask is not None:
         scale.masked_fill_(~mask[:, None, None], 0.0)
     z.halves.mul_(scale)
     return part, scale
-
-
-def _inverse_norms(z: _Room, mask: Tensor | None, exact: torch.dtype, spare: _Room) -> Tensor:
-    """1 / norm of every half, (n, 2h, 1); 0 for a zero row. Padded rows hold any number."""
-    norm = torch.linalg.vector_norm(z.halves, dim=-1, keepdim=True, dtype=exact)
-    if mask is not None:
-        norm.masked_fill_(~mask[:, None, None], 1.0)
-    limits = torch.finfo(exact)
-    safe = math.sqrt(limits.tiny / limits.eps)  # from here on no square of weight is lost
-    if norm.device.type == "cpu":  # elsewhere the question would wait for the device
-        low, high = torch.aminmax(norm)
-        if low > safe and high < math.inf:
-            return norm.reciprocal_()
-    # A token's own norm decides for it: what other tokens hold must not change a bit of its output.
-    largest = torch.linalg.vector_norm(z.halves, ord=torch.inf, dim=-1, keepdim=True, dtype=exact)
-    scale = torch.threshold_(largest, smallest(exact), torch.inf).reciprocal_()
-    torch.mul(z.halves, scale, out=spare.halves)
-    balanced = torch.linalg.vector_norm(spare.halves, dim=-1, keepdim=True, dtype=exact)
-    scale.div_(balanced.masked_fill_(balanced == 0, 1.0))
-    return torch.where((norm > safe) & (norm < math.inf), norm.reciprocal(), scale)
 
 
 def _add_product(into: Tensor, left: Tensor, right: Tensor) -> None:
