@@ -33,7 +33,7 @@ from kernel_attention.mechanisms.primal.functional import (
     scores_energy,
 )
 from kernel_attention.mechanisms.primal.fused import PrimalWeights, primal_layer
-from kernel_attention.mechanisms.primal.nested import kernel_grams, nested_objective
+from kernel_attention.mechanisms.primal.nested import KernelGrams, kernel_grams, nested_objective
 from kernel_attention.mechanisms.primal.work import primal_numbers, primal_operations
 from kernel_attention.memory_limit import require_parameters
 from kernel_attention.tensors.sampling import (
@@ -198,11 +198,12 @@ class PrimalAttention(PenalizedAttention):
         """Primal-Attention on checked arguments, (B, N, d). In training it keeps J where ``eta`` > 0."""
         form = self.plan(x, is_causal=is_causal).form
         if form == "reference":
-            y, energy = self._reference(x, attention_mask, is_causal)
+            y, energy, grams = self._reference(x, attention_mask, is_causal)
         else:
-            y, energy = self._one_pass(x, attention_mask, is_causal, triton=form == "triton")
-        if self._is_nested and self.training:
-            self.objective = self._nested_objective(x, attention_mask, is_causal)
+            y, energy, grams = self._one_pass(x, attention_mask, is_causal, triton=form == "triton")
+        if grams is not None:
+            assert self.sqrt_lambda is not None
+            self.objective = nested_objective(grams, self.w_e, self.w_r, self.sqrt_lambda)
         if energy is not None:
             assert self.objective_form != "nested"
             num_tokens = None
@@ -235,16 +236,18 @@ class PrimalAttention(PenalizedAttention):
     def _needs_energy(self) -> bool:
         return self.training and self.sqrt_lambda is not None and not self._is_nested
 
-    def _nested_objective(self, x: Tensor, attention_mask: Tensor | None, is_causal: bool) -> Tensor:
-        assert self.sqrt_lambda is not None
-        with torch.no_grad():
-            rows = self._sample(x, attention_mask, False)[0] if self.data_dependent else None
-            q, k = self.split_heads(self.q_proj(x)), self.split_heads(self.k_proj(x))
-        grams = kernel_grams(
-            q, k, rows=rows, running_means=self.running_means, feature_map=self.feature_map,
+    @property
+    def _needs_grams(self) -> bool:
+        return self.training and self._is_nested
+
+    @torch.no_grad()
+    def _grams(self, x: Tensor, attention_mask: Tensor | None, is_causal: bool) -> KernelGrams:
+        rows = self._sample(x, attention_mask, False)[0] if self.data_dependent else None
+        return kernel_grams(
+            self.split_heads(self.q_proj(x)), self.split_heads(self.k_proj(x)),
+            rows=rows, running_means=self.running_means, feature_map=self.feature_map,
             query_mask=attention_mask, attention_mask=attention_mask, is_causal=is_causal,
         )  # fmt: skip
-        return nested_objective(grams, self.w_e, self.w_r, self.sqrt_lambda)
 
     def why_not_sharded(self, is_causal: bool) -> str | None:
         """Why the layer cannot share a sequence: its form is not the one-pass form. None where it can."""
@@ -258,15 +261,16 @@ class PrimalAttention(PenalizedAttention):
 
     def _reference(
         self, x: Tensor, attention_mask: Tensor | None, is_causal: bool
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> tuple[Tensor, Tensor | None, KernelGrams | None]:
         scores = self.scores(x, attention_mask=attention_mask, is_causal=is_causal)
         lam = self.sqrt_lambda if self._needs_energy else None
         energy = None if lam is None else scores_energy(scores, lam, attention_mask)
-        return self.output(scores), energy
+        grams = self._grams(x, attention_mask, is_causal) if self._needs_grams else None
+        return self.output(scores), energy, grams
 
     def _one_pass(
         self, x: Tensor, attention_mask: Tensor | None, is_causal: bool, *, triton: bool
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> tuple[Tensor, Tensor | None, KernelGrams | None]:
         samples = None
         if self.data_dependent:
             samples = Samples(*self._positions(x, attention_mask))
@@ -279,6 +283,7 @@ class PrimalAttention(PenalizedAttention):
             samples=samples,
             normalize=self.feature_map is cosine,
             with_energy=self._needs_energy,
+            with_grams=self._needs_grams,
             attention_mask=attention_mask,
             is_causal=is_causal,
             running_means=self.running_means,
