@@ -30,7 +30,7 @@ def unit_rows(x: Tensor) -> Tensor:
     The norm accumulates in float32 for 16-bit inputs, and its squares do not overflow.
     """
     has_values = x.device.type == "cpu" and x.numel() > 0 and not needs_operator(x)
-    if not has_values or torch.jit.is_tracing() or only_formulas():
+    if not has_values or only_formulas():
         return _formula(x)
     return _UnitRows.apply(x)
 
