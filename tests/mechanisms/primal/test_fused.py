@@ -198,7 +198,8 @@ def test_nothing_but_the_input_is_kept_for_the_backward_pass(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("options", "call"), [({"feature_map": "elu"}, {}), ({"max_len": 11}, {"is_causal": True})]
+    ("options", "call"),
+    [({"feature_map": "elu"}, {}), ({"max_len": 11, "eta": 0.1}, {"is_causal": True})],
 )
 def test_what_one_pass_cannot_do_is_refused(options, call):
     layer = ka.PrimalAttention(10, 2, rank=2, impl="fused", **options)

@@ -91,10 +91,10 @@ def primal_layer(
         )
     if is_causal and running_means:  # an affine map of the mean is the mean of the map
         before = None if group is None else _before(x, attention_mask, group)
-        x = running_mean(x[:, None], attention_mask, before)[:, 0]
+        x = running_mean(x[:, None], attention_mask, before).squeeze(1)
     x = autocast(x)
     num_heads = weights.w_e.size(0)
-    weight, bias = _side_by_side(weights.q_proj, weights.k_proj, num_heads)
+    weight, bias = side_by_side(weights.q_proj, weights.k_proj, num_heads)
     # One map for all heads saves a pass, but costs h (2p, d) products instead of h (2p, p) ones and O.
     fold_output = num_heads <= 2 and engine == "slices"
     after = _After(
@@ -121,12 +121,14 @@ def primal_layer(
         if gram is not None and with_grams:
             by_head = None if rows is None else exactly(rows.detach()).unflatten(-1, (num_heads, -1))
             grams = KernelGrams(
-                *gram.detach().unbind(dim=2), None if by_head is None else by_head.transpose(1, 2)
+                gram[:, :, 0].detach(),
+                gram[:, :, 1].detach(),
+                None if by_head is None else by_head.transpose(1, 2),
             )
     return (y if fold_output else apply_affine(y, weights.out_proj)), energy, grams
 
 
-def _side_by_side(q: Affine, k: Affine, num_heads: int) -> Affine:
+def side_by_side(q: Affine, k: Affine, num_heads: int) -> Affine:
     """Projections to queries and to keys, (d, d) -> to every head's query and key, (h * 2 * p, d)."""
 
     def join(first: Tensor, second: Tensor) -> Tensor:

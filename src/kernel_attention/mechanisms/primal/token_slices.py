@@ -55,14 +55,14 @@ def map_tokens(
     groups = maps.size(1)
     constant = constant.to(x.dtype)
     y = x.new_empty(x.size(0), x.size(1), groups * maps.size(3))
-    rooms = _Rooms(x, weight, tokens, groups)
+    rooms = Rooms(x, weight, tokens, groups)
     exact, halves = accumulation_dtype(x.dtype), 2 * tokens.num_heads
     size = weight.size(0) // halves
     gram = x.new_zeros(x.size(0), halves, size, size, dtype=exact) if with_gram else None
     for i, own_map in enumerate(maps.expand(x.size(0), -1, -1, -1)):
         for part, mask, out in _slices(i, x, tokens.mask, y):
             z = rooms.get(0, part.size(0))
-            _features(part, mask, weight, bias, tokens, z, rooms.get(2, part.size(0)))
+            fill_features(part, mask, weight, bias, tokens, z, rooms.get(2, part.size(0)))
             _by_group(out, groups).baddbmm_(z.by_group, own_map, beta=0)
             out += constant  # with two threads faster than a product that starts from it
             if gram is not None:
@@ -84,28 +84,24 @@ def pull_back(
         x.new_zeros(maps.shape, dtype=exact),
         x.new_zeros(groups * maps.size(3), dtype=exact),
     )
-    rooms = _Rooms(x, weight, tokens, groups)
+    rooms = Rooms(x, weight, tokens, groups)
     shape = (x.size(0), -1, -1, -1)
     pull = None if pull is None else pull.flatten(1, 2)
     for i, (own_map, own_sum) in enumerate(zip(maps.mT.expand(shape), sums.maps.expand(shape), strict=True)):
         for part, mask, grad, grad_x in _slices(i, x, tokens.mask, grad_y, sums.x):
             z, grad_z = rooms.get(0, part.size(0)), rooms.get(1, part.size(0))
-            part, scale = _features(part, mask, weight, bias, tokens, z, rooms.get(2, part.size(0)))
-            _add_rows(sums.constant, grad)
+            part, scale = fill_features(part, mask, weight, bias, tokens, z, rooms.get(2, part.size(0)))
+            add_rows(sums.constant, grad)
             by_group = _by_group(grad, groups)
-            _add_product(own_sum, z.by_group.mT, by_group)
+            add_product(own_sum, z.by_group.mT, by_group)
             grad_z.by_group.baddbmm_(by_group, own_map, beta=0)
             if pull is not None:
                 grad_z.by_half.baddbmm_(z.by_half, pull[i])
-            if scale is not None:  # d(v / |v|) = (dv - u <u, dv>) / |v|, u = v / |v|
-                product = torch.mul(z.flat, grad_z.flat, out=rooms.get(2, part.size(0)).flat)
-                along = product.view_as(z.halves).sum(dim=-1, keepdim=True)
-                grad_z.halves.addcmul_(z.halves, along, value=-1).mul_(scale)
-            elif mask is not None:
-                grad_z.flat.masked_fill_(~mask[:, None], 0.0)
+            spare = rooms.get(2, part.size(0))
+            features_back(grad_z, z, scale, mask, spare)
             torch.mm(grad_z.flat, weight, out=grad_x)
-            _add_product(sums.weight, grad_z.flat.mT, part)
-            _add_rows(sums.bias, grad_z.flat)
+            add_product(sums.weight, grad_z.flat.mT, part)
+            add_rows(sums.bias, grad_z.flat)
     return sums
 
 
@@ -116,11 +112,14 @@ def _slices(i: int, x: Tensor, mask: Tensor | None, *others: Tensor) -> Iterator
     return zip(parts[0], masks, *parts[1:], strict=True)
 
 
-class _Rooms:
+class Rooms:
     """Three buffers of one slice each, and their views by the number of tokens."""
 
-    def __init__(self, x: Tensor, weight: Tensor, tokens: Tokens, groups: int) -> None:
-        self.memory = [x.new_empty(min(_SLICE, x.size(1)), weight.size(0)) for _ in range(3)]
+    def __init__(
+        self, x: Tensor, weight: Tensor, tokens: Tokens, groups: int, slice_size: int | None = None
+    ) -> None:
+        most = min(slice_size or _SLICE, x.size(1))
+        self.memory = [x.new_empty(most, weight.size(0)) for _ in range(3)]
         self.halves, self.groups = 2 * tokens.num_heads, groups
         self.rooms: dict[tuple[int, int], _Room] = {}
 
@@ -135,7 +134,7 @@ class _Rooms:
         return self.rooms[which, count]
 
 
-def _features(
+def fill_features(
     part: Tensor,
     mask: Tensor | None,
     weight: Tensor,
@@ -162,7 +161,17 @@ def _features(
     return part, scale
 
 
-def _add_product(into: Tensor, left: Tensor, right: Tensor) -> None:
+def features_back(grad_z: _Room, z: _Room, scale: Tensor | None, mask: Tensor | None, spare: _Room) -> None:
+    """Turn the gradient of z into that of the projections, in place; ``scale`` as from ``fill_features``."""
+    if scale is not None:  # d(v / |v|) = (dv - u <u, dv>) / |v|, u = v / |v|
+        product = torch.mul(z.flat, grad_z.flat, out=spare.flat)
+        along = product.view_as(z.halves).sum(dim=-1, keepdim=True)
+        grad_z.halves.addcmul_(z.halves, along, value=-1).mul_(scale)
+    elif mask is not None:
+        grad_z.flat.masked_fill_(~mask[:, None], 0.0)
+
+
+def add_product(into: Tensor, left: Tensor, right: Tensor) -> None:
     """into += left @ right, of matrices or of batches of them."""
     if into.dtype != left.dtype:  # 16-bit products, summed in float32
         into += left @ right
@@ -172,7 +181,7 @@ def _add_product(into: Tensor, left: Tensor, right: Tensor) -> None:
         into.baddbmm_(left, right)
 
 
-def _add_rows(into: Tensor, rows: Tensor) -> None:
+def add_rows(into: Tensor, rows: Tensor) -> None:
     """into (m,) += the sum of rows (n, m)."""
     if into.dtype == rows.dtype:
         into.addmv_(rows.mT, rows.new_ones(rows.size(0)))
