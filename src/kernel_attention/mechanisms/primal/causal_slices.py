@@ -22,7 +22,7 @@ from torch import Tensor
 
 from kernel_attention.mechanisms.primal import seen_rows
 from kernel_attention.mechanisms.primal.fused import PrimalWeights, side_by_side
-from kernel_attention.mechanisms.primal.operators import features, with_rows
+from kernel_attention.mechanisms.primal.operators import differentiable_features, with_rows
 from kernel_attention.mechanisms.primal.token_slices import (
     Rooms,
     Tokens,
@@ -205,7 +205,9 @@ def _pull_back(
 
 def _formulas(tokens: Tokens, x: Tensor, weight: Tensor, bias: Tensor | None, seen: _Seen) -> Tensor:
     """``_map_tokens`` by differentiable operations."""
-    z = features(tokens, x, weight, bias).unflatten(2, (-1, 2)).permute(3, 0, 2, 1, 4)  # (2, B, h, N, p)
+    z = (
+        differentiable_features(tokens, x, weight, bias).unflatten(2, (-1, 2)).permute(3, 0, 2, 1, 4)
+    )  # (2, B, h, N, p)
     rows, maps, before = (each.to(x.dtype).transpose(-4, -3) for each in seen[:3])
     is_later = seen.is_later[:, None]
     parts = [

@@ -207,7 +207,7 @@ def _formulas(
     *, with_gram: bool,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """The results of the operator, from differentiable operations that keep z."""
-    z = features(tokens, x, weight, bias)
+    z = differentiable_features(tokens, x, weight, bias)
     maps = maps.to(x.dtype)
     by_group = z.flatten(2).unflatten(-1, (maps.size(1), -1)).transpose(1, 2)  # (B, k, N, 2d / k)
     y = (by_group @ maps).transpose(1, 2).flatten(2) + constant.to(x.dtype)
@@ -217,7 +217,7 @@ def _formulas(
     return y, halves.mT @ halves
 
 
-def features(tokens: Tokens, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def differentiable_features(tokens: Tokens, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """z by differentiable operations, (B, N, 2h, p)."""
     if tokens.mask is not None:
         x = x.masked_fill(~tokens.mask[..., None], 0.0)
