@@ -205,9 +205,8 @@ def _pull_back(
 
 def _formulas(tokens: Tokens, x: Tensor, weight: Tensor, bias: Tensor | None, seen: _Seen) -> Tensor:
     """``_map_tokens`` by differentiable operations."""
-    z = (
-        differentiable_features(tokens, x, weight, bias).unflatten(2, (-1, 2)).permute(3, 0, 2, 1, 4)
-    )  # (2, B, h, N, p)
+    z = differentiable_features(tokens, x, weight, bias).unflatten(2, (-1, 2))
+    z = z.permute(3, 0, 2, 1, 4)  # (2, B, h, N, p)
     rows, maps, before = (each.to(x.dtype).transpose(-4, -3) for each in seen[:3])
     is_later = seen.is_later[:, None]
     parts = [
