@@ -96,8 +96,9 @@ class PrimalAttention(PenalizedAttention):
             "per_head" (orthonormal columns in every head).
         bias: whether the projections have biases.
         impl: "reference", the formulas; "fused", one pass over the tokens without stored scores, see
-            ``kernel_attention.mechanisms.primal.fused`` and ``.causal_slices``; "triton", the same in kernels for GPUs; "auto",
-            fused where it exists and was measured to win, the reference elsewhere, see ``plan``.
+            ``kernel_attention.mechanisms.primal.fused`` and ``.causal_slices``; "triton", the same in kernels
+            for GPUs; "auto", fused where it exists and was measured to win, the reference elsewhere, see
+            ``plan``.
         device: where the parameters are made; None: the default device.
         dtype: the parameters' precision; None: the default one.
 
