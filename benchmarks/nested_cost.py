@@ -1,10 +1,13 @@
-"""Training steps: the nested objective against J^2, and primal_values against primal.
+"""Training steps of primal attention's forms beside each other, in processor time.
 
     OMP_NUM_THREADS=1 python benchmarks/nested_cost.py
 
-A step is a forward in training mode, the auxiliary loss, and a backward. All layers take turns, step by step,
-so that whatever else the machine does falls on all of them alike. Printed are medians, and the medians of the
-ratios of neighbouring steps.
+First the nested objective against J^2, and primal_values against primal. Then causal layers with
+data-dependent weights against those with data-independent ones, at each of ``--causal_lengths`` and batch 1.
+
+A step is a forward in training mode, the auxiliary loss, and a backward. All layers take turns, step by step.
+Processor time of one thread does not count what other processes do meanwhile, though they share the caches.
+Printed are medians, and the medians of the ratios of neighbouring steps with their quartiles.
 """
 
 from __future__ import annotations
@@ -12,19 +15,22 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 import kernel_attention as ka
 from kernel_attention.mechanisms import create_attention
 
-RATIOS = (
+Ratio = tuple[str, str, float]  # of the first to the second; at most that was asked
+
+RATIOS: tuple[Ratio, ...] = (
     ("nested", "penalty", 1.25),
     ("nested, data-independent", "penalty, data-independent", 1.25),
     ("values, nested", "penalty", 1.3),
     ("values, eta 0", "eta 0", 1.3),
 )
+CAUSAL: tuple[Ratio, ...] = (("causal", "causal, data-independent", 1.5),)
 
 
 def layers(options: argparse.Namespace) -> dict[str, ka.AttentionLayer]:
@@ -45,16 +51,40 @@ def layers(options: argparse.Namespace) -> dict[str, ka.AttentionLayer]:
     return {name: create_attention(kind, *sizes, **given).train() for name, (kind, given) in made.items()}
 
 
-def step_of(layer: ka.AttentionLayer, x: torch.Tensor) -> Callable[[], float]:
-    """One training step, in seconds."""
+def causal_layers(options: argparse.Namespace, length: int) -> dict[str, ka.AttentionLayer]:
+    """The causal layers for one length, in training mode."""
+    forms = {"causal": {"max_len": length}, "causal, data-independent": {"data_dependent": False}}
+    sizes = options.embed_dim, options.causal_heads
+    return {
+        name: create_attention("primal", *sizes, rank=options.rank, **given).train()
+        for name, given in forms.items()
+    }
+
+
+def step_of(layer: ka.AttentionLayer, x: torch.Tensor, *, is_causal: bool = False) -> Callable[[], float]:
+    """One training step, in seconds of the processor."""
 
     def step() -> float:
         layer.zero_grad(set_to_none=True)
-        start = time.perf_counter()
-        (layer(x).square().mean() + ka.auxiliary_loss(layer)).backward()
-        return time.perf_counter() - start
+        x.grad = None
+        start = time.process_time()
+        (layer(x, is_causal=is_causal).square().mean() + ka.auxiliary_loss(layer)).backward()
+        return time.process_time() - start
 
     return step
+
+
+def compare(steps: Mapping[str, Callable[[], float]], ratios: Sequence[Ratio], rounds: int) -> None:
+    """Take turns, and print times and ratios."""
+    for _ in range(3):
+        for step in steps.values():
+            step()
+    times = [{name: step() for name, step in steps.items()} for _ in range(rounds)]
+    for name in steps:
+        print(f"  {name}: {1e3 * statistics.median(each[name] for each in times):.2f} ms")
+    for name, other, bound in ratios:
+        low, middle, high = statistics.quantiles([each[name] / each[other] for each in times])
+        print(f"  {name} / {other}: {middle:.2f} [{low:.2f}, {high:.2f}] (at most {bound} asked)")
 
 
 def main() -> None:
@@ -67,20 +97,20 @@ def main() -> None:
     parser.add_argument("--num_heads", type=int, default=4)
     parser.add_argument("--rank", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--causal_lengths", type=int, nargs="*", default=[1024, 4096, 16384, 65536])
+    parser.add_argument("--causal_heads", type=int, default=2)
+    parser.add_argument("--causal_rounds", type=int, default=21)
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     x = torch.randn(options.batch, options.length, options.embed_dim)
-    steps = {name: step_of(layer, x) for name, layer in layers(options).items()}
-    for _ in range(3):
-        for step in steps.values():
-            step()
-    rounds = [{name: step() for name, step in steps.items()} for _ in range(options.rounds)]
-    for name in steps:
-        print(f"{name}: {1e3 * statistics.median(each[name] for each in rounds):.2f} ms")
-    for name, other, bound in RATIOS:
-        ratio = statistics.median(each[name] / each[other] for each in rounds)
-        print(f"{name} / {other}: {ratio:.2f} (at most {bound} asked)")
+    print(f"batch {options.batch}, N {options.length}")
+    compare({n: step_of(layer, x) for n, layer in layers(options).items()}, RATIOS, options.rounds)
+    for length in options.causal_lengths:
+        x = torch.randn(1, length, options.embed_dim, requires_grad=True)
+        steps = {n: step_of(layer, x, is_causal=True) for n, layer in causal_layers(options, length).items()}
+        print(f"causal, batch 1, N {length}")
+        compare(steps, CAUSAL, options.causal_rounds)
 
 
 if __name__ == "__main__":

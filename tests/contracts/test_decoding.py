@@ -152,7 +152,7 @@ def test_options_without_a_causal_form_are_named():
         ("conv2d", {"grid_size": (2, 3)}, "a convolution over a grid has no causal form"),
         ("batch_norm", {"kernel": "linear"}, "has no causal form in linear time"),
         ("rpc", {}, "RobustPrincipalAttention does not decode step by step"),
-        ("primal", {"impl": "fused"}, "impl='fused' has no data-dependent causal form"),
+        ("primal", {"impl": "fused", "eta": 0.1}, "impl='fused' has no data-dependent causal form"),
         ("multilinear", {"impl": "fused"}, "impl='fused' has no causal form"),
         ("primal", {}, "max_len=None"),
         ("multilinear", {"variant": "data_dependent"}, "max_len=None"),

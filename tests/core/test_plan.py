@@ -76,7 +76,11 @@ def test_a_form_that_was_measured_to_be_slower_is_not_taken():
 @pytest.mark.parametrize(
     ("layer", "call", "reason"),
     [
-        (ka.PrimalAttention(8, 2, rank=2, max_len=5000), {"is_causal": True}, "no data-dependent form"),
+        (
+            ka.PrimalAttention(8, 2, rank=2, max_len=5000, eta=0.1),
+            {"is_causal": True},
+            "no objective of data-dependent weights",
+        ),
         (ka.PrimalAttention(8, 2, rank=2, feature_map="elu"), {}, "feature map cosine or identity"),
         (ka.PrimalAttention(8, 2, rank=2, impl="reference"), {}, "impl='reference'"),
         (ka.MultilinearAttention(8, 2), {"is_causal": True}, "no form with is_causal=True"),

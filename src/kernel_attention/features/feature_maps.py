@@ -20,6 +20,7 @@ from kernel_attention.errors import InputError
 from kernel_attention.features.softmax_features import SoftmaxPlusFeatures, TaylorFeatures
 from kernel_attention.specs import Spec, SpecReader
 from kernel_attention.tensors.statistics import accumulation_dtype, exactly, smallest
+from kernel_attention.tensors.unit_rows import unit_rows
 
 FeatureMap = Callable[[Tensor, Tensor | None, bool], Tensor]
 
@@ -32,12 +33,7 @@ def cosine(x: Tensor, attention_mask: Tensor | None = None, is_causal: bool = Fa
     The norm accumulates in float32 for 16-bit inputs, and its squares do not overflow. A zero row stays zero
     and passes no gradient.
     """
-    exact = exactly(x)
-    largest = exact.detach().abs().amax(dim=-1, keepdim=True)
-    # Dividing by a clamped norm would give a zero row a huge slope.
-    scaled = exact / largest.masked_fill(largest < smallest(exact.dtype), torch.inf)
-    norm = torch.linalg.vector_norm(scaled, dim=-1, keepdim=True)
-    return (scaled / norm.masked_fill(norm == 0, torch.inf)).to(x.dtype)
+    return unit_rows(x)
 
 
 def balanced(x: Tensor, size: Tensor) -> Tensor:

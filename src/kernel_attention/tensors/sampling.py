@@ -127,12 +127,25 @@ def sampled_rows(
     """
     if not is_causal:
         return sample_rows(x, num_rows, attention_mask), None
-    length = x.size(1)
-    max_len = required_max_len(max_len, length)
-    grid = evenly_spaced(num_rows, max_len, x.device)[: rows_before(length, num_rows, max_len)]
+    grid = causal_grid(x, num_rows, max_len)
     if attention_mask is None:
         return x[:, grid], grid
     return gather_ranks(x, grid.expand(x.size(0), -1), attention_mask), grid
+
+
+def causal_grid(x: Tensor, num_rows: int, max_len: int | None) -> Tensor:
+    """The ranks (M',) of the rows of the causal grid that x (B, N, d) reaches; raises as ``sampled_rows``."""
+    length = x.size(1)
+    max_len = required_max_len(max_len, length)
+    return evenly_spaced(num_rows, max_len, x.device)[: rows_before(length, num_rows, max_len)]
+
+
+def causal_samples(x: Tensor, grid: Tensor, attention_mask: Tensor | None) -> Samples:
+    """The positions in x (B, N, d) of the tokens of the ranks ``grid``."""
+    if attention_mask is None:
+        return Samples(grid)
+    rank = grid.expand(x.size(0), -1)
+    return Samples(real_first(attention_mask)[0].gather(1, rank), rank < num_real(x, attention_mask)[:, None])
 
 
 def required_max_len(max_len: int | None, length: int) -> int:

@@ -37,6 +37,13 @@ def valid_ranks(attention_mask: Tensor) -> Tensor:
     return attention_mask.cumsum(dim=1) - 1
 
 
+def token_ranks(length: int, attention_mask: Tensor | None, device: torch.device) -> Tensor:
+    """Rank of every token among the real ones for all heads, (B or 1, 1, N) int64."""
+    if attention_mask is None:
+        return torch.arange(length, device=device)[None, None]
+    return valid_ranks(attention_mask)[:, None]
+
+
 def num_real(x: Tensor, attention_mask: Tensor | None) -> Tensor:
     """Real tokens of every sequence of x (B, N, d): (B,) int64."""
     if attention_mask is None:

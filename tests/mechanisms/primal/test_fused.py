@@ -7,6 +7,8 @@ import itertools
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import kernel_attention as ka
 from kernel_attention.mechanisms.primal import token_slices as ops
@@ -19,6 +21,8 @@ OPTIONS = {
     "identity": {"feature_map": "identity"},
     "per_sequence": {"square_per": "sequence"},
     "sum": {"objective_form": "sum"},
+    "nested": {"objective_form": "nested"},
+    "nested_data_independent": {"objective_form": "nested", "data_dependent": False},
     "no_bias": {"bias": False},
     "no_objective": {"eta": 0.0},
     "long_rank": {"rank": 19},
@@ -141,6 +145,43 @@ def test_autocast_reaches_the_products_but_not_the_sums():
     torch.testing.assert_close(y.float(), exact, rtol=0.03, atol=0.03)
 
 
+@pytest.mark.parametrize("data_dependent", [True, False])
+def test_the_nested_objective_forms_nothing_of_the_size_of_the_tokens(data_dependent):
+    x = torch.randn(2, 997, 10, dtype=F64)  # a prime: no other size is 997 but that of the tokens
+    counts = {}
+    for name, eta in (("nested", 0.3), ("none", 0.0)):
+        layer = make_layer(2, eta=eta, data_dependent=data_dependent, objective_form="nested")
+        with TensorsOfLength(997) as made:
+            y = layer(x)
+        with made:
+            (y.sum() + ka.auxiliary_loss(layer)).backward()
+        counts[name] = made.count
+    assert counts["nested"] == counts["none"] > 0
+
+
+class TensorsOfLength(TorchDispatchMode):
+    """Counts the results of a length that operators make."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.length, self.count = length, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        results = func(*args, **(kwargs or {}))
+        self.count += sum(
+            self.length in result.shape for result in tree_leaves(results) if isinstance(result, Tensor)
+        )
+        return results
+
+
+def test_the_gram_matrices_of_16_bit_features_accumulate_in_float32():
+    x, eye = torch.randn(1, 300, 8, dtype=torch.bfloat16), torch.eye(8, dtype=torch.bfloat16)
+    maps, constant = torch.ones(1, 1, 8, 1, dtype=x.dtype), torch.zeros(1)
+    _, gram = ops.map_tokens(ops.Tokens(1, False, None), x, eye, None, maps, constant, True)
+    halves = x[0].double().unflatten(-1, (2, 4)).transpose(0, 1)  # the features are the tokens
+    torch.testing.assert_close(gram[0, 0].double(), halves.mT @ halves, rtol=1e-6, atol=300**0.5 * 1e-6)
+
+
 def test_nothing_but_the_input_is_kept_for_the_backward_pass(monkeypatch):
     monkeypatch.setattr(ops, "_SLICE", 64)
     layer, x = make_layer(2), torch.randn(1, 4000, 10, dtype=F64)
@@ -157,7 +198,8 @@ def test_nothing_but_the_input_is_kept_for_the_backward_pass(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("options", "call"), [({"feature_map": "elu"}, {}), ({"max_len": 11}, {"is_causal": True})]
+    ("options", "call"),
+    [({"feature_map": "elu"}, {}), ({"max_len": 11, "eta": 0.1}, {"is_causal": True})],
 )
 def test_what_one_pass_cannot_do_is_refused(options, call):
     layer = ka.PrimalAttention(10, 2, rank=2, impl="fused", **options)

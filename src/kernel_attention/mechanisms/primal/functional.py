@@ -12,17 +12,16 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from kernel_attention.errors import unknown
 from kernel_attention.features.feature_maps import FeatureMap, cosine
+from kernel_attention.mechanisms.primal import seen_rows
 from kernel_attention.tensors.padding import first_rows
 from kernel_attention.tensors.recompute import is_transformed, needs_operator
 from kernel_attention.tensors.statistics import (
-    accumulation_dtype,
     exactly,
     running_mean,
-    valid_ranks,
+    token_ranks,
     without_autocast,
 )
 
@@ -67,6 +66,8 @@ def primal_scores(
     """
     if is_causal and running_means:
         q, k = running_mean(q, attention_mask), running_mean(k, attention_mask)
+    if is_causal and rows is not None:
+        q, k = q.contiguous(), k.contiguous()  # once, and not in every product of blocks
     phi_q = feature_map(q, attention_mask, is_causal)
     phi_k = feature_map(k, attention_mask, is_causal)
     if rows is None:
@@ -76,7 +77,7 @@ def primal_scores(
         return PrimalScores(phi_q @ (rows.mT @ w_e), phi_k @ (rows.mT @ w_r))
     if grid is None:
         raise ValueError("primal_scores: rows with is_causal=True need grid, the positions of the rows")
-    return _seen_rows(phi_q, phi_k, _ranks(q, attention_mask), rows, grid, w_e, w_r)
+    return _seen_rows(phi_q, phi_k, token_ranks(q.size(2), attention_mask, q.device), rows, grid, w_e, w_r)
 
 
 def _seen_rows(
@@ -84,50 +85,19 @@ def _seen_rows(
 ) -> PrimalScores:
     """The sums of <phi_i, x_m> W[m] over the rows m at or before token i, (B, h, N, s) each.
 
-    ``rank`` is (B or 1, 1, N). A block of tokens meets the rows of the blocks before it in their sum
-    x_m W[m]^T, a p x s matrix, and only the rows of its own one by one. So the time is linear in N, however
-    many rows there are, and no N x M products are formed. A compiler traces sizes and no values, so there
-    every token meets every row.
+    ``rank`` is (B or 1, 1, N). A compiler traces sizes and no values, so there every token meets every row.
     """
+    pairs = ((phi_q, w_e), (phi_k, w_r))
     if phi_q.size(2) <= _BLOCK or needs_operator(phi_q) or is_transformed() or phi_q.is_meta:
         is_later = grid > rank[..., None]
-        e, r = ((phi @ rows.mT).masked_fill(is_later, 0.0) @ w for phi, w in ((phi_q, w_e), (phi_k, w_r)))
-        return PrimalScores(e, r)
-    length = phi_q.size(2)
-    missing = -length % _BLOCK
-    rank = torch.cat([rank, rank[..., -1:].expand(*rank.shape[:2], missing)], dim=2)
-    rank = rank.unflatten(2, (-1, _BLOCK))  # (B or 1, 1, blocks, T)
-    after = torch.searchsorted(grid, rank[..., -1].contiguous(), right=True)
-    first = pad(after, (1, -1))  # rows that the blocks before have seen
-    index = first[..., None] + torch.arange(int((after - first).max()), device=grid.device)
-    is_own, index = index < after[..., None], index.clamp_max(grid.numel() - 1)  # C rows or fewer in a block
-    own_rows = _at(rows, index).masked_fill(~is_own[..., None], 0.0)  # (B, h, blocks, C, p)
-    is_later = grid[index][..., None, :] > rank[..., None]
-
-    def score(phi: Tensor, weight: Tensor) -> Tensor:
-        phi = pad(phi, (0, 0, 0, missing)).unflatten(2, (-1, _BLOCK))
-        own = _at(weight[None], index)
-        sums = (own_rows.mT @ own).to(accumulation_dtype(phi.dtype))
-        before = pad(sums, (0, 0, 0, 0, 1, -1)).cumsum(dim=2).to(phi.dtype)
-        products = (phi @ own_rows.mT).masked_fill(is_later, 0.0)
-        return (phi @ before + products @ own).flatten(2, 3)[:, :, :length]
-
-    return PrimalScores(score(phi_q, w_e), score(phi_k, w_r))
-
-
-def _at(values: Tensor, index: Tensor) -> Tensor:
-    """values (B or 1, h, M, w) at index (B or 1, 1, blocks, C): (B or 1, h, blocks, C, w)."""
-    if index.size(0) == 1:
-        return values.index_select(2, index.flatten()).unflatten(2, index.shape[2:])
-    wide = index.flatten(2)[..., None].expand(-1, values.size(1), -1, values.size(-1))
-    return values.expand(index.size(0), -1, -1, -1).gather(2, wide).unflatten(2, index.shape[2:])
-
-
-def _ranks(q: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """Rank of every token among the real ones, (B or 1, 1, N)."""
-    if attention_mask is None:
-        return torch.arange(q.size(2), device=q.device)[None, None]
-    return valid_ranks(attention_mask)[:, None]
+        return PrimalScores(*((phi @ rows.mT).masked_fill(is_later, 0.0) @ w for phi, w in pairs))
+    own = seen_rows.own_rows(rank, rows, grid, _BLOCK)
+    return PrimalScores(
+        *(
+            seen_rows.block_scores(phi, own.rows, own.is_later, *seen_rows.own_weights(own, w))
+            for phi, w in pairs
+        )
+    )
 
 
 def concat_scores(scores: PrimalScores, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from kernel_attention.core.sequence_group import SequenceGroup
+from kernel_attention.mechanisms.primal.nested import KernelGrams
 from kernel_attention.mechanisms.primal.operators import features_and_maps, with_rows
 from kernel_attention.mechanisms.primal.token_slices import Tokens
 from kernel_attention.tensors.affine import Affine, apply_affine, autocast
@@ -49,13 +50,16 @@ def primal_layer(
     samples: Samples | None = None,
     normalize: bool = True,
     with_energy: bool = False,
+    with_grams: bool = False,
     attention_mask: Tensor | None = None,
     is_causal: bool = False,
     running_means: bool = True,
     engine: Literal["slices", "triton"] = "slices",
     group: SequenceGroup | None = None,
-) -> tuple[Tensor, Tensor | None]:
-    """The layer's output and its energy, the mean over heads of sum_i ||L e_i||^2 + ||L r_i||^2.
+) -> tuple[Tensor, Tensor | None, KernelGrams | None]:
+    """The layer's output, its energy, and what the nested objective reads of its kernel.
+
+    The energy is the mean over heads of sum_i ||L e_i||^2 + ||L r_i||^2.
 
     The cost of a token does not depend on the rank: O(N d^2) time, and no memory but that of the output. The
     weights are multiplied out first, O(d p s) per sequence, so very short sequences gain nothing. The results
@@ -69,6 +73,7 @@ def primal_layer(
         samples: the positions of f(X) in x; None: data-independent weights.
         normalize: cosine feature map; False: identity.
         with_energy: whether the energy is wanted; needs ``sqrt_lambda``.
+        with_grams: whether the Gram matrices are wanted; without ``group``.
         attention_mask: (B, N), True = real token.
         is_causal: token i sees tokens 0..i only; needs data-independent weights.
         running_means: with ``is_causal``, average queries and keys over the prefix (listing 1).
@@ -77,7 +82,8 @@ def primal_layer(
             the energy is that of all parts.
 
     Returns:
-        y (B, N, d), and the energy (B,) in float32 or better, or None.
+        y (B, N, d), the energy (B,) in float32 or better or None, and the Gram matrices of
+        ``kernel_attention.functional.kernel_grams`` or None.
     """
     if is_causal and samples is not None:
         raise ValueError(
@@ -85,10 +91,10 @@ def primal_layer(
         )
     if is_causal and running_means:  # an affine map of the mean is the mean of the map
         before = None if group is None else _before(x, attention_mask, group)
-        x = running_mean(x[:, None], attention_mask, before)[:, 0]
+        x = running_mean(x[:, None], attention_mask, before).squeeze(1)
     x = autocast(x)
     num_heads = weights.w_e.size(0)
-    weight, bias = _side_by_side(weights.q_proj, weights.k_proj, num_heads)
+    weight, bias = side_by_side(weights.q_proj, weights.k_proj, num_heads)
     # One map for all heads saves a pass, but costs h (2p, d) products instead of h (2p, p) ones and O.
     fold_output = num_heads <= 2 and engine == "slices"
     after = _After(
@@ -106,16 +112,23 @@ def primal_layer(
         y, gram = features_and_maps(
             x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype), maps, constant,
             Tokens(num_heads, normalize, attention_mask),
-            with_gram=energy_weights is not None, triton=engine == "triton",
+            with_gram=with_grams or energy_weights is not None, triton=engine == "triton",
         )  # fmt: skip
-        energy = None
+        energy = grams = None
         if gram is not None and energy_weights is not None:
             energy = (gram * energy_weights).sum(dim=(1, 2, 3, 4))
             energy = energy if group is None else group.total(energy)
-    return (y if fold_output else apply_affine(y, weights.out_proj)), energy
+        if gram is not None and with_grams:
+            by_head = None if rows is None else exactly(rows.detach()).unflatten(-1, (num_heads, -1))
+            grams = KernelGrams(
+                gram[:, :, 0].detach(),
+                gram[:, :, 1].detach(),
+                None if by_head is None else by_head.transpose(1, 2),
+            )
+    return (y if fold_output else apply_affine(y, weights.out_proj)), energy, grams
 
 
-def _side_by_side(q: Affine, k: Affine, num_heads: int) -> Affine:
+def side_by_side(q: Affine, k: Affine, num_heads: int) -> Affine:
     """Projections to queries and to keys, (d, d) -> to every head's query and key, (h * 2 * p, d)."""
 
     def join(first: Tensor, second: Tensor) -> Tensor:

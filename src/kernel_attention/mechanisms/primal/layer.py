@@ -18,6 +18,7 @@ from kernel_attention.core.registry import register_attention
 from kernel_attention.core.validation import require_positive, require_weight
 from kernel_attention.errors import unknown
 from kernel_attention.features.feature_maps import FeatureMap, cosine, get_feature_map, identity
+from kernel_attention.mechanisms.primal.causal_slices import causal_primal_layer
 from kernel_attention.mechanisms.primal.decoding import (
     PrimalState,
     primal_read,
@@ -33,11 +34,14 @@ from kernel_attention.mechanisms.primal.functional import (
     scores_energy,
 )
 from kernel_attention.mechanisms.primal.fused import PrimalWeights, primal_layer
-from kernel_attention.mechanisms.primal.nested import kernel_grams, nested_objective
+from kernel_attention.mechanisms.primal.nested import KernelGrams, kernel_grams, nested_objective
 from kernel_attention.mechanisms.primal.work import primal_numbers, primal_operations
 from kernel_attention.memory_limit import require_parameters
+from kernel_attention.tensors.recompute import needs_operator
 from kernel_attention.tensors.sampling import (
     Samples,
+    causal_grid,
+    causal_samples,
     grid_row,
     part_positions,
     sample_positions,
@@ -92,8 +96,9 @@ class PrimalAttention(PenalizedAttention):
             "per_head" (orthonormal columns in every head).
         bias: whether the projections have biases.
         impl: "reference", the formulas; "fused", one pass over the tokens without stored scores, see
-            ``kernel_attention.mechanisms.primal.fused``; "triton", the same in kernels for GPUs; "auto",
-            fused where it exists and was measured to win, the reference elsewhere, see ``plan``.
+            ``kernel_attention.mechanisms.primal.fused`` and ``.causal_slices``; "triton", the same in kernels
+            for GPUs; "auto", fused where it exists and was measured to win, the reference elsewhere, see
+            ``plan``.
         device: where the parameters are made; None: the default device.
         dtype: the parameters' precision; None: the default one.
 
@@ -198,11 +203,12 @@ class PrimalAttention(PenalizedAttention):
         """Primal-Attention on checked arguments, (B, N, d). In training it keeps J where ``eta`` > 0."""
         form = self.plan(x, is_causal=is_causal).form
         if form == "reference":
-            y, energy = self._reference(x, attention_mask, is_causal)
+            y, energy, grams = self._reference(x, attention_mask, is_causal)
         else:
-            y, energy = self._one_pass(x, attention_mask, is_causal, triton=form == "triton")
-        if self._is_nested and self.training:
-            self.objective = self._nested_objective(x, attention_mask, is_causal)
+            y, energy, grams = self._one_pass(x, attention_mask, is_causal, triton=form == "triton")
+        if grams is not None:
+            assert self.sqrt_lambda is not None
+            self.objective = nested_objective(grams, self.w_e, self.w_r, self.sqrt_lambda)
         if energy is not None:
             assert self.objective_form != "nested"
             num_tokens = None
@@ -235,16 +241,18 @@ class PrimalAttention(PenalizedAttention):
     def _needs_energy(self) -> bool:
         return self.training and self.sqrt_lambda is not None and not self._is_nested
 
-    def _nested_objective(self, x: Tensor, attention_mask: Tensor | None, is_causal: bool) -> Tensor:
-        assert self.sqrt_lambda is not None
-        with torch.no_grad():
-            rows = self._sample(x, attention_mask, False)[0] if self.data_dependent else None
-            q, k = self.split_heads(self.q_proj(x)), self.split_heads(self.k_proj(x))
-        grams = kernel_grams(
-            q, k, rows=rows, running_means=self.running_means, feature_map=self.feature_map,
+    @property
+    def _needs_grams(self) -> bool:
+        return self.training and self._is_nested
+
+    @torch.no_grad()
+    def _grams(self, x: Tensor, attention_mask: Tensor | None, is_causal: bool) -> KernelGrams:
+        rows = self._sample(x, attention_mask, False)[0] if self.data_dependent else None
+        return kernel_grams(
+            self.split_heads(self.q_proj(x)), self.split_heads(self.k_proj(x)),
+            rows=rows, running_means=self.running_means, feature_map=self.feature_map,
             query_mask=attention_mask, attention_mask=attention_mask, is_causal=is_causal,
         )  # fmt: skip
-        return nested_objective(grams, self.w_e, self.w_r, self.sqrt_lambda)
 
     def why_not_sharded(self, is_causal: bool) -> str | None:
         """Why the layer cannot share a sequence: its form is not the one-pass form. None where it can."""
@@ -258,32 +266,39 @@ class PrimalAttention(PenalizedAttention):
 
     def _reference(
         self, x: Tensor, attention_mask: Tensor | None, is_causal: bool
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> tuple[Tensor, Tensor | None, KernelGrams | None]:
         scores = self.scores(x, attention_mask=attention_mask, is_causal=is_causal)
         lam = self.sqrt_lambda if self._needs_energy else None
         energy = None if lam is None else scores_energy(scores, lam, attention_mask)
-        return self.output(scores), energy
+        grams = self._grams(x, attention_mask, is_causal) if self._needs_grams else None
+        return self.output(scores), energy, grams
 
     def _one_pass(
         self, x: Tensor, attention_mask: Tensor | None, is_causal: bool, *, triton: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        samples = None
-        if self.data_dependent:
-            samples = Samples(*self._positions(x, attention_mask))
+    ) -> tuple[Tensor, Tensor | None, KernelGrams | None]:
         parts = (self.q_proj, self.k_proj, self.concat, self.out_proj)
+        weights = PrimalWeights(
+            self.w_e, self.w_r, self.sqrt_lambda, *((part.weight, part.bias) for part in parts)
+        )
+        options: dict[str, Any] = {
+            "normalize": self.feature_map is cosine,
+            "attention_mask": attention_mask,
+            "running_means": self.running_means,
+        }
+        if is_causal and self.data_dependent:
+            grid = causal_grid(x, self.num_rows, self.max_len)
+            samples = causal_samples(x, grid, attention_mask)
+            return causal_primal_layer(x, weights, samples, grid, **options), None, None
         return primal_layer(
             x,
-            PrimalWeights(
-                self.w_e, self.w_r, self.sqrt_lambda, *((part.weight, part.bias) for part in parts)
-            ),
-            samples=samples,
-            normalize=self.feature_map is cosine,
+            weights,
+            samples=Samples(*self._positions(x, attention_mask)) if self.data_dependent else None,
             with_energy=self._needs_energy,
-            attention_mask=attention_mask,
+            with_grams=self._needs_grams,
             is_causal=is_causal,
-            running_means=self.running_means,
             engine="triton" if triton else "slices",
             group=self.sequence_group,
+            **options,
         )
 
     def _positions(self, x: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -298,12 +313,16 @@ class PrimalAttention(PenalizedAttention):
         lacking = None
         if self.feature_map not in (cosine, identity):
             lacking = "one pass needs the feature map cosine or identity"
-        elif is_causal and self.data_dependent:
-            lacking = "one pass has no data-dependent form with is_causal=True"
+        elif is_causal and self.data_dependent and self._needs_energy:
+            lacking = "one pass has no objective of data-dependent weights with is_causal=True"
+        elif is_causal and self.data_dependent and (compiled or needs_operator(x) or x.is_meta):
+            lacking = "a compiler cannot ask how many rows a block of tokens has with is_causal=True"
         # Below, multiplying the weights out costs more than it saves. The compiler fuses the formulas as well
         # as the pass does, and in wide layers better. Measured by benchmarks/compiled_forms.py.
         compiled_from = 2048 if self.embed_dim <= 64 else None
         pays_from = {"cpu": PaysFrom(eager=max(256, 8 * self.embed_dim), compiled=compiled_from)}
+        if is_causal and self.data_dependent:  # short and wide, the formulas in blocks of tokens are faster
+            pays_from = {"cpu": PaysFrom(eager=16384 if self.embed_dim <= 128 else None, compiled=None)}
         return choose_form(
             self.impl, x, lacking, pays_from, is_sharded=self.sequence_group is not None, compiled=compiled
         )
@@ -314,7 +333,7 @@ class PrimalAttention(PenalizedAttention):
         """Projection scores e and r of every token, each (B, h, N, s); arguments as in the layer's call."""
         rows, grid = self._sample(x, attention_mask, is_causal) if self.data_dependent else (None, None)
         if is_causal and self.running_means:  # an affine map of the mean is the mean of the map
-            x = running_mean(x[:, None], attention_mask)[:, 0]
+            x = running_mean(x[:, None], attention_mask).squeeze(1)
         return primal_scores(
             self.split_heads(self.q_proj(x)),
             self.split_heads(self.k_proj(x)),
@@ -361,8 +380,12 @@ class PrimalAttention(PenalizedAttention):
 
     def why_not_causal(self) -> str | None:
         """A reason for the data-dependent form without ``max_len``, or in the one-pass forms."""
-        if self.data_dependent and self.impl in ("fused", "triton"):
-            return f"impl={self.impl!r} has no data-dependent causal form: use impl='auto' or 'reference'"
+        if self.data_dependent and self.impl == "triton":
+            return "impl='triton' has no data-dependent causal form: use impl='auto', 'fused' or 'reference'"
+        if self.data_dependent and self.impl == "fused" and self.eta > 0:
+            return (
+                "impl='fused' has no data-dependent causal form with eta > 0: use impl='auto' or 'reference'"
+            )
         if self.data_dependent and self._is_nested:
             return "objective_form='nested' has no data-dependent causal form: every token has its own rows"
         if self.data_dependent and self.max_len is None:

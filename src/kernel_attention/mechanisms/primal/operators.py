@@ -207,13 +207,7 @@ def _formulas(
     *, with_gram: bool,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """The results of the operator, from differentiable operations that keep z."""
-    if tokens.mask is not None:
-        x = x.masked_fill(~tokens.mask[..., None], 0.0)
-    z = torch.nn.functional.linear(x, weight, bias).unflatten(-1, (2 * tokens.num_heads, -1))  # (B, N, 2h, p)
-    if tokens.normalize:
-        z = cosine(z)
-    if tokens.mask is not None:
-        z = z.masked_fill(~tokens.mask[..., None, None], 0.0)
+    z = differentiable_features(tokens, x, weight, bias)
     maps = maps.to(x.dtype)
     by_group = z.flatten(2).unflatten(-1, (maps.size(1), -1)).transpose(1, 2)  # (B, k, N, 2d / k)
     y = (by_group @ maps).transpose(1, 2).flatten(2) + constant.to(x.dtype)
@@ -221,3 +215,15 @@ def _formulas(
         return y, None
     halves = exactly(z).transpose(1, 2).unflatten(1, (-1, 2))  # (B, h, 2, N, p)
     return y, halves.mT @ halves
+
+
+def differentiable_features(tokens: Tokens, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """z by differentiable operations, (B, N, 2h, p)."""
+    if tokens.mask is not None:
+        x = x.masked_fill(~tokens.mask[..., None], 0.0)
+    z = torch.nn.functional.linear(x, weight, bias).unflatten(-1, (2 * tokens.num_heads, -1))
+    if tokens.normalize:
+        z = cosine(z)
+    if tokens.mask is not None:
+        z = z.masked_fill(~tokens.mask[..., None, None], 0.0)
+    return z

@@ -5,14 +5,14 @@ Legend as there.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from kernel_attention.tensors.statistics import accumulation_dtype, smallest
+from kernel_attention.tensors.statistics import accumulation_dtype, exactly
+from kernel_attention.tensors.unit_rows import inverse_norms
 
 _SLICE = 2048  # tokens; their z and its gradient stay in the second-level caches at common widths
 
@@ -55,18 +55,19 @@ def map_tokens(
     groups = maps.size(1)
     constant = constant.to(x.dtype)
     y = x.new_empty(x.size(0), x.size(1), groups * maps.size(3))
-    rooms = _Rooms(x, weight, tokens, groups)
+    rooms = Rooms(x, weight, tokens, groups)
     exact, halves = accumulation_dtype(x.dtype), 2 * tokens.num_heads
     size = weight.size(0) // halves
     gram = x.new_zeros(x.size(0), halves, size, size, dtype=exact) if with_gram else None
     for i, own_map in enumerate(maps.expand(x.size(0), -1, -1, -1)):
         for part, mask, out in _slices(i, x, tokens.mask, y):
             z = rooms.get(0, part.size(0))
-            _features(part, mask, weight, bias, tokens, z, rooms.get(2, part.size(0)))
+            fill_features(part, mask, weight, bias, tokens, z, rooms.get(2, part.size(0)))
             _by_group(out, groups).baddbmm_(z.by_group, own_map, beta=0)
             out += constant  # with two threads faster than a product that starts from it
             if gram is not None:
-                _add_product(gram[i], z.by_half.mT, z.by_half)
+                half = exactly(z.by_half)  # rounded products would not sum to a positive matrix
+                gram[i].baddbmm_(half.mT, half)
     return y, None if gram is None else gram.unflatten(1, (-1, 2))
 
 
@@ -83,28 +84,24 @@ def pull_back(
         x.new_zeros(maps.shape, dtype=exact),
         x.new_zeros(groups * maps.size(3), dtype=exact),
     )
-    rooms = _Rooms(x, weight, tokens, groups)
+    rooms = Rooms(x, weight, tokens, groups)
     shape = (x.size(0), -1, -1, -1)
     pull = None if pull is None else pull.flatten(1, 2)
     for i, (own_map, own_sum) in enumerate(zip(maps.mT.expand(shape), sums.maps.expand(shape), strict=True)):
         for part, mask, grad, grad_x in _slices(i, x, tokens.mask, grad_y, sums.x):
             z, grad_z = rooms.get(0, part.size(0)), rooms.get(1, part.size(0))
-            part, scale = _features(part, mask, weight, bias, tokens, z, rooms.get(2, part.size(0)))
-            _add_rows(sums.constant, grad)
+            part, scale = fill_features(part, mask, weight, bias, tokens, z, rooms.get(2, part.size(0)))
+            add_rows(sums.constant, grad)
             by_group = _by_group(grad, groups)
-            _add_product(own_sum, z.by_group.mT, by_group)
+            add_product(own_sum, z.by_group.mT, by_group)
             grad_z.by_group.baddbmm_(by_group, own_map, beta=0)
             if pull is not None:
                 grad_z.by_half.baddbmm_(z.by_half, pull[i])
-            if scale is not None:  # d(v / |v|) = (dv - u <u, dv>) / |v|, u = v / |v|
-                product = torch.mul(z.flat, grad_z.flat, out=rooms.get(2, part.size(0)).flat)
-                along = product.view_as(z.halves).sum(dim=-1, keepdim=True)
-                grad_z.halves.addcmul_(z.halves, along, value=-1).mul_(scale)
-            elif mask is not None:
-                grad_z.flat.masked_fill_(~mask[:, None], 0.0)
+            spare = rooms.get(2, part.size(0))
+            features_back(grad_z, z, scale, mask, spare)
             torch.mm(grad_z.flat, weight, out=grad_x)
-            _add_product(sums.weight, grad_z.flat.mT, part)
-            _add_rows(sums.bias, grad_z.flat)
+            add_product(sums.weight, grad_z.flat.mT, part)
+            add_rows(sums.bias, grad_z.flat)
     return sums
 
 
@@ -115,11 +112,14 @@ def _slices(i: int, x: Tensor, mask: Tensor | None, *others: Tensor) -> Iterator
     return zip(parts[0], masks, *parts[1:], strict=True)
 
 
-class _Rooms:
+class Rooms:
     """Three buffers of one slice each, and their views by the number of tokens."""
 
-    def __init__(self, x: Tensor, weight: Tensor, tokens: Tokens, groups: int) -> None:
-        self.memory = [x.new_empty(min(_SLICE, x.size(1)), weight.size(0)) for _ in range(3)]
+    def __init__(
+        self, x: Tensor, weight: Tensor, tokens: Tokens, groups: int, slice_size: int | None = None
+    ) -> None:
+        most = min(slice_size or _SLICE, x.size(1))
+        self.memory = [x.new_empty(most, weight.size(0)) for _ in range(3)]
         self.halves, self.groups = 2 * tokens.num_heads, groups
         self.rooms: dict[tuple[int, int], _Room] = {}
 
@@ -134,7 +134,7 @@ class _Rooms:
         return self.rooms[which, count]
 
 
-def _features(
+def fill_features(
     part: Tensor,
     mask: Tensor | None,
     weight: Tensor,
@@ -153,34 +153,25 @@ def _features(
         if mask is not None:
             z.flat.masked_fill_(~mask[:, None], 0.0)
         return part, None
-    scale = _inverse_norms(z, mask, accumulation_dtype(part.dtype), spare)
+    ignored = None if mask is None else ~mask[:, None, None]
+    scale = inverse_norms(z.halves, ignored=ignored, spare=spare.halves)
     if mask is not None:
         scale.masked_fill_(~mask[:, None, None], 0.0)
     z.halves.mul_(scale)
     return part, scale
 
 
-def _inverse_norms(z: _Room, mask: Tensor | None, exact: torch.dtype, spare: _Room) -> Tensor:
-    """1 / norm of every half, (n, 2h, 1); 0 for a zero row. Padded rows hold any number."""
-    norm = torch.linalg.vector_norm(z.halves, dim=-1, keepdim=True, dtype=exact)
-    if mask is not None:
-        norm.masked_fill_(~mask[:, None, None], 1.0)
-    limits = torch.finfo(exact)
-    safe = math.sqrt(limits.tiny / limits.eps)  # from here on no square of weight is lost
-    if norm.device.type == "cpu":  # elsewhere the question would wait for the device
-        low, high = torch.aminmax(norm)
-        if low > safe and high < math.inf:
-            return norm.reciprocal_()
-    # A token's own norm decides for it: what other tokens hold must not change a bit of its output.
-    largest = torch.linalg.vector_norm(z.halves, ord=torch.inf, dim=-1, keepdim=True, dtype=exact)
-    scale = torch.threshold_(largest, smallest(exact), torch.inf).reciprocal_()
-    torch.mul(z.halves, scale, out=spare.halves)
-    balanced = torch.linalg.vector_norm(spare.halves, dim=-1, keepdim=True, dtype=exact)
-    scale.div_(balanced.masked_fill_(balanced == 0, 1.0))
-    return torch.where((norm > safe) & (norm < math.inf), norm.reciprocal(), scale)
+def features_back(grad_z: _Room, z: _Room, scale: Tensor | None, mask: Tensor | None, spare: _Room) -> None:
+    """Turn the gradient of z into that of the projections, in place; ``scale`` as from ``fill_features``."""
+    if scale is not None:  # d(v / |v|) = (dv - u <u, dv>) / |v|, u = v / |v|
+        product = torch.mul(z.flat, grad_z.flat, out=spare.flat)
+        along = product.view_as(z.halves).sum(dim=-1, keepdim=True)
+        grad_z.halves.addcmul_(z.halves, along, value=-1).mul_(scale)
+    elif mask is not None:
+        grad_z.flat.masked_fill_(~mask[:, None], 0.0)
 
 
-def _add_product(into: Tensor, left: Tensor, right: Tensor) -> None:
+def add_product(into: Tensor, left: Tensor, right: Tensor) -> None:
     """into += left @ right, of matrices or of batches of them."""
     if into.dtype != left.dtype:  # 16-bit products, summed in float32
         into += left @ right
@@ -190,7 +181,7 @@ def _add_product(into: Tensor, left: Tensor, right: Tensor) -> None:
         into.baddbmm_(left, right)
 
 
-def _add_rows(into: Tensor, rows: Tensor) -> None:
+def add_rows(into: Tensor, rows: Tensor) -> None:
     """into (m,) += the sum of rows (n, m)."""
     if into.dtype == rows.dtype:
         into.addmv_(rows.mT, rows.new_ones(rows.size(0)))

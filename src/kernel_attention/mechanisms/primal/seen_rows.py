@@ -1,0 +1,78 @@
+"""The sampled rows that a token has seen: sums over the blocks before its own, and its own block's rows.
+
+Causal data-dependent weights are W_{e|X} = sum_{m: t_m <= i} x_m W_e[m]^T at token i. A block of T tokens
+reads the rows before it in that sum, a p x s matrix, and the rows of its own one by one. So the time is
+linear in N, however many rows there are, and no N x M products are formed.
+
+Legend: B batch, h heads, N tokens, p head width, s rank, M sampled rows, T tokens of a block, C rows at most
+that lie in one block.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from kernel_attention.tensors.statistics import accumulation_dtype
+
+
+class OwnRows(NamedTuple):
+    """The rows that lie in each block.
+
+    Attributes:
+        rows: (B, h, blocks, C, p), zero where a block has fewer.
+        places: which of the M rows they are, (B or 1, 1, blocks, C) int64.
+        is_later: whether a token comes before them, (B or 1, 1, blocks, T, C) bool.
+    """
+
+    rows: Tensor
+    places: Tensor
+    is_later: Tensor
+
+
+def own_rows(rank: Tensor, rows: Tensor, grid: Tensor, block: int) -> OwnRows:
+    """The rows (B, h, M, p) at the ranks ``grid`` (M,), by blocks of ``block`` tokens.
+
+    The tokens have the ranks ``rank`` (B or 1, 1, N).
+    """
+    missing = -rank.size(2) % block
+    rank = torch.cat([rank, rank[..., -1:].expand(*rank.shape[:2], missing)], dim=2)
+    rank = rank.unflatten(2, (-1, block))
+    after = torch.searchsorted(grid, rank[..., -1].contiguous(), right=True)
+    first = pad(after, (1, -1))  # rows that the blocks before have seen
+    index = first[..., None] + torch.arange(int((after - first).max()), device=grid.device)
+    is_own, index = index < after[..., None], index.clamp_max(grid.numel() - 1)
+    own = _at(rows, index).masked_fill(~is_own[..., None], 0.0)
+    return OwnRows(own, index, grid[index][..., None, :] > rank[..., None])
+
+
+def own_weights(own: OwnRows, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """The weights (h, M, s) of each block's rows, and the sums over the rows of the blocks before.
+
+    Returns:
+        (B or 1, h, blocks, C, s), and (B, h, blocks, p, s) in float32 or better.
+    """
+    weights = _at(weight[None], own.places)
+    sums = own.rows.mT @ weights
+    sums = sums.to(accumulation_dtype(sums.dtype))
+    return weights, pad(sums, (0, 0, 0, 0, 1, -1)).cumsum(dim=2)
+
+
+def block_scores(phi: Tensor, rows: Tensor, is_later: Tensor, weights: Tensor, before: Tensor) -> Tensor:
+    """The scores of phi (B, h, N, p), (B, h, N, s), by the rows and weights of each block."""
+    length, block = phi.size(2), is_later.size(3)
+    missing = -length % block
+    phi = (pad(phi, (0, 0, 0, missing)) if missing else phi).unflatten(2, (-1, block))
+    products = (phi @ rows.mT).masked_fill(is_later, 0.0)
+    return (phi @ before.to(phi.dtype) + products @ weights).flatten(2, 3)[:, :, :length]
+
+
+def _at(values: Tensor, index: Tensor) -> Tensor:
+    """values (B or 1, h, M, w) at index (B or 1, 1, blocks, C): (B or 1, h, blocks, C, w)."""
+    if index.size(0) == 1:
+        return values.index_select(2, index.flatten()).unflatten(2, index.shape[2:])
+    wide = index.flatten(2)[..., None].expand(-1, values.size(1), -1, values.size(-1))
+    return values.expand(index.size(0), -1, -1, -1).gather(2, wide).unflatten(2, index.shape[2:])

@@ -1,0 +1,92 @@
+"""Rows divided by their norms, at any size that a number may have.
+
+The squares of small and of large rows leave the range of their precision. The formula divides a row by its
+largest entry first, which costs three times as much as the norm alone. On CPUs the rows are asked whether any
+of them needs that, and a backward pass by hand reads the input and the norms once.
+
+Legend: p width of a row.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernel_attention.tensors.recompute import (
+    differentiable_gradients,
+    differentiable_leaves,
+    needs_operator,
+    only_formulas,
+)
+from kernel_attention.tensors.statistics import accumulation_dtype, exactly, smallest
+
+
+def unit_rows(x: Tensor) -> Tensor:
+    """x / ||x|| for every row of x (..., p); a zero row stays zero and passes no gradient.
+
+    The norm accumulates in float32 for 16-bit inputs, and its squares do not overflow.
+    """
+    has_values = x.device.type == "cpu" and x.numel() > 0 and not needs_operator(x)
+    if not has_values or only_formulas():
+        return _formula(x)
+    return _UnitRows.apply(x)
+
+
+def inverse_norms(rows: Tensor, *, ignored: Tensor | None = None, spare: Tensor | None = None) -> Tensor:
+    """1 / ||row|| in float32 or better, (..., 1); 0 for a zero row.
+
+    Args:
+        rows: (..., p), with at least one row.
+        ignored: (..., 1) bool, rows whose result is any number.
+        spare: a buffer of the shape and precision of ``rows``.
+    """
+    exact = accumulation_dtype(rows.dtype)
+    norm = torch.linalg.vector_norm(rows, dim=-1, keepdim=True, dtype=exact)
+    if ignored is not None:
+        norm.masked_fill_(ignored, 1.0)
+    limits = torch.finfo(exact)
+    safe = math.sqrt(limits.tiny / limits.eps)  # from here on no square of weight is lost
+    if norm.device.type == "cpu":  # elsewhere the question would wait for the device
+        low, high = torch.aminmax(norm)
+        if low > safe and high < math.inf:
+            return norm.reciprocal_()
+    # A token's own norm decides for it: what other tokens hold must not change a bit of its output.
+    largest = torch.abs(rows, out=spare).amax(dim=-1, keepdim=True).to(exact)
+    scale = torch.threshold_(largest, smallest(exact), math.inf).reciprocal_()
+    balanced = torch.mul(rows, scale, out=spare)
+    size = torch.linalg.vector_norm(balanced, dim=-1, keepdim=True, dtype=exact)
+    scale.div_(size.masked_fill_(size == 0, 1.0))
+    return torch.where((norm > safe) & (norm < math.inf), norm.reciprocal(), scale)
+
+
+def _formula(x: Tensor) -> Tensor:
+    exact = exactly(x)
+    largest = exact.detach().abs().amax(dim=-1, keepdim=True)
+    # Dividing by a clamped norm would give a zero row a huge slope.
+    scaled = exact / largest.masked_fill(largest < smallest(exact.dtype), torch.inf)
+    norm = torch.linalg.vector_norm(scaled, dim=-1, keepdim=True)
+    return (scaled / norm.masked_fill(norm == 0, torch.inf)).to(x.dtype)
+
+
+class _UnitRows(torch.autograd.Function):
+    """Where the gradient itself is differentiated, it comes from the formula."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        scale = inverse_norms(x)
+        ctx.save_for_backward(x, scale)
+        return (x * scale).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor | None:
+        x, scale = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            leaves = differentiable_leaves((x,), (True,))
+            return differentiable_gradients([_formula(leaves[0])], leaves, (True,), [grad])[0]
+        unit, exact = x * scale, exactly(grad)
+        along = (unit * exact).sum(dim=-1, keepdim=True)
+        # d(x / |x|) = (dx - u <u, dx>) / |x|, u = x / |x|
+        return torch.addcmul(exact, unit, along, value=-1).mul_(scale).to(x.dtype)
