@@ -50,14 +50,13 @@ def primal_layer(
     samples: Samples | None = None,
     normalize: bool = True,
     with_energy: bool = False,
-    with_grams: bool = False,
     attention_mask: Tensor | None = None,
     is_causal: bool = False,
     running_means: bool = True,
     engine: Literal["slices", "triton"] = "slices",
     group: SequenceGroup | None = None,
-) -> tuple[Tensor, Tensor | None, KernelGrams | None]:
-    """The layer's output, its energy, and what the nested objective reads of its kernel.
+) -> tuple[Tensor, Tensor | None]:
+    """The layer's output, and its energy.
 
     The energy is the mean over heads of sum_i ||L e_i||^2 + ||L r_i||^2.
 
@@ -73,7 +72,6 @@ def primal_layer(
         samples: the positions of f(X) in x; None: data-independent weights.
         normalize: cosine feature map; False: identity.
         with_energy: whether the energy is wanted; needs ``sqrt_lambda``.
-        with_grams: whether the Gram matrices are wanted; without ``group``.
         attention_mask: (B, N), True = real token.
         is_causal: token i sees tokens 0..i only; needs data-independent weights.
         running_means: with ``is_causal``, average queries and keys over the prefix (listing 1).
@@ -82,8 +80,31 @@ def primal_layer(
             the energy is that of all parts.
 
     Returns:
-        y (B, N, d), the energy (B,) in float32 or better or None, and the Gram matrices of
-        ``kernel_attention.functional.kernel_grams`` or None.
+        y (B, N, d), and the energy (B,) in float32 or better or None.
+    """
+    return primal_pass(
+        x, weights, samples=samples, normalize=normalize, with_energy=with_energy, attention_mask=attention_mask,
+        is_causal=is_causal, running_means=running_means, engine=engine, group=group,
+    )[:2]  # fmt: skip
+
+
+def primal_pass(
+    x: Tensor,
+    weights: PrimalWeights,
+    *,
+    samples: Samples | None,
+    normalize: bool,
+    with_energy: bool,
+    attention_mask: Tensor | None,
+    is_causal: bool,
+    running_means: bool,
+    engine: Literal["slices", "triton"],
+    group: SequenceGroup | None,
+    with_grams: bool = False,
+) -> tuple[Tensor, Tensor | None, KernelGrams | None]:
+    """The results of ``primal_layer``, and with ``with_grams`` what the nested objective reads of the kernel.
+
+    The Gram matrices are those of ``kernel_attention.functional.kernel_grams``; they need a whole sequence.
     """
     if is_causal and samples is not None:
         raise ValueError(

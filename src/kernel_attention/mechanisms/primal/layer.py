@@ -33,7 +33,7 @@ from kernel_attention.mechanisms.primal.functional import (
     primal_scores,
     scores_energy,
 )
-from kernel_attention.mechanisms.primal.fused import PrimalWeights, primal_layer
+from kernel_attention.mechanisms.primal.fused import PrimalWeights, primal_pass
 from kernel_attention.mechanisms.primal.nested import KernelGrams, kernel_grams, nested_objective
 from kernel_attention.mechanisms.primal.work import primal_numbers, primal_operations
 from kernel_attention.memory_limit import require_parameters
@@ -289,7 +289,7 @@ class PrimalAttention(PenalizedAttention):
             grid = causal_grid(x, self.num_rows, self.max_len)
             samples = causal_samples(x, grid, attention_mask)
             return causal_primal_layer(x, weights, samples, grid, **options), None, None
-        return primal_layer(
+        return primal_pass(
             x,
             weights,
             samples=Samples(*self._positions(x, attention_mask)) if self.data_dependent else None,
