@@ -83,8 +83,8 @@ def primal_layer(
         y (B, N, d), and the energy (B,) in float32 or better or None.
     """
     return primal_pass(
-        x, weights, samples=samples, normalize=normalize, with_energy=with_energy, attention_mask=attention_mask,
-        is_causal=is_causal, running_means=running_means, engine=engine, group=group,
+        x, weights, samples=samples, normalize=normalize, with_energy=with_energy, engine=engine, group=group,
+        attention_mask=attention_mask, is_causal=is_causal, running_means=running_means,
     )[:2]  # fmt: skip
 
 
