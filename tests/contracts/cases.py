@@ -201,7 +201,6 @@ VARIANTS: dict[str, dict[str, Variant]] = {
         "asymmetric": Variant({"iterations": 2, "lam": 1.0, "symmetric": False}),
         "paper": Variant({"iterations": 2, "lam": 0.05, "convention": "paper"}),
         "fused": Variant({"iterations": 2, "lam": 1.0, "impl": "fused"}),
-        "reference": Variant({"iterations": 2, "lam": 1.0, "impl": "reference"}),
     },
     "scaled": {"": Variant(), "matrix": Variant({"scaling": "matrix"})},
 }
