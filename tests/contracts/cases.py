@@ -200,6 +200,7 @@ VARIANTS: dict[str, dict[str, Variant]] = {
         "": Variant({"iterations": 2, "lam": 1.0}),
         "asymmetric": Variant({"iterations": 2, "lam": 1.0, "symmetric": False}),
         "paper": Variant({"iterations": 2, "lam": 0.05, "convention": "paper"}),
+        "fused": Variant({"iterations": 2, "lam": 1.0, "impl": "fused"}),
     },
     "scaled": {"": Variant(), "matrix": Variant({"scaling": "matrix"})},
 }

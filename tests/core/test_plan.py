@@ -59,7 +59,11 @@ def test_kernels_that_were_asked_for_are_named(name):
 
     assert plan("triton", is_causal=True) == ("triton", "impl='triton'")
     assert plan("reference") == ("reference", "impl='reference'")
-    assert plan("auto") == ("reference", "no other form was measured to be faster (cpu, eager)")
+    assert plan("auto").form == ("fused" if name == "rpc" else "reference")
+    assert plan("auto", compiled=True) == (
+        "reference",
+        "no other form was measured to be faster (cpu, compiled)",
+    )
     whole = (
         ("reference", "the kernels are those of the causal sum")
         if name == "linear"

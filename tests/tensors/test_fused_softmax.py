@@ -126,7 +126,7 @@ def test_the_gradients_of_robust_attention_stay_of_their_size(scale):
 @pytest.mark.parametrize("seen", [None, (N, S), (B, 1, 1, S)], ids=["all", "pattern", "keys"])
 def test_the_operators_are_what_they_tell_the_compiler(seen, size):
     q, k, v = (torch.randn(B, n, H, P).transpose(1, 2) for n in (N, S, S))
-    mask = None if seen is None else op._additive(torch.rand(seen) < 0.7, q)
+    mask = None if seen is None else op.additive_mask(torch.rand(seen) < 0.7, q)
     arguments = (size * q, size * k, v, mask, False, 0.5)
     torch.library.opcheck(op._attention, arguments)
     out, lse = op._attention(*arguments)
@@ -141,7 +141,7 @@ def test_an_eager_call_gives_the_bits_of_the_operator(size):
     mask = torch.rand(N, S) < 0.7
 
     def operator(q, k, v, mask):
-        return op._attention(q, k, v, op._additive(mask, q), False, P**-0.5)[0]
+        return op._attention(q, k, v, op.additive_mask(mask, q), False, P**-0.5)[0]
 
     for eager, wanted in zip(
         gradients(fused_attention, size * q, size * k, v, mask=mask),

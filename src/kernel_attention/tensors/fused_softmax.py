@@ -100,31 +100,31 @@ def fused_attention(
     # mode, which counts operations, say, is to see the operator.
     is_watched = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
     is_eager = type(q) is Tensor and not is_watched
-    arguments = q, k, v, _additive(mask, q), is_causal, scale
+    arguments = q, k, v, additive_mask(mask, q), is_causal, scale
     return _EagerAttention.apply(*arguments) if is_eager else _attention(*arguments)[0]
 
 
 def _is_ours(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> bool:
     """Whether a gradient is wanted and PyTorch would use its fused kernel for CPUs."""
     return (
-        _EXISTS
-        and torch.is_grad_enabled()
+        torch.is_grad_enabled()
         and (q.requires_grad or k.requires_grad or v.requires_grad)
         and q.device.type == "cpu"
         and dropout_p == 0.0
         and q.size(3) == v.size(3)
         and not is_exporting()
-        and (torch.compiler.is_compiling() or _may_be_fused())
+        and has_cpu_kernel()
+        and (torch.compiler.is_compiling() or not is_transformed())
     )
 
 
-def _may_be_fused() -> bool:
-    """Whether no sdpa_kernel context and no transform of torch.func asks for the formula instead."""
-    # The switch of sdpa_kernel, for CPUs too.
-    return torch.backends.cuda.flash_sdp_enabled() and not is_transformed()
+def has_cpu_kernel() -> bool:
+    """Whether PyTorch has the kernel for CPUs, and no sdpa_kernel context asks for another one."""
+    # flash_sdp_enabled is the switch of sdpa_kernel, for CPUs too.
+    return _EXISTS and (torch.compiler.is_compiling() or torch.backends.cuda.flash_sdp_enabled())
 
 
-def _additive(mask: Tensor | None, q: Tensor) -> Tensor | None:
+def additive_mask(mask: Tensor | None, q: Tensor) -> Tensor | None:
     """The mask as a four-dimensional term of the logits: 0 where a key is seen and -inf elsewhere."""
     if mask is None:
         return None
@@ -135,7 +135,7 @@ def _additive(mask: Tensor | None, q: Tensor) -> Tensor | None:
     )
 
 
-def _forward(
+def attention_with_lse(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
     """Outputs (B, h, N, p_v) and lse (B, h, N)."""
@@ -144,7 +144,7 @@ def _forward(
     )
 
 
-def _gradients(
+def attention_gradients(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, mask: Tensor | None,
     is_causal: bool, scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
@@ -156,16 +156,19 @@ def _gradients(
     return _by_slices(grad, q, k, v, mask, is_causal, scale)
 
 
-_attention = torch.library.custom_op("kernel_attention::softmax_attention", _forward, mutates_args=())
+_attention = torch.library.custom_op(
+    "kernel_attention::softmax_attention", attention_with_lse, mutates_args=()
+)
 _attention_backward = torch.library.custom_op(
-    "kernel_attention::softmax_attention_backward", _gradients, mutates_args=()
+    "kernel_attention::softmax_attention_backward", attention_gradients, mutates_args=()
 )
 
 
 def _largest_logit(q: Tensor, k: Tensor, scale: float) -> float:
     """L, an upper bound of |scale q_i . k_j|."""
     dtype = accumulation_dtype(q.dtype)
-    q_norm, k_norm = (torch.linalg.vector_norm(x, dim=-1, dtype=dtype).amax().item() for x in (q, k))
+    k_norm = torch.linalg.vector_norm(k, dim=-1, dtype=dtype).amax().item()
+    q_norm = k_norm if q is k else torch.linalg.vector_norm(q, dim=-1, dtype=dtype).amax().item()
     return scale * q_norm * k_norm
 
 
@@ -175,7 +178,7 @@ def _by_slices(
     """The gradients with respect to q, k and v, from a slice of queries at a time, in float64."""
     dtype = torch.float64
     keys, values = k.to(dtype), v.to(dtype)
-    grad_q, grad_k, grad_v = _like(q), torch.zeros_like(keys), torch.zeros_like(values)
+    grad_q, grad_k, grad_v = empty_by_token(q), torch.zeros_like(keys), torch.zeros_like(values)
     rows = max(1, _SLICE // (q.size(0) * q.size(1) * k.size(2)))
     for start in range(0, q.size(2), rows):
         here = slice(start, start + rows)
@@ -187,7 +190,7 @@ def _by_slices(
         change = weights * (change - (weights * change).sum(dim=-1, keepdim=True))
         grad_q[:, :, here] = change @ keys * scale
         grad_k += change.mT @ queries
-    return grad_q, _like(k).copy_(grad_k), _like(v).copy_(grad_v)
+    return grad_q, empty_by_token(k).copy_(grad_k), empty_by_token(v).copy_(grad_v)
 
 
 def _weights(queries: Tensor, keys: Tensor, mask: Tensor | None, is_causal: bool, start: int = 0) -> Tensor:
@@ -206,12 +209,12 @@ def _weights(queries: Tensor, keys: Tensor, mask: Tensor | None, is_causal: bool
     return logits.masked_fill_(unseen, 0.0).softmax(dim=-1).masked_fill(unseen, 0.0)
 
 
-def _like(x: Tensor) -> Tensor:
-    """An empty (B, h, N, p) in the layout of the fused kernel's gradients, token by token."""
+def empty_by_token(x: Tensor) -> Tensor:
+    """An empty (B, h, N, p) in the layout of the fused kernel's outputs and gradients, token by token."""
     return torch.empty_permuted(x.shape, (0, 2, 1, 3), dtype=x.dtype, device=x.device)
 
 
-_attention.register_fake(_forward)
+_attention.register_fake(attention_with_lse)
 
 
 @_attention_backward.register_fake
@@ -219,7 +222,7 @@ def _(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, mask: Tensor | None,
     is_causal: bool, scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    return _like(q), _like(k), _like(v)
+    return empty_by_token(q), empty_by_token(k), empty_by_token(v)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -254,10 +257,10 @@ class _EagerAttention(torch.autograd.Function):
     # A setup_context of its own would cost every call a look at the signature of forward.
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
-        output = _forward(*inputs)
+        output = attention_with_lse(*inputs)
         _keep(ctx, inputs, output)
         return output[0]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        return _pull_back(ctx, grads[0], None, _gradients)
+        return _pull_back(ctx, grads[0], None, attention_gradients)

@@ -30,6 +30,8 @@ FORMS = {
     "scaled": ("scaled", {}),
     "scaled-matrix": ("scaled", {"scaling": "matrix", "max_len": MAX_LEN}),
     "no-bias": ("rpc", {"iterations": 2, "lam": 0.5, "bias": False}),
+    "formulas": ("rpc", {"iterations": 3, "lam": 1.0, "impl": "reference"}),
+    "formulas-asymmetric": ("rpc", {"iterations": 3, "lam": 0.8, "symmetric": False, "impl": "reference"}),
 }
 every_form = pytest.mark.parametrize("form", FORMS)
 rpc_forms = pytest.mark.parametrize("form", [form for form, (name, _) in FORMS.items() if name == "rpc"])

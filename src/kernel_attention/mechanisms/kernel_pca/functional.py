@@ -105,7 +105,7 @@ def pursuit_steps(
         taken = residual.clamp(-threshold, threshold)
         sparse = residual - taken
         cleaned = low_rank - 2 * dual + taken
-        keys = cleaned.to(k.dtype)
+        keys = cleaned.to(v.dtype)
         before, low_rank = low_rank, softmax_attention(
             keys if q is None else q, keys, v, attention_mask=attention_mask, is_causal=is_causal,
             dropout_p=dropout_p if step == iterations - 1 else 0.0,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from kernel_attention.core.layer import AttentionLayer, TokenWork
 from kernel_attention.core.parameters import Device
-from kernel_attention.core.plan import LayerPlan, choose_form
+from kernel_attention.core.plan import LayerPlan, PaysFrom, choose_form
 from kernel_attention.core.query_key_value import identity_values
 from kernel_attention.core.registry import register_attention
 from kernel_attention.core.validation import require_positive, require_probability
@@ -24,12 +24,15 @@ from kernel_attention.mechanisms.kernel_pca.functional import (
     scaled_attention,
 )
 from kernel_attention.mechanisms.kernel_pca.fused import rpc_attention_by_kernels
+from kernel_attention.mechanisms.kernel_pca.operators import fused_rpc_attention
 from kernel_attention.mechanisms.softmax.functional import softmax_attention
 from kernel_attention.memory_limit import require_parameters
+from kernel_attention.tensors.fused_softmax import has_cpu_kernel
 from kernel_attention.tensors.recompute import is_traced
 
-_IMPLS = ("auto", "reference", "triton")
+_IMPLS = ("auto", "reference", "fused", "triton")
 _SCALINGS = ("symmetric", "matrix")
+_PAYS_FROM = {"cpu": PaysFrom(eager=1, compiled=None)}
 
 
 @register_attention(
@@ -58,9 +61,10 @@ class RobustPrincipalAttention(AttentionLayer):
             (lambda / mu, as printed); see ``kernel_attention.functional.pursuit_threshold``.
         dropout: probability of dropping an attention weight of the last step in training.
         bias: whether the projections have biases.
-        impl: "reference", the formulas over PyTorch's fused attention; "triton", kernels for GPUs, each of
-            which does a whole step, with heads of width up to 128 and without dropout; "auto", the
-            reference.
+        impl: "reference", the formulas over PyTorch's fused attention; "fused", on CPUs and without dropout,
+            the same numbers with one tensor kept of every step instead of three; "triton", kernels for GPUs,
+            each of which does a whole step, with heads of width up to 128 and without dropout; "auto", the
+            fused form where it runs eagerly, else the reference.
         device: where the parameters are made; None: the default device.
         dtype: the parameters' precision; None: the default one.
     """
@@ -79,7 +83,7 @@ class RobustPrincipalAttention(AttentionLayer):
         convention: Convention = "released",
         dropout: float = 0.0,
         bias: bool = True,
-        impl: Literal["auto", "reference", "triton"] = "auto",
+        impl: Literal["auto", "reference", "fused", "triton"] = "auto",
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -108,10 +112,12 @@ class RobustPrincipalAttention(AttentionLayer):
         self, x: Tensor, context: Tensor | None, attention_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
         """RPC-Attention on checked arguments: the last L of the pursuit, projected, (B, N, d)."""
-        if self.plan(x, is_causal=is_causal).form == "triton":
-            low_rank = rpc_attention_by_kernels(**self._pursuit_of(x, attention_mask, is_causal))
-        else:
+        form = self.plan(x, is_causal=is_causal).form
+        if form == "reference":
             low_rank = self.pursuit(x, attention_mask=attention_mask, is_causal=is_causal).low_rank
+        else:
+            attend = rpc_attention_by_kernels if form == "triton" else fused_rpc_attention
+            low_rank = attend(**self._pursuit_of(x, attention_mask, is_causal))
         return self.out_proj(self.merge_heads(low_rank))
 
     def why_not_heads(self) -> str | None:
@@ -136,13 +142,22 @@ class RobustPrincipalAttention(AttentionLayer):
         ).low_rank
 
     def plan(self, x: Tensor, *, is_causal: bool = False, compiled: bool | None = None) -> LayerPlan:
-        """Which form runs, and why: the kernels with ``impl="triton"`` alone."""
+        """Which form runs, and why; the Triton kernels with ``impl="triton"`` alone."""
         if self.impl == "triton" and (is_traced() or (self.training and self.dropout > 0)):
             raise InputError(
                 "impl='triton' has no dropout, and cannot be compiled, exported or transformed: use "
                 "impl='auto' or 'reference'"
             )
-        return choose_form(self.impl, x, None, {}, is_sharded=False, compiled=compiled)
+        lacking = None if self.impl == "triton" else self._why_not_fused(x)
+        return choose_form(self.impl, x, lacking, _PAYS_FROM, is_sharded=False, compiled=compiled)
+
+    def _why_not_fused(self, x: Tensor) -> str | None:
+        """What the call needs that the fused form has not; None: nothing."""
+        if self.training and self.dropout > 0:
+            return "the fused form has no dropout"
+        if x.device.type != "cpu" or not has_cpu_kernel():
+            return "the fused form needs PyTorch's fused attention for CPUs"
+        return None
 
     def pursuit(
         self, x: Tensor, *, attention_mask: Tensor | None = None, is_causal: bool = False

@@ -1,0 +1,318 @@
+"""RPC-Attention whose training step keeps one tensor of every step: the low-rank part L_t.
+
+Automatic differentiation of ``functional.pursuit_steps`` keeps three: the residual that is clipped, the
+cleaned keys T_t, and L_t. Here the backward pass computes the rest from K and L_1, ..., L_n again, without an
+attention. With E_t = Y_t/mu - L_t and clip(x) = min(max(x, -tau), tau) the recursion is ::
+
+    C_t = clip(K + E_{t-1})
+    T_t = C_t - 2 E_{t-1} - L_{t-1}
+    L_t = softmax(T_t T_t^T / sqrt(p)) V
+    E_t = C_t - 2 L_t + L_{t-1}
+
+One tensor a step is the least that can be kept. A step maps the state (L_{t-1}, Y_{t-1}) to (L_t, Y_t) and
+loses one number of every pair: L_{t-1} + C_t is left, and where C_t is +-tau it does not tell Y_{t-1}, where
+it is K + E_{t-1} the sum is K + Y_{t-1}/mu and does not tell L_{t-1}. What is lost is either kept or comes
+from another attention, two of the seven products of a step with the sequence.
+
+Sequences do not meet in the recursion. So it runs on slices of the batch, or of the heads of one sequence,
+each of which is a node of its own in the graph. The temporary tensors are those of a slice, and a slice's L_t
+are freed as soon as its gradients are there.
+
+A compiler does not look into an operator; an eager call takes the same functions without the operator. Where
+the gradient itself is differentiated, it comes from the formulas.
+
+Legend: B batch, h heads, N tokens, p head width, d = h p.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernel_attention.mechanisms.kernel_pca.functional import Convention, pursuit_steps, pursuit_threshold
+from kernel_attention.tensors.fused_softmax import (
+    additive_mask,
+    attention_gradients,
+    attention_with_lse,
+    empty_by_token,
+)
+from kernel_attention.tensors.padding import compaction
+from kernel_attention.tensors.recompute import (
+    differentiable_gradients,
+    differentiable_leaves,
+    needs_operator,
+)
+from kernel_attention.tensors.statistics import exactly, without_autocast
+
+_SLICE = 2**15  # the least numbers of K in a slice: below, the calls would weigh
+
+
+def fused_rpc_attention(
+    k: Tensor,
+    v: Tensor,
+    *,
+    q: Tensor | None = None,
+    iterations: int = 4,
+    lam: float = 4.0,
+    convention: Convention = "released",
+    attention_mask: Tensor | None = None,
+    is_causal: bool = False,
+) -> Tensor:
+    """``rpc_attention`` on a CPU without dropout, with n + 2 tensors of the size of K kept for its gradients.
+
+    The arguments are those of ``rpc_attention``. Outputs of padded tokens are zero where it is causal.
+    """
+    if torch.is_autocast_enabled("cpu"):
+        dtype = torch.get_autocast_dtype("cpu")
+        v, q = v.to(dtype), None if q is None else q.to(dtype)
+    with without_autocast(k):
+        if attention_mask is None or not is_causal:
+            threshold = pursuit_threshold(
+                k, lam, convention=convention, attention_mask=attention_mask, is_causal=is_causal
+            )
+            k = k if attention_mask is None else _zero_padding(k, attention_mask)
+            return _in_slices(q, k, v, threshold, attention_mask, iterations, is_causal)
+        # Right padding lies in the future of all real tokens, so that the causal form needs no mask.
+        moved = compaction(attention_mask)
+        mask = attention_mask if moved is None else moved.attention_mask
+
+        def compact(x: Tensor) -> Tensor:
+            x = _zero_padding(x, attention_mask)
+            return x if moved is None else moved.apply(x)
+
+        k, v, q = compact(k), compact(v), None if q is None else compact(q)
+        threshold = pursuit_threshold(k, lam, convention=convention, attention_mask=mask, is_causal=True)
+        out = _in_slices(q, k, v, threshold, None, iterations, is_causal)
+        return _zero_padding(out if moved is None else moved.undo(out), attention_mask)
+
+
+def _zero_padding(x: Tensor, mask: Tensor) -> Tensor:
+    return x.masked_fill(~mask[:, None, :, None], 0.0)
+
+
+def _in_slices(
+    q: Tensor | None, k: Tensor, v: Tensor, threshold: Tensor, mask: Tensor | None, iterations: int,
+    is_causal: bool,
+) -> Tensor:  # fmt: skip
+    """L_n of queries or None, keys that are zero at padded tokens, values, tau and a mask of the keys."""
+    if needs_operator(k):
+        return _pursuit(q, k, v, threshold, mask, iterations, is_causal)[0]
+    sequences, heads = _slice_size(k, iterations)
+    # Token by token, as the heads come from their projection and go to the next.
+    rows = []
+    for *row, own_mask in zip(*(_split(x, sequences, 0) for x in (q, k, v, threshold, mask)), strict=False):
+        parts = [
+            _EagerPursuit.apply(*part, own_mask, iterations, is_causal).transpose(1, 2)
+            for part in zip(*(_split(x, heads, 1) for x in row), strict=False)
+        ]
+        rows.append(parts[0] if len(parts) == 1 else torch.cat(parts, dim=2))
+    return (rows[0] if len(rows) == 1 else torch.cat(rows)).transpose(1, 2)
+
+
+def _split(x: Tensor | None, size: int, dim: int) -> Iterable[Tensor | None]:
+    if x is None:
+        return itertools.repeat(None)
+    return (x,) if size >= x.size(dim) else x.split(size, dim)
+
+
+def _slice_size(k: Tensor, iterations: int) -> tuple[int, int]:
+    """The sequences, and of each the heads, of a slice. There are as many slices as steps.
+
+    The temporary tensors, some ten of a slice's size, then take less the more is kept. A thread of the
+    attention works on one head at a time, so the heads of a slice are a multiple of the threads.
+    """
+    batch, heads, length, width = k.shape
+    threads = torch.get_num_threads()
+    size = max(batch * heads // iterations, math.ceil(_SLICE / (length * width)), threads)
+    part = math.ceil(size / threads) * threads
+    if part < heads and heads % part == 0:
+        return 1, part
+    alone = threads // math.gcd(threads, heads)
+    return math.ceil(size / (alone * heads)) * alone, heads
+
+
+def _forward(
+    q: Tensor | None, k: Tensor, v: Tensor, threshold: Tensor, mask: Tensor | None, iterations: int,
+    is_causal: bool,
+) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
+    """L_n, and L_1, ..., L_{n-1} followed by the n logsumexps of the logits."""
+    return _pursue(q, k, v, threshold, mask, iterations, is_causal, keep=True)
+
+
+def _pursue(
+    q: Tensor | None, k: Tensor, v: Tensor, threshold: Tensor, mask: Tensor | None, iterations: int,
+    is_causal: bool, *, keep: bool,
+) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
+    """As ``_forward``; without ``keep`` the list is empty."""
+    data, scale, added = exactly(k), k.size(3) ** -0.5, additive_mask(_of_keys(mask), v)
+    low: Tensor | None = None
+    offset: Tensor | None = None
+    lows, sums = [], []
+    for step in range(iterations):
+        clipped = _clip(data, offset, threshold)
+        keys = _cleaned(clipped, offset, low).to(v.dtype)
+        before = low
+        low, lse = attention_with_lse(keys if q is None else q, keys, v, added, is_causal, scale)
+        del keys
+        if keep:
+            lows.append(low)
+            sums.append(lse)
+        if step < iterations - 1:
+            offset = _next_offset(clipped, low, before)
+    assert low is not None
+    return low, [*lows[:-1], *sums]
+
+
+def _clip(data: Tensor, offset: Tensor | None, threshold: Tensor) -> Tensor:
+    """C_t from E_{t-1}."""
+    residual = data if offset is None else data + offset
+    return residual.clamp(-threshold, threshold)
+
+
+def _cleaned(clipped: Tensor, offset: Tensor | None, low: Tensor | None) -> Tensor:
+    """T_t from C_t, E_{t-1} and L_{t-1}, which are zero before the first step."""
+    return clipped if offset is None or low is None else clipped.sub(offset, alpha=2).sub_(low)
+
+
+def _next_offset(clipped: Tensor, low: Tensor, before: Tensor | None) -> Tensor:
+    """E_t from C_t, in place, L_t and L_{t-1}."""
+    offset = clipped.sub_(low, alpha=2)
+    return offset if before is None else offset.add_(before)
+
+
+def _gradients(
+    grad: Tensor, q: Tensor | None, k: Tensor, v: Tensor, threshold: Tensor, mask: Tensor | None,
+    low: Tensor, kept: Sequence[Tensor], is_causal: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """By queries (empty without), keys, values and threshold; ``kept`` is ``_forward``'s list."""
+    steps = (len(kept) + 1) // 2
+    lows, sums = [*kept[: steps - 1], low], kept[steps - 1 :]
+    data, scale, added = exactly(k), k.size(3) ** -0.5, additive_mask(_of_keys(mask), v)
+    by_queries = by_data = by_values = by_offset = None
+    by_threshold = torch.zeros_like(threshold)
+    by_low = grad
+    for step, offset in _offsets_backwards(data, threshold, lows):
+        clipped = _clip(data, offset, threshold)
+        # The direction in which the residual is cut off, 0 where it is not.
+        sign = (data - clipped if offset is None else (data + offset).sub_(clipped)).sign_()
+        keys = _cleaned(clipped, offset, lows[step - 1] if step else None).to(v.dtype)
+        del clipped, offset
+        to_queries, to_keys, to_values = attention_gradients(
+            by_low.to(v.dtype), keys if q is None else q, keys, v, lows[step], sums[step], added, is_causal,
+            scale,
+        )  # fmt: skip
+        del keys, by_low
+        by_values = to_values if by_values is None else by_values.add_(to_values)
+        by_cleaned = exactly(to_keys)
+        if q is None:
+            by_cleaned.add_(to_queries)
+        else:
+            by_queries = to_queries if by_queries is None else by_queries.add_(to_queries)
+        del to_queries, to_keys, to_values
+        by_residual = by_cleaned.clone() if by_offset is None else by_cleaned + by_offset  # of C_t so far
+        by_threshold += (by_residual * sign).sum_to_size(threshold.shape)
+        by_residual.masked_fill_(sign != 0, 0.0)
+        del sign
+        if step:
+            by_low = -by_cleaned if by_offset is None else by_offset.sub_(by_cleaned)
+            by_offset = by_cleaned.mul_(-2).add_(by_residual)  # of E_{t-1}
+            by_low.sub_(by_offset, alpha=2)
+        by_data = by_residual if by_data is None else by_data.add_(by_residual)
+        del by_cleaned, by_residual
+    assert by_data is not None and by_values is not None  # noqa: PT018
+    if by_queries is None:
+        by_queries = k.new_empty(0)
+    return by_queries, by_data.to(k.dtype), by_values, by_threshold
+
+
+def _offsets_backwards(
+    data: Tensor, threshold: Tensor, lows: Sequence[Tensor]
+) -> Iterator[tuple[int, Tensor | None]]:
+    """(t, E_t) for t = n - 1, ..., 0. At most 2 sqrt(n) of them exist at a time, and each is made twice."""
+    stride = math.ceil(math.sqrt(len(lows)))
+
+    def following(step: int, offset: Tensor | None) -> Tensor:
+        clipped = _clip(data, offset, threshold)
+        return _next_offset(clipped, lows[step], lows[step - 1] if step else None)
+
+    firsts: list[Tensor | None] = [None]
+    for start in range(0, len(lows) - stride, stride):
+        offset = firsts[-1]
+        for step in range(start, start + stride):
+            offset = following(step, offset)
+        firsts.append(offset)
+    offset = None
+    for start in reversed(range(0, len(lows), stride)):
+        offsets = [firsts.pop()]
+        last = min(start + stride, len(lows)) - 1
+        for step in range(start, last):
+            offsets.append(following(step, offsets[-1]))
+        for step in range(last, start - 1, -1):
+            yield step, offsets.pop()
+
+
+def _of_keys(mask: Tensor | None) -> Tensor | None:
+    return None if mask is None else mask[:, None, None, :]
+
+
+_pursuit = torch.library.custom_op("kernel_attention::rpc_attention", _forward, mutates_args=())
+_pursuit_backward = torch.library.custom_op(
+    "kernel_attention::rpc_attention_backward", _gradients, mutates_args=()
+)
+_pursuit.register_fake(_forward)
+
+
+@_pursuit_backward.register_fake
+def _(
+    grad: Tensor, q: Tensor | None, k: Tensor, v: Tensor, threshold: Tensor, mask: Tensor | None,
+    low: Tensor, kept: Sequence[Tensor], is_causal: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    by_queries = k.new_empty(0) if q is None else empty_by_token(q)
+    return by_queries, empty_by_token(k), empty_by_token(v), torch.empty_like(threshold)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, list[Tensor]]) -> None:
+    *tensors, ctx.iterations, ctx.is_causal = inputs
+    ctx.save_for_backward(*tensors, output[0], *output[1])
+    ctx.set_materialize_grads(False)
+
+
+def _pull_back(
+    ctx: Any, grad: Tensor | None, _: object, gradients: Callable[..., Any] = _pursuit_backward
+) -> tuple[Tensor | None, ...]:
+    if grad is None:
+        return (None,) * 7
+    q, k, v, threshold, mask, low, *kept = ctx.saved_tensors
+    with without_autocast(k):
+        if torch.is_grad_enabled():
+            needed = ctx.needs_input_grad[:4]
+            leaves = differentiable_leaves((q, k, v, threshold), needed)
+            queries, *others = leaves
+            y = pursuit_steps(
+                *others, q=queries, iterations=ctx.iterations, attention_mask=mask, is_causal=ctx.is_causal
+            ).low_rank
+            return *differentiable_gradients((y,), leaves, needed, (grad,)), None, None, None
+        found = gradients(grad, q, k, v, threshold, mask, low, kept, ctx.is_causal)
+    return (None if q is None else found[0], *found[1:], None, None, None)
+
+
+_pursuit.register_autograd(_pull_back, setup_context=_keep)
+
+
+class _EagerPursuit(torch.autograd.Function):
+    """The operator's functions, called as they are; L_n alone is an output."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        output = _pursue(*inputs, keep=any(ctx.needs_input_grad))
+        _keep(ctx, inputs, output)
+        return output[0]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        return _pull_back(ctx, grads[0], None, _gradients)
