@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from kernel_attention.experiments.training import list_recipes
+
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -19,7 +21,7 @@ _FENCE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r'^```python title="([\w.]+)"\n(.*?)^```', re.MULTILINE | re.DOTALL)
 _SHELL_LINE = re.compile(r"^ {4}(kernel-attention|python) +(.+)$", re.MULTILINE)
 _COMMAND = re.compile(r"(?:^ {4}|`)kernel-attention +([a-z]+)", re.MULTILINE)
-_RECIPE = re.compile(r"kernel-attention +train +([a-z][\w/]*)")
+_RECIPE = re.compile(r"kernel-attention +train +([a-z][\w/]*)(?![\w/.])")
 _TARGET = re.compile(r"(?:^ {4}|`)make +([a-z][a-z-]*)", re.MULTILINE)
 _LINK = re.compile(r"\]\((?![a-z]+:|#)([^)#\s]+)")
 
@@ -154,7 +156,7 @@ def test_command_exists(command, monkeypatch, capsys):
 
 @pytest.mark.parametrize("recipe", found(_RECIPE))
 def test_recipe_exists(recipe):
-    assert (ROOT / "recipes" / f"{recipe}.yaml").is_file()
+    assert recipe in list_recipes()
 
 
 @pytest.mark.parametrize("target", found(_TARGET))

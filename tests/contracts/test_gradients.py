@@ -84,6 +84,10 @@ def test_float32_gradients_are_off_by_their_roundings(name, size, kind):
     embed_dim, heads, length = SHORT.get(name, SIZES)[size]
     single = build(name, embed_dim, heads, length)
     double = copy.deepcopy(single).double()
+    if hasattr(
+        double, "impl"
+    ):  # a fused form computes some things twice, which rounding at random tells apart
+        double.impl = "reference"
     x, towards = tokens(kind, length, embed_dim), torch.randn(1, length, embed_dim)
 
     found = gradients(single, x, towards)

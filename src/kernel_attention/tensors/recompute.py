@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -28,8 +29,24 @@ def needs_operator(x: Tensor) -> bool:
     return type(x) is not Tensor or torch.compiler.is_compiling()
 
 
+_asked = 0  # a number, not a context variable, which a compiler cannot read
+
+
+@contextlib.contextmanager
+def formulas_only() -> Iterator[None]:
+    """Inside the block layers take their formulas, for who looks at their operations or changes them."""
+    global _asked
+    _asked += 1
+    try:
+        yield
+    finally:
+        _asked -= 1
+
+
 def only_formulas() -> str | None:
     """Why operators of our own cannot run: what they have no rule for. None where they can."""
+    if _asked:
+        return "formulas_only() asks for the formulas"
     if is_transformed():
         return "torch.func transforms the formulas"
     if forward_ad._current_level >= 0:

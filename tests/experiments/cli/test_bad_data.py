@@ -267,7 +267,10 @@ def run(trained, tmp_path):
     [
         (("epochs: 3", "epochs: many"), "config.yaml: epochs='many' must be a whole number"),
         (("epochs: 3", "epochs: 0"), "config.yaml: epochs=0 must be a whole number of at least 1"),
-        (("epochs: 3", "epoch: 3"), "config.yaml 'epoch'; did you mean 'epochs' or 'warmup_epochs'?"),
+        (
+            ("epochs: 3", "epoch: 3"),
+            "config.yaml: unknown key of recipe 'epoch'; did you mean 'epochs' or 'warmup_epochs'?",
+        ),
         (("dataset: Waves", "dataset:"), "config.yaml: dataset=None must be a name"),
         (("dataset: Waves\n", ""), "config.yaml: has no key dataset"),
         (

@@ -8,17 +8,22 @@ the backward pass, keeps the forward pass and differentiates something smoother 
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import contextlib
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+
+from kernel_attention.tensors.recompute import formulas_only
 
 Gradient = Literal["exact", "straight_through", "smooth"]
 
 
 class SurrogateClamp(TorchFunctionMode):
     """Inside the block, a clamp between two tensors has its value but the gradient of a surrogate.
+
+    Layers take their formulas there: a pass with gradients of its own would not ask the surrogate.
 
     Args:
         gradient: ``"exact"``: the clamp's own; ``"straight_through"``: that of the identity; ``"smooth"``:
@@ -28,6 +33,16 @@ class SurrogateClamp(TorchFunctionMode):
     def __init__(self, gradient: Gradient) -> None:
         super().__init__()
         self.gradient = gradient
+        self._inside = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        self._inside.enter_context(formulas_only())
+        super().__enter__()
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)
+        self._inside.close()
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

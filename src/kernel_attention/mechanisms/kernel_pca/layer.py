@@ -155,7 +155,7 @@ class RobustPrincipalAttention(AttentionLayer):
         """What the call needs that the fused form has not; None: nothing."""
         if self.training and self.dropout > 0:
             return "the fused form has no dropout"
-        if x.device.type != "cpu" or not has_cpu_kernel():
+        if x.device.type not in ("cpu", "meta") or not has_cpu_kernel():
             return "the fused form needs PyTorch's fused attention for CPUs"
         return None
 
