@@ -20,9 +20,9 @@ PAGE = Path("docs/performance.md")
 RECORDS = Path("results/benchmarks")
 FIGURE = Path("docs/figures/time-against-length.svg")
 DRAWN = {
-    "sdpa": "softmax (PyTorch's fused attention)",
-    "primal (rank 30, eta 0.1)": "primal, with its objective",
-    "multilinear (eta 0.1)": "multilinear, with its objective",
+    "sdpa": "softmax (PyTorch's)",
+    "primal (rank 30, eta 0.1)": "primal with objective",
+    "multilinear (eta 0.1)": "multilinear with objective",
 }
 UNITS = ((1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
 
