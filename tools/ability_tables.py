@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from generated import table
+from generated import NOTHING, table
 from robustness_tables import cell
 
 from kernel_attention.experiments.reproduction import Cell, Suite, read_suite
@@ -22,7 +22,6 @@ from kernel_attention.experiments.training.position_recipe import PositionRecipe
 PAGE = Path("docs/abilities.md")
 FIGURES = Path("docs/figures")
 RESULTS = Path("results")
-NOTHING = ["", "Not measured yet.", ""]
 
 Points: TypeAlias = dict[str, dict[str, dict[int, Measurement]]]
 """The accuracy by mechanism, test set and seed."""

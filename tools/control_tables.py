@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from generated import table
+from generated import NOTHING, table
 from performance_tables import read, said_of
 
 from kernel_attention.experiments.reproduction import Suite, read_suite
@@ -15,7 +15,6 @@ from kernel_attention.experiments.results import ResultRecord, read_records, req
 
 PAGE = Path("docs/control-results.md")
 RESULTS = Path("results")
-NOTHING = ["", "Not measured yet.", ""]
 SCORE = "normalized_score"
 TITLES = {
     "softmax": "softmax",

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from generated import table
+from generated import NOTHING, table
 from robustness_tables import cell
 
 from kernel_attention.experiments.reproduction import Cell, Places, Suite, read_suite
@@ -17,7 +17,6 @@ from kernel_attention.experiments.training.recipe import StepRecipe
 
 PAGE = Path("docs/equal-time.md")
 FIGURES = Path("docs/figures")
-NOTHING = ["", "Not measured yet.", ""]
 SHARES = (1 / 8, 1 / 4, 1 / 2, 1)  # of the time, columns of the table; training ends a little after its limit
 
 Records = dict[str, dict[str, dict[int, ResultRecord]]]

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ROOT = Path(__file__).parents[1]
+NOTHING = ["", "Not measured yet.", ""]  # the lines of a region without records
 
 
 def between_marks(text: str, mark: str, lines: Iterable[str]) -> str:

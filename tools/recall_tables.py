@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 from ability_tables import drawn
-from generated import table
+from generated import NOTHING, table
 from robustness_tables import cell
 
 from kernel_attention.core.decoding import state_bytes
@@ -20,7 +20,6 @@ from kernel_attention.experiments.training.position_recipe import PositionRecipe
 PAGE = Path("docs/concepts/low-rank-attention.md")
 FIGURE = Path("docs/figures/recall.svg")
 MARK = "recall"
-NOTHING = ["", "Not measured yet.", ""]
 
 
 def texts(root: Path) -> tuple[dict[str, list[str]], dict[Path, str]]:

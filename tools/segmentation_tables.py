@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from generated import table
+from generated import NOTHING, table
 from robustness_tables import cell
 
 from kernel_attention.experiments.results import Measurement, ResultRecord, read_records, require_same_config
@@ -15,7 +15,6 @@ PAGE = Path("docs/segmentation.md")
 RECORDS = Path("results/vision/camvid")
 COLUMNS = {"mean_iou": "mean IoU", "mean_accuracy": "mean accuracy", "pixel_accuracy": "pixel accuracy"}
 BASELINES = {"majority": "most frequent class at every place", "constant": "most frequent class everywhere"}
-NOTHING = ["", "Not measured yet.", ""]
 
 
 def texts(root: Path) -> tuple[dict[str, list[str]], dict[Path, str]]:

@@ -11,7 +11,7 @@ from statistics import fmean, stdev
 from types import MappingProxyType
 from typing import Any
 
-from generated import svg_text, table
+from generated import NOTHING, svg_text, table
 
 PAGE = Path("docs/time-series.md")
 FIGURE = Path("docs/figures/ranks-series.svg")
@@ -43,7 +43,7 @@ def texts(root: Path) -> tuple[dict[str, list[str]], dict[Path, str]]:
         "series-unseen": split_lines(found["unseen"], UNSEEN, {}),
     }
     for name, mark in WITHIN_TRAINING.items():
-        regions[mark] = ["", *(lines(found[name]) if found[name] else ["Not measured yet."]), ""]
+        regions[mark] = ["", *lines(found[name]), ""] if found[name] else NOTHING
     svg = ranks_figure(found["test"])
     regions["series-ranks"] = ["", *rank_lines(found["test"], svg is not None), ""]
     return regions, {} if svg is None else {FIGURE: svg}
@@ -54,7 +54,7 @@ def split_lines(
 ) -> list[str]:
     """The table of the test splits, and over how many seeds its figures are."""
     if not records:
-        return ["", "Not measured yet.", ""]
+        return NOTHING
     return ["", *lines(records, averaged, others, with_spread=True), "", seeds_text(records), ""]
 
 

@@ -20,7 +20,8 @@ Kind = Literal["recipe", "suite"]
 
 ALONE = ""
 """The entry of a recipe or a suite that has a file of its own."""
-_NAME = re.compile(r"\w[\w.+-]*")
+FILE_NAME = re.compile(r"\w[\w.+-]*")
+"""Names that name files or folders too: of entries, of rows and columns of suites, of records."""
 
 
 class FileEntry(NamedTuple):
@@ -102,7 +103,7 @@ def _read(path: Path, kind: Kind) -> dict[str, dict[str, Any]]:
             f"{path}: {table_of(kind)} must be a mapping from names to keys, found {table!r:.40}"
         )
     for name, own in table.items():
-        if not isinstance(name, str) or _NAME.fullmatch(name) is None:
+        if not isinstance(name, str) or FILE_NAME.fullmatch(name) is None:
             raise InputError(
                 f"{path}: {kind} {name!r} must be letters, digits and . _ + -, as it names folders"
             )

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 from kernel_attention.errors import InputError, unknown
-from kernel_attention.experiments.families import FileEntry, find_file, read_entries, read_entry, recipes_dir
+from kernel_attention.experiments.families import (
+    FILE_NAME,
+    FileEntry,
+    find_file,
+    read_entries,
+    read_entry,
+    recipes_dir,
+)
 from kernel_attention.experiments.settings import DIFFERENT, Count, check_fields, field_names
 from kernel_attention.experiments.training.recipe import (
     BaseRecipe,
@@ -20,7 +26,6 @@ from kernel_attention.experiments.training.recipe import (
 from kernel_attention.experiments.training.recipe_files import read_recipe
 
 TRANSFER = "transfer"
-_NAME = re.compile(r"\w[\w.+-]*")
 _MARK = "$"
 
 Limits = dict[Literal["rows", "seeds"], list[str] | list[Seed]]
@@ -126,7 +131,7 @@ class Suite:
             if not names:
                 raise InputError(f"suite {self.name}: has no {kind}s")
             for name in names:
-                if _NAME.fullmatch(name) is None:
+                if FILE_NAME.fullmatch(name) is None:
                     raise InputError(
                         f"suite {self.name}: {kind} {name!r} must be letters, digits and . _ + -, as it "
                         "names files"

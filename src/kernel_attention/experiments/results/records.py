@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,13 +17,13 @@ from typing import Any
 
 from kernel_attention.atomic import write_text_atomically
 from kernel_attention.errors import InputError
+from kernel_attention.experiments.families import FILE_NAME
 from kernel_attention.experiments.run_folder import RunFolder, read_json
 
 SCHEMA = 1
 FIGURES = ("evaluation", "robustness", "diagnostics", "course")  # what a record keeps of a seed
 
 _SOFTWARE = ("kernel_attention", "python", "torch", "lightning", "numpy", "platform")
-_LABEL = re.compile(r"\w[\w.+-]*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +91,7 @@ def make_records(
     label = label or (folder.summary() or {}).get("attention")
     if label is None:
         raise InputError(f"run {run}: has no summary.json yet, so give --label")
-    if _LABEL.fullmatch(label) is None:
+    if FILE_NAME.fullmatch(label) is None:
         raise InputError(f"label {label!r} must be letters, digits and . _ + -, as it names files")
     records = [
         _record(folder, config, seed, label, revision)

@@ -35,6 +35,7 @@ import torch
 from torch import Tensor
 
 from kernel_attention.mechanisms.kernel_pca.functional import Convention, pursuit_steps, pursuit_threshold
+from kernel_attention.tensors.affine import autocast
 from kernel_attention.tensors.fused_softmax import (
     additive_mask,
     attention_gradients,
@@ -67,9 +68,7 @@ def fused_rpc_attention(
 
     The arguments are those of ``rpc_attention``. Outputs of padded tokens are zero where it is causal.
     """
-    if torch.is_autocast_enabled("cpu"):
-        dtype = torch.get_autocast_dtype("cpu")
-        v, q = v.to(dtype), None if q is None else q.to(dtype)
+    v, q = autocast(v), None if q is None else autocast(q)
     with without_autocast(k):
         if attention_mask is None or not is_causal:
             threshold = pursuit_threshold(
