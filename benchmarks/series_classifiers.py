@@ -52,10 +52,15 @@ RIVALS = ("multirocket_hydra", "minirocket", "dtw_1nn", "catch22")
 
 # What differs from the defaults of AttentionClassifier. One member and no temperature: the records hold the
 # log-probabilities of every case, from which ensembles of any variants follow.
-SINGLE: dict[str, Any] = {"n_estimators": 1, "calibrate": False, "stem": "convolution"}
+WARPED = ("jitter", "scale", "time_warp", "window")
+SINGLE: dict[str, Any] = {
+    "n_estimators": 1, "calibrate": False, "stem": "convolution", "augmentation": WARPED,
+}  # fmt: skip
 # "steps_factor" multiplies --steps.
 VARIANTS: dict[str, dict[str, Any]] = {
     "default": {},
+    "stem: rocket": {"stem": "rocket"},
+    "stem: rocket, augmentation: none": {"stem": "rocket", "augmentation": ()},
     "stem: linear": {"stem": "linear"},
     "attention: softmax": {"attention": "softmax"},
     "augmentation: none": {"augmentation": ()},
@@ -69,7 +74,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "attention: linear": {"attention": "linear"},
     "dropout: 0.3": {"dropout": 0.3},
     "pooling: attention": {"pooling": "attention"},
-    "augmentation: with cut": {"augmentation": ("jitter", "scale", "time_warp", "window", "cut")},
+    "augmentation: with cut": {"augmentation": (*WARPED, "cut")},
     "attention: rpc": {"attention": "rpc"},
     "learning rate: 5e-4": {"learning_rate": 5e-4},
     "default, another seed": {"random_state": 1},
@@ -77,7 +82,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 # What each part of the default classifier is worth: one is switched off.
 ABLATION: dict[str, dict[str, Any]] = {
     "whole": {},
-    "without convolutions": {"stem": "linear"},
+    "without random convolutions": {"stem": ("convolution", "convolution", "linear"), "augmentation": WARPED},
+    "without learnt convolutions": {"stem": "rocket"},
     "without positions": {"positions": "none"},
     "without augmentation": {"augmentation": ()},
     "without an ensemble": {"n_estimators": 1},

@@ -26,6 +26,7 @@ EXPECTED_FAILURES = {
     "check_transformer_general": "a shorter series is no error; channels are checked",
     "check_dtype_object": "a dict in X is an InputError, which is a ValueError; the check wants a TypeError",
     "check_estimators_empty_data_messages": "refused in other words: 0 time steps, no shape=(1, 0)",
+    "check_methods_subset_invariance": "float32: one case alone is rounded unlike one in a batch, by 1e-6",
     "check_sample_weight_equivalence_on_dense_data": "a repeated case changes the batches, a weight does not",
 }
 # Learns the checks' blobs and lines within a few epochs.

@@ -81,6 +81,7 @@ def padded(batch: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
     [
         {"stem": "convolution"},
         {"stem": "convolution", "patch_len": 4},
+        {"stem": "rocket", "patch_len": 4},
         {"patch_len": 4, "pooling": "attention"},
         {"views": ("raw", "normalized", "difference"), "pooling": "mean_max"},
         {"experts": 3, "positions": "convolutional"},

@@ -25,6 +25,7 @@ SMALL = {"embed_dim": EMBED_DIM, "num_heads": 3, "num_layers": 1, "feedforward_d
 ALL_VIEWS = ("raw", "normalized", "difference")
 OPTIONS = {
     "convolution": {"stem": "convolution", "pooling": "mean"},
+    "rocket": {"stem": "rocket", "patch_len": 3, "views": ("raw", "normalized"), "pooling": "mean_max"},
     "patches": {"patch_len": 4, "pooling": "flatten"},
     "patches of convolutions": {"stem": "convolution", "patch_len": 3, "pooling": "attention"},
     "views": {"views": ALL_VIEWS, "pooling": "mean_max"},
@@ -137,12 +138,18 @@ def test_a_patch_is_a_linear_map_of_its_steps():
     assert encoder(x).shape == (2, 4, EMBED_DIM)
 
 
-@pytest.mark.parametrize(("max_len", "steps"), [(1, 1), (128, 1), (129, 2), (896, 7), (2500, 20)])
-def test_patches_chosen_by_the_length(max_len, steps):
-    assert automatic_patch_len(max_len) == steps
-    encoder = SequenceEncoder(2, max_len, "linear", patch_len=0, **SMALL)
+@pytest.mark.parametrize(
+    ("max_len", "stem", "steps"),
+    [
+        (1, "linear", 1), (128, "linear", 1), (129, "convolution", 2), (896, "convolution", 7),
+        (2500, "linear", 20), (7, "rocket", 1), (9, "rocket", 2), (2500, "rocket", 313),
+    ],
+)  # fmt: skip
+def test_patches_chosen_by_the_length(max_len, stem, steps):
+    assert automatic_patch_len(max_len, stem) == steps
+    encoder = SequenceEncoder(2, max_len, "linear", patch_len=0, stem=stem, **SMALL)
     assert encoder.patch_len == steps
-    assert encoder.num_tokens <= 128
+    assert encoder.num_tokens <= (8 if stem == "rocket" else 128)
 
 
 def test_a_block_joins_its_branches():
@@ -277,6 +284,7 @@ def test_bad_options_are_refused_in_one_line(options, message):
     ("options", "named"),
     [
         ({"stem": "convolution"}, "stem='convolution'"),
+        ({"stem": "rocket"}, "stem='rocket'"),
         ({"patch_len": 2}, "patch_len=2"),
         ({"views": ("normalized",)}, "views=('normalized',)"),
         ({"positions": "convolutional"}, "positions='convolutional'"),

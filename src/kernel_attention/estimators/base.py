@@ -46,9 +46,8 @@ from kernel_attention.mechanisms import AttentionFactory, AttentionSpec
 from kernel_attention.models import SequenceClassifier
 from kernel_attention.models.sequence import Positions
 from kernel_attention.models.sequence_pooling import SequencePooling
-from kernel_attention.models.series_stem import View, automatic_patch_len
+from kernel_attention.models.series_stem import Stem, View, automatic_patch_len
 
-Stem = Literal["linear", "convolution"]
 Callback = Callable[[list[dict[str, Any]]], Any]
 
 _OF_A_RECIPE = ("optimizer", "schedule", "gradient_clip", "patience", "accelerator")
@@ -58,6 +57,9 @@ _OF_A_MEMBER = (
     "learning_rate", "weight_decay", "warmup", "label_smoothing", "augmentation", "mixup", "ema_decay",
 )  # fmt: skip
 _OPTION = "attention__"
+# The features of a rocket stem are better with warped series on some sets and without on others.
+_WARPED: tuple[AugmentationName, ...] = ("jitter", "scale", "time_warp", "window")
+_AUGMENTATIONS: tuple[tuple[AugmentationName, ...], ...] = ((), _WARPED, _WARPED)
 _CALIBRATION_PART = 0.2
 _PREDICTED_AT_ONCE = 64
 FEWEST_JUDGED = 20
@@ -83,7 +85,7 @@ class AttentionEstimator(TransformerMixin, BaseEstimator):
         num_layers: int = 2,
         feedforward_dim: int = 128,
         dropout: float = 0.1,
-        stem: Stem | Sequence[Stem] = ("convolution", "convolution", "linear"),
+        stem: Stem | Sequence[Stem] = ("rocket", "convolution", "rocket"),
         stem_layers: int = 3,
         patch_len: int = 0,
         views: Sequence[View] = ("raw", "normalized"),
@@ -101,7 +103,7 @@ class AttentionEstimator(TransformerMixin, BaseEstimator):
         schedule: Literal["constant", "cosine"] = "cosine",
         gradient_clip: float = 4.0,
         label_smoothing: float = 0.1,
-        augmentation: Sequence[AugmentationName] = ("jitter", "scale", "time_warp", "window"),
+        augmentation: Sequence[AugmentationName] | Sequence[Sequence[AugmentationName]] = _AUGMENTATIONS,
         mixup: float = 0.0,
         ema_decay: float = 0.0,
         validation_fraction: float | None = None,
@@ -403,12 +405,16 @@ class AttentionEstimator(TransformerMixin, BaseEstimator):
         given |= self._overrides(index)
         if not isinstance(given["stem"], str):
             given["stem"] = in_turn("stem", given["stem"], index)
+        augmentation = given["augmentation"]
+        if isinstance(augmentation, list | tuple) and not all(isinstance(each, str) for each in augmentation):
+            given["augmentation"] = in_turn("augmentation", augmentation, index)
         attention = merged_attention(given.pop("attention"), given.pop("attention_options"))
         batch_size, epochs = given.pop("batch_size"), given.pop("epochs")
         if batch_size is None:
             batch_size = automatic_batch_size(cases)
         if epochs is None:
-            patch_len = checked(Recipe, "patch_len", given["patch_len"]) or automatic_patch_len(max_len)
+            stem = checked(Recipe, "stem", given["stem"])
+            patch_len = checked(Recipe, "patch_len", given["patch_len"]) or automatic_patch_len(max_len, stem)
             batch_size = checked(Recipe, "batch_size", batch_size)
             steps = automatic_steps(batch_size, -(-max_len // patch_len))
             epochs = automatic_epochs(cases, batch_size, steps)

@@ -44,10 +44,11 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):
         num_layers: encoder layers.
         feedforward_dim: hidden width of the feed-forward networks.
         dropout: dropout probability.
-        stem: how steps become tokens: a "linear" projection, or multi-scale convolutions ("convolution"). A
-            list of these is used in turn by the members.
+        stem: how steps become tokens: a "linear" projection, multi-scale "convolution", or "rocket", random
+            convolutions (MiniRocket's) counted over patches. A list of these is used in turn by the members.
         stem_layers: blocks of the convolution stem.
-        patch_len: steps per token; 0: as many as leave at most 128 tokens of the longest series.
+        patch_len: steps per token; 0: as many as leave at most 128 tokens of the longest series, or 8 of a
+            rocket stem.
         views: what the stem reads: one or more of "raw", "normalized" (per series) and "difference".
         positions: "learnt", "fixed" (sinusoidal), "time_absolute", "convolutional" (relative) or "none".
         pooling: "flatten" all positions, take their "mean", "mean_max" for mean and maximum, or "attention".
@@ -66,7 +67,8 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):
         gradient_clip: largest norm of the gradient; 0 switches clipping off.
         label_smoothing: weight of the uniform distribution in the targets of training.
         augmentation: what changes the series in training: any of "jitter", "scale", "time_warp", "window" and
-            "cut", each applied to half of the series of a batch.
+            "cut", each applied to half of the series of a batch. A list of such lists is used in turn by the
+            members. A rocket stem reads the series and up to seven changed copies, made before training.
         mixup: alpha of mixup's Beta distribution; 0 switches it off.
         ema_decay: the model's weights are an exponential moving average with this decay; 0: of the last step.
         validation_fraction: None trains on all cases and keeps the last epoch. A number holds out a

@@ -21,11 +21,14 @@ from kernel_attention.core.validation import require_positive, require_probabili
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.mechanisms import AttentionFactory, AttentionSpec
 from kernel_attention.models.encoder_layer import EncoderLayer, create_attentions
+from kernel_attention.models.rocket_stem import RocketStem
 from kernel_attention.models.sequence_pooling import SequencePooling, TokenPooling
 from kernel_attention.models.series_stem import (
+    STEMS,
     ConvolutionalPositions,
     ConvolutionStem,
     LinearStem,
+    Stem,
     View,
     automatic_patch_len,
     require_views,
@@ -60,10 +63,11 @@ class SequenceEncoder(nn.Module):
             short series apart; ConvTran, Foumani et al. 2024, eq. 13); "convolutional" (relative, see
             ``ConvolutionalPositions``); "none".
         norm_first: pre-norm layers.
-        stem: "linear", or "convolution"; see ``ConvolutionStem``.
+        stem: "linear"; "convolution", see ``ConvolutionStem``; or "rocket", random convolutions, see
+            ``RocketStem`` and ``fit_stem``.
         stem_layers: blocks of the convolution stem.
-        patch_len: steps per token; 0: as many as it takes to have at most 128 tokens. Above 1 the encoder
-            returns ceil(N / patch_len) tokens, and padding must be on the right.
+        patch_len: steps per token; 0: as many as it takes to have at most 128 tokens, or 8 of a rocket stem.
+            Above 1 the encoder returns ceil(N / patch_len) tokens, and padding must be on the right.
         views: what the stem reads, one or more of "raw", "normalized" and "difference"; see ``series_views``.
         experts: networks of a sparse mixture in place of each feed-forward network; 0: no mixture.
         experts_per_token: networks of the mixture that read a token.
@@ -90,7 +94,7 @@ class SequenceEncoder(nn.Module):
         dropout: float = 0.1,
         positions: Positions = "learnt",
         norm_first: bool = False,
-        stem: Literal["linear", "convolution"] = "linear",
+        stem: Stem = "linear",
         stem_layers: int = 3,
         patch_len: int = 1,
         views: Sequence[View] = ("raw",),
@@ -111,7 +115,9 @@ class SequenceEncoder(nn.Module):
         self.max_len = max_len
         self.in_features = in_features
         self.views = tuple(views)
-        self.patch_len = patch_len if patch_len != 0 else automatic_patch_len(max_len)
+        if stem not in STEMS:
+            raise unknown("stem", stem, STEMS)
+        self.patch_len = patch_len if patch_len != 0 else automatic_patch_len(max_len, stem)
         require_positive(patch_len=self.patch_len)
         self.num_tokens = -(-max_len // self.patch_len)
         self._set_input(in_features, stem, stem_layers, dropout, **where)
@@ -143,13 +149,24 @@ class SequenceEncoder(nn.Module):
             raise InputError(f"sequence length {length} exceeds max_len={self.max_len}")
         if is_causal:
             self._require_causal()
-        x = self._embed(x, attention_mask)
-        attention_mask = self.token_mask(attention_mask)
-        x = self.dropout(self._with_positions(x, attention_mask, start))
-        for layer in self.layers:
-            x = layer(x, attention_mask, is_causal)
-        x = self.dropout(F.gelu(self.norm(x)))
-        return x if attention_mask is None else x.masked_fill(~attention_mask[..., None], 0.0)
+        tokens = self._scaled(self.project(self._viewed(x, attention_mask), attention_mask))
+        return self._encoded(tokens, self.token_mask(attention_mask), start, is_causal)
+
+    def features(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """What the learnt part of a rocket stem reads: (B, N, c) -> (B, ceil(N / patch_len), F).
+
+        No parameter changes it, so training may compute it once; see ``from_features``.
+        """
+        self._check_input(x)
+        return self._rocket().features(self._viewed(x, attention_mask), attention_mask)
+
+    def from_features(self, features: Tensor, token_mask: Tensor | None = None) -> Tensor:
+        """``forward`` from the ``features`` of a rocket stem on: (B, M, F), (B, M) -> (B, M, d)."""
+        return self._encoded(self._scaled(self._rocket().linear(features)), token_mask)
+
+    def fit_stem(self, x: Tensor, attention_mask: Tensor | None = None) -> None:
+        """Set the thresholds of a rocket stem by training series x, (B, N, c), after ``set_scale``."""
+        self._rocket().fit(self._viewed(x, attention_mask), attention_mask)
 
     def why_not_sharded(self, is_causal: bool) -> str | None:
         """Why parts of a sequence cannot be encoded by several processes; None where they can."""
@@ -188,7 +205,7 @@ class SequenceEncoder(nn.Module):
         self.register_buffer("input_mean", torch.zeros(in_features, **where))
         self.register_buffer("input_std", torch.ones(in_features, **where))
         width = in_features * len(self.views)
-        self.project: LinearStem | ConvolutionStem
+        self.project: LinearStem | ConvolutionStem | RocketStem
         if stem == "linear":
             self.project = LinearStem(width, self.embed_dim, self.patch_len, **where)
         elif stem == "convolution":
@@ -196,7 +213,7 @@ class SequenceEncoder(nn.Module):
                 width, self.embed_dim, stem_layers, self.patch_len, dropout, **where
             )
         else:
-            raise unknown("stem", stem, ("linear", "convolution"))
+            self.project = RocketStem(width, self.embed_dim, self.max_len, self.patch_len, **where)
 
     def _reset_input(self) -> None:
         self.input_mean.zero_()
@@ -207,10 +224,28 @@ class SequenceEncoder(nn.Module):
         if x.dim() != 3 or x.size(-1) != self.in_features:
             raise InputError(f"x has shape {tuple(x.shape)}, expected (B, N, {self.in_features})")
 
-    def _embed(self, x: Tensor, attention_mask: Tensor | None) -> Tensor:
-        x = (x - self.input_mean) / self.input_std
-        tokens = self.project(series_views(x, attention_mask, self.views), attention_mask)
-        return tokens * math.sqrt(self.embed_dim) if isinstance(self.project, LinearStem) else tokens
+    def _viewed(self, x: Tensor, attention_mask: Tensor | None) -> Tensor:
+        """The views of the standardised series, which the stem reads."""
+        return series_views((x - self.input_mean) / self.input_std, attention_mask, self.views)
+
+    def _scaled(self, tokens: Tensor) -> Tensor:
+        """Tokens of a linear map times sqrt(d), as in the papers' stem."""
+        return tokens if isinstance(self.project, ConvolutionStem) else tokens * math.sqrt(self.embed_dim)
+
+    def _encoded(
+        self, tokens: Tensor, token_mask: Tensor | None, start: int = 0, is_causal: bool = False
+    ) -> Tensor:
+        """Positions, layers and norm of the tokens, the first of which is number ``start``."""
+        x = self.dropout(self._with_positions(tokens, token_mask, start))
+        for layer in self.layers:
+            x = layer(x, token_mask, is_causal)
+        x = self.dropout(F.gelu(self.norm(x)))
+        return x if token_mask is None else x.masked_fill(~token_mask[..., None], 0.0)
+
+    def _rocket(self) -> RocketStem:
+        if not isinstance(self.project, RocketStem):
+            raise InputError("only an encoder with stem='rocket' has a stem to fit, and features of it")
+        return self.project
 
     def _require_causal(self) -> None:
         """Raise InputError where a part before the layers reads later steps."""
@@ -222,6 +257,7 @@ class SequenceEncoder(nn.Module):
         """Options of what comes before the layers, and whether each makes it read several steps."""
         return [
             ("stem='convolution'", isinstance(getattr(self, "project", None), ConvolutionStem)),
+            ("stem='rocket'", isinstance(getattr(self, "project", None), RocketStem)),
             (f"patch_len={self.patch_len}", self.patch_len > 1),
             (f"views={self.views!r}", self.views != ("raw",)),
             ("positions='convolutional'", self.relative_positions is not None),
@@ -306,6 +342,10 @@ class SequenceClassifier(nn.Module):
     def embed(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """The vector that the head reads, (B, N, c) -> (B, width)."""
         return self.pooling(self.encoder(x, attention_mask), self.encoder.token_mask(attention_mask))
+
+    def from_features(self, features: Tensor, token_mask: Tensor | None = None) -> Tensor:
+        """``forward`` from the ``features`` of the encoder on: (B, M, F), (B, M) -> (B, num_outputs)."""
+        return self.head(self.pooling(self.encoder.from_features(features, token_mask), token_mask))
 
 
 def sinusoidal_positions(max_len: int, embed_dim: int, stretch: float = 1.0) -> Tensor:

@@ -27,16 +27,19 @@ VIEWS: tuple[View, ...] = ("raw", "normalized", "difference")
 KERNEL_SIZES = (9, 19, 39)
 """Steps that the branches of a convolution see: those of InceptionTime, made odd."""
 
-LARGEST_NUMBER_OF_TOKENS = 128
-"""What ``automatic_patch_len`` aims at."""
+STEMS = ("linear", "convolution", "rocket")
+Stem = Literal["linear", "convolution", "rocket"]
+
+LARGEST_NUMBER_OF_TOKENS: dict[str, int] = {"linear": 128, "convolution": 128, "rocket": 8}
+"""What ``automatic_patch_len`` aims at. A rocket stem counts steps, so that its tokens want many of them."""
 
 # A series that varies less than this, relative to its channel over the training data, counts as constant.
 _SMALLEST_DEVIATION = 1e-3
 
 
-def automatic_patch_len(max_len: int) -> int:
-    """The number of steps per token at which the longest series has at most 128 tokens."""
-    return -(-max_len // LARGEST_NUMBER_OF_TOKENS)
+def automatic_patch_len(max_len: int, stem: Stem) -> int:
+    """The steps per token at which the longest series has at most 128 tokens, or 8 of a rocket stem."""
+    return -(-max_len // LARGEST_NUMBER_OF_TOKENS[stem])
 
 
 def series_views(x: Tensor, attention_mask: Tensor | None, views: Sequence[View]) -> Tensor:

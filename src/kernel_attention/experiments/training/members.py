@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from kernel_attention.errors import InputError
-from kernel_attention.experiments.data import SequenceSplit, Standardizer, make_loader
+from kernel_attention.experiments.data import SequenceSplit, make_loader
 from kernel_attention.experiments.training.fit import fit, private_generators, training_device
 from kernel_attention.experiments.training.memory import MemoryRecorder
 from kernel_attention.experiments.training.recipe import Recipe
+from kernel_attention.experiments.training.rocket_features import (
+    OnFeatures,
+    can_keep_features,
+    fit_input,
+    split_features,
+    training_features,
+)
 from kernel_attention.experiments.training.time_series_task import TimeSeriesTask
 from kernel_attention.mechanisms import ATTENTION_SPECS
 from kernel_attention.memory_limit import require_memory
@@ -109,25 +117,33 @@ def train_member(
     with private_generators(seed, training_device(recipe.accelerator)):
         model = SequenceClassifier(split.sequences[0].shape[1], num_outputs, max_len, **options)
         _start(model, split, start)
-        task = TimeSeriesTask(model, recipe, is_regression, max_seconds)
+        trained: SequenceClassifier | OnFeatures = model
+        copies: list[list[np.ndarray]] = []
+        if can_keep_features(model, recipe, split):
+            started = time.monotonic()
+            split, copies = training_features(model, split, recipe.augmentation)
+            held_out = None if held_out is None else split_features(model, held_out)
+            trained, recipe = OnFeatures(model), dataclasses.replace(recipe, augmentation=[])
+            if max_seconds:
+                max_seconds = max(max_seconds - (time.monotonic() - started), 0.1)
+        task = TimeSeriesTask(trained, recipe, is_regression, max_seconds)
         fit(
             task,
-            make_loader(split, recipe.batch_size, shuffle=True, seed=seed),
+            make_loader(split, recipe.batch_size, shuffle=True, seed=seed, others=copies),
             None if held_out is None else make_loader(held_out, recipe.batch_size),
             observers=[recorder],
             progress=progress,
         )
     weights = task.evaluated.state_dict() if recorder.weights is None else recorder.weights
-    model.load_state_dict(weights)
+    trained.load_state_dict(weights)
     model.zero_grad(set_to_none=True)
     return Member(model.cpu().eval(), options, recorder.rows, recorder.best_epoch or len(recorder.rows))
 
 
 def _start(model: SequenceClassifier, split: SequenceSplit, start: Mapping[str, Tensor] | None) -> None:
-    """Set the scale of the training data, or the weights and the scale of a trained model."""
+    """Set the scale of the training data and what the stem takes from it, or those of a trained model."""
     if start is None:
-        scale = Standardizer.fit(split.sequences)
-        model.encoder.set_scale(torch.from_numpy(scale.mean), torch.from_numpy(scale.std))
+        fit_input(model.encoder, split.sequences)
         return
     try:
         model.load_state_dict(start)

@@ -318,7 +318,7 @@ class Recipe(EpochRecipe):
         target_column: column of a table with the label or the value to predict.
         channel_columns: columns of the channels in a long table, or the names before the numbers in a wide
             one; by default all other columns.
-        stem: how steps become tokens: a linear projection, or multi-scale convolutions.
+        stem: how steps become tokens: a linear projection, multi-scale convolutions, or random ones (rocket).
         stem_layers: blocks of the convolution stem.
         patch_len: steps per token; 0 takes as many as leave at most 128 tokens of the longest series.
         views: what the stem reads: raw, normalized (per series) and difference, side by side.
@@ -339,7 +339,7 @@ class Recipe(EpochRecipe):
 
     task_name: ClassVar[str] = DEFAULT_TASK
 
-    stem: Literal["linear", "convolution"] = "linear"
+    stem: Literal["linear", "convolution", "rocket"] = "linear"
     stem_layers: Count = 3
     patch_len: Whole = 1
     views: Annotated[list[Literal["raw", "normalized", "difference"]], *DIFFERENT] = field(

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-import torch
 
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.data import (
@@ -35,6 +34,7 @@ from kernel_attention.experiments.training.facts import check_facts, describe_da
 from kernel_attention.experiments.training.ranges import require_in_range
 from kernel_attention.experiments.training.recipe import Recipe
 from kernel_attention.experiments.training.recorder import RunRecorder
+from kernel_attention.experiments.training.rocket_features import fit_input
 from kernel_attention.experiments.training.time_series_task import TimeSeriesTask
 from kernel_attention.models import SequenceClassifier
 
@@ -87,9 +87,7 @@ class TimeSeriesExperiment(Experiment):
         return make_loader(train, size, shuffle=True, seed=seed), make_loader(val, size)
 
     def prepare(self, model: SequenceClassifier, seed: int) -> None:
-        train = split_data(self.data, self.recipe, seed).train
-        scale = Standardizer.fit(train.sequences)
-        model.encoder.set_scale(torch.from_numpy(scale.mean), torch.from_numpy(scale.std))
+        fit_input(model.encoder, split_data(self.data, self.recipe, seed).train.sequences)
 
     def task(self, model: Any) -> TimeSeriesTask:
         return TimeSeriesTask(model, self.recipe, self.is_regression)

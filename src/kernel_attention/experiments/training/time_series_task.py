@@ -12,6 +12,7 @@ from kernel_attention.experiments.data import Batch
 from kernel_attention.experiments.data.series.augmentation import augment, mix_series
 from kernel_attention.experiments.training.module import AveragedTask, SequenceTask
 from kernel_attention.experiments.training.recipe import Recipe
+from kernel_attention.experiments.training.rocket_features import OnFeatures
 from kernel_attention.models import SequenceClassifier
 
 
@@ -29,12 +30,12 @@ class TimeSeriesTask(AveragedTask, SequenceTask):
             schedule of the learning rate then follows the clock where the clock is ahead of the steps.
     """
 
-    model: SequenceClassifier
+    model: SequenceClassifier | OnFeatures
     recipe: Recipe
 
     def __init__(
         self,
-        model: SequenceClassifier,
+        model: SequenceClassifier | OnFeatures,
         recipe: Recipe,
         is_regression: bool = False,
         max_seconds: float = 0.0,

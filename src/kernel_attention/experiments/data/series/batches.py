@@ -44,10 +44,12 @@ class _Cases(Dataset[_Case]):
         sequences: Sequence[np.ndarray],
         targets: np.ndarray | None = None,
         weights: np.ndarray | None = None,
+        others: Sequence[Sequence[np.ndarray]] = (),
     ) -> None:
         # A tensor cannot use read-only memory, as joblib maps large arrays; only such memory is copied.
-        self.sequences = [
-            torch.from_numpy(np.require(sequence, np.float32, ["C", "W"])) for sequence in sequences
+        self.versions = [
+            [torch.from_numpy(np.require(sequence, np.float32, ["C", "W"])) for sequence in version]
+            for version in (sequences, *others)
         ]
         self.targets, self.weights = (
             None if values is None else torch.from_numpy(np.require(values, requirements=["C", "W"]))
@@ -55,13 +57,14 @@ class _Cases(Dataset[_Case]):
         )
 
     def __len__(self) -> int:
-        return len(self.sequences)
+        return len(self.versions[0])
 
     def __getitem__(self, index: int) -> _Case:
         target, weight = (
             None if values is None else values[index] for values in (self.targets, self.weights)
         )
-        return self.sequences[index], target, weight
+        version = int(torch.randint(len(self.versions), ())) if len(self.versions) > 1 else 0
+        return self.versions[version][index], target, weight
 
 
 def collate(cases: Sequence[_Case]) -> Batch:
@@ -82,11 +85,13 @@ def make_loader(
     seed: int = 0,
     num_workers: int = 0,
     drop_last: bool = False,
+    others: Sequence[Sequence[np.ndarray]] = (),
 ) -> DataLoader:
     """A DataLoader of `Batch`, each padded to its own longest sequence.
 
     split: labelled cases, or a plain list of sequences (n_i, c), whose batches have target None.
     shuffle: draw the order from an `EpochSampler(len(split), seed)`, reachable as `loader.sampler`.
+    others: other versions of all sequences. A batch takes any version of each case, by the global generator.
 
     Raises InputError for an empty split, a batch_size below 1, or drop_last that would drop every case.
     """
@@ -99,9 +104,9 @@ def make_loader(
     if drop_last and len(split) < batch_size:
         raise InputError(f"drop_last with batch_size {batch_size} leaves no batch of {len(split)} cases")
     if isinstance(split, SequenceSplit):
-        cases = _Cases(split.sequences, split.targets, split.weights)
+        cases = _Cases(split.sequences, split.targets, split.weights, others)
     else:
-        cases = _Cases(split)
+        cases = _Cases(split, others=others)
     return DataLoader(
         cases,
         batch_size=int(batch_size),

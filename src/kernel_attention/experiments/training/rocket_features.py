@@ -1,0 +1,108 @@
+"""Rocket stems in training: their thresholds, and their features computed once instead of at every step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from kernel_attention.experiments.data import SequenceSplit, Standardizer, make_loader
+from kernel_attention.experiments.data.series.augmentation import augment
+from kernel_attention.experiments.training.recipe import Recipe
+from kernel_attention.models import SequenceClassifier
+from kernel_attention.models.rocket_stem import RocketStem
+from kernel_attention.models.sequence import SequenceEncoder
+from kernel_attention.tensors.pooling import pool_mask
+
+_FITTED_CASES = 64  # that give thresholds and the scale of the features
+_CASES_AT_ONCE = 32
+_KEPT_BYTES = 256 * 2**20  # of the features of augmented copies
+_MOST_COPIES = 7
+_MOST_BYTES = 2 * 2**30  # of all features; beyond, every step computes its own
+
+
+def has_rocket_stem(encoder: SequenceEncoder) -> bool:
+    """Whether the stem has thresholds to fit, and features to compute once."""
+    return isinstance(encoder.project, RocketStem)
+
+
+def fit_input(encoder: SequenceEncoder, sequences: Sequence[np.ndarray]) -> None:
+    """Set the scale of the training sequences, (n_i, c) each, and the thresholds of a rocket stem."""
+    scale = Standardizer.fit(sequences)
+    encoder.set_scale(torch.from_numpy(scale.mean), torch.from_numpy(scale.std))
+    if has_rocket_stem(encoder):
+        places = np.linspace(0, len(sequences) - 1, min(len(sequences), _FITTED_CASES)).round().astype(int)
+        (batch,) = make_loader([sequences[place] for place in places], _FITTED_CASES)
+        encoder.fit_stem(*batch.arguments)
+
+
+class OnFeatures(nn.Module):
+    """A classifier with a rocket stem that is called with the features of the stem.
+
+    Args:
+        model: the classifier, whose parameters this module shares.
+    """
+
+    def __init__(self, model: SequenceClassifier) -> None:
+        super().__init__()
+        self.model = model
+
+    @property
+    def encoder(self) -> SequenceEncoder:
+        """The encoder of the classifier."""
+        return self.model.encoder
+
+    def forward(self, features: Tensor, token_mask: Tensor | None = None) -> Tensor:
+        """(B, M, F), (B, M) -> (B, num_outputs)."""
+        return self.model.from_features(features, token_mask)
+
+
+class Features(NamedTuple):
+    """The features of training sequences, (M_i, F) float32 each, and those of augmented copies of them."""
+
+    split: SequenceSplit
+    copies: list[list[np.ndarray]]
+
+
+def training_features(
+    model: SequenceClassifier, split: SequenceSplit, augmentation: Sequence[str]
+) -> Features:
+    """What ``OnFeatures`` is trained with: the features of a split, and of up to seven augmented copies.
+
+    There are fewer copies where features are large: many cases need less augmentation.
+    """
+    plain = split_features(model, split)
+    size = sum(part.nbytes for part in plain.sequences)
+    count = min(_KEPT_BYTES // size - 1, _MOST_COPIES) if augmentation else 0
+    return Features(plain, [_features(model, split.sequences, augmentation) for _ in range(count)])
+
+
+def split_features(model: SequenceClassifier, split: SequenceSplit) -> SequenceSplit:
+    """The cases of a split as the features of their series."""
+    return SequenceSplit(_features(model, split.sequences), split.targets, split.weights)
+
+
+def can_keep_features(model: SequenceClassifier, recipe: Recipe, split: SequenceSplit) -> bool:
+    """Whether features of all cases are there and need no more than 2 GB."""
+    project = model.encoder.project
+    if not isinstance(project, RocketStem) or recipe.mixup:
+        return False
+    tokens = sum(-(-len(sequence) // project.patch_len) for sequence in split.sequences)
+    return 4 * tokens * project.num_features <= _MOST_BYTES
+
+
+@torch.no_grad()
+def _features(
+    model: SequenceClassifier, sequences: Sequence[np.ndarray], augmentation: Sequence[str] = ()
+) -> list[np.ndarray]:
+    encoder, found = model.encoder, []
+    for x, mask, *_ in make_loader(sequences, _CASES_AT_ONCE):
+        if augmentation:
+            scaled = (x - encoder.input_mean) / encoder.input_std
+            x = augment(scaled, mask, augmentation) * encoder.input_std + encoder.input_mean
+        features, tokens = encoder.features(x, mask), pool_mask(mask, encoder.patch_len).sum(dim=1)
+        found += [part[:count].numpy() for part, count in zip(features, tokens, strict=True)]
+    return found

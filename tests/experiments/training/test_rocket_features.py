@@ -1,0 +1,103 @@
+"""Rocket stems in training: features computed once, their copies, and thresholds in what is saved."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from kernel_attention.estimators import AttentionClassifier
+from kernel_attention.experiments.data import SequenceSplit
+from kernel_attention.experiments.training import rocket_features
+from kernel_attention.experiments.training.members import MemberRecipe, train_member
+
+MODEL = {
+    "stem": "rocket", "embed_dim": 8, "num_heads": 2, "num_layers": 1, "feedforward_dim": 16, "patch_len": 0,
+    "views": ["raw", "normalized"], "pooling": "mean_max", "dropout": 0.0,
+}  # fmt: skip
+
+
+def waves(cases: int = 24) -> SequenceSplit:
+    """Series of two frequencies and of different lengths."""
+    generator = np.random.default_rng(0)
+    targets = np.arange(cases) % 2
+    sequences = []
+    for target in targets:
+        time = np.arange(generator.integers(20, 41))[:, None] + 10 * generator.random()
+        series = np.sin((0.4 + 0.3 * target) * time) + 0.1 * generator.standard_normal((len(time), 2))
+        sequences.append(series.astype(np.float32))
+    return SequenceSplit(sequences, targets.astype(np.int64))
+
+
+def member(**keys):
+    recipe = MemberRecipe(dataset="array", seeds=[0], epochs=4, batch_size=8, **MODEL, **keys)
+    return train_member(recipe, waves(), waves(8), 2, 40)
+
+
+def test_training_on_kept_features_is_training_on_series(monkeypatch):
+    kept = member()
+    monkeypatch.setattr(rocket_features, "_MOST_BYTES", 0)
+    fresh = member()
+    for first, second in zip(kept.rows, fresh.rows, strict=True):
+        assert first["train_loss"] == pytest.approx(second["train_loss"], rel=1e-3)
+        assert first["val_loss"] == pytest.approx(second["val_loss"], rel=1e-3)
+    assert kept.model.state_dict().keys() == fresh.model.state_dict().keys()
+
+
+def test_augmented_copies_are_fewer_where_features_are_large(monkeypatch):
+    model, split = member().model, waves()
+    plain, copies = rocket_features.training_features(model, split, ["jitter"])
+    assert len(copies) == 7
+    assert [part.shape for part in copies[0]] == [part.shape for part in plain.sequences]
+    assert any((one != other).any() for one, other in zip(copies[0], copies[1], strict=True))
+    size = sum(part.nbytes for part in plain.sequences)
+    for room, count in ((4, 3), (1, 0), (0.5, 0)):
+        monkeypatch.setattr(rocket_features, "_KEPT_BYTES", int(room * size))
+        assert len(rocket_features.training_features(model, split, ["jitter"]).copies) == count
+    assert rocket_features.training_features(model, split, []).copies == []
+
+
+def test_augmentation_changes_training_and_repeats_bit_for_bit():
+    first, second, plain = member(augmentation=["jitter"]), member(augmentation=["jitter"]), member()
+    losses = [[row["train_loss"] for row in each.rows] for each in (first, second, plain)]
+    assert losses[0] == losses[1]
+    assert losses[0] != losses[2]
+    for name, value in first.model.state_dict().items():
+        assert torch.equal(value, second.model.state_dict()[name]), name
+
+
+def test_a_fitted_classifier_predicts_the_same_after_saving(tmp_path):
+    split = waves(40)
+    series = [sequence.T for sequence in split.sequences]
+    classifier = AttentionClassifier(
+        stem="rocket",
+        n_estimators=1,
+        epochs=12,
+        random_state=0,
+        embed_dim=16,
+        num_heads=2,
+        feedforward_dim=32,
+    ).fit(series, split.targets)
+    assert classifier.score(series, split.targets) > 0.9
+    classifier.save(tmp_path / "classifier")
+    again = AttentionClassifier.load(tmp_path / "classifier")
+    np.testing.assert_array_equal(again.predict_proba(series), classifier.predict_proba(series))
+
+
+def test_importance_sums_to_the_change_of_the_answer():
+    """Integrated gradients pass the thresholds because these have a slope."""
+    split = waves(40)
+    series = np.stack([sequence.T[:, :20] for sequence in split.sequences])
+    classifier = AttentionClassifier(
+        stem="rocket", n_estimators=1, epochs=12, random_state=0, embed_dim=16, num_heads=2, calibrate=False,
+        feedforward_dim=32, views=("raw",),
+    ).fit(series, split.targets)  # fmt: skip
+    importance = classifier.feature_importance(series[:3], nodes=256)
+    mean = classifier.model_.encoder.input_mean
+    with torch.no_grad():
+        baseline = classifier.model_(mean.expand(1, 20, 2)).log_softmax(dim=-1)[0]
+    for case in range(3):
+        answer = classifier.predict_log_proba(series[case : case + 1])[0]
+        chosen = answer.argmax()
+        change = answer[chosen] - float(baseline[chosen])
+        assert importance[case].sum() == pytest.approx(change, rel=0.1, abs=0.05)
