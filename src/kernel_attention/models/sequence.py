@@ -149,7 +149,7 @@ class SequenceEncoder(nn.Module):
             raise InputError(f"sequence length {length} exceeds max_len={self.max_len}")
         if is_causal:
             self._require_causal()
-        tokens = self._scaled(self.project(self._viewed(x, attention_mask), attention_mask))
+        tokens = self._embed(x, attention_mask)
         return self._encoded(tokens, self.token_mask(attention_mask), start, is_causal)
 
     def features(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
@@ -223,6 +223,9 @@ class SequenceEncoder(nn.Module):
     def _check_input(self, x: Tensor) -> None:
         if x.dim() != 3 or x.size(-1) != self.in_features:
             raise InputError(f"x has shape {tuple(x.shape)}, expected (B, N, {self.in_features})")
+
+    def _embed(self, x: Tensor, attention_mask: Tensor | None) -> Tensor:
+        return self._scaled(self.project(self._viewed(x, attention_mask), attention_mask))
 
     def _viewed(self, x: Tensor, attention_mask: Tensor | None) -> Tensor:
         """The views of the standardised series, which the stem reads."""
