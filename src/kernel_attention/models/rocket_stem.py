@@ -130,14 +130,14 @@ class RocketStem(nn.Module):
         count = F.pad(real, (0, missing)).unflatten(1, (-1, self.patch_len)).sum(dim=-1).clamp_min(1)
         parts = []
         for index in range(len(self.dilations)):
-            y = self._convolved(x, index)
+            slope = self.slopes[index][:, None]
+            y = self._convolved(x, index) * slope
             if attention_mask is not None:
                 y = y.masked_fill(~attention_mask[:, None], -torch.inf)
             y = F.pad(y, (0, missing), value=-torch.inf)  # which exceeds nothing
-            slope = self.slopes[index][:, None]
-            for threshold in self.thresholds[index].unbind(-1):
+            for threshold in (self.thresholds[index] * slope - 0.5).unbind(-1):
                 # One threshold at a time: B K N Q numbers would not stay in the cache.
-                exceeding = (y * slope + (0.5 - threshold[:, None] * slope)).clamp(0, 1)
+                exceeding = (y - threshold[:, None]).clamp_(0, 1)
                 parts.append(exceeding.unflatten(-1, (-1, self.patch_len)).sum(dim=-1))
         fractions = torch.cat(parts, dim=1).mT / count[..., None]
         return (fractions - self.mean) / self.deviation
