@@ -92,11 +92,11 @@ def test_importance_sums_to_the_change_of_the_answer():
         stem="rocket", n_estimators=1, epochs=12, random_state=0, embed_dim=16, num_heads=2, calibrate=False,
         feedforward_dim=32, views=("raw",),
     ).fit(series, split.targets)  # fmt: skip
-    importance = classifier.feature_importance(series[:3], nodes=256)
+    importance = classifier.feature_importance(series[:2], nodes=128)
     mean = classifier.model_.encoder.input_mean
     with torch.no_grad():
         baseline = classifier.model_(mean.expand(1, 20, 2)).log_softmax(dim=-1)[0]
-    for case in range(3):
+    for case in range(2):
         answer = classifier.predict_log_proba(series[case : case + 1])[0]
         chosen = answer.argmax()
         change = answer[chosen] - float(baseline[chosen])
