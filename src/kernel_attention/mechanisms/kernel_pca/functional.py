@@ -36,6 +36,23 @@ class PrincipalPursuit(NamedTuple):
     cleaned: Tensor
 
 
+class PursuitSettings(NamedTuple):
+    """Arguments of ``principal_attention_pursuit``, for the forms that have no dropout."""
+
+    iterations: int
+    lam: float
+    convention: Convention
+    attention_mask: Tensor | None
+    is_causal: bool
+
+    def threshold(self, k: Tensor) -> Tensor:
+        """``pursuit_threshold`` of the keys."""
+        return pursuit_threshold(
+            k, self.lam, convention=self.convention, attention_mask=self.attention_mask,
+            is_causal=self.is_causal,
+        )  # fmt: skip
+
+
 def principal_attention_pursuit(
     k: Tensor,
     v: Tensor,
