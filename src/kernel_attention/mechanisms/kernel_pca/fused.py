@@ -42,7 +42,7 @@ from kernel_attention.tensors.fused_softmax import (
     attention_with_lse,
     empty_by_token,
 )
-from kernel_attention.tensors.padding import compaction
+from kernel_attention.tensors.padding import compaction, zero_padding
 from kernel_attention.tensors.recompute import (
     differentiable_gradients,
     differentiable_leaves,
@@ -63,22 +63,17 @@ def fused_rpc_attention(
     mask = settings.attention_mask
     v, q = autocast(v), None if q is None else autocast(q)
     with without_autocast(k):
-        if mask is not None:
-            k = _zero_padding(k, mask)
+        k = zero_padding(k, mask)
         if mask is None or not settings.is_causal:
             return _in_slices(q, k, v, settings.threshold(k), settings)
         # Right padding lies in the future of all real tokens, so that the causal form needs no mask.
-        v, q = _zero_padding(v, mask), None if q is None else _zero_padding(q, mask)
+        v, q = zero_padding(v, mask), None if q is None else zero_padding(q, mask)
         moved = compaction(mask)
         if moved is not None:
             k, v, q = moved.apply(k), moved.apply(v), None if q is None else moved.apply(q)
             settings = settings._replace(attention_mask=moved.attention_mask)
         out = _in_slices(q, k, v, settings.threshold(k), settings._replace(attention_mask=None))
-        return _zero_padding(out if moved is None else moved.undo(out), mask)
-
-
-def _zero_padding(x: Tensor, mask: Tensor) -> Tensor:
-    return x.masked_fill(~mask[:, None, :, None], 0.0)
+        return zero_padding(out if moved is None else moved.undo(out), mask)
 
 
 def _in_slices(

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kernel_attention.errors import InputError
 from kernel_attention.mechanisms.kernel_pca.functional import PursuitSettings, pursuit_steps
+from kernel_attention.tensors.padding import zero_padding
 from kernel_attention.tensors.recompute import differentiable_gradients, differentiable_leaves
 from kernel_attention.tensors.statistics import without_autocast
 
@@ -77,7 +78,7 @@ class _Pursuit(torch.autograd.Function):
                     *others, q=queries, iterations=settings.iterations, attention_mask=mask,
                     is_causal=settings.is_causal,
                 ).low_rank  # fmt: skip
-                out = out if mask is None else out.masked_fill(~mask[:, None, :, None], 0.0)
+                out = zero_padding(out, mask)
                 return *differentiable_gradients((out,), leaves, needed, (grad,)), None
             found = triton_kernels.pull_back(
                 _by_token(grad.to(k.dtype), mask), triton_kernels.KeptSteps(*kept),
@@ -104,5 +105,4 @@ def _arguments(
 
 def _by_token(x: Tensor, mask: Tensor | None) -> Tensor:
     """(B, h, N, p) -> (B, N, h, p), contiguous, zero at padded tokens."""
-    x = x.transpose(1, 2)
-    return x.contiguous() if mask is None else x.masked_fill(~mask[..., None, None], 0.0).contiguous()
+    return zero_padding(x, mask).transpose(1, 2).contiguous()
