@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from long_rows import print_row, require_equal
 from torch.utils.data import DataLoader
 
 from kernel_attention.experiments.benchmarking.machine import describe_machine
@@ -162,14 +163,8 @@ def main() -> None:
     for number, each in enumerate([*wanted, keys]):
         rows.append(row := measure(each, options.length, options.port + number))
         del row["calls"]
-        print(
-            f"N {row['length']:,}  processes {row['processes']}  {row['seconds']:.2f} s a step  "
-            f"{row['peak_gigabytes']:.2f} GB a process ({row['gigabytes_before_the_step']:.2f} before it)  "
-            f"{row['bytes_to_collectives']:,} bytes a process  loss {row['loss']:.6f}",
-            flush=True,
-        )
-        if abs(row["loss"] / rows[0]["loss"] - 1) > 1e-4:
-            raise SystemExit(f"losses differ: {row['loss']} and {rows[0]['loss']}")
+        print_row(row, "process", "processes", f"  loss {row['loss']:.6f}")
+        require_equal("losses", row["loss"], rows[0]["loss"])
     if options.out is not None:
         record = {"machine": describe_machine(set()), "threads": 1, "rows": rows}
         options.out.write_text(json.dumps(record, indent=2) + "\n")

@@ -20,24 +20,13 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from long_rows import print_row, require_equal
 
 import kernel_attention as ka
+from kernel_attention.experiments.benchmarking.traffic import counted_collectives
 from kernel_attention.experiments.peak_memory import peak_resident
 
 _BLOCKS = 16  # of tokens, each with its own seed
-
-
-def count_bytes(sent: list[int]) -> None:
-    """Note the size of every tensor that this process hands to a collective."""
-
-    def counting(call, position: int):
-        def counted(*arguments, **options):
-            sent.append(arguments[position].nbytes)
-            return call(*arguments, **options)
-
-        return counted
-
-    dist.all_reduce, dist.all_gather = counting(dist.all_reduce, 0), counting(dist.all_gather, 1)
 
 
 def part(rank: int, world: int, options: argparse.Namespace) -> torch.Tensor:
@@ -53,23 +42,23 @@ def train(rank: int, world: int, meeting_point: str, options: argparse.Namespace
     torch.set_num_threads(1)
     torch.manual_seed(0)
     layer = ka.PrimalAttention(options.embed_dim, options.num_heads, rank=options.rank, eta=0.1)
-    sent: list[int] = []
     if world > 1:
         dist.init_process_group("gloo", init_method=f"file://{meeting_point}", rank=rank, world_size=world)
-        count_bytes(sent)
         ka.shard_sequence(layer)
     x = part(rank, world, options).requires_grad_()
     before, seconds = peak_resident() / 1e9, []
-    for _ in range(options.steps):
-        layer.zero_grad(set_to_none=True)
-        x.grad = None
-        if world > 1:
-            dist.barrier()
-        start = time.perf_counter()
-        (layer(x).square().mean() + ka.auxiliary_loss(layer)).backward()
-        seconds.append(time.perf_counter() - start)
+    with counted_collectives() as sent:
+        for _ in range(options.steps):
+            layer.zero_grad(set_to_none=True)
+            x.grad = None
+            if world > 1:
+                dist.barrier()
+            start = time.perf_counter()
+            (layer(x).square().mean() + ka.auxiliary_loss(layer)).backward()
+            seconds.append(time.perf_counter() - start)
+    bytes_of_a_step = sum(call.bytes for call in sent) // options.steps
     objective = layer.objective.item()
-    results.put((min(seconds), before, peak_resident() / 1e9, sum(sent) // options.steps, objective))
+    results.put((min(seconds), before, peak_resident() / 1e9, bytes_of_a_step, objective))
     if world > 1:
         dist.destroy_process_group()
 
@@ -116,14 +105,8 @@ def main() -> None:
     rows = []
     for world in options.ranks:
         rows.append(row := measure(world, options))
-        print(
-            f"N {row['length']:,}  ranks {world}  {row['seconds']:.2f} s a step  "
-            f"{row['peak_gigabytes']:.2f} GB a process ({row['gigabytes_before_the_step']:.2f} before it)  "
-            f"{row['bytes_to_collectives']:,} bytes a rank",
-            flush=True,
-        )
-        if abs(row["objective"] / rows[0]["objective"] - 1) > 1e-4:
-            raise SystemExit(f"objectives differ: {row['objective']} and {rows[0]['objective']}")
+        print_row(row, "rank", "ranks")
+        require_equal("objectives", row["objective"], rows[0]["objective"])
     if options.out is not None:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         machine = {"platform": platform.platform(), "torch": torch.__version__, "threads": 1}

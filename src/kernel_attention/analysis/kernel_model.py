@@ -14,6 +14,7 @@ from torch import Tensor
 from kernel_attention.mechanisms.primal.functional import PrimalScores
 from kernel_attention.mechanisms.primal.nested import KernelGrams, kernel_grams
 from kernel_attention.mechanisms.primal.values import PrimalValueAttention, primal_value_attention
+from kernel_attention.tensors.padding import zero_padding
 from kernel_attention.tensors.statistics import exactly, smallest
 
 
@@ -65,9 +66,10 @@ def kernel_model_errors(
         PrimalScores(phi_q, phi_k), v,
         features=(phi_q, phi_k) if kernel.by_row_sums else None, **options,
     )  # fmt: skip
-    both = [layer.scale_heads(heads) for heads in (kernel(q, k, v, **options), exact)]
-    if attention_mask is not None:
-        both = [heads.masked_fill(~attention_mask[:, None, :, None], 0.0) for heads in both]
+    both = [
+        zero_padding(layer.scale_heads(heads), attention_mask)
+        for heads in (kernel(q, k, v, **options), exact)
+    ]
     found, wanted = (exactly(heads).flatten(1) for heads in both)
     output = (found - wanted).norm(dim=1) / _nonzero(wanted.norm(dim=1))
     squares = _model_errors(layer, grams)

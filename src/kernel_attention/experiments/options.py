@@ -499,21 +499,7 @@ class List(Command):
 
 
 _ALL = (
-    *(
-        Init,
-        Train,
-        Evaluate,
-        Predict,
-        Generate,
-        Play,
-        Analyze,
-        Attack,
-        Bench,
-        Record,
-        Reproduce,
-        Sweep,
-        Export,
-    ),
-    *(Compare, List),
-)
+    Init, Train, Evaluate, Predict, Generate, Play, Analyze, Attack, Bench, Record, Reproduce, Sweep, Export,
+    Compare, List,
+)  # fmt: skip
 COMMANDS: dict[str, type[Command]] = {command.__name__.lower(): command for command in _ALL}

@@ -13,7 +13,7 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -222,7 +222,7 @@ def _check_diagnostics(content: Any) -> None:
         numbers += [
             value for values in entry.get("gamma", {}).values() for value in values if value is not None
         ]
-        if not isinstance(entry["notes"], list) or not all(map(_is_finite, numbers)):
+        if not isinstance(entry["notes"], list) or not all(map(is_number, numbers)):
             raise ValueError(f"the figures of layer {entry['name']} are not numbers")
 
 
@@ -269,7 +269,7 @@ def _check_course(content: Any) -> None:
 def _check_episodes(content: Any) -> None:
     _check_object(content)
     groups = [found["returns"] for found in content["played"].values()] + [content["recorded"]]
-    if not all(isinstance(group, list) and group and all(map(_is_finite, group)) for group in groups):
+    if not all(isinstance(group, list) and group and all(map(is_number, group)) for group in groups):
         raise ValueError("the returns are not lists of numbers")
 
 
@@ -279,13 +279,14 @@ def _check_robustness(content: Any) -> None:
     for entry in content["attacks"]:
         _check_object(entry)
         str(entry["attack"]), str(entry["protocol"]), bytes.fromhex(entry["bits"]), bool(entry["transferred"])
-        if not isinstance(entry["cases"], int) or not _is_finite(entry["accuracy"]):
+        if not isinstance(entry["cases"], int) or not is_number(entry["accuracy"]):
             raise ValueError(f"the figures of attack {entry['attack']} are not numbers")
-        if not isinstance(entry["distances"], dict) or not _is_finite(entry["seconds"]):
+        if not isinstance(entry["distances"], dict) or not is_number(entry["seconds"]):
             raise ValueError(f"the distances of attack {entry['attack']} are missing")
-        if not isinstance(entry["options"], dict) or not (entry["eps"] is None or _is_finite(entry["eps"])):
+        if not isinstance(entry["options"], dict) or not (entry["eps"] is None or is_number(entry["eps"])):
             raise ValueError(f"the options of attack {entry['attack']} are not those of an attack")
 
 
-def _is_finite(value: Any) -> bool:
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Whether ``value`` is a finite number (bool, None, NaN and infinities are not)."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

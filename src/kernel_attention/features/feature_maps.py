@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from kernel_attention.errors import InputError
 from kernel_attention.features.softmax_features import SoftmaxPlusFeatures, TaylorFeatures
 from kernel_attention.specs import Spec, SpecReader
+from kernel_attention.tensors.padding import zero_padding
 from kernel_attention.tensors.statistics import accumulation_dtype, exactly, smallest
 from kernel_attention.tensors.unit_rows import unit_rows
 
@@ -59,8 +60,7 @@ def frobenius(x: Tensor, attention_mask: Tensor | None = None, is_causal: bool =
     inputs. Where it is zero, the output is zero and no gradient passes. The causal form sums the squares of a
     prefix without scaling, so its inputs must stay below the square root of the largest number.
     """
-    if attention_mask is not None:
-        x = x.masked_fill(~attention_mask[:, None, :, None], 0.0)
+    x = zero_padding(x, attention_mask)
     if not is_causal:
         x = balanced(x, exactly(x.detach()).abs().amax(dim=(-2, -1), keepdim=True))
     energy = x.to(accumulation_dtype(x.dtype)).square().sum(dim=-1, keepdim=True)

@@ -95,6 +95,15 @@ def is_exporting() -> bool:
     return getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)()
 
 
+def zero_padding(x: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """x (B, N, d) or (B, h, N, p) with zeros at padded tokens, which may hold any value, also NaN."""
+    return x if attention_mask is None else x.masked_fill(~_as_tokens_of(x, attention_mask), 0.0)
+
+
 def _take(x: Tensor, index: Tensor) -> Tensor:
-    index = index[..., None] if x.dim() == 3 else index[:, None, :, None]
-    return x.gather(-2, index.expand_as(x))
+    return x.gather(-2, _as_tokens_of(x, index).expand_as(x))
+
+
+def _as_tokens_of(x: Tensor, by_token: Tensor) -> Tensor:
+    """(B, N) -> what broadcasts to x, (B, N, d) or (B, h, N, p)."""
+    return by_token[..., None] if x.dim() == 3 else by_token[:, None, :, None]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kernel_attention.errors import InputError
-from kernel_attention.tensors.padding import is_exporting, real_first
+from kernel_attention.tensors.padding import is_exporting, real_first, zero_padding
 from kernel_attention.tensors.statistics import exactly, num_real
 
 
@@ -111,7 +111,7 @@ def gather_ranks(x: Tensor, rank: Tensor, attention_mask: Tensor) -> Tensor:
     """The real tokens of the given ranks: x (B, N, d), rank (B, M) int64 -> (B, M, d)."""
     order = real_first(attention_mask)[0]
     # Padding may hold anything, NaN included; a rank past the last real token must still read a finite row.
-    clean = x.masked_fill(~attention_mask[..., None], 0.0)
+    clean = zero_padding(x, attention_mask)
     return clean.gather(1, order.gather(1, rank)[..., None].expand(-1, -1, x.size(-1)))
 
 

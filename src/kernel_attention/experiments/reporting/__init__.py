@@ -1,7 +1,10 @@
 """Reports and tables of finished (and interrupted) runs, and of benchmarks."""
 
-from typing import Any
+from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from kernel_attention.experiments import lazy_names
 from kernel_attention.experiments.reporting.attack_tables import attack_table, shift_lines
 from kernel_attention.experiments.reporting.benchmark_tables import benchmark_tables
 from kernel_attention.experiments.reporting.benchmarks import write_benchmark
@@ -11,6 +14,10 @@ from kernel_attention.experiments.reporting.tables import (
     evaluation_table,
     summary_table,
 )
+
+if TYPE_CHECKING:
+    from kernel_attention.experiments.reporting.course_plots import plot_over_training
+    from kernel_attention.experiments.reporting.diagnostic_plots import plot_diagnostics
 
 __all__ = [
     "attack_table",
@@ -25,15 +32,9 @@ __all__ = [
     "write_report",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    """Import a name on first use: matplotlib takes half a second, and some commands draw nothing."""
-    if name == "plot_diagnostics":
-        from kernel_attention.experiments.reporting.diagnostic_plots import plot_diagnostics
-
-        return plot_diagnostics
-    if name == "plot_over_training":
-        from kernel_attention.experiments.reporting.course_plots import plot_over_training
-
-        return plot_over_training
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+# matplotlib takes half a second to import, and some commands draw nothing.
+__getattr__ = lazy_names(
+    __name__,
+    course_plots=("plot_over_training",),
+    diagnostic_plots=("plot_diagnostics",),
+)

@@ -14,10 +14,10 @@ from kernel_attention.experiments.reporting.formats import (
     format_number,
     format_seeds,
     format_spread,
-    is_number,
     metric_name,
 )
 from kernel_attention.experiments.reporting.records import RunRecord, SeedRecord
+from kernel_attention.experiments.run_folder import is_number
 
 _BASELINES = {
     "data": "recorded episodes",

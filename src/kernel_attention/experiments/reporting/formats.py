@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
-from typing import Any, TypeGuard
+from typing import Any
+
+from kernel_attention.experiments.run_folder import is_number
 
 METRIC_NAMES = {"rmse": "RMSE", "r2": "R²"}
 STAGES = {"train": "training", "val": "validation"}
@@ -41,11 +42,6 @@ def layer_name(path: str) -> str:
     """``layer 1`` for ``encoder.layers.1.attention`` of our models; any other module keeps its path."""
     ours = re.fullmatch(r"(?:encoder\.)?layers\.(\d+)\.attention", path)
     return f"layer {ours[1]}" if ours else path
-
-
-def is_number(value: object) -> TypeGuard[int | float]:
-    """Whether ``value`` is a finite number (bool, None, NaN and infinities are not)."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def format_number(value: object, digits: int = 4) -> str:

@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from kernel_attention.errors import InputError
-from kernel_attention.experiments.reporting.formats import is_number, sentence
-from kernel_attention.experiments.run_folder import RunFolder
+from kernel_attention.experiments.reporting.formats import sentence
+from kernel_attention.experiments.run_folder import RunFolder, is_number
 
 Curve = tuple[np.ndarray, np.ndarray]
 Content = TypeVar("Content")

@@ -20,11 +20,11 @@ from kernel_attention.experiments.reporting.formats import (
     format_seeds,
     format_spread,
     format_value,
-    is_number,
     is_share,
     metric_name,
 )
 from kernel_attention.experiments.reporting.records import RunRecord, read_run
+from kernel_attention.experiments.run_folder import is_number
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -9,13 +9,14 @@ import numpy as np
 
 from kernel_attention.experiments.reporting import html, plots
 from kernel_attention.experiments.reporting.figures import data_uri
-from kernel_attention.experiments.reporting.formats import MISSING, format_metric, is_number, metric_name
+from kernel_attention.experiments.reporting.formats import MISSING, format_metric, metric_name
 from kernel_attention.experiments.reporting.records import RunRecord, SeedRecord
 from kernel_attention.experiments.reporting.segmentation_plots import (
     LEGEND_LIMIT,
     VOID,
     overlay_grid,
 )
+from kernel_attention.experiments.run_folder import is_number
 
 FIGURES = ("mean_iou", "mean_accuracy", "pixel_accuracy")
 PREDICTORS = {

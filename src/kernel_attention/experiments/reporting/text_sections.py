@@ -19,11 +19,11 @@ from kernel_attention.experiments.reporting.formats import (
     format_seeds,
     format_spread,
     format_value,
-    is_number,
     metric_name,
     sentence,
 )
 from kernel_attention.experiments.reporting.records import RunRecord, SeedRecord
+from kernel_attention.experiments.run_folder import is_number
 
 # The figures of a seed, in addition to the headline figure.
 FIGURES = (

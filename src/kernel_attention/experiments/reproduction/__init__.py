@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from kernel_attention.experiments import lazy_names
 from kernel_attention.experiments.reproduction.suite import Cell, Start, Suite, list_suites, read_suite
 
 if TYPE_CHECKING:
@@ -42,25 +42,11 @@ __all__ = [
 ]
 
 # The trainer takes seconds to import, and a list of the suites needs none.
-_HOMES = {
-    "CellState": "run",
-    "Findings": "findings",
-    "Outcome": "workers",
-    "Places": "run",
-    "estimates": "run",
-    "find": "findings",
-    "find_state": "run",
-    "measurements": "measured",
-    "run_cell": "run",
-    "run_cells": "workers",
-    "untrained_starts": "run",
-    "write_page": "page",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(
-            importlib.import_module(f"kernel_attention.experiments.reproduction.{_HOMES[name]}"), name
-        )
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_names(
+    __name__,
+    findings=("Findings", "find"),
+    measured=("measurements",),
+    page=("write_page",),
+    run=("CellState", "Places", "estimates", "find_state", "run_cell", "untrained_starts"),
+    workers=("Outcome", "run_cells"),
+)

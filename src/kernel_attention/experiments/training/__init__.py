@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from kernel_attention.experiments import lazy_names
 from kernel_attention.experiments.training.recipe import (
     PROTOCOLS,
     BaseRecipe,
@@ -43,20 +43,12 @@ __all__ = [
 ]
 
 # torch, Lightning and scikit-learn take seconds to import, and some commands only read recipes.
-_HOMES = {
-    "Experiment": "experiment",
-    "Interrupted": "fit",
-    "Metric": "experiment",
-    "RecipeTask": "module",
-    "RunRecorder": "recorder",
-    "SequenceTask": "module",
-    "evaluate_split": "evaluation",
-    "predict_outputs": "evaluation",
-    "train": "run",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(f"kernel_attention.experiments.training.{_HOMES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_names(
+    __name__,
+    evaluation=("evaluate_split", "predict_outputs"),
+    experiment=("Experiment", "Metric"),
+    fit=("Interrupted",),
+    module=("RecipeTask", "SequenceTask"),
+    recorder=("RunRecorder",),
+    run=("train",),
+)

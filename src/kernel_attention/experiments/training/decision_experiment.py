@@ -31,6 +31,7 @@ from kernel_attention.experiments.data.decisions.batches import (
 from kernel_attention.experiments.data.decisions.episodes import Episodes
 from kernel_attention.experiments.data.decisions.loading import load_decisions
 from kernel_attention.experiments.data.decisions.sets import check_environment_name
+from kernel_attention.experiments.run_folder import is_number
 from kernel_attention.experiments.training.decision_recipe import DecisionRecipe
 from kernel_attention.experiments.training.decision_task import DecisionTask, action_loss
 from kernel_attention.experiments.training.evaluation import batch_outputs
@@ -94,10 +95,10 @@ class DecisionExperiment(Experiment):
             raise InputError(f"{path}: actions are {facts.get('actions')!r}, accepted: continuous, discrete")
         check_environment_name(facts.get("environment"), str(path))
         reference = facts.get("reference")
-        is_pair = isinstance(reference, list) and len(reference) == 2 and all(map(_is_number, reference))
+        is_pair = isinstance(reference, list) and len(reference) == 2 and all(map(is_number, reference))
         is_right = (
             isinstance(facts.get("environment_options"), dict)
-            and _is_number(facts.get("best_return"))
+            and is_number(facts.get("best_return"))
             and (reference is None or (is_pair and reference[0] < reference[1]))
         )
         if not is_right:
@@ -281,7 +282,3 @@ class DecisionExperiment(Experiment):
             total += float(action_loss(outputs, batch)) * steps
             count += steps
         return total / count
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and bool(np.isfinite(value))

@@ -10,11 +10,11 @@ from torch.nn import functional as F
 
 from kernel_attention.experiments.data.decisions.batches import DecisionBatch
 from kernel_attention.experiments.training.decision_recipe import DecisionRecipe
-from kernel_attention.experiments.training.module import RecipeTask
+from kernel_attention.experiments.training.module import SameLossTask
 from kernel_attention.models.policies import Policy
 
 
-class DecisionTask(RecipeTask):
+class DecisionTask(SameLossTask):
     """Mean squared error of the actions, or cross-entropy of discrete ones, over the real steps.
 
     Logs ``train_loss``, ``val_loss``, each J, and the figures of ``played``, if any, prefixed ``val_``.
@@ -35,14 +35,6 @@ class DecisionTask(RecipeTask):
     ) -> None:
         super().__init__(model, recipe)
         self.played = played
-
-    def training_step(self, batch: DecisionBatch) -> Tensor:
-        """Task loss + sum over layers of eta J^2 (Primal-Attention, eq. 10)."""
-        return self.objective(self._log_step("train", batch), batch)
-
-    def validation_step(self, batch: DecisionBatch) -> None:
-        """Log the loss on held-out episodes."""
-        self._log_step("val", batch)
 
     def on_validation_epoch_end(self) -> None:
         if self.played is not None:

@@ -25,7 +25,7 @@ from kernel_attention.experiments.data.texts.vocabulary import (
 from kernel_attention.experiments.robustness import swap_words
 from kernel_attention.experiments.training.experiment import Experiment, Loaders, Metric
 from kernel_attention.experiments.training.language_recipe import LanguageRecipe
-from kernel_attention.experiments.training.module import RecipeTask
+from kernel_attention.experiments.training.module import SameLossTask
 from kernel_attention.experiments.training.step_recorder import StepRecorder
 from kernel_attention.models.causal import CausalLanguageModel
 
@@ -33,16 +33,8 @@ _DIAGNOSED_AT_ONCE = 8
 _EVALUATION_BATCH = 32  # windows at once; the logits of a large vocabulary take most of the memory
 
 
-class LanguageTask(RecipeTask):
+class LanguageTask(SameLossTask):
     """The cross-entropy of the next token, in nats. It logs ``train_loss``, ``val_loss`` and each J."""
-
-    def training_step(self, batch: TextBatch) -> Tensor:
-        """Task loss + sum over layers of eta J^2."""
-        return self.objective(self._log_step("train", batch), batch)
-
-    def validation_step(self, batch: TextBatch) -> None:
-        """Log the loss, a mean over the predicted tokens."""
-        self._log_step("val", batch)
 
     def weight(self, batch: TextBatch) -> int:
         """The predicted tokens."""

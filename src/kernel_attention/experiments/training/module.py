@@ -187,7 +187,23 @@ class AveragedTask(RecipeTask):
             self.average.update_parameters(self.model)
 
 
-class SequenceTask(RecipeTask):
+class SameLossTask(RecipeTask):
+    """A task that measures the batches of training and of evaluation in the same way."""
+
+    def training_step(self, batch: Any) -> Tensor:
+        """Task loss + sum over layers of eta J^2 (Primal-Attention, eq. 10)."""
+        return self.objective(self._log_step("train", batch), batch)
+
+    def validation_step(self, batch: Any) -> None:
+        """Log the figures of a batch."""
+        self._log_step("val", batch)
+
+    @abstractmethod
+    def _log_step(self, stage: str, batch: Any) -> Tensor:
+        """The task's loss, logged with the task's other figures under names that begin with the stage."""
+
+
+class SequenceTask(SameLossTask):
     """Classification (cross-entropy) or regression (mean squared error) of sequences.
 
     Logs per epoch: ``train_loss`` (the task's own), ``train_accuracy`` or ``train_mse``,
@@ -203,10 +219,6 @@ class SequenceTask(RecipeTask):
         super().__init__(model, recipe)
         self.is_regression = is_regression
 
-    def training_step(self, batch: Batch) -> Tensor:
-        """Task loss + sum over layers of eta J^2 (Primal-Attention, eq. 10)."""
-        return self.objective(self._log_step("train", batch), batch)
-
     def part(self, batch: Batch, number: int, parts: int) -> Batch:
         """Every part has a token or more; those beyond the end of a short sequence are padding."""
         x, mask = batch.arguments
@@ -216,10 +228,6 @@ class SequenceTask(RecipeTask):
         first, end = (mask.size(-1) * place // parts for place in (number, number + 1))
         x = x.narrow(mask.dim() - 1, first, end - first)
         return batch._replace(x=x, attention_mask=mask[..., first:end])
-
-    def validation_step(self, batch: Batch) -> None:
-        """Log the task's loss and metric."""
-        self._log_step("val", batch)
 
     def _log_step(self, stage: str, batch: Batch) -> Tensor:
         assert batch.target is not None, "training and evaluation need labelled batches"

@@ -17,7 +17,7 @@ from kernel_attention.experiments.data.positions.task import (
 from kernel_attention.experiments.data.texts.text import IGNORED
 from kernel_attention.experiments.training.evaluation import batch_outputs
 from kernel_attention.experiments.training.experiment import Experiment, Loaders, Metric
-from kernel_attention.experiments.training.module import RecipeTask
+from kernel_attention.experiments.training.module import SameLossTask
 from kernel_attention.experiments.training.position_recipe import PositionRecipe
 from kernel_attention.experiments.training.step_recorder import StepRecorder
 from kernel_attention.models.positions import PositionClassifier
@@ -25,16 +25,8 @@ from kernel_attention.models.positions import PositionClassifier
 _DIAGNOSED_AT_ONCE = 4
 
 
-class PositionLearning(RecipeTask):
+class PositionLearning(SameLossTask):
     """The cross-entropy of the labelled positions. It logs the loss, the accuracy and each J."""
-
-    def training_step(self, batch: PositionBatch) -> Tensor:
-        """Task loss + sum over layers of eta J^2."""
-        return self.objective(self._log_step("train", batch), batch)
-
-    def validation_step(self, batch: PositionBatch) -> None:
-        """Log the loss and the accuracy, means over the labelled positions."""
-        self._log_step("val", batch)
 
     def weight(self, batch: PositionBatch) -> int:
         """The labelled positions."""

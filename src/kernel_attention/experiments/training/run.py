@@ -24,7 +24,7 @@ from kernel_attention.experiments.notes import note
 from kernel_attention.experiments.processor import processor_name
 from kernel_attention.experiments.reporting import write_report
 from kernel_attention.experiments.revision import code_revision
-from kernel_attention.experiments.run_folder import read_json
+from kernel_attention.experiments.run_folder import is_number, read_json
 from kernel_attention.experiments.training.checkpoint import check_checkpoint
 from kernel_attention.experiments.training.data_root import find_data_root, recorded_data_root
 from kernel_attention.experiments.training.experiment import Experiment, Metric
@@ -242,16 +242,12 @@ def _read_result(folder: Path, metric: Metric) -> dict[str, Any]:
     path = folder / "evaluation.json"
     result = read_json(path)
     needed = (metric.name, "loss", "seconds")
-    if not isinstance(result, dict) or not all(_is_finite(result.get(name)) for name in needed):
+    if not isinstance(result, dict) or not all(is_number(result.get(name)) for name in needed):
         raise InputError(
             f"{path}: does not hold the figures of a finished seed ({', '.join(needed)}); without this file "
             "a resumed run measures the seed again"
         )
     return result
-
-
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _versions() -> dict[str, str]:

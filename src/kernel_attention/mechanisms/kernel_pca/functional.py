@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.mechanisms.softmax.functional import softmax_attention
-from kernel_attention.tensors.padding import real_first
+from kernel_attention.tensors.padding import real_first, zero_padding
 from kernel_attention.tensors.statistics import accumulation_dtype, running_mean, valid_ranks
 
 Convention = Literal["released", "paper"]
@@ -34,6 +34,23 @@ class PrincipalPursuit(NamedTuple):
     low_rank: Tensor
     sparse: Tensor
     cleaned: Tensor
+
+
+class PursuitSettings(NamedTuple):
+    """Arguments of ``principal_attention_pursuit``, for the forms that have no dropout."""
+
+    iterations: int
+    lam: float
+    convention: Convention
+    attention_mask: Tensor | None
+    is_causal: bool
+
+    def threshold(self, k: Tensor) -> Tensor:
+        """``pursuit_threshold`` of the keys."""
+        return pursuit_threshold(
+            k, self.lam, convention=self.convention, attention_mask=self.attention_mask,
+            is_causal=self.is_causal,
+        )  # fmt: skip
 
 
 def principal_attention_pursuit(
@@ -94,9 +111,7 @@ def pursuit_steps(
     dropout_p: float = 0.0,
 ) -> PrincipalPursuit:
     """The steps of ``principal_attention_pursuit`` with a given threshold tau, as ``pursuit_threshold``'s."""
-    data = k.to(accumulation_dtype(k.dtype))
-    if attention_mask is not None:
-        data = data.masked_fill(~attention_mask[:, None, :, None], 0.0)
+    data = zero_padding(k.to(accumulation_dtype(k.dtype)), attention_mask)
     low_rank = sparse = cleaned = dual = torch.zeros_like(data)
     for step in range(iterations):
         residual = data - low_rank + dual
@@ -238,7 +253,7 @@ def _matrix_product(s: Tensor, v: Tensor, attention_mask: Tensor | None, is_caus
     # Moving N x p_v values is cheaper than moving the N x N entries of S for every sequence.
     order = real_first(attention_mask)[0][:, None, :, None].expand_as(v)
     ranks = valid_ranks(attention_mask).clamp_min(0)[:, None, :, None].expand_as(v)
-    packed = v.masked_fill(~attention_mask[:, None, :, None], 0.0).gather(2, order)
+    packed = zero_padding(v, attention_mask).gather(2, order)
     return _over_batch(s, packed).gather(2, ranks)
 
 

@@ -1,132 +1,298 @@
-"""RPC-Attention by ``triton_kernels``: the same recursion, one launch a step and a backward pass of its own.
+"""RPC-Attention whose training step keeps one tensor of every step: the low-rank part L_t.
 
-Legend: B batch, h heads, N tokens, p head width.
+Automatic differentiation of ``functional.pursuit_steps`` keeps three: the residual that is clipped, the
+cleaned keys T_t, and L_t. Here the backward pass computes the rest from K and L_1, ..., L_n again, without an
+attention. With E_t = Y_t/mu - L_t and clip(x) = min(max(x, -tau), tau) the recursion is ::
+
+    C_t = clip(K + E_{t-1})
+    T_t = C_t - 2 E_{t-1} - L_{t-1}
+    L_t = softmax(T_t T_t^T / sqrt(p)) V
+    E_t = C_t - 2 L_t + L_{t-1}
+
+One tensor a step is the least that can be kept. A step maps the state (L_{t-1}, Y_{t-1}) to (L_t, Y_t) and
+loses one number of every pair: L_{t-1} + C_t is left, and where C_t is +-tau it does not tell Y_{t-1}, where
+it is K + E_{t-1} the sum is K + Y_{t-1}/mu and does not tell L_{t-1}. What is lost is either kept or comes
+from another attention, two of the seven products of a step with the sequence.
+
+Sequences do not meet in the recursion. So it runs on slices of the batch, or of the heads of one sequence,
+each of which is a node of its own in the graph. The temporary tensors are those of a slice, and a slice's L_t
+are freed as soon as its gradients are there.
+
+A compiler does not look into an operator; an eager call takes the same functions without the operator. Where
+the gradient itself is differentiated, it comes from the formulas.
+
+Legend: B batch, h heads, N tokens, p head width, d = h p.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from kernel_attention.errors import InputError
-from kernel_attention.mechanisms.kernel_pca.functional import Convention, pursuit_steps, pursuit_threshold
-from kernel_attention.tensors.recompute import differentiable_gradients, differentiable_leaves
-from kernel_attention.tensors.statistics import without_autocast
+from kernel_attention.mechanisms.kernel_pca.functional import PursuitSettings, pursuit_steps
+from kernel_attention.tensors.affine import autocast
+from kernel_attention.tensors.fused_softmax import (
+    additive_mask,
+    attention_gradients,
+    attention_with_lse,
+    empty_by_token,
+)
+from kernel_attention.tensors.padding import compaction, zero_padding
+from kernel_attention.tensors.recompute import (
+    differentiable_gradients,
+    differentiable_leaves,
+    needs_operator,
+)
+from kernel_attention.tensors.statistics import exactly, without_autocast
+
+_SLICE = 2**15  # the least numbers of K in a slice: below, the calls would weigh
 
 
-class _Call(NamedTuple):
-    """What is not differentiated."""
-
-    iterations: int
-    mask: Tensor | None
-    is_causal: bool
-
-
-def rpc_attention_by_kernels(
-    k: Tensor,
-    v: Tensor,
-    *,
-    q: Tensor | None = None,
-    iterations: int = 4,
-    lam: float = 4.0,
-    convention: Convention = "released",
-    attention_mask: Tensor | None = None,
-    is_causal: bool = False,
+def fused_rpc_attention(
+    k: Tensor, v: Tensor, settings: PursuitSettings, *, q: Tensor | None = None
 ) -> Tensor:
-    """``rpc_attention`` in Triton, with zeros at padded tokens.
+    """``rpc_attention`` on a CPU without dropout, with n + 2 tensors of the size of K kept for its gradients.
 
-    It keeps L of every step, and computes the rest of the recursion again in the backward pass. Products are
-    in the precision of the input and accumulate in float32; those of float32 are exact unless PyTorch allows
-    TF32. Where the gradient itself is differentiated, it comes from the formulas.
-
-    Args:
-        k: keys, (B, h, N, p) in float32, bfloat16 or float16, p at most 128.
-        v: values, (B, h, N, p).
-        q: queries, (B, h, N, p); None: the cleaned keys attend to themselves.
-        iterations: n.
-        lam: lambda.
-        convention: which threshold to use.
-        attention_mask: (B, N), True = real token.
-        is_causal: row i reads rows 0..i only.
-
-    Raises:
-        InputError: for another precision, or wider heads.
+    Outputs of padded tokens are zero where it is causal.
     """
-    from kernel_attention.mechanisms.kernel_pca import triton_kernels  # only where its kernels are asked for
+    mask = settings.attention_mask
+    v, q = autocast(v), None if q is None else autocast(q)
+    with without_autocast(k):
+        k = zero_padding(k, mask)
+        if mask is None or not settings.is_causal:
+            return _in_slices(q, k, v, settings.threshold(k), settings)
+        # Right padding lies in the future of all real tokens, so that the causal form needs no mask.
+        v, q = zero_padding(v, mask), None if q is None else zero_padding(q, mask)
+        moved = compaction(mask)
+        if moved is not None:
+            k, v, q = moved.apply(k), moved.apply(v), None if q is None else moved.apply(q)
+            settings = settings._replace(attention_mask=moved.attention_mask)
+        out = _in_slices(q, k, v, settings.threshold(k), settings._replace(attention_mask=None))
+        return zero_padding(out if moved is None else moved.undo(out), mask)
 
-    if k.dtype not in triton_kernels.DTYPES:
-        raise InputError(f"impl='triton': x has dtype {k.dtype}, it takes float32, bfloat16 and float16")
-    if k.size(3) > triton_kernels.LARGEST_HEAD:
-        raise InputError(f"impl='triton': head width {k.size(3)} exceeds {triton_kernels.LARGEST_HEAD}")
-    threshold = pursuit_threshold(
-        k, lam, convention=convention, attention_mask=attention_mask, is_causal=is_causal
-    )
-    call = _Call(iterations, attention_mask, is_causal)
-    return _Pursuit.apply(q, k, v, threshold, call)
+
+def _in_slices(
+    q: Tensor | None, k: Tensor, v: Tensor, threshold: Tensor, settings: PursuitSettings
+) -> Tensor:
+    """L_n of queries or None, keys that are zero at padded tokens, values and tau."""
+    iterations, _, _, mask, is_causal = settings
+    if needs_operator(k):
+        return _pursuit(q, k, v, threshold, mask, iterations, is_causal)[0]
+    sequences, heads = _slice_size(k, iterations)
+    # Token by token, as the heads come from their projection and go to the next.
+    rows = []
+    for *row, own_mask in zip(*(_split(x, sequences, 0) for x in (q, k, v, threshold, mask)), strict=False):
+        parts = [
+            _EagerPursuit.apply(*part, own_mask, iterations, is_causal).transpose(1, 2)
+            for part in zip(*(_split(x, heads, 1) for x in row), strict=False)
+        ]
+        rows.append(parts[0] if len(parts) == 1 else torch.cat(parts, dim=2))
+    return (rows[0] if len(rows) == 1 else torch.cat(rows)).transpose(1, 2)
 
 
-class _Pursuit(torch.autograd.Function):
-    """Queries or None, keys, values and the threshold -> L_n, all (B, h, N, p) and tau (B, h, 1 or N, 1)."""
+def _split(x: Tensor | None, size: int, dim: int) -> Iterable[Tensor | None]:
+    if x is None:
+        return itertools.repeat(None)
+    return (x,) if size >= x.size(dim) else x.split(size, dim)
+
+
+def _slice_size(k: Tensor, iterations: int) -> tuple[int, int]:
+    """The sequences, and of each the heads, of a slice. There are as many slices as steps.
+
+    The temporary tensors, some ten of a slice's size, then take less the more is kept. A thread of the
+    attention works on one head at a time, so the heads of a slice are a multiple of the threads.
+    """
+    batch, heads, length, width = k.shape
+    threads = torch.get_num_threads()
+    size = max(batch * heads // iterations, math.ceil(_SLICE / (length * width)), threads)
+    part = math.ceil(size / threads) * threads
+    if part < heads and heads % part == 0:
+        return 1, part
+    alone = threads // math.gcd(threads, heads)
+    return math.ceil(size / (alone * heads)) * alone, heads
+
+
+def _forward(
+    q: Tensor | None, k: Tensor, v: Tensor, threshold: Tensor, mask: Tensor | None, iterations: int,
+    is_causal: bool,
+) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
+    """L_n, and L_1, ..., L_{n-1} followed by the n logsumexps of the logits."""
+    return _pursue(q, k, v, threshold, mask, iterations, is_causal, keep=True)
+
+
+def _pursue(
+    q: Tensor | None, k: Tensor, v: Tensor, threshold: Tensor, mask: Tensor | None, iterations: int,
+    is_causal: bool, *, keep: bool,
+) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
+    """As ``_forward``; without ``keep`` the list is empty."""
+    data, scale, added = exactly(k), k.size(3) ** -0.5, additive_mask(_of_keys(mask), v)
+    low: Tensor | None = None
+    offset: Tensor | None = None
+    lows, sums = [], []
+    for step in range(iterations):
+        clipped = _clip(data, offset, threshold)
+        keys = _cleaned(clipped, offset, low).to(v.dtype)
+        before = low
+        low, lse = attention_with_lse(keys if q is None else q, keys, v, added, is_causal, scale)
+        del keys
+        if keep:
+            lows.append(low)
+            sums.append(lse)
+        if step < iterations - 1:
+            offset = _next_offset(clipped, low, before)
+    assert low is not None
+    return low, [*lows[:-1], *sums]
+
+
+def _clip(data: Tensor, offset: Tensor | None, threshold: Tensor) -> Tensor:
+    """C_t from E_{t-1}."""
+    residual = data if offset is None else data + offset
+    return residual.clamp(-threshold, threshold)
+
+
+def _cleaned(clipped: Tensor, offset: Tensor | None, low: Tensor | None) -> Tensor:
+    """T_t from C_t, E_{t-1} and L_{t-1}, which are zero before the first step."""
+    return clipped if offset is None or low is None else clipped.sub(offset, alpha=2).sub_(low)
+
+
+def _next_offset(clipped: Tensor, low: Tensor, before: Tensor | None) -> Tensor:
+    """E_t from C_t, in place, L_t and L_{t-1}."""
+    offset = clipped.sub_(low, alpha=2)
+    return offset if before is None else offset.add_(before)
+
+
+def _gradients(
+    grad: Tensor, q: Tensor | None, k: Tensor, v: Tensor, threshold: Tensor, mask: Tensor | None,
+    low: Tensor, kept: Sequence[Tensor], is_causal: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """By queries (empty without), keys, values and threshold; ``kept`` is ``_forward``'s list."""
+    steps = (len(kept) + 1) // 2
+    lows, sums = [*kept[: steps - 1], low], kept[steps - 1 :]
+    data, scale, added = exactly(k), k.size(3) ** -0.5, additive_mask(_of_keys(mask), v)
+    by_queries = by_data = by_values = by_offset = None
+    by_threshold = torch.zeros_like(threshold)
+    by_low = grad
+    for step, offset in _offsets_backwards(data, threshold, lows):
+        clipped = _clip(data, offset, threshold)
+        # The direction in which the residual is cut off, 0 where it is not.
+        sign = (data - clipped if offset is None else (data + offset).sub_(clipped)).sign_()
+        keys = _cleaned(clipped, offset, lows[step - 1] if step else None).to(v.dtype)
+        del clipped, offset
+        to_queries, to_keys, to_values = attention_gradients(
+            by_low.to(v.dtype), keys if q is None else q, keys, v, lows[step], sums[step], added, is_causal,
+            scale,
+        )  # fmt: skip
+        del keys, by_low
+        by_values = to_values if by_values is None else by_values.add_(to_values)
+        by_cleaned = exactly(to_keys)
+        if q is None:
+            by_cleaned.add_(to_queries)
+        else:
+            by_queries = to_queries if by_queries is None else by_queries.add_(to_queries)
+        del to_queries, to_keys, to_values
+        by_residual = by_cleaned.clone() if by_offset is None else by_cleaned + by_offset  # of C_t so far
+        by_threshold += (by_residual * sign).sum_to_size(threshold.shape)
+        by_residual.masked_fill_(sign != 0, 0.0)
+        del sign
+        if step:
+            by_low = -by_cleaned if by_offset is None else by_offset.sub_(by_cleaned)
+            by_offset = by_cleaned.mul_(-2).add_(by_residual)  # of E_{t-1}
+            by_low.sub_(by_offset, alpha=2)
+        by_data = by_residual if by_data is None else by_data.add_(by_residual)
+        del by_cleaned, by_residual
+    assert by_data is not None and by_values is not None  # noqa: PT018
+    if by_queries is None:
+        by_queries = k.new_empty(0)
+    return by_queries, by_data.to(k.dtype), by_values, by_threshold
+
+
+def _offsets_backwards(
+    data: Tensor, threshold: Tensor, lows: Sequence[Tensor]
+) -> Iterator[tuple[int, Tensor | None]]:
+    """(t, E_t) for t = n - 1, ..., 0. At most 2 sqrt(n) of them exist at a time, and each is made twice."""
+    stride = math.ceil(math.sqrt(len(lows)))
+
+    def following(step: int, offset: Tensor | None) -> Tensor:
+        clipped = _clip(data, offset, threshold)
+        return _next_offset(clipped, lows[step], lows[step - 1] if step else None)
+
+    firsts: list[Tensor | None] = [None]
+    for start in range(0, len(lows) - stride, stride):
+        offset = firsts[-1]
+        for step in range(start, start + stride):
+            offset = following(step, offset)
+        firsts.append(offset)
+    offset = None
+    for start in reversed(range(0, len(lows), stride)):
+        offsets = [firsts.pop()]
+        last = min(start + stride, len(lows)) - 1
+        for step in range(start, last):
+            offsets.append(following(step, offsets[-1]))
+        for step in range(last, start - 1, -1):
+            yield step, offsets.pop()
+
+
+def _of_keys(mask: Tensor | None) -> Tensor | None:
+    return None if mask is None else mask[:, None, None, :]
+
+
+_pursuit = torch.library.custom_op("kernel_attention::rpc_attention", _forward, mutates_args=())
+_pursuit_backward = torch.library.custom_op(
+    "kernel_attention::rpc_attention_backward", _gradients, mutates_args=()
+)
+_pursuit.register_fake(_forward)
+
+
+@_pursuit_backward.register_fake
+def _(
+    grad: Tensor, q: Tensor | None, k: Tensor, v: Tensor, threshold: Tensor, *_: object
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    by_queries = k.new_empty(0) if q is None else empty_by_token(q)
+    return by_queries, empty_by_token(k), empty_by_token(v), torch.empty_like(threshold)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, list[Tensor]]) -> None:
+    *tensors, ctx.iterations, ctx.is_causal = inputs
+    ctx.save_for_backward(*tensors, output[0], *output[1])
+    ctx.set_materialize_grads(False)
+
+
+def _pull_back(
+    ctx: Any, grad: Tensor | None, _: object, gradients: Callable[..., Any] = _pursuit_backward
+) -> tuple[Tensor | None, ...]:
+    if grad is None:
+        return (None,) * 7
+    q, k, v, threshold, mask, low, *kept = ctx.saved_tensors
+    with without_autocast(k):
+        if torch.is_grad_enabled():
+            needed = ctx.needs_input_grad[:4]
+            leaves = differentiable_leaves((q, k, v, threshold), needed)
+            queries, *others = leaves
+            y = pursuit_steps(
+                *others, q=queries, iterations=ctx.iterations, attention_mask=mask, is_causal=ctx.is_causal
+            ).low_rank
+            return *differentiable_gradients((y,), leaves, needed, (grad,)), None, None, None
+        found = gradients(grad, q, k, v, threshold, mask, low, kept, ctx.is_causal)
+    return (None if q is None else found[0], *found[1:], None, None, None)
+
+
+_pursuit.register_autograd(_pull_back, setup_context=_keep)
+
+
+class _EagerPursuit(torch.autograd.Function):
+    """The operator's functions, called as they are; L_n alone is an output."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor | None, k: Tensor, v: Tensor, threshold: Tensor, call: _Call) -> Tensor:
-        from kernel_attention.mechanisms.kernel_pca import triton_kernels
-
-        with torch.cuda.device_of(k):
-            pursuit = triton_kernels.pursue(
-                *_arguments(q, k, v, threshold, call), iterations=call.iterations, is_causal=call.is_causal,
-                keep=any(ctx.needs_input_grad),
-            )  # fmt: skip
-        ctx.save_for_backward(q, k, v, threshold, *pursuit)
-        ctx.call = call
-        return pursuit.low_rank.transpose(1, 2)
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        output = _pursue(*inputs, keep=any(ctx.needs_input_grad))
+        _keep(ctx, inputs, output)
+        return output[0]
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        from kernel_attention.mechanisms.kernel_pca import triton_kernels
-
-        q, k, v, threshold, *kept = ctx.saved_tensors
-        call: _Call = ctx.call
-        with without_autocast(k):
-            if torch.is_grad_enabled():
-                needed = ctx.needs_input_grad[:4]
-                leaves = differentiable_leaves((q, k, v, threshold), needed)
-                outputs = (_formulas(call, *leaves),)
-                return *differentiable_gradients(outputs, leaves, needed, (grad,)), None
-            found = triton_kernels.pull_back(
-                _by_token(grad.to(k.dtype), call.mask), triton_kernels.KeptSteps(*kept),
-                *_arguments(q, k, v, threshold, call), is_causal=call.is_causal,
-            )  # fmt: skip
-        by_row = found.threshold[..., None]
-        return (
-            None if q is None or found.queries is None else found.queries.transpose(1, 2).to(q.dtype),
-            found.data.transpose(1, 2).to(k.dtype),
-            found.values.transpose(1, 2).to(v.dtype),
-            by_row if call.is_causal else by_row.sum(dim=2, keepdim=True),
-            None,
-        )
-
-
-def _arguments(
-    q: Tensor | None, k: Tensor, v: Tensor, threshold: Tensor, call: _Call
-) -> tuple[Tensor | None, Tensor, Tensor, Tensor, Tensor | None]:
-    """Queries, data, values, threshold and mask as the kernels read them."""
-    queries = None if q is None else _by_token(q, call.mask)
-    mask = None if call.mask is None else call.mask.to(torch.uint8).contiguous()
-    return queries, _by_token(k, call.mask), _by_token(v, call.mask), threshold.flatten(2).contiguous(), mask
-
-
-def _by_token(x: Tensor, mask: Tensor | None) -> Tensor:
-    """(B, h, N, p) -> (B, N, h, p), contiguous, zero at padded tokens."""
-    x = x.transpose(1, 2)
-    return x.contiguous() if mask is None else x.masked_fill(~mask[..., None, None], 0.0).contiguous()
-
-
-def _formulas(call: _Call, q: Tensor | None, k: Tensor, v: Tensor, threshold: Tensor) -> Tensor:
-    """The output of ``_Pursuit``, from differentiable operations."""
-    out = pursuit_steps(
-        k, v, threshold, q=q, iterations=call.iterations, attention_mask=call.mask, is_causal=call.is_causal
-    ).low_rank
-    return out if call.mask is None else out.masked_fill(~call.mask[:, None, :, None], 0.0)
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        return _pull_back(ctx, grads[0], None, _gradients)

@@ -20,11 +20,12 @@ from kernel_attention.mechanisms.kernel_pca.functional import (
     CONVENTIONS,
     Convention,
     PrincipalPursuit,
+    PursuitSettings,
     principal_attention_pursuit,
     scaled_attention,
 )
-from kernel_attention.mechanisms.kernel_pca.fused import rpc_attention_by_kernels
-from kernel_attention.mechanisms.kernel_pca.operators import fused_rpc_attention
+from kernel_attention.mechanisms.kernel_pca.fused import fused_rpc_attention
+from kernel_attention.mechanisms.kernel_pca.triton_autograd import rpc_attention_by_kernels
 from kernel_attention.mechanisms.softmax.functional import softmax_attention
 from kernel_attention.memory_limit import require_parameters
 from kernel_attention.tensors.fused_softmax import has_cpu_kernel
@@ -116,8 +117,10 @@ class RobustPrincipalAttention(AttentionLayer):
         if form == "reference":
             low_rank = self.pursuit(x, attention_mask=attention_mask, is_causal=is_causal).low_rank
         else:
+            k, v, q = self._projected(x)
+            settings = PursuitSettings(self.iterations, self.lam, self.convention, attention_mask, is_causal)
             attend = rpc_attention_by_kernels if form == "triton" else fused_rpc_attention
-            low_rank = attend(**self._pursuit_of(x, attention_mask, is_causal))
+            low_rank = attend(k, v, settings, q=q)
         return self.out_proj(self.merge_heads(low_rank))
 
     def why_not_heads(self) -> str | None:
@@ -134,12 +137,8 @@ class RobustPrincipalAttention(AttentionLayer):
         is_causal: bool = False,
     ) -> Tensor:
         """The last L of the pursuit of given keys; symmetric attention cleans and reads the queries."""
-        arguments = self._pursuit_arguments(
-            q if self.symmetric else k, v, None if self.symmetric else q, attention_mask, is_causal
-        )
-        return principal_attention_pursuit(
-            **arguments, dropout_p=self.dropout if self.training else 0.0
-        ).low_rank
+        k, queries = (q, None) if self.symmetric else (k, q)
+        return self._pursue(k, v, queries, attention_mask, is_causal).low_rank
 
     def plan(self, x: Tensor, *, is_causal: bool = False, compiled: bool | None = None) -> LayerPlan:
         """Which form runs, and why; the Triton kernels with ``impl="triton"`` alone."""
@@ -163,30 +162,20 @@ class RobustPrincipalAttention(AttentionLayer):
         self, x: Tensor, *, attention_mask: Tensor | None = None, is_causal: bool = False
     ) -> PrincipalPursuit:
         """L, S and T of the last step, each (B, h, N, p); S is what the layer takes for corruption."""
-        dropout = self.dropout if self.training else 0.0
-        return principal_attention_pursuit(
-            **self._pursuit_of(x, attention_mask, is_causal), dropout_p=dropout
-        )
+        return self._pursue(*self._projected(x), attention_mask, is_causal)
 
-    def _pursuit_of(self, x: Tensor, attention_mask: Tensor | None, is_causal: bool) -> dict[str, Any]:
-        """What the pursuit of an input takes."""
-        k, v = self.split_heads(self.k_proj(x)), self.split_heads(self.v_proj(x))
-        return self._pursuit_arguments(k, v, self._queries(x), attention_mask, is_causal)
+    def _projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Keys, values and queries."""
+        return self.split_heads(self.k_proj(x)), self.split_heads(self.v_proj(x)), self._queries(x)
 
-    def _pursuit_arguments(
+    def _pursue(
         self, k: Tensor, v: Tensor, q: Tensor | None, attention_mask: Tensor | None, is_causal: bool
-    ) -> dict[str, Any]:
-        """What the pursuit takes, by PyTorch's operations and by kernels."""
-        return {
-            "k": k,
-            "v": v,
-            "q": q,
-            "iterations": self.iterations,
-            "lam": self.lam,
-            "convention": self.convention,
-            "attention_mask": attention_mask,
-            "is_causal": is_causal,
-        }
+    ) -> PrincipalPursuit:
+        return principal_attention_pursuit(
+            k, v, q=q, iterations=self.iterations, lam=self.lam, convention=self.convention,
+            attention_mask=attention_mask, is_causal=is_causal,
+            dropout_p=self.dropout if self.training else 0.0,
+        )  # fmt: skip
 
     def kernel_matrix(self, x: Tensor, *, attention_mask: Tensor | None = None) -> Tensor:
         """The attention matrix of the last step, (B, h, N, N); for analysis, O(N^2)."""

@@ -16,9 +16,9 @@ from torch import Tensor
 from kernel_attention.core.sequence_group import SequenceGroup
 from kernel_attention.features.feature_maps import FeatureMap, cosine, elu
 from kernel_attention.features.softmax_features import SoftmaxPlusFeatures
-from kernel_attention.mechanisms.linear.fused import causal_sums_by_kernels
+from kernel_attention.mechanisms.linear.triton_autograd import causal_sums_by_kernels
 from kernel_attention.tensors.blocks import by_offset, completed, for_each_offset, from_offset
-from kernel_attention.tensors.padding import in_blocks
+from kernel_attention.tensors.padding import in_blocks, zero_padding
 from kernel_attention.tensors.statistics import accumulation_dtype, divide, exactly
 
 
@@ -65,8 +65,7 @@ def linear_attention(
     else:
         phi_q = feature_map(q, query_mask, is_causal)
         phi_k = feature_map(k, attention_mask, is_causal)
-    if attention_mask is not None:
-        phi_k = phi_k.masked_fill(~attention_mask[:, None, :, None], 0.0)
+    phi_k = zero_padding(phi_k, attention_mask)
     if group is not None:
         return _over_ranks(phi_q, phi_k, v, group, normalize, is_causal)
     if not is_causal:
@@ -140,7 +139,5 @@ def cosine_attention(
     computed first, and the causal form carries the p x p_v state from chunk to chunk.
     """
     phi_q, phi_k = cosine(q), cosine(k)
-    if attention_mask is not None:
-        phi_k = phi_k.masked_fill(~attention_mask[:, None, :, None], 0.0)
-        v = v.masked_fill(~attention_mask[:, None, :, None], 0.0)
+    phi_k, v = zero_padding(phi_k, attention_mask), zero_padding(v, attention_mask)
     return causal_product(phi_q, phi_k, v) if is_causal else phi_q @ (phi_k.mT @ v)

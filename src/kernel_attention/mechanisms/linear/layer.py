@@ -96,7 +96,3 @@ class LinearAttention(QueryKeyValueAttention):
         if self.kernel.impl == "triton" and not is_causal:
             return LayerPlan("reference", "the kernels are those of the causal sum")
         return choose_form(self.kernel.impl, x, None, {}, is_sharded=False, compiled=compiled)
-
-    def extra_repr(self) -> str:
-        """The options, for print(model)."""
-        return f"{self.embed_dim}, {self.num_heads}"

@@ -74,6 +74,13 @@ class ReadsModes(AttentionLayer):
     def draw_weights(self) -> None:
         """Draw what the layer has between its inputs' projections and ``concat``, for its constructor too."""
 
+    def attend(
+        self, x: Tensor, context: Tensor | None, attention_mask: Tensor | None, is_causal: bool
+    ) -> Tensor:
+        """``concat`` of the scores of every mode on checked arguments, (B, N, d)."""
+        scores = torch.cat(self.scores(x, attention_mask=attention_mask), dim=-1)
+        return self.out_proj(self.merge_heads(self.concat(scores)))
+
     def sequences(self, x: Tensor) -> list[Tensor]:
         """The input of each mode: D tensors (B, h, N, p)."""
         modes = [self.q_proj(x), self.k_proj(x)]

@@ -74,13 +74,6 @@ class DualMultilinearAttention(ReadsModes):
         self.memory_limit = memory_limit
         self.add_outputs(self.rank, bias, device, dtype)
 
-    def attend(
-        self, x: Tensor, context: Tensor | None, attention_mask: Tensor | None, is_causal: bool
-    ) -> Tensor:
-        """Multilinear attention in the dual on checked arguments, (B, N, d)."""
-        scores = torch.cat(self.scores(x, attention_mask=attention_mask), dim=-1)
-        return self.out_proj(self.merge_heads(self.concat(scores)))
-
     def why_not_causal(self) -> str | None:
         """There is no causal form, because the decomposition reads the whole sequence."""
         return "every token reads singular vectors of the whole sequence; use 'multilinear', the primal form"

@@ -28,6 +28,7 @@ from kernel_attention.mechanisms.multilinear.objective import core_penalty, kmls
 from kernel_attention.memory_limit import require_parameters
 from kernel_attention.tensors.kernel_tensors import multilinear_kernel
 from kernel_attention.tensors.multilinear import mlsvd_core, multilinear_factors
+from kernel_attention.tensors.padding import zero_padding
 from kernel_attention.tensors.sampling import Samples, grid_row, part_positions, sample_rows, sampled_rows
 from kernel_attention.tensors.statistics import accumulation_dtype, exactly, num_real
 
@@ -304,8 +305,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
         if self.variant == "data_dependent":
             return None
         features = [self.feature_map(sequence, attention_mask, False) for sequence in self.sequences(x)]
-        if attention_mask is not None:
-            features = [phi.masked_fill(~attention_mask[:, None, :, None], 0.0) for phi in features]
+        features = [zero_padding(phi, attention_mask) for phi in features]
         return multilinear_kernel(features, self.compatibility)
 
     def penalty(self) -> Tensor | None:

@@ -104,13 +104,6 @@ class TensorAttention(ReadsModes):
         if self.core is not None:
             nn.init.normal_(self.core)
 
-    def attend(
-        self, x: Tensor, context: Tensor | None, attention_mask: Tensor | None, is_causal: bool
-    ) -> Tensor:
-        """Tensor attention on checked arguments, (B, N, d)."""
-        scores = torch.cat(self.scores(x, attention_mask=attention_mask), dim=-1)
-        return self.out_proj(self.merge_heads(self.concat(scores)))
-
     def why_not_causal(self) -> str | None:
         """There is no causal form: a slice's softmax reads the whole sequence."""
         return "every score reads the whole sequence"

@@ -60,7 +60,3 @@ class SparseAttention(QueryKeyValueAttention):
         )
         self.dropout = dropout
         self.add_projections(bias, device=device, dtype=dtype)
-
-    def extra_repr(self) -> str:
-        """The options, for print(model)."""
-        return f"{self.embed_dim}, {self.num_heads}"

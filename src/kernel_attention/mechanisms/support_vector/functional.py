@@ -21,6 +21,7 @@ from torch import Tensor
 
 from kernel_attention.core.sequence_group import SequenceGroup
 from kernel_attention.tensors.blocks import completed, softmax_over_blocks
+from kernel_attention.tensors.padding import zero_padding
 from kernel_attention.tensors.pooling import Pooling, pool, pool_mask, running_pool
 from kernel_attention.tensors.statistics import accumulation_dtype, num_real, running_mean
 
@@ -84,8 +85,7 @@ def _mean(x: Tensor, attention_mask: Tensor | None, group: SequenceGroup | None 
     """Over the real keys: (B, h, S, p) -> (B, h, 1, p), in float32 for 16-bit inputs."""
     dtype = accumulation_dtype(x.dtype)
     if group is not None:
-        if attention_mask is not None:
-            x = x.masked_fill(~attention_mask[:, None, :, None], 0.0)
+        x = zero_padding(x, attention_mask)
         count = group.places(num_real(x[:, 0], attention_mask))[1].clamp_min(1)
         return group.total(x.sum(dim=2, keepdim=True, dtype=dtype)) / count[:, None, None, None]
     if attention_mask is None:

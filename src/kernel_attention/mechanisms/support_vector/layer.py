@@ -132,6 +132,7 @@ class SupportVectorAttention(QueryKeyValueAttention):
     """
 
     beta: float | nn.Parameter
+    k_proj: nn.Linear
 
     def __init__(
         self,
@@ -235,14 +236,12 @@ class SupportVectorAttention(QueryKeyValueAttention):
         as_matrix: bool = False,
     ) -> Iterator[Tensor]:
         """The outputs of the heads, (B, heads, N, p); heads of one factor form a group."""
-        assert self.k_proj is not None
-        options = {"query_mask": mask if is_self else None, "is_causal": is_causal}
         if self.convolution is not None:
             for_q, for_k, for_v = self.convolution.before(x, mask, is_causal)
             queries, keys = self.convolution.after(self.q_proj(for_q), self.k_proj(for_k), mask, is_causal)
             q, k = self.split_heads(queries), self.split_heads(keys)
             v = identity_values(k) if as_matrix else self.split_heads(self.v_proj(for_v))
-            yield self._expand(q, k, v, attention_mask=mask, **options)
+            yield self._expand(q, k, v, mask, is_causal, is_self)
             return
         q = self.split_heads(self.q_proj(x))
         for heads, factor in head_groups(self.factors):
@@ -252,8 +251,7 @@ class SupportVectorAttention(QueryKeyValueAttention):
                 v = pool(identity_values(q[:, heads]), factor, mask=None if mask is None else mask[:, None])
             else:
                 v = self.project_heads(self.v_proj, pooled, heads)
-            mask_of_keys = None if mask is None else pool_mask(mask, factor)
-            yield self._expand(q[:, heads], k, v, factor=factor, attention_mask=mask_of_keys, **options)
+            yield self._expand(q[:, heads], k, v, mask, is_causal, is_self, factor)
 
     def why_not_heads(self) -> str | None:
         """A reason where what comes before the projections does not commute with them."""
@@ -278,16 +276,7 @@ class SupportVectorAttention(QueryKeyValueAttention):
                 else pool(x[:, heads], factor, self.pooling, mask=mask_of_heads)
                 for x in (k, v)
             )
-            out = self._expand(
-                q[:, heads],
-                k_pooled,
-                v_pooled,
-                factor=factor,
-                attention_mask=None if mask is None else pool_mask(mask, factor),
-                query_mask=mask if is_self else None,
-                is_causal=is_causal,
-            )
-            outs.append(out)
+            outs.append(self._expand(q[:, heads], k_pooled, v_pooled, mask, is_causal, is_self, factor))
         return outs[0] if len(outs) == 1 else torch.cat(outs, dim=1)
 
     def why_not_context(self) -> str | None:
@@ -364,7 +353,6 @@ class SupportVectorAttention(QueryKeyValueAttention):
             window = tuple(last_rows(row, lengths, size) for row in rows)
             memory = self.kernel.read_memory(q, k, v, lengths)
             return SupportVectorState(position, (HeadsState(memory),), window)
-        assert self.k_proj is not None
         q, heads = self.split_heads(self.q_proj(x)), []
         for group, factor in head_groups(self.factors):
             pooled = self.pool_tokens(x, factor, None, True)
@@ -383,7 +371,6 @@ class SupportVectorAttention(QueryKeyValueAttention):
         self, x: Tensor, q: Tensor, group: slice, factor: int, state: HeadsState, position: Position
     ) -> tuple[Tensor, HeadsState]:
         """One token for the heads of one factor: their output (B, heads, 1, p), and their state."""
-        assert self.k_proj is not None
         block, moments = state.open_block, state.moments
         if block is not None:
             x, block = add_to_block(x, block, position, factor, self.pooling, self._pool_kernel(factor))
@@ -398,13 +385,11 @@ class SupportVectorAttention(QueryKeyValueAttention):
     def _convolved_rows(self, x: Tensor) -> list[Tensor]:
         """The input of the convolution: tokens where separable, else queries and keys; (B, N, d) each."""
         assert self.convolution is not None
-        assert self.k_proj is not None
         return [x] if self.convolution.weights == "separable" else [self.q_proj(x), self.k_proj(x)]
 
     def _convolve(self, rows: list[Tensor], x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of the tokens in ``rows``; x where values are not convolved."""
         assert self.convolution is not None
-        assert self.k_proj is not None
         if self.convolution.weights == "separable":
             for_q, for_k, for_v = self.convolution.before(rows[0], None, True)
             return self.q_proj(for_q), self.k_proj(for_k), self.v_proj(for_v)
@@ -415,7 +400,11 @@ class SupportVectorAttention(QueryKeyValueAttention):
         """The learnt pooling kernel of a factor, (d, factor); None where there is none."""
         return None if self.pool_kernels is None or factor == 1 else self.pool_kernels[str(factor)]
 
-    def _expand(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    def _expand(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, is_self: bool,
+        factor: int = 1,
+    ) -> Tensor:  # fmt: skip
+        """The outputs of heads whose keys and values are pooled by ``factor``; the mask is that of tokens."""
         return support_vector_attention(
             q,
             k,
@@ -427,7 +416,10 @@ class SupportVectorAttention(QueryKeyValueAttention):
             normalize=self.normalize,
             eps=self.eps,
             dropout_p=self.dropout if self.training else 0.0,
-            **options,
+            factor=factor,
+            attention_mask=None if mask is None else pool_mask(mask, factor),
+            query_mask=mask if is_self else None,
+            is_causal=is_causal,
         )
 
     def pool_tokens(self, x: Tensor, factor: int, mask: Tensor | None, is_causal: bool) -> Tensor:

@@ -13,6 +13,7 @@ from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.memory_limit import require_parameters
 from kernel_attention.tensors.convolution import convolve_grid, convolve_sequence
+from kernel_attention.tensors.padding import zero_padding
 
 ConvWeights = Literal["shared", "separate", "separable"]
 _KERNEL_SIZES = {"1d": 5, "2d": 2}  # of the paper's experiments
@@ -89,7 +90,7 @@ class TokenConvolution(nn.Module):
         """The inputs of the q, k and v projections: x (B, N, d) itself, or its convolutions if separable."""
         if self.k_kernel is None or self.v_kernel is None:
             return x, x, x
-        x = _zero_padding(x, mask)
+        x = zero_padding(x, mask)
         return (
             self._convolve(x, self.q_kernel, is_causal),
             self._convolve(x, self.k_kernel, is_causal),
@@ -102,8 +103,8 @@ class TokenConvolution(nn.Module):
             return q, k
         k_kernel = self.q_kernel if self.k_kernel is None else self.k_kernel
         return (
-            self._convolve(_zero_padding(q, mask), self.q_kernel, is_causal),
-            self._convolve(_zero_padding(k, mask), k_kernel, is_causal),
+            self._convolve(zero_padding(q, mask), self.q_kernel, is_causal),
+            self._convolve(zero_padding(k, mask), k_kernel, is_causal),
         )
 
     def check(self, length: int) -> None:
@@ -132,10 +133,6 @@ class TokenConvolution(nn.Module):
             else f", grid_size={self.grid_size}, class_tokens={self.class_tokens}"
         )
         return f"kernel_size={self.kernel_size}, weights={self.weights!r}{grid}"
-
-
-def _zero_padding(x: Tensor, mask: Tensor | None) -> Tensor:
-    return x if mask is None else x.masked_fill(~mask[..., None], 0.0)
 
 
 def token_convolution(
