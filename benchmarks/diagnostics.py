@@ -26,9 +26,9 @@ from kernel_attention.experiments.training.facts import describe_data
 from kernel_attention.experiments.training.fit import Training, fit
 from kernel_attention.experiments.training.module import SequenceTask
 from kernel_attention.experiments.training.observer import Observer
-from kernel_attention.experiments.training.recipe import Recipe
 from kernel_attention.experiments.training.recipe_files import read_recipe
 from kernel_attention.experiments.training.run import build_model
+from kernel_attention.experiments.training.time_series_recipe import Recipe
 from kernel_attention.models import SequenceClassifier
 
 MECHANISMS = ("softmax", "batch_norm", "scaled_heads", "batch_norm_scaled_heads", "symmetric", "rpc")

@@ -34,10 +34,10 @@ import kernel_attention as ka
 from kernel_attention.experiments.data import make_loader
 from kernel_attention.experiments.reporting.figures import PALETTE, report_style
 from kernel_attention.experiments.run_folder import read_json
-from kernel_attention.experiments.training.recipe import Recipe
 from kernel_attention.experiments.training.recipe_files import read_recipe
 from kernel_attention.experiments.training.run import build_model, train
 from kernel_attention.experiments.training.saved import load_run
+from kernel_attention.experiments.training.time_series_recipe import Recipe
 from kernel_attention.functional import KernelGrams, kernel_grams, nested_objective
 
 SEQUENCES, DRAWS, FLOOR_STEPS = 24, 8, 1500

@@ -199,9 +199,9 @@ def _main_parser() -> argparse.ArgumentParser:
 
 def _recipe_class(words: list[str]) -> type[BaseRecipe]:
     """The class of the recipe given to ``train`` or ``sweep``; the recipe's keys are options."""
-    from kernel_attention.experiments.training.recipe import Recipe
     from kernel_attention.experiments.training.recipe_files import is_recipe, read_recipe
     from kernel_attention.experiments.training.tasks import DEFAULT_TASK, recipe_class
+    from kernel_attention.experiments.training.time_series_recipe import Recipe
 
     names = []
     for before, word in pairwise(words):

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from kernel_attention.experiments.sweeping import SweepFolder, make_plan, read_space, start_sweep
-from kernel_attention.experiments.training.recipe import Recipe
 from kernel_attention.experiments.training.run import train  # noqa: F401  (heavy; imported once)
+from kernel_attention.experiments.training.time_series_recipe import Recipe
 
 CREATE, SET_STATE = 4, 6  # operations of the journal
 COMPLETE, FAILED = 1, 3  # states of a trial

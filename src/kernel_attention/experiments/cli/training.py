@@ -72,9 +72,9 @@ def init_command(options: Init) -> int:
 
 def _recipe_for_series(given: dict[str, Any], data_root: str | None, name: str) -> str:
     """The text of a recipe for the file of series among the given keys, or for one to be filled in."""
-    from kernel_attention.experiments.training.recipe import Recipe
     from kernel_attention.experiments.training.template import recipe_template
     from kernel_attention.experiments.training.time_series_experiment import load_data
+    from kernel_attention.experiments.training.time_series_recipe import Recipe
 
     if "dataset" not in given and given:
         raise InputError(f"init: --{next(iter(given))} says something of a file, and none is given")

@@ -8,11 +8,11 @@ from kernel_attention.experiments import lazy_names
 from kernel_attention.experiments.training.recipe import (
     PROTOCOLS,
     BaseRecipe,
-    Recipe,
     StepRecipe,
     make_recipe,
 )
 from kernel_attention.experiments.training.recipe_files import list_recipes, read_recipe, recipe_text
+from kernel_attention.experiments.training.time_series_recipe import Recipe
 
 if TYPE_CHECKING:
     from kernel_attention.experiments.training.evaluation import evaluate_split, predict_outputs

@@ -16,7 +16,6 @@ from kernel_attention.errors import InputError
 from kernel_attention.experiments.data import SequenceSplit, make_loader
 from kernel_attention.experiments.training.fit import fit, private_generators, training_device
 from kernel_attention.experiments.training.memory import MemoryRecorder
-from kernel_attention.experiments.training.recipe import Recipe
 from kernel_attention.experiments.training.rocket_features import (
     OnFeatures,
     can_keep_features,
@@ -24,6 +23,7 @@ from kernel_attention.experiments.training.rocket_features import (
     split_features,
     training_features,
 )
+from kernel_attention.experiments.training.time_series_recipe import Recipe
 from kernel_attention.experiments.training.time_series_task import TimeSeriesTask
 from kernel_attention.mechanisms import ATTENTION_SPECS
 from kernel_attention.memory_limit import require_memory

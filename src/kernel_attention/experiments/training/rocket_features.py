@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from kernel_attention.experiments.data import SequenceSplit, Standardizer, make_loader
 from kernel_attention.experiments.data.series.augmentation import augment
-from kernel_attention.experiments.training.recipe import Recipe
+from kernel_attention.experiments.training.time_series_recipe import Recipe
 from kernel_attention.models import SequenceClassifier
 from kernel_attention.models.rocket_stem import RocketStem
 from kernel_attention.models.sequence import SequenceEncoder

@@ -22,7 +22,7 @@ class _Task(NamedTuple):
 
 
 TASKS = {
-    "time_series": _Task("recipe:Recipe", "time_series_experiment:TimeSeriesExperiment"),
+    "time_series": _Task("time_series_recipe:Recipe", "time_series_experiment:TimeSeriesExperiment"),
     "images": _Task("image_recipe:ImageRecipe", "image_experiment:ImageExperiment"),
     "segmentation": _Task(
         "segmentation_recipe:SegmentationRecipe", "segmentation_experiment:SegmentationExperiment"

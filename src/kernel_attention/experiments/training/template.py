@@ -11,8 +11,8 @@ from kernel_attention.experiments.training.members import (
     automatic_epochs,
     automatic_steps,
 )
-from kernel_attention.experiments.training.recipe import Recipe
 from kernel_attention.experiments.training.time_series_experiment import split_data
+from kernel_attention.experiments.training.time_series_recipe import Recipe
 from kernel_attention.models.series_stem import automatic_patch_len
 
 _MODEL: dict[str, Any] = {

@@ -32,9 +32,9 @@ from kernel_attention.experiments.training.evaluation import (
 from kernel_attention.experiments.training.experiment import Experiment, Loaders, Metric
 from kernel_attention.experiments.training.facts import check_facts, describe_data
 from kernel_attention.experiments.training.ranges import require_in_range
-from kernel_attention.experiments.training.recipe import Recipe
 from kernel_attention.experiments.training.recorder import RunRecorder
 from kernel_attention.experiments.training.rocket_features import fit_input
+from kernel_attention.experiments.training.time_series_recipe import Recipe
 from kernel_attention.experiments.training.time_series_task import TimeSeriesTask
 from kernel_attention.models import SequenceClassifier
 

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from kernel_attention.experiments.data import Batch
 from kernel_attention.experiments.data.series.augmentation import augment, mix_series
 from kernel_attention.experiments.training.module import AveragedTask, SequenceTask
-from kernel_attention.experiments.training.recipe import Recipe
 from kernel_attention.experiments.training.rocket_features import OnFeatures
+from kernel_attention.experiments.training.time_series_recipe import Recipe
 from kernel_attention.models import SequenceClassifier
 
 
