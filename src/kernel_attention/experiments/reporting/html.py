@@ -1,6 +1,6 @@
 """The page of a report: its pieces as plain data, and the templates that turn them into HTML.
 
-A section is a list of pieces. Each piece names its template, ``templates/<piece>.html``. The templates escape
+A section is a list of pieces. Each piece names its macro in ``templates/pieces.html``. The templates escape
 all text. The page needs no network, and its content security policy allows none. The one script is that of
 the viewer of maps: the policy of a page with a viewer names its hash, and that of another page allows no
 script. So no text in a run folder, from a data set or a recipe, can execute when the report is opened.
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 
 class Piece:
-    """A part of a section."""
+    """A part of a section, which the macro of this name in ``pieces.html`` turns into HTML."""
 
-    template: ClassVar[str]
+    macro: ClassVar[str]
 
 
 @dataclass(frozen=True)
 class Paragraph(Piece):
     """A paragraph; ``muted`` for secondary text."""
 
-    template = "paragraph.html"
+    macro = "paragraph"
     text: str
     muted: bool = False
 
@@ -40,7 +40,7 @@ class Paragraph(Piece):
 class Result(Piece):
     """The headline figure, its meaning, and figures to compare it with."""
 
-    template = "result.html"
+    macro = "result"
     value: str
     said: str
     context: str = ""
@@ -50,7 +50,7 @@ class Result(Piece):
 class Notice(Piece):
     """A framed remark, with a list of items below it."""
 
-    template = "notice.html"
+    macro = "notice"
     text: str
     items: tuple[str, ...] = ()
 
@@ -59,7 +59,7 @@ class Notice(Piece):
 class Facts(Piece):
     """Short facts in a row, each below its name."""
 
-    template = "facts.html"
+    macro = "facts"
     pairs: tuple[tuple[str, str], ...]
 
 
@@ -75,7 +75,7 @@ class Table(Piece):
         total: whether the last row sums the others up.
     """
 
-    template = "table.html"
+    macro = "table"
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
     caption: str = ""
@@ -100,7 +100,7 @@ class Picture:
 class Pictures(Piece):
     """Pictures with captions; ``pair`` puts two of them in a row."""
 
-    template = "pictures.html"
+    macro = "pictures"
     items: Sequence[Picture]
     pair: bool = False
 
@@ -145,7 +145,7 @@ class MapViewer(Piece):
         scale: an image of all colours, from the lowest value to the highest, one pixel each.
     """
 
-    template = "viewer.html"
+    macro = "viewer"
     items: Sequence[ZoomableMap]
     scale: str
 
@@ -154,7 +154,7 @@ class MapViewer(Piece):
 class Folded(Piece):
     """Pieces that the reader can unfold."""
 
-    template = "folded.html"
+    macro = "folded"
     label: str
     pieces: Sequence[Piece]
 
@@ -163,7 +163,7 @@ class Folded(Piece):
 class Code(Piece):
     """Unchanged text in a fixed-width font; ``wrap`` breaks long lines between words, for commands."""
 
-    template = "code.html"
+    macro = "code"
     text: str
     wrap: bool = False
 
