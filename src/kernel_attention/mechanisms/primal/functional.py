@@ -27,7 +27,7 @@ from kernel_attention.tensors.statistics import (
 
 ObjectiveForm = Literal["mean", "sum"]
 
-_BLOCK = 128  # tokens that meet their own sampled rows one by one (causal, data-dependent)
+_BLOCK = 64  # tokens that meet their own sampled rows one by one (causal, data-dependent)
 
 
 class PrimalScores(NamedTuple):
@@ -92,10 +92,12 @@ def _seen_rows(
         is_later = grid > rank[..., None]
         return PrimalScores(*((phi @ rows.mT).masked_fill(is_later, 0.0) @ w for phi, w in pairs))
     own = seen_rows.own_rows(rank, rows, grid, _BLOCK)
+    parts = seen_rows.own_weights(own, torch.cat([w_e, w_r], dim=-1))
+    halves = zip(*(part.chunk(2, dim=-1) for part in parts), strict=True)
     return PrimalScores(
         *(
-            seen_rows.block_scores(phi, own.rows, own.is_later, *seen_rows.own_weights(own, w))
-            for phi, w in pairs
+            seen_rows.block_scores(phi, own.rows, own.seen, *half)
+            for phi, half in zip((phi_q, phi_k), halves, strict=True)
         )
     )
 

@@ -10,13 +10,17 @@ that lie in one block.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from kernel_attention.tensors.recompute import only_formulas
 from kernel_attention.tensors.statistics import accumulation_dtype
+
+
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of a number
 
 
 class OwnRows(NamedTuple):
@@ -25,12 +29,13 @@ class OwnRows(NamedTuple):
     Attributes:
         rows: (B, h, blocks, C, p), zero where a block has fewer.
         places: which of the M rows they are, (B or 1, 1, blocks, C) int64.
-        is_later: whether a token comes before them, (B or 1, 1, blocks, T, C) bool.
+        seen: which of them a token has come to, (B or 1, 1, blocks, T, C): an integer as wide as an entry of
+            ``rows``, all bits set or none.
     """
 
     rows: Tensor
     places: Tensor
-    is_later: Tensor
+    seen: Tensor
 
 
 def own_rows(rank: Tensor, rows: Tensor, grid: Tensor, block: int) -> OwnRows:
@@ -46,7 +51,9 @@ def own_rows(rank: Tensor, rows: Tensor, grid: Tensor, block: int) -> OwnRows:
     index = first[..., None] + torch.arange(int((after - first).max()), device=grid.device)
     is_own, index = index < after[..., None], index.clamp_max(grid.numel() - 1)
     own = _at(rows, index).masked_fill(~is_own[..., None], 0.0)
-    return OwnRows(own, index, grid[index][..., None, :] > rank[..., None])
+    bits = _BITS[rows.element_size()]
+    seen = ((grid - 1)[index].to(bits)[..., None, :] - rank.to(bits)[..., None]).clamp_(-1, 0)
+    return OwnRows(own, index, seen)
 
 
 def own_weights(own: OwnRows, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -61,13 +68,41 @@ def own_weights(own: OwnRows, weight: Tensor) -> tuple[Tensor, Tensor]:
     return weights, pad(sums, (0, 0, 0, 0, 1, -1)).cumsum(dim=2)
 
 
-def block_scores(phi: Tensor, rows: Tensor, is_later: Tensor, weights: Tensor, before: Tensor) -> Tensor:
+def block_scores(phi: Tensor, rows: Tensor, seen: Tensor, weights: Tensor, before: Tensor) -> Tensor:
     """The scores of phi (B, h, N, p), (B, h, N, s), by the rows and weights of each block."""
-    length, block = phi.size(2), is_later.size(3)
+    length, block = phi.size(2), seen.size(3)
     missing = -length % block
     phi = (pad(phi, (0, 0, 0, missing)) if missing else phi).unflatten(2, (-1, block))
-    products = (phi @ rows.mT).masked_fill(is_later, 0.0)
+    products = with_seen(phi @ rows.mT, seen)
     return (phi @ before.to(phi.dtype) + products @ weights).flatten(2, 3)[:, :, :length]
+
+
+def with_seen(products: Tensor, seen: Tensor) -> Tensor:
+    """The products with the rows that a token has seen; 0 for the others, whatever they hold."""
+    if only_formulas():
+        return products.masked_fill(seen == 0, 0.0)
+    return _WithSeen.apply(products, seen)
+
+
+def clear_unseen(products: Tensor, seen: Tensor) -> Tensor:
+    """``with_seen`` in place, not differentiable."""
+    bits = _BITS[products.element_size()]
+    products.view(bits).bitwise_and_(seen.to(bits))
+    return products
+
+
+class _WithSeen(torch.autograd.Function):
+    """Masking by bits costs a tenth of what filling by booleans does."""
+
+    @staticmethod
+    def forward(ctx: Any, products: Tensor, seen: Tensor) -> Tensor:
+        ctx.save_for_backward(seen)
+        bits = _BITS[products.element_size()]
+        return (products.view(bits) & seen.to(bits)).view(products.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _WithSeen.apply(grad, *ctx.saved_tensors), None
 
 
 def _at(values: Tensor, index: Tensor) -> Tensor:
