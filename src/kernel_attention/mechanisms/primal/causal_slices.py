@@ -21,14 +21,13 @@ from torch.nn.functional import pad
 
 from kernel_attention.mechanisms.primal import seen_rows
 from kernel_attention.mechanisms.primal.fused import PrimalWeights, side_by_side
-from kernel_attention.mechanisms.primal.operators import differentiable_features, with_rows
+from kernel_attention.mechanisms.primal.operators import differentiable_features
 from kernel_attention.mechanisms.primal.token_slices import (
     Tokens,
     add_product,
     add_rows,
 )
 from kernel_attention.tensors.affine import autocast
-from kernel_attention.tensors.padding import first_rows
 from kernel_attention.tensors.recompute import differentiable_gradients, differentiable_leaves
 from kernel_attention.tensors.sampling import Samples
 from kernel_attention.tensors.statistics import (
@@ -66,8 +65,12 @@ def causal_primal_layer(
     """
     batch, length, num_heads = x.size(0), x.size(1), weights.w_e.size(0)
     block = _block(length, grid.numel())
-    rank = token_ranks(length, attention_mask, x.device)
-    x, rows = with_rows(x, samples)
+    places = seen_rows.own_places(
+        token_ranks(length, attention_mask, x.device)[:, 0], grid, block, accumulation_dtype(x.dtype)
+    )
+    with without_autocast(x):
+        w_e, w_r, maps, constant = _after(weights)
+        x, *seen = _Own.apply(x, w_e, w_r, samples, places)
     if running_means:  # an affine map of the mean is the mean of the map
         x = running_mean(x[:, None], attention_mask).squeeze(1)
     elif attention_mask is not None:
@@ -76,15 +79,10 @@ def causal_primal_layer(
     x = autocast(pad(x, (0, 0, 0, missing)) if missing else x)
     weight, bias = side_by_side(weights.q_proj, weights.k_proj, num_heads)
     with without_autocast(x):
-        by_head = exactly(rows).unflatten(-1, (num_heads, -1)).transpose(1, 2)
-        own = seen_rows.own_rows(rank, by_head, grid, block)
-        w, maps, constant = _after(weights, grid.numel())
-        own_w, before = (_by_half(each, batch) for each in seen_rows.own_weights(own, w))
-        seen = own.seen.squeeze(1).expand(batch, -1, -1, -1).flatten(0, 1)
+        shared = weight, bias, *seen, maps, constant
         y = _SeenMap.apply(
-            x.reshape(-1, block, x.size(-1)), weight.to(x.dtype), None if bias is None else bias.to(x.dtype),
-            *(each.to(x.dtype) for each in (_by_block(own.rows), own_w, before, maps, constant)),
-            seen, Tokens(num_heads, normalize, None),
+            x.reshape(-1, block, x.size(-1)), *(None if each is None else each.to(x.dtype) for each in shared),
+            places.seen.expand(batch, -1, -1, -1).flatten(0, 1), Tokens(num_heads, normalize, None),
         )  # fmt: skip
     y = y.view(batch, -1, y.size(-1))
     return y[:, :length] if missing else y
@@ -93,45 +91,97 @@ def causal_primal_layer(
 def _block(length: int, num_rows: int) -> int:
     """Tokens of a block, a power of two.
 
-    A token meets the rows of half its block. A block costs a sum of p s numbers. The factor was measured.
+    A token meets the rows of its block, and a block has sums of its own. The factor was measured.
     """
-    return 2 ** max(5, min(9, round(math.log2(_TOKENS * (length / max(num_rows, 1)) ** 0.5))))
+    return 2 ** max(5, min(9, round(math.log2(32 * (length / num_rows) ** 0.5))))
 
 
-_TOKENS = 32
-
-
-def _after(weights: PrimalWeights, num_rows: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The weights of the sampled rows (h, M', 2 s), and the map of a token's scores (2 h s, d) with its constant.
+def _after(weights: PrimalWeights) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The weights of rows for queries and keys, (h, M, s), the map of scores (o, h * 2 * s), and its constant.
 
     Where a head has more scores than outputs, the concat map comes before the sums over the rows.
     """
     num_heads, _, rank = weights.w_e.shape
-    w = torch.cat([exactly(weights.w_e), exactly(weights.w_r)], dim=-1)
-    concat, bias = (None if each is None else exactly(each) for each in weights.concat)
-    out, constant = (None if each is None else exactly(each) for each in weights.out_proj)
-    assert concat is not None and out is not None
-    by_head = out.mT.unflatten(0, (num_heads, -1))  # (h, p, d)
+    w_e, w_r, concat, out = (
+        exactly(each) for each in (weights.w_e, weights.w_r, weights.concat[0], weights.out_proj[0])
+    )
+    by_head = out.unflatten(1, (num_heads, -1))  # (o, h, p)
     if rank > concat.size(0):
-        halves = zip(w.chunk(2, dim=-1), concat.chunk(2, dim=-1), strict=True)
-        w = torch.cat([half @ part.mT for half, part in halves], dim=-1)
-        maps = torch.cat([by_head, by_head], dim=1)
+        w_e, w_r = (w @ half.mT for w, half in zip((w_e, w_r), concat.chunk(2, dim=1), strict=True))
+        maps = torch.cat([by_head, by_head], dim=2).flatten(1)
     else:
-        maps = concat.mT @ by_head
+        maps = (by_head.flatten(0, 1) @ concat).view(out.size(0), -1)
+    constant, bias = weights.out_proj[1], weights.concat[1]
+    constant = out.new_zeros(out.size(0)) if constant is None else exactly(constant)
     if bias is not None:  # O (y + c) + b = O y + (O c + b)
-        moved = out @ bias.repeat(num_heads)
-        constant = moved if constant is None else moved + constant
-    return first_rows(w, num_rows), maps.flatten(0, 1), out.new_zeros(out.size(0)) if constant is None else constant
+        constant = torch.addmv(constant, out, exactly(bias).repeat(num_heads))
+    return w_e, w_r, maps, constant
 
 
-def _by_block(x: Tensor) -> Tensor:
-    """(B, h, blocks, ..) -> (K, h, ..)."""
-    return x.transpose(1, 2).flatten(0, 1)
+class _Own(torch.autograd.Function):
+    """x; each block's own rows (K, h, C, p); their weights (K, h, 2, C, s); the sums before it (K, h, 2, p, s).
+
+    The rows' gradient is added to that of x in place, as in ``operators.with_rows``.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, w_e: Tensor, w_r: Tensor, samples: Samples, places: seen_rows.Places
+    ) -> tuple[Tensor, ...]:
+        tokens = samples.positions.expand(x.size(0), -1)
+        tokens = tokens.gather(1, places.index.flatten(1).expand(x.size(0), -1))
+        tokens += x.size(1) * torch.arange(x.size(0), device=x.device)[:, None]
+        index = places.index.expand(x.size(0), -1, -1).flatten()
+        which = tokens.flatten(), index, places.is_other
+        found = _own(x, w_e, w_r, *which)
+        ctx.save_for_backward(x, w_e, w_r, *which, *found[:2])
+        return x, *found
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, w_e, w_r, tokens, index, is_other, *seen = ctx.saved_tensors
+        with without_autocast(x):
+            if torch.is_grad_enabled():
+                needed = ctx.needs_input_grad[:3]
+                leaves = differentiable_leaves((x, w_e, w_r), needed)
+                outputs = leaves[0], *_own(*leaves, tokens, index, is_other)
+                return (*differentiable_gradients(outputs, leaves, needed, grads), None, None)
+            by_x = grads[0].contiguous()
+            by_rows, by_w = _own_back(*seen, *grads[1:], batch=x.size(0))
+            by_rows.masked_fill_(is_other[..., None], 0.0)
+            # x goes from here to operators whose gradient of it is a tensor of its own.
+            by_x.flatten(0, 1).index_add_(0, tokens, by_rows.flatten(0, 2).to(x.dtype))
+            by_weight = by_w.new_zeros(w_e.size(0), w_e.size(1), *by_w.shape[2:])
+            by_e, by_r = by_weight.index_add_(1, index, by_w).unbind(2)
+        return by_x, by_e, by_r, None, None
 
 
-def _by_half(x: Tensor, batch: int) -> Tensor:
-    """(B or 1, h, blocks, m, 2 s) -> (K, h, 2, m, s)."""
-    return _by_block(x.expand(batch, -1, -1, -1, -1)).unflatten(-1, (2, -1)).transpose(2, 3).contiguous()
+def _own(
+    x: Tensor, w_e: Tensor, w_r: Tensor, tokens: Tensor, index: Tensor, is_other: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The results of ``_Own`` but x, where the rows (K C,) are these tokens of the batch."""
+    batch, (num_heads, _, rank), most = x.size(0), w_e.shape, is_other.size(-1)
+    rows = exactly(x.flatten(0, 1).index_select(0, tokens)).view(batch, -1, most, x.size(-1))
+    rows = rows.masked_fill(is_other[..., None], 0.0).flatten(0, 1)
+    rows = rows.unflatten(-1, (num_heads, -1)).transpose(1, 2).contiguous()
+    own = torch.stack([w_e, w_r], dim=2).index_select(1, index).view(num_heads, -1, most, 2, rank)
+    own = own.permute(1, 0, 3, 2, 4).contiguous()
+    sums = (rows[:, :, None].mT @ own).unflatten(0, (batch, -1))
+    return rows, own, pad(sums, (0, 0) * 4 + (1, -1)).cumsum(dim=1).flatten(0, 1)
+
+
+def _own_back(
+    rows: Tensor, own: Tensor, by_rows: Tensor, by_own: Tensor, by_before: Tensor, *, batch: int
+) -> tuple[Tensor, Tensor]:
+    """The gradients of ``_own`` by the rows, (B, blocks, C, d), and by their weights, (h, K C, 2, s)."""
+    by_sum = torch.zeros_like(by_before).unflatten(0, (batch, -1))
+    # a block's sum is part of all sums after it
+    by_sum[:, :-1] = by_before.view_as(by_sum)[:, 1:].flip(1).cumsum(1).flip(1)
+    by_sum = by_sum.flatten(0, 1)
+    by_own = by_own + rows[:, :, None] @ by_sum
+    by_rows = by_rows + (own @ by_sum.mT).sum(dim=2)
+    by_rows = by_rows.transpose(1, 2).flatten(2).unflatten(0, (batch, -1))
+    return by_rows, by_own.permute(1, 0, 3, 2, 4).flatten(1, 2)
 
 
 class _Inputs(NamedTuple):
@@ -144,7 +194,7 @@ class _Inputs(NamedTuple):
         rows: a block's own rows, (K, h, C, p).
         own: their weights for queries and keys, (K, h, 2, C, s).
         before: the sums over the rows in the blocks before, (K, h, 2, p, s).
-        maps: from a token's scores to the output, (h * 2 * s, o).
+        maps: from a token's scores to the output, (o, h * 2 * s).
         constant: (o,).
         seen: which of the rows a token has come to, (K, T, C), as in ``seen_rows.OwnRows``.
     """
@@ -207,12 +257,12 @@ class _Slice(NamedTuple):
 
 def _map_tokens(tokens: Tokens, inputs: _Inputs) -> tuple[Tensor, _Slice]:
     """y, and the last slice."""
-    y = inputs.x.new_empty(*inputs.x.shape[:2], inputs.maps.size(1))
+    y = inputs.x.new_empty(*inputs.x.shape[:2], inputs.maps.size(0))
     room, last = _room(inputs), None
     for blocks in _slices(inputs.x):
         last = _read(tokens, inputs, blocks, room)
         out = y[blocks].flatten(0, 1)
-        torch.mm(last.scores, inputs.maps, out=out)
+        torch.mm(last.scores, inputs.maps.mT, out=out)
         out += inputs.constant  # with two threads faster than a product that starts from it
     assert last is not None
     return y, last
@@ -249,7 +299,7 @@ def _pull_back(
     x, weight, heads = inputs.x, inputs.weight, tokens.num_heads
     exact = accumulation_dtype(x.dtype)
     by_weight, by_maps = (torch.zeros_like(each, dtype=exact) for each in (weight, inputs.maps))
-    by_bias, by_constant = (by_weight.new_zeros(size) for size in (weight.size(0), inputs.maps.size(1)))
+    by_bias, by_constant = (by_weight.new_zeros(size) for size in (weight.size(0), inputs.maps.size(0)))
     by_x, by_rows, by_own, by_before = map(
         torch.empty_like, (x, inputs.rows, inputs.own, inputs.before)
     )
@@ -259,8 +309,8 @@ def _pull_back(
         last, count, size = None, *part.phi.shape[::2]
         grad = grad_y[blocks].flatten(0, 1)
         add_rows(by_constant, grad)
-        add_product(by_maps, part.scores.mT, grad)
-        by_scores = (grad @ inputs.maps.mT).view(count, size, 2 * heads, -1).transpose(1, 2).flatten(0, 1)
+        add_product(by_maps, grad.mT, part.scores)
+        by_scores = (grad @ inputs.maps).view(count, size, 2 * heads, -1).transpose(1, 2).flatten(0, 1)
         torch.bmm(part.phi.flatten(0, 1).mT, by_scores, out=by_before[blocks].flatten(0, 2))
         torch.bmm(part.products.flatten(0, 1).mT, by_scores, out=by_own[blocks].flatten(0, 2))
         slopes = torch.bmm(by_scores, inputs.own[blocks].flatten(0, 2).mT)
@@ -303,4 +353,4 @@ def _formulas(tokens: Tokens, inputs: _Inputs) -> Tensor:
     phi = z.transpose(1, 2).unflatten(1, (-1, 2))  # (K, h, 2, T, p)
     products = seen_rows.with_seen(phi @ inputs.rows[:, :, None].mT, inputs.seen[:, None, None])
     scores = phi @ inputs.before + products @ inputs.own
-    return scores.flatten(1, 2).transpose(1, 2).flatten(2) @ inputs.maps + inputs.constant
+    return scores.flatten(1, 2).transpose(1, 2).flatten(2) @ inputs.maps.mT + inputs.constant

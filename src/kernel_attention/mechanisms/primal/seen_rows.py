@@ -23,18 +23,50 @@ from kernel_attention.tensors.statistics import accumulation_dtype
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of a number
 
 
+class Places(NamedTuple):
+    """Which of the M rows lie in each block.
+
+    Attributes:
+        index: (B or 1, blocks, C) int64.
+        is_other: where a block has fewer rows, so that ``index`` is that of another, (B or 1, blocks, C) bool.
+        seen: which of them a token has come to, (B or 1, blocks, T, C): an integer as wide as a number, all
+            bits set or none.
+    """
+
+    index: Tensor
+    is_other: Tensor
+    seen: Tensor
+
+
+def own_places(rank: Tensor, grid: Tensor, block: int, dtype: torch.dtype) -> Places:
+    """The rows at the ranks ``grid`` (M,), by blocks of ``block`` tokens; ``seen`` is for numbers of ``dtype``.
+
+    The tokens have the ranks ``rank`` (B or 1, N).
+    """
+    missing = -rank.size(1) % block
+    if missing:
+        rank = torch.cat([rank, rank[:, -1:].expand(-1, missing)], dim=1)
+    rank = rank.unflatten(1, (-1, block))
+    after = torch.searchsorted(grid, rank[..., -1].contiguous(), right=True)
+    first = pad(after, (1, -1))  # rows that the blocks before have seen
+    index = first[..., None] + torch.arange(int((after - first).max()), device=grid.device)
+    is_other = index >= after[..., None]
+    index.clamp_max_(grid.numel() - 1)
+    bits = _BITS[dtype.itemsize]
+    seen = grid.to(bits)[index][..., None, :] - (rank.to(bits) + 1)[..., None]
+    return Places(index, is_other, seen.clamp_(-1, 0))
+
+
 class OwnRows(NamedTuple):
     """The rows that lie in each block.
 
     Attributes:
         rows: (B, h, blocks, C, p), zero where a block has fewer.
-        places: which of the M rows they are, (B or 1, 1, blocks, C) int64.
-        seen: which of them a token has come to, (B or 1, 1, blocks, T, C): an integer as wide as an entry of
-            ``rows``, all bits set or none.
+        index: (B or 1, 1, blocks, C), and ``seen``, (B or 1, 1, blocks, T, C), as in ``Places``.
     """
 
     rows: Tensor
-    places: Tensor
+    index: Tensor
     seen: Tensor
 
 
@@ -43,17 +75,9 @@ def own_rows(rank: Tensor, rows: Tensor, grid: Tensor, block: int) -> OwnRows:
 
     The tokens have the ranks ``rank`` (B or 1, 1, N).
     """
-    missing = -rank.size(2) % block
-    rank = torch.cat([rank, rank[..., -1:].expand(*rank.shape[:2], missing)], dim=2)
-    rank = rank.unflatten(2, (-1, block))
-    after = torch.searchsorted(grid, rank[..., -1].contiguous(), right=True)
-    first = pad(after, (1, -1))  # rows that the blocks before have seen
-    index = first[..., None] + torch.arange(int((after - first).max()), device=grid.device)
-    is_own, index = index < after[..., None], index.clamp_max(grid.numel() - 1)
-    own = _at(rows, index).masked_fill(~is_own[..., None], 0.0)
-    bits = _BITS[rows.element_size()]
-    seen = ((grid - 1)[index].to(bits)[..., None, :] - rank.to(bits)[..., None]).clamp_(-1, 0)
-    return OwnRows(own, index, seen)
+    index, is_other, seen = own_places(rank.squeeze(1), grid, block, rows.dtype)
+    index = index[:, None]
+    return OwnRows(_at(rows, index).masked_fill(is_other[:, None, ..., None], 0.0), index, seen[:, None])
 
 
 def own_weights(own: OwnRows, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -62,7 +86,7 @@ def own_weights(own: OwnRows, weight: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         (B or 1, h, blocks, C, s), and (B, h, blocks, p, s) in float32 or better.
     """
-    weights = _at(weight[None], own.places)
+    weights = _at(weight[None], own.index)
     sums = own.rows.mT @ weights
     sums = sums.to(accumulation_dtype(sums.dtype))
     return weights, pad(sums, (0, 0, 0, 0, 1, -1)).cumsum(dim=2)
