@@ -12,7 +12,6 @@ blocks of all sequences, C rows of a block at most.
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import torch
@@ -22,11 +21,7 @@ from torch.nn.functional import pad
 from kernel_attention.mechanisms.primal import seen_rows
 from kernel_attention.mechanisms.primal.fused import PrimalWeights, side_by_side
 from kernel_attention.mechanisms.primal.operators import differentiable_features
-from kernel_attention.mechanisms.primal.token_slices import (
-    Tokens,
-    add_product,
-    add_rows,
-)
+from kernel_attention.mechanisms.primal.token_slices import Tokens, add_product, add_rows
 from kernel_attention.tensors.affine import autocast
 from kernel_attention.tensors.recompute import differentiable_gradients, differentiable_leaves
 from kernel_attention.tensors.sampling import Samples
@@ -39,7 +34,7 @@ from kernel_attention.tensors.statistics import (
 )
 from kernel_attention.tensors.unit_rows import inverse_norms
 
-_SLICE = 2048  # tokens, as in ``token_slices``
+_SLICE = 4096  # tokens; shorter slices were slower, because each has some thirty calls
 
 
 def causal_primal_layer(
@@ -64,9 +59,9 @@ def causal_primal_layer(
         running_means: average queries and keys over the prefix (listing 1).
     """
     batch, length, num_heads = x.size(0), x.size(1), weights.w_e.size(0)
-    block = _block(length, grid.numel())
+    block = seen_rows.block_size(length, grid.numel())
     places = seen_rows.own_places(
-        token_ranks(length, attention_mask, x.device)[:, 0], grid, block, accumulation_dtype(x.dtype)
+        token_ranks(length, attention_mask, x.device).squeeze(1), grid, block, accumulation_dtype(x.dtype)
     )
     with without_autocast(x):
         w_e, w_r, maps, constant = _after(weights)
@@ -79,25 +74,19 @@ def causal_primal_layer(
     x = autocast(pad(x, (0, 0, 0, missing)) if missing else x)
     weight, bias = side_by_side(weights.q_proj, weights.k_proj, num_heads)
     with without_autocast(x):
-        shared = weight, bias, *seen, maps, constant
+        shared = (weight, bias, *seen, maps, constant)
         y = _SeenMap.apply(
-            x.reshape(-1, block, x.size(-1)), *(None if each is None else each.to(x.dtype) for each in shared),
-            places.seen.expand(batch, -1, -1, -1).flatten(0, 1), Tokens(num_heads, normalize, None),
-        )  # fmt: skip
+            x.reshape(-1, block, x.size(-1)),
+            *(None if each is None else each.to(x.dtype) for each in shared),
+            places.seen.expand(batch, -1, -1, -1).flatten(0, 1),
+            Tokens(num_heads, normalize, None),
+        )
     y = y.view(batch, -1, y.size(-1))
     return y[:, :length] if missing else y
 
 
-def _block(length: int, num_rows: int) -> int:
-    """Tokens of a block, a power of two.
-
-    A token meets the rows of its block, and a block has sums of its own. The factor was measured.
-    """
-    return 2 ** max(5, min(9, round(math.log2(32 * (length / num_rows) ** 0.5))))
-
-
 def _after(weights: PrimalWeights) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The weights of rows for queries and keys, (h, M, s), the map of scores (o, h * 2 * s), and its constant.
+    """The rows' weights for queries and keys, (h, M, s), the map of scores, (o, h * 2 * s), and its constant.
 
     Where a head has more scores than outputs, the concat map comes before the sums over the rows.
     """
@@ -119,9 +108,9 @@ def _after(weights: PrimalWeights) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 class _Own(torch.autograd.Function):
-    """x; each block's own rows (K, h, C, p); their weights (K, h, 2, C, s); the sums before it (K, h, 2, p, s).
+    """x; each block's own rows, (K, h, C, p); their weights, (K, h, 2, C, s); the sums before, (K, h, 2, p, s).
 
-    The rows' gradient is added to that of x in place, as in ``operators.with_rows``.
+    The weights are W_e and W_r (h, M, s). The rows' gradient is added to that of x in place, as in ``operators.with_rows``.
     """
 
     @staticmethod
@@ -129,12 +118,11 @@ class _Own(torch.autograd.Function):
         ctx: Any, x: Tensor, w_e: Tensor, w_r: Tensor, samples: Samples, places: seen_rows.Places
     ) -> tuple[Tensor, ...]:
         tokens = samples.positions.expand(x.size(0), -1)
-        tokens = tokens.gather(1, places.index.flatten(1).expand(x.size(0), -1))
+        tokens = tokens.gather(1, places.which.flatten(1).expand(x.size(0), -1))
         tokens += x.size(1) * torch.arange(x.size(0), device=x.device)[:, None]
-        index = places.index.expand(x.size(0), -1, -1).flatten()
-        which = tokens.flatten(), index, places.is_other
-        found = _own(x, w_e, w_r, *which)
-        ctx.save_for_backward(x, w_e, w_r, *which, *found[:2])
+        index = places.which.expand(x.size(0), -1, -1).flatten()
+        found = _own(x, w_e, w_r, tokens.flatten(), index, places.is_other)
+        ctx.save_for_backward(x, w_e, w_r, tokens.flatten(), index, places.is_other, *found[:2])
         return x, *found
 
     @staticmethod
@@ -144,7 +132,7 @@ class _Own(torch.autograd.Function):
             if torch.is_grad_enabled():
                 needed = ctx.needs_input_grad[:3]
                 leaves = differentiable_leaves((x, w_e, w_r), needed)
-                outputs = leaves[0], *_own(*leaves, tokens, index, is_other)
+                outputs = leaves[0], *_own(leaves[0], leaves[1], leaves[2], tokens, index, is_other)
                 return (*differentiable_gradients(outputs, leaves, needed, grads), None, None)
             by_x = grads[0].contiguous()
             by_rows, by_w = _own_back(*seen, *grads[1:], batch=x.size(0))
@@ -196,7 +184,7 @@ class _Inputs(NamedTuple):
         before: the sums over the rows in the blocks before, (K, h, 2, p, s).
         maps: from a token's scores to the output, (o, h * 2 * s).
         constant: (o,).
-        seen: which of the rows a token has come to, (K, T, C), as in ``seen_rows.OwnRows``.
+        seen: which of the rows a token has come to, (K, T, C), as in ``seen_rows.Places``.
     """
 
     x: Tensor
@@ -228,11 +216,12 @@ class _SeenMap(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         tensors, last = ctx.saved_tensors[:9], _Slice(*ctx.saved_tensors[9:])
-        tokens, needed = Tokens(*ctx.options, None), ctx.needs_input_grad[:8]
+        num_heads, normalize = ctx.options
+        tokens, needed = Tokens(num_heads, normalize, None), ctx.needs_input_grad[:8]
         with without_autocast(grad):
             if torch.is_grad_enabled():
                 leaves = differentiable_leaves(tensors[:8], needed)
-                y = _formulas(tokens, _Inputs(*leaves, tensors[8]))
+                y = _formulas(tokens, _Inputs._make([*leaves, tensors[8]]))
                 found = differentiable_gradients([y], leaves, needed, [grad])
             else:
                 found = list(_pull_back(tokens, _Inputs(*tensors), last, grad.contiguous()))
@@ -244,7 +233,7 @@ class _Slice(NamedTuple):
 
     Attributes:
         phi: the features, (k, 2 h, T, p).
-        scale: what normalised them, as ``inverse_norms`` gives it, (n, 2 h, 1), or None.
+        scale: what normalised them, (k, 2 h, T, 1), or None.
         products: with the rows that they have seen, (k, 2 h, T, C).
         scores: (n, h * 2 * s).
     """
@@ -300,9 +289,7 @@ def _pull_back(
     exact = accumulation_dtype(x.dtype)
     by_weight, by_maps = (torch.zeros_like(each, dtype=exact) for each in (weight, inputs.maps))
     by_bias, by_constant = (by_weight.new_zeros(size) for size in (weight.size(0), inputs.maps.size(0)))
-    by_x, by_rows, by_own, by_before = map(
-        torch.empty_like, (x, inputs.rows, inputs.own, inputs.before)
-    )
+    by_x, by_rows, by_own, by_before = map(torch.empty_like, (x, inputs.rows, inputs.own, inputs.before))
     room = _room(inputs)
     for blocks in reversed(_slices(x)):
         part = _read(tokens, inputs, blocks, room) if last is None else last
@@ -330,9 +317,10 @@ def _pull_back(
         torch.mm(by_z, weight, out=by_x[blocks].flatten(0, 1))
         add_product(by_weight, by_z.mT, x[blocks].flatten(0, 1))
         add_rows(by_bias, by_z)
-    shared = (by_weight, by_bias if inputs.bias is not None else None, by_maps, by_constant)
-    by_weight, by_bias, by_maps, by_constant = (None if each is None else each.to(x.dtype) for each in shared)
-    return by_x, by_weight, by_bias, by_rows, by_own, by_before, by_maps, by_constant
+    shared = (each.to(x.dtype) for each in (by_weight, by_bias, by_maps, by_constant))
+    by_weight, by_bias, by_maps, by_constant = shared
+    given_bias = None if inputs.bias is None else by_bias
+    return by_x, by_weight, given_bias, by_rows, by_own, by_before, by_maps, by_constant
 
 
 def _slices(x: Tensor) -> list[slice]:

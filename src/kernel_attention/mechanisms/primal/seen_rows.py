@@ -10,6 +10,7 @@ that lie in one block.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -19,29 +20,35 @@ from torch.nn.functional import pad
 from kernel_attention.tensors.recompute import only_formulas
 from kernel_attention.tensors.statistics import accumulation_dtype
 
-
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of a number
+
+
+def block_size(length: int, num_rows: int) -> int:
+    """Tokens of a block, a power of two.
+
+    A token meets the rows of its block, and a block has sums of its own. The factor was measured.
+    """
+    return 1 << max(5, min(9, round(5 + 0.5 * math.log2(max(length, 1) / max(num_rows, 1)))))
 
 
 class Places(NamedTuple):
     """Which of the M rows lie in each block.
 
     Attributes:
-        index: (B or 1, blocks, C) int64.
-        is_other: where a block has fewer rows, so that ``index`` is that of another, (B or 1, blocks, C) bool.
-        seen: which of them a token has come to, (B or 1, blocks, T, C): an integer as wide as a number, all
-            bits set or none.
+        which: (B or 1, blocks, C) int64.
+        is_other: where a block has fewer rows, so that ``which`` is another's, (B or 1, blocks, C) bool.
+        seen: which of them a token has come to, (B or 1, blocks, T, C): integers with all bits set or none.
     """
 
-    index: Tensor
+    which: Tensor
     is_other: Tensor
     seen: Tensor
 
 
 def own_places(rank: Tensor, grid: Tensor, block: int, dtype: torch.dtype) -> Places:
-    """The rows at the ranks ``grid`` (M,), by blocks of ``block`` tokens; ``seen`` is for numbers of ``dtype``.
+    """The rows at the ranks ``grid`` (M,), by blocks of ``block`` tokens of the ranks ``rank`` (B or 1, N).
 
-    The tokens have the ranks ``rank`` (B or 1, N).
+    ``seen`` is as wide as a number of ``dtype``, which must hold the ranks.
     """
     missing = -rank.size(1) % block
     if missing:
@@ -62,11 +69,11 @@ class OwnRows(NamedTuple):
 
     Attributes:
         rows: (B, h, blocks, C, p), zero where a block has fewer.
-        index: (B or 1, 1, blocks, C), and ``seen``, (B or 1, 1, blocks, T, C), as in ``Places``.
+        which: (B or 1, 1, blocks, C), and ``seen``, (B or 1, 1, blocks, T, C), as in ``Places``.
     """
 
     rows: Tensor
-    index: Tensor
+    which: Tensor
     seen: Tensor
 
 
@@ -75,9 +82,9 @@ def own_rows(rank: Tensor, rows: Tensor, grid: Tensor, block: int) -> OwnRows:
 
     The tokens have the ranks ``rank`` (B or 1, 1, N).
     """
-    index, is_other, seen = own_places(rank.squeeze(1), grid, block, rows.dtype)
-    index = index[:, None]
-    return OwnRows(_at(rows, index).masked_fill(is_other[:, None, ..., None], 0.0), index, seen[:, None])
+    which, is_other, seen = own_places(rank.squeeze(1), grid, block, accumulation_dtype(rows.dtype))
+    which = which[:, None]
+    return OwnRows(_at(rows, which).masked_fill(is_other[:, None, ..., None], 0.0), which, seen[:, None])
 
 
 def own_weights(own: OwnRows, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -86,7 +93,7 @@ def own_weights(own: OwnRows, weight: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         (B or 1, h, blocks, C, s), and (B, h, blocks, p, s) in float32 or better.
     """
-    weights = _at(weight[None], own.index)
+    weights = _at(weight[None], own.which)
     sums = own.rows.mT @ weights
     sums = sums.to(accumulation_dtype(sums.dtype))
     return weights, pad(sums, (0, 0, 0, 0, 1, -1)).cumsum(dim=2)
