@@ -12,6 +12,7 @@ blocks of all sequences, C rows of a block at most.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -108,9 +109,9 @@ def _after(weights: PrimalWeights) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 class _Own(torch.autograd.Function):
-    """x; each block's own rows, (K, h, C, p); their weights, (K, h, 2, C, s); the sums before, (K, h, 2, p, s).
+    """x; a block's own rows, (K, h, C, p); their weights, (K, h, 2, C, s); the sums before, (K, h, 2, p, s).
 
-    The weights are W_e and W_r (h, M, s). The rows' gradient is added to that of x in place, as in ``operators.with_rows``.
+    The rows' gradient is added to that of x in place, as in ``operators.with_rows``.
     """
 
     @staticmethod
@@ -275,10 +276,11 @@ def _read(tokens: Tokens, inputs: _Inputs, blocks: slice, room: Tensor) -> _Slic
     products = torch.bmm(phi.view(count * heads, 2 * size, -1), inputs.rows[blocks].flatten(0, 1).mT)
     products = products.view(count, 2 * heads, size, -1)
     seen_rows.clear_unseen(products, inputs.seen[blocks, None])
-    scores = torch.bmm(phi.flatten(0, 1), inputs.before[blocks].flatten(0, 2))
+    scores = _in(room, 2 * count * heads, size, inputs.before.size(-1))  # z is done
+    torch.bmm(phi.flatten(0, 1), inputs.before[blocks].flatten(0, 2), out=scores)
     scores.baddbmm_(products.flatten(0, 1), inputs.own[blocks].flatten(0, 2))
-    scores = scores.unflatten(0, (count, -1)).transpose(1, 2).reshape(count * size, -1)
-    return _Slice(phi, scale, products, scores)
+    scores = scores.unflatten(0, (count, -1)).transpose(1, 2).clone(memory_format=torch.contiguous_format)
+    return _Slice(phi, scale, products, scores.view(count * size, -1))
 
 
 def _pull_back(
@@ -297,7 +299,8 @@ def _pull_back(
         grad = grad_y[blocks].flatten(0, 1)
         add_rows(by_constant, grad)
         add_product(by_maps, grad.mT, part.scores)
-        by_scores = (grad @ inputs.maps).view(count, size, 2 * heads, -1).transpose(1, 2).flatten(0, 1)
+        by_scores = torch.mm(grad, inputs.maps, out=_in(room, count * size, inputs.maps.size(1)))
+        by_scores = by_scores.view(count, size, 2 * heads, -1).transpose(1, 2).flatten(0, 1).contiguous()
         torch.bmm(part.phi.flatten(0, 1).mT, by_scores, out=by_before[blocks].flatten(0, 2))
         torch.bmm(part.products.flatten(0, 1).mT, by_scores, out=by_own[blocks].flatten(0, 2))
         slopes = torch.bmm(by_scores, inputs.own[blocks].flatten(0, 2).mT)
@@ -312,7 +315,7 @@ def _pull_back(
         if part.scale is None:
             by_half.copy_(by_phi)
         else:  # d(v / |v|) = (dv - u <u, dv>) / |v|, u = v / |v|
-            along = (part.phi * by_phi).sum(dim=-1, keepdim=True)
+            along = torch.mul(part.phi, by_phi, out=_in(room, *part.phi.shape)).sum(dim=-1, keepdim=True)
             torch.mul(by_phi.addcmul_(part.phi, along, value=-1), part.scale, out=by_half)
         torch.mm(by_z, weight, out=by_x[blocks].flatten(0, 1))
         add_product(by_weight, by_z.mT, x[blocks].flatten(0, 1))
@@ -330,9 +333,14 @@ def _slices(x: Tensor) -> list[slice]:
 
 
 def _room(inputs: _Inputs) -> Tensor:
-    """Memory for the projections of one slice."""
+    """Memory for the projections of one slice, and for what comes after them or before."""
     blocks = _slices(inputs.x)[0]
     return inputs.x.new_empty((blocks.stop - blocks.start) * inputs.x.size(1), inputs.weight.size(0))
+
+
+def _in(room: Tensor, *sizes: int) -> Tensor:
+    """A tensor of these sizes in the first memory of ``room``."""
+    return room.flatten()[: math.prod(sizes)].view(sizes)
 
 
 def _formulas(tokens: Tokens, inputs: _Inputs) -> Tensor:
