@@ -30,7 +30,7 @@ MASKS = {
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     """Blocks of 4 tokens, two of them a slice: of 23 tokens two slices, one block, and a rest."""
-    monkeypatch.setattr(seen_rows, "block_size", lambda length, num_rows: 4)
+    monkeypatch.setattr(seen_rows, "block_tokens", lambda length, num_rows: 4)
     monkeypatch.setattr(causal_slices, "_SLICE", 8)
 
 
@@ -66,7 +66,7 @@ def test_one_pass_equals_the_formulas(options, mask, num_heads):
 def test_blocks_of_any_size_give_the_same(size, monkeypatch):
     layer, x = make(), torch.randn(B, N, 15, dtype=F64)
     expected = run(layer, x)
-    monkeypatch.setattr(seen_rows, "block_size", lambda length, num_rows: size)
+    monkeypatch.setattr(seen_rows, "block_tokens", lambda length, num_rows: size)
     torch.testing.assert_close(run(layer, x), expected, rtol=1e-10, atol=1e-12)
 
 
@@ -135,7 +135,7 @@ def test_transforms_and_compilers_take_the_formulas():
 
 
 def test_little_but_the_tokens_is_kept_for_the_backward_pass(monkeypatch):
-    monkeypatch.setattr(seen_rows, "block_size", lambda length, num_rows: 256)
+    monkeypatch.setattr(seen_rows, "block_tokens", lambda length, num_rows: 256)
     saved = {}
 
     def keep(tensor: Tensor) -> Tensor:

@@ -60,7 +60,7 @@ def causal_primal_layer(
         running_means: average queries and keys over the prefix (listing 1).
     """
     batch, length, num_heads = x.size(0), x.size(1), weights.w_e.size(0)
-    block = seen_rows.block_size(length, grid.numel())
+    block = seen_rows.block_tokens(length, grid.numel())
     places = seen_rows.own_places(
         token_ranks(length, attention_mask, x.device).squeeze(1), grid, block, accumulation_dtype(x.dtype)
     )
@@ -116,7 +116,7 @@ class _Own(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, w_e: Tensor, w_r: Tensor, samples: Samples, places: seen_rows.Places
+        ctx: Any, x: Tensor, w_e: Tensor, w_r: Tensor, samples: Samples, places: seen_rows.RowPlaces
     ) -> tuple[Tensor, ...]:
         tokens = samples.positions.expand(x.size(0), -1)
         tokens = tokens.gather(1, places.which.flatten(1).expand(x.size(0), -1))
@@ -185,7 +185,7 @@ class _Inputs(NamedTuple):
         before: the sums over the rows in the blocks before, (K, h, 2, p, s).
         maps: from a token's scores to the output, (o, h * 2 * s).
         constant: (o,).
-        seen: which of the rows a token has come to, (K, T, C), as in ``seen_rows.Places``.
+        seen: which of the rows a token has come to, (K, T, C), as in ``seen_rows.RowPlaces``.
     """
 
     x: Tensor

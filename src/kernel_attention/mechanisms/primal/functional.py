@@ -86,7 +86,7 @@ def _seen_rows(
     ``rank`` is (B or 1, 1, N). A compiler traces sizes and no values, so there every token meets every row.
     """
     pairs = ((phi_q, w_e), (phi_k, w_r))
-    block = seen_rows.block_size(phi_q.size(2), grid.numel())
+    block = seen_rows.block_tokens(phi_q.size(2), grid.numel())
     if phi_q.size(2) <= block or needs_operator(phi_q) or is_transformed() or phi_q.is_meta:
         is_later = grid > rank[..., None]
         return PrimalScores(*((phi @ rows.mT).masked_fill(is_later, 0.0) @ w for phi, w in pairs))

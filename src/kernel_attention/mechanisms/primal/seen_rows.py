@@ -23,7 +23,7 @@ from kernel_attention.tensors.statistics import accumulation_dtype
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of a number
 
 
-def block_size(length: int, num_rows: int) -> int:
+def block_tokens(length: int, num_rows: int) -> int:
     """Tokens of a block, a power of two.
 
     A token meets the rows of its block, and a block has sums of its own. The factor was measured.
@@ -31,7 +31,7 @@ def block_size(length: int, num_rows: int) -> int:
     return 1 << max(5, min(9, round(5 + 0.5 * math.log2(max(length, 1) / max(num_rows, 1)))))
 
 
-class Places(NamedTuple):
+class RowPlaces(NamedTuple):
     """Which of the M rows lie in each block.
 
     Attributes:
@@ -45,7 +45,7 @@ class Places(NamedTuple):
     seen: Tensor
 
 
-def own_places(rank: Tensor, grid: Tensor, block: int, dtype: torch.dtype) -> Places:
+def own_places(rank: Tensor, grid: Tensor, block: int, dtype: torch.dtype) -> RowPlaces:
     """The rows at the ranks ``grid`` (M,), by blocks of ``block`` tokens of the ranks ``rank`` (B or 1, N).
 
     ``seen`` is as wide as a number of ``dtype``, which must hold the ranks.
@@ -61,7 +61,7 @@ def own_places(rank: Tensor, grid: Tensor, block: int, dtype: torch.dtype) -> Pl
     index.clamp_max_(grid.numel() - 1)
     bits = _BITS[dtype.itemsize]
     seen = grid.to(bits)[index][..., None, :] - (rank.to(bits) + 1)[..., None]
-    return Places(index, is_other, seen.clamp_(-1, 0))
+    return RowPlaces(index, is_other, seen.clamp_(-1, 0))
 
 
 class OwnRows(NamedTuple):
@@ -69,7 +69,7 @@ class OwnRows(NamedTuple):
 
     Attributes:
         rows: (B, h, blocks, C, p), zero where a block has fewer.
-        which: (B or 1, 1, blocks, C), and ``seen``, (B or 1, 1, blocks, T, C), as in ``Places``.
+        which: (B or 1, 1, blocks, C), and ``seen``, (B or 1, 1, blocks, T, C), as in ``RowPlaces``.
     """
 
     rows: Tensor
