@@ -97,7 +97,7 @@ def main() -> None:
     parser.add_argument("--num_heads", type=int, default=4)
     parser.add_argument("--rank", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--causal_lengths", type=int, nargs="*", default=[1024, 4096, 16384, 65536])
+    parser.add_argument("--causal_lengths", type=int, nargs="*", default=[1024, 2048, 4096, 16384, 65536])
     parser.add_argument("--causal_heads", type=int, default=2)
     parser.add_argument("--causal_rounds", type=int, default=21)
     options = parser.parse_args()

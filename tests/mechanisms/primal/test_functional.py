@@ -15,7 +15,7 @@ from kernel_attention.functional import (
     primal_kernel,
     primal_scores,
 )
-from kernel_attention.mechanisms.primal import functional as primal
+from kernel_attention.mechanisms.primal import seen_rows
 
 B, H, N, P, S, M = 2, 3, 11, 5, 7, 13
 
@@ -168,7 +168,7 @@ def test_causal_rows_block_by_block_give_the_same_scores_and_gradients(qk, weigh
     probe = random(2, B, H, N, S)
     results = []
     for size in (N, 4, 1):  # every token and row, two blocks and a rest, token by token
-        monkeypatch.setattr(primal, "_BLOCK", size)
+        monkeypatch.setattr(seen_rows, "block_tokens", lambda length, num_rows, size=size: size)
         leaves = [leaf.clone().requires_grad_() for leaf in (*qk, *weights, rows)]
         scores = primal_scores(*leaves[:4], rows=leaves[4], grid=grid, is_causal=True, attention_mask=mask)
         results.append([*scores, *torch.autograd.grad((torch.stack(scores) * probe).sum(), leaves)])

@@ -1,38 +1,29 @@
 """The causal data-dependent layer over the tokens, forward and backward, in slices that fit the cache.
 
-A token's output is [phi(q_i) ; phi(k_i)] G_i, where G_i = [W_{e|X} C_e^T ; W_{r|X} C_r^T] depends on the
-rows that the token has seen. As in ``seen_rows``, a block of tokens shares the part of G_i that comes from
-the blocks before, and meets the few rows of its own one by one. Rows, weights and concat map are multiplied
-out before the pass, which automatic differentiation sees to. The pass keeps nothing but its inputs, and
-computes phi again in the backward pass.
+As in ``seen_rows``, a block of tokens shares the sum over the rows of the blocks before, and meets the few
+rows of its own one by one. One map then takes the scores of all heads to the output. The backward pass keeps
+what the forward pass had of its last slice, and computes the slices before it again.
 
 How many rows lie in a block is a question about values, so a compiler takes the formulas.
 
-Legend: B batch, N tokens, h heads, p head width, d = h p, s rank, M sampled rows, T tokens of a block, C rows
-of a block at most.
+Legend: B batch, N tokens, h heads, p head width, d = h p, s scores, M sampled rows, T tokens of a block, K
+blocks of all sequences, C rows of a block at most.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from kernel_attention.mechanisms.primal import seen_rows
 from kernel_attention.mechanisms.primal.fused import PrimalWeights, side_by_side
-from kernel_attention.mechanisms.primal.operators import differentiable_features, with_rows
-from kernel_attention.mechanisms.primal.token_slices import (
-    Rooms,
-    Tokens,
-    add_product,
-    add_rows,
-    features_back,
-    fill_features,
-)
-from kernel_attention.tensors.affine import apply_affine, autocast
-from kernel_attention.tensors.padding import first_rows
+from kernel_attention.mechanisms.primal.operators import differentiable_features
+from kernel_attention.mechanisms.primal.token_slices import Tokens, add_product, add_rows
+from kernel_attention.tensors.affine import autocast
 from kernel_attention.tensors.recompute import differentiable_gradients, differentiable_leaves
 from kernel_attention.tensors.sampling import Samples
 from kernel_attention.tensors.statistics import (
@@ -42,9 +33,9 @@ from kernel_attention.tensors.statistics import (
     token_ranks,
     without_autocast,
 )
+from kernel_attention.tensors.unit_rows import inverse_norms
 
-_BLOCK = 256  # T
-_BLOCKS = 8  # of a slice, which stays in the second-level cache as in ``token_slices``
+_SLICE = 4096  # tokens; shorter slices were slower, because each has some thirty calls
 
 
 def causal_primal_layer(
@@ -68,61 +59,148 @@ def causal_primal_layer(
         attention_mask: (B, N), True = real token.
         running_means: average queries and keys over the prefix (listing 1).
     """
-    rank = token_ranks(x.size(1), attention_mask, x.device)
-    x, rows = with_rows(x, samples)
+    batch, length, num_heads = x.size(0), x.size(1), weights.w_e.size(0)
+    block = seen_rows.block_tokens(length, grid.numel())
+    places = seen_rows.own_places(
+        token_ranks(length, attention_mask, x.device).squeeze(1), grid, block, accumulation_dtype(x.dtype)
+    )
+    with without_autocast(x):
+        w_e, w_r, maps, constant = _after(weights)
+        x, *seen = _Own.apply(x, w_e, w_r, samples, places)
     if running_means:  # an affine map of the mean is the mean of the map
         x = running_mean(x[:, None], attention_mask).squeeze(1)
-    x, num_heads = autocast(x), weights.w_e.size(0)
+    elif attention_mask is not None:
+        x = x.masked_fill(~attention_mask[..., None], 0.0)  # padding may hold any value, also NaN
+    missing = -length % block
+    x = autocast(pad(x, (0, 0, 0, missing)) if missing else x)
     weight, bias = side_by_side(weights.q_proj, weights.k_proj, num_heads)
-    out, constant = weights.out_proj, weights.concat[1]
-    if constant is not None:  # O (y + c) + b = O y + (O c + b)
-        moved = out[0] @ constant.repeat(num_heads)
-        out = out[0], moved if out[1] is None else out[1] + moved
     with without_autocast(x):
-        by_head = exactly(rows).unflatten(-1, (num_heads, -1)).transpose(1, 2)
-        own = seen_rows.own_rows(rank, by_head, grid, _BLOCK)
-        seen = own.rows.transpose(1, 2), *_fold(own, weights, grid.size(0))
+        shared = (weight, bias, *seen, maps, constant)
         y = _SeenMap.apply(
-            x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype),
-            *(each.to(x.dtype).contiguous() for each in seen), own.is_later[:, 0],
-            Tokens(num_heads, normalize, attention_mask),
-        )  # fmt: skip
-    return apply_affine(y, out)
+            x.reshape(-1, block, x.size(-1)),
+            *(None if each is None else each.to(x.dtype) for each in shared),
+            places.seen.expand(batch, -1, -1, -1).flatten(0, 1),
+            Tokens(num_heads, normalize, None),
+        )
+    y = y.view(batch, -1, y.size(-1))
+    return y[:, :length] if missing else y
 
 
-def _fold(own: seen_rows.OwnRows, weights: PrimalWeights, num_rows: int) -> tuple[Tensor, Tensor]:
-    """W[m] C^T of each block's rows, and the sum of x_m W[m]^T C^T over the rows of the blocks before."""
-    concat = exactly(weights.concat[0]).unflatten(1, (2, -1)).permute(1, 2, 0)  # (2, s, p)
-    halves = [
-        [
-            (part @ by_half).transpose(1, 2)
-            for part in seen_rows.own_weights(own, first_rows(exactly(w), num_rows))
-        ]
-        for w, by_half in zip((weights.w_e, weights.w_r), concat, strict=True)
-    ]
-    maps, before = (torch.stack(parts, dim=1) for parts in zip(*halves, strict=True))
-    return maps, before
+def _after(weights: PrimalWeights) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The rows' weights for queries and keys, (h, M, s), the map of scores, (o, h * 2 * s), and its constant.
+
+    Where a head has more scores than outputs, the concat map comes before the sums over the rows.
+    """
+    num_heads, _, rank = weights.w_e.shape
+    w_e, w_r, concat, out = (
+        exactly(each) for each in (weights.w_e, weights.w_r, weights.concat[0], weights.out_proj[0])
+    )
+    by_head = out.unflatten(1, (num_heads, -1))  # (o, h, p)
+    if rank > concat.size(0):
+        w_e, w_r = (w @ half.mT for w, half in zip((w_e, w_r), concat.chunk(2, dim=1), strict=True))
+        maps = torch.cat([by_head, by_head], dim=2).flatten(1)
+    else:
+        maps = (by_head.flatten(0, 1) @ concat).view(out.size(0), -1)
+    constant, bias = weights.out_proj[1], weights.concat[1]
+    constant = out.new_zeros(out.size(0)) if constant is None else exactly(constant)
+    if bias is not None:  # O (y + c) + b = O y + (O c + b)
+        constant = torch.addmv(constant, out, exactly(bias).repeat(num_heads))
+    return w_e, w_r, maps, constant
 
 
-class _Seen(NamedTuple):
-    """What the tokens read.
+class _Own(torch.autograd.Function):
+    """x; a block's own rows, (K, h, C, p); their weights, (K, h, 2, C, s); the sums before, (K, h, 2, p, s).
 
-    Attributes:
-        rows: a block's own rows, (B, blocks, h, C, p).
-        maps: what the product with each of them adds to the output, for queries and keys,
-            (B or 1, 2, blocks, h, C, p).
-        before: the map of the rows in the blocks before, (B, 2, blocks, h, p, p).
-        is_later: whether a token comes before a row, (B or 1, blocks, T, C) bool.
+    The rows' gradient is added to that of x in place, as in ``operators.with_rows``.
     """
 
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, w_e: Tensor, w_r: Tensor, samples: Samples, places: seen_rows.RowPlaces
+    ) -> tuple[Tensor, ...]:
+        tokens = samples.positions.expand(x.size(0), -1)
+        tokens = tokens.gather(1, places.which.flatten(1).expand(x.size(0), -1))
+        tokens += x.size(1) * torch.arange(x.size(0), device=x.device)[:, None]
+        index = places.which.expand(x.size(0), -1, -1).flatten()
+        found = _own(x, w_e, w_r, tokens.flatten(), index, places.is_other)
+        ctx.save_for_backward(x, w_e, w_r, tokens.flatten(), index, places.is_other, *found[:2])
+        return x, *found
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, w_e, w_r, tokens, index, is_other, *seen = ctx.saved_tensors
+        with without_autocast(x):
+            if torch.is_grad_enabled():
+                needed = ctx.needs_input_grad[:3]
+                leaves = differentiable_leaves((x, w_e, w_r), needed)
+                outputs = leaves[0], *_own(leaves[0], leaves[1], leaves[2], tokens, index, is_other)
+                return (*differentiable_gradients(outputs, leaves, needed, grads), None, None)
+            by_x = grads[0].contiguous()
+            by_rows, by_w = _own_back(*seen, *grads[1:], batch=x.size(0))
+            by_rows.masked_fill_(is_other[..., None], 0.0)
+            # x goes from here to operators whose gradient of it is a tensor of its own.
+            by_x.flatten(0, 1).index_add_(0, tokens, by_rows.flatten(0, 2).to(x.dtype))
+            by_weight = by_w.new_zeros(w_e.size(0), w_e.size(1), *by_w.shape[2:])
+            by_e, by_r = by_weight.index_add_(1, index, by_w).unbind(2)
+        return by_x, by_e, by_r, None, None
+
+
+def _own(
+    x: Tensor, w_e: Tensor, w_r: Tensor, tokens: Tensor, index: Tensor, is_other: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The results of ``_Own`` but x, where the rows (K C,) are these tokens of the batch."""
+    batch, (num_heads, _, rank), most = x.size(0), w_e.shape, is_other.size(-1)
+    rows = exactly(x.flatten(0, 1).index_select(0, tokens)).view(batch, -1, most, x.size(-1))
+    rows = rows.masked_fill(is_other[..., None], 0.0).flatten(0, 1)
+    rows = rows.unflatten(-1, (num_heads, -1)).transpose(1, 2).contiguous()
+    own = torch.stack([w_e, w_r], dim=2).index_select(1, index).view(num_heads, -1, most, 2, rank)
+    own = own.permute(1, 0, 3, 2, 4).contiguous()
+    sums = (rows[:, :, None].mT @ own).unflatten(0, (batch, -1))
+    return rows, own, pad(sums, (0, 0) * 4 + (1, -1)).cumsum(dim=1).flatten(0, 1)
+
+
+def _own_back(
+    rows: Tensor, own: Tensor, by_rows: Tensor, by_own: Tensor, by_before: Tensor, *, batch: int
+) -> tuple[Tensor, Tensor]:
+    """The gradients of ``_own`` by the rows, (B, blocks, C, d), and by their weights, (h, K C, 2, s)."""
+    by_sum = torch.zeros_like(by_before).unflatten(0, (batch, -1))
+    # a block's sum is part of all sums after it
+    by_sum[:, :-1] = by_before.view_as(by_sum)[:, 1:].flip(1).cumsum(1).flip(1)
+    by_sum = by_sum.flatten(0, 1)
+    by_own = by_own + rows[:, :, None] @ by_sum
+    by_rows = by_rows + (own @ by_sum.mT).sum(dim=2)
+    by_rows = by_rows.transpose(1, 2).flatten(2).unflatten(0, (batch, -1))
+    return by_rows, by_own.permute(1, 0, 3, 2, 4).flatten(1, 2)
+
+
+class _Inputs(NamedTuple):
+    """What the pass reads.
+
+    Attributes:
+        x: the tokens by blocks, (K, T, d).
+        weight: the projections to every head's query and key, (h * 2 * p, d).
+        bias: (h * 2 * p,) or None.
+        rows: a block's own rows, (K, h, C, p).
+        own: their weights for queries and keys, (K, h, 2, C, s).
+        before: the sums over the rows in the blocks before, (K, h, 2, p, s).
+        maps: from a token's scores to the output, (o, h * 2 * s).
+        constant: (o,).
+        seen: which of the rows a token has come to, (K, T, C), as in ``seen_rows.RowPlaces``.
+    """
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None
     rows: Tensor
-    maps: Tensor
+    own: Tensor
     before: Tensor
-    is_later: Tensor
+    maps: Tensor
+    constant: Tensor
+    seen: Tensor
 
 
 class _SeenMap(torch.autograd.Function):
-    """y (B, N, d) from x, the projections (h * 2 * p, d) of every head's query and key, and ``_Seen``.
+    """y (K, T, o) from ``_Inputs`` and ``Tokens``.
 
     Where the gradient itself is differentiated, it comes from the formulas, which keep z.
     """
@@ -130,146 +208,145 @@ class _SeenMap(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
         *tensors, tokens = inputs
-        ctx.save_for_backward(*tensors, tokens.mask)
         ctx.options = tokens.num_heads, tokens.normalize
-        x, weight, bias, *seen = tensors
-        with without_autocast(x):
-            return _map_tokens(tokens, x, weight, bias, _Seen(*seen))
+        with without_autocast(tensors[0]):
+            y, last = _map_tokens(tokens, _Inputs(*tensors))
+        ctx.save_for_backward(*tensors, *last)
+        return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        *tensors, is_later, mask = ctx.saved_tensors
+        tensors, last = ctx.saved_tensors[:9], _Slice(*ctx.saved_tensors[9:])
         num_heads, normalize = ctx.options
-        tokens, needed = Tokens(num_heads, normalize, mask), ctx.needs_input_grad[: len(tensors)]
+        tokens, needed = Tokens(num_heads, normalize, None), ctx.needs_input_grad[:8]
         with without_autocast(grad):
             if torch.is_grad_enabled():
-                leaves = differentiable_leaves(tensors, needed)
-                x, weight, bias, rows, maps, before = leaves
-                y = _formulas(tokens, x, weight, bias, _Seen(rows, maps, before, is_later))
+                leaves = differentiable_leaves(tensors[:8], needed)
+                y = _formulas(tokens, _Inputs._make([*leaves, tensors[8]]))
                 found = differentiable_gradients([y], leaves, needed, [grad])
             else:
-                x, weight, bias, rows, maps, before = tensors
-                seen = _Seen(rows, maps, before, is_later)
-                found = list(_pull_back(tokens, x, weight, bias, seen, grad))
+                found = list(_pull_back(tokens, _Inputs(*tensors), last, grad.contiguous()))
         return (*found, None, None)
 
 
-def _map_tokens(tokens: Tokens, x: Tensor, weight: Tensor, bias: Tensor | None, seen: _Seen) -> Tensor:
-    num_heads = tokens.num_heads
-    y = x.new_empty(x.size(0), x.size(1), num_heads * seen.before.size(-1))
-    rooms = Rooms(x, weight, tokens, 1, _BLOCKS * _BLOCK)
-    for piece in _pieces(x, seen.is_later.size(2)):
-        mask, z, spare = piece.mask(tokens), rooms.get(0, piece.length), rooms.get(2, piece.length)
-        fill_features(piece.of(x), mask, weight, bias, tokens, z, spare)
-        rows, maps, before, is_later = piece.read(seen)
-        out = None
-        for half, phi in enumerate(piece.batches(z.halves, 2)):
-            out = torch.bmm(phi, before[half]) if out is None else out.baddbmm_(phi, before[half])
-            out.baddbmm_(_products(phi, rows, is_later), maps[half])
-        assert out is not None
-        piece.by_token(piece.of(y), num_heads).copy_(out.unflatten(0, (-1, num_heads)))
-    return y
+class _Slice(NamedTuple):
+    """What the pass has of n tokens in k blocks.
+
+    Attributes:
+        phi: the features, (k, 2 h, T, p).
+        scale: what normalised them, (k, 2 h, T, 1), or None.
+        products: with the rows that they have seen, (k, 2 h, T, C).
+        scores: (n, h * 2 * s).
+    """
+
+    phi: Tensor
+    scale: Tensor | None
+    products: Tensor
+    scores: Tensor
+
+
+def _map_tokens(tokens: Tokens, inputs: _Inputs) -> tuple[Tensor, _Slice]:
+    """y, and the last slice."""
+    y = inputs.x.new_empty(*inputs.x.shape[:2], inputs.maps.size(0))
+    room, last = _room(inputs), None
+    for blocks in _slices(inputs.x):
+        last = _read(tokens, inputs, blocks, room)
+        out = y[blocks].flatten(0, 1)
+        torch.mm(last.scores, inputs.maps.mT, out=out)
+        out += inputs.constant  # with two threads faster than a product that starts from it
+    assert last is not None
+    return y, last
+
+
+def _read(tokens: Tokens, inputs: _Inputs, blocks: slice, room: Tensor) -> _Slice:
+    """The slice of these blocks."""
+    x, heads = inputs.x[blocks], tokens.num_heads
+    count, size = x.shape[:2]
+    z = torch.mm(x.flatten(0, 1), inputs.weight.mT, out=room[: count * size])
+    if inputs.bias is not None:
+        z += inputs.bias
+    by_token = z.view(count, size, 2 * heads, -1)
+    by_half = by_token.transpose(1, 2)
+    phi, scale = x.new_empty(by_half.shape), None
+    if tokens.normalize:
+        scale = inverse_norms(by_token).transpose(1, 2)
+        torch.mul(by_half, scale, out=phi)
+    else:
+        phi.copy_(by_half)
+    products = torch.bmm(phi.view(count * heads, 2 * size, -1), inputs.rows[blocks].flatten(0, 1).mT)
+    products = products.view(count, 2 * heads, size, -1)
+    seen_rows.clear_unseen(products, inputs.seen[blocks, None])
+    scores = _in(room, 2 * count * heads, size, inputs.before.size(-1))  # z is done
+    torch.bmm(phi.flatten(0, 1), inputs.before[blocks].flatten(0, 2), out=scores)
+    scores.baddbmm_(products.flatten(0, 1), inputs.own[blocks].flatten(0, 2))
+    scores = scores.unflatten(0, (count, -1)).transpose(1, 2).clone(memory_format=torch.contiguous_format)
+    return _Slice(phi, scale, products, scores.view(count * size, -1))
 
 
 def _pull_back(
-    tokens: Tokens, x: Tensor, weight: Tensor, bias: Tensor | None, seen: _Seen, grad_y: Tensor
+    tokens: Tokens, inputs: _Inputs, last: _Slice | None, grad_y: Tensor
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of ``_map_tokens`` by x, weight, bias, rows, maps and before."""
-    exact, num_heads = accumulation_dtype(x.dtype), tokens.num_heads
-    sums = _Seen._make(torch.zeros_like(each, dtype=exact) for each in seen)  # the mask's is not used
-    grad_x, sum_weight = torch.empty_like(x), torch.zeros_like(weight, dtype=exact)
-    sum_bias = sum_weight.new_zeros(weight.size(0))
-    rooms = Rooms(x, weight, tokens, 1, _BLOCKS * _BLOCK)
-    for piece in _pieces(x, seen.is_later.size(2)):
-        mask = piece.mask(tokens)
-        z, grad_z, spare = (rooms.get(which, piece.length) for which in range(3))
-        part, scale = fill_features(piece.of(x), mask, weight, bias, tokens, z, spare)
-        rows, maps, before, is_later = piece.read(seen)
-        by_rows, by_maps, by_before, _ = piece.read(sums)
-        (grad,) = piece.batches(piece.of(grad_y).unflatten(-1, (num_heads, -1)), 1)
-        slots = piece.by_token(grad_z.flat, 2 * num_heads)
-        for half, phi in enumerate(piece.batches(z.halves, 2)):
-            add_product(by_before[half], phi.mT, grad)
-            add_product(by_maps[half], _products(phi, rows, is_later).mT, grad)
-            slopes = _products(grad, maps[half], is_later)
-            add_product(by_rows, slopes.mT, phi)
-            by_phi = torch.bmm(grad, before[half].mT).baddbmm_(slopes, rows)
-            slots[:, half::2].copy_(by_phi.unflatten(0, (-1, num_heads)))
-        features_back(grad_z, z, scale, mask, spare)
-        torch.mm(grad_z.flat, weight, out=piece.of(grad_x))
-        add_product(sum_weight, grad_z.flat.mT, part)
-        add_rows(sum_bias, grad_z.flat)
-    by_bias = None if bias is None else sum_bias.to(bias.dtype)
-    return grad_x, sum_weight.to(weight.dtype), by_bias, *sums[:3]
+    """The gradients of ``_map_tokens`` by all inputs but ``seen``."""
+    x, weight, heads = inputs.x, inputs.weight, tokens.num_heads
+    exact = accumulation_dtype(x.dtype)
+    by_weight, by_maps = (torch.zeros_like(each, dtype=exact) for each in (weight, inputs.maps))
+    by_bias, by_constant = (by_weight.new_zeros(size) for size in (weight.size(0), inputs.maps.size(0)))
+    by_x, by_rows, by_own, by_before = map(torch.empty_like, (x, inputs.rows, inputs.own, inputs.before))
+    room = _room(inputs)
+    for blocks in reversed(_slices(x)):
+        part = _read(tokens, inputs, blocks, room) if last is None else last
+        last, count, size = None, *part.phi.shape[::2]
+        grad = grad_y[blocks].flatten(0, 1)
+        add_rows(by_constant, grad)
+        add_product(by_maps, grad.mT, part.scores)
+        by_scores = torch.mm(grad, inputs.maps, out=_in(room, count * size, inputs.maps.size(1)))
+        by_scores = by_scores.view(count, size, 2 * heads, -1).transpose(1, 2).flatten(0, 1).contiguous()
+        torch.bmm(part.phi.flatten(0, 1).mT, by_scores, out=by_before[blocks].flatten(0, 2))
+        torch.bmm(part.products.flatten(0, 1).mT, by_scores, out=by_own[blocks].flatten(0, 2))
+        slopes = torch.bmm(by_scores, inputs.own[blocks].flatten(0, 2).mT)
+        seen_rows.clear_unseen(slopes.view_as(part.products), inputs.seen[blocks, None])
+        slopes = slopes.view(count * heads, 2 * size, -1)
+        torch.bmm(slopes.mT, part.phi.view(*slopes.shape[:2], -1), out=by_rows[blocks].flatten(0, 1))
+        by_phi = torch.bmm(by_scores, inputs.before[blocks].flatten(0, 2).mT)
+        by_phi.view(*slopes.shape[:2], -1).baddbmm_(slopes, inputs.rows[blocks].flatten(0, 1))
+        by_phi = by_phi.view_as(part.phi)
+        by_z = room[: count * size]
+        by_half = by_z.view(count, size, 2 * heads, -1).transpose(1, 2)
+        if part.scale is None:
+            by_half.copy_(by_phi)
+        else:  # d(v / |v|) = (dv - u <u, dv>) / |v|, u = v / |v|
+            along = torch.mul(part.phi, by_phi, out=_in(room, *part.phi.shape)).sum(dim=-1, keepdim=True)
+            torch.mul(by_phi.addcmul_(part.phi, along, value=-1), part.scale, out=by_half)
+        torch.mm(by_z, weight, out=by_x[blocks].flatten(0, 1))
+        add_product(by_weight, by_z.mT, x[blocks].flatten(0, 1))
+        add_rows(by_bias, by_z)
+    shared = (each.to(x.dtype) for each in (by_weight, by_bias, by_maps, by_constant))
+    by_weight, by_bias, by_maps, by_constant = shared
+    given_bias = None if inputs.bias is None else by_bias
+    return by_x, by_weight, given_bias, by_rows, by_own, by_before, by_maps, by_constant
 
 
-def _formulas(tokens: Tokens, x: Tensor, weight: Tensor, bias: Tensor | None, seen: _Seen) -> Tensor:
+def _slices(x: Tensor) -> list[slice]:
+    """The blocks (K, T, d) in slices of ``_SLICE`` tokens at most, but one block at least."""
+    step = max(1, _SLICE // x.size(1))
+    return [slice(first, min(first + step, x.size(0))) for first in range(0, x.size(0), step)]
+
+
+def _room(inputs: _Inputs) -> Tensor:
+    """Memory for the projections of one slice, and for what comes after them or before."""
+    blocks = _slices(inputs.x)[0]
+    return inputs.x.new_empty((blocks.stop - blocks.start) * inputs.x.size(1), inputs.weight.size(0))
+
+
+def _in(room: Tensor, *sizes: int) -> Tensor:
+    """A tensor of these sizes in the first memory of ``room``."""
+    return room.flatten()[: math.prod(sizes)].view(sizes)
+
+
+def _formulas(tokens: Tokens, inputs: _Inputs) -> Tensor:
     """``_map_tokens`` by differentiable operations."""
-    z = differentiable_features(tokens, x, weight, bias).unflatten(2, (-1, 2))
-    z = z.permute(3, 0, 2, 1, 4)  # (2, B, h, N, p)
-    rows, maps, before = (each.to(x.dtype).transpose(-4, -3) for each in seen[:3])
-    is_later = seen.is_later[:, None]
-    parts = [
-        seen_rows.block_scores(z[half], rows, is_later, maps[:, half], before[:, half]) for half in range(2)
-    ]
-    return (parts[0] + parts[1]).transpose(1, 2).flatten(2)
-
-
-class _Piece(NamedTuple):
-    """Some whole blocks of one sequence, or the rest of its last block."""
-
-    sequence: int
-    start: int
-    length: int
-    blocks: slice
-
-    @property
-    def block(self) -> int:
-        """Tokens of each of its blocks."""
-        return self.length // (self.blocks.stop - self.blocks.start)
-
-    def of(self, x: Tensor) -> Tensor:
-        """Its tokens of x (B, N, ..): (length, ..)."""
-        return x[self.sequence, self.start : self.start + self.length]
-
-    def mask(self, tokens: Tokens) -> Tensor | None:
-        """Its part of the mask."""
-        return None if tokens.mask is None else self.of(tokens.mask)
-
-    def read(self, seen: _Seen) -> _Seen:
-        """What its blocks read, by blocks and heads: (blocks h, ..), with the two halves first."""
-        rows, maps, before, is_later = (each[min(self.sequence, each.size(0) - 1)] for each in seen)
-        return _Seen(
-            rows[self.blocks].flatten(0, 1),
-            maps[:, self.blocks].flatten(1, 2),
-            before[:, self.blocks].flatten(1, 2),
-            is_later[self.blocks, None, : self.block],
-        )
-
-    def by_token(self, x: Tensor, parts: int) -> Tensor:
-        """A view of x (length, parts w): (blocks, parts, T, w)."""
-        return x.view(-1, self.block, parts, x.size(-1) // parts).transpose(1, 2)
-
-    def batches(self, x: Tensor, parts: int) -> list[Tensor]:
-        """x (length, h parts, w) as ``parts`` batches of blocks and heads, (blocks h, T, w)."""
-        by_block = x.unflatten(0, (-1, self.block)).transpose(1, 2)
-        return [by_block[:, part::parts].flatten(0, 1) for part in range(parts)]
-
-
-def _pieces(x: Tensor, size: int) -> Iterator[_Piece]:
-    """All tokens of x (B, N, d) by blocks of ``size``, in pieces of one slice at most."""
-    length = x.size(1)
-    whole = length // size
-    for i in range(x.size(0)):
-        for first in range(0, whole, _BLOCKS):
-            blocks = slice(first, min(first + _BLOCKS, whole))
-            yield _Piece(i, first * size, (blocks.stop - first) * size, blocks)
-        if length % size:
-            yield _Piece(i, whole * size, length % size, slice(whole, whole + 1))
-
-
-def _products(left: Tensor, right: Tensor, is_later: Tensor) -> Tensor:
-    """left (blocks h, T, p) right^T (blocks h, p, C), and 0 where the token comes before the row."""
-    products = torch.bmm(left, right.mT)
-    products.unflatten(0, (is_later.size(0), -1)).masked_fill_(is_later, 0.0)
-    return products
+    z = differentiable_features(tokens, inputs.x, inputs.weight, inputs.bias)  # (K, T, 2h, p)
+    phi = z.transpose(1, 2).unflatten(1, (-1, 2))  # (K, h, 2, T, p)
+    products = seen_rows.with_seen(phi @ inputs.rows[:, :, None].mT, inputs.seen[:, None, None])
+    scores = phi @ inputs.before + products @ inputs.own
+    return scores.flatten(1, 2).transpose(1, 2).flatten(2) @ inputs.maps.mT + inputs.constant

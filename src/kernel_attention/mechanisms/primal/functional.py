@@ -27,8 +27,6 @@ from kernel_attention.tensors.statistics import (
 
 ObjectiveForm = Literal["mean", "sum"]
 
-_BLOCK = 128  # tokens that meet their own sampled rows one by one (causal, data-dependent)
-
 
 class PrimalScores(NamedTuple):
     """Projection scores on the left (e, queries) and right (r, keys) singular directions, (B, h, N, s)."""
@@ -88,14 +86,17 @@ def _seen_rows(
     ``rank`` is (B or 1, 1, N). A compiler traces sizes and no values, so there every token meets every row.
     """
     pairs = ((phi_q, w_e), (phi_k, w_r))
-    if phi_q.size(2) <= _BLOCK or needs_operator(phi_q) or is_transformed() or phi_q.is_meta:
+    block = seen_rows.block_tokens(phi_q.size(2), grid.numel())
+    if phi_q.size(2) <= block or needs_operator(phi_q) or is_transformed() or phi_q.is_meta:
         is_later = grid > rank[..., None]
         return PrimalScores(*((phi @ rows.mT).masked_fill(is_later, 0.0) @ w for phi, w in pairs))
-    own = seen_rows.own_rows(rank, rows, grid, _BLOCK)
+    own = seen_rows.own_rows(rank, rows, grid, block)
+    parts = seen_rows.own_weights(own, torch.cat([w_e, w_r], dim=-1))
+    halves = zip(*(part.chunk(2, dim=-1) for part in parts), strict=True)
     return PrimalScores(
         *(
-            seen_rows.block_scores(phi, own.rows, own.is_later, *seen_rows.own_weights(own, w))
-            for phi, w in pairs
+            seen_rows.block_scores(phi, own.rows, own.seen, *half)
+            for phi, half in zip((phi_q, phi_k), halves, strict=True)
         )
     )
 

@@ -321,8 +321,8 @@ class PrimalAttention(PenalizedAttention):
         # as the pass does, and in wide layers better. Measured by benchmarks/compiled_forms.py.
         compiled_from = 2048 if self.embed_dim <= 64 else None
         pays_from = {"cpu": PaysFrom(eager=max(256, 8 * self.embed_dim), compiled=compiled_from)}
-        if is_causal and self.data_dependent:  # short and wide, the formulas in blocks of tokens are faster
-            pays_from = {"cpu": PaysFrom(eager=16384 if self.embed_dim <= 128 else None, compiled=None)}
+        if is_causal and self.data_dependent:
+            pays_from = {"cpu": PaysFrom(eager=512, compiled=None)}
         return choose_form(
             self.impl, x, lacking, pays_from, is_sharded=self.sequence_group is not None, compiled=compiled
         )

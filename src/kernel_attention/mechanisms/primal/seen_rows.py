@@ -10,13 +10,58 @@ that lie in one block.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from kernel_attention.tensors.recompute import only_formulas
 from kernel_attention.tensors.statistics import accumulation_dtype
+
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of a number
+
+
+def block_tokens(length: int, num_rows: int) -> int:
+    """Tokens of a block, a power of two.
+
+    A token meets the rows of its block, and a block has sums of its own. The factor was measured.
+    """
+    return 1 << max(5, min(9, round(5 + 0.5 * math.log2(max(length, 1) / max(num_rows, 1)))))
+
+
+class RowPlaces(NamedTuple):
+    """Which of the M rows lie in each block.
+
+    Attributes:
+        which: (B or 1, blocks, C) int64.
+        is_other: where a block has fewer rows, so that ``which`` is another's, (B or 1, blocks, C) bool.
+        seen: which of them a token has come to, (B or 1, blocks, T, C): integers with all bits set or none.
+    """
+
+    which: Tensor
+    is_other: Tensor
+    seen: Tensor
+
+
+def own_places(rank: Tensor, grid: Tensor, block: int, dtype: torch.dtype) -> RowPlaces:
+    """The rows at the ranks ``grid`` (M,), by blocks of ``block`` tokens of the ranks ``rank`` (B or 1, N).
+
+    ``seen`` is as wide as a number of ``dtype``, which must hold the ranks.
+    """
+    missing = -rank.size(1) % block
+    if missing:
+        rank = torch.cat([rank, rank[:, -1:].expand(-1, missing)], dim=1)
+    rank = rank.unflatten(1, (-1, block))
+    after = torch.searchsorted(grid, rank[..., -1].contiguous(), right=True)
+    first = pad(after, (1, -1))  # rows that the blocks before have seen
+    index = first[..., None] + torch.arange(int((after - first).max()), device=grid.device)
+    is_other = index >= after[..., None]
+    index.clamp_max_(grid.numel() - 1)
+    bits = _BITS[dtype.itemsize]
+    seen = grid.to(bits)[index][..., None, :] - (rank.to(bits) + 1)[..., None]
+    return RowPlaces(index, is_other, seen.clamp_(-1, 0))
 
 
 class OwnRows(NamedTuple):
@@ -24,13 +69,12 @@ class OwnRows(NamedTuple):
 
     Attributes:
         rows: (B, h, blocks, C, p), zero where a block has fewer.
-        places: which of the M rows they are, (B or 1, 1, blocks, C) int64.
-        is_later: whether a token comes before them, (B or 1, 1, blocks, T, C) bool.
+        which: (B or 1, 1, blocks, C), and ``seen``, (B or 1, 1, blocks, T, C), as in ``RowPlaces``.
     """
 
     rows: Tensor
-    places: Tensor
-    is_later: Tensor
+    which: Tensor
+    seen: Tensor
 
 
 def own_rows(rank: Tensor, rows: Tensor, grid: Tensor, block: int) -> OwnRows:
@@ -38,15 +82,9 @@ def own_rows(rank: Tensor, rows: Tensor, grid: Tensor, block: int) -> OwnRows:
 
     The tokens have the ranks ``rank`` (B or 1, 1, N).
     """
-    missing = -rank.size(2) % block
-    rank = torch.cat([rank, rank[..., -1:].expand(*rank.shape[:2], missing)], dim=2)
-    rank = rank.unflatten(2, (-1, block))
-    after = torch.searchsorted(grid, rank[..., -1].contiguous(), right=True)
-    first = pad(after, (1, -1))  # rows that the blocks before have seen
-    index = first[..., None] + torch.arange(int((after - first).max()), device=grid.device)
-    is_own, index = index < after[..., None], index.clamp_max(grid.numel() - 1)
-    own = _at(rows, index).masked_fill(~is_own[..., None], 0.0)
-    return OwnRows(own, index, grid[index][..., None, :] > rank[..., None])
+    which, is_other, seen = own_places(rank.squeeze(1), grid, block, accumulation_dtype(rows.dtype))
+    which = which[:, None]
+    return OwnRows(_at(rows, which).masked_fill(is_other[:, None, ..., None], 0.0), which, seen[:, None])
 
 
 def own_weights(own: OwnRows, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -55,19 +93,47 @@ def own_weights(own: OwnRows, weight: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         (B or 1, h, blocks, C, s), and (B, h, blocks, p, s) in float32 or better.
     """
-    weights = _at(weight[None], own.places)
+    weights = _at(weight[None], own.which)
     sums = own.rows.mT @ weights
     sums = sums.to(accumulation_dtype(sums.dtype))
     return weights, pad(sums, (0, 0, 0, 0, 1, -1)).cumsum(dim=2)
 
 
-def block_scores(phi: Tensor, rows: Tensor, is_later: Tensor, weights: Tensor, before: Tensor) -> Tensor:
+def block_scores(phi: Tensor, rows: Tensor, seen: Tensor, weights: Tensor, before: Tensor) -> Tensor:
     """The scores of phi (B, h, N, p), (B, h, N, s), by the rows and weights of each block."""
-    length, block = phi.size(2), is_later.size(3)
+    length, block = phi.size(2), seen.size(3)
     missing = -length % block
     phi = (pad(phi, (0, 0, 0, missing)) if missing else phi).unflatten(2, (-1, block))
-    products = (phi @ rows.mT).masked_fill(is_later, 0.0)
+    products = with_seen(phi @ rows.mT, seen)
     return (phi @ before.to(phi.dtype) + products @ weights).flatten(2, 3)[:, :, :length]
+
+
+def with_seen(products: Tensor, seen: Tensor) -> Tensor:
+    """The products with the rows that a token has seen; 0 for the others, whatever they hold."""
+    if only_formulas():
+        return products.masked_fill(seen == 0, 0.0)
+    return _WithSeen.apply(products, seen)
+
+
+def clear_unseen(products: Tensor, seen: Tensor) -> Tensor:
+    """``with_seen`` in place, not differentiable."""
+    bits = _BITS[products.element_size()]
+    products.view(bits).bitwise_and_(seen.to(bits))
+    return products
+
+
+class _WithSeen(torch.autograd.Function):
+    """Masking by bits costs a tenth of what filling by booleans does."""
+
+    @staticmethod
+    def forward(ctx: Any, products: Tensor, seen: Tensor) -> Tensor:
+        ctx.save_for_backward(seen)
+        bits = _BITS[products.element_size()]
+        return (products.view(bits) & seen.to(bits)).view(products.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _WithSeen.apply(grad, *ctx.saved_tensors), None
 
 
 def _at(values: Tensor, index: Tensor) -> Tensor:

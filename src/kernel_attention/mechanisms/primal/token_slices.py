@@ -115,10 +115,8 @@ def _slices(i: int, x: Tensor, mask: Tensor | None, *others: Tensor) -> Iterator
 class Rooms:
     """Three buffers of one slice each, and their views by the number of tokens."""
 
-    def __init__(
-        self, x: Tensor, weight: Tensor, tokens: Tokens, groups: int, slice_size: int | None = None
-    ) -> None:
-        most = min(slice_size or _SLICE, x.size(1))
+    def __init__(self, x: Tensor, weight: Tensor, tokens: Tokens, groups: int) -> None:
+        most = min(_SLICE, x.size(1))
         self.memory = [x.new_empty(most, weight.size(0)) for _ in range(3)]
         self.halves, self.groups = 2 * tokens.num_heads, groups
         self.rooms: dict[tuple[int, int], _Room] = {}
