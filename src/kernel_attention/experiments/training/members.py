@@ -15,7 +15,7 @@ from torch import Tensor
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.data import SequenceSplit, make_loader
 from kernel_attention.experiments.training.fit import fit, private_generators, training_device
-from kernel_attention.experiments.training.memory import MemoryRecorder
+from kernel_attention.experiments.training.recorder import MemoryRecorder
 from kernel_attention.experiments.training.rocket_features import (
     OnFeatures,
     can_keep_features,

@@ -21,9 +21,9 @@ from kernel_attention.mechanisms.support_vector.decoding import (
     last_rows,
     read_open_block,
 )
-from kernel_attention.mechanisms.support_vector.factors import checked_factors
 from kernel_attention.mechanisms.support_vector.functional import (
     EPSILON,
+    checked_factors,
     head_groups,
     support_vector_attention,
 )
