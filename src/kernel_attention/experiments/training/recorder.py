@@ -1,4 +1,4 @@
-"""What a run keeps of every round: its files and the state from which it resumes exactly, or figures alone."""
+"""What a run keeps of every round: files, and the state from which it resumes exactly; or figures alone."""
 
 from __future__ import annotations
 
