@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 from kernel_attention.atomic import write_text_atomically
-from kernel_attention.experiments.revision import code_revision
+from kernel_attention.experiments.provenance import code_revision
 
 ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "results" / "benchmarks"

@@ -13,8 +13,7 @@ import torch
 
 from kernel_attention.core.layer import AttentionLayer
 from kernel_attention.experiments.benchmarking.plans import Setting
-from kernel_attention.experiments.processor import processor_name
-from kernel_attention.experiments.revision import code_revision
+from kernel_attention.experiments.provenance import code_revision, processor_name
 
 _LARGE = 1536  # rows of the square product that gives the ceiling of arithmetic
 _COPIED = 1 << 28  # bytes, far beyond every cache

@@ -21,9 +21,8 @@ import torch
 
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.notes import note
-from kernel_attention.experiments.processor import processor_name
+from kernel_attention.experiments.provenance import code_revision, processor_name
 from kernel_attention.experiments.reporting import write_report
-from kernel_attention.experiments.revision import code_revision
 from kernel_attention.experiments.run_folder import is_number, read_json
 from kernel_attention.experiments.training.checkpoint import check_checkpoint
 from kernel_attention.experiments.training.data_root import find_data_root, recorded_data_root

@@ -12,9 +12,9 @@ from transformers import (
     AutoModelForSequenceClassification,
 )
 
-from kernel_attention.hosts.hugging_face.cache import DecodingCache
 from kernel_attention.hosts.hugging_face.configuration import MODEL_TYPE, KernelAttentionConfig
 from kernel_attention.hosts.hugging_face.models import (
+    DecodingCache,
     KernelAttentionForCausalLM,
     KernelAttentionForImageClassification,
     KernelAttentionForSequenceClassification,

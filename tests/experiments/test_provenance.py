@@ -7,7 +7,7 @@ import platform
 
 import torch
 
-from kernel_attention.experiments.processor import processor_name
+from kernel_attention.experiments.provenance import processor_name
 from kernel_attention.experiments.training.run import machine
 
 DESCRIBED = """processor\t: 0
