@@ -1,7 +1,8 @@
-"""Classification of images: the data, the model, the figures."""
+"""Learning from images, and their classification: the data, the model, the figures."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,16 +15,44 @@ from kernel_attention.experiments.data.images.batches import central, make_image
 from kernel_attention.experiments.data.images.sets import ImageSplit, load_images
 from kernel_attention.experiments.data.splits import hold_out
 from kernel_attention.experiments.training.evaluation import classification_figures, collect_outputs
-from kernel_attention.experiments.training.experiment import Loaders, Metric
+from kernel_attention.experiments.training.experiment import Experiment, Loaders, Metric
 from kernel_attention.experiments.training.image_examples import image_examples
 from kernel_attention.experiments.training.image_prediction import labelled_images, predict_images
-from kernel_attention.experiments.training.image_recipe import ImageRecipe
+from kernel_attention.experiments.training.image_recipe import ImageRecipe, VisionRecipe
 from kernel_attention.experiments.training.image_task import ImageTask
-from kernel_attention.experiments.training.vision_experiment import VisionExperiment
 from kernel_attention.models.vision import VisionTransformer
 
 _DIAGNOSED_AT_ONCE = 8
 _AT_ONCE = 4096  # images whose statistics are taken at a time
+
+
+class VisionExperiment(Experiment):
+    """Learning from images, described by a ``VisionRecipe``.
+
+    A subclass sets ``data``, with the splits ``train``, ``validation`` (or None) and ``test``, and ``test``,
+    the test cases that are evaluated.
+    """
+
+    recipe: VisionRecipe
+    has_classes: ClassVar[bool] = True
+    data: Any
+    test: Any
+
+    @staticmethod
+    @abstractmethod
+    def hold_out(split: Any, fraction: float, seed: int) -> tuple[Any, Any]:
+        """(the rest, about ``fraction`` of the cases), a function of ``seed``."""
+
+    def split(self, seed: int) -> tuple[Any, Any]:
+        """(training cases, cases that select the weights) under the recipe's protocol."""
+        recipe, data = self.recipe, self.data
+        if recipe.protocol == "paper":
+            return data.train.evenly(recipe.train_cases), self.test
+        if data.validation is not None:
+            train, held_out = data.train, data.validation
+        else:
+            train, held_out = self.hold_out(data.train, recipe.validation_fraction, seed)
+        return train.evenly(recipe.train_cases), held_out.evenly(recipe.evaluation_cases)
 
 
 class ImageExperiment(VisionExperiment):

@@ -21,7 +21,7 @@ from kernel_attention.experiments.data.segmentation.sets import (
 )
 from kernel_attention.experiments.training.evaluation import batch_outputs
 from kernel_attention.experiments.training.experiment import Loaders, Metric
-from kernel_attention.experiments.training.image_experiment import channel_statistics
+from kernel_attention.experiments.training.image_experiment import VisionExperiment, channel_statistics
 from kernel_attention.experiments.training.recorder import RunRecorder
 from kernel_attention.experiments.training.segmentation_corruptions import (
     check_corruptible,
@@ -35,7 +35,6 @@ from kernel_attention.experiments.training.segmentation_figures import (
 from kernel_attention.experiments.training.segmentation_recipe import SegmentationRecipe
 from kernel_attention.experiments.training.segmentation_start import load_start
 from kernel_attention.experiments.training.segmentation_task import SegmentationTask
-from kernel_attention.experiments.training.vision_experiment import VisionExperiment
 from kernel_attention.models.segmenter import Segmenter
 from kernel_attention.models.vision import VisionTransformer
 
