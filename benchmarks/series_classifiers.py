@@ -82,7 +82,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 # What each part of the default classifier is worth: one is switched off.
 ABLATION: dict[str, dict[str, Any]] = {
     "whole": {},
-    "without random convolutions": {"stem": ("convolution", "convolution", "linear"), "augmentation": WARPED},
+    "without random convolutions": {"stem": "convolution"},
     "without learnt convolutions": {"stem": "rocket"},
     "without positions": {"positions": "none"},
     "without augmentation": {"augmentation": ()},

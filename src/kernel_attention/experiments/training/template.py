@@ -84,6 +84,6 @@ def _sizes(keys: dict[str, Any], data: TimeSeriesData | None) -> dict[str, int]:
         cases = len(split_data(data, Recipe(**keys), 0).train)
         max_len = data.max_len
     batch_size = automatic_batch_size(cases)
-    steps = automatic_steps(batch_size, -(-max_len // automatic_patch_len(max_len, keys["stem"])))
+    steps = automatic_steps(batch_size, -(-max_len // automatic_patch_len(max_len, _MODEL["stem"])))
     epochs = automatic_epochs(cases, batch_size, steps)
     return {"epochs": epochs, "batch_size": batch_size, "warmup_epochs": int(_WARMUP * epochs)}
