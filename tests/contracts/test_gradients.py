@@ -97,7 +97,9 @@ def test_float32_gradients_are_off_by_their_roundings(name, size, kind):
         return gradients(double, x.double(), towards.double())
 
     exact = run()
-    radii = spread(run, exact, unit=UNIT, draws=2)
+    may_saturate = name in SATURATED and kind in ("1e2", "1e3", "1e4")
+    # Where rounding decides who wins a softmax, two draws may miss the rare large difference.
+    radii = spread(run, exact, unit=UNIT, draws=16 if may_saturate else 2)
     alike = math.sqrt(length) if kind in ("repeated", "constant") else 1.0
     for label, value, wanted, radius in zip(
         ["x", *(n for n, _ in single.named_parameters())], found, exact, radii, strict=True
@@ -108,7 +110,6 @@ def test_float32_gradients_are_off_by_their_roundings(name, size, kind):
     whole, far = (
         math.sqrt(sum(v * v for v in values)) for values in ([g.norm().item() for g in exact], radii)
     )
-    may_saturate = name in SATURATED and kind in ("1e2", "1e3", "1e4")
     assert far < 0.5 * whole or may_saturate, f"float32 moves a gradient of {whole:.3g} by {far:.3g}"
 
 
