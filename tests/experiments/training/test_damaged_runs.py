@@ -58,15 +58,16 @@ def healthy(request, data, tmp_path_factory):
     work = tmp_path_factory.mktemp("runs")
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(run, "write_report", brief_report)
-        steps = 0
+        steps, objective = 0, RecipeTask.objective
 
-        def stop(self, *arguments):
+        def stop(self, loss, batch):
             nonlocal steps
             steps += 1
             if state == "stopped" and steps == 5:
                 os.kill(os.getpid(), signal.SIGINT)
+            return objective(self, loss, batch)
 
-        patched.setattr(RecipeTask, "on_train_batch_start", stop)
+        patched.setattr(RecipeTask, "objective", stop)
         arguments = ["train", str(recipe_of(task, work / "run.yaml")), "--output", str(work / "run")]
         code = main([*arguments, "--data-root", str(data), "--progress", "false"])
     assert code == (state == "stopped")
