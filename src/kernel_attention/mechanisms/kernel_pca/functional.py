@@ -8,6 +8,7 @@ Legend: B batch, h heads, N queries, S keys (S = N in self-attention), p head wi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.mechanisms.softmax.functional import softmax_attention
 from kernel_attention.tensors.padding import real_first, zero_padding
+from kernel_attention.tensors.recompute import differentiable_gradients, differentiable_leaves
 from kernel_attention.tensors.statistics import accumulation_dtype, running_mean, valid_ranks
 
 Convention = Literal["released", "paper"]
@@ -127,6 +129,24 @@ def pursuit_steps(
         )  # fmt: skip
         dual = before - low_rank + taken
     return PrincipalPursuit(low_rank, sparse, cleaned)
+
+
+def pursuit_gradients(
+    inputs: Sequence[Tensor | None],
+    needed: Sequence[bool],
+    grad: Tensor,
+    *,
+    iterations: int,
+    attention_mask: Tensor | None,
+    is_causal: bool,
+) -> list[Tensor | None]:
+    """The gradients of L_n by queries, keys, values and threshold, which may be differentiated themselves."""
+    leaves = differentiable_leaves(inputs, needed)
+    queries, *others = leaves
+    low_rank = pursuit_steps(
+        *others, q=queries, iterations=iterations, attention_mask=attention_mask, is_causal=is_causal
+    ).low_rank
+    return differentiable_gradients((low_rank,), leaves, needed, (grad,))
 
 
 def pursuit_threshold(

@@ -34,7 +34,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernel_attention.mechanisms.kernel_pca.functional import PursuitSettings, pursuit_steps
+from kernel_attention.mechanisms.kernel_pca.functional import PursuitSettings, pursuit_gradients
 from kernel_attention.tensors.affine import autocast
 from kernel_attention.tensors.fused_softmax import (
     additive_mask,
@@ -43,11 +43,7 @@ from kernel_attention.tensors.fused_softmax import (
     empty_by_token,
 )
 from kernel_attention.tensors.padding import compaction, zero_padding
-from kernel_attention.tensors.recompute import (
-    differentiable_gradients,
-    differentiable_leaves,
-    needs_operator,
-)
+from kernel_attention.tensors.recompute import needs_operator
 from kernel_attention.tensors.statistics import exactly, without_autocast
 
 _SLICE = 2**15  # the least numbers of K in a slice: below, the calls would weigh
@@ -270,13 +266,11 @@ def _pull_back(
     q, k, v, threshold, mask, low, *kept = ctx.saved_tensors
     with without_autocast(k):
         if torch.is_grad_enabled():
-            needed = ctx.needs_input_grad[:4]
-            leaves = differentiable_leaves((q, k, v, threshold), needed)
-            queries, *others = leaves
-            y = pursuit_steps(
-                *others, q=queries, iterations=ctx.iterations, attention_mask=mask, is_causal=ctx.is_causal
-            ).low_rank
-            return *differentiable_gradients((y,), leaves, needed, (grad,)), None, None, None
+            found = pursuit_gradients(
+                (q, k, v, threshold), ctx.needs_input_grad[:4], grad, iterations=ctx.iterations,
+                attention_mask=mask, is_causal=ctx.is_causal,
+            )  # fmt: skip
+            return *found, None, None, None
         found = gradients(grad, q, k, v, threshold, mask, low, kept, ctx.is_causal)
     return (None if q is None else found[0], *found[1:], None, None, None)
 

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from kernel_attention.errors import InputError
-from kernel_attention.mechanisms.kernel_pca.functional import PursuitSettings, pursuit_steps
+from kernel_attention.mechanisms.kernel_pca.functional import PursuitSettings, pursuit_gradients
 from kernel_attention.tensors.padding import zero_padding
-from kernel_attention.tensors.recompute import differentiable_gradients, differentiable_leaves
 from kernel_attention.tensors.statistics import without_autocast
 
 
@@ -71,15 +70,11 @@ class _Pursuit(torch.autograd.Function):
         mask = settings.attention_mask
         with without_autocast(k):
             if torch.is_grad_enabled():
-                needed = ctx.needs_input_grad[:4]
-                leaves = differentiable_leaves((q, k, v, threshold), needed)
-                queries, *others = leaves
-                out = pursuit_steps(
-                    *others, q=queries, iterations=settings.iterations, attention_mask=mask,
-                    is_causal=settings.is_causal,
-                ).low_rank  # fmt: skip
-                out = zero_padding(out, mask)
-                return *differentiable_gradients((out,), leaves, needed, (grad,)), None
+                by_formulas = pursuit_gradients(
+                    (q, k, v, threshold), ctx.needs_input_grad[:4], zero_padding(grad, mask),
+                    iterations=settings.iterations, attention_mask=mask, is_causal=settings.is_causal,
+                )  # fmt: skip
+                return *by_formulas, None
             found = triton_kernels.pull_back(
                 _by_token(grad.to(k.dtype), mask), triton_kernels.KeptSteps(*kept),
                 *_arguments(q, k, v, threshold, mask), is_causal=settings.is_causal,
