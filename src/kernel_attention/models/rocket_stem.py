@@ -58,6 +58,7 @@ class RocketStem(nn.Module):
         num_features: F, what the linear map reads of a token.
     """
 
+    taps: Tensor
     channels: Tensor
     thresholds: Tensor
     slopes: Tensor
@@ -79,6 +80,7 @@ class RocketStem(nn.Module):
             ("mean", (self.num_features,)), ("deviation", (self.num_features,)),
         ):  # fmt: skip
             self.register_buffer(name, torch.empty(sizes, **where))
+        self.register_buffer("taps", torch.empty(_NUM_KERNELS, KERNEL_SIZE, **where), persistent=False)
         self.linear = nn.Linear(self.num_features, embed_dim, **where)
         self._reset_kernels()
 
@@ -94,7 +96,9 @@ class RocketStem(nn.Module):
         count = torch.exp2(largest * torch.rand(self.channels.shape[:2])).floor()[..., None]
         rank = torch.rand(self.channels.shape).argsort(dim=-1).argsort(dim=-1)
         self.channels.copy_((rank < count) / count.sqrt())
-        deviation = _kernels().norm(dim=1)
+        kernels = _kernels()
+        self.taps.copy_(kernels)
+        deviation = kernels.norm(dim=1)
         quantiles = torch.special.ndtri(_quantiles(self.thresholds.shape[1:]))
         self.thresholds.copy_(deviation[:, None] * quantiles)
         self.slopes.copy_(1 / (_SOFTNESS * deviation))
@@ -148,7 +152,7 @@ class RocketStem(nn.Module):
 
     def _convolved(self, x: Tensor, index: int) -> Tensor:
         """The kernels of one dilation over x, zeros outside: (B, N, c) -> (B, K, N)."""
-        weight = _kernels().to(x)[:, None] * self.channels[index][..., None].to(x)
+        weight = self.taps.to(x)[:, None] * self.channels[index][..., None].to(x)
         dilation = self.dilations[index]
         return F.conv1d(x.mT, weight, padding=dilation * (KERNEL_SIZE // 2), dilation=dilation)
 

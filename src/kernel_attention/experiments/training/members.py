@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -123,7 +122,7 @@ def train_member(
             started = time.monotonic()
             split, copies = training_features(model, split, recipe.augmentation)
             held_out = None if held_out is None else split_features(model, held_out)
-            trained, recipe = OnFeatures(model), dataclasses.replace(recipe, augmentation=[])
+            trained, recipe = OnFeatures(model), replace(recipe, augmentation=[])
             if max_seconds:
                 max_seconds = max(max_seconds - (time.monotonic() - started), 0.1)
         task = TimeSeriesTask(trained, recipe, is_regression, max_seconds)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from kernel_attention.experiments.data import SequenceSplit, Standardizer, make_loader
-from kernel_attention.experiments.data.series.augmentation import augment
+from kernel_attention.experiments.data.series.augmentation import augment_unscaled
 from kernel_attention.experiments.training.time_series_recipe import Recipe
 from kernel_attention.models import SequenceClassifier
 from kernel_attention.models.rocket_stem import RocketStem
@@ -24,16 +24,11 @@ _MOST_COPIES = 7
 _MOST_BYTES = 2 * 2**30  # of all features; beyond, every step computes its own
 
 
-def has_rocket_stem(encoder: SequenceEncoder) -> bool:
-    """Whether the stem has thresholds to fit, and features to compute once."""
-    return isinstance(encoder.project, RocketStem)
-
-
 def fit_input(encoder: SequenceEncoder, sequences: Sequence[np.ndarray]) -> None:
     """Set the scale of the training sequences, (n_i, c) each, and the thresholds of a rocket stem."""
     scale = Standardizer.fit(sequences)
     encoder.set_scale(torch.from_numpy(scale.mean), torch.from_numpy(scale.std))
-    if has_rocket_stem(encoder):
+    if isinstance(encoder.project, RocketStem):
         places = np.linspace(0, len(sequences) - 1, min(len(sequences), _FITTED_CASES)).round().astype(int)
         (batch,) = make_loader([sequences[place] for place in places], _FITTED_CASES)
         encoder.fit_stem(*batch.arguments)
@@ -101,8 +96,7 @@ def _features(
     encoder, found = model.encoder, []
     for x, mask, *_ in make_loader(sequences, _CASES_AT_ONCE):
         if augmentation:
-            scaled = (x - encoder.input_mean) / encoder.input_std
-            x = augment(scaled, mask, augmentation) * encoder.input_std + encoder.input_mean
+            x = augment_unscaled(x, mask, augmentation, encoder.input_mean, encoder.input_std)
         features, tokens = encoder.features(x, mask), pool_mask(mask, encoder.patch_len).sum(dim=1)
         found += [part[:count].numpy() for part, count in zip(features, tokens, strict=True)]
     return found

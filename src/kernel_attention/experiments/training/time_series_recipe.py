@@ -39,7 +39,8 @@ class Recipe(EpochRecipe):
             one; by default all other columns.
         stem: how steps become tokens: a linear projection, multi-scale convolutions, or random ones (rocket).
         stem_layers: blocks of the convolution stem.
-        patch_len: steps per token; 0 takes as many as leave at most 128 tokens of the longest series.
+        patch_len: steps per token; 0 takes as many as leave at most 128 tokens of the longest series, or 8
+            of a rocket stem.
         views: what the stem reads: raw, normalized (per series) and difference, side by side.
         pooling: flatten all positions, average them, mean_max for average and maximum, or attention.
         missing: what to do with missing values: auto, interpolate or error.

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kernel_attention.experiments.data import Batch
-from kernel_attention.experiments.data.series.augmentation import augment, mix_series
+from kernel_attention.experiments.data.series.augmentation import augment, augment_unscaled, mix_series
 from kernel_attention.experiments.training.module import AveragedTask, SequenceTask
 from kernel_attention.experiments.training.rocket_features import OnFeatures
 from kernel_attention.experiments.training.time_series_recipe import Recipe
@@ -50,14 +50,13 @@ class TimeSeriesTask(AveragedTask, SequenceTask):
         recipe = self.recipe
         if not recipe.augmentation and not recipe.mixup:
             return super().training_step(batch)
-        encoder = self.model.encoder
-        x, mask = (batch.x - encoder.input_mean) / encoder.input_std, batch.attention_mask
-        x = augment(x, mask, recipe.augmentation)
+        mean, std, mask = self.model.encoder.input_mean, self.model.encoder.input_std, batch.attention_mask
         if not recipe.mixup:
-            x = x * encoder.input_std + encoder.input_mean
+            x = augment_unscaled(batch.x, mask, recipe.augmentation, mean, std)
             return super().training_step(batch._replace(x=x))
-        mixture = mix_series(x, mask, recipe.mixup)
-        x = mixture.x * encoder.input_std + encoder.input_mean
+        scaled = augment((batch.x - mean) / std, mask, recipe.augmentation)
+        mixture = mix_series(scaled, mask, recipe.mixup)
+        x = mixture.x * std + mean
         outputs = self.model(x, mixture.attention_mask).float()
         own, metric, value = self._measure(outputs, batch, mixture.weight)
         assert batch.target is not None

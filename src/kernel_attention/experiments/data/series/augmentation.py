@@ -89,6 +89,13 @@ def augment(x: Tensor, attention_mask: Tensor, names: Sequence[str]) -> Tensor:
     return x.masked_fill(~attention_mask[..., None], 0.0)
 
 
+def augment_unscaled(
+    x: Tensor, attention_mask: Tensor, names: Sequence[str], mean: Tensor, std: Tensor
+) -> Tensor:
+    """``augment`` of series in their own scale, whose channels have this mean and deviation, (c,) each."""
+    return augment((x - mean) / std, attention_mask, names) * std + mean
+
+
 class Mixture(NamedTuple):
     """Mixed series x (B, N, c) with their mask, and the partner and the weight of each, (B,)."""
 
