@@ -48,7 +48,7 @@ class _Cases(Dataset[_Case]):
     ) -> None:
         # A tensor cannot use read-only memory, as joblib maps large arrays; only such memory is copied.
         self.versions = [
-            [torch.from_numpy(np.require(sequence, np.float32, ["C", "W"])) for sequence in version]
+            [torch.from_numpy(np.require(sequence, _kept(sequence), ["C", "W"])) for sequence in version]
             for version in (sequences, *others)
         ]
         self.targets, self.weights = (
@@ -67,11 +67,16 @@ class _Cases(Dataset[_Case]):
         return self.versions[version][index], target, weight
 
 
+def _kept(sequence: np.ndarray) -> type[np.floating]:
+    """The precision in which a loader keeps a sequence; its batches are float32."""
+    return np.float16 if sequence.dtype == np.float16 else np.float32
+
+
 def collate(cases: Sequence[_Case]) -> Batch:
     """Pad cases (n_i, c) on the right with zeros to the longest of them."""
     sequences, targets, weights = zip(*cases, strict=True)
     lengths = torch.tensor([len(sequence) for sequence in sequences])
-    x = torch.nn.utils.rnn.pad_sequence(list(sequences), batch_first=True)
+    x = torch.nn.utils.rnn.pad_sequence(list(sequences), batch_first=True).float()
     mask = torch.arange(x.shape[1])[None, :] < lengths[:, None]
     target, weight = (None if values[0] is None else torch.stack(values) for values in (targets, weights))
     return Batch(x, mask, target, weight)
