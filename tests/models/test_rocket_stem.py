@@ -84,6 +84,24 @@ def test_dilations_grow_from_one_to_the_length(max_len):
     assert 16 * dilations[-1] > max_len - 9
 
 
+def test_thresholds_see_series_of_a_twentieth_of_the_usual_amplitude():
+    """Series of one set can differ a hundredfold in amplitude: what each appliance draws, for one."""
+    torch.manual_seed(0)
+    stem = RocketStem(1, EMBED_DIM, 256, 256)
+    x = torch.randn(40, 256, 1)
+    stem.fit(x)
+    small = 0.05 * x[:1]
+    counted = stem.features(small) * stem.deviation + stem.mean
+    exact = []
+    for index, thresholds in enumerate(stem.thresholds):
+        exceeding = stem._convolved(small, index)[0, :, None] > thresholds[..., None]
+        exact.append(exceeding.float().mean(dim=-1).mT.flatten())
+    exact = torch.cat(exact)
+    reached = (exact > 0) & (exact < 1)
+    assert reached.sum() > 100
+    assert (counted.flatten() - exact)[reached].abs().mean() < 0.005
+
+
 def test_fitted_features_are_standardised_and_thresholds_are_quantiles():
     torch.manual_seed(0)
     stem = RocketStem(1, EMBED_DIM, 64, 8)

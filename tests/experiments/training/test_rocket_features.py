@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kernel_attention.estimators import AttentionClassifier
-from kernel_attention.experiments.data import SequenceSplit
+from kernel_attention.experiments.data import SequenceSplit, make_loader
 from kernel_attention.experiments.training import rocket_features
 from kernel_attention.experiments.training.members import MemberRecipe, train_member
 
@@ -42,6 +42,20 @@ def test_training_on_kept_features_is_training_on_series(monkeypatch):
         assert first["train_loss"] == pytest.approx(second["train_loss"], rel=1e-3)
         assert first["val_loss"] == pytest.approx(second["val_loss"], rel=1e-3)
     assert kept.model.state_dict().keys() == fresh.model.state_dict().keys()
+
+
+def test_features_are_kept_in_half_precision_and_batches_are_float32():
+    model, split = member().model, waves()
+    features = rocket_features.split_features(model, split)
+    whole = next(iter(make_loader(split, len(split))))
+    exact = model.encoder.features(*whole.arguments)[:5].detach()
+    assert {sequence.dtype for sequence in features.sequences} == {np.dtype(np.float16)}
+    loader = make_loader(features, 5)
+    batch = next(iter(loader))
+    assert loader.dataset.versions[0][0].dtype == torch.float16
+    assert batch.x.dtype == torch.float32
+    real = batch.attention_mask
+    torch.testing.assert_close(batch.x[real], exact[:, : real.size(1)][real], rtol=2**-11, atol=1e-7)
 
 
 def test_augmented_copies_are_fewer_where_features_are_large(monkeypatch):
