@@ -32,6 +32,7 @@ from kernel_attention.experiments.data.series.augmentation import AugmentationNa
 from kernel_attention.experiments.notes import note_once
 from kernel_attention.experiments.settings import checked, plain
 from kernel_attention.experiments.training import Recipe, predict_outputs
+from kernel_attention.experiments.training.evaluation import require_in_range
 from kernel_attention.experiments.training.fit import training_device
 from kernel_attention.experiments.training.members import (
     Member,
@@ -41,7 +42,6 @@ from kernel_attention.experiments.training.members import (
     automatic_steps,
     train_member,
 )
-from kernel_attention.experiments.training.ranges import require_in_range
 from kernel_attention.mechanisms import AttentionFactory, AttentionSpec
 from kernel_attention.models import SequenceClassifier
 from kernel_attention.models.sequence import Positions

@@ -7,6 +7,7 @@ import shlex
 import sys
 import time
 import traceback
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -116,15 +117,13 @@ def _run_training(
 
 def _tell_failure(error: BaseException, folder: Path, data_root: str | None) -> None:
     """Print the failure, the saved state, and the command that resumes."""
-    from kernel_attention.experiments.training.saved_state import saved_state
-
     is_expected = isinstance(error, KeyboardInterrupt | FloatingPointError | OSError)
     failure = " ".join(f"failed: {type(error).__name__}: {error}".split())
     lines = ["interrupted" if isinstance(error, KeyboardInterrupt) else failure]
     if not (folder / "config.yaml").is_file():
         lines.append("nothing is saved: the run had not begun")
     else:
-        lines.append(f"saved: {folder} ({saved_state(folder)})")
+        lines.append(f"saved: {folder} ({_saved_state(folder)})")
         if not is_expected:
             with contextlib.suppress(OSError):
                 (folder / "error.txt").write_text("".join(traceback.format_exception(error)))
@@ -137,3 +136,39 @@ def _tell_failure(error: BaseException, folder: Path, data_root: str | None) -> 
             root = f" --data_root {shlex.quote(data_root)}" if data_root else ""
             lines.append(f"resume: kernel-attention train --resume {shlex.quote(str(folder))}{root}")
     print("\n".join(lines), file=sys.stderr)
+
+
+def _saved_state(folder: Path) -> str:
+    """The finished seeds of a run folder, and the points where the others would resume."""
+    found = sorted(
+        (int(path.name.removeprefix("seed-")), path)
+        for path in folder.glob("seed-*")
+        if path.name.removeprefix("seed-").isdecimal()
+    )
+    states = [f"seed {seed}: {state}" for seed, path in found if (state := _seed_state(path))]
+    return "; ".join(states) or "its recipe, no checkpoint yet"
+
+
+def _seed_state(folder: Path) -> str | None:
+    if (folder / "evaluation.json").is_file():
+        return "finished"
+    if not (folder / "last.ckpt").is_file():
+        return None
+    step = _step(folder / "last.ckpt")
+    if step is None:
+        return "checkpoint"
+    return f"checkpoint after step {step}" if step else "checkpoint of step 0, nothing trained yet"
+
+
+def _step(checkpoint: Path) -> int | None:
+    """Optimizer steps so far; None where the file cannot be read."""
+    import torch
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            # Mapped, so that one number does not cost the reading of a large checkpoint.
+            state = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
+        return int(state["global_step"])
+    except Exception:  # this text reports another failure, which it must not hide
+        return None

@@ -14,8 +14,7 @@ import numpy as np
 
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.experiments.data.archive import DatasetInfo, resolve_root
-from kernel_attention.experiments.data.hugging_face import load_splits
-from kernel_attention.experiments.data.splits import SPLITS, split_names
+from kernel_attention.experiments.data.splits import SPLITS, load_splits, split_names
 
 IGNORED = -100
 """The target of positions that the loss ignores (PyTorch's ``ignore_index``)."""
