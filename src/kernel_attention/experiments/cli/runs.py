@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernel_attention.errors import InputError, missing_package
+from kernel_attention.errors import InputError, missing_package, writing
 from kernel_attention.experiments.options import (
     Analyze,
     Attack,
@@ -179,10 +179,8 @@ def _check_output(output: str | None) -> None:
 def _write_rows(rows: list[dict[str, Any]], path: Path) -> None:
     from kernel_attention.experiments.training.files import write_csv, write_json
 
-    try:
+    with writing(f"output {path}"):
         (write_json if path.suffix == ".json" else write_csv)(path, rows)
-    except OSError as error:
-        raise InputError(f"output {path}: cannot be written ({error.strerror or error})") from None
 
 
 def attack_command(options: Attack) -> int:

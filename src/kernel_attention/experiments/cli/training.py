@@ -11,7 +11,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernel_attention.errors import InputError, missing_package
+from kernel_attention.errors import InputError, missing_package, writing
 from kernel_attention.experiments.options import Init, Train
 from kernel_attention.experiments.plugins import load_plugins
 
@@ -63,10 +63,8 @@ def init_command(options: Init) -> int:
         raise InputError(f"init: --recipe copies a whole recipe, and goes without {', '.join(given)}")
     else:
         text = recipe_text(options.recipe)
-    try:
+    with writing(f"output {path}"):
         write_text_atomically(path, text)
-    except OSError as error:
-        raise InputError(f"output {path}: cannot be written ({error.strerror or error})") from None
     print(f"written: {path}")
     return 0
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernel_attention.atomic import write_text_atomically
-from kernel_attention.errors import InputError
+from kernel_attention.errors import writing
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -183,7 +183,7 @@ def write_benchmark(record: Mapping[str, Any], folder: Path) -> list[Path]:
         paper_ratio_plot,
     )
 
-    try:
+    with writing(f"output {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
         files = [folder / "benchmark.json", folder / "tables.md"]
         # A run writes these again after every setting, and a kill must not destroy the earlier results.
@@ -196,8 +196,6 @@ def write_benchmark(record: Mapping[str, Any], folder: Path) -> list[Path]:
         for name, plot in plots.items():
             plot(record).savefig(folder / name, metadata={"Date": None})
             files.append(folder / name)
-    except OSError as error:
-        raise InputError(f"output {folder}: cannot be written ({error.strerror or error})") from None
     return files
 
 
@@ -214,12 +212,10 @@ def write_revisions(record: Mapping[str, Any], folder: Path) -> list[Path]:
     lines = [f"| {' | '.join(cells)} |" for cells in (_HEAD, ["---"] * len(_HEAD), *_rows(record))]
     page = "\n\n".join(["\n".join(lines), *verdict_lines(record), machine_line(record["machine"])])
     files = {"against.json": json.dumps(record, indent=1, allow_nan=False), "against.md": page}
-    try:
+    with writing(f"output {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
             write_text_atomically(folder / name, text + "\n")
-    except OSError as error:
-        raise InputError(f"output {folder}: cannot be written ({error.strerror or error})") from None
     return [folder / name for name in files]
 
 

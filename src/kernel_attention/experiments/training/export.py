@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kernel_attention.errors import InputError, unknown
+from kernel_attention.errors import InputError, unknown, writing
 from kernel_attention.experiments.data.texts.vocabulary import (
     END_OF_LINE,
     UNKNOWN,
@@ -77,15 +77,13 @@ def _new_folder(folder: Path) -> Iterator[Path]:
     """A folder that gets its name when it is complete."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"folder {folder}: exists (accepted: a new or an empty folder)")
-    try:
+    with writing(f"folder {folder}"):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as around:
             part = Path(around) / "part"
             part.mkdir()
             yield part
             os.replace(part, folder)
-    except OSError as error:
-        raise InputError(f"folder {folder}: cannot be written ({error.strerror or error})") from None
 
 
 def _language(run: SavedRun) -> _Export:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from kernel_attention.errors import InputError
+from kernel_attention.errors import InputError, writing
 from kernel_attention.experiments.data.archive import cache_folder
 from kernel_attention.experiments.data.images.decoding import decode_images
 from kernel_attention.experiments.data.images.files import IMAGE_SUFFIXES, file_stamps
@@ -200,15 +200,13 @@ def cached_folder(
     """
     content = read(folder)
     if content is None:
-        try:
+        with writing(f"cache {folder}"):
             folder.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(prefix=".building-", dir=folder.parent) as temporary:
                 new = Path(temporary) / "new"
                 new.mkdir()
                 build(new)
                 _publish(new, folder, read)
-        except OSError as error:
-            raise InputError(f"cache {folder}: cannot be written ({error.strerror or error})") from None
         content = read(folder)
         if content is None:
             raise InputError(f"cache {folder}: is damaged as soon as it is written")
