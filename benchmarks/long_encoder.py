@@ -24,11 +24,11 @@ import torch
 import torch.distributed as dist
 from long_rows import print_row, require_equal
 from torch.utils.data import DataLoader
+from traffic import Sent, count_gradients, counted_collectives
 
 from kernel_attention.experiments.benchmarking.machine import describe_machine
-from kernel_attention.experiments.benchmarking.traffic import Sent, count_gradients, counted_collectives
+from kernel_attention.experiments.data.samplers import StepSampler
 from kernel_attention.experiments.data.series.batches import Batch
-from kernel_attention.experiments.data.step_sampler import StepSampler
 from kernel_attention.experiments.peak_memory import peak_resident
 from kernel_attention.experiments.training.fit import Training, fit
 from kernel_attention.experiments.training.observer import Observer

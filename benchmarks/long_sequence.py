@@ -21,9 +21,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from long_rows import print_row, require_equal
+from traffic import counted_collectives
 
 import kernel_attention as ka
-from kernel_attention.experiments.benchmarking.traffic import counted_collectives
 from kernel_attention.experiments.peak_memory import peak_resident
 
 _BLOCKS = 16  # of tokens, each with its own seed

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from kernel_attention.core.objective import auxiliary_loss
 from kernel_attention.experiments.reproduction import Cell, Places, read_suite
-from kernel_attention.experiments.reproduction.measured import suite_records
+from kernel_attention.experiments.reproduction.findings import suite_records
 from kernel_attention.experiments.results import ResultRecord, write_records
 from kernel_attention.experiments.training.token_experiment import TokenExperiment
 

@@ -14,7 +14,7 @@ from ability_tables import set_titles
 from generated import table
 
 from kernel_attention.experiments.reproduction import Cell, Places, Suite, read_suite
-from kernel_attention.experiments.reproduction.measured import suite_records
+from kernel_attention.experiments.reproduction.findings import suite_records
 from kernel_attention.experiments.results import ResultRecord, robustness_columns
 from kernel_attention.experiments.results.comparison import Measurement
 

@@ -11,7 +11,7 @@ from generated import NOTHING, table
 from robustness_tables import cell
 
 from kernel_attention.experiments.reproduction import Cell, Places, Suite, read_suite
-from kernel_attention.experiments.reproduction.measured import suite_records
+from kernel_attention.experiments.reproduction.findings import suite_records
 from kernel_attention.experiments.results import Measurement, ResultRecord
 from kernel_attention.experiments.training.recipe import StepRecipe
 

@@ -9,7 +9,7 @@ from generated import table
 from result_tables import figure
 
 from kernel_attention.experiments.reproduction import Places, read_suite
-from kernel_attention.experiments.reproduction.measured import measurements
+from kernel_attention.experiments.reproduction.findings import measurements
 
 PAGE = Path("README.md")
 

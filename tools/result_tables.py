@@ -10,7 +10,7 @@ from reproduction_tables import markdown
 
 from kernel_attention.experiments.reporting.formats import is_share, metric_name
 from kernel_attention.experiments.reproduction import Findings, Places, Suite, find, read_suite
-from kernel_attention.experiments.reproduction.measured import measurements
+from kernel_attention.experiments.reproduction.findings import measurements
 from kernel_attention.experiments.reproduction.page import facts, record_table
 from kernel_attention.experiments.results import Measurement, spread
 

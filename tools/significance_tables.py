@@ -14,8 +14,13 @@ from reproduction_tables import suites
 
 from kernel_attention.experiments.reporting.formats import is_share, metric_name
 from kernel_attention.experiments.reproduction import Places, Suite
-from kernel_attention.experiments.reproduction.findings import chance, column_sentence, column_verdict
-from kernel_attention.experiments.reproduction.measured import Measured, measurements
+from kernel_attention.experiments.reproduction.findings import (
+    Measured,
+    chance,
+    column_sentence,
+    column_verdict,
+    measurements,
+)
 from kernel_attention.experiments.reproduction.page import signed
 from kernel_attention.experiments.results import ColumnComparison, columns_needed, compare_over_columns
 

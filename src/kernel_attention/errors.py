@@ -3,13 +3,32 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 _FEW = 24  # the number of names that fit into a message
 
 
 class InputError(ValueError):
     """Bad input: the message names the argument, the value received and what is accepted."""
+
+
+def reading(what: object) -> AbstractContextManager[None]:
+    """Inside the block an OSError becomes an InputError: ``what: cannot be read (reason)``."""
+    return _refused(f"{what}: cannot be read")
+
+
+def writing(what: object) -> AbstractContextManager[None]:
+    """Inside the block an OSError becomes an InputError: ``what: cannot be written (reason)``."""
+    return _refused(f"{what}: cannot be written")
+
+
+@contextmanager
+def _refused(said: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"{said} ({error.strerror or error})") from None
 
 
 def unknown(kind: str, value: object, accepted: Iterable[str], *, listing: str = "") -> InputError:

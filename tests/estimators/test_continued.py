@@ -14,6 +14,7 @@ from sklearn.model_selection import GridSearchCV
 
 import kernel_attention as ka
 from kernel_attention.estimators import AttentionClassifier, AttentionRegressor
+from kernel_attention.estimators.ensemble import member_outputs
 
 STILL = {"epochs": 1, "learning_rate": 1e-30, "weight_decay": 0.0, "warmup": 0.0}
 """Training that changes no weight: every step is below the resolution of float32."""
@@ -132,7 +133,7 @@ def test_a_warm_start_adds_members(estimator, arrays):
     estimator.set_params(n_estimators=1, stem="linear", warm_start=True).fit(X, y)
     first = estimator._outputs(X)
     estimator.set_params(n_estimators=2, **STILL).fit(X, y)
-    assert torch.equal(estimator._raw_outputs(estimator.model_, [case.T for case in X], 7), first)
+    assert torch.equal(member_outputs(estimator, estimator.model_, [case.T for case in X], 7), first)
     fresh = clone(estimator).fit(X, y)
     new, expected = (each.models_[1].state_dict() for each in (estimator, fresh))
     assert all(torch.equal(value, expected[name]) for name, value in new.items())

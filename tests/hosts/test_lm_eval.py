@@ -34,7 +34,7 @@ def test_lm_eval_gives_every_choice_the_probability_that_our_model_gives_it(tmp_
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
 
-    from kernel_attention.experiments.training.hugging_face_tokenizer import make_tokenizer
+    from kernel_attention.experiments.training.export import make_tokenizer
     from kernel_attention.hosts.hugging_face import KernelAttentionConfig, KernelAttentionForCausalLM
 
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))

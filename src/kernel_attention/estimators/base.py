@@ -2,66 +2,37 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator, TransformerMixin, is_regressor
+from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 from torch import Tensor
 
-from kernel_attention.core.validation import require_positive, require_probability, require_weight
-from kernel_attention.errors import InputError, missing_package, unknown
+from kernel_attention.core.validation import require_positive, require_weight
+from kernel_attention.errors import InputError, missing_package
+from kernel_attention.estimators.ensemble import member_outputs, plan_members, train_members
 from kernel_attention.estimators.files import load_estimator, save_estimator
 from kernel_attention.estimators.importance import integrated_gradients
-from kernel_attention.estimators.parameters import (
-    callback_list,
-    derived_seed,
-    in_turn,
-    member_seeds,
-    merged_attention,
-    refused_in_one_line,
-)
-from kernel_attention.experiments.data import SequenceSplit, as_sequences, stratified_split, windows_of
+from kernel_attention.estimators.parameters import Callback, member_seeds, refused_in_one_line
+from kernel_attention.experiments.data import SequenceSplit, as_sequences
 from kernel_attention.experiments.data.series.augmentation import AugmentationName
-from kernel_attention.experiments.notes import note_once
-from kernel_attention.experiments.settings import checked, plain
-from kernel_attention.experiments.training import Recipe, predict_outputs
-from kernel_attention.experiments.training.fit import training_device
-from kernel_attention.experiments.training.members import (
-    Member,
-    MemberRecipe,
-    automatic_batch_size,
-    automatic_epochs,
-    automatic_steps,
-    train_member,
-)
-from kernel_attention.experiments.training.ranges import require_in_range
+from kernel_attention.experiments.settings import plain
+from kernel_attention.experiments.training.evaluation import require_in_range
 from kernel_attention.mechanisms import AttentionFactory, AttentionSpec
 from kernel_attention.models import SequenceClassifier
 from kernel_attention.models.sequence import Positions
 from kernel_attention.models.sequence_pooling import SequencePooling
-from kernel_attention.models.series_stem import Stem, View, automatic_patch_len
+from kernel_attention.models.series_stem import Stem, View
 
-Callback = Callable[[list[dict[str, Any]]], Any]
-
-_OF_A_RECIPE = ("optimizer", "schedule", "gradient_clip", "patience", "accelerator")
-_OF_A_MEMBER = (
-    "attention", "attention_options", "embed_dim", "num_heads", "num_layers", "feedforward_dim", "dropout",
-    "stem", "stem_layers", "patch_len", "views", "positions", "pooling", "epochs", "batch_size",
-    "learning_rate", "weight_decay", "warmup", "label_smoothing", "augmentation", "mixup", "ema_decay",
-)  # fmt: skip
 _OPTION = "attention__"
 # The features of a rocket stem are better with warped series on some sets and without on others.
 _WARPED: tuple[AugmentationName, ...] = ("jitter", "scale", "time_warp", "window")
 _AUGMENTATIONS: tuple[tuple[AugmentationName, ...], ...] = ((), _WARPED, _WARPED)
-_CALIBRATION_PART = 0.2
-_PREDICTED_AT_ONCE = 64
 FEWEST_JUDGED = 20
 """Training cases below which none is held out for probabilities or intervals."""
 
@@ -189,7 +160,7 @@ class AttentionEstimator(TransformerMixin, BaseEstimator):
         A sequence longer than ``max_len_`` has the mean of its windows' vectors.
         """
         sequences = self._fitting(X)
-        parts = [self._raw_outputs(model, sequences, self.max_len_, pooled=True) for model in self.models_]
+        parts = [member_outputs(self, model, sequences, self.max_len_, pooled=True) for model in self.models_]
         return torch.cat(parts, dim=-1).numpy()
 
     def feature_importance(
@@ -277,43 +248,8 @@ class AttentionEstimator(TransformerMixin, BaseEstimator):
         seeds = [*(self.seeds_ if earlier else []), *seeds[len(earlier) :]]
         sequences = [*split.sequences, *(validation.sequences if validation else [])]
         max_len = self._longest(sequences, self.max_len_ if earlier else self.max_len)
-        sizes = (num_outputs, max_len)
-        callbacks = callback_list(self.callbacks)
-        histories = [[row for row in self.history_ if row["member"] == i] for i in range(len(earlier))]
-        started = time.monotonic()
-        members: list[Member] = []
-        judged: list[tuple[Tensor, SequenceSplit]] = []
-        plan = self._plan(split, validation, seeds)
-        for index, (seed, kept, held_out, selects) in enumerate(plan):
-            recipe = self._recipe(seed, len(kept), max_len, index)
-            if index == 0:
-                for remark in recipe.remarks():
-                    note_once(remark)
-            limit = 0.0
-            if self.time_limit is not None:
-                left = self.time_limit - (time.monotonic() - started)
-                limit = max(left, 0.1) / (len(plan) - index)
-            options: dict[str, Any] = {
-                "is_regression": is_regressor(self), "max_seconds": limit, "progress": bool(self.verbose),
-                "start": earlier[index].state_dict() if index < len(earlier) else None,
-            }  # fmt: skip
-            before = histories[index] if index < len(earlier) else []
-            watch = _watch(callbacks, before, index)
-            member = train_member(recipe, kept, held_out if selects else None, *sizes, watch=watch, **options)
-            if held_out is not None:
-                outputs = self._raw_outputs(member.model, held_out.sequences, max_len)
-                judged.append((outputs, held_out))
-            if selects and self.refit:
-                again = dataclasses.replace(
-                    recipe, epochs=member.best_epoch,
-                    warmup_epochs=min(recipe.warmup_epochs, member.best_epoch - 1),
-                )  # fmt: skip
-                member = train_member(again, split, None, *sizes, **options)
-            members.append(
-                member._replace(
-                    rows=_history(before, member.rows, index), best_epoch=len(before) + member.best_epoch
-                )
-            )
+        plan = plan_members(self, split, validation, seeds, judges=self._can_judge(split))
+        members, judged = train_members(self, plan, split, num_outputs, max_len, earlier)
         self._judge(judged)
         members = members[: self._count()]
         self.models_ = [member.model for member in members]
@@ -355,26 +291,6 @@ class AttentionEstimator(TransformerMixin, BaseEstimator):
             )
         return self.models_
 
-    def _plan(
-        self, split: SequenceSplit, validation: SequenceSplit | None, seeds: list[int]
-    ) -> list[tuple[int, SequenceSplit, SequenceSplit | None, bool]]:
-        """(seed, cases that train, held-out cases, whether these choose the epoch) of every model."""
-        task = "regression" if is_regressor(self) else "classification"
-        if validation is not None:
-            return [(seed, split, validation, True) for seed in seeds]
-        if self.validation_fraction is not None:
-            checked(Recipe, "validation_fraction", self.validation_fraction)
-            parts = [stratified_split(split, self.validation_fraction, seed, task) for seed in seeds]
-            return [(seed, *part, True) for seed, part in zip(seeds, parts, strict=True)]
-        plan: list[tuple[int, SequenceSplit, SequenceSplit | None, bool]]
-        plan = [(seed, split, None, False) for seed in seeds]
-        if self._can_judge(split):
-            # The last of several members holds cases out; a single one needs a second model that does.
-            seed = seeds[-1] if len(seeds) > 1 else derived_seed(seeds[0], 1)
-            parted = (seed, *stratified_split(split, _CALIBRATION_PART, seed, task), False)
-            plan = [*plan[:-1], parted] if len(seeds) > 1 else [*plan, parted]
-        return plan
-
     def _can_judge(self, split: SequenceSplit) -> bool:
         """Whether held-out cases are wanted for ``_judge`` and there are enough."""
         return False
@@ -386,45 +302,6 @@ class AttentionEstimator(TransformerMixin, BaseEstimator):
         count = plain(self.n_estimators)
         require_positive(n_estimators=count)
         return count
-
-    def _overrides(self, index: int) -> Mapping[str, Any]:
-        """The parameters that member number ``index`` has of its own."""
-        if not self.members:
-            return {}
-        overrides = in_turn("members", self.members, index)
-        if not isinstance(overrides, Mapping):
-            raise InputError(f"members={self.members!r} must list dicts of parameters")
-        for name in overrides:
-            if name not in _OF_A_MEMBER:
-                raise unknown("parameter of members", name, _OF_A_MEMBER)
-        return overrides
-
-    def _recipe(self, seed: int, cases: int, max_len: int, index: int) -> Recipe:
-        """The parameters of member number ``index`` as a recipe of the trainer, which also checks them."""
-        given = {name: plain(getattr(self, name)) for name in (*_OF_A_RECIPE, *_OF_A_MEMBER)}
-        given |= self._overrides(index)
-        if not isinstance(given["stem"], str):
-            given["stem"] = in_turn("stem", given["stem"], index)
-        augmentation = given["augmentation"]
-        if isinstance(augmentation, list | tuple) and not all(isinstance(each, str) for each in augmentation):
-            given["augmentation"] = in_turn("augmentation", augmentation, index)
-        attention = merged_attention(given.pop("attention"), given.pop("attention_options"))
-        batch_size, epochs = given.pop("batch_size"), given.pop("epochs")
-        if batch_size is None:
-            batch_size = automatic_batch_size(cases)
-        if epochs is None:
-            stem = checked(Recipe, "stem", given["stem"])
-            patch_len = checked(Recipe, "patch_len", given["patch_len"]) or automatic_patch_len(max_len, stem)
-            batch_size = checked(Recipe, "batch_size", batch_size)
-            steps = automatic_steps(batch_size, -(-max_len // patch_len))
-            epochs = automatic_epochs(cases, batch_size, steps)
-        warmup = given.pop("warmup")
-        require_probability(warmup=warmup)
-        given["warmup_epochs"] = int(warmup * checked(Recipe, "epochs", epochs))
-        if self.validation_fraction is not None:
-            given["validation_fraction"] = self.validation_fraction
-        sizes = {"epochs": epochs, "batch_size": batch_size, "seeds": [seed]}
-        return MemberRecipe(dataset="array", attention=attention, **sizes, **given)
 
     @staticmethod
     def _longest(sequences: Sequence[np.ndarray], max_len: int | None) -> int:
@@ -438,7 +315,7 @@ class AttentionEstimator(TransformerMixin, BaseEstimator):
     def _outputs(self, X: Any) -> Tensor:
         """Raw outputs for every case of X, the mean over the members, (n, outputs) float32."""
         sequences = self._fitting(X)
-        outputs = [self._raw_outputs(model, sequences, self.max_len_) for model in self.models_]
+        outputs = [member_outputs(self, model, sequences, self.max_len_) for model in self.models_]
         return torch.stack(outputs).mean(dim=0)
 
     def _fitting(self, X: Any) -> list[np.ndarray]:
@@ -457,33 +334,3 @@ class AttentionEstimator(TransformerMixin, BaseEstimator):
         scale = self.model_.encoder
         require_in_range(sequences, scale.input_mean.numpy(), scale.input_std.numpy(), "X")
         return sequences
-
-    def _raw_outputs(
-        self, model: SequenceClassifier, sequences: list[np.ndarray], max_len: int, pooled: bool = False
-    ) -> Tensor:
-        """What one model gives for every sequence; the mean over the windows of a longer one."""
-        windows, counts = windows_of(sequences, max_len)
-        # The model is kept on the CPU, so that an estimator pickled on a GPU machine opens on any other.
-        try:
-            model = model.to(training_device(self.accelerator))
-            outputs = predict_outputs(
-                model, windows, plain(self.batch_size) or _PREDICTED_AT_ONCE, pooled=pooled
-            )
-        finally:
-            model.cpu()
-        return torch.stack([part.mean(dim=0) for part in outputs.split(counts)])
-
-
-def _history(before: list[dict[str, Any]], rows: list[dict[str, Any]], index: int) -> list[dict[str, Any]]:
-    """The rows of a member in ``history_``: those of the fits that it continues, then those of this one."""
-    return [*before, *({"member": index, **row, "epoch": len(before) + row["epoch"]} for row in rows)]
-
-
-def _watch(
-    callbacks: list[Callback], before: list[dict[str, Any]], index: int
-) -> Callable[[list[dict[str, Any]]], bool] | None:
-    """Whether a callback ends training, asked with the rows of every epoch so far; None without callbacks."""
-    if not callbacks:
-        return None
-    # A list, so that every callback sees every epoch.
-    return lambda rows: any([bool(callback(_history(before, rows, index))) for callback in callbacks])

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kernel_attention.errors import InputError
+from kernel_attention.errors import InputError, writing
 from kernel_attention.experiments.settings import plain
 from kernel_attention.experiments.training.files import read_metadata, read_weights, write_weights
 from kernel_attention.models import SequenceClassifier
@@ -49,10 +49,8 @@ def save_estimator(estimator: Any, path: Path) -> None:
         text = json.dumps(state, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise InputError(f"{type(estimator).__name__} cannot be saved as JSON ({error}): pickle it") from None
-    try:
+    with writing(f"path {path}"):
         write_weights(path, weights, {_KEY: text})
-    except OSError as error:
-        raise InputError(f"path {path}: cannot be written ({error.strerror or error})") from None
 
 
 def load_estimator(kind: type, path: Path) -> Any:

@@ -1,4 +1,4 @@
-"""What the parameters of an estimator stand for: entries in turn, a mechanism with options, seeds."""
+"""What the parameters of an estimator stand for: the recipe and the seed of every member."""
 
 from __future__ import annotations
 
@@ -11,9 +11,27 @@ from typing import Any
 import numpy as np
 from sklearn.utils import check_random_state
 
+from kernel_attention.core.validation import require_probability
 from kernel_attention.errors import InputError, unknown
-from kernel_attention.experiments.settings import plain
+from kernel_attention.experiments.settings import checked, plain
+from kernel_attention.experiments.training import Recipe
+from kernel_attention.experiments.training.members import (
+    MemberRecipe,
+    automatic_batch_size,
+    automatic_epochs,
+    automatic_steps,
+)
 from kernel_attention.mechanisms import factory_options, layer_specs
+from kernel_attention.models.series_stem import automatic_patch_len
+
+Callback = Callable[[list[dict[str, Any]]], Any]
+
+_OF_A_RECIPE = ("optimizer", "schedule", "gradient_clip", "patience", "accelerator")
+_OF_A_MEMBER = (
+    "attention", "attention_options", "embed_dim", "num_heads", "num_layers", "feedforward_dim", "dropout",
+    "stem", "stem_layers", "patch_len", "views", "positions", "pooling", "epochs", "batch_size",
+    "learning_rate", "weight_decay", "warmup", "label_smoothing", "augmentation", "mixup", "ema_decay",
+)  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -28,14 +46,55 @@ def refused_in_one_line(name: str) -> Iterator[None]:
         raise InputError(reason if name in reason else f"{name}: {reason}") from None
 
 
-def in_turn(name: str, values: Any, index: int) -> Any:
+def member_recipe(estimator: Any, seed: int, cases: int, max_len: int, index: int) -> Recipe:
+    """The parameters of member number ``index`` as a recipe of the trainer, which also checks them."""
+    given = {name: plain(getattr(estimator, name)) for name in (*_OF_A_RECIPE, *_OF_A_MEMBER)}
+    given |= _overrides(estimator.members, index)
+    if not isinstance(given["stem"], str):
+        given["stem"] = _in_turn("stem", given["stem"], index)
+    augmentation = given["augmentation"]
+    if isinstance(augmentation, list | tuple) and not all(isinstance(each, str) for each in augmentation):
+        given["augmentation"] = _in_turn("augmentation", augmentation, index)
+    attention = _merged_attention(given.pop("attention"), given.pop("attention_options"))
+    batch_size, epochs = given.pop("batch_size"), given.pop("epochs")
+    if batch_size is None:
+        batch_size = automatic_batch_size(cases)
+    if epochs is None:
+        stem = checked(Recipe, "stem", given["stem"])
+        patch_len = checked(Recipe, "patch_len", given["patch_len"]) or automatic_patch_len(max_len, stem)
+        batch_size = checked(Recipe, "batch_size", batch_size)
+        steps = automatic_steps(batch_size, -(-max_len // patch_len))
+        epochs = automatic_epochs(cases, batch_size, steps)
+    warmup = given.pop("warmup")
+    require_probability(warmup=warmup)
+    given["warmup_epochs"] = int(warmup * checked(Recipe, "epochs", epochs))
+    if estimator.validation_fraction is not None:
+        given["validation_fraction"] = estimator.validation_fraction
+    sizes = {"epochs": epochs, "batch_size": batch_size, "seeds": [seed]}
+    return MemberRecipe(dataset="array", attention=attention, **sizes, **given)
+
+
+def _overrides(members: Any, index: int) -> Mapping[str, Any]:
+    """The parameters that member number ``index`` has of its own."""
+    if not members:
+        return {}
+    overrides = _in_turn("members", members, index)
+    if not isinstance(overrides, Mapping):
+        raise InputError(f"members={members!r} must list dicts of parameters")
+    for name in overrides:
+        if name not in _OF_A_MEMBER:
+            raise unknown("parameter of members", name, _OF_A_MEMBER)
+    return overrides
+
+
+def _in_turn(name: str, values: Any, index: int) -> Any:
     """Entry number ``index`` of a list that is used in turn."""
     if not isinstance(values, Sequence) or not values:
         raise InputError(f"{name}={values!r} must list one or more entries, which members use in turn")
     return values[index % len(values)]
 
 
-def merged_attention(attention: Any, options: Mapping[str, Any] | None) -> Any:
+def _merged_attention(attention: Any, options: Mapping[str, Any] | None) -> Any:
     """``attention`` with ``attention_options`` merged in."""
     if not options:
         return attention
@@ -56,7 +115,7 @@ def merged_attention(attention: Any, options: Mapping[str, Any] | None) -> Any:
     return {name: plain({**given, **options})}
 
 
-def callback_list(callbacks: Any) -> list[Callable[[list[dict[str, Any]]], Any]]:
+def callback_list(callbacks: Any) -> list[Callback]:
     """The parameter ``callbacks`` as a list."""
     given = [] if callbacks is None else [callbacks] if callable(callbacks) else callbacks
     if not isinstance(given, list | tuple) or not all(callable(entry) for entry in given):

@@ -10,15 +10,13 @@ from typing import Any
 
 import yaml
 
-from kernel_attention.errors import InputError
+from kernel_attention.errors import InputError, reading
 
 
 def require_file(path: Path) -> None:
     """InputError unless this is a regular file or a link to one: a device or a pipe might never end."""
-    try:
+    with reading(path):
         mode = path.stat().st_mode
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
     if not stat.S_ISREG(mode):
         raise InputError(f"{path}: cannot be read (it is not a regular file)")
 
@@ -27,9 +25,8 @@ def read_yaml(path: Path) -> Any:
     """The content of a file; InputError where it is unreadable, is not YAML, or has a key twice."""
     require_file(path)
     try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
+        with reading(path):
+            text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not valid YAML ({error})") from None
     return parse_yaml(text, str(path))

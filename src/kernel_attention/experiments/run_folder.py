@@ -17,7 +17,7 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from kernel_attention.errors import InputError
+from kernel_attention.errors import InputError, reading
 from kernel_attention.experiments.plain_yaml import read_yaml, require_file
 
 _MAPS = ("labels", "predictions")  # of the examples of a segmentation
@@ -138,10 +138,8 @@ class RunFolder:
         path = self.seed_path(seed) / "episode.gif"
         if not path.is_file():
             return None
-        try:
+        with reading(path):
             content = path.read_bytes()
-        except OSError as error:
-            raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
         if not content.startswith((b"GIF87a", b"GIF89a")):
             raise InputError(f"{path}: not a GIF")
         return content

@@ -1,10 +1,9 @@
 """Models made of any attention mechanism."""
 
 from kernel_attention.models.causal import CausalLanguageModel
-from kernel_attention.models.channel_attention import ChannelAttention
 from kernel_attention.models.decision_transformer import DecisionTransformer
 from kernel_attention.models.decoding import generate
-from kernel_attention.models.encoder_layer import EncoderLayer
+from kernel_attention.models.encoder_layer import ChannelAttention, EncoderLayer
 from kernel_attention.models.experts import SparseExperts
 from kernel_attention.models.memories import Memory, RecurrentMemory, SlidingMemory, make_memory
 from kernel_attention.models.policies import Policy, StatePolicy

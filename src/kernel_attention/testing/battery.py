@@ -1,4 +1,4 @@
-"""Running the checks on a layer."""
+"""Running the checks on a layer, and what they compare by."""
 
 from __future__ import annotations
 
@@ -7,10 +7,33 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from kernel_attention.core.layer import AttentionLayer
-from kernel_attention.errors import unknown
+from kernel_attention.errors import InputError, unknown
 from kernel_attention.testing.subjects import Subject, subject
+
+
+def close(actual: Any, expected: Any) -> None:
+    torch.testing.assert_close(actual, expected)
+
+
+def refused(call: Callable[[], Any], *words: str) -> None:
+    """Check that the call raises InputError with one of the words, in one line."""
+    try:
+        call()
+    except InputError as error:
+        message = str(error)
+    else:
+        raise AssertionError(f"a call was not refused; expected an error that names one of {words}")
+    assert any(word in message for word in words), f"refused without one of {words}: {message}"
+    assert "\n" not in message, f"more than one line: {message}"
+
+
+def required(value: Tensor | None) -> Tensor:
+    assert value is not None, "the objective is gone"
+    return value
+
 
 Check = Callable[[Subject], None]
 

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 
 from kernel_attention.core.objective import auxiliary_loss
-from kernel_attention.testing.battery import check
-from kernel_attention.testing.comparing import close
+from kernel_attention.testing.battery import check, close
 from kernel_attention.testing.subjects import LENGTH, Subject, inputs, objective, right_padding
 
 

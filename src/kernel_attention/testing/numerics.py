@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from kernel_attention.core.objective import auxiliary_loss
-from kernel_attention.testing.battery import check
-from kernel_attention.testing.comparing import close, required
+from kernel_attention.testing.battery import check, close, required
 from kernel_attention.testing.subjects import (
     BATCH,
     EMBED_DIM,

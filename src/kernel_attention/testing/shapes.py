@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kernel_attention.testing.battery import check
-from kernel_attention.testing.comparing import close, refused
+from kernel_attention.testing.battery import check, close, refused
 from kernel_attention.testing.subjects import (
     BATCH,
     CONTEXT,

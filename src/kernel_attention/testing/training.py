@@ -14,8 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from kernel_attention.core.layer import AttentionLayer
 from kernel_attention.core.objective import auxiliary_loss
-from kernel_attention.testing.battery import check
-from kernel_attention.testing.comparing import close, required
+from kernel_attention.testing.battery import check, close, required
 from kernel_attention.testing.subjects import EMBED_DIM, Subject, inputs, objective, right_padding
 
 

@@ -13,7 +13,7 @@ from kernel_attention.experiments.benchmarking.contenders import Contender
 from kernel_attention.experiments.benchmarking.machine import roofline
 from kernel_attention.experiments.benchmarking.operations import count_operations, operation_counter
 from kernel_attention.experiments.benchmarking.timing import step
-from kernel_attention.mechanisms.primal.work import primal_numbers, primal_operations
+from kernel_attention.mechanisms.primal.fused import primal_numbers, primal_operations
 
 PASSES = ("forward", "step")
 SETTING = Setting(length=96, embed_dim=24, num_heads=2, batch_size=3)

@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 
 from kernel_attention.experiments.reporting import html
-from kernel_attention.experiments.reporting.image_plots import attention_over_images, example_grid
-from kernel_attention.experiments.reporting.image_sections import examples_section
+from kernel_attention.experiments.reporting.image_sections import (
+    attention_over_images,
+    example_grid,
+    examples_section,
+)
 from kernel_attention.experiments.reporting.records import read_run
 from kernel_attention.experiments.training.files import write_arrays
 

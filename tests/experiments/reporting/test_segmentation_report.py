@@ -10,7 +10,7 @@ import yaml
 
 from kernel_attention.experiments.reporting.records import read_run
 from kernel_attention.experiments.reporting.report import write_report
-from kernel_attention.experiments.reporting.segmentation_plots import class_colors, colored, overlay_grid
+from kernel_attention.experiments.reporting.segmentation_sections import class_colors, colored, overlay_grid
 
 NAMES = ["sky", "road", "<b>car</b>"]
 COUNTS = [[90, 10, 0], [20, 180, 0], [1, 9, 0]]

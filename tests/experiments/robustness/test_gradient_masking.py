@@ -16,7 +16,7 @@ from kernel_attention.experiments.robustness import (
     masking_warnings,
     measure_attack,
 )
-from kernel_attention.experiments.robustness.surrogate_gradients import Gradient
+from kernel_attention.experiments.robustness.gradient_attacks import Gradient
 
 GRADIENTS: tuple[Gradient, ...] = ("exact", "straight_through", "smooth")
 

@@ -17,7 +17,7 @@ from PIL import Image
 from kernel_attention.experiments.cli import main
 from kernel_attention.experiments.data.texts.vocabulary import build_vocabulary
 from kernel_attention.experiments.data.tokens.loading import words_of
-from kernel_attention.experiments.training.hugging_face_tokenizer import make_tokenizer
+from kernel_attention.experiments.training.export import make_tokenizer
 from kernel_attention.experiments.training.saved import load_run
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")

@@ -17,8 +17,11 @@ from kernel_attention.analysis import capture
 from kernel_attention.experiments.cli import main
 from kernel_attention.experiments.data.images.sets import load_images
 from kernel_attention.experiments.training import make_recipe, read_recipe, recipe_text
-from kernel_attention.experiments.training.image_examples import image_examples, patch_attention
-from kernel_attention.experiments.training.image_experiment import ImageExperiment
+from kernel_attention.experiments.training.image_experiment import (
+    ImageExperiment,
+    image_examples,
+    patch_attention,
+)
 from kernel_attention.experiments.training.saved import load_run
 from kernel_attention.mechanisms import list_attention
 from kernel_attention.models.vision import VisionTransformer

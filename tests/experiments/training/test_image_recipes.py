@@ -13,7 +13,7 @@ from kernel_attention.errors import InputError
 from kernel_attention.experiments.training import list_recipes, make_recipe, read_recipe, recipe_text
 from kernel_attention.experiments.training.image_experiment import ImageExperiment
 from kernel_attention.experiments.training.image_recipe import ImageRecipe
-from kernel_attention.models.channel_attention import ChannelAttention
+from kernel_attention.models.encoder_layer import ChannelAttention
 
 NAMES = [name for name in list_recipes() if name.startswith("images/")]
 

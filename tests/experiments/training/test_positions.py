@@ -10,7 +10,7 @@ from experiments.training.runs import assert_same_outcome, read_json, stopped_at
 
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.cli import main
-from kernel_attention.experiments.data.positions.tasks import POSITION_TASKS
+from kernel_attention.experiments.data.positions import POSITION_TASKS
 from kernel_attention.experiments.data.texts.text import IGNORED
 from kernel_attention.experiments.reporting import write_report
 from kernel_attention.experiments.results import make_records

@@ -12,10 +12,10 @@ import torch
 from torch.nn import functional as F
 
 from kernel_attention.errors import InputError
+from kernel_attention.estimators.classifier import fit_temperature
 from kernel_attention.experiments.data import SequenceSplit, make_loader
 from kernel_attention.experiments.data.series.augmentation import mix_series
 from kernel_attention.experiments.training import Recipe, SequenceTask
-from kernel_attention.experiments.training.calibration import fit_temperature
 from kernel_attention.experiments.training.members import (
     automatic_batch_size,
     automatic_epochs,

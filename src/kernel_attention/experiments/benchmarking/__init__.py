@@ -5,11 +5,10 @@ shows. ``measure_against`` compares two revisions of the code. The command is ``
 """
 
 from kernel_attention.experiments.benchmarking.contenders import contender_names, find_contender
-from kernel_attention.experiments.benchmarking.options import plan_from_options
 from kernel_attention.experiments.benchmarking.plans import Plan, Setting
 from kernel_attention.experiments.benchmarking.revisions import measure_against
 from kernel_attention.experiments.benchmarking.run import run_benchmark
-from kernel_attention.experiments.benchmarking.suites import SUITES
+from kernel_attention.experiments.benchmarking.suites import SUITES, plan_from_options
 
 __all__ = [
     "SUITES", "Plan", "Setting", "contender_names", "find_contender", "measure_against", "plan_from_options",

@@ -13,20 +13,15 @@ import torch
 from torch import nn
 
 from kernel_attention.errors import InputError
-from kernel_attention.experiments.benchmarking import peers
-from kernel_attention.experiments.benchmarking.baselines import (
-    EagerScaledHeads,
-    ReleasedPrimal,
-    SoftmaxLayer,
-    TorchMultihead,
-)
-from kernel_attention.experiments.benchmarking.layers import CausalCall, Encoder
-from kernel_attention.experiments.benchmarking.plans import ContenderSpec, Setting
-from kernel_attention.experiments.benchmarking.vision import (
+from kernel_attention.experiments.benchmarking import baselines
+from kernel_attention.experiments.benchmarking.layers import (
     NUM_LAYERS,
+    CausalCall,
+    Encoder,
     timm_vision_transformer,
     vision_transformer,
 )
+from kernel_attention.experiments.benchmarking.plans import ContenderSpec, Setting
 from kernel_attention.mechanisms import (
     MECHANISMS,
     create_attention,
@@ -78,14 +73,16 @@ class Contender:
         return "" if setting.is_causal or self.bidirectional else "has a causal form only"
 
 
-def _baselines() -> list[Contender]:
+def _plain_layers() -> list[Contender]:
     def softmax(form: Any) -> Make:
-        return lambda s: SoftmaxLayer(s.embed_dim, s.num_heads, form, s.is_causal)
+        return lambda s: baselines.SoftmaxLayer(s.embed_dim, s.num_heads, form, s.is_causal)
 
     def heads(beta: float) -> Make:  # factor 1 for the first half of the heads, 2 for the other
         def make(s: Setting) -> nn.Module:
             half = (s.num_heads + 1) // 2
-            return EagerScaledHeads(s.embed_dim, s.num_heads, [1] * half + [2] * (s.num_heads - half), beta)
+            return baselines.EagerScaledHeads(
+                s.embed_dim, s.num_heads, [1] * half + [2] * (s.num_heads - half), beta
+            )
 
         return make
 
@@ -94,10 +91,12 @@ def _baselines() -> list[Contender]:
         Contender("eager", softmax("eager")),
         Contender("eager scaled_heads", heads(0.0), causal=False),
         Contender("eager batch_norm_scaled_heads", heads(1.0), causal=False),
-        Contender("nn.MultiheadAttention", lambda s: TorchMultihead(s.embed_dim, s.num_heads, s.is_causal)),
+        Contender(
+            "nn.MultiheadAttention", lambda s: baselines.TorchMultihead(s.embed_dim, s.num_heads, s.is_causal)
+        ),
         Contender(
             "released primal (structure)",
-            lambda s: ReleasedPrimal(s.embed_dim, s.num_heads, max_len=s.length),
+            lambda s: baselines.ReleasedPrimal(s.embed_dim, s.num_heads, max_len=s.length),
             causal=False,
         ),
     ]
@@ -105,19 +104,19 @@ def _baselines() -> list[Contender]:
 
 PEERS = (
     Contender(
-        "linear-attention-transformer", peers.linear_attention_transformer, "linear_attention_transformer"
+        "linear-attention-transformer", baselines.linear_attention_transformer, "linear_attention_transformer"
     ),
-    Contender("pytorch-fast-transformers", peers.fast_transformers, "fast_transformers"),
-    Contender("performer-pytorch", peers.performer, "performer_pytorch"),
-    Contender("linformer", peers.linformer, "linformer", causal=False),
-    Contender("nystrom-attention", peers.nystrom, "nystrom_attention", causal=False),
-    Contender("reformer-pytorch", peers.reformer, "reformer_pytorch"),
+    Contender("pytorch-fast-transformers", baselines.fast_transformers, "fast_transformers"),
+    Contender("performer-pytorch", baselines.performer, "performer_pytorch"),
+    Contender("linformer", baselines.linformer, "linformer", causal=False),
+    Contender("nystrom-attention", baselines.nystrom, "nystrom_attention", causal=False),
+    Contender("reformer-pytorch", baselines.reformer, "reformer_pytorch"),
     Contender(
-        "flash-linear-attention", peers.flash_linear_attention, "fla", device="cuda", bidirectional=False
+        "flash-linear-attention", baselines.flash_linear_attention, "fla", device="cuda", bidirectional=False
     ),
 )
 _TIMM = Contender("timm", timm_vision_transformer, "timm", body="vit")
-CONTENDERS = {contender.name: contender for contender in (*_baselines(), *PEERS, _TIMM)}
+CONTENDERS = {contender.name: contender for contender in (*_plain_layers(), *PEERS, _TIMM)}
 
 
 def contender_names(*, with_mechanisms: bool = True) -> list[str]:

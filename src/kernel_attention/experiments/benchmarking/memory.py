@@ -58,7 +58,7 @@ def measure_peaks(spec: ContenderSpec, setting: Setting, passes: Sequence[str]) 
 def _peaks(spec: ContenderSpec, setting: Setting, passes: Sequence[str]) -> dict[str, object]:
     from kernel_attention.experiments.benchmarking import timing
     from kernel_attention.experiments.benchmarking.contenders import find_contender
-    from kernel_attention.experiments.benchmarking.vision import ImageModel
+    from kernel_attention.experiments.benchmarking.layers import ImageModel
 
     torch.set_num_threads(setting.threads)
     layer, x, cotangent = timing.layer_and_data(find_contender(spec).make, setting)

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from kernel_attention.experiments.benchmarking.contenders import Contender
-from kernel_attention.experiments.benchmarking.layers import penalty
+from kernel_attention.experiments.benchmarking.layers import ImageModel, penalty
 from kernel_attention.experiments.benchmarking.plans import Setting
-from kernel_attention.experiments.benchmarking.vision import ImageModel
 
 Times = dict[str, dict[str, list[float]]]  # contender -> pass -> seconds, one per round
 

@@ -4,6 +4,75 @@ Each command imports what it needs when it is called. So ``--help`` does not wai
 extra ``train`` is reported in one line.
 """
 
-from kernel_attention.experiments.cli.dispatch import main
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from kernel_attention.errors import InputError, missing_package
+from kernel_attention.experiments.arguments import parse
+from kernel_attention.experiments.cli.comparisons import bench_command, reproduce_command, sweep_command
+from kernel_attention.experiments.cli.lists import list_command
+from kernel_attention.experiments.cli.runs import (
+    analyze_command,
+    attack_command,
+    compare_command,
+    evaluate_command,
+    export_command,
+    generate_command,
+    play_command,
+    predict_command,
+    record_command,
+)
+from kernel_attention.experiments.cli.training import init_command, train_command
+from kernel_attention.experiments.notes import notes_on_stderr
+from kernel_attention.experiments.plugins import load_plugins
 
 __all__ = ["main"]
+
+
+_WITH_KEYS: dict[str, Callable[[Any, dict[str, Any]], int]] = {"train": train_command, "sweep": sweep_command}
+_COMMANDS: dict[str, Callable[[Any], int]] = {
+    "init": init_command,
+    "evaluate": evaluate_command,
+    "predict": predict_command,
+    "generate": generate_command,
+    "play": play_command,
+    "analyze": analyze_command,
+    "attack": attack_command,
+    "bench": bench_command,
+    "record": record_command,
+    "reproduce": reproduce_command,
+    "export": export_command,
+    "compare": compare_command,
+    "list": list_command,
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a command and return the exit code: 0 done, 2 bad input, 1 a run that failed."""
+    try:
+        command, options, keys = parse(sys.argv[1:] if argv is None else argv)
+        load_plugins(options.plugin)
+        with notes_on_stderr():
+            with_keys = _WITH_KEYS.get(command)
+            code = _COMMANDS[command](options) if with_keys is None else with_keys(options, keys)
+        sys.stdout.flush()
+    except ModuleNotFoundError as error:
+        missing = missing_package(error, "kernel-attention")
+        if missing is None:
+            raise
+        print(f"error: {missing}", file=sys.stderr)
+        return 2
+    except InputError as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # the reader has closed the pipe; the rest of the buffer must go elsewhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return code

@@ -7,10 +7,11 @@ import shlex
 import sys
 import time
 import traceback
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernel_attention.errors import InputError, missing_package
+from kernel_attention.errors import InputError, missing_package, writing
 from kernel_attention.experiments.options import Init, Train
 from kernel_attention.experiments.plugins import load_plugins
 
@@ -62,10 +63,8 @@ def init_command(options: Init) -> int:
         raise InputError(f"init: --recipe copies a whole recipe, and goes without {', '.join(given)}")
     else:
         text = recipe_text(options.recipe)
-    try:
+    with writing(f"output {path}"):
         write_text_atomically(path, text)
-    except OSError as error:
-        raise InputError(f"output {path}: cannot be written ({error.strerror or error})") from None
     print(f"written: {path}")
     return 0
 
@@ -116,15 +115,13 @@ def _run_training(
 
 def _tell_failure(error: BaseException, folder: Path, data_root: str | None) -> None:
     """Print the failure, the saved state, and the command that resumes."""
-    from kernel_attention.experiments.training.saved_state import saved_state
-
     is_expected = isinstance(error, KeyboardInterrupt | FloatingPointError | OSError)
     failure = " ".join(f"failed: {type(error).__name__}: {error}".split())
     lines = ["interrupted" if isinstance(error, KeyboardInterrupt) else failure]
     if not (folder / "config.yaml").is_file():
         lines.append("nothing is saved: the run had not begun")
     else:
-        lines.append(f"saved: {folder} ({saved_state(folder)})")
+        lines.append(f"saved: {folder} ({_saved_state(folder)})")
         if not is_expected:
             with contextlib.suppress(OSError):
                 (folder / "error.txt").write_text("".join(traceback.format_exception(error)))
@@ -137,3 +134,39 @@ def _tell_failure(error: BaseException, folder: Path, data_root: str | None) -> 
             root = f" --data_root {shlex.quote(data_root)}" if data_root else ""
             lines.append(f"resume: kernel-attention train --resume {shlex.quote(str(folder))}{root}")
     print("\n".join(lines), file=sys.stderr)
+
+
+def _saved_state(folder: Path) -> str:
+    """The finished seeds of a run folder, and the points where the others would resume."""
+    found = sorted(
+        (int(path.name.removeprefix("seed-")), path)
+        for path in folder.glob("seed-*")
+        if path.name.removeprefix("seed-").isdecimal()
+    )
+    states = [f"seed {seed}: {state}" for seed, path in found if (state := _seed_state(path))]
+    return "; ".join(states) or "its recipe, no checkpoint yet"
+
+
+def _seed_state(folder: Path) -> str | None:
+    if (folder / "evaluation.json").is_file():
+        return "finished"
+    if not (folder / "last.ckpt").is_file():
+        return None
+    step = _step(folder / "last.ckpt")
+    if step is None:
+        return "checkpoint"
+    return f"checkpoint after step {step}" if step else "checkpoint of step 0, nothing trained yet"
+
+
+def _step(checkpoint: Path) -> int | None:
+    """Optimizer steps so far; None where the file cannot be read."""
+    import torch
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            # Mapped, so that one number does not cost the reading of a large checkpoint.
+            state = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
+        return int(state["global_step"])
+    except Exception:  # this text reports another failure, which it must not hide
+        return None

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from kernel_attention.atomic import write_atomically
-from kernel_attention.errors import InputError
+from kernel_attention.errors import InputError, writing
 from kernel_attention.experiments.control.environments import is_mujoco, make_environment
 
 VARIABLE = "MUJOCO_GL"
@@ -113,7 +113,5 @@ def write_gif(path: Path, frames: Sequence[np.ndarray], seconds: float) -> None:
     pictures[0].save(
         buffer, "GIF", save_all=True, append_images=pictures[1:], duration=duration, loop=0, optimize=True
     )
-    try:
+    with writing(f"output {path}"):
         write_atomically(path, lambda file: file.write(buffer.getvalue()))
-    except OSError as error:
-        raise InputError(f"output {path}: cannot be written ({error.strerror or error})") from None

@@ -9,7 +9,6 @@ from kernel_attention.experiments.data.decisions.d4rl import convert_d4rl, read_
 from kernel_attention.experiments.data.decisions.episodes import Episodes
 from kernel_attention.experiments.data.decisions.loading import load_decisions
 from kernel_attention.experiments.data.decisions.sets import DecisionData, list_decision_sets
-from kernel_attention.experiments.data.epoch_sampler import EpochSampler
 from kernel_attention.experiments.data.images.out_of_distribution import OutOfDistribution, load_ood
 from kernel_attention.experiments.data.images.sets import (
     ClassSubset,
@@ -18,8 +17,9 @@ from kernel_attention.experiments.data.images.sets import (
     load_images,
 )
 from kernel_attention.experiments.data.images.splits import ImageData, ImageSplit
+from kernel_attention.experiments.data.positions import POSITION_TASKS, make_position_task
 from kernel_attention.experiments.data.positions.task import PositionTask
-from kernel_attention.experiments.data.positions.tasks import POSITION_TASKS, make_position_task
+from kernel_attention.experiments.data.samplers import EpochSampler
 from kernel_attention.experiments.data.segmentation.sets import (
     SegmentationData,
     SegmentationSplit,

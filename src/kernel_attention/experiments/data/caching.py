@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from kernel_attention.atomic import write_atomically
-from kernel_attention.errors import InputError
+from kernel_attention.errors import writing
 
 logger = logging.getLogger(__name__)
 
@@ -28,9 +28,7 @@ def cached_arrays(path: Path, make: Callable[[], dict[str, np.ndarray]]) -> dict
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, KeyError):
         logger.info("generating %s", path)
     arrays = make()
-    try:
+    with writing(f"cache {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, lambda file: np.savez(file, allow_pickle=False, **arrays))
-    except OSError as error:
-        raise InputError(f"cache {path}: cannot be written ({error.strerror or error})") from None
     return arrays

@@ -1,8 +1,9 @@
-"""The splits of a data set: their names, and cases that are held out."""
+"""The splits of a data set: their names, cases that are held out, and Hugging Face's ``save_to_disk``."""
 
 from __future__ import annotations
 
-from typing import Protocol, Self, TypeVar
+from pathlib import Path
+from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 
@@ -59,3 +60,21 @@ def hold_out(split: Split, fraction: float, seed: int) -> tuple[Split, Split]:
         raise InputError(f"cannot hold out {fraction} of {len(split)} cases: no class has two cases")
     rest = np.setdiff1d(np.arange(len(split)), held)
     return split.subset(rest), split.subset(np.array(sorted(held)))
+
+
+def load_splits(folder: Path) -> Any:
+    """The splits of a saved data set by their names.
+
+    Raises:
+        InputError: where the library is missing, or cannot read the folder.
+    """
+    try:
+        import datasets
+    except ImportError:
+        raise InputError(
+            f"dataset {folder}: needs Hugging Face's datasets: pip install 'kernel-attention[language]'"
+        ) from None
+    try:
+        return datasets.load_from_disk(str(folder))
+    except Exception as error:  # the library lets through what Arrow raises
+        raise InputError(f"dataset {folder}: not readable by Hugging Face's datasets ({error})") from None

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kernel_attention.experiments import lazy_names
-from kernel_attention.experiments.reporting.attack_tables import attack_table, shift_lines
-from kernel_attention.experiments.reporting.benchmark_tables import benchmark_tables
-from kernel_attention.experiments.reporting.benchmarks import write_benchmark
+from kernel_attention.experiments.reporting.benchmark_tables import benchmark_tables, write_benchmark
 from kernel_attention.experiments.reporting.report import write_report
 from kernel_attention.experiments.reporting.tables import (
+    attack_table,
     diagnostics_tables,
     evaluation_table,
+    shift_lines,
     summary_table,
 )
 

@@ -1,9 +1,14 @@
-"""The records of ``kernel_attention.experiments.benchmarking`` as tables, in the terminal and in Markdown."""
+"""The records of ``kernel_attention.experiments.benchmarking``: tables on the screen, files in a folder."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from kernel_attention.atomic import write_text_atomically
+from kernel_attention.errors import writing
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -164,3 +169,105 @@ def number(value: float) -> str:
         return "0"
     digits = 2 - len(str(int(abs(value)))) + 1 if abs(value) >= 1 else 3
     return f"{value:.{max(digits, 0)}f}"
+
+
+def write_benchmark(record: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Write ``benchmark.json``, ``tables.md`` and pictures. Return the files written.
+
+    Raises:
+        InputError: where the folder cannot be written to.
+    """
+    from kernel_attention.experiments.reporting.benchmark_plots import (
+        benchmark_plot,
+        is_paper_record,
+        paper_ratio_plot,
+    )
+
+    with writing(f"output {folder}"):
+        folder.mkdir(parents=True, exist_ok=True)
+        files = [folder / "benchmark.json", folder / "tables.md"]
+        # A run writes these again after every setting, and a kill must not destroy the earlier results.
+        texts = (json.dumps(record, indent=1, allow_nan=False) + "\n", benchmark_markdown(record))
+        for path, text in zip(files, texts, strict=True):
+            write_text_atomically(path, text)
+        plots = {"benchmark.svg": benchmark_plot}
+        if is_paper_record(record):
+            plots["primal-dual-figures.svg"] = paper_ratio_plot
+        for name, plot in plots.items():
+            plot(record).savefig(folder / name, metadata={"Date": None})
+            files.append(folder / name)
+    return files
+
+
+_HEAD = ["contender", "sizes", "pass", "then, ms", "now, ms", "now / then", "quartiles", "verdict"]
+_SHOWN = {"embed_dim": "d", "num_heads": "heads", "batch_size": "batch", "threads": "threads"}
+
+
+def write_revisions(record: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Write ``against.json`` and ``against.md``. Return the files written.
+
+    Raises:
+        InputError: where the folder cannot be written to.
+    """
+    lines = [f"| {' | '.join(cells)} |" for cells in (_HEAD, ["---"] * len(_HEAD), *_rows(record))]
+    page = "\n\n".join(["\n".join(lines), *verdict_lines(record), machine_line(record["machine"])])
+    files = {"against.json": json.dumps(record, indent=1, allow_nan=False), "against.md": page}
+    with writing(f"output {folder}"):
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            write_text_atomically(folder / name, text + "\n")
+    return [folder / name for name in files]
+
+
+def revision_table(record: Mapping[str, Any]) -> Table:
+    """A row for every contender, size and pass."""
+    from rich.table import Table
+    from rich.text import Text
+
+    title = f"Now against {record['reference']} ({record['commit'][:10]}), {record['rounds']} rounds"
+    table = Table(title=Text(title))
+    for index, name in enumerate(_HEAD):
+        table.add_column(name, justify="right" if 3 <= index <= 6 else "left")
+    for row in _rows(record):
+        table.add_row(*map(Text, row))
+    return table
+
+
+def verdict_lines(record: Mapping[str, Any]) -> list[str]:
+    """What got slower and faster in a line each, and the contenders that one revision lacks."""
+    change = 100 * (record["least_change"] - 1)
+    lines = []
+    for verdict in ("slower", "faster"):
+        named = [
+            f"{row['contender']}, {row['pass']}, {_setting_text(row['setting'])}: {row['ratio']:.3f}"
+            for row in record["rows"]
+            if row["verdict"] == verdict
+        ]
+        nothing = (
+            f"nothing beyond the noise ({change:.0f} % or more, chance of any false alarm {record['level']})"
+        )
+        lines.append(f"{verdict}: {'; '.join(named) or nothing}")
+    for name, where in (("old", record["reference"]), ("new", "the working tree")):
+        if record["lacking"][name]:
+            lines.append(f"not measured with {where}: {', '.join(record['lacking'][name])}")
+    return lines
+
+
+def _rows(record: Mapping[str, Any]) -> list[list[str]]:
+    return [
+        [
+            row["contender"], _setting_text(row["setting"]), row["pass"], f"{1e3 * row['old']:.3g}",
+            f"{1e3 * row['new']:.3g}", f"{row['ratio']:.3f}",
+            f"{row['ratio_lower']:.3f}–{row['ratio_upper']:.3f}", row["verdict"],
+        ]
+        for row in record["rows"]
+    ]  # fmt: skip
+
+
+def _setting_text(setting: Mapping[str, Any]) -> str:
+    """The sizes in short, N first."""
+    named = [f"{short} {setting[name]}" for name, short in _SHOWN.items() if name in setting]
+    usual = {"dtype": "float32", "device": "cpu"}
+    rest = [setting[name] for name, value in usual.items() if setting.get(name, value) != value]
+    causal = ["causal"] if setting.get("is_causal") else []
+    return ", ".join([f"N {setting['length']}", *named, *rest, *causal])

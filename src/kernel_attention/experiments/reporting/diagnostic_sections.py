@@ -1,12 +1,17 @@
-"""The section of the report that ``analyze`` adds: what the attention of each layer does."""
+"""The section of the report that ``analyze`` adds: what the attention of each layer does, with its maps."""
 
 from __future__ import annotations
 
+import base64
+import io
+import math
 import zipfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import matplotlib
 import numpy as np
+from PIL import Image
 
 from kernel_attention.experiments.reporting import html
 from kernel_attention.experiments.reporting.course_plots import gamma_figure, over_training_figure
@@ -20,7 +25,6 @@ from kernel_attention.experiments.reporting.diagnostic_plots import (
 )
 from kernel_attention.experiments.reporting.figures import data_uri
 from kernel_attention.experiments.reporting.formats import layer_name, sentence
-from kernel_attention.experiments.reporting.map_viewer import map_viewer
 from kernel_attention.experiments.reporting.records import RunRecord, SeedRecord
 from kernel_attention.experiments.reporting.spectrum_plots import HEAD_LIMIT
 from kernel_attention.experiments.reporting.tables import TABLES, diagnostics_rows
@@ -172,3 +176,65 @@ def _maps(run: RunRecord, record: SeedRecord) -> dict[str, np.ndarray]:
             return select_maps({name: arrays[name] for name in arrays.files})
     except (OSError, ValueError, EOFError, zipfile.BadZipFile):
         return {}
+
+
+LEVELS = 200  # of the 256 colours of viridis some are alike in 8 bits; these differ
+CELL_LIMIT = 600_000  # of all maps together, for the size of the page
+
+
+def map_viewer(maps: Mapping[str, np.ndarray]) -> html.MapViewer | None:
+    """The viewer of these maps; None without any.
+
+    Maps that together have more than ``CELL_LIMIT`` cells are averaged over square blocks.
+
+    Args:
+        maps: title of a layer -> (h, n, m), finite; titles as ``diagnostic_plots.select_maps`` gives them.
+    """
+    count = sum(len(array) for array in maps.values())
+    if not count:
+        return None
+    limit = math.isqrt(CELL_LIMIT // count)
+    colors = matplotlib.colormaps["viridis"](np.linspace(0, 1, LEVELS))[:, :3]
+    return html.MapViewer(
+        items=[
+            _zoomable(title, head, matrix, limit, colors)
+            for title, array in maps.items()
+            for head, matrix in enumerate(array)
+        ],
+        scale=_palette_image(np.arange(LEVELS, dtype=np.uint8)[None], colors),
+    )
+
+
+def _zoomable(title: str, head: int, matrix: np.ndarray, limit: int, colors: np.ndarray) -> html.ZoomableMap:
+    block = max(1, -(-max(matrix.shape) // limit))
+    cells = _block_means(matrix.astype(np.float64), block)
+    low, high = float(cells.min()), float(cells.max())
+    levels = np.zeros(cells.shape) if high == low else (cells - low) / (high - low) * (LEVELS - 1)
+    row, column = ("query", "key") if title.endswith(", attention") else ("token", "component")
+    return html.ZoomableMap(
+        uri=_palette_image(levels.round().astype(np.uint8), colors),
+        title=f"{title}, head {head}",
+        row=row,
+        column=column,
+        low=low,
+        high=high,
+        shape=(matrix.shape[0], matrix.shape[1]),
+        block=block,
+    )
+
+
+def _block_means(matrix: np.ndarray, block: int) -> np.ndarray:
+    """Means over blocks of ``block`` x ``block`` entries; the last ones may be smaller."""
+    for axis in (0, 1):
+        places = np.arange(0, matrix.shape[axis], block)
+        counts = np.diff(np.append(places, matrix.shape[axis]))
+        matrix = np.add.reduceat(matrix, places, axis=axis) / np.expand_dims(counts, 1 - axis)
+    return matrix
+
+
+def _palette_image(levels: np.ndarray, colors: np.ndarray) -> str:
+    image = Image.fromarray(levels)
+    image.putpalette(np.round(255 * colors).astype(np.uint8).tobytes())
+    buffer = io.BytesIO()
+    image.save(buffer, format="png", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from kernel_attention.experiments.reporting import html
-from kernel_attention.experiments.reporting.figures import data_uri
+from kernel_attention.experiments.reporting.figures import INK, PALETTE, data_uri, report_style
 from kernel_attention.experiments.reporting.formats import format_metric, sentence
-from kernel_attention.experiments.reporting.image_plots import (
-    HEAD_LIMIT,
-    ROW_LIMIT,
-    attention_over_images,
-    example_grid,
-)
 from kernel_attention.experiments.reporting.records import RunRecord, SeedRecord
 
 
@@ -70,3 +67,62 @@ def _titles(run: RunRecord, examples: Mapping[str, np.ndarray]) -> list[str]:
         said = f"{name(int(predicted))}, {share}"
         titles.append(said if target == predicted else f"{said}\n(is {name(int(target))})")
     return titles
+
+
+COLUMNS = 6  # of a grid of examples
+ROW_LIMIT, HEAD_LIMIT = 6, 8  # of a picture of attention
+
+
+@report_style()
+def example_grid(images: np.ndarray, titles: Sequence[str], is_right: Sequence[bool]) -> Figure:
+    """Images in rows of ``COLUMNS`` with a title each, orange where the prediction is wrong.
+
+    Args:
+        images: (n, H, W, 3) uint8.
+        titles: n texts.
+        is_right: whether each prediction is right.
+    """
+    columns = min(len(images), COLUMNS)
+    rows = -(-len(images) // columns)
+    lines = max(title.count("\n") + 1 for title in titles)
+    figure = Figure(figsize=(1.75 * columns, rows * (1.65 + 0.16 * lines)))
+    axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axis, image, title, right in zip(axes, images, titles, is_right, strict=False):
+        _show(axis, image)
+        color = INK if right else PALETTE[1]
+        weight = "normal" if right else "bold"
+        axis.set_title(title, fontsize=8.5, fontweight=weight, color=color, loc="center", parse_math=False)
+    for unused in axes[len(images) :]:
+        unused.remove()
+    return figure
+
+
+@report_style()
+def attention_over_images(images: np.ndarray, maps: np.ndarray) -> Figure:
+    """A row for each image: the image, and over it the attention of every head, each map on its own scale.
+
+    Args:
+        images: (n, H, W, 3) uint8; the first ``ROW_LIMIT`` evenly spaced ones are shown.
+        maps: (n, h, rows, columns), a number for every patch; the first ``HEAD_LIMIT`` heads are shown.
+    """
+    places = np.linspace(0, len(images) - 1, min(len(images), ROW_LIMIT)).round().astype(int)
+    heads = min(maps.shape[1], HEAD_LIMIT)
+    figure = Figure(figsize=(1.45 * (heads + 1), 1.4 * len(places) + 0.3))
+    axes = figure.subplots(len(places), heads + 1, squeeze=False)
+    for row, place in zip(axes, places, strict=True):
+        _show(row[0], images[place])
+        gray = images[place].mean(-1)
+        for head, axis in enumerate(row[1:]):
+            _show(axis, gray, cmap="gray", vmin=0, vmax=255)
+            extent = (-0.5, gray.shape[1] - 0.5, gray.shape[0] - 0.5, -0.5)
+            colors = matplotlib.colormaps["inferno"]
+            axis.imshow(maps[place, head], cmap=colors, extent=extent, interpolation="nearest", alpha=0.65)
+    for head, axis in enumerate(axes[0][1:]):
+        axis.set_title(f"head {head}", fontsize=8.5, fontweight="normal", loc="center")
+    return figure
+
+
+def _show(axis: Axes, image: np.ndarray, **options: object) -> None:
+    axis.imshow(image, interpolation="nearest", **options)  # type: ignore[arg-type]
+    axis.grid(False)
+    axis.set(xticks=[], yticks=[])

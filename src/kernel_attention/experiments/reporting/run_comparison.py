@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernel_attention.atomic import write_text_atomically
-from kernel_attention.errors import InputError
+from kernel_attention.errors import InputError, writing
 from kernel_attention.experiments.reporting import html
 from kernel_attention.experiments.reporting.formats import (
     MISSING,
@@ -217,11 +217,9 @@ def write_comparison(comparison: RunComparison, path: Path) -> Path:
     Raises:
         InputError: where the file cannot be written.
     """
-    try:
+    with writing(f"output {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text_atomically(path, render_comparison(comparison))
-    except OSError as error:
-        raise InputError(f"output {path}: cannot be written ({error.strerror or error})") from None
     return path
 
 

@@ -1,10 +1,10 @@
-"""What a report on a sweep is made from, as plain data."""
+"""What a report on a sweep is made from, as plain data, and the table of a sweep on the screen."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kernel_attention.experiments.reporting.formats import (
     attention_details,
@@ -12,6 +12,9 @@ from kernel_attention.experiments.reporting.formats import (
     format_spread,
     format_value,
 )
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 class SweepPoint(NamedTuple):
@@ -99,3 +102,28 @@ def point_value(record: SweepRecord, point: SweepPoint) -> str:
 def key_text(key: str, value: Any) -> str:
     """A key's value on one line."""
     return attention_details(value) if key == "attention" else format_value(value)
+
+
+_ROWS = 20
+
+
+def sweep_table(record: SweepRecord) -> Table:
+    """The points that have begun, and the best ones, at most 20 together; the counts below."""
+    from rich.table import Table
+    from rich.text import Text
+
+    states = ("complete", "begun", "failed", "waiting")
+    counts = ", ".join(f"{count} {state}" for state in states if (count := record.count(state)))
+    title = f"sweep of {record.recipe}: {record.metric_text}, {record.protocol}"
+    table = Table(title=Text(title), caption=Text(f"{len(record.points)} points: {counts}"))
+    for name in ("point", *record.space, record.metric_text):
+        table.add_column(Text(name), overflow="fold")
+    for point in _shown(record):
+        cells = [key_text(key, point.keys[key]) if key in point.keys else "" for key in record.space]
+        table.add_row(*map(Text, [str(point.number), *cells, point_value(record, point)]))
+    return table
+
+
+def _shown(record: SweepRecord) -> list[SweepPoint]:
+    begun = [point for point in record.points if point.state == "begun"][:_ROWS]
+    return begun + record.ranked()[: _ROWS - len(begun)]

@@ -7,7 +7,7 @@ from itertools import combinations
 from pathlib import Path
 
 from kernel_attention.atomic import write_text_atomically
-from kernel_attention.errors import InputError
+from kernel_attention.errors import writing
 from kernel_attention.experiments.reporting import html
 from kernel_attention.experiments.reporting.formats import (
     format_seeds,
@@ -31,10 +31,8 @@ def write_sweep_report(record: SweepRecord, path: Path) -> Path:
     Raises:
         InputError: where the file cannot be written.
     """
-    try:
+    with writing(f"report {path}"):
         write_text_atomically(path, render_sweep(record))
-    except OSError as error:
-        raise InputError(f"report {path}: cannot be written ({error.strerror or error})") from None
     return path
 
 

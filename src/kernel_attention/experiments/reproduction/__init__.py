@@ -8,8 +8,7 @@ from kernel_attention.experiments import lazy_names
 from kernel_attention.experiments.reproduction.suite import Cell, Start, Suite, list_suites, read_suite
 
 if TYPE_CHECKING:
-    from kernel_attention.experiments.reproduction.findings import Findings, find
-    from kernel_attention.experiments.reproduction.measured import measurements
+    from kernel_attention.experiments.reproduction.findings import Findings, find, measurements
     from kernel_attention.experiments.reproduction.page import write_page
     from kernel_attention.experiments.reproduction.run import (
         CellState,

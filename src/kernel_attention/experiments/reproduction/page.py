@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from kernel_attention.atomic import write_text_atomically
-from kernel_attention.errors import InputError
+from kernel_attention.errors import writing
 from kernel_attention.experiments.reporting import html
 from kernel_attention.experiments.reporting.formats import (
     MISSING,
@@ -45,11 +45,9 @@ def write_page(suite: Suite, places: Places) -> Path:
     """
     text = suite_page(find(suite, places))
     path = places.runs / suite.name / PAGE_NAME
-    try:
+    with writing(f"page {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text_atomically(path, text)
-    except OSError as error:
-        raise InputError(f"page {path}: cannot be written ({error.strerror or error})") from None
     return path
 
 

@@ -7,13 +7,15 @@ from kernel_attention.experiments.results.column_comparison import (
 )
 from kernel_attention.experiments.results.comparison import (
     Comparison,
+    CorruptionErrors,
+    Detection,
     Measurement,
+    PairedFigure,
     Spread,
     compare_rows,
     evaluation_figure,
     spread,
 )
-from kernel_attention.experiments.results.paired_figures import CorruptionErrors, Detection, PairedFigure
 from kernel_attention.experiments.results.records import (
     ResultRecord,
     make_records,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kernel_attention.atomic import write_text_atomically
-from kernel_attention.errors import InputError
+from kernel_attention.errors import InputError, writing
 from kernel_attention.experiments.families import FILE_NAME
 from kernel_attention.experiments.run_folder import RunFolder, read_json
 
@@ -131,11 +131,9 @@ def write_records(
         if is_there:
             del waiting[path]
     for path, content in waiting.items():
-        try:
+        with writing(f"record {path}"):
             folder.mkdir(parents=True, exist_ok=True)
             write_text_atomically(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
-        except OSError as error:
-            raise InputError(f"record {path}: cannot be written ({error.strerror or error})") from None
     return list(waiting)
 
 

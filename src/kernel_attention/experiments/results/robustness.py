@@ -9,8 +9,12 @@ from typing import Any
 import numpy as np
 
 from kernel_attention.errors import InputError
-from kernel_attention.experiments.results.comparison import Measurement, evaluation_figure
-from kernel_attention.experiments.results.paired_figures import CorruptionErrors, Detection
+from kernel_attention.experiments.results.comparison import (
+    CorruptionErrors,
+    Detection,
+    Measurement,
+    evaluation_figure,
+)
 from kernel_attention.experiments.results.records import ResultRecord
 from kernel_attention.experiments.robustness import corruption_errors, levels_of, mean_corruption_error
 from kernel_attention.experiments.statistics import unpack_bits

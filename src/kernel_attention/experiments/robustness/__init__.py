@@ -1,14 +1,15 @@
 """Attacks on the inputs of a model, corrupted inputs, and inputs of no known class."""
 
 from kernel_attention.experiments.robustness.attack_plan import (
+    ATTACKS,
     PLANS,
     AttackStep,
     choose_steps,
     eps_text,
+    make_attack,
     read_eps,
     table_step,
 )
-from kernel_attention.experiments.robustness.attacks import ATTACKS, make_attack
 from kernel_attention.experiments.robustness.black_box_attacks import SPSA, AutoAttack, Clean, Noise, Square
 from kernel_attention.experiments.robustness.corruption_error import (
     ALEXNET_ERRORS,
@@ -28,6 +29,7 @@ from kernel_attention.experiments.robustness.gradient_attacks import (
     PGD,
     CarliniWagner,
     SparseL1Descent,
+    SurrogateClamp,
 )
 from kernel_attention.experiments.robustness.image_attack import (
     Attacked,
@@ -52,7 +54,6 @@ from kernel_attention.experiments.robustness.protocols import (
     PixelProtocol,
     find_protocol,
 )
-from kernel_attention.experiments.robustness.surrogate_gradients import SurrogateClamp
 from kernel_attention.experiments.robustness.word_swap import GENERIC_WORD, swap_words
 
 __all__ = [

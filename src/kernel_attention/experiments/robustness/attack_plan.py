@@ -1,4 +1,4 @@
-"""Which attacks are run, on how many images, with which options: the robustness table and more."""
+"""The attacks by name, and which of them are run, on how many images, with which options."""
 
 from __future__ import annotations
 
@@ -9,9 +9,27 @@ from fractions import Fraction
 from typing import Any
 
 from kernel_attention.errors import InputError, unknown
-from kernel_attention.experiments.robustness.attacks import ATTACKS, make_attack
+from kernel_attention.experiments.robustness.black_box_attacks import SPSA, AutoAttack, Clean, Noise, Square
+from kernel_attention.experiments.robustness.gradient_attacks import (
+    FGSM,
+    PGD,
+    CarliniWagner,
+    SparseL1Descent,
+)
 from kernel_attention.experiments.robustness.image_attack import ImageAttack, require_bounds
 from kernel_attention.experiments.robustness.protocols import find_protocol
+
+ATTACKS: dict[str, type[ImageAttack]] = {
+    "clean": Clean,
+    "fgsm": FGSM,
+    "pgd": PGD,
+    "spsa": SPSA,
+    "cw": CarliniWagner,
+    "sld": SparseL1Descent,
+    "noise": Noise,
+    "square": Square,
+    "autoattack": AutoAttack,
+}
 
 PIXEL_STEP = 1 / 255
 """The eps of the table: one step of an 8-bit pixel."""
@@ -43,6 +61,29 @@ _QUICK: dict[str, dict[str, Any]] = {
 _QUICK_CASES = 16
 _QUICK_AUTOATTACK_CASES = 4
 _RELEASED_NOISE = 0.3  # standard deviations of a channel
+
+
+def make_attack(name: str, options: Mapping[str, Any] | None = None) -> ImageAttack:
+    """An attack with options.
+
+    Args:
+        name: one of ``ATTACKS``.
+        options: fields of the attack's class; its defaults hold for the rest.
+
+    Raises:
+        InputError: for an unknown name or option, and for a value that the option does not accept.
+    """
+    if name not in ATTACKS:
+        raise unknown("attack", name, ATTACKS)
+    options = dict(options or {})
+    known = [entry.name for entry in dataclasses.fields(ATTACKS[name])]
+    for option in options:
+        if option not in known:
+            raise unknown(f"option of attack {name}", option, known)
+    try:
+        return ATTACKS[name](**options)
+    except InputError as error:
+        raise InputError(f"attack {name}: {error}") from None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ from typing import IO, Any
 import numpy as np
 
 from kernel_attention.atomic import write_atomically, write_text_atomically
-from kernel_attention.errors import InputError, unknown
+from kernel_attention.errors import InputError, unknown, writing
 from kernel_attention.experiments.data.archive import cache_folder
 
 CORRUPTIONS = (
@@ -183,13 +183,11 @@ def _write(
                 for block in pool.map(work, *each) if pool is not None else map(work, *each):
                     file.write(block.tobytes())
 
-    try:
+    with writing(f"cache {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
         about = {"images": list(images.shape), "seed": seed, "libraries": library_versions()}
         write_text_atomically(path.parent / "about.json", json.dumps(about, indent=2))
         write_atomically(path, write)
-    except OSError as error:
-        raise InputError(f"cache {path}: cannot be written ({error.strerror or error})") from None
 
 
 def _starts(start: int, workers: int, count: int) -> range:

@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from kernel_attention.experiments.robustness.attack_plan import eps_text
-from kernel_attention.experiments.robustness.attacks import ATTACKS
+from kernel_attention.experiments.robustness.attack_plan import ATTACKS, eps_text
 from kernel_attention.experiments.statistics import unpack_bits
 
 Entry = Mapping[str, Any]

@@ -18,8 +18,8 @@ from kernel_attention.experiments.sweeping.space import (
     space_as_json,
     space_from_json,
 )
-from kernel_attention.experiments.training.data_root import find_data_root
 from kernel_attention.experiments.training.experiment import Metric
+from kernel_attention.experiments.training.facts import find_data_root
 from kernel_attention.experiments.training.recipe import BaseRecipe, make_recipe
 from kernel_attention.experiments.training.tasks import DEFAULT_TASK, experiment_class, recipe_class
 

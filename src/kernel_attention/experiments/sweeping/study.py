@@ -30,7 +30,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 from optuna.trial import FrozenTrial, TrialState
 
-from kernel_attention.errors import InputError
+from kernel_attention.errors import InputError, writing
 from kernel_attention.experiments.reporting.sweep_record import SweepPoint
 from kernel_attention.experiments.sweeping.plan import (
     PLAN_NAME,
@@ -223,11 +223,8 @@ def open_sweep(folder: Path) -> SweepFolder:
         InputError: for a folder without one, a damaged one, and one that cannot be written.
     """
     read_plan(folder)
-    try:
-        with _opening(folder):
-            return _filled(folder)
-    except OSError as error:
-        raise InputError(f"sweep {folder}: cannot be written ({error.strerror or error})") from None
+    with writing(f"sweep {folder}"), _opening(folder):
+        return _filled(folder)
 
 
 def _filled(folder: Path) -> SweepFolder:

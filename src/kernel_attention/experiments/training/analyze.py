@@ -10,7 +10,7 @@ from typing import Any
 from kernel_attention.analysis import DiagnosticsReport, diagnose
 from kernel_attention.analysis.layer_measures import QUANTITIES
 from kernel_attention.atomic import write_atomically
-from kernel_attention.errors import InputError
+from kernel_attention.errors import InputError, writing
 from kernel_attention.experiments.reporting import plot_diagnostics, plot_over_training, write_report
 from kernel_attention.experiments.training.experiment import Experiment
 from kernel_attention.experiments.training.files import write_arrays, write_json
@@ -65,7 +65,7 @@ def analyze_run(
         for seed in run.seeds
     }
     courses = {seed: _course(run, seed, batches, chosen, cases) for seed in run.seeds if over_training}
-    try:
+    with writing(f"output {output or run.folder}"):
         for seed, report in reports.items():
             folder = (output or run.folder) / f"seed-{seed}"
             folder.mkdir(parents=True, exist_ok=True)
@@ -82,10 +82,6 @@ def analyze_run(
                 _draw(report, folder)
                 if over_training:
                     plot_over_training(courses[seed], folder / "over_training.svg")
-    except OSError as error:
-        raise InputError(
-            f"output {output or run.folder}: cannot be written ({error.strerror or error})"
-        ) from None
     if output is None:
         write_report(run.folder)
     return reports

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from kernel_attention.errors import InputError
+from kernel_attention.errors import InputError, writing
 from kernel_attention.experiments.data.images.batches import channels_first
 from kernel_attention.experiments.data.images.sets import ImageSplit
 from kernel_attention.experiments.robustness.attack_plan import AttackStep
@@ -97,7 +97,7 @@ def attack_run(
     for each, model in models.items():
         source = None if transfer is None else _source(transfer, each)
         with contextlib.ExitStack() as held:
-            with _writing(folder.path):
+            with writing(f"output {folder.path}"):
                 folder.seed_path(each).mkdir(parents=True, exist_ok=True)
                 held.enter_context(locked(folder.seed_path(each)))
             session = _Session(run, experiment, folder, each, again)
@@ -140,7 +140,7 @@ class _Session:
             data_root=self.experiment.data_root,
             told=told,
         )
-        with _writing(self.path):
+        with writing(f"output {self.path}"):
             write_json(self.path, self.record)
 
     def run_step(
@@ -168,16 +168,8 @@ class _Session:
         )
         self.record["attacks"] = [other for other in attacks if other not in same] + [key | entry]
         self.record["warnings"] = masking_warnings(self.record["attacks"])
-        with _writing(self.path):
+        with writing(f"output {self.path}"):
             write_json(self.path, self.record)
-
-
-@contextlib.contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise InputError(f"output {path}: cannot be written ({error.strerror or error})") from None
 
 
 def _image_experiment(run: SavedRun, data_root: str | Path | None) -> ImageExperiment:

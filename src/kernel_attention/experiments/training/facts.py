@@ -1,4 +1,7 @@
-"""The facts about its data that a trained model depends on: the content of ``data.json``."""
+"""The data of a run: the facts that a trained model depends on (``data.json``), and the folder.
+
+The folder is found at the start of a run, recorded with it, and overridden by an option.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,8 @@ from typing import Any
 
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.data import TimeSeriesData
-from kernel_attention.experiments.run_folder import RunFolder
+from kernel_attention.experiments.data.archive import resolve_root
+from kernel_attention.experiments.run_folder import RunFolder, read_json
 from kernel_attention.experiments.training.tasks import experiment_class
 
 
@@ -66,3 +70,26 @@ def read_facts(folder: Path, task: str) -> dict[str, Any]:
         raise InputError(f"{path}: is missing, and with it what the model depends on of its data")
     experiment_class(task).check_facts(facts, path)
     return facts
+
+
+def find_data_root(dataset: str, data_root: str | Path | None) -> str | None:
+    """The folder that a run's data set is found under, as an absolute path; None where none is needed.
+
+    A path relative to the working folder is found there.
+    """
+    root = resolve_root(data_root)
+    if root is None and not Path(dataset).is_absolute() and Path(dataset).exists():
+        root = Path()
+    return None if root is None else str(root.resolve())
+
+
+def recorded_data_root(folder: Path, given: str | Path | None = None) -> str | Path | None:
+    """``given``, or else the data root recorded in the run if it is a folder on this machine."""
+    if given is not None:
+        return given
+    try:
+        kept = read_json(folder / "versions.json")
+    except InputError:  # the file only describes how the run was made; opening the run does not need it
+        return None
+    root = kept.get("data_root") if isinstance(kept, dict) else None
+    return root if isinstance(root, str) and Path(root).is_dir() else None

@@ -24,8 +24,12 @@ from torch.utils.data import DataLoader
 from kernel_attention.core.sequence_group import SequenceGroup
 from kernel_attention.core.sharding import ReadsSequence, shard_sequence
 from kernel_attention.errors import InputError
-from kernel_attention.experiments.training.checkpoint import read_state, write_state
-from kernel_attention.experiments.training.generators import get_generators, set_generators
+from kernel_attention.experiments.training.checkpoint import (
+    get_generators,
+    read_state,
+    set_generators,
+    write_state,
+)
 from kernel_attention.experiments.training.processes import ALONE, Processes, ProcessPlace
 from kernel_attention.experiments.training.progress import ProgressBar
 from kernel_attention.experiments.training.shares import Share, shared_loader

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from kernel_attention.errors import InputError
+from kernel_attention.errors import InputError, reading
 from kernel_attention.experiments.data.images.batches import ImageBatch, central, channels_first
 from kernel_attention.experiments.data.images.decoding import decode_image
 from kernel_attention.experiments.data.images.files import IMAGE_SUFFIXES, is_image, read_images
@@ -100,7 +100,5 @@ def _files(file: Path) -> Iterator[tuple[str, bytes]]:
             f"{file}: does not exist (accepted: an image, {', '.join(IMAGE_SUFFIXES)}, or a folder or an "
             "archive of images)"
         )
-    try:
+    with reading(f"file {file}"):
         yield "", file.read_bytes()
-    except OSError as error:
-        raise InputError(f"file {file}: cannot be read ({error.strerror or error})") from None

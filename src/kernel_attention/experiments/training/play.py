@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kernel_attention.errors import InputError
+from kernel_attention.errors import InputError, writing
 from kernel_attention.experiments.control.environments import make_environment
 from kernel_attention.experiments.control.pictures import film, write_gif
 from kernel_attention.experiments.control.roll_outs import RollOuts, normalized_score, roll_out
@@ -109,11 +109,9 @@ def play_run(
     if facts["reference"] is not None:
         low, high = facts["reference"]
         record["normalized_score"] = float(normalized_score(found.returns, (low, high))[0])
-    try:
+    with writing(f"output {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / RECORD, record)
-    except OSError as error:
-        raise InputError(f"output {folder}: cannot be written ({error.strerror or error})") from None
     write_gif(folder / FILM, pictures, seconds)
     if output is None:
         write_report(run.folder)

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from kernel_attention.errors import InputError
+from kernel_attention.experiments.data.positions import make_position_task
 from kernel_attention.experiments.data.positions.task import PositionTask
-from kernel_attention.experiments.data.positions.tasks import make_position_task
 from kernel_attention.experiments.settings import Count
 from kernel_attention.experiments.training.recipe import StepRecipe
 

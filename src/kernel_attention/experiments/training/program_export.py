@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kernel_attention.atomic import write_atomically
-from kernel_attention.errors import InputError
+from kernel_attention.errors import InputError, writing
 from kernel_attention.experiments.training.saved import SavedRun
 from kernel_attention.hosts.exporting import (
     export_program,
@@ -75,11 +75,9 @@ def export_file(run: SavedRun, file: Path, *, format: str, seed: int | None = No
 
 
 def _write(file: Path, write: Callable[[Any], object]) -> None:
-    try:
+    with writing(f"file {file}"):
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, write)
-    except OSError as error:
-        raise InputError(f"file {file}: cannot be written ({error.strerror or error})") from None
 
 
 def _facts(run: SavedRun, remark: str) -> dict[str, str]:

@@ -25,9 +25,13 @@ from kernel_attention.experiments.provenance import code_revision, processor_nam
 from kernel_attention.experiments.reporting import write_report
 from kernel_attention.experiments.run_folder import is_number, read_json
 from kernel_attention.experiments.training.checkpoint import check_checkpoint
-from kernel_attention.experiments.training.data_root import find_data_root, recorded_data_root
 from kernel_attention.experiments.training.experiment import Experiment, Metric
-from kernel_attention.experiments.training.facts import read_facts, require_same_data
+from kernel_attention.experiments.training.facts import (
+    find_data_root,
+    read_facts,
+    recorded_data_root,
+    require_same_data,
+)
 from kernel_attention.experiments.training.files import (
     is_unfinished,
     read_weights,

@@ -12,9 +12,8 @@ from kernel_attention.experiments.data import SequenceSplit
 from kernel_attention.experiments.families import read_keys
 from kernel_attention.experiments.run_folder import RunFolder
 from kernel_attention.experiments.settings import field_names
-from kernel_attention.experiments.training.data_root import recorded_data_root
 from kernel_attention.experiments.training.experiment import Experiment
-from kernel_attention.experiments.training.facts import read_facts, require_same_data
+from kernel_attention.experiments.training.facts import read_facts, recorded_data_root, require_same_data
 from kernel_attention.experiments.training.files import read_weights
 from kernel_attention.experiments.training.fit import training_device
 from kernel_attention.experiments.training.recipe import BaseRecipe, make_recipe

@@ -23,18 +23,16 @@ from kernel_attention.experiments.training.evaluation import batch_outputs
 from kernel_attention.experiments.training.experiment import Loaders, Metric
 from kernel_attention.experiments.training.image_experiment import VisionExperiment, channel_statistics
 from kernel_attention.experiments.training.recorder import RunRecorder
-from kernel_attention.experiments.training.segmentation_corruptions import (
-    check_corruptible,
-    corrupted_figures,
-)
 from kernel_attention.experiments.training.segmentation_figures import (
     baseline_figures,
+    check_corruptible,
+    corrupted_figures,
     enlarged,
     segmentation_figures,
 )
 from kernel_attention.experiments.training.segmentation_recipe import SegmentationRecipe
-from kernel_attention.experiments.training.segmentation_start import load_start
 from kernel_attention.experiments.training.segmentation_task import SegmentationTask
+from kernel_attention.experiments.training.start import load_start
 from kernel_attention.models.segmenter import Segmenter
 from kernel_attention.models.vision import VisionTransformer
 

@@ -28,10 +28,10 @@ from kernel_attention.experiments.training.evaluation import (
     kernel_spectra,
     labelled_split,
     predict_rows,
+    require_in_range,
 )
 from kernel_attention.experiments.training.experiment import Experiment, Loaders, Metric
 from kernel_attention.experiments.training.facts import check_facts, describe_data
-from kernel_attention.experiments.training.ranges import require_in_range
 from kernel_attention.experiments.training.recorder import RunRecorder
 from kernel_attention.experiments.training.rocket_features import fit_input
 from kernel_attention.experiments.training.time_series_recipe import Recipe

@@ -25,9 +25,9 @@ from kernel_attention.experiments.robustness import swap_words
 from kernel_attention.experiments.training.evaluation import classification_figures, collect_outputs
 from kernel_attention.experiments.training.experiment import Experiment, Loaders, Metric
 from kernel_attention.experiments.training.module import SequenceTask
+from kernel_attention.experiments.training.start import load_language_model
 from kernel_attention.experiments.training.step_recorder import StepRecorder
 from kernel_attention.experiments.training.token_recipe import TokenRecipe
-from kernel_attention.experiments.training.token_start import load_language_model
 from kernel_attention.models.tokens import TokenClassifier, TokenPairClassifier
 
 _DIAGNOSED_AT_ONCE = 4

@@ -33,9 +33,13 @@ from kernel_attention.mechanisms.primal.functional import (
     primal_scores,
     scores_energy,
 )
-from kernel_attention.mechanisms.primal.fused import PrimalWeights, primal_pass
+from kernel_attention.mechanisms.primal.fused import (
+    PrimalWeights,
+    primal_numbers,
+    primal_operations,
+    primal_pass,
+)
 from kernel_attention.mechanisms.primal.nested import KernelGrams, kernel_grams, nested_objective
-from kernel_attention.mechanisms.primal.work import primal_numbers, primal_operations
 from kernel_attention.memory_limit import require_parameters
 from kernel_attention.tensors.recompute import needs_operator
 from kernel_attention.tensors.sampling import (

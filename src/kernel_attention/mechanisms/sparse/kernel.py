@@ -5,19 +5,26 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from kernel_attention.core.decoding import KeyValueCache, Position
 from kernel_attention.core.kernel import AttentionKernel
 from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import unknown
-from kernel_attention.mechanisms.softmax.decoding import empty_cache, read_cache
-from kernel_attention.mechanisms.sparse.decoding import sparse_step
+from kernel_attention.mechanisms.softmax.decoding import (
+    append_to_cache,
+    blocks_reached,
+    empty_cache,
+    read_cache,
+)
 from kernel_attention.mechanisms.sparse.functional import (
     IMPLEMENTATIONS,
     Implementation,
     PatternName,
     SparsePattern,
+    positions_seen,
     sparse_attention,
 )
 
@@ -83,3 +90,26 @@ class SparseKernel(AttentionKernel):
         """The options, for print(model)."""
         name, stride, summary = self.pattern
         return f"pattern={name!r}, stride={stride}, summary={summary}, impl={self.impl!r}"
+
+
+def sparse_step(
+    pattern: SparsePattern,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cache: KeyValueCache,
+    position: Position,
+    factor: int = 1,
+) -> tuple[Tensor, KeyValueCache]:
+    """The attention of one token, (B, h, 1, p), and the cache with it; q, k, v (B, h, 1, p)."""
+    cache, keys, values = append_to_cache(k, v, cache, position, factor)
+    token, num_keys = position.tokens, keys.size(2)
+    reached = blocks_reached(position, num_keys, factor)
+    if isinstance(token, Tensor):
+        assert reached is not None
+        mask = (reached & positions_seen(pattern, token, num_keys, factor=factor))[:, None, None]
+        return scaled_dot_product_attention(q, keys, values, attn_mask=mask), cache
+    query = torch.full((1,), token, device=q.device)
+    seen = positions_seen(pattern, query, num_keys, factor=factor)[0].nonzero()[:, 0]
+    keys, values = keys.index_select(2, seen), values.index_select(2, seen)
+    return scaled_dot_product_attention(q, keys, values), cache

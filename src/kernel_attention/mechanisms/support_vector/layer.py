@@ -18,8 +18,11 @@ from kernel_attention.mechanisms.support_vector.decoding import (
     HeadsState,
     SupportVectorState,
     add_to_block,
+    empty_moments,
     last_rows,
+    read_moments,
     read_open_block,
+    recentre_step,
 )
 from kernel_attention.mechanisms.support_vector.functional import (
     EPSILON,
@@ -28,7 +31,6 @@ from kernel_attention.mechanisms.support_vector.functional import (
     support_vector_attention,
 )
 from kernel_attention.mechanisms.support_vector.kernels import KernelSpec, attention_kernel
-from kernel_attention.mechanisms.support_vector.moments import empty_moments, read_moments, recentre_step
 from kernel_attention.mechanisms.support_vector.token_convolution import ConvWeights, token_convolution
 from kernel_attention.memory_limit import require_parameters
 from kernel_attention.tensors.padding import is_exporting

@@ -16,7 +16,6 @@ from kernel_attention.errors import InputError
 from kernel_attention.experiments.data import load_images
 from kernel_attention.experiments.data.archive import cache_folder
 from kernel_attention.experiments.data.images import cache as image_cache
-from kernel_attention.experiments.data.images import folder_cache
 from kernel_attention.experiments.data.images.cache import cached_parts
 
 
@@ -148,15 +147,15 @@ def test_two_processes_may_make_the_same_cache(tmp_path):
 def test_the_cache_of_the_other_process_stays(tmp_path, monkeypatch):
     """Both have decoded; the second finds the place taken."""
     make_set(tmp_path / "set")
-    publish = folder_cache._publish
+    publish = image_cache._publish
 
     def late(new, folder, read):
         if not folder.exists():
-            monkeypatch.setattr(folder_cache, "_publish", publish)
+            monkeypatch.setattr(image_cache, "_publish", publish)
             cached_parts(tmp_path / "set")
         publish(new, folder, read)
 
-    monkeypatch.setattr(folder_cache, "_publish", late)
+    monkeypatch.setattr(image_cache, "_publish", late)
     first = cached_parts(tmp_path / "set")
     assert len(caches()) == 1
     assert len(first["train"].targets) == 6

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from kernel_attention.errors import InputError
+from kernel_attention.experiments.data.positions import POSITION_TASKS, make_position_task
 from kernel_attention.experiments.data.positions.task import fixed_positions, training_positions
-from kernel_attention.experiments.data.positions.tasks import POSITION_TASKS, make_position_task
 from kernel_attention.experiments.data.texts.text import IGNORED
 
 CASES = 40

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from kernel_attention.experiments.data.decisions.episodes import Episodes
-from kernel_attention.experiments.data.step_sampler import StepSampler
+from kernel_attention.experiments.data.samplers import StepSampler
 
 TOKENS_PER_STEP = 3  # return-to-go, state, action
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, SequentialSampler
 
 from kernel_attention.errors import InputError
-from kernel_attention.experiments.data.epoch_sampler import EpochSampler
 from kernel_attention.experiments.data.images.sets import ImageSplit
+from kernel_attention.experiments.data.samplers import EpochSampler
 
 
 class ImageBatch(NamedTuple):

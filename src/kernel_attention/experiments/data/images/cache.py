@@ -7,20 +7,22 @@ memory. Its name holds the size and time of the source, so that a source that ch
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import logging
 import os
+import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from kernel_attention.errors import InputError
+from kernel_attention.errors import InputError, writing
 from kernel_attention.experiments.data.archive import cache_folder
 from kernel_attention.experiments.data.images.decoding import decode_images
-from kernel_attention.experiments.data.images.files import IMAGE_SUFFIXES
-from kernel_attention.experiments.data.images.folder_cache import cache_name, cached_folder
+from kernel_attention.experiments.data.images.files import IMAGE_SUFFIXES, file_stamps
 from kernel_attention.experiments.data.images.layouts import place_of
 from kernel_attention.experiments.data.images.sources import Classes, read_cases
 from kernel_attention.experiments.notes import note
@@ -178,3 +180,57 @@ class _Writer:
             "shape": [len(labels), *self.shape],
             "class_names": names,
         }
+
+
+Content = TypeVar("Content")
+
+
+def cached_folder(
+    folder: Path, read: Callable[[Path], Content | None], build: Callable[[Path], None]
+) -> Content:
+    """The content of a cache, which is built first where it is missing or damaged.
+
+    Args:
+        folder: of the cache.
+        read: the content of such a folder; None where it is missing or damaged.
+        build: fills an empty folder.
+
+    Raises:
+        InputError: for a cache that cannot be written.
+    """
+    content = read(folder)
+    if content is None:
+        with writing(f"cache {folder}"):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=".building-", dir=folder.parent) as temporary:
+                new = Path(temporary) / "new"
+                new.mkdir()
+                build(new)
+                _publish(new, folder, read)
+        content = read(folder)
+        if content is None:
+            raise InputError(f"cache {folder}: is damaged as soon as it is written")
+    return content
+
+
+def cache_name(place: Path, settings: str, label: str) -> str:
+    """The source's name, ``label``, and a hash of ``settings`` and of the source's size and time."""
+    digest = hashlib.sha256(settings.encode())
+    for path, size, changed in file_stamps(place):
+        digest.update(f"\n{path} {size} {changed}".encode(errors="surrogateescape"))
+    stem = place.name.partition(".")[0] or place.resolve().name
+    return f"{stem}-{label}-{digest.hexdigest()[:16]}"
+
+
+def _publish(new: Path, folder: Path, read: Callable[[Path], object]) -> None:
+    """Move a finished cache to its place; where another process put a whole one meanwhile, that one stays."""
+    for _ in range(2):
+        try:
+            os.rename(new, folder)
+        except OSError:
+            if read(folder) is not None:
+                return
+            os.rename(folder, new.parent / "damaged")
+        else:
+            return
+    raise OSError(f"{folder} is taken")

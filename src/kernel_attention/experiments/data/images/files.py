@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import NamedTuple, Protocol
 
-from kernel_attention.errors import InputError
+from kernel_attention.errors import InputError, reading
 from kernel_attention.memory_limit import require_memory
 
 IMAGE_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
@@ -117,11 +117,8 @@ def _walk(
     real = os.path.realpath(folder)
     if real in above:  # a link to a folder that contains it
         return
-    try:
-        with os.scandir(folder) as found:
-            entries = sorted(found, key=lambda entry: entry.name)
-    except OSError as error:
-        raise InputError(f"folder {folder}: cannot be read ({error.strerror or error})") from None
+    with reading(f"folder {folder}"), os.scandir(folder) as found:
+        entries = sorted(found, key=lambda entry: entry.name)
     for entry in entries:
         if not _is_hidden(entry.name):
             yield f"{path}{entry.name}", entry
@@ -130,14 +127,12 @@ def _walk(
 
 
 def _read(path: Path) -> bytes:
-    try:
+    with reading(f"file {path}"):
         state = path.stat()
         if not stat.S_ISREG(state.st_mode):
             raise InputError(f"{path}: is no file")
         require_memory(f"file {path}", state.st_size, "leave it out")
         return path.read_bytes()
-    except OSError as error:
-        raise InputError(f"file {path}: cannot be read ({error.strerror or error})") from None
 
 
 def _is_hidden(name: str) -> bool:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from kernel_attention.errors import InputError
-from kernel_attention.experiments.data.hugging_face import load_splits
 from kernel_attention.experiments.data.images.cifar_batches import (
     CIFAR10,
     FOLDERS,
@@ -19,6 +18,7 @@ from kernel_attention.experiments.data.images.cifar_batches import (
 from kernel_attention.experiments.data.images.decoding import Content
 from kernel_attention.experiments.data.images.files import holds_file, is_image, read_files
 from kernel_attention.experiments.data.images.layouts import LIST_NAMES, place_of, read_list
+from kernel_attention.experiments.data.splits import load_splits
 
 _CIFAR_FIRST = ("data_batch_1", "train")
 _LABEL_COLUMNS = ("label", "labels", "fine_label")

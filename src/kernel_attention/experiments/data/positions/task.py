@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from kernel_attention.experiments.data.step_sampler import StepSampler
+from kernel_attention.experiments.data.samplers import StepSampler
 from kernel_attention.experiments.data.texts.text import IGNORED
 from kernel_attention.experiments.settings import Count, check_fields
 

@@ -16,9 +16,9 @@ import numpy as np
 
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.data.archive import cache_folder
+from kernel_attention.experiments.data.images.cache import cache_name, cached_folder
 from kernel_attention.experiments.data.images.decoding import decode_image
 from kernel_attention.experiments.data.images.files import read_files, read_images
-from kernel_attention.experiments.data.images.folder_cache import cache_name, cached_folder
 from kernel_attention.experiments.data.segmentation.label_maps import (
     CLASS_LISTS,
     LABEL_SUFFIXES,

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, SequentialSampler
 
 from kernel_attention.errors import InputError
-from kernel_attention.experiments.data.epoch_sampler import EpochSampler
+from kernel_attention.experiments.data.samplers import EpochSampler
 from kernel_attention.experiments.data.series.time_series import SequenceSplit
 
 

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from kernel_attention.experiments.data.epoch_sampler import EpochSampler
-from kernel_attention.experiments.data.step_sampler import StepSampler
+from kernel_attention.experiments.data.samplers import EpochSampler, StepSampler
 from kernel_attention.experiments.data.texts.text import pack_contexts
 
 

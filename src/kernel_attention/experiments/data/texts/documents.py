@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kernel_attention.errors import InputError, unknown
-from kernel_attention.experiments.data.hugging_face import load_splits
-from kernel_attention.experiments.data.splits import split_names
+from kernel_attention.experiments.data.splits import load_splits, split_names
 
 
 class Documents(NamedTuple):

@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from kernel_attention.errors import InputError, unknown
+from kernel_attention.errors import InputError, reading, unknown
 from kernel_attention.experiments.data.archive import DatasetInfo, resolve_root
-from kernel_attention.experiments.data.hugging_face import load_splits
-from kernel_attention.experiments.data.splits import SPLITS, split_names
+from kernel_attention.experiments.data.splits import SPLITS, load_splits, split_names
 
 IGNORED = -100
 """The target of positions that the loss ignores (PyTorch's ``ignore_index``)."""
@@ -75,10 +74,8 @@ def load_text(dataset: str, data_root: str | os.PathLike[str] | None = None) -> 
 def read_text(path: str | os.PathLike[str]) -> str:
     """The text of a UTF-8 file; InputError where it is missing, empty or of another encoding."""
     path = Path(path)
-    try:
+    with reading(f"file {path}"):
         data = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"file {path}: cannot be read ({error.strerror or error})") from None
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from kernel_attention.experiments.data.samplers import StepSampler
 from kernel_attention.experiments.data.series.batches import Batch
-from kernel_attention.experiments.data.step_sampler import StepSampler
 from kernel_attention.experiments.data.tokens.sets import TokenSplit
 
 _POOL = 50

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kernel_attention.errors import InputError
+from kernel_attention.errors import InputError, reading
 from kernel_attention.experiments.data.images.cache import Part, cached_parts
 from kernel_attention.experiments.data.images.cifar_batches import CIFAR10, FOLDERS, SIDE
 from kernel_attention.experiments.data.images.decoding import decode_image
@@ -121,10 +121,8 @@ def read_pathfinder_release(folder: Path, difficulty: str = "curv_contour_length
 
 def _gray(path: Path) -> np.ndarray:
     """(side * side,) uint8."""
-    try:
+    with reading(f"file {path}"):
         content = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"file {path}: cannot be read ({error.strerror or error})") from None
     pixels = decode_image(content, str(path))
     if pixels.shape[:2] != (SIDE, SIDE):
         raise InputError(

@@ -1,0 +1,147 @@
+"""The members of an estimator: which cases train each, their training, and what they give."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from sklearn.base import is_regressor
+from torch import Tensor
+
+from kernel_attention.estimators.parameters import Callback, callback_list, derived_seed, member_recipe
+from kernel_attention.experiments.data import SequenceSplit, stratified_split, windows_of
+from kernel_attention.experiments.notes import note_once
+from kernel_attention.experiments.settings import checked, plain
+from kernel_attention.experiments.training import Recipe, predict_outputs
+from kernel_attention.experiments.training.fit import training_device
+from kernel_attention.experiments.training.members import Member, train_member
+from kernel_attention.models import SequenceClassifier
+
+_CALIBRATION_PART = 0.2
+_PREDICTED_AT_ONCE = 64
+
+
+class MemberPlan(NamedTuple):
+    """What trains one model: its seed, its cases, those held out, and whether these choose the epoch."""
+
+    seed: int
+    kept: SequenceSplit
+    held_out: SequenceSplit | None = None
+    selects: bool = False
+
+
+def plan_members(
+    estimator: Any, split: SequenceSplit, validation: SequenceSplit | None, seeds: list[int], *, judges: bool
+) -> list[MemberPlan]:
+    """The plan of every model; one more than there are members where a single one is to be judged.
+
+    Args:
+        estimator: whose parameters say what is held out.
+        split: the training cases.
+        validation: given held-out cases.
+        seeds: of the members.
+        judges: whether cases are held out to judge the answers, where none are held out otherwise.
+    """
+    task = "regression" if is_regressor(estimator) else "classification"
+    if validation is not None:
+        return [MemberPlan(seed, split, validation, True) for seed in seeds]
+    fraction = estimator.validation_fraction
+    if fraction is not None:
+        checked(Recipe, "validation_fraction", fraction)
+        return [MemberPlan(seed, *stratified_split(split, fraction, seed, task), True) for seed in seeds]
+    plan = [MemberPlan(seed, split) for seed in seeds]
+    if judges:
+        # The last of several members holds cases out; a single one needs a second model that does.
+        seed = seeds[-1] if len(seeds) > 1 else derived_seed(seeds[0], 1)
+        parted = MemberPlan(seed, *stratified_split(split, _CALIBRATION_PART, seed, task))
+        plan = [*plan[:-1], parted] if len(seeds) > 1 else [*plan, parted]
+    return plan
+
+
+def train_members(
+    estimator: Any,
+    plan: list[MemberPlan],
+    split: SequenceSplit,
+    num_outputs: int,
+    max_len: int,
+    earlier: Sequence[SequenceClassifier],
+) -> tuple[list[Member], list[tuple[Tensor, SequenceSplit]]]:
+    """Train the models of a plan in turn, and judge those that hold cases out.
+
+    Args:
+        estimator: with the parameters.
+        plan: of ``plan_members``.
+        split: the training cases, all of which train a member anew with ``refit``.
+        num_outputs: of a model.
+        max_len: of a model.
+        earlier: the models of the last fit, which the first of the plan continue.
+
+    Returns:
+        The models, and the outputs on held-out cases with these.
+    """
+    callbacks = callback_list(estimator.callbacks)
+    started = time.monotonic()
+    members: list[Member] = []
+    judged: list[tuple[Tensor, SequenceSplit]] = []
+    for index, (seed, kept, held_out, selects) in enumerate(plan):
+        recipe = member_recipe(estimator, seed, len(kept), max_len, index)
+        if index == 0:
+            for remark in recipe.remarks():
+                note_once(remark)
+        limit = 0.0
+        if estimator.time_limit is not None:
+            left = estimator.time_limit - (time.monotonic() - started)
+            limit = max(left, 0.1) / (len(plan) - index)
+        continues = index < len(earlier)
+        before = [row for row in estimator.history_ if row["member"] == index] if continues else []
+        sizes = (num_outputs, max_len)
+        options: dict[str, Any] = {
+            "is_regression": is_regressor(estimator), "max_seconds": limit,
+            "progress": bool(estimator.verbose), "start": earlier[index].state_dict() if continues else None,
+        }  # fmt: skip
+        watch = _watch(callbacks, before, index)
+        member = train_member(recipe, kept, held_out if selects else None, *sizes, watch=watch, **options)
+        if held_out is not None:
+            outputs = member_outputs(estimator, member.model, held_out.sequences, max_len)
+            judged.append((outputs, held_out))
+        if selects and estimator.refit:
+            epochs = member.best_epoch
+            warmup = min(recipe.warmup_epochs, epochs - 1)
+            again = dataclasses.replace(recipe, epochs=epochs, warmup_epochs=warmup)
+            member = train_member(again, split, None, *sizes, **options)
+        rows = _history(before, member.rows, index)
+        members.append(member._replace(rows=rows, best_epoch=len(before) + member.best_epoch))
+    return members, judged
+
+
+def member_outputs(
+    estimator: Any, model: SequenceClassifier, sequences: list[Any], max_len: int, pooled: bool = False
+) -> Tensor:
+    """What one model gives for every sequence; the mean over the windows of a longer one."""
+    windows, counts = windows_of(sequences, max_len)
+    # The model is kept on the CPU, so that an estimator pickled on a GPU machine opens on any other.
+    try:
+        model = model.to(training_device(estimator.accelerator))
+        at_once = plain(estimator.batch_size) or _PREDICTED_AT_ONCE
+        outputs = predict_outputs(model, windows, at_once, pooled=pooled)
+    finally:
+        model.cpu()
+    return torch.stack([part.mean(dim=0) for part in outputs.split(counts)])
+
+
+def _history(before: list[dict[str, Any]], rows: list[dict[str, Any]], index: int) -> list[dict[str, Any]]:
+    """The rows of a member in ``history_``: those of the fits that it continues, then those of this one."""
+    return [*before, *({"member": index, **row, "epoch": len(before) + row["epoch"]} for row in rows)]
+
+
+def _watch(
+    callbacks: list[Callback], before: list[dict[str, Any]], index: int
+) -> Callable[[list[dict[str, Any]]], bool] | None:
+    """Whether a callback ends training, asked with the rows of every epoch so far; None without callbacks."""
+    if not callbacks:
+        return None
+    # A list, so that every callback sees every epoch.
+    return lambda rows: any([bool(callback(_history(before, rows, index))) for callback in callbacks])
