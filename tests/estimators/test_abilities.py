@@ -351,3 +351,13 @@ def test_the_defaults_learn_a_real_set_in_little_time():
     classifier = AttentionClassifier(n_estimators=2, epochs=12, random_state=0, accelerator="cpu")
     assert classifier.fit(X, y).score(X_test, y_test) > 0.9
     assert 0.1 < classifier.temperature_ < 10
+
+
+@pytest.mark.parametrize(("length", "second"), [(256, "convolution"), (257, "rocket")])
+def test_members_learn_convolutions_of_series_that_keep_their_steps(length, second):
+    X = np.random.default_rng(0).standard_normal((8, 1, length))
+    classifier = AttentionClassifier(
+        n_estimators=4, epochs=1, calibrate=False, embed_dim=8, num_heads=2, feedforward_dim=8, random_state=0
+    ).fit(X, np.arange(8) % 2)
+    stems = [options["stem"] for options in classifier.model_options_]
+    assert stems == ["rocket", second, "rocket", "rocket"]

@@ -30,9 +30,6 @@ from kernel_attention.models.sequence_pooling import SequencePooling
 from kernel_attention.models.series_stem import Stem, View
 
 _OPTION = "attention__"
-# The features of a rocket stem are better with warped series on some sets and without on others.
-_WARPED: tuple[AugmentationName, ...] = ("jitter", "scale", "time_warp", "window")
-_AUGMENTATIONS: tuple[tuple[AugmentationName, ...], ...] = ((), _WARPED, _WARPED)
 FEWEST_JUDGED = 20
 """Training cases below which none is held out for probabilities or intervals."""
 
@@ -56,7 +53,7 @@ class AttentionEstimator(TransformerMixin, BaseEstimator):
         num_layers: int = 2,
         feedforward_dim: int = 128,
         dropout: float = 0.1,
-        stem: Stem | Sequence[Stem] = ("rocket", "convolution", "rocket"),
+        stem: Stem | Sequence[Stem] | None = None,
         stem_layers: int = 3,
         patch_len: int = 0,
         views: Sequence[View] = ("raw", "normalized"),
@@ -74,7 +71,7 @@ class AttentionEstimator(TransformerMixin, BaseEstimator):
         schedule: Literal["constant", "cosine"] = "cosine",
         gradient_clip: float = 4.0,
         label_smoothing: float = 0.1,
-        augmentation: Sequence[AugmentationName] | Sequence[Sequence[AugmentationName]] = _AUGMENTATIONS,
+        augmentation: Sequence[AugmentationName] | Sequence[Sequence[AugmentationName]] | None = None,
         mixup: float = 0.0,
         ema_decay: float = 0.0,
         validation_fraction: float | None = None,

@@ -46,6 +46,8 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):
         dropout: dropout probability.
         stem: how steps become tokens: a "linear" projection, multi-scale "convolution", or "rocket", random
             convolutions (MiniRocket's) counted over patches. A list of these is used in turn by the members.
+            None: "rocket", and "convolution" in the second of every three members where no series has more
+            than 256 steps.
         stem_layers: blocks of the convolution stem.
         patch_len: steps per token; 0: as many as leave at most 128 tokens of the longest series, or 8 of a
             rocket stem.
@@ -69,6 +71,7 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):
         augmentation: what changes the series in training: any of "jitter", "scale", "time_warp", "window" and
             "cut", each applied to half of the series of a batch. A list of such lists is used in turn by the
             members. A rocket stem reads the series and up to seven changed copies, made before training.
+            None: the first four, but no augmentation in two of three members with a rocket stem.
         mixup: alpha of mixup's Beta distribution; 0 switches it off.
         ema_decay: the model's weights are an exponential moving average with this decay; 0: of the last step.
         validation_fraction: None trains on all cases and keeps the last epoch. A number holds out a

@@ -13,6 +13,7 @@ from sklearn.utils import check_random_state
 
 from kernel_attention.core.validation import require_probability
 from kernel_attention.errors import InputError, unknown
+from kernel_attention.experiments.data.series.augmentation import AugmentationName
 from kernel_attention.experiments.settings import checked, plain
 from kernel_attention.experiments.training import Recipe
 from kernel_attention.experiments.training.members import (
@@ -22,10 +23,12 @@ from kernel_attention.experiments.training.members import (
     automatic_steps,
 )
 from kernel_attention.mechanisms import factory_options, layer_specs
-from kernel_attention.models.series_stem import automatic_patch_len
+from kernel_attention.models.series_stem import LARGEST_NUMBER_OF_TOKENS, Stem, automatic_patch_len
 
 Callback = Callable[[list[dict[str, Any]]], Any]
 
+_WARPED: tuple[AugmentationName, ...] = ("jitter", "scale", "time_warp", "window")
+_LONGEST_LEARNT = 2 * LARGEST_NUMBER_OF_TOKENS["convolution"]  # steps of a series
 _OF_A_RECIPE = ("optimizer", "schedule", "gradient_clip", "patience", "accelerator")
 _OF_A_MEMBER = (
     "attention", "attention_options", "embed_dim", "num_heads", "num_layers", "feedforward_dim", "dropout",
@@ -50,10 +53,14 @@ def member_recipe(estimator: Any, seed: int, cases: int, max_len: int, index: in
     """The parameters of member number ``index`` as a recipe of the trainer, which also checks them."""
     given = {name: plain(getattr(estimator, name)) for name in (*_OF_A_RECIPE, *_OF_A_MEMBER)}
     given |= _overrides(estimator.members, index)
-    if not isinstance(given["stem"], str):
+    if given["stem"] is None:
+        given["stem"] = _automatic_stem(max_len, index)
+    elif not isinstance(given["stem"], str):
         given["stem"] = _in_turn("stem", given["stem"], index)
     augmentation = given["augmentation"]
-    if isinstance(augmentation, list | tuple) and not all(isinstance(each, str) for each in augmentation):
+    if augmentation is None:
+        given["augmentation"] = _automatic_augmentation(given["stem"], index)
+    elif isinstance(augmentation, list | tuple) and not all(isinstance(each, str) for each in augmentation):
         given["augmentation"] = _in_turn("augmentation", augmentation, index)
     attention = _merged_attention(given.pop("attention"), given.pop("attention_options"))
     batch_size, epochs = given.pop("batch_size"), given.pop("epochs")
@@ -72,6 +79,16 @@ def member_recipe(estimator: Any, seed: int, cases: int, max_len: int, index: in
         given["validation_fraction"] = estimator.validation_fraction
     sizes = {"epochs": epochs, "batch_size": batch_size, "seeds": [seed]}
     return MemberRecipe(dataset="array", attention=attention, **sizes, **given)
+
+
+def _automatic_stem(max_len: int, index: int) -> Stem:
+    """Random convolutions, and in every third member learnt ones, unless these had to leave steps out."""
+    return "convolution" if index % 3 == 1 and max_len <= _LONGEST_LEARNT else "rocket"
+
+
+def _automatic_augmentation(stem: str, index: int) -> Sequence[AugmentationName]:
+    """Learnt convolutions want warped series; random ones on some sets only, so every third has them."""
+    return () if stem == "rocket" and index % 3 != 2 else _WARPED
 
 
 def _overrides(members: Any, index: int) -> Mapping[str, Any]:
