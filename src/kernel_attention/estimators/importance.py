@@ -4,14 +4,40 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from kernel_attention.models import SequenceClassifier
+from kernel_attention.models.rocket_stem import RocketStem
 
 _POWER = 4
+_SMALLEST_RUN = 1e-9  # of widths of a threshold, below which a cell has no slope of its own
+
+
+class _RampAlongLine(torch.autograd.Function):
+    """A ramp from 0 to 1 whose gradient at a point of a line is the mean slope around it.
+
+    The thresholds of a rocket stem are so steep that a step crosses one between two points. The cells around
+    the points, along the first dimension, fill the line, so every crossing is part of one of them.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor) -> Tensor:
+        middles = (z[1:] + z[:-1]) / 2
+        edges = torch.cat([2 * z[:1] - middles[:1], middles, 2 * z[-1:] - middles[-1:]])
+        rise, run = edges.clamp(0, 1).diff(dim=0), edges.diff(dim=0)
+        flat = ~(run.abs() > _SMALLEST_RUN)  # also where z is -inf, beyond the series
+        inside = (z > 0) & (z < 1)
+        ctx.save_for_backward(torch.where(flat, inside.to(z.dtype), rise / run.masked_fill(flat, 1.0)))
+        return z.clamp(0, 1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (slope,) = ctx.saved_tensors
+        return grads[0] * slope
 
 
 def integrated_gradients(
@@ -36,6 +62,9 @@ def integrated_gradients(
     places = torch.from_numpy((points + 1) / 2)
     share = torch.from_numpy(weights / 2) * _POWER * places ** (_POWER - 1)
     exact = [copy.deepcopy(model).double().eval() for model in models]
+    for model in exact:
+        if isinstance(model.encoder.project, RocketStem) and nodes > 1:
+            model.encoder.project.ramp = _RampAlongLine.apply
     baseline = exact[0].encoder.input_mean
     difference = torch.from_numpy(series).double() - baseline
     line = (baseline + places[:, None, None] ** _POWER * difference).requires_grad_()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -56,6 +57,7 @@ class RocketStem(nn.Module):
 
     Attributes:
         num_features: F, what the linear map reads of a token.
+        ramp: the slope of the thresholds, of which ``integrated_gradients`` wants another gradient.
     """
 
     taps: Tensor
@@ -71,6 +73,7 @@ class RocketStem(nn.Module):
         super().__init__()
         require_positive(in_features=in_features, embed_dim=embed_dim, max_len=max_len, patch_len=patch_len)
         self.patch_len = patch_len
+        self.ramp: Callable[[Tensor], Tensor] = _ramp
         self.dilations = dilations_of(max_len)
         per_kernel = round(_NUM_THRESHOLDS / len(self.dilations))
         shape = (len(self.dilations), _NUM_KERNELS, per_kernel)
@@ -141,7 +144,7 @@ class RocketStem(nn.Module):
             y = F.pad(y, (0, missing), value=-torch.inf)  # which exceeds nothing
             for threshold in (self.thresholds[index] * slope - 0.5).unbind(-1):
                 # One threshold at a time: B K N Q numbers would not stay in the cache.
-                exceeding = (y - threshold[:, None]).clamp_(0, 1)
+                exceeding = self.ramp(y - threshold[:, None])
                 parts.append(exceeding.unflatten(-1, (-1, self.patch_len)).sum(dim=-1))
         fractions = torch.cat(parts, dim=1).mT / count[..., None]
         return (fractions - self.mean) / self.deviation
@@ -155,6 +158,11 @@ class RocketStem(nn.Module):
         weight = self.taps.to(x)[:, None] * self.channels[index][..., None].to(x)
         dilation = self.dilations[index]
         return F.conv1d(x.mT, weight, padding=dilation * (KERNEL_SIZE // 2), dilation=dilation)
+
+
+def _ramp(distance: Tensor) -> Tensor:
+    """How far a step exceeds a threshold, 0 to 1, from its distance in widths of the slope; in place."""
+    return distance.clamp_(0, 1)
 
 
 def _kernels() -> Tensor:
