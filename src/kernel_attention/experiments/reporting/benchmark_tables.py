@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernel_attention.atomic import write_text_atomically
 from kernel_attention.errors import writing
+from kernel_attention.experiments.reporting.tables import text_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -22,18 +23,10 @@ _PASSES = {"forward": "forward (inference)", "step": "training step"}
 
 def benchmark_tables(record: Mapping[str, Any]) -> list[Table]:
     """A table for the times, and one for the roofline where there is one."""
-    from rich.table import Table
-    from rich.text import Text
-
-    tables = []
-    for title, head, rows in _all(record):
-        table = Table(title=Text(title))
-        for index, name in enumerate(head):
-            table.add_column(name, justify="left" if index == 0 else "right", no_wrap=index == 0)
-        for row in rows:
-            table.add_row(*map(Text, row))
-        tables.append(table)
-    return tables
+    return [
+        text_table(title, head, rows, right=range(1, len(head)), whole_first=True)
+        for title, head, rows in _all(record)
+    ]
 
 
 def benchmark_markdown(record: Mapping[str, Any]) -> str:
@@ -221,16 +214,8 @@ def write_revisions(record: Mapping[str, Any], folder: Path) -> list[Path]:
 
 def revision_table(record: Mapping[str, Any]) -> Table:
     """A row for every contender, size and pass."""
-    from rich.table import Table
-    from rich.text import Text
-
     title = f"Now against {record['reference']} ({record['commit'][:10]}), {record['rounds']} rounds"
-    table = Table(title=Text(title))
-    for index, name in enumerate(_HEAD):
-        table.add_column(name, justify="right" if 3 <= index <= 6 else "left")
-    for row in _rows(record):
-        table.add_row(*map(Text, row))
-    return table
+    return text_table(title, _HEAD, _rows(record), right=range(3, 7))
 
 
 def verdict_lines(record: Mapping[str, Any]) -> list[str]:
