@@ -17,6 +17,8 @@ from kernel_attention.experiments.reporting.tables import text_table
 if TYPE_CHECKING:
     from rich.table import Table
 
+_ROWS = 20
+
 
 class SweepPoint(NamedTuple):
     """A point of a sweep.
@@ -103,9 +105,6 @@ def point_value(record: SweepRecord, point: SweepPoint) -> str:
 def key_text(key: str, value: Any) -> str:
     """A key's value on one line."""
     return attention_details(value) if key == "attention" else format_value(value)
-
-
-_ROWS = 20
 
 
 def sweep_table(record: SweepRecord) -> Table:

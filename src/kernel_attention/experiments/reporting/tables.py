@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
     from kernel_attention.analysis import DiagnosticsReport
 
+_NORMS = {"linf": "L∞", "l2": "L2", "l1": "L1"}
+_UNITS = {"pixel": "pixels in [0, 1]", "paper": "deviations of a channel"}
+
 
 def text_table(
     title: str,
@@ -166,10 +169,6 @@ def diagnostics_rows(
         means = {key: statistics.fmean(values) for key, values in found.items() if len(values) > 1}
         rows.append(["mean of the layers", *cells(means)])
     return ["layer", *(headings[key] for key in columns)], rows
-
-
-_NORMS = {"linf": "L∞", "l2": "L2", "l1": "L1"}
-_UNITS = {"pixel": "pixels in [0, 1]", "paper": "deviations of a channel"}
 
 
 def attack_table(record: Mapping[str, Any], title: str) -> Table:

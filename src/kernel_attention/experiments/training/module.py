@@ -21,6 +21,20 @@ from kernel_attention.experiments.training.recipe import BaseRecipe, StepRecipe
 if TYPE_CHECKING:
     from kernel_attention.experiments.training.fit import Training
 
+_OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "radam": torch.optim.RAdam,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "sgd": functools.partial(torch.optim.SGD, momentum=0.9),
+}
+_CHANGEABLE = (
+    "epochs",
+    "seeds",
+    "threads",
+    "accelerator",
+    "loggers",
+)  # keys that may change when a run is resumed
+
 
 class Figures:
     """Sums of figures and of their weights, in float64 where the device has it.
@@ -72,22 +86,6 @@ class Figures:
 
 def _accumulator(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
-
-
-_OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "radam": torch.optim.RAdam,
-    "adam": torch.optim.Adam,
-    "adamw": torch.optim.AdamW,
-    "sgd": functools.partial(torch.optim.SGD, momentum=0.9),
-}
-
-_CHANGEABLE = (
-    "epochs",
-    "seeds",
-    "threads",
-    "accelerator",
-    "loggers",
-)  # keys that may change when a run is resumed
 
 
 class RecipeTask(nn.Module):

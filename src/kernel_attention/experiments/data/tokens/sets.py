@@ -18,6 +18,8 @@ import numpy as np
 from kernel_attention.atomic import write_atomically
 from kernel_attention.errors import InputError, writing
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, eq=False)
 class TokenSplit:
@@ -131,9 +133,6 @@ def fit_length(split: TokenSplit, limit: int, truncate: bool, where: str) -> Tok
     kept = np.arange(len(split.tokens)) - np.repeat(split.offsets[:-1], lengths) < limit
     offsets = np.concatenate([[0], np.cumsum(np.minimum(lengths, limit))])
     return TokenSplit(split.tokens[kept], offsets, split.targets)
-
-
-logger = logging.getLogger(__name__)
 
 
 def cached_arrays(path: Path, make: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
