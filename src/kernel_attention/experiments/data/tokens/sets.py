@@ -1,4 +1,4 @@
-"""Token sequences with labels, stored end to end, and their splits.
+"""Token sequences with labels, stored end to end, their splits, and the cache of generated ones.
 
 Legend: n cases, L_i tokens of sequence i, B cases of a batch, N tokens of its longest sequence.
 """
