@@ -1,42 +1,47 @@
 """The mechanisms as pure functions on (B, h, N, p) tensors."""
 
 from kernel_attention.core.decoding import KeyValueCache, Position, move, reorder, state_bytes
-from kernel_attention.mechanisms.kernel_pca.functional import (
+from kernel_attention.mechanisms.kernel_pca import (
     PrincipalPursuit,
     principal_attention_pursuit,
     pursuit_threshold,
     rpc_attention,
     scaled_attention,
 )
-from kernel_attention.mechanisms.linear.functional import cosine_attention, linear_attention
-from kernel_attention.mechanisms.multilinear.dual_functional import dual_multilinear_scores
-from kernel_attention.mechanisms.multilinear.functional import (
+from kernel_attention.mechanisms.linear import cosine_attention, linear_attention
+from kernel_attention.mechanisms.multilinear import (
     Modes,
+    core_penalty,
+    dual_multilinear_scores,
     join_modes,
+    kmlsvd_objective,
     multilinear_attention,
+    multilinear_layer,
     multilinear_modes,
     multilinear_scores,
+    tensor_scores,
 )
-from kernel_attention.mechanisms.multilinear.fused import multilinear_layer
-from kernel_attention.mechanisms.multilinear.objective import core_penalty, kmlsvd_objective
-from kernel_attention.mechanisms.multilinear.tensor_functional import tensor_scores
-from kernel_attention.mechanisms.primal import primal_value_attention
-from kernel_attention.mechanisms.primal.decoding import PrimalState, primal_step
-from kernel_attention.mechanisms.primal.functional import (
+from kernel_attention.mechanisms.primal import (
+    KernelGrams,
     PrimalScores,
+    PrimalState,
+    PrimalWeights,
     concat_scores,
+    kernel_grams,
     ksvd_objective,
+    nested_objective,
     objective_from_energy,
     primal_attention,
     primal_kernel,
+    primal_layer,
     primal_scores,
+    primal_step,
+    primal_value_attention,
     scores_energy,
 )
-from kernel_attention.mechanisms.primal.fused import PrimalWeights, primal_layer
-from kernel_attention.mechanisms.primal.nested import KernelGrams, kernel_grams, nested_objective
-from kernel_attention.mechanisms.softmax.functional import softmax_attention
-from kernel_attention.mechanisms.sparse.functional import SparsePattern, sparse_attention, sparse_mask
-from kernel_attention.mechanisms.support_vector.functional import (
+from kernel_attention.mechanisms.softmax import softmax_attention
+from kernel_attention.mechanisms.sparse import SparsePattern, sparse_attention, sparse_mask
+from kernel_attention.mechanisms.support_vector import (
     batch_norm_attention,
     recentre,
     scaled_heads_attention,

@@ -22,6 +22,7 @@ from kernel_attention.analysis.initialization import (
     student_of,
 )
 from kernel_attention.analysis.output_map import ridge_solution
+from kernel_attention.core.validation import require_weight
 from kernel_attention.errors import InputError
 from kernel_attention.mechanisms.primal.nested import KernelGrams, kernel_grams, nested_objective
 from kernel_attention.mechanisms.primal.values import PrimalValueAttention
@@ -72,8 +73,7 @@ def primal_values_from_softmax(
         InputError: for a layer without softmax attention, samples that do not fit it, or options that
             PrimalValueAttention does not have.
     """
-    if not (isinstance(ridge, (int, float)) and 0.0 <= ridge < math.inf):
-        raise InputError(f"ridge={ridge!r} must be a finite number of at least 0")
+    require_weight(ridge=ridge)
     if not isinstance(steps, int) or steps < 0:
         raise InputError(f"steps={steps!r} must be a whole number of at least 0")
     with torch.random.fork_rng([]):  # new layers draw weights

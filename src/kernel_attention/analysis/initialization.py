@@ -7,7 +7,6 @@ kappa(x, x_j) = W_e^T f(X) phi(x). Softmax attention is the left-hand side with 
 from __future__ import annotations
 
 import copy
-import math
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 
 from kernel_attention.analysis.output_map import fit_output_map, ridge_solution
 from kernel_attention.core.layer import AttentionLayer
-from kernel_attention.core.validation import require_positive
+from kernel_attention.core.validation import require_positive, require_weight
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.hosts.known import HostedAttention
 from kernel_attention.hosts.projections import carry
@@ -103,8 +102,7 @@ def primal_from_softmax(
     """
     if method not in _METHODS:
         raise unknown("method", method, _METHODS)
-    if not (isinstance(ridge, (int, float)) and 0.0 <= ridge < math.inf):
-        raise InputError(f"ridge={ridge!r} must be a finite number of at least 0")
+    require_weight(ridge=ridge)
     require_positive(max_tokens=max_tokens)
     with torch.random.fork_rng([]):  # new layers draw weights
         torch.default_generator.manual_seed(seed)

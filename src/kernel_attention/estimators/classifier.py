@@ -19,6 +19,10 @@ from kernel_attention.estimators.base import FEWEST_JUDGED, AttentionEstimator
 from kernel_attention.estimators.parameters import refused_in_one_line
 from kernel_attention.experiments.data import SequenceSplit, as_sequences
 
+_RANGE = 3.0  # of the temperature's logarithm, on both sides of 0
+_PRIOR_DEVIATION = 0.5  # of the temperature's logarithm
+_HALVINGS = 60
+
 
 class AttentionClassifier(ClassifierMixin, AttentionEstimator):
     """Classifier of sequences: an ensemble of encoders with the attention mechanism of your choice.
@@ -237,11 +241,6 @@ def _require_one_type(y: np.ndarray) -> None:
         raise InputError(
             f"y has labels of types that cannot be sorted together ({kinds}); make them of one type"
         ) from None
-
-
-_RANGE = 3.0  # of the temperature's logarithm, on both sides of 0
-_PRIOR_DEVIATION = 0.5  # of the temperature's logarithm
-_HALVINGS = 60
 
 
 def fit_temperature(logits: Tensor, targets: Tensor) -> float:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from kernel_attention.core.validation import require_weight
 from kernel_attention.errors import InputError
 
 if TYPE_CHECKING:
@@ -183,8 +184,7 @@ def generate(
     """
     if count < 0:
         raise InputError(f"count={count} must be at least 0")
-    if not temperature >= 0.0 or temperature == float("inf"):
-        raise InputError(f"temperature={temperature} must be a finite number of at least 0")
+    require_weight(temperature=temperature)
     if top_k is not None and top_k < 1:
         raise InputError(f"top_k={top_k} must be at least 1")
     if prompt.dim() != 2 or prompt.size(1) == 0:

@@ -13,6 +13,13 @@ from kernel_attention.core.layer import AttentionLayer
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.testing.subjects import Subject, subject
 
+Check = Callable[[Subject], None]
+CHECKS: dict[str, Check] = {}
+"""Every check by name."""
+_NEEDS: dict[
+    str, str
+] = {}  # "causal", "context" or "decoding", which the layer must support; "any length"; or "placement"
+
 
 def close(actual: Any, expected: Any) -> None:
     torch.testing.assert_close(actual, expected)
@@ -33,16 +40,6 @@ def refused(call: Callable[[], Any], *words: str) -> None:
 def required(value: Tensor | None) -> Tensor:
     assert value is not None, "the objective is gone"
     return value
-
-
-Check = Callable[[Subject], None]
-
-CHECKS: dict[str, Check] = {}
-"""Every check by name."""
-
-_NEEDS: dict[
-    str, str
-] = {}  # "causal", "context" or "decoding", which the layer must support; "any length"; or "placement"
 
 
 def check(needs: str = "") -> Callable[[Check], Check]:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from kernel_attention.experiments.benchmarking import Plan
     from kernel_attention.experiments.sweeping import SweepFolder, SweepPlan
 
+_MOST_WORKERS = 256
+
 
 def bench_command(options: Bench) -> int:
     """Measure attention layers side by side."""
@@ -143,9 +145,6 @@ def reproduce_command(options: Reproduce) -> int:
     if any(failure.is_input for failure in outcome.failures):
         return 2
     return 1 if outcome.failures or outcome.dead else 0
-
-
-_MOST_WORKERS = 256
 
 
 def sweep_command(options: Sweep, typed: dict[str, Any]) -> int:

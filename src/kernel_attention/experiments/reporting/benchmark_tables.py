@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernel_attention.atomic import write_text_atomically
 from kernel_attention.errors import writing
+from kernel_attention.experiments.reporting.tables import text_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -18,34 +19,28 @@ _SIZES = {
     "threads": "threads", "device": "device", "is_causal": "causal",
 }  # fmt: skip
 _PASSES = {"forward": "forward (inference)", "step": "training step"}
+_REVISION_HEAD = ["contender", "sizes", "pass", "then, ms", "now, ms", "now / then", "quartiles", "verdict"]
+_OF_A_REVISION = ("embed_dim", "num_heads", "batch_size", "threads")
 
 
 def benchmark_tables(record: Mapping[str, Any]) -> list[Table]:
     """A table for the times, and one for the roofline where there is one."""
-    from rich.table import Table
-    from rich.text import Text
-
-    tables = []
-    for title, head, rows in _all(record):
-        table = Table(title=Text(title))
-        for index, name in enumerate(head):
-            table.add_column(name, justify="left" if index == 0 else "right", no_wrap=index == 0)
-        for row in rows:
-            table.add_row(*map(Text, row))
-        tables.append(table)
-    return tables
+    return [
+        text_table(title, head, rows, right=range(1, len(head)), whole_first=True)
+        for title, head, rows in _all(record)
+    ]
 
 
 def benchmark_markdown(record: Mapping[str, Any]) -> str:
     """The same tables as Markdown for a page of results, with the machine below."""
-    parts = []
-    for title, head, rows in _all(record):
-        lines = [f"**{title}**", ""]
-        lines += [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
-        parts.append("\n".join(lines))
+    parts = [f"**{title}**\n\n{_markdown(head, rows)}" for title, head, rows in _all(record)]
     parts += [f"{entry['contender']}: absent ({entry['reason']})" for entry in record["absent"]]
     parts.append(machine_line(record["machine"]))
     return "\n\n".join(parts) + "\n"
+
+
+def _markdown(head: list[str], rows: list[list[str]]) -> str:
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows))
 
 
 def machine_line(machine: Mapping[str, Any]) -> str:
@@ -199,18 +194,14 @@ def write_benchmark(record: Mapping[str, Any], folder: Path) -> list[Path]:
     return files
 
 
-_HEAD = ["contender", "sizes", "pass", "then, ms", "now, ms", "now / then", "quartiles", "verdict"]
-_SHOWN = {"embed_dim": "d", "num_heads": "heads", "batch_size": "batch", "threads": "threads"}
-
-
 def write_revisions(record: Mapping[str, Any], folder: Path) -> list[Path]:
     """Write ``against.json`` and ``against.md``. Return the files written.
 
     Raises:
         InputError: where the folder cannot be written to.
     """
-    lines = [f"| {' | '.join(cells)} |" for cells in (_HEAD, ["---"] * len(_HEAD), *_rows(record))]
-    page = "\n\n".join(["\n".join(lines), *verdict_lines(record), machine_line(record["machine"])])
+    table = _markdown(_REVISION_HEAD, _rows(record))
+    page = "\n\n".join([table, *verdict_lines(record), machine_line(record["machine"])])
     files = {"against.json": json.dumps(record, indent=1, allow_nan=False), "against.md": page}
     with writing(f"output {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
@@ -221,16 +212,8 @@ def write_revisions(record: Mapping[str, Any], folder: Path) -> list[Path]:
 
 def revision_table(record: Mapping[str, Any]) -> Table:
     """A row for every contender, size and pass."""
-    from rich.table import Table
-    from rich.text import Text
-
     title = f"Now against {record['reference']} ({record['commit'][:10]}), {record['rounds']} rounds"
-    table = Table(title=Text(title))
-    for index, name in enumerate(_HEAD):
-        table.add_column(name, justify="right" if 3 <= index <= 6 else "left")
-    for row in _rows(record):
-        table.add_row(*map(Text, row))
-    return table
+    return text_table(title, _REVISION_HEAD, _rows(record), right=range(3, 7))
 
 
 def verdict_lines(record: Mapping[str, Any]) -> list[str]:
@@ -266,7 +249,7 @@ def _rows(record: Mapping[str, Any]) -> list[list[str]]:
 
 def _setting_text(setting: Mapping[str, Any]) -> str:
     """The sizes in short, N first."""
-    named = [f"{short} {setting[name]}" for name, short in _SHOWN.items() if name in setting]
+    named = [f"{_SIZES[name]} {setting[name]}" for name in _OF_A_REVISION if name in setting]
     usual = {"dtype": "float32", "device": "cpu"}
     rest = [setting[name] for name, value in usual.items() if setting.get(name, value) != value]
     causal = ["causal"] if setting.get("is_causal") else []

@@ -32,6 +32,8 @@ _BASELINES = {
     "best_data": "the best tenth of the recorded episodes",
     "random": "random actions",
 }
+_BINS = 24
+_MOMENTS = 6
 
 
 def control_sections(run: RunRecord) -> list[html.Section]:
@@ -138,10 +140,6 @@ def _episode(run: RunRecord, record: SeedRecord) -> list[html.Piece]:
         caption = "Evenly spaced moments of it."
         pieces.append(html.Pictures([html.Picture(data_uri(strip), f"{caption} {text}", caption, wide=True)]))
     return pieces
-
-
-_BINS = 24
-_MOMENTS = 6
 
 
 @report_style()

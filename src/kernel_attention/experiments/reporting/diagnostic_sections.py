@@ -29,6 +29,9 @@ from kernel_attention.experiments.reporting.records import RunRecord, SeedRecord
 from kernel_attention.experiments.reporting.spectrum_plots import HEAD_LIMIT
 from kernel_attention.experiments.reporting.tables import TABLES, diagnostics_rows
 
+LEVELS = 200  # of the 256 colours of viridis some are alike in 8 bits; these differ
+CELL_LIMIT = 600_000  # of all maps together, for the size of the page
+
 
 def diagnostics_section(run: RunRecord) -> html.Section | None:
     """Tables and figures of ``seed-K/diagnostics.json``; None for a run that was not analysed."""
@@ -176,10 +179,6 @@ def _maps(run: RunRecord, record: SeedRecord) -> dict[str, np.ndarray]:
             return select_maps({name: arrays[name] for name in arrays.files})
     except (OSError, ValueError, EOFError, zipfile.BadZipFile):
         return {}
-
-
-LEVELS = 200  # of the 256 colours of viridis some are alike in 8 bits; these differ
-CELL_LIMIT = 600_000  # of all maps together, for the size of the page
 
 
 def map_viewer(maps: Mapping[str, np.ndarray]) -> html.MapViewer | None:

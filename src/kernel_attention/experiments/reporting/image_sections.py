@@ -14,6 +14,9 @@ from kernel_attention.experiments.reporting.figures import INK, PALETTE, data_ur
 from kernel_attention.experiments.reporting.formats import format_metric, sentence
 from kernel_attention.experiments.reporting.records import RunRecord, SeedRecord
 
+COLUMNS = 6  # of a grid of examples
+ROW_LIMIT, HEAD_LIMIT = 6, 8  # of a picture of attention
+
 
 def examples_section(run: RunRecord) -> html.Section | None:
     """Images of ``seed-K/examples.npz``, the seeds after the first folded; None for runs of other tasks."""
@@ -67,10 +70,6 @@ def _titles(run: RunRecord, examples: Mapping[str, np.ndarray]) -> list[str]:
         said = f"{name(int(predicted))}, {share}"
         titles.append(said if target == predicted else f"{said}\n(is {name(int(target))})")
     return titles
-
-
-COLUMNS = 6  # of a grid of examples
-ROW_LIMIT, HEAD_LIMIT = 6, 8  # of a picture of attention
 
 
 @report_style()

@@ -24,6 +24,7 @@ from kernel_attention.experiments.reporting.formats import (
     metric_name,
 )
 from kernel_attention.experiments.reporting.records import RunRecord, read_run
+from kernel_attention.experiments.reporting.tables import text_table
 from kernel_attention.experiments.run_folder import is_number
 
 if TYPE_CHECKING:
@@ -168,17 +169,9 @@ def comparison_rows(comparison: RunComparison) -> list[dict[str, Any]]:
 
 
 def comparison_table(comparison: RunComparison) -> Table:
-    """The runs on the screen, one row each; no text of a run is read as rich markup."""
-    from rich.table import Table
-    from rich.text import Text
-
+    """The runs on the screen, one row each."""
     head, rows = _cells(comparison)
-    table = Table(title=Text(f"test {metric_name(comparison.metric)}"))
-    for name in head:
-        table.add_column(Text(name), overflow="fold")
-    for row in rows:
-        table.add_row(*map(Text, row))
-    return table
+    return text_table(f"test {metric_name(comparison.metric)}", head, rows, fold=True)
 
 
 def _cells(comparison: RunComparison) -> tuple[list[str], list[list[str]]]:

@@ -24,6 +24,14 @@ PREDICTORS = {
     "majority_": "at every place the most frequent class there",
     "constant_": "the most frequent class everywhere",
 }
+VOID = 255  # the label of a pixel without a class
+LEGEND_LIMIT = 30  # classes with a colour in the legend
+_OPACITY = 0.6
+_GOLDEN = 0.618034  # of a turn of the hue, from a class to the next: neighbours differ whatever their number
+# Saturation and value, in turn. Nearly equal hues are a Fibonacci number of classes apart, of which the first
+# that 7 divides is 21.
+_TONES = ((0.85, 0.95), (0.55, 0.95), (0.85, 0.7), (0.45, 0.75), (0.95, 0.5), (0.6, 0.55), (0.3, 0.9))
+_FEW = 20
 
 
 def segmentation_sections(run: RunRecord) -> list[html.Section | None]:
@@ -172,17 +180,6 @@ def _mean_list(run: RunRecord, key: str) -> list[float | None] | None:
         numbers = [float(value) for value in entries if is_number(value)]
         means.append(float(np.mean(numbers)) if numbers else None)
     return means
-
-
-VOID = 255  # the label of a pixel without a class
-LEGEND_LIMIT = 30  # classes with a colour in the legend
-
-_OPACITY = 0.6
-_GOLDEN = 0.618034  # of a turn of the hue, from a class to the next: neighbours differ whatever their number
-# Saturation and value, in turn. Nearly equal hues are a Fibonacci number of classes apart, of which the first
-# that 7 divides is 21.
-_TONES = ((0.85, 0.95), (0.55, 0.95), (0.85, 0.7), (0.45, 0.75), (0.95, 0.5), (0.6, 0.55), (0.3, 0.9))
-_FEW = 20
 
 
 def class_colors(count: int) -> np.ndarray:

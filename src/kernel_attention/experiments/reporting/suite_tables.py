@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kernel_attention.experiments.reporting.formats import MISSING, format_metric
+from kernel_attention.experiments.reporting.tables import text_table
 from kernel_attention.experiments.results import Measurement, spread
 
 if TYPE_CHECKING:
@@ -14,17 +15,12 @@ if TYPE_CHECKING:
 
 def state_table(title: str, found: Sequence[Any]) -> Table:
     """What the cells of a suite lack, one row each, with the training time that records tell."""
-    from rich.table import Table
-    from rich.text import Text
-
     waiting = [entry for entry in found if not entry.state.is_done]
     done = f"{len(found) - len(waiting)} of {len(found)} are done"
     known = [entry.seconds for entry in waiting if entry.state.training]
     if known and None not in known:
         done += f"; the trainings take about {sum(known) / 3600:.1f} hours"
-    table = Table(title=Text(title), caption=Text(done))
-    for name in ("row", "column", "seed", "lacks", "missing"):
-        table.add_column(name, overflow="fold")
+    rows = []
     for state, seconds, missing in waiting:
         lacks = []
         if state.training:
@@ -34,9 +30,10 @@ def state_table(title: str, found: Sequence[Any]) -> Table:
         if state.steps:
             lacks.append(f"{len(state.steps)} attacks")
         lacks += state.shifts
-        row = (state.cell.row, state.cell.column, str(state.cell.seed), ", ".join(lacks), missing or "")
-        table.add_row(*map(Text, row))
-    return table
+        cell = state.cell
+        rows.append((cell.row, cell.column, str(cell.seed), ", ".join(lacks), missing or ""))
+    head = ("row", "column", "seed", "lacks", "missing")
+    return text_table(title, head, rows, caption=done, fold=True)
 
 
 def suite_table(
@@ -47,15 +44,8 @@ def suite_table(
     reported: Mapping[str, Mapping[str, float | Sequence[float]]],
 ) -> Table:
     """Means and deviations over seeds by row and column, and below each what the source reports."""
-    from rich.table import Table
-    from rich.text import Text
-
     caption = f"{metric}: mean ± sample deviation (number of seeds); in brackets: reported"
-    table = Table(title=Text(title), caption=Text(caption))
-    table.add_column("row")
-    names = list(columns)
-    for name in names:
-        table.add_column(name, justify="right")
+    names, rows = list(columns), []
     for row, found in measured.items():
         cells = []
         for name in names:
@@ -63,8 +53,8 @@ def suite_table(
             if name in reported.get(row, {}):
                 lines.append(f"({_reported(reported[row][name])})")
             cells.append("\n".join(lines))
-        table.add_row(*map(Text, (row, *cells)))
-    return table
+        rows.append((row, *cells))
+    return text_table(title, ["row", *names], rows, caption=caption, right=range(1, len(names) + 1))
 
 
 def _measured(metric: str, by_seed: Mapping[int, Measurement]) -> str:

@@ -12,9 +12,12 @@ from kernel_attention.experiments.reporting.formats import (
     format_spread,
     format_value,
 )
+from kernel_attention.experiments.reporting.tables import text_table
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+_ROWS = 20
 
 
 class SweepPoint(NamedTuple):
@@ -104,24 +107,17 @@ def key_text(key: str, value: Any) -> str:
     return attention_details(value) if key == "attention" else format_value(value)
 
 
-_ROWS = 20
-
-
 def sweep_table(record: SweepRecord) -> Table:
     """The points that have begun, and the best ones, at most 20 together; the counts below."""
-    from rich.table import Table
-    from rich.text import Text
-
     states = ("complete", "begun", "failed", "waiting")
     counts = ", ".join(f"{count} {state}" for state in states if (count := record.count(state)))
     title = f"sweep of {record.recipe}: {record.metric_text}, {record.protocol}"
-    table = Table(title=Text(title), caption=Text(f"{len(record.points)} points: {counts}"))
-    for name in ("point", *record.space, record.metric_text):
-        table.add_column(Text(name), overflow="fold")
+    rows = []
     for point in _shown(record):
         cells = [key_text(key, point.keys[key]) if key in point.keys else "" for key in record.space]
-        table.add_row(*map(Text, [str(point.number), *cells, point_value(record, point)]))
-    return table
+        rows.append([str(point.number), *cells, point_value(record, point)])
+    head = ("point", *record.space, record.metric_text)
+    return text_table(title, head, rows, caption=f"{len(record.points)} points: {counts}", fold=True)
 
 
 def _shown(record: SweepRecord) -> list[SweepPoint]:

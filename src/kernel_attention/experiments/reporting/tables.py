@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kernel_attention.experiments.reporting.formats import (
@@ -22,6 +22,46 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from kernel_attention.analysis import DiagnosticsReport
+
+_NORMS = {"linf": "L∞", "l2": "L2", "l1": "L1"}
+_UNITS = {"pixel": "pixels in [0, 1]", "paper": "deviations of a channel"}
+
+
+def text_table(
+    title: str,
+    head: Iterable[str],
+    rows: Iterable[Iterable[str]],
+    *,
+    caption: str | None = None,
+    right: Container[int] = (),
+    fold: bool = False,
+    whole_first: bool = False,
+) -> Table:
+    """A table of texts, none of which is read as rich markup.
+
+    Args:
+        title: above the table.
+        head: the names of the columns.
+        rows: their cells.
+        caption: below the table.
+        right: the places of the columns that are aligned to the right.
+        fold: whether long cells go on in the next line; otherwise they are cut.
+        whole_first: whether the first column is never broken.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=Text(title), caption=None if caption is None else Text(caption))
+    for place, name in enumerate(head):
+        table.add_column(
+            Text(name),
+            justify="right" if place in right else "left",
+            overflow="fold" if fold else "ellipsis",
+            no_wrap=whole_first and place == 0,
+        )
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
 
 
 def summary_table(summary: Mapping[str, Any]) -> Table:
@@ -62,19 +102,12 @@ def evaluation_table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
             the right cases are left out.
         title: the title above the table.
     """
-    from rich.table import Table
-    from rich.text import Text
-
     keys = dict.fromkeys(key for row in rows for key, value in row.items() if not isinstance(value, list))
     for hidden in ("seed", "correct_bits"):
         keys.pop(hidden, None)
-    table = Table(title=Text(title))
-    table.add_column("figure")
-    for row in rows:
-        table.add_column(Text(f"seed {row['seed']}"), justify="right")
-    for key in keys:
-        table.add_row(Text(metric_name(key)), *(Text(format_metric(key, row.get(key))) for row in rows))
-    return table
+    head = ["figure", *(f"seed {row['seed']}" for row in rows)]
+    cells = [[metric_name(key), *(format_metric(key, row.get(key)) for row in rows)] for key in keys]
+    return text_table(title, head, cells, right=range(1, len(head)))
 
 
 # The figures of a layer that the tables show, and their headings.
@@ -105,19 +138,12 @@ TABLES = {"The attention": ATTENTION_HEADINGS, "Its kernel-PCA reading": PROJECT
 
 def diagnostics_tables(report: DiagnosticsReport, title: str) -> list[Table]:
     """The means of a diagnosis as tables, one row per layer; no text is read as rich markup."""
-    from rich.table import Table
-    from rich.text import Text
-
     tables = []
     for subject, headings in TABLES.items():
         head, rows = diagnostics_rows(report.records(), headings)
         if len(head) > 1:
-            table = Table(title=Text(f"{title}: {subject[:1].lower()}{subject[1:]}"))
-            for place, name in enumerate(head):
-                table.add_column(name, overflow="fold", no_wrap=place == 0)
-            for row in rows:
-                table.add_row(*map(Text, row))
-            tables.append(table)
+            named = f"{title}: {subject[:1].lower()}{subject[1:]}"
+            tables.append(text_table(named, head, rows, fold=True, whole_first=True))
     return tables
 
 
@@ -145,35 +171,30 @@ def diagnostics_rows(
     return ["layer", *(headings[key] for key in columns)], rows
 
 
-_NORMS = {"linf": "L∞", "l2": "L2", "l1": "L1"}
-_UNITS = {"pixel": "pixels in [0, 1]", "paper": "deviations of a channel"}
-
-
 def attack_table(record: Mapping[str, Any], title: str) -> Table:
     """The content of ``robustness.json`` as a table, one row per attack; no text is read as rich markup.
 
     The distance is the median shift of the images that the attack breaks, in the attack's norm.
     """
-    from rich.table import Table
-    from rich.text import Text
-
     units = "; ".join(f"{name}: {unit}" for name, unit in _UNITS.items())
-    table = Table(title=Text(title), caption=Text(f"eps and distance in units of the protocol ({units})"))
-    for name in ("attack", "protocol", "eps", "images", "accuracy", "distance", "seconds"):
-        table.add_column(name, justify="left" if name in ("attack", "protocol") else "right")
+    rows = []
     for entry in record["attacks"]:
         norm = ATTACKS[entry["attack"]].norm
         distance = entry["distances"][norm]
-        table.add_row(
-            Text(attack_title(entry)),
-            Text(entry["protocol"]),
-            Text(eps_text(entry["eps"]) or MISSING),
-            Text(str(entry["cases"])),
-            Text(format_metric("accuracy", entry["accuracy"])),
-            Text(MISSING if distance is None else f"{format_number(distance, 3)} ({_NORMS[norm]})"),
-            Text(f"{entry['seconds']:.1f}"),
+        rows.append(
+            [
+                attack_title(entry),
+                entry["protocol"],
+                eps_text(entry["eps"]) or MISSING,
+                str(entry["cases"]),
+                format_metric("accuracy", entry["accuracy"]),
+                MISSING if distance is None else f"{format_number(distance, 3)} ({_NORMS[norm]})",
+                f"{entry['seconds']:.1f}",
+            ]
         )
-    return table
+    head = ("attack", "protocol", "eps", "images", "accuracy", "distance", "seconds")
+    caption = f"eps and distance in units of the protocol ({units})"
+    return text_table(title, head, rows, caption=caption, right=range(2, 7))
 
 
 def shift_lines(record: Mapping[str, Any]) -> list[str]:

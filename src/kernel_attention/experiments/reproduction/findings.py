@@ -24,6 +24,10 @@ from kernel_attention.experiments.results import (
 
 Measured = dict[str, dict[str, dict[int, Measurement]]]
 """By row, column and seed."""
+SIGNIFICANT = 0.05
+NO_DIFFERENCE = "no difference found"
+TOO_FEW = "too few columns to test"
+FEWEST = 3  # columns of a comparison over columns, and rows and columns of a critical-difference diagram
 
 
 def suite_records(suite: Suite, places: Places) -> dict[str, dict[str, dict[int, ResultRecord]]]:
@@ -76,12 +80,6 @@ def figures_of(records: dict[str, dict[str, dict[int, ResultRecord]]], metric: s
 
 def _is_seed(stem: str, row: str) -> bool:
     return stem.removeprefix(f"{row}-").isdecimal()
-
-
-SIGNIFICANT = 0.05
-NO_DIFFERENCE = "no difference found"
-TOO_FEW = "too few columns to test"
-FEWEST = 3  # columns of a comparison over columns, and rows and columns of a critical-difference diagram
 
 
 class Line(NamedTuple):

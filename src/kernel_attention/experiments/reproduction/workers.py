@@ -10,6 +10,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import NamedTuple
 
+from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.plugins import load_plugins
 from kernel_attention.experiments.reproduction.run import Places, Told, find_state, run_cell
@@ -57,8 +58,7 @@ def run_cells(
     Raises:
         InputError: for a number of workers below 1.
     """
-    if workers < 1:
-        raise InputError(f"workers={workers} must be at least 1")
+    require_positive(workers=workers)
     run = _in_this_process if workers == 1 else _by_workers
     failures, dead = run(suite, cells, places, told, workers, plugins)
     failed = {failure.cell for failure in failures}

@@ -22,6 +22,7 @@ from typing import IO, Any
 import numpy as np
 
 from kernel_attention.atomic import write_atomically, write_text_atomically
+from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import InputError, unknown, writing
 from kernel_attention.experiments.data.archive import cache_folder
 
@@ -118,8 +119,7 @@ def corrupted_images(
     numbers = _numbers(indices, len(images))
     for corruption in corruptions:
         _check_choice(corruption, 1)
-    if workers < 1:
-        raise InputError(f"workers={workers} must be at least 1")
+    require_positive(workers=workers)
     folder = Path(cache) if cache is not None else cache_folder() / "corruptions"
     folder /= _key(images, numbers, seed)
     return _from_cache(images, numbers, seed, corruptions, folder, workers, told or (lambda line: None))

@@ -19,6 +19,8 @@ from kernel_attention.tensors.recompute import formulas_only
 if TYPE_CHECKING:
     from foolbox.attacks.sparse_l1_descent_attack import SparseL1DescentAttack
 
+Gradient = Literal["exact", "straight_through", "smooth"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class FGSM(ImageAttack):
@@ -186,9 +188,6 @@ def _quantile(sparsity: float, entries: int) -> float:
     """
     kept_from = max(math.floor(sparsity * entries), 1) - 1
     return max(kept_from - 0.5, 0.0) / max(entries - 1, 1)
-
-
-Gradient = Literal["exact", "straight_through", "smooth"]
 
 
 class SurrogateClamp(TorchFunctionMode):

@@ -10,6 +10,7 @@ from typing import Any
 from kernel_attention.analysis import DiagnosticsReport, diagnose
 from kernel_attention.analysis.layer_measures import QUANTITIES
 from kernel_attention.atomic import write_atomically
+from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import InputError, writing
 from kernel_attention.experiments.reporting import plot_diagnostics, plot_over_training, write_report
 from kernel_attention.experiments.training.experiment import Experiment
@@ -53,8 +54,7 @@ def analyze_run(
     """
     if not run.seeds:
         raise InputError(f"run {run.folder}: no trained seed in it yet")
-    if cases < 1:
-        raise InputError(f"cases={cases} must be at least 1")
+    require_positive(cases=cases)
     if over_training:
         _require_kept(run)
     chosen = read_layers(layers)

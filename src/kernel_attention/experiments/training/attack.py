@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import InputError, writing
 from kernel_attention.experiments.data.images.batches import channels_first
 from kernel_attention.experiments.data.images.sets import ImageSplit
@@ -82,8 +83,7 @@ def attack_run(
         InputError: for a run of another task or without seeds, for a ``transfer`` on other data, for a file
             that is damaged, and for a folder that cannot be written.
     """
-    if batch_size < 1:
-        raise InputError(f"batch_size={batch_size} must be at least 1")
+    require_positive(batch_size=batch_size)
     experiment = _image_experiment(run, data_root)
     _check_transfer(run, steps, transfer)
     for step in steps:

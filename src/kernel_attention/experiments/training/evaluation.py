@@ -23,6 +23,8 @@ AnyBatch = TypeVar("AnyBatch", bound=Any)
 
 _SPECTRUM_SEQUENCES = 16  # each costs an N x N decomposition per head and layer
 _SPECTRUM_LENGTH = 1024
+# The root of the largest float32 is 1.8e19; weights, widths and sums over them take the rest.
+LARGEST = 1e15
 
 
 def collect_outputs(model: nn.Module, batches: Iterable[Any], precision: str = "32-true") -> Tensor:
@@ -182,10 +184,6 @@ def check_sequences(sequences: Sequence[np.ndarray], facts: dict[str, Any], wher
                 f"{where}: case {case} has {len(sequence)} steps, the model takes at most {facts['max_len']} "
                 "(the longest sequence of its data set)"
             )
-
-
-# The root of the largest float32 is 1.8e19; weights, widths and sums over them take the rest.
-LARGEST = 1e15
 
 
 def require_in_range(

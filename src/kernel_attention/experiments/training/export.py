@@ -23,6 +23,8 @@ from kernel_attention.experiments.training.image_prediction import kept_size
 from kernel_attention.experiments.training.saved import SavedRun
 
 FORMATS = ("hugging-face", "torch", "onnx")
+PADDING = "<|pad|>"
+"""The token that fills up a batch. Its number is V, which no text has; the models never look at it."""
 
 
 class _Export(NamedTuple):
@@ -148,10 +150,6 @@ _EXPORTS: dict[str, Callable[[SavedRun], _Export]] = {
     "images": _images,
     "time_series": _time_series,
 }
-
-
-PADDING = "<|pad|>"
-"""The token that fills up a batch. Its number is V, which no text has; the models never look at it."""
 
 
 def make_tokenizer(vocabulary: Vocabulary, max_len: int, *, sentences: bool = False) -> Any:

@@ -25,6 +25,7 @@ from kernel_attention.models.vision import VisionTransformer
 
 _DIAGNOSED_AT_ONCE = 8
 _AT_ONCE = 4096  # images whose statistics are taken at a time
+EXAMPLES = 12
 
 
 class VisionExperiment(Experiment):
@@ -185,9 +186,6 @@ def channel_statistics(images: np.ndarray) -> tuple[Tensor, Tensor]:
     deviation = np.sqrt(np.maximum(square - mean**2, 0))
     # A constant channel keeps its values.
     return torch.from_numpy(mean), torch.from_numpy(np.where(deviation > 0, deviation, 1.0))
-
-
-EXAMPLES = 12
 
 
 def image_examples(model: VisionTransformer, split: ImageSplit, precision: str) -> dict[str, np.ndarray]:

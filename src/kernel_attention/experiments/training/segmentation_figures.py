@@ -23,6 +23,7 @@ from kernel_attention.experiments.training.evaluation import batch_outputs
 from kernel_attention.experiments.training.segmentation_recipe import SegmentationRecipe
 
 _GRID = (128, 128)  # of the majority baseline, where label maps differ in size
+_FIGURES = ("mean_iou", "mean_accuracy", "pixel_accuracy")
 
 
 def count_pixels(predicted: Tensor, target: Tensor, classes: int) -> Tensor:
@@ -139,9 +140,6 @@ def _stretched(labels: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
         for found, wanted in zip(labels.shape, size, strict=True)
     )
     return np.ascontiguousarray(labels[np.ix_(*places)])
-
-
-_FIGURES = ("mean_iou", "mean_accuracy", "pixel_accuracy")
 
 
 class _Corrupted(Sequence[np.ndarray]):

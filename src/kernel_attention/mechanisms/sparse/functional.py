@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.mechanisms.sparse.blocked import blocked_attention
 from kernel_attention.memory_limit import require_memory
@@ -44,8 +45,7 @@ class SparsePattern(NamedTuple):
         """The pattern itself; InputError for values that are not accepted."""
         if self.name not in PATTERNS:
             raise unknown("pattern", self.name, PATTERNS)
-        if not isinstance(self.stride, int) or self.stride < 1:
-            raise InputError(f"stride={self.stride!r} must be a whole number of at least 1")
+        require_positive(stride=self.stride)
         if not isinstance(self.summary, int) or not 1 <= self.summary <= self.stride:
             raise InputError(
                 f"summary={self.summary!r} must be a whole number from 1 to stride={self.stride}"

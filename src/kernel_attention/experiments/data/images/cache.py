@@ -32,6 +32,7 @@ _NOTE_EVERY = 30.0  # seconds
 _INDEX = "index.json"
 
 logger = logging.getLogger(__name__)
+Content = TypeVar("Content")
 
 
 class Part(NamedTuple):
@@ -180,9 +181,6 @@ class _Writer:
             "shape": [len(labels), *self.shape],
             "class_names": names,
         }
-
-
-Content = TypeVar("Content")
 
 
 def cached_folder(

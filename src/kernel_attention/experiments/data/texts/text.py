@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import InputError, reading, unknown
 from kernel_attention.experiments.data.archive import DatasetInfo, resolve_root
 from kernel_attention.experiments.data.splits import SPLITS, load_splits, split_names
@@ -107,8 +108,7 @@ def pack_contexts(tokens: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarr
     tokens = np.asarray(tokens)
     if tokens.ndim != 1 or len(tokens) < 2:
         raise InputError(f"tokens has shape {tokens.shape}, expected (T,) with T at least 2")
-    if length < 1:
-        raise InputError(f"length={length} must be at least 1")
+    require_positive(length=length)
     count = len(tokens) - 1
     length = min(length, count)
     starts = np.arange(0, count - count % length, length)

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import InputError, unknown
 
 UNKNOWN = "<unk>"
@@ -90,8 +91,7 @@ class WordVocabulary(Vocabulary):
             min_count: rarer words are left out.
             max_size: largest V, ``<unk>`` and ``<eos>`` included.
         """
-        if min_count < 1:
-            raise InputError(f"min_count={min_count} must be at least 1")
+        require_positive(min_count=min_count)
         if max_size is not None and max_size < 3:
             raise InputError(f"max_size={max_size} must be at least 3: {UNKNOWN}, {END_OF_LINE} and a word")
         counts = Counter(text.split())

@@ -22,8 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kernel_attention.experiments.data.archive import cache_folder
-from kernel_attention.experiments.data.caching import cached_arrays
-from kernel_attention.experiments.data.tokens.sets import TokenData, TokenSplit
+from kernel_attention.experiments.data.tokens.sets import TokenData, TokenSplit, cached_arrays
 
 LISTOPS_TOKENS = (*"0123456789", "[MIN", "[MAX", "[MED", "[SM", "]")
 """Token number -> text; the benchmark leaves the parentheses of the original format out, too."""

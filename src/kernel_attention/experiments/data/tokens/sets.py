@@ -1,18 +1,24 @@
-"""Token sequences with labels, stored end to end, and their splits.
+"""Token sequences with labels, stored end to end, their splits, and the cache of generated ones.
 
 Legend: n cases, L_i tokens of sequence i, B cases of a batch, N tokens of its longest sequence.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import zipfile
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from kernel_attention.errors import InputError
+from kernel_attention.atomic import write_atomically
+from kernel_attention.errors import InputError, writing
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,3 +133,22 @@ def fit_length(split: TokenSplit, limit: int, truncate: bool, where: str) -> Tok
     kept = np.arange(len(split.tokens)) - np.repeat(split.offsets[:-1], lengths) < limit
     offsets = np.concatenate([[0], np.cumsum(np.minimum(lengths, limit))])
     return TokenSplit(split.tokens[kept], offsets, split.targets)
+
+
+def cached_arrays(path: Path, make: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """The arrays in an ``.npz`` file. If it is missing or damaged, they are made and written again.
+
+    Raises:
+        InputError: where the file cannot be written.
+    """
+    try:
+        # Opened here, because NumPy leaves a damaged file open.
+        with path.open("rb") as content, np.load(content, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, KeyError):
+        logger.info("generating %s", path)
+    arrays = make()
+    with writing(f"cache {path}"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, lambda file: np.savez(file, allow_pickle=False, **arrays))
+    return arrays
