@@ -1,6 +1,7 @@
 """A public name of the package means one thing."""
 
 import ast
+import importlib
 from collections import defaultdict
 from pathlib import Path
 
@@ -21,3 +22,11 @@ def test_no_two_public_functions_or_classes_share_a_name():
     shared = {name: where for name, where in homes.items() if len(where) > 1}
     assert {name: where for name, where in shared.items() if name not in SAME_MEANING} == {}
     assert set(SAME_MEANING) == set(shared)  # no entry outlives its reason
+
+
+def test_every_name_that_a_room_promises_is_there():
+    """Names that are imported when first asked for, above all."""
+    rooms = [path.parent.relative_to(SOURCE.parent) for path in SOURCE.rglob("__init__.py")]
+    for room in (importlib.import_module(".".join(path.parts)) for path in sorted(rooms)):
+        missing = [name for name in getattr(room, "__all__", ()) if not hasattr(room, name)]
+        assert missing == [], room.__name__

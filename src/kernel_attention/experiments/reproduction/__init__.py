@@ -43,8 +43,7 @@ __all__ = [
 # The trainer takes seconds to import, and a list of the suites needs none.
 __getattr__ = lazy_names(
     __name__,
-    findings=("Findings", "find"),
-    measured=("measurements",),
+    findings=("Findings", "find", "measurements"),
     page=("write_page",),
     run=("CellState", "Places", "estimates", "find_state", "run_cell", "untrained_starts"),
     workers=("Outcome", "run_cells"),
