@@ -275,7 +275,7 @@ def test_output_leaves_the_run_alone(cli, run, here):
         (["--attacks", "fgsm", "--protocol", "pixels"], "unknown protocol 'pixels'; did you mean 'pixel'"),
         (["--attacks", "square", "--protocol", "paper"], "takes pixels in [0, 1]"),
         (["--cases", "0"], "cases=0 must be at least 1"),
-        (["--batch-size", "0"], "batch_size=0 must be at least 1"),
+        (["--batch-size", "0"], "batch_size=0 must be a whole number of at least 1"),
         (["--attack-seed", "-1"], "attack_seed=-1 must be at least 0"),
         (["--seed", "7"], "seed=7 is not in"),
         (["--transfer", "nowhere"], "run nowhere: not a run folder"),

@@ -255,7 +255,7 @@ def test_another_protocol_and_no_workers(suite, waves, capsys):  # noqa: F811
     assert records(suite)["waves/small-paper/short/linear-0.json"]["config"]["protocol"] == "paper"
     assert (suite.parent / "runs/small-paper/report.html").is_file()
     assert reproduce(suite, waves, *options, "--workers", "0") == 2
-    assert "workers=0 must be at least 1" in capsys.readouterr().err
+    assert "workers=0 must be a whole number of at least 1" in capsys.readouterr().err
     assert reproduce(suite, waves, "--protocol", "papr") == 2
     assert "protocol='papr'" in capsys.readouterr().err
 

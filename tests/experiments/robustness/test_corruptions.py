@@ -165,7 +165,7 @@ def test_processes_change_nothing(photos, tmp_path):
         ({"corruptions": ["frog"]}, "unknown corruption 'frog'; did you mean 'fog' or 'frost'"),
         ({"indices": [1]}, "indices must be 6 whole numbers"),
         ({"indices": range(-1, 5)}, "of at least 0"),
-        ({"workers": 0}, "workers=0 must be at least 1"),
+        ({"workers": 0}, "workers=0 must be a whole number of at least 1"),
     ],
 )
 def test_bad_input_is_one_line(photos, tmp_path, change, said):
