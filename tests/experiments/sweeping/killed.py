@@ -68,10 +68,14 @@ def kill_at_writes(folder: Path, log: Path, kills: int, writes: int, draws: rand
 
 
 def kill_at_times(folder: Path, log: Path, kills: int, seconds: float, draws: random.Random) -> int:
-    """Two workers at a time; one of them is killed at a random time, and another comes in its place."""
+    """Two workers at a time; one of them is killed at a random time, and another comes in its place.
+
+    One worker needs ``seconds`` for the sweep. All waits together take about half of that, so that two do not
+    finish it before the last kill.
+    """
     killed, workers = 0, [start_worker(folder, log), start_worker(folder, log)]
     while killed < kills and open_sweep(folder).unfinished():
-        time.sleep(draws.uniform(0, 3 * seconds / kills))
+        time.sleep(draws.uniform(0, seconds / kills))
         victim = workers.pop(draws.randrange(2))
         os.kill(victim, signal.SIGKILL)
         killed += exit_code(victim) == -9
