@@ -71,6 +71,26 @@ def test_a_seed_that_lacks_a_set_is_told(tables, tmp_path):
     assert lines[-2].endswith("ours: 1 to 2 seeds.")
 
 
+def test_published_figures_stand_last_with_their_source(tables, tmp_path):
+    write(tmp_path, "test", {"ours": [0.80]})
+    whole = dict.fromkeys(SETS, 0.9)
+    reports = {
+        "theirs": {"source": "a paper, table 3", "accuracy": whole},
+        "partial": {"source": "a page", "accuracy": {"LSST": 0.95}},
+        "of other sets": {"source": "a book", "accuracy": {"Coffee": 1.0}},
+    }
+    path = tmp_path / tables.REPORTED
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(reports))
+    lines = tables.texts(tmp_path)[0]["series-test"]
+    rows = rows_of(lines)
+    assert list(rows) == ["classifier", "ours", "theirs \\*", "partial \\*"]
+    assert rows["theirs \\*"][11:] == ["90.0", "–", "–", "–"]
+    assert rows["partial \\*"][5] == "95.0"
+    assert rows["partial \\*"][11] == "–"
+    assert "theirs: a paper, table 3. partial: a page." in lines[-2]
+
+
 def test_three_classifiers_have_a_diagram_of_their_ranks(tables, tmp_path):
     accuracies = {"ours": [0.9], "second": [0.8], "third": [0.7], "short": [0.6]}
     write(tmp_path, "test", accuracies, left_out={("short", "LSST", 0)})

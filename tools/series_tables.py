@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 from types import MappingProxyType
@@ -14,6 +14,7 @@ from typing import Any
 from generated import NOTHING, svg_text, table
 
 PAGE = Path("docs/time-series.md")
+REPORTED = Path("results/reported/series_classifiers.json")
 FIGURE = Path("docs/figures/ranks-series.svg")
 FEWEST_RANKED = 3
 WITHIN_TRAINING = {
@@ -46,16 +47,20 @@ DEVELOPED = {
 
 Records = Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]
 """By classifier and set, one for each seed or fold."""
+Published = Mapping[str, Mapping[str, Any]]
+"""What others report, by classifier: the source, and the accuracy by set."""
 
 
 def texts(root: Path) -> tuple[dict[str, list[str]], dict[Path, str]]:
     """The lines of the regions of the page by their marks, and the files of the figures."""
     names = ("test", "univariate", "shipped", *WITHIN_TRAINING)
     found = {name: read(root / "results" / "series" / f"{name}.jsonl") for name in names}
+    reported = root / REPORTED
+    published = json.loads(reported.read_text(encoding="utf-8")) if reported.is_file() else {}
     regions = {
-        "series-test": split_lines(found["test"]),
-        "series-univariate": split_lines(found["univariate"], UNIVARIATE, {}),
-        "series-shipped": split_lines(found["shipped"], SHIPPED, {}),
+        "series-test": split_lines(found["test"], published),
+        "series-univariate": split_lines(found["univariate"], published, UNIVARIATE, {}),
+        "series-shipped": split_lines(found["shipped"], published, SHIPPED, {}),
     }
     for name, mark in WITHIN_TRAINING.items():
         averaged = DEVELOPED if name == "stems" else SETS
@@ -66,12 +71,35 @@ def texts(root: Path) -> tuple[dict[str, list[str]], dict[Path, str]]:
 
 
 def split_lines(
-    records: Records, averaged: Mapping[str, str] = SETS, others: Mapping[str, str] = SMALL_TESTS
+    records: Records,
+    published: Published,
+    averaged: Mapping[str, str] = SETS,
+    others: Mapping[str, str] = SMALL_TESTS,
 ) -> list[str]:
-    """The table of the test splits, and over how many seeds its figures are."""
+    """The table of the test splits, over how many seeds its figures are, and what others report."""
     if not records:
         return NOTHING
-    return ["", *lines(records, averaged, others, with_spread=True), "", seeds_text(records), ""]
+    reports = {
+        name: each for name, each in published.items() if not averaged.keys().isdisjoint(each["accuracy"])
+    }
+    measured = lines(records, averaged, others, with_spread=True, published=reports)
+    found = ["", *measured, "", seeds_text(records), ""]
+    if reports:
+        sources = ". ".join(f"{name}: {report['source']}" for name, report in reports.items())
+        found += [f"\\* Published for whole splits, not measured here. {sources}.", ""]
+    return found
+
+
+def published_rows(
+    published: Published, averaged: Mapping[str, str], columns: Iterable[str]
+) -> Iterator[list[str]]:
+    """A row for each report: accuracies, and their mean where it has all sets."""
+    for name, report in published.items():
+        accuracy = report["accuracy"]
+        cells = [f"{100 * accuracy[data]:.1f}" if data in accuracy else "–" for data in columns]
+        whole = accuracy.keys() >= averaged.keys()
+        average = f"{100 * fmean(accuracy[data] for data in averaged):.1f}" if whole else "–"
+        yield [f"{name} \\*", *cells, average, "–", "–", "–"]
 
 
 def seeds_text(records: Records) -> str:
@@ -141,8 +169,9 @@ def lines(
     others: Mapping[str, str] = MappingProxyType({}),
     *,
     with_spread: bool = False,
+    published: Published = MappingProxyType({}),
 ) -> list[str]:
-    """One row a classifier, best mean first, then those that lack a set of the mean."""
+    """One row a classifier: best mean first, then those that lack a set of it, then what others report."""
     whole = {
         name: {data: sets[data] for data in averaged}
         for name, sets in records.items()
@@ -164,7 +193,7 @@ def lines(
             figures = [per_cent(means_by_seed(whole[name]), with_spread)]
             figures += [number(mean(whole[name], key)) for key in keys]
         rows.append([name, *cells, *figures])
-    return table(head, rows)
+    return table(head, [*rows, *published_rows(published, averaged, columns)])
 
 
 def per_cent(values: Sequence[float], with_spread: bool) -> str:
