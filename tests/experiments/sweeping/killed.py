@@ -26,7 +26,10 @@ GRID = ["learning_rate=0.001,0.01", "attention=[softmax, linear]"]
 
 
 def start_worker(folder: Path, log: Path, limit: int = 0) -> int:
-    """Fork a worker, killed right after its ``limit``-th atomic write; 0 is never. Its process number."""
+    """Fork a worker, killed right after its ``limit``-th atomic write; 0 is never. Its process number.
+
+    Points that begin are lines of ``log``; every write adds a byte to the file that ``writes_of`` measures.
+    """
     child = os.fork()
     if child:
         return child
@@ -36,23 +39,33 @@ def start_worker(folder: Path, log: Path, limit: int = 0) -> int:
         nonlocal done
         replace(source, target)
         done += 1
+        append(log.with_suffix(".writes"), ".")
         if done == limit:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def logged_train(recipe: object, output: Path, **options: object) -> object:
-        descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        os.write(descriptor, f"{output.name} {'again' if options['resume'] else 'new'}\n".encode())
-        os.close(descriptor)
+        append(log, f"{output.name} {'again' if options['resume'] else 'new'}\n")
         return train(recipe, output, **options)
 
     os.replace, worker.train = counting_replace, logged_train
     code = 1
     try:
         join_sweep(folder)
-        (log.parent / "writes").write_text(str(done))
         code = 0
     finally:
         os._exit(code)
+
+
+def append(path: Path, text: str) -> None:
+    """In one system call, so that nothing of two writers mixes."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(descriptor, text.encode())
+    os.close(descriptor)
+
+
+def writes_of(log: Path) -> int:
+    """How many atomic writes the workers of this log have made, all together."""
+    return log.with_suffix(".writes").stat().st_size if log.with_suffix(".writes").exists() else 0
 
 
 def exit_code(child: int) -> int:
@@ -67,15 +80,18 @@ def kill_at_writes(folder: Path, log: Path, kills: int, writes: int, draws: rand
     return kills
 
 
-def kill_at_times(folder: Path, log: Path, kills: int, seconds: float, draws: random.Random) -> int:
+def kill_at_times(folder: Path, log: Path, kills: int, writes: int, draws: random.Random) -> int:
     """Two workers at a time; one of them is killed at a random time, and another comes in its place.
 
-    One worker needs ``seconds`` for the sweep. All waits together take about half of that, so that two do not
-    finish it before the last kill.
+    One worker makes ``writes`` atomic writes in the sweep. Two make about half as many between the first kill
+    and the last, on however busy a machine, so that they do not finish the sweep before.
     """
     killed, workers = 0, [start_worker(folder, log), start_worker(folder, log)]
     while killed < kills and open_sweep(folder).unfinished():
-        time.sleep(draws.uniform(0, seconds / kills))
+        enough = writes_of(log) + draws.randint(0, writes // kills)
+        while writes_of(log) < enough and open_sweep(folder).unfinished():
+            time.sleep(0.005)
+        time.sleep(draws.uniform(0, 0.02))
         victim = workers.pop(draws.randrange(2))
         os.kill(victim, signal.SIGKILL)
         killed += exit_code(victim) == -9
@@ -91,15 +107,13 @@ if __name__ == "__main__":
     keys = {"epochs": 2 if mode == "writes" else 30}
     for name in ("reference", "sweep"):
         small_sweep(work / name, root, GRID, keys=keys)
-    started = time.monotonic()
     children = [start_worker(work / "reference", work / "reference.log") for _ in range(1 + (kills == 0))]
     assert [exit_code(child) for child in children] == [0] * len(children)
-    seconds, writes = time.monotonic() - started, int((work / "writes").read_text())
     killed = 0
     if kills:
         act = kill_at_writes if mode == "writes" else kill_at_times
-        cost = writes if mode == "writes" else seconds
-        killed = act(work / "sweep", work / "sweep.log", kills, cost, random.Random(0))
+        writes = writes_of(work / "reference.log")
+        killed = act(work / "sweep", work / "sweep.log", kills, writes, random.Random(0))
         for number in range(4):
             point = f"points/{number:03d}"
             assert_same_outcome(work / "sweep" / point, work / "reference" / point)
