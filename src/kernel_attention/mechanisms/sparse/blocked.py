@@ -97,7 +97,7 @@ def _strided(
     out = (weights[0].flatten(3, 4) @ _neighbours(v, is_causal)).unflatten(3, (stride, factor))
     by_column = weights[1].transpose(2, 3).flatten(3, 4) @ v.transpose(2, 3)
     out = out + by_column.unflatten(3, (num_rows, factor)).transpose(2, 3)
-    return out if own is None else out + weights[2] * own[1]
+    return _finished(out, weights, [near_allowed, far_allowed], own)
 
 
 def _fixed(
@@ -125,7 +125,7 @@ def _fixed(
     weights = _joint_softmax([same, last], [same_allowed, last_allowed], own, dropout_p)
     out = (weights[0].flatten(3, 4) @ v).unflatten(3, (stride, factor))
     out = out + (weights[1].flatten(2, 4) @ last_values).unflatten(2, (num_rows, stride, factor))
-    return out if own is None else out + weights[2] * own[1]
+    return _finished(out, weights, [same_allowed, last_allowed], own)
 
 
 def _neighbours(x: Tensor, is_causal: bool) -> Tensor:
@@ -154,3 +154,13 @@ def _joint_softmax(
     weights = torch.cat(parts, dim=-1).softmax(dim=-1).to(logits[0].dtype)
     weights = torch.nn.functional.dropout(weights, dropout_p)
     return weights.split([part.size(-1) for part in parts], dim=-1)
+
+
+def _finished(
+    out: Tensor, weights: tuple[Tensor, ...], allowed: list[Tensor], own: tuple[Tensor, Tensor] | None
+) -> Tensor:
+    """The output with the query's own value, (B, h, T, l, f, p); without one, zeros where no key is seen."""
+    if own is not None:
+        return out + weights[2] * own[1]
+    first, second = (part.any(dim=-1, keepdim=True) for part in allowed)
+    return out.masked_fill(~(first | second), 0.0)

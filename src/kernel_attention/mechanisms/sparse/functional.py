@@ -20,6 +20,7 @@ from kernel_attention.mechanisms.sparse.blocked import blocked_attention
 from kernel_attention.memory_limit import require_memory
 from kernel_attention.tensors.blocks import block_causal_attention, softmax_over_blocks
 from kernel_attention.tensors.fused_softmax import fused_attention
+from kernel_attention.tensors.padding import is_exporting
 
 PatternName = Literal["strided", "fixed"]
 Implementation = Literal["auto", "blocked", "dense"]
@@ -113,7 +114,8 @@ def sparse_attention(
         impl: "dense": a fused call with an N x S mask. "blocked": plain products of O(N (l + N / l)) size,
             for self-attention with a stride that ``factor`` divides. "auto": blocked for long sequences where
             it is defined and has fewer logits. A stride as long as the sequence excludes nothing: the call
-            is then softmax attention without a mask.
+            is then softmax attention without a mask. A graph that ``torch.export`` makes for several
+            lengths is dense.
 
     Returns:
         (B, h, N, p). A query that sees no key gets zeros.
@@ -124,20 +126,24 @@ def sparse_attention(
     """
     if impl not in IMPLEMENTATIONS:
         raise unknown("impl", impl, IMPLEMENTATIONS)
-    aligned = pattern.stride % factor == 0 and (is_causal or -(-q.size(2) // factor) == k.size(2))
+    blocks = (q.size(2) + factor - 1) // factor  # as pooling counts them: torch.export compares the formulas
+    aligned = pattern.stride % factor == 0 and (is_causal or blocks == k.size(2))
     if impl == "blocked" and not aligned:
         raise InputError(
             f"impl='blocked' needs self-attention and a stride that factor={factor} divides, "
             f"got stride={pattern.stride}, {q.size(2)} queries and {k.size(2)} keys; impl='dense' serves all"
         )
-    num_keys = -(-q.size(2) // factor) if is_causal else k.size(2)
+    num_keys = blocks if is_causal else k.size(2)
     # Such lengths would need a compiled graph of their own.
     if not torch.compiler.is_compiling() and pattern.stride >= max(q.size(2), num_keys * factor):
         return softmax_over_blocks(
             q, k, v, factor=factor, attention_mask=attention_mask, is_causal=is_causal,
             dropout_p=dropout_p,
         )  # fmt: skip
-    if aligned and (impl == "blocked" or (impl == "auto" and _saves(pattern, q.size(2), factor))):
+    # torch.export cannot prove what blocks need of a length that may vary.
+    one_length = not is_exporting() or isinstance(q.size(2), int)
+    may_block = aligned and one_length and impl != "dense"
+    if may_block and (impl == "blocked" or _saves(pattern, q.size(2), factor)):
         return blocked_attention(
             q,
             k,
