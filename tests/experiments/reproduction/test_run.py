@@ -97,6 +97,31 @@ def test_dry_run_writes_nothing(suite, waves, capsys):  # noqa: F811
     assert "hours" in printed, "the record tells how long a training takes"
 
 
+def test_dry_run_takes_times_from_trainings_like_the_cells(suite, waves, capsys):  # noqa: F811
+    assert reproduce(suite, waves, "--columns", "short", "--seeds", "0") == 0
+
+    def told(minutes: dict[str, int], accelerators: dict[str, str]) -> str:
+        for path in (suite.parent / "results/waves/small/short").glob("*-0.json"):
+            record = json.loads(path.read_text())
+            record["budget"]["seconds"] = 60 * minutes[record["label"]]
+            if record["label"] in accelerators:
+                record["machine"] = f"A processor, 16 cores, 1 thread, {accelerators[record['label']]}"
+            path.write_text(json.dumps(record))
+        capsys.readouterr()
+        assert reproduce(suite, waves, "--seeds", "1", "--dry_run") == 0
+        return " ".join(capsys.readouterr().out.replace("│", "").split())
+
+    here = told({"linear": 10, "softmax": 50}, {})
+    for column in ("short", "long"):
+        assert f"softmax {column} 1 training (50 min)" in here
+        assert f"linear {column} 1 training (10 min)" in here
+    assert "take about 2.0 hours" in here
+    mixed = told({"linear": 10, "softmax": 50}, {"linear": "Tensor 9"})
+    assert "linear short 1 training (50 min)" in mixed, "a softmax on this machine tells more"
+    assert "linear long 1 training (10 min with Tensor 9)" in mixed
+    assert "hours" not in mixed
+
+
 def test_dry_run_loads_the_data_of_a_column_once(suite, waves, monkeypatch, capsys):  # noqa: F811
     loaded = []
 

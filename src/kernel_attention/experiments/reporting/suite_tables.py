@@ -17,14 +17,15 @@ def state_table(title: str, found: Sequence[Any]) -> Table:
     """What the cells of a suite lack, one row each, with the training time that records tell."""
     waiting = [entry for entry in found if not entry.state.is_done]
     done = f"{len(found) - len(waiting)} of {len(found)} are done"
-    known = [entry.seconds for entry in waiting if entry.state.training]
-    if known and None not in known:
-        done += f"; the trainings take about {sum(known) / 3600:.1f} hours"
+    trainings = [entry for entry in waiting if entry.state.training]
+    if trainings and all(entry.seconds is not None and entry.accelerator is None for entry in trainings):
+        done += f"; the trainings take about {sum(entry.seconds for entry in trainings) / 3600:.1f} hours"
     rows = []
-    for state, seconds, missing in waiting:
+    for state, seconds, accelerator, missing in waiting:
         lacks = []
         if state.training:
-            lacks.append("training" if seconds is None else f"training ({seconds / 60:.0f} min)")
+            where = "" if accelerator is None else f" with {accelerator}"
+            lacks.append("training" if seconds is None else f"training ({seconds / 60:.0f} min{where})")
         if state.diagnosis:
             lacks.append("diagnostics")
         if state.steps:

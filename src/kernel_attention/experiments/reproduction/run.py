@@ -6,9 +6,11 @@ lock of its run folder, and a process goes on with the next cell where another h
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from kernel_attention.errors import InputError
@@ -19,7 +21,7 @@ from kernel_attention.experiments.training.analyze import analyze_run
 from kernel_attention.experiments.training.attack import attack_run
 from kernel_attention.experiments.training.lock import HeldByAnother
 from kernel_attention.experiments.training.recipe import make_recipe
-from kernel_attention.experiments.training.run import train
+from kernel_attention.experiments.training.run import machine, train
 from kernel_attention.experiments.training.saved import SavedRun, load_run
 from kernel_attention.experiments.training.shifts import split_plans
 from kernel_attention.experiments.training.tasks import experiment_class
@@ -79,11 +81,33 @@ class CellState(NamedTuple):
         return not (self.training or self.diagnosis or self.steps or self.shifts)
 
 
+class Duration(NamedTuple):
+    """How long trainings took.
+
+    Attributes:
+        cell: what was trained.
+        seconds: of one training.
+        accelerator: with which, as records name it.
+    """
+
+    cell: Cell
+    seconds: float
+    accelerator: str
+
+
 class Estimate(NamedTuple):
-    """A cell's state, the mean seconds of its column's trainings if it must train, and why it cannot."""
+    """What a cell takes.
+
+    Attributes:
+        state: what its record lacks.
+        seconds: mean of the trainings most like its own; None where it has none to do, or no record tells.
+        accelerator: the one they had, where this machine's is another.
+        missing: why the cell cannot run.
+    """
 
     state: CellState
     seconds: float | None
+    accelerator: str | None
     missing: str | None
 
 
@@ -177,24 +201,49 @@ def _lacking(state: CellState) -> str:
 
 
 def estimates(suite: Suite, cells: Sequence[Cell], places: Places) -> list[Estimate]:
-    """What cells lack, why a cell cannot run, and how long its training took elsewhere."""
-    taken = {column: _seconds(suite, column, places) for column in {cell.column for cell in cells}}
+    """What cells lack, why a cell cannot run, and how long trainings like its own took."""
+    known, here = _durations(suite, places), _accelerator(machine())
     data: dict[tuple[str, str], str | None] = {}
     found = []
     for cell in cells:
         state = find_state(suite, cell, places)
-        seconds = taken[cell.column] if state.training else None
+        seconds, accelerator = _expected(cell, known, here) if state.training else (None, None)
         missing = None if state.is_done else _missing(suite, cell, places, data)
-        found.append(Estimate(state, seconds, missing))
+        found.append(Estimate(state, seconds, accelerator, missing))
     return found
 
 
-def _seconds(suite: Suite, column: str, places: Places) -> float | None:
-    """The mean training time of a column's records."""
-    paths = [places.record(suite, cell) for cell in suite.cells(columns=[column])]
-    taken = [read_record(path).budget.get("seconds") for path in paths if path.is_file()]
-    seconds = [each for each in taken if each is not None]
-    return sum(seconds) / len(seconds) if seconds else None
+def _accelerator(machine: str) -> str:
+    """The part of the line about a machine that decides how long a training takes."""
+    return machine.rpartition(", ")[2]
+
+
+def _durations(suite: Suite, places: Places) -> list[Duration]:
+    """What the records of a suite tell."""
+    found = []
+    for cell in suite.cells():
+        if (path := places.record(suite, cell)).is_file():
+            record = read_record(path)
+            if (seconds := record.budget.get("seconds")) is not None:
+                found.append(Duration(cell, seconds, _accelerator(record.machine)))
+    return found
+
+
+def _expected(cell: Cell, known: Sequence[Duration], here: str) -> tuple[float | None, str | None]:
+    """The mean seconds of the trainings most like a cell's, and their accelerator where it is not ``here``.
+
+    The accelerator counts most, then the row, then the column; one of the last two must agree.
+    """
+    alike: dict[tuple[bool, bool, bool], list[Duration]] = defaultdict(list)
+    for each in known:
+        row, column = each.cell.row == cell.row, each.cell.column == cell.column
+        if row or column:
+            alike[each.accelerator == here, row, column].append(each)
+    if not alike:
+        return None, None
+    most = max(alike)
+    accelerators = sorted({each.accelerator for each in alike[most]})
+    return fmean(each.seconds for each in alike[most]), None if most[0] else " or ".join(accelerators)
 
 
 def _missing(suite: Suite, cell: Cell, places: Places, data: dict[tuple[str, str], str | None]) -> str | None:
