@@ -27,6 +27,8 @@ def record(label: str, seed: int, column: str, score: float, **config) -> Result
     figures = {
         "normalized_score": score,
         "normalized_score_deviation": 10.0 + seed,
+        "normalized_score_target_1800": score - 5.0,
+        "loss": 0.1 + seed / 100,
         "episode_length": 300.0,
         "episodes": 20,
         "memory": "sliding",
@@ -65,6 +67,9 @@ def test_the_tables_are_those_of_the_records(tables, tmp_path):
     assert head[0] == "data"
     assert scores == [
         "hopper, medium-expert", "", "90.0 ± 10.0", "", "75.0 (1 seed)", "67.2", "112.0",
+    ]  # fmt: skip
+    assert rows_of(regions["control-targets"])[1] == [
+        "hopper, medium-expert", "", "90.0 / 85.0", "", "0.110", "",
     ]  # fmt: skip
     assert rows_of(regions["control-spread"])[1] == [
         "hopper, medium-expert", "", "11.0 (300)", "", "10.0 (300)",

@@ -22,6 +22,7 @@ TITLES = {
     "cloning": "behaviour cloning",
     "cloning_best_tenth": "cloning, best 10 %",
 }
+TRANSFORMERS = ("softmax", "primal")
 RECORDED = {"data": "data", "best_data": "data, best 10 %", "random": "random"}
 
 Records: TypeAlias = dict[str, dict[str, list[ResultRecord]]]
@@ -38,6 +39,7 @@ def texts(root: Path) -> tuple[dict[str, list[str]], dict[Path, str]]:
     found = {column: read_column(root, suite, column) for column in suite.columns}
     regions = {
         "control-scores": score_lines(suite, found),
+        "control-targets": target_lines(found),
         "control-spread": spread_lines(found),
         "control-data": data_lines(found),
         "control-rollouts": rollout_lines(read(root, "rollouts")),
@@ -97,6 +99,30 @@ def spread_lines(found: Records) -> list[str]:
         if any(cells):
             lines.append([named(column), *cells])
     return ["", *table(["data", *TITLES.values()], lines), ""] if lines else NOTHING
+
+
+def target_lines(found: Records) -> list[str]:
+    """The scores of each target that is asked for, and the loss on held-out episodes beside cloning's."""
+    lines = []
+    for column, rows in found.items():
+        asked = [
+            " / ".join(f"{value:.1f}" for value in target_scores(rows[row])) if row in rows else ""
+            for row in TRANSFORMERS
+        ]
+        losses = [mean_of(rows.get(row, []), "loss") for row in (*TRANSFORMERS, "cloning")]
+        if any(asked):
+            cells = ["" if loss is None else f"{loss:.3f}" for loss in losses]
+            lines.append([named(column), *asked, *cells])
+    head = ["data", *(f"score, {TITLES[row]}" for row in TRANSFORMERS)]
+    head += [f"loss, {TITLES[row]}" for row in (*TRANSFORMERS, "cloning")]
+    return ["", *table(head, lines), ""] if lines else NOTHING
+
+
+def target_scores(records: Sequence[ResultRecord]) -> list[float]:
+    """The mean scores over the seeds, of the first target and then of the others."""
+    others = {key for record in records for key in record.figures["evaluation"]}
+    keys = [SCORE, *sorted(key for key in others if key.startswith(f"{SCORE}_target_"))]
+    return [value for key in keys if (value := mean_of(records, key)) is not None]
 
 
 def data_lines(found: Records) -> list[str]:
