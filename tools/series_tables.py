@@ -96,9 +96,9 @@ def published_rows(
     """A row for each report: accuracies, and their mean where it has all sets."""
     for name, report in published.items():
         accuracy = report["accuracy"]
-        cells = [f"{100 * accuracy[data]:.1f}" if data in accuracy else "–" for data in columns]
+        cells = [per_cent([accuracy[data]], False) if data in accuracy else "–" for data in columns]
         whole = accuracy.keys() >= averaged.keys()
-        average = f"{100 * fmean(accuracy[data] for data in averaged):.1f}" if whole else "–"
+        average = per_cent([accuracy[data] for data in averaged], False) if whole else "–"
         yield [f"{name} \\*", *cells, average, "–", "–", "–"]
 
 

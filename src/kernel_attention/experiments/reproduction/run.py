@@ -87,7 +87,7 @@ class Duration(NamedTuple):
     Attributes:
         cell: what was trained.
         seconds: of one training.
-        accelerator: with which, as records name it.
+        accelerator: what they ran on, as records name it.
     """
 
     cell: Cell
@@ -213,9 +213,9 @@ def estimates(suite: Suite, cells: Sequence[Cell], places: Places) -> list[Estim
     return found
 
 
-def _accelerator(machine: str) -> str:
+def _accelerator(line: str) -> str:
     """The part of the line about a machine that decides how long a training takes."""
-    return machine.rpartition(", ")[2]
+    return line.rpartition(", ")[2]
 
 
 def _durations(suite: Suite, places: Places) -> list[Duration]:
