@@ -59,6 +59,7 @@ class AttentionEstimator(TransformerMixin, BaseEstimator):
         views: Sequence[View] = ("raw", "normalized"),
         positions: Positions = "time_absolute",
         pooling: SequencePooling = "mean_max",
+        readout: bool = False,
         max_len: int | None = None,
         n_estimators: int = 4,
         members: Sequence[Mapping[str, Any]] | None = None,
@@ -100,6 +101,7 @@ class AttentionEstimator(TransformerMixin, BaseEstimator):
         self.views = views
         self.positions = positions
         self.pooling = pooling
+        self.readout = readout
         self.max_len = max_len
         self.n_estimators = n_estimators
         self.members = members

@@ -12,16 +12,12 @@ from sklearn.utils import assert_all_finite, check_consistent_length, column_or_
 from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets
 from torch import Tensor
-from torch.nn import functional as F
 
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.estimators.base import FEWEST_JUDGED, AttentionEstimator
 from kernel_attention.estimators.parameters import refused_in_one_line
 from kernel_attention.experiments.data import SequenceSplit, as_sequences
-
-_RANGE = 3.0  # of the temperature's logarithm, on both sides of 0
-_PRIOR_DEVIATION = 0.5  # of the temperature's logarithm
-_HALVINGS = 60
+from kernel_attention.experiments.training.readout import fit_temperature
 
 
 class AttentionClassifier(ClassifierMixin, AttentionEstimator):
@@ -58,6 +54,9 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):
         views: what the stem reads: one or more of "raw", "normalized" (per series) and "difference".
         positions: "learnt", "fixed" (sinusoidal), "time_absolute", "convolutional" (relative) or "none".
         pooling: "flatten" all positions, take their "mean", "mean_max" for mean and maximum, or "attention".
+        readout: whether members with a rocket stem average their outputs with those of a least-squares
+            support vector machine on the same random convolutions, averaged over time. It is solved on the
+            training cases in closed form. Leave-one-out errors choose its penalty, and give it a temperature.
         max_len: longest sequence that the model takes whole; None: the longest training sequence.
         n_estimators: members of the ensemble, which differ in their seeds. Their outputs are averaged.
         members: parameters of single members: a list of dicts, used in turn, such as
@@ -241,29 +240,3 @@ def _require_one_type(y: np.ndarray) -> None:
         raise InputError(
             f"y has labels of types that cannot be sorted together ({kinds}); make them of one type"
         ) from None
-
-
-def fit_temperature(logits: Tensor, targets: Tensor) -> float:
-    """The temperature T at which softmax(logits / T) is most likely, a posteriori (Guo et al. 2017).
-
-    The logarithm of T has a normal prior of mean 0 and deviation 1/2. It decides where there are few cases: a
-    model that is right in all of them would otherwise become certain of everything.
-
-    Args:
-        logits: (n, k), of held-out cases, which did not train the model.
-        targets: (n,) class indices.
-    """
-    logits, targets = logits.double(), torch.as_tensor(targets)
-
-    def surprise(log_temperature: float) -> float:
-        nll = F.cross_entropy(logits / torch.tensor(log_temperature).double().exp(), targets, reduction="sum")
-        return nll.item() + (log_temperature / _PRIOR_DEVIATION) ** 2 / 2
-
-    low, high = -_RANGE, _RANGE
-    for _ in range(_HALVINGS):  # each keeps two thirds of the interval
-        first, second = low + (high - low) / 3, high - (high - low) / 3
-        if surprise(first) <= surprise(second):
-            high = second
-        else:
-            low = first
-    return float(torch.tensor((low + high) / 2).double().exp())

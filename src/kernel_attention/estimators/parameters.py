@@ -32,7 +32,7 @@ _LONGEST_LEARNT = 2 * LARGEST_NUMBER_OF_TOKENS["convolution"]  # steps of a seri
 _OF_A_RECIPE = ("optimizer", "schedule", "gradient_clip", "patience", "accelerator")
 _OF_A_MEMBER = (
     "attention", "attention_options", "embed_dim", "num_heads", "num_layers", "feedforward_dim", "dropout",
-    "stem", "stem_layers", "patch_len", "views", "positions", "pooling", "epochs", "batch_size",
+    "stem", "stem_layers", "patch_len", "views", "positions", "pooling", "readout", "epochs", "batch_size",
     "learning_rate", "weight_decay", "warmup", "label_smoothing", "augmentation", "mixup", "ema_decay",
 )  # fmt: skip
 
@@ -62,6 +62,7 @@ def member_recipe(estimator: Any, seed: int, cases: int, max_len: int, index: in
         given["augmentation"] = _automatic_augmentation(given["stem"], index)
     elif isinstance(augmentation, list | tuple) and not all(isinstance(each, str) for each in augmentation):
         given["augmentation"] = _in_turn("augmentation", augmentation, index)
+    given["readout"] = checked(Recipe, "readout", given["readout"]) and given["stem"] == "rocket"
     attention = _merged_attention(given.pop("attention"), given.pop("attention_options"))
     batch_size, epochs = given.pop("batch_size"), given.pop("epochs")
     if batch_size is None:

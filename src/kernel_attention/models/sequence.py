@@ -22,7 +22,7 @@ from kernel_attention.errors import InputError, unknown
 from kernel_attention.mechanisms import AttentionFactory, AttentionSpec
 from kernel_attention.models.encoder_layer import EncoderLayer, create_attentions
 from kernel_attention.models.rocket_stem import RocketStem
-from kernel_attention.models.sequence_pooling import SequencePooling, TokenPooling
+from kernel_attention.models.sequence_pooling import SequencePooling, TokenPooling, mean_token
 from kernel_attention.models.series_stem import (
     STEMS,
     ConvolutionalPositions,
@@ -143,10 +143,7 @@ class SequenceEncoder(nn.Module):
 
         With patches, (B, ceil(N / patch_len), d), and ``token_mask`` says which tokens are real.
         """
-        self._check_input(x)
-        start, length = self._place(x)
-        if length > self.max_len:
-            raise InputError(f"sequence length {length} exceeds max_len={self.max_len}")
+        start = self._checked_start(x)
         if is_causal:
             self._require_causal()
         tokens = self._embed(x, attention_mask)
@@ -157,7 +154,7 @@ class SequenceEncoder(nn.Module):
 
         No parameter changes it, so training may compute it once; see ``from_features``.
         """
-        self._check_input(x)
+        self._checked_start(x)
         return self._rocket().features(self._viewed(x, attention_mask), attention_mask)
 
     def from_features(self, features: Tensor, token_mask: Tensor | None = None) -> Tensor:
@@ -220,9 +217,14 @@ class SequenceEncoder(nn.Module):
         self.input_std.fill_(1.0)
         reset_module(self.project)
 
-    def _check_input(self, x: Tensor) -> None:
+    def _checked_start(self, x: Tensor) -> int:
+        """Tokens of the sequence before those of x; InputError where the model cannot take x."""
         if x.dim() != 3 or x.size(-1) != self.in_features:
             raise InputError(f"x has shape {tuple(x.shape)}, expected (B, N, {self.in_features})")
+        start, length = self._place(x)
+        if length > self.max_len:
+            raise InputError(f"sequence length {length} exceeds max_len={self.max_len}")
+        return start
 
     def _embed(self, x: Tensor, attention_mask: Tensor | None) -> Tensor:
         return self._scaled(self.project(self._viewed(x, attention_mask), attention_mask))
@@ -301,6 +303,10 @@ class SequenceEncoder(nn.Module):
 class SequenceClassifier(nn.Module):
     """The encoder with a linear head: class logits, or regression values.
 
+    With a ``readout``, the outputs in evaluation are the mean of the head's and of a linear map of the
+    features of the rocket stem, averaged over the tokens. The map is no parameter: ``set_readout`` takes its
+    weights from a closed form. In training the outputs are the head's alone.
+
     Args:
         in_features: channels c of the input.
         num_outputs: classes, or regression targets.
@@ -308,10 +314,14 @@ class SequenceClassifier(nn.Module):
         attention: as in ``SequenceEncoder``.
         pooling: how the tokens become one vector: "flatten" (the papers' head, fixed to max_len), "mean",
             "mean_max" or "attention"; see ``TokenPooling``.
+        readout: whether the model has a readout, which needs ``stem="rocket"``.
         device: where the parameters are made; None: the default device.
         dtype: the parameters' precision; None: the default one.
         encoder_options: the other arguments of ``SequenceEncoder``.
     """
+
+    readout_weight: Tensor
+    readout_bias: Tensor
 
     def __init__(
         self,
@@ -321,6 +331,7 @@ class SequenceClassifier(nn.Module):
         attention: AttentionSpec | AttentionFactory | Sequence[AttentionSpec | AttentionFactory] = "primal",
         *,
         pooling: SequencePooling = "flatten",
+        readout: bool = False,
         device: Device = None,
         dtype: torch.dtype | None = None,
         **encoder_options: Any,
@@ -333,13 +344,30 @@ class SequenceClassifier(nn.Module):
         sizes = (self.encoder.num_tokens, self.encoder.embed_dim, num_heads)
         self.pooling = TokenPooling(pooling, *sizes, **where)
         self.head = nn.Linear(self.pooling.width, num_outputs, **where)
+        self.has_readout = readout
+        if readout:
+            if not isinstance(self.encoder.project, RocketStem):
+                raise InputError("readout=True needs stem='rocket', whose features it reads")
+            num_features = self.encoder.project.num_features
+            self.register_buffer("readout_weight", torch.zeros(num_outputs, num_features, **where))
+            self.register_buffer("readout_bias", torch.zeros(num_outputs, **where))
 
     def reset_parameters(self) -> None:
-        """Draw every parameter of the encoder and the classifier anew."""
+        """Draw every parameter of the encoder and the classifier anew; a readout gives zeros."""
         reset_submodules(self)
+        if self.has_readout:
+            self.set_readout(torch.tensor(0.0), torch.tensor(0.0))
+
+    def set_readout(self, weight: Tensor, bias: Tensor) -> None:
+        """Set the readout's map, (num_outputs, F) and (num_outputs,)."""
+        self.readout_weight.copy_(weight)
+        self.readout_bias.copy_(bias)
 
     def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """x (B, N, c), attention_mask (B, N; True = real token) -> (B, num_outputs)."""
+        if self.has_readout:
+            token_mask = self.encoder.token_mask(attention_mask)
+            return self.from_features(self.encoder.features(x, attention_mask), token_mask)
         return self.head(self.embed(x, attention_mask))
 
     def embed(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
@@ -348,7 +376,13 @@ class SequenceClassifier(nn.Module):
 
     def from_features(self, features: Tensor, token_mask: Tensor | None = None) -> Tensor:
         """``forward`` from the ``features`` of the encoder on: (B, M, F), (B, M) -> (B, num_outputs)."""
-        return self.head(self.pooling(self.encoder.from_features(features, token_mask), token_mask))
+        outputs = self.head(self.pooling(self.encoder.from_features(features, token_mask), token_mask))
+        if self.training or not self.has_readout:
+            return outputs
+        if token_mask is not None:
+            features = features.masked_fill(~token_mask[..., None], 0.0)
+        read = F.linear(mean_token(features, token_mask), self.readout_weight, self.readout_bias)
+        return (outputs + read) / 2
 
 
 def sinusoidal_positions(max_len: int, embed_dim: int, stretch: float = 1.0) -> Tensor:

@@ -6,10 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from kernel_attention.estimators import AttentionClassifier
+from kernel_attention import InputError
+from kernel_attention.estimators import AttentionClassifier, AttentionRegressor
 from kernel_attention.experiments.data import SequenceSplit, make_loader
 from kernel_attention.experiments.training import rocket_features
 from kernel_attention.experiments.training.members import MemberRecipe, train_member
+from kernel_attention.experiments.training.readout import fit_temperature
+from kernel_attention.models import SequenceClassifier
+from kernel_attention.solvers import least_squares_svm
 
 MODEL = {
     "stem": "rocket", "embed_dim": 8, "num_heads": 2, "num_layers": 1, "feedforward_dim": 16, "patch_len": 0,
@@ -115,3 +119,59 @@ def test_importance_sums_to_the_change_of_the_answer():
         chosen = answer.argmax()
         change = answer[chosen] - float(baseline[chosen])
         assert importance[case].sum() == pytest.approx(change, rel=0.1, abs=0.05)
+
+
+def test_a_readout_is_the_least_squares_machine_at_its_temperature():
+    trained, split = member(readout=True), waves()
+    model = trained.model
+    with torch.no_grad():
+        features = [model.encoder.features(torch.from_numpy(series)[None]) for series in split.sequences]
+    read = torch.cat([part.mean(dim=1) for part in features])
+    mean, deviation = read.mean(dim=0), read.std(dim=0, correction=0).clamp_min(1e-3)
+    wanted = torch.tensor([[1.0, -1.0], [-1.0, 1.0]])[torch.from_numpy(split.targets)]
+    machine = least_squares_svm((read - mean) / deviation, wanted)
+    temperature = fit_temperature(machine.left_out, torch.from_numpy(split.targets))
+    expected = ((read - mean) / deviation @ machine.weight + machine.intercept) / temperature
+    found = read @ model.readout_weight.mT + model.readout_bias
+    # The kept features are half precision, which moves the penalty's neighbours but not its choice.
+    torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02)
+    assert (expected.argmax(dim=1) == torch.from_numpy(split.targets)).all()
+
+
+def test_outputs_are_the_mean_of_head_and_readout_and_the_head_learns_alone():
+    with_readout, without = member(readout=True), member()
+    first, second = with_readout.model, without.model
+    for name, parameter in second.named_parameters():
+        assert torch.equal(parameter, dict(first.named_parameters())[name]), name
+    assert [row["train_loss"] for row in with_readout.rows] == [row["train_loss"] for row in without.rows]
+    x, mask, *_ = next(iter(make_loader(waves(5), 5)))
+    with torch.no_grad():
+        features, tokens = first.encoder.features(x, mask), first.encoder.token_mask(mask)
+        read = torch.stack([part[real].mean(dim=0) for part, real in zip(features, tokens, strict=True)])
+        expected = (second(x, mask) + read @ first.readout_weight.mT + first.readout_bias) / 2
+        torch.testing.assert_close(first(x, mask), expected, rtol=1e-5, atol=1e-5)
+        assert torch.equal(first.train()(x, mask), second.train()(x, mask))
+
+
+def test_a_readout_needs_random_convolutions():
+    with pytest.raises(InputError, match="readout=true needs stem=rocket"):
+        MemberRecipe(dataset="array", readout=True)
+    with pytest.raises(InputError, match="readout=True needs stem='rocket'"):
+        SequenceClassifier(2, 2, 9, embed_dim=8, num_heads=2, feedforward_dim=8, readout=True)
+
+
+@pytest.mark.parametrize("kind", [AttentionClassifier, AttentionRegressor])
+def test_estimators_with_readouts_are_saved_and_repeat(kind, tmp_path):
+    split = waves()
+    X, y = [series.T for series in split.sequences], split.targets
+    options = {"n_estimators": 2, "epochs": 2, "random_state": 0, "embed_dim": 8, "num_heads": 2}
+    first = kind(**options, readout=True).fit(X, y)
+    second = kind(**options, readout=True).fit(X, y)
+    assert (first.predict(X) == second.predict(X)).all()
+    # Series of at most 256 steps: the second member learns its convolutions and has none to read.
+    assert [model.has_readout for model in first.models_] == [True, False]
+    first.save(tmp_path / "estimator.safetensors")
+    assert (kind.load(tmp_path / "estimator.safetensors").predict(X) == first.predict(X)).all()
+    answers = "predict_proba" if kind is AttentionClassifier else "predict"
+    without = kind(**options).fit(X, y)
+    assert (getattr(first, answers)(X) != getattr(without, answers)(X)).any()

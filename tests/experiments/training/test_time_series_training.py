@@ -12,7 +12,6 @@ import torch
 from torch.nn import functional as F
 
 from kernel_attention.errors import InputError
-from kernel_attention.estimators.classifier import fit_temperature
 from kernel_attention.experiments.data import SequenceSplit, make_loader
 from kernel_attention.experiments.data.series.augmentation import mix_series
 from kernel_attention.experiments.training import Recipe, SequenceTask
@@ -22,6 +21,7 @@ from kernel_attention.experiments.training.members import (
     automatic_steps,
     train_member,
 )
+from kernel_attention.experiments.training.readout import fit_temperature
 from kernel_attention.experiments.training.time_series_task import TimeSeriesTask
 from kernel_attention.models import SequenceClassifier
 

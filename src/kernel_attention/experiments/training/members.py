@@ -14,11 +14,13 @@ from torch import Tensor
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.data import SequenceSplit, make_loader
 from kernel_attention.experiments.training.fit import fit, private_generators, training_device
+from kernel_attention.experiments.training.readout import fit_readout
 from kernel_attention.experiments.training.recorder import MemoryRecorder
 from kernel_attention.experiments.training.rocket_features import (
     OnFeatures,
     can_keep_features,
     fit_input,
+    series_features,
     split_features,
     training_features,
 )
@@ -118,13 +120,17 @@ def train_member(
         _start(model, split, start)
         trained: SequenceClassifier | OnFeatures = model
         copies: list[list[np.ndarray]] = []
+        started = time.monotonic()
         if can_keep_features(model, recipe, split):
-            started = time.monotonic()
             split, copies = training_features(model, split, recipe.augmentation)
             held_out = None if held_out is None else split_features(model, held_out)
             trained, recipe = OnFeatures(model), replace(recipe, augmentation=[])
-            if max_seconds:
-                max_seconds = max(max_seconds - (time.monotonic() - started), 0.1)
+        if recipe.readout:
+            kept = isinstance(trained, OnFeatures)
+            features = split.sequences if kept else series_features(model, split.sequences)
+            fit_readout(model, features, split, is_regression)
+        if max_seconds:
+            max_seconds = max(max_seconds - (time.monotonic() - started), 0.1)
         task = TimeSeriesTask(trained, recipe, is_regression, max_seconds)
         fit(
             task,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -72,12 +72,13 @@ def training_features(
     plain = split_features(model, split)
     size = sum(part.nbytes for part in plain.sequences)
     count = min(_KEPT_BYTES // size - 1, _MOST_COPIES) if augmentation else 0
-    return Features(plain, [_features(model, split.sequences, augmentation) for _ in range(count)])
+    copies = [list(series_features(model, split.sequences, augmentation)) for _ in range(count)]
+    return Features(plain, copies)
 
 
 def split_features(model: SequenceClassifier, split: SequenceSplit) -> SequenceSplit:
     """The cases of a split as the features of their series."""
-    return SequenceSplit(_features(model, split.sequences), split.targets, split.weights)
+    return SequenceSplit(list(series_features(model, split.sequences)), split.targets, split.weights)
 
 
 def can_keep_features(model: SequenceClassifier, recipe: Recipe, split: SequenceSplit) -> bool:
@@ -89,15 +90,17 @@ def can_keep_features(model: SequenceClassifier, recipe: Recipe, split: Sequence
     return 2 * tokens * project.num_features <= _MOST_BYTES
 
 
-@torch.no_grad()
-def _features(
+def series_features(
     model: SequenceClassifier, sequences: Sequence[np.ndarray], augmentation: Sequence[str] = ()
-) -> list[np.ndarray]:
-    encoder, found = model.encoder, []
+) -> Iterator[np.ndarray]:
+    """The features of every series, (M_i, F) float16, a batch at a time."""
+    encoder = model.encoder
     for x, mask, *_ in make_loader(sequences, _CASES_AT_ONCE):
         if augmentation:
             x = augment_unscaled(x, mask, augmentation, encoder.input_mean, encoder.input_std)
-        features, tokens = encoder.features(x, mask), pool_mask(mask, encoder.patch_len).sum(dim=1)
+        with torch.no_grad():
+            features = encoder.features(x, mask)
+        tokens = pool_mask(mask, encoder.patch_len).sum(dim=1)
         # They are fractions over few deviations: half precision keeps three digits in half the memory.
-        found += [part[:count].half().numpy() for part, count in zip(features, tokens, strict=True)]
-    return found
+        for part, count in zip(features, tokens, strict=True):
+            yield part[:count].half().numpy()

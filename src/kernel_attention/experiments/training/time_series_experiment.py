@@ -32,8 +32,9 @@ from kernel_attention.experiments.training.evaluation import (
 )
 from kernel_attention.experiments.training.experiment import Experiment, Loaders, Metric
 from kernel_attention.experiments.training.facts import check_facts, describe_data
+from kernel_attention.experiments.training.readout import fit_readout
 from kernel_attention.experiments.training.recorder import RunRecorder
-from kernel_attention.experiments.training.rocket_features import fit_input
+from kernel_attention.experiments.training.rocket_features import fit_input, series_features
 from kernel_attention.experiments.training.time_series_recipe import Recipe
 from kernel_attention.experiments.training.time_series_task import TimeSeriesTask
 from kernel_attention.models import SequenceClassifier
@@ -80,14 +81,20 @@ class TimeSeriesExperiment(Experiment):
         return describe_data(self.data)
 
     def loaders(self, seed: int) -> Loaders:
-        train, val, _ = split_data(self.data, self.recipe, seed)
-        if self.recipe.class_weight == "balanced" and not self.is_regression:
-            train = train.balanced()
-        size = self.recipe.effective_batch
-        return make_loader(train, size, shuffle=True, seed=seed), make_loader(val, size)
+        size, val = self.recipe.effective_batch, split_data(self.data, self.recipe, seed).selection
+        return make_loader(self._train(seed), size, shuffle=True, seed=seed), make_loader(val, size)
 
     def prepare(self, model: SequenceClassifier, seed: int) -> None:
-        fit_input(model.encoder, split_data(self.data, self.recipe, seed).train.sequences)
+        train = self._train(seed)
+        fit_input(model.encoder, train.sequences)
+        if self.recipe.readout:
+            fit_readout(model, series_features(model, train.sequences), train, self.is_regression)
+
+    def _train(self, seed: int) -> SequenceSplit:
+        """The cases that train, with the weights that they have."""
+        train = split_data(self.data, self.recipe, seed).train
+        is_weighted = self.recipe.class_weight == "balanced" and not self.is_regression
+        return train.balanced() if is_weighted else train
 
     def task(self, model: Any) -> TimeSeriesTask:
         return TimeSeriesTask(model, self.recipe, self.is_regression)

@@ -43,6 +43,8 @@ class Recipe(EpochRecipe):
             of a rocket stem.
         views: what the stem reads: raw, normalized (per series) and difference, side by side.
         pooling: flatten all positions, average them, mean_max for average and maximum, or attention.
+        readout: whether the model averages its outputs with those of a least-squares support vector machine
+            on the features of a rocket stem.
         missing: what to do with missing values: auto, interpolate or error.
         warmup_epochs: epochs in which the learning rate grows linearly to ``learning_rate``.
         schedule: after the warm-up: constant, or falling along a cosine to 0.
@@ -66,6 +68,7 @@ class Recipe(EpochRecipe):
         default_factory=lambda: ["raw"]
     )
     pooling: Literal["flatten", "mean", "mean_max", "attention"] = "flatten"
+    readout: bool = False
     missing: Literal["auto", "interpolate", "error"] = "auto"
     warmup_epochs: Whole = 0
     schedule: Literal["constant", "cosine"] = "constant"
@@ -90,6 +93,8 @@ class Recipe(EpochRecipe):
         super().__post_init__()
         if self.warmup_epochs >= self.epochs:
             raise InputError(f"warmup_epochs={self.warmup_epochs} must be below epochs={self.epochs}")
+        if self.readout and self.stem != "rocket":
+            raise InputError(f"readout=true needs stem=rocket, whose features it reads, not stem={self.stem}")
         if self.sequence_shards > 1 and (self.augmentation or self.mixup):
             raise InputError(
                 f"sequence_shards={self.sequence_shards} with augmentation={self.augmentation} and "
@@ -103,5 +108,5 @@ class Recipe(EpochRecipe):
 
     def encoder_options(self) -> dict[str, Any]:
         """The fields that ``kernel_attention.models.SequenceClassifier`` takes."""
-        names = ("stem", "stem_layers", "patch_len", "views", "pooling")
+        names = ("stem", "stem_layers", "patch_len", "views", "pooling", "readout")
         return super().encoder_options() | {name: getattr(self, name) for name in names}
