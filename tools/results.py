@@ -16,6 +16,7 @@ from pathlib import Path
 import ability_tables
 import control_tables
 import decision_tables
+import diagnostics_tables
 import equal_time_tables
 import gpu_tables
 import performance_tables
@@ -35,6 +36,7 @@ PAGES = (
     ability_tables,
     control_tables,
     decision_tables,
+    diagnostics_tables,
     equal_time_tables,
     gpu_tables,
     performance_tables,
