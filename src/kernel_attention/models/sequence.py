@@ -217,10 +217,13 @@ class SequenceEncoder(nn.Module):
         self.input_std.fill_(1.0)
         reset_module(self.project)
 
-    def _checked_start(self, x: Tensor) -> int:
-        """Tokens of the sequence before those of x; InputError where the model cannot take x."""
+    def _check_input(self, x: Tensor) -> None:
         if x.dim() != 3 or x.size(-1) != self.in_features:
             raise InputError(f"x has shape {tuple(x.shape)}, expected (B, N, {self.in_features})")
+
+    def _checked_start(self, x: Tensor) -> int:
+        """Tokens of the sequence before those of x; InputError where the model cannot take x."""
+        self._check_input(x)
         start, length = self._place(x)
         if length > self.max_len:
             raise InputError(f"sequence length {length} exceeds max_len={self.max_len}")

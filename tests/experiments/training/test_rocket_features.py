@@ -175,3 +175,11 @@ def test_estimators_with_readouts_are_saved_and_repeat(kind, tmp_path):
     answers = "predict_proba" if kind is AttentionClassifier else "predict"
     without = kind(**options).fit(X, y)
     assert (getattr(first, answers)(X) != getattr(without, answers)(X)).any()
+
+
+def test_a_readout_of_one_case_gives_its_value():
+    regressor = AttentionRegressor(n_estimators=1, epochs=1, embed_dim=8, num_heads=2, readout=True)
+    (model,) = regressor.fit(np.ones((1, 2, 20)), [3.0]).models_
+    assert model.has_readout
+    assert not model.readout_weight.any()
+    assert not model.readout_bias.any()  # 3, in units of the targets' scale around their mean

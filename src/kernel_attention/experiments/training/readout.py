@@ -42,6 +42,9 @@ def fit_readout(
         wanted = targets.reshape(len(targets), -1)
     else:
         wanted = 2.0 * F.one_hot(targets, len(model.readout_bias)) - 1
+    if len(read) == 1:  # nothing is left when it is left out
+        model.set_readout(torch.tensor(0.0), wanted[0])
+        return
     weights = None if split.weights is None else torch.as_tensor(split.weights)
     machine = least_squares_svm(read, wanted, sample_weight=weights)
     temperature = 1.0 if is_regression else fit_temperature(machine.left_out, targets)
