@@ -8,6 +8,7 @@ order.
 
 from __future__ import annotations
 
+import functools
 import math
 import string
 from collections.abc import Callable, Sequence
@@ -238,7 +239,17 @@ def paired_bootstrap(
     """
     _check_pair(first, second, axes=2)
     difference = first.astype(np.float64) - second
-    seeds, cases = difference.shape
+    low, high = _percentiles(difference.tobytes(), difference.shape, level, resamples, seed)
+    return Interval(float(difference.mean()), low, high)
+
+
+@functools.lru_cache(maxsize=128)  # one comparison may stand in several tables, and takes a second
+def _percentiles(
+    values: bytes, shape: tuple[int, int], level: float, resamples: int, seed: int
+) -> tuple[float, float]:
+    """The ends of the interval of ``paired_bootstrap`` from the differences, float64 (seeds, cases)."""
+    difference = np.frombuffer(values).reshape(shape)
+    seeds, cases = shape
     generator = np.random.default_rng(seed)
     means = []
     for start in range(0, resamples, _RESAMPLES_AT_A_TIME):
@@ -248,7 +259,7 @@ def paired_bootstrap(
         means.append(((of_seeds @ difference) * of_cases).sum(axis=1) / (seeds * cases))
     tail = (1 - level) / 2
     low, high = np.quantile(np.concatenate(means), [tail, 1 - tail])
-    return Interval(float(difference.mean()), float(low), float(high))
+    return float(low), float(high)
 
 
 def figure_test(
