@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ _DIGITS = 6
 
 
 def course_record(course: dict[str, Any]) -> dict[str, Any]:
-    """The epochs of the kept copies, and every figure as {title's key: an entry a copy, a number a layer}."""
+    """The epochs of the kept weights, and every figure: a row for each of these epochs, a number a layer."""
     entries = course["epochs"]
     figures = {
         key: [[_rounded(layer["summary"].get(key)) for layer in entry["layers"]] for entry in entries]
@@ -32,12 +31,14 @@ def course_record(course: dict[str, Any]) -> dict[str, Any]:
     return {
         "cases": course["note"],
         "epochs": [entry["epoch"] for entry in entries],
-        "figures": {key: rows for key, rows in figures.items() if any(map(any, rows))},
+        "figures": {
+            key: rows for key, rows in figures.items() if any(value is not None for value in rows[-1])
+        },
     }
 
 
 def _rounded(value: float | None) -> float | None:
-    return float(f"{value:.{_DIGITS}g}") if value is not None and math.isfinite(value) else None
+    return None if value is None else float(f"{value:.{_DIGITS}g}")
 
 
 def main() -> None:

@@ -31,9 +31,8 @@ def unit(features, weights):
     """The mean of w_i ||x_i||^2 of centred features, by itself."""
     weights = torch.ones(len(features)).double() if weights is None else weights
     mean = sum(w * x for w, x in zip(weights, features, strict=True)) / weights.sum()
-    return float(sum(w * (x - mean) @ (x - mean) for w, x in zip(weights, features, strict=True))) / len(
-        features
-    )
+    lengths = [float(w * (x - mean) @ (x - mean)) for w, x in zip(weights, features, strict=True)]
+    return float(np.mean(lengths))
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -67,7 +66,7 @@ def test_the_penalty_has_the_smallest_leave_one_out_error():
     tried = (10.0, 0.1, 1e-3, 1e-5)
     single = [least_squares_svm(features, targets, penalties=[p], sample_weight=weights) for p in tried]
     errors = [float((weights[:, None] * (each.left_out - targets).square()).sum()) for each in single]
-    assert 0 < np.argmin(errors) < len(tried) - 1 or len(set(errors)) == len(tried)
+    assert np.argmin(errors) > 0  # the first of the tried would be chosen without any comparison
     found = least_squares_svm(features, targets, penalties=tried, sample_weight=weights)
     assert found.penalty == tried[int(np.argmin(errors))]
 

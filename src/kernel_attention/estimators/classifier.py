@@ -56,7 +56,7 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):
         pooling: "flatten" all positions, take their "mean", "mean_max" for mean and maximum, or "attention".
         readout: whether members with a rocket stem average their outputs with those of a least-squares
             support vector machine on the same random convolutions, averaged over time. It is solved on the
-            training cases in closed form. Leave-one-out errors choose its penalty, and give it a temperature.
+            training cases in closed form. Its leave-one-out predictions choose its penalty and temperature.
         max_len: longest sequence that the model takes whole; None: the longest training sequence.
         n_estimators: members of the ensemble, which differ in their seeds. Their outputs are averaged.
         members: parameters of single members: a list of dicts, used in turn, such as

@@ -133,7 +133,7 @@ def test_a_readout_is_the_least_squares_machine_at_its_temperature():
     temperature = fit_temperature(machine.left_out, torch.from_numpy(split.targets))
     expected = ((read - mean) / deviation @ machine.weight + machine.intercept) / temperature
     found = read @ model.readout_weight.mT + model.readout_bias
-    # The kept features are half precision, which moves the penalty's neighbours but not its choice.
+    # The kept features are half precision.
     torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02)
     assert (expected.argmax(dim=1) == torch.from_numpy(split.targets)).all()
 

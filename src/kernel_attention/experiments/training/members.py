@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -121,13 +121,12 @@ def train_member(
         trained: SequenceClassifier | OnFeatures = model
         copies: list[list[np.ndarray]] = []
         started = time.monotonic()
+        features: Iterable[np.ndarray] = series_features(model, split.sequences)  # computed as they are read
         if can_keep_features(model, recipe, split):
             split, copies = training_features(model, split, recipe.augmentation)
             held_out = None if held_out is None else split_features(model, held_out)
-            trained, recipe = OnFeatures(model), replace(recipe, augmentation=[])
+            trained, recipe, features = OnFeatures(model), replace(recipe, augmentation=[]), split.sequences
         if recipe.readout:
-            kept = isinstance(trained, OnFeatures)
-            features = split.sequences if kept else series_features(model, split.sequences)
             fit_readout(model, features, split, is_regression)
         if max_seconds:
             max_seconds = max(max_seconds - (time.monotonic() - started), 0.1)

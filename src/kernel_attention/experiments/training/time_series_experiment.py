@@ -81,20 +81,20 @@ class TimeSeriesExperiment(Experiment):
         return describe_data(self.data)
 
     def loaders(self, seed: int) -> Loaders:
-        size, val = self.recipe.effective_batch, split_data(self.data, self.recipe, seed).selection
-        return make_loader(self._train(seed), size, shuffle=True, seed=seed), make_loader(val, size)
+        train, val, _ = split_data(self.data, self.recipe, seed)
+        size = self.recipe.effective_batch
+        return make_loader(self._weighted(train), size, shuffle=True, seed=seed), make_loader(val, size)
 
     def prepare(self, model: SequenceClassifier, seed: int) -> None:
-        train = self._train(seed)
+        train = self._weighted(split_data(self.data, self.recipe, seed).train)
         fit_input(model.encoder, train.sequences)
         if self.recipe.readout:
             fit_readout(model, series_features(model, train.sequences), train, self.is_regression)
 
-    def _train(self, seed: int) -> SequenceSplit:
-        """The cases that train, with the weights that they have."""
-        train = split_data(self.data, self.recipe, seed).train
-        is_weighted = self.recipe.class_weight == "balanced" and not self.is_regression
-        return train.balanced() if is_weighted else train
+    def _weighted(self, train: SequenceSplit) -> SequenceSplit:
+        """The training cases with the weights that the recipe gives them."""
+        is_balanced = self.recipe.class_weight == "balanced" and not self.is_regression
+        return train.balanced() if is_balanced else train
 
     def task(self, model: Any) -> TimeSeriesTask:
         return TimeSeriesTask(model, self.recipe, self.is_regression)
