@@ -1,6 +1,6 @@
 """Measure every table of docs/performance.md again: ``make performance``.
 
-    python benchmarks/performance.py                # everything, one after the other; some 40 minutes
+    python benchmarks/performance.py                # everything, one after the other; some 50 minutes
     python benchmarks/performance.py primal rpc     # some of it
     make results                                    # write the tables
 
@@ -24,7 +24,11 @@ from kernel_attention.experiments.provenance import code_revision
 
 ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "results" / "benchmarks"
-SUITES = ("all", "primal", "multilinear", "support-vector", "rpc", "roofline", "million", "causal")
+SUITES = (
+    "all", "primal", "multilinear", "support-vector", "rpc", "vision", "rpc-vision", "roofline", "million",
+    "causal",
+)  # fmt: skip
+PLUGINS = {"vision": "timm_beside_cpu_torch"}
 SCRIPTS = {  # those of one thread, which measure its CPU time
     "decoding": ["decoding.py"],
     "decoding-small": ["decoding.py", "--embed-dim", "64", "--num-heads", "2", "--batch-size", "4"],
@@ -35,7 +39,10 @@ SCRIPTS = {  # those of one thread, which measure its CPU time
 def measure_suite(name: str, folder: Path) -> None:
     """A plan of ``kernel-attention bench``; its record without the orders of the rounds."""
     command = [sys.executable, "-m", "kernel_attention", "bench", "--suite", name, "--output", str(folder)]
-    subprocess.run(command, check=True)
+    if name in PLUGINS:
+        command += ["--plugin", PLUGINS[name]]
+    found = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    subprocess.run(command, check=True, env=os.environ | {"PYTHONPATH": found})
     record = json.loads((folder / "benchmark.json").read_text(encoding="utf-8"))
     for cell in record["cells"]:
         del cell["orders"]

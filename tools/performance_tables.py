@@ -124,6 +124,27 @@ def per_token(rows: Sequence[dict[str, Any] | None], lengths: Sequence[int]) -> 
     ]
 
 
+def image_lines(record: dict[str, Any]) -> list[str]:
+    """Whole vision transformers: a row for each contender and length, with images a second."""
+    base = record["plan"]["baseline"]
+    rows, has_peaks = [], False
+    for cell in record["cells"]:
+        batch = cell["setting"]["batch_size"]
+        for name, row in measured(cell).items():
+            step = row["time"]["step"]
+            speeds = [number(batch / row["time"][kind]["median"]) for kind in ("forward", "step")]
+            bounds = [f"{step[f'ratio_{key}']:.2f}" for key in ("median", "lower", "upper")]
+            peaks = [number(peak / 1e6) for peak in row.get("memory", {}).values()]
+            has_peaks |= bool(peaks)
+            counts = [number(row["operations"]["forward"] / batch / 1e9), number(row["parameters"] / 1e6)]
+            ratio = "{} ({}–{})".format(*bounds)
+            rows.append([name, str(cell["setting"]["length"]), *speeds, ratio, *counts, *peaks])
+    head = ["attention", "N", "images/s, inference", "images/s, training", f"step / {base}",
+            "GFLOP of an image", "million parameters"]  # fmt: skip
+    head += ["peak of inference, MB", "of a step, MB"] if has_peaks else []
+    return [*heading(record), *table(head, rows)]
+
+
 def roofline_lines(record: dict[str, Any]) -> list[str]:
     """The layer with its objective against the measured ceilings."""
     rows, ceilings = [], []
@@ -204,6 +225,8 @@ REGIONS: dict[str, Callable[[dict[str, Any]], list[str]]] = {
     "multilinear": step_lines,
     "support-vector": step_lines,
     "rpc": step_lines,
+    "vision": image_lines,
+    "rpc-vision": image_lines,
     "all": partial(by_length, titles=("forward / sdpa", "step / sdpa"), cells_of=ratios),
     "causal": partial(by_length, titles=("µs per token",), cells_of=per_token),
     "roofline": roofline_lines,
