@@ -7,7 +7,9 @@
 
 The first form fits on the training splits and reports the test splits, with every seed. The second compares
 variants of ``AttentionClassifier`` by cross-validation on the training splits alone and reads no test case.
-The third does the same with the whole classifier, its default arguments, and each of its parts switched off.
+The third does the same with the whole classifier, its default arguments, and each of its parts switched off,
+or with a readout.
+With ``--members`` a member that several of these have in common is trained once and kept in a folder.
 Every (set, classifier, fold or seed) is one line of JSON in the output, written when it is done; a second
 call with the same output does what is missing. ``--table`` prints the means of such a file.
 
@@ -79,14 +81,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "learning rate: 5e-4": {"learning_rate": 5e-4},
     "default, another seed": {"random_state": 1},
 }
-# What each part of the default classifier is worth: one is switched off.
+# What each part of the default classifier is worth: one is switched off, or the readout on.
 ABLATION: dict[str, dict[str, Any]] = {
     "whole": {},
-    "without random convolutions": {"stem": "convolution"},
-    "without learnt convolutions": {"stem": "rocket"},
-    "without positions": {"positions": "none"},
-    "without augmentation": {"augmentation": ()},
+    "with a readout": {"readout": True},
     "without an ensemble": {"n_estimators": 1},
+    "without learnt convolutions": {"stem": "rocket"},
+    "without augmentation": {"augmentation": ()},
+    "without positions": {"positions": "none"},
+    "without random convolutions": {"stem": "convolution"},
 }
 OURS: dict[str, dict[str, Any]] = {
     "attention": {},
@@ -262,7 +265,11 @@ def run(job: Job, options: argparse.Namespace, accelerator: str) -> dict[str, An
         classifier = make_rival(job.classifier, seed)
     else:
         classifier = make_ours(changes, seed, len(train.y), options.steps, accelerator)
-    record = measure(classifier, train, test, as_array=is_rival)
+    from kept_members import kept_members
+
+    with kept_members(options.members) as saved:
+        record = measure(classifier, train, test, as_array=is_rival)
+    record["fit_seconds"] = round(record["fit_seconds"] + sum(saved), 2)
     return {**job._asdict(), "accelerator": "cpu" if is_rival else accelerator, **record}
 
 
@@ -504,6 +511,7 @@ def main() -> None:
     parser.add_argument(
         "--cache", type=Path, help="folder for the splits that were read, which are then quick"
     )
+    parser.add_argument("--members", type=Path, help="folder of trained members, which fits then share")
     parser.add_argument("--prepare", action="store_true", help="fill the cache and stop")
     options = parser.parse_args()
     if options.table:

@@ -92,21 +92,24 @@ def test_a_case_of_weight_zero_takes_no_part(estimator, arrays):
         estimator.fit(X, y, sample_weight=-np.ones(23))
 
 
-def rare_cases():
-    """60 cases of noise, whose level tells a rare class, though not surely."""
-    generator = np.random.default_rng(0)
-    y = np.repeat(["often", "rare"], [54, 6])
-    return generator.normal(size=(60, 2, 8)) + 0.4 * (y == "rare")[:, None, None], y
+def rare_cases(seed, often, rare):
+    """Cases of noise, whose level tells a rare class, though not surely."""
+    y = np.repeat(["often", "rare"], [often, rare])
+    noise = np.random.default_rng(seed).normal(size=(often + rare, 2, 8))
+    return noise + 0.7 * (y == "rare")[:, None, None], y
 
 
-def test_balanced_classes_find_a_rare_one(small):
-    """With one weight for all cases every prediction is the majority; the weights change that."""
-    X, y = rare_cases()
-    small |= {"epochs": 15, "augmentation": (), "attention_options": None}
-    plain = AttentionClassifier(**small).fit(X, y).predict(X)
-    balanced = AttentionClassifier(**small, class_weight="balanced").fit(X, y).predict(X)
-    assert (balanced == "rare").sum() > (plain == "rare").sum()
-    assert (balanced[y == "rare"] == "rare").mean() > (plain[y == "rare"] == "rare").mean()
+@pytest.mark.parametrize("readout", [False, True])
+def test_balanced_classes_find_a_rare_one(small, readout):
+    """Among new cases; of two sets of 60 cases, each of which has 6 of the rare class."""
+    small |= {"epochs": 15, "augmentation": (), "attention_options": None, "readout": readout}
+    X, y = rare_cases(2, 1800, 200)
+    found = {None: 0, "balanced": 0}
+    for class_weight in found:
+        for seed in (0, 1):
+            estimator = AttentionClassifier(**small, class_weight=class_weight).fit(*rare_cases(seed, 54, 6))
+            found[class_weight] += (estimator.predict(X)[y == "rare"] == "rare").sum()
+    assert found["balanced"] > 1.5 * found[None]
 
 
 def test_class_weights_are_those_of_the_labels(arrays, small):
@@ -204,7 +207,7 @@ def test_intervals_hold_what_they_promise(small):
 
 def test_embeddings_are_what_the_heads_read(estimator, arrays):
     X = arrays[0]
-    estimator.set_params(n_estimators=2).fit(X, target(estimator, *arrays[1:]))
+    estimator.set_params(n_estimators=2, readout=False).fit(X, target(estimator, *arrays[1:]))
     embedded = estimator.transform(X)
     width = embedded.shape[1] // 2
     parts = torch.from_numpy(embedded).split(width, dim=1)

@@ -1,0 +1,66 @@
+"""Trained members of ``AttentionClassifier``, kept in a folder so that fits with the same members share them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+
+@contextlib.contextmanager
+def kept_members(folder: Path | None) -> Iterator[list[float]]:
+    """Fits inside take members from the folder and leave theirs there; None: they train all of them.
+
+    On one machine a member of the same recipe, cases and number of threads is the same to the last bit. The
+    readout takes no part in training, so that members with and without one are the same too.
+
+    Yields:
+        The seconds that the training of every member from the folder took.
+    """
+    from kernel_attention.estimators import ensemble
+
+    seconds: list[float] = []
+    if folder is None:
+        yield seconds
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    train = ensemble.train_member
+
+    def kept(recipe: Any, split: Any, held_out: Any, *sizes: int, **options: Any) -> Any:
+        if held_out is not None or options.get("start") is not None:  # they choose or continue
+            return train(recipe, split, held_out, *sizes, **options)
+        read = dataclasses.replace(recipe, readout=recipe.stem == "rocket")
+        path = folder / f"{digest(read, split, sizes)}.pt"
+        if path.exists():
+            member, spent = torch.load(path, weights_only=False)
+            seconds.append(spent)
+        else:
+            started = time.perf_counter()
+            member = train(read, split, None, *sizes, **options)
+            partial = path.with_suffix(f".{os.getpid()}")
+            torch.save((member, time.perf_counter() - started), partial)
+            partial.replace(path)
+        member.model.has_readout = recipe.readout
+        return member
+
+    ensemble.train_member = kept
+    try:
+        yield seconds
+    finally:
+        ensemble.train_member = train
+
+
+def digest(recipe: Any, split: Any, sizes: tuple[int, ...]) -> str:
+    """A name for what a member is trained from."""
+    sha = hashlib.sha256(repr((recipe, sizes, torch.get_num_threads())).encode())
+    for array in (*split.sequences, split.targets, *([] if split.weights is None else [split.weights])):
+        sha.update(repr(array.shape).encode() + np.ascontiguousarray(array).tobytes())
+    return sha.hexdigest()[:32]
