@@ -1,4 +1,4 @@
-"""Trained members of ``AttentionClassifier``, kept in a folder so that fits with the same members share them."""
+"""Trained members of ``AttentionClassifier``, kept in a folder for other fits with the same members."""
 
 from __future__ import annotations
 

@@ -3,12 +3,13 @@
     python benchmarks/series_classifiers.py --output series.jsonl
     python benchmarks/series_classifiers.py --cross-validate --output variants.jsonl
     python benchmarks/series_classifiers.py --ablation --output ablation.jsonl
+    python benchmarks/series_classifiers.py --mechanisms --output mechanisms.jsonl
     python benchmarks/series_classifiers.py --table series.jsonl
 
 The first form fits on the training splits and reports the test splits, with every seed. The second compares
 variants of ``AttentionClassifier`` by cross-validation on the training splits alone and reads no test case.
 The third does the same with the whole classifier, its default arguments, and each of its parts switched off,
-or with a readout.
+or with a readout. The fourth compares four mechanisms in one member that learns its convolutions.
 With ``--members`` a member that several of these have in common is trained once and kept in a folder.
 Every (set, classifier, fold or seed) is one line of JSON in the output, written when it is done; a second
 call with the same output does what is missing. ``--table`` prints the means of such a file.
@@ -90,6 +91,10 @@ ABLATION: dict[str, dict[str, Any]] = {
     "without augmentation": {"augmentation": ()},
     "without positions": {"positions": "none"},
     "without random convolutions": {"stem": "convolution"},
+}
+# The mechanism matters most where a series has most tokens: with learnt convolutions, up to 128 of them.
+MECHANISMS: dict[str, dict[str, Any]] = {
+    name: SINGLE | {"attention": name} for name in ("primal", "softmax", "linear", "rpc")
 }
 OURS: dict[str, dict[str, Any]] = {
     "attention": {},
@@ -255,8 +260,7 @@ def run(job: Job, options: argparse.Namespace, accelerator: str) -> dict[str, An
     if options.cross_validate:
         kept, held_out = folds_of(train, options.folds)[job.number]
         train, test, seed = train.take(kept), train.take(held_out), 0
-        variants = ABLATION if options.ablation else {name: SINGLE | VARIANTS[name] for name in VARIANTS}
-        changes = variants.get(job.classifier, {})
+        changes = variants_of(options).get(job.classifier, {})
     else:
         test = load(job.dataset, "test", options)
         seed, changes = job.number, OURS.get(job.classifier, {})
@@ -271,6 +275,13 @@ def run(job: Job, options: argparse.Namespace, accelerator: str) -> dict[str, An
         record = measure(classifier, train, test, as_array=is_rival)
     record["fit_seconds"] = round(record["fit_seconds"] + sum(saved), 2)
     return {**job._asdict(), "accelerator": "cpu" if is_rival else accelerator, **record}
+
+
+def variants_of(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """What is cross-validated, with its changes of the defaults of AttentionClassifier."""
+    if options.ablation:
+        return ABLATION
+    return MECHANISMS if options.mechanisms else {name: SINGLE | VARIANTS[name] for name in VARIANTS}
 
 
 def work(connection: Connection, options: argparse.Namespace, accelerator: str) -> None:
@@ -493,6 +504,9 @@ def main() -> None:
         "--ablation", action="store_true", help="cross-validate the classifier with each part switched off"
     )
     parser.add_argument(
+        "--mechanisms", action="store_true", help="cross-validate one member with each of four mechanisms"
+    )
+    parser.add_argument(
         "--sets", nargs="+", help="default: all; in cross-validation without the smallest two"
     )
     parser.add_argument("--classifiers", nargs="+", help="default: all")
@@ -521,11 +535,11 @@ def main() -> None:
         return
     if options.output is None and not options.prepare:
         parser.error("--output is needed")
-    options.cross_validate |= options.ablation
-    variants = ABLATION if options.ablation else VARIANTS
+    options.cross_validate |= options.ablation or options.mechanisms
+    variants = variants_of(options)
     known = [*RIVALS, *(variants if options.cross_validate else OURS)]
     if options.classifiers is None:
-        rivals = RIVALS[: 0 if options.ablation else 1]
+        rivals = RIVALS[: 0 if options.ablation or options.mechanisms else 1]
         options.classifiers = [*rivals, *variants] if options.cross_validate else known
     if options.sets is None:
         options.sets = [*SETS, *(() if options.cross_validate else SMALL_TESTS)]

@@ -112,7 +112,7 @@ def test_two_classifiers_have_none(tables, tmp_path):
 def test_without_records_nothing_is_claimed(tables, tmp_path):
     regions, figures = tables.texts(tmp_path)
     assert figures == {}
-    for mark in ("series-test", "series-variants", "series-ablation"):
+    for mark in ("series-test", "series-mechanisms", "series-ablation"):
         assert regions[mark] == ["", "Not measured yet.", ""]
 
 
@@ -121,6 +121,9 @@ def test_the_ablation_has_its_table(tables, tmp_path):
     rows = rows_of(tables.texts(tmp_path)[0]["series-ablation"])
     assert list(rows) == ["classifier", "whole", "without positions"]
     assert rows["whole"][0] == "81.0"  # folds are no repetitions, and have no deviation
+    assert rows["classifier"][-1] == "p against whole"
+    # A difference of one sign on all nine sets: 2 of the 2^9 assignments of signs are as far from the mean.
+    assert rows["without positions"][-1] == f"{2 / 2**9:.2g}"
 
 
 def test_the_ablation_switches_off_what_the_defaults_have():

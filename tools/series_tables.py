@@ -11,16 +11,22 @@ from statistics import fmean, stdev
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 from generated import NOTHING, svg_text, table
+
+from kernel_attention.experiments.statistics import holm, signed_rank_test
 
 PAGE = Path("docs/time-series.md")
 REPORTED = Path("results/reported/series_classifiers.json")
 FIGURE = Path("docs/figures/ranks-series.svg")
 FEWEST_RANKED = 3
 WITHIN_TRAINING = {
-    "cross_validation": "series-variants", "ablation": "series-ablation", "stems": "series-stems",
+    "mechanisms": "series-mechanisms", "ablation": "series-ablation", "readout": "series-readout",
+    "stems": "series-stems",
 }  # fmt: skip
 """Files of records of cross-validation on training splits, and the marks of their tables."""
+BASELINES = {"mechanisms": "primal", "ablation": "whole", "readout": "whole"}
+"""The rows of these tables that the others are tested against."""
 SETS = {
     "ArticularyWordRecognition": "AWR", "BasicMotions": "BM", "FingerMovements": "FM", "Handwriting": "HW",
     "JapaneseVowels": "JV", "LSST": "LSST", "SelfRegulationSCP1": "SCP1", "SpokenArabicDigits": "SAD",
@@ -44,6 +50,8 @@ DEVELOPED = {
     "SelfRegulationSCP1": "SCP1 896", "PLAID": "PLAID 1344", "ACSF1": "ACSF1 1460", "PigCVP": "PigCVP 2000",
 }  # fmt: skip
 """The sets whose training splits chose between stems, with the number of steps of the longest series."""
+LONG = dict([*DEVELOPED.items()][4:])
+"""Those of them with more steps than members learn convolutions of."""
 
 Records = Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]
 """By classifier and set, one for each seed or fold."""
@@ -63,8 +71,9 @@ def texts(root: Path) -> tuple[dict[str, list[str]], dict[Path, str]]:
         "series-shipped": split_lines(found["shipped"], published, SHIPPED, {}),
     }
     for name, mark in WITHIN_TRAINING.items():
-        averaged = DEVELOPED if name == "stems" else SETS
-        regions[mark] = ["", *lines(found[name], averaged), ""] if found[name] else NOTHING
+        averaged = {"stems": DEVELOPED, "readout": LONG}.get(name, SETS)
+        tested = lines(found[name], averaged, baseline=BASELINES.get(name))
+        regions[mark] = ["", *tested, ""] if found[name] else NOTHING
     svg = ranks_figure(found["test"])
     regions["series-ranks"] = ["", *rank_lines(found["test"], svg is not None), ""]
     return regions, {} if svg is None else {FIGURE: svg}
@@ -170,8 +179,12 @@ def lines(
     *,
     with_spread: bool = False,
     published: Published = MappingProxyType({}),
+    baseline: str | None = None,
 ) -> list[str]:
-    """One row a classifier: best mean first, then those that lack a set of it, then what others report."""
+    """One row a classifier: best mean first, then those that lack a set of it, then what others report.
+
+    With a ``baseline`` there is a last column: the p value of each difference from it.
+    """
     whole = {
         name: {data: sets[data] for data in averaged}
         for name, sets in records.items()
@@ -193,7 +206,19 @@ def lines(
             figures = [per_cent(means_by_seed(whole[name]), with_spread)]
             figures += [number(mean(whole[name], key)) for key in keys]
         rows.append([name, *cells, *figures])
+    if baseline in whole:
+        chances = chances_against(baseline, whole)
+        rows = [[*row, chances.get(row[0], "")] for row in rows]
+        head.append(f"p against {baseline}")
     return table(head, [*rows, *published_rows(published, averaged, columns)])
+
+
+def chances_against(baseline: str, records: Records) -> dict[str, str]:
+    """p values of every other row: Wilcoxon's signed-rank test over the sets, Holm's adjustment."""
+    means = {name: [over(each, "accuracy") for each in records[name].values()] for name in records}
+    others = {name: np.subtract(means[name], means[baseline]) for name in means if name != baseline}
+    chances = holm([signed_rank_test(differences) for differences in others.values()])
+    return {name: f"{chance:.2g}" for name, chance in zip(others, chances, strict=True)}
 
 
 def per_cent(values: Sequence[float], with_spread: bool) -> str:
