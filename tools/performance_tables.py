@@ -134,7 +134,7 @@ def image_lines(record: dict[str, Any]) -> list[str]:
             step = row["time"]["step"]
             speeds = [number(batch / row["time"][kind]["median"]) for kind in ("forward", "step")]
             bounds = [f"{step[f'ratio_{key}']:.2f}" for key in ("median", "lower", "upper")]
-            peaks = [number(peak / 1e6) for peak in row.get("memory", {}).values()]
+            peaks = [number(row["memory"][kind] / 1e6) for kind in ("forward", "step") if "memory" in row]
             has_peaks |= bool(peaks)
             counts = [number(row["operations"]["forward"] / batch / 1e9), number(row["parameters"] / 1e6)]
             ratio = "{} ({}–{})".format(*bounds)

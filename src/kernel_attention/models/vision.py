@@ -194,7 +194,8 @@ class VisionTransformer(nn.Module):
         if not images.is_floating_point():
             raise InputError(f"images has dtype {images.dtype}, expected floating-point numbers in [0, 1]")
         images = (images - self.input_mean[:, None, None]) / self.input_std[:, None, None]
-        x = self.patches(images).flatten(2).transpose(1, 2)
+        # Token by token in memory: every layer would copy it otherwise.
+        x = self.patches(images).flatten(2).transpose(1, 2).contiguous()
         if self.class_token is not None:
             x = torch.cat([self.class_token.expand(x.size(0), 1, -1), x], dim=1)
         x = self.dropout(x + self.positions)
