@@ -65,7 +65,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "stem: rocket": {"stem": "rocket"},
     "stem: rocket, augmentation: none": {"stem": "rocket", "augmentation": ()},
     "stem: linear": {"stem": "linear"},
-    "attention: softmax": {"attention": "softmax"},
     "augmentation: none": {"augmentation": ()},
     "views: three": {"views": ("raw", "normalized", "difference")},
     "stem: wide": {"embed_dim": 128, "feedforward_dim": 256},
@@ -74,11 +73,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "mixup": {"mixup": 0.4},
     "steps: twice": {"steps_factor": 2},
     "views: raw": {"views": ("raw",)},
-    "attention: linear": {"attention": "linear"},
     "dropout: 0.3": {"dropout": 0.3},
     "pooling: attention": {"pooling": "attention"},
     "augmentation: with cut": {"augmentation": (*WARPED, "cut")},
-    "attention: rpc": {"attention": "rpc"},
     "learning rate: 5e-4": {"learning_rate": 5e-4},
     "default, another seed": {"random_state": 1},
 }
@@ -256,6 +253,8 @@ def figures(probabilities: np.ndarray, classes: np.ndarray, y: np.ndarray) -> di
 
 def run(job: Job, options: argparse.Namespace, accelerator: str) -> dict[str, Any]:
     """The record of a job."""
+    from kept_members import kept_members
+
     train = load(job.dataset, "train", options)
     if options.cross_validate:
         kept, held_out = folds_of(train, options.folds)[job.number]
@@ -269,8 +268,6 @@ def run(job: Job, options: argparse.Namespace, accelerator: str) -> dict[str, An
         classifier = make_rival(job.classifier, seed)
     else:
         classifier = make_ours(changes, seed, len(train.y), options.steps, accelerator)
-    from kept_members import kept_members
-
     with kept_members(options.members) as saved:
         record = measure(classifier, train, test, as_array=is_rival)
     record["fit_seconds"] = round(record["fit_seconds"] + sum(saved), 2)

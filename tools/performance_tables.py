@@ -127,7 +127,7 @@ def per_token(rows: Sequence[dict[str, Any] | None], lengths: Sequence[int]) -> 
 def image_lines(record: dict[str, Any]) -> list[str]:
     """Whole vision transformers: a row for each contender and length, with images a second."""
     base = record["plan"]["baseline"]
-    rows, has_peaks = [], False
+    rows = []
     for cell in record["cells"]:
         batch = cell["setting"]["batch_size"]
         for name, row in measured(cell).items():
@@ -135,14 +135,13 @@ def image_lines(record: dict[str, Any]) -> list[str]:
             speeds = [number(batch / row["time"][kind]["median"]) for kind in ("forward", "step")]
             bounds = [f"{step[f'ratio_{key}']:.2f}" for key in ("median", "lower", "upper")]
             peaks = [number(row["memory"][kind] / 1e6) for kind in ("forward", "step") if "memory" in row]
-            has_peaks |= bool(peaks)
             counts = [number(row["operations"]["forward"] / batch / 1e9), number(row["parameters"] / 1e6)]
             ratio = "{} ({}–{})".format(*bounds)
             rows.append([name, str(cell["setting"]["length"]), *speeds, ratio, *counts, *peaks])
     head = ["attention", "N", "images/s, inference", "images/s, training", f"step / {base}",
             "GFLOP of an image", "million parameters"]  # fmt: skip
-    head += ["peak of inference, MB", "of a step, MB"] if has_peaks else []
-    return [*heading(record), *table(head, rows)]
+    head += ["peak of inference, MB", "of a step, MB"]
+    return [*heading(record), *table(head[: len(rows[0])], rows)]
 
 
 def roofline_lines(record: dict[str, Any]) -> list[str]:

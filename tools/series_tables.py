@@ -50,7 +50,7 @@ DEVELOPED = {
     "SelfRegulationSCP1": "SCP1 896", "PLAID": "PLAID 1344", "ACSF1": "ACSF1 1460", "PigCVP": "PigCVP 2000",
 }  # fmt: skip
 """The sets whose training splits chose between stems, with the number of steps of the longest series."""
-LONG = dict([*DEVELOPED.items()][4:])
+LONG = {name: label for name, label in DEVELOPED.items() if int(label.split()[-1]) > 256}
 """Those of them with more steps than members learn convolutions of."""
 
 Records = Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]

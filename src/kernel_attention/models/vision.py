@@ -194,11 +194,11 @@ class VisionTransformer(nn.Module):
         if not images.is_floating_point():
             raise InputError(f"images has dtype {images.dtype}, expected floating-point numbers in [0, 1]")
         images = (images - self.input_mean[:, None, None]) / self.input_std[:, None, None]
-        # Token by token in memory: every layer would copy it otherwise.
-        x = self.patches(images).flatten(2).transpose(1, 2).contiguous()
+        x = self.patches(images).flatten(2).transpose(1, 2)
         if self.class_token is not None:
             x = torch.cat([self.class_token.expand(x.size(0), 1, -1), x], dim=1)
-        x = self.dropout(x + self.positions)
+        # Token by token in memory, as a class token leaves them: every layer would copy them otherwise.
+        x = self.dropout(x.contiguous() + self.positions)
         for layer in self.layers:
             x = layer(x)
         return x
