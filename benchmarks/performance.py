@@ -1,6 +1,6 @@
 """Measure every table of docs/performance.md again: ``make performance``.
 
-    python benchmarks/performance.py                # everything, one after the other; some 50 minutes
+    python benchmarks/performance.py                # everything, one after the other; some 70 minutes
     python benchmarks/performance.py primal rpc     # some of it
     make results                                    # write the tables
 
@@ -25,15 +25,18 @@ from kernel_attention.experiments.provenance import code_revision
 ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "results" / "benchmarks"
 SUITES = (
-    "all", "primal", "multilinear", "support-vector", "rpc", "vision", "rpc-vision", "roofline", "million",
-    "causal",
+    "all", "short", "primal", "multilinear", "support-vector", "rpc", "series", "lra", "language", "vision",
+    "rpc-vision", "roofline", "million", "causal",
 )  # fmt: skip
 PLUGINS = {"vision": "timm_beside_cpu_torch"}
 SCRIPTS = {  # those of one thread, which measure its CPU time
     "decoding": ["decoding.py"],
-    "decoding-small": ["decoding.py", "--embed-dim", "64", "--num-heads", "2", "--batch-size", "4"],
+    "decoding-small": [
+        "decoding.py", "--embed-dim", "64", "--num-heads", "2", "--lengths", "1024", "8192", "65536",
+        "--prefix-rounds", "1",
+    ],
     "rollouts": ["rollouts.py"],
-}
+}  # fmt: skip
 
 
 def measure_suite(name: str, folder: Path) -> None:

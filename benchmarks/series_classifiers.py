@@ -79,10 +79,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "learning rate: 5e-4": {"learning_rate": 5e-4},
     "default, another seed": {"random_state": 1},
 }
-# What each part of the default classifier is worth: one is switched off, or the readout on.
+# What each part of the default classifier is worth: one is switched off or exchanged, or the readout is on.
 ABLATION: dict[str, dict[str, Any]] = {
     "whole": {},
     "with a readout": {"readout": True},
+    "with linear attention": {"attention": "linear"},
     "without an ensemble": {"n_estimators": 1},
     "without learnt convolutions": {"stem": "rocket"},
     "without augmentation": {"augmentation": ()},

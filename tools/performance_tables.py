@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from generated import table
+from generated import ROOT, table
 
-from kernel_attention.experiments.reporting.benchmark_tables import number
+from kernel_attention.experiments.reporting.benchmark_tables import CASES, number, number_of_cases
 
 PAGE = Path("docs/performance.md")
 RECORDS = Path("results/benchmarks")
+POSTER = Path("results/reported/lra_encoder.json")
 FIGURE = Path("docs/figures/time-against-length.svg")
 DRAWN = {
     "sdpa": "softmax (PyTorch's)",
@@ -98,13 +99,22 @@ def step_lines(record: dict[str, Any]) -> list[str]:
     return [*heading(record), *table(head, rows)]
 
 
-def by_length(record: dict[str, Any], titles: Sequence[str], cells_of: Callable[..., list[str]]) -> list[str]:
-    """A row for each contender, with the columns of every pass at every length."""
-    cells = {cell["setting"]["length"]: measured(cell) for cell in record["cells"]}
-    names = dict.fromkeys(name for rows in cells.values() for name in rows)
-    rows = [[name, *cells_of([found.get(name) for found in cells.values()], list(cells))] for name in names]
-    head = [f"{title}, N {length}" for title in titles for length in cells]
-    return [*heading(record), *table(["layer", *head], rows)]
+def by_size(record: dict[str, Any], titles: Sequence[str], cells_of: Callable[..., list[str]]) -> list[str]:
+    """A row for each contender, with the columns of every pass at every length and number of heads."""
+    settings = [cell["setting"] for cell in record["cells"]]
+    several = len({setting["num_heads"] for setting in settings}) > 1
+    sizes = [
+        f"N {setting['length']}" + (f", {setting['num_heads']} heads" if several else "")
+        for setting in settings
+    ]
+    cells = [measured(cell) for cell in record["cells"]]
+    names = dict.fromkeys(name for rows in cells for name in rows)
+    lengths = [setting["length"] for setting in settings]
+    rows = [[name, *cells_of([found.get(name) for found in cells], lengths)] for name in names]
+    return [
+        *heading(record),
+        *table(["layer", *(f"{title}, {size}" for title in titles for size in sizes)], rows),
+    ]
 
 
 def ratios(rows: Sequence[dict[str, Any] | None], _: Sequence[int]) -> list[str]:
@@ -124,24 +134,48 @@ def per_token(rows: Sequence[dict[str, Any] | None], lengths: Sequence[int]) -> 
     ]
 
 
-def image_lines(record: dict[str, Any]) -> list[str]:
-    """Whole vision transformers: a row for each contender and length, with images a second."""
+def model_lines(
+    record: dict[str, Any], further: Sequence[tuple[str, Mapping[str, Mapping[str, str]]]] = ()
+) -> list[str]:
+    """Whole models: a row for each contender and length, with what it reads in a second.
+
+    ``further`` are columns after these: a title, and a text for contenders and lengths.
+    """
     base = record["plan"]["baseline"]
+    case = CASES[record["cells"][0]["setting"]["body"]]
+    head = ["attention", "N", f"{case}/s, inference", f"{case}/s, training", f"step / {base}"]
+    head += [f"GFLOP of one of the {case}"] if _has(record, "operations") else []
+    head += ["million parameters"]
+    head += ["peak of inference, MB", "of a step, MB"] if _has(record, "memory") else []
     rows = []
     for cell in record["cells"]:
-        batch = cell["setting"]["batch_size"]
+        cases, length = number_of_cases(cell["setting"]), str(cell["setting"]["length"])
         for name, row in measured(cell).items():
             step = row["time"]["step"]
-            speeds = [number(batch / row["time"][kind]["median"]) for kind in ("forward", "step")]
-            bounds = [f"{step[f'ratio_{key}']:.2f}" for key in ("median", "lower", "upper")]
-            peaks = [number(row["memory"][kind] / 1e6) for kind in ("forward", "step") if "memory" in row]
-            counts = [number(row["operations"]["forward"] / batch / 1e9), number(row["parameters"] / 1e6)]
-            ratio = "{} ({}–{})".format(*bounds)
-            rows.append([name, str(cell["setting"]["length"]), *speeds, ratio, *counts, *peaks])
-    head = ["attention", "N", "images/s, inference", "images/s, training", f"step / {base}",
-            "GFLOP of an image", "million parameters"]  # fmt: skip
-    head += ["peak of inference, MB", "of a step, MB"]
-    return [*heading(record), *table(head[: len(rows[0])], rows)]
+            speeds = [number(cases / row["time"][kind]["median"]) for kind in ("forward", "step")]
+            median, *bounds = (ratio_text(step[f"ratio_{key}"]) for key in ("median", "lower", "upper"))
+            texts = [name, length, *speeds, f"{median} ({'–'.join(bounds)})"]
+            texts += [number(row["operations"]["forward"] / cases / 1e9)] if "operations" in row else []
+            texts += [number(row["parameters"] / 1e6)]
+            peaks = row.get("memory", {})
+            texts += [number(peaks[kind] / 1e6) for kind in ("forward", "step") if kind in peaks]
+            rows.append([*texts, *(found.get(name, {}).get(length, "") for _, found in further)])
+    return [*heading(record), *table([*head, *(title for title, _ in further)], rows)]
+
+
+def lra_lines(record: dict[str, Any]) -> list[str]:
+    """The classifiers of Long Range Arena, beside the factors that the Primal-Attention poster reports."""
+    reported = json.loads((ROOT / POSTER).read_text(encoding="utf-8"))
+    return model_lines(record, [(reported["title"], reported["rows"])])
+
+
+def ratio_text(ratio: float) -> str:
+    """Two digits or more."""
+    return f"{ratio:.2f}" if ratio >= 0.1 else f"{ratio:.3f}"
+
+
+def _has(record: dict[str, Any], key: str) -> bool:
+    return any(key in row for cell in record["cells"] for row in cell["rows"])
 
 
 def roofline_lines(record: dict[str, Any]) -> list[str]:
@@ -224,10 +258,14 @@ REGIONS: dict[str, Callable[[dict[str, Any]], list[str]]] = {
     "multilinear": step_lines,
     "support-vector": step_lines,
     "rpc": step_lines,
-    "vision": image_lines,
-    "rpc-vision": image_lines,
-    "all": partial(by_length, titles=("forward / sdpa", "step / sdpa"), cells_of=ratios),
-    "causal": partial(by_length, titles=("µs per token",), cells_of=per_token),
+    "vision": model_lines,
+    "rpc-vision": model_lines,
+    "series": model_lines,
+    "language": model_lines,
+    "lra": lra_lines,
+    "all": partial(by_size, titles=("forward / sdpa", "step / sdpa"), cells_of=ratios),
+    "short": partial(by_size, titles=("forward", "step"), cells_of=ratios),
+    "causal": partial(by_size, titles=("µs per token",), cells_of=per_token),
     "roofline": roofline_lines,
     "million": million_lines,
     "decoding": decoding_lines,

@@ -220,7 +220,7 @@ def test_importances_sum_to_the_change_of_the_answer(estimator, ragged, views):
     """Completeness of integrated gradients, within the error of the quadrature."""
     X, labels, values = ragged
     estimator.set_params(views=views).fit(X, target(estimator, labels, values))
-    importance = estimator.feature_importance(X[:5], nodes=256)
+    importance = estimator.feature_importance(X[:5], nodes=512)
     for case, found in zip(X[:5], importance, strict=True):
         assert found.shape == case.shape
         level = estimator.model_.encoder.input_mean.numpy()[:, None]

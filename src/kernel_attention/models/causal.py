@@ -24,6 +24,7 @@ from kernel_attention.models.cross_entropy import linear_cross_entropy
 from kernel_attention.models.decoding import DecodingState, decode_step, initial_state, read
 from kernel_attention.models.encoder_layer import EncoderLayer, create_attentions
 from kernel_attention.models.sequence import sinusoidal_positions
+from kernel_attention.tensors.dropout import Dropout
 from kernel_attention.tensors.padding import is_exporting
 
 _DEVIATION = 0.02  # of the embedding and the positions at first
@@ -96,7 +97,7 @@ class CausalLanguageModel(nn.Module):
             require_causal_form(layer, layer.mechanism_name)
             self.layers.append(EncoderLayer(layer, feedforward_dim, dropout, norm_first, **mixture, **where))
         self.norm = nn.LayerNorm(embed_dim, **where) if norm_first else nn.Identity()
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.output_bias = nn.Parameter(torch.empty(vocabulary_size, **where))
         own = None if tied else nn.Parameter(torch.empty(vocabulary_size, embed_dim, **where))
         self.register_parameter("output_weight", own)

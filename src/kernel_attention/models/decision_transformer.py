@@ -22,6 +22,7 @@ from kernel_attention.mechanisms import AttentionSpec
 from kernel_attention.models.decoding import DecodingState, initial_state, step_through
 from kernel_attention.models.encoder_layer import EncoderLayer, create_attentions
 from kernel_attention.models.policies import ActionKind, Policy
+from kernel_attention.tensors.dropout import Dropout
 
 TOKENS = 3  # of a time step: its return-to-go, its state, its action
 _DEVIATION = 0.02  # of the embedded time steps at first; PyTorch's 1 hides the states behind them
@@ -95,7 +96,7 @@ class DecisionTransformer(Policy):
             else nn.Linear(action_dim, embed_dim, **where)
         )
         self.embedding_norm = nn.LayerNorm(embed_dim, **where)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         shared = {"max_len": TOKENS * context, "dropout": dropout}
         self.layers = nn.ModuleList()
         for layer in create_attentions(attention, num_layers, embed_dim, num_heads, shared, **where):

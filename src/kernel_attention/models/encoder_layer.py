@@ -24,6 +24,7 @@ from kernel_attention.mechanisms import (
     make_attention,
 )
 from kernel_attention.models.experts import ACTIVATIONS, Activation, SparseExperts, feed_forward
+from kernel_attention.tensors.dropout import Dropout
 
 
 class ChannelAttention(nn.Module):
@@ -129,7 +130,7 @@ class EncoderLayer(nn.Module):
             )  # fmt: skip
         self.norm1 = nn.LayerNorm(width, norm_eps, **where)
         self.norm2 = nn.LayerNorm(width, norm_eps, **where)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.drop_path = StochasticDepth(drop_path)
         self.channel_attention = ChannelAttention(width, **where) if channel_attention else None
 

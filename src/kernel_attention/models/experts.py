@@ -15,6 +15,7 @@ from kernel_attention.core.objective import PenalizedModule
 from kernel_attention.core.parameters import Device
 from kernel_attention.core.validation import require_positive, require_probability, require_weight
 from kernel_attention.errors import InputError, unknown
+from kernel_attention.tensors.dropout import Dropout
 
 Activation = Literal["gelu", "relu"]
 ACTIVATIONS: tuple[Activation, ...] = ("gelu", "relu")
@@ -55,7 +56,7 @@ class FeedForward(nn.Module):
         self.activation: Activation = activation
         self.linear1 = nn.Linear(embed_dim, feedforward_dim, **where)
         self.linear2 = nn.Linear(feedforward_dim, embed_dim, **where)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., d) -> (..., d)."""

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from kernel_attention.core.parameters import Device
 from kernel_attention.core.validation import require_positive, require_probability
 from kernel_attention.errors import InputError, unknown
+from kernel_attention.tensors.dropout import Dropout
 
 ActionKind = Literal["continuous", "discrete"]
 
@@ -171,7 +172,7 @@ class StatePolicy(Policy):
         widths = [state_dim, *[width] * num_layers]
         self.layers = nn.ModuleList()
         self.hidden = nn.ModuleList(nn.Linear(before, after, **where) for before, after in pairwise(widths))
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.head = nn.Linear(width, action_dim, **where)
 
     def reset_parameters(self) -> None:

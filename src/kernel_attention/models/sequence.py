@@ -34,6 +34,7 @@ from kernel_attention.models.series_stem import (
     require_views,
     series_views,
 )
+from kernel_attention.tensors.dropout import Dropout
 from kernel_attention.tensors.pooling import pool_mask
 
 Positions = Literal["learnt", "fixed", "time_absolute", "convolutional", "none"]
@@ -129,7 +130,7 @@ class SequenceEncoder(nn.Module):
         for layer in create_attentions(attention, num_layers, embed_dim, num_heads, shared, **where):
             self.layers.append(EncoderLayer(layer, feedforward_dim, dropout, norm_first, **mixture, **where))
         self.norm = nn.LayerNorm(embed_dim, **where)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def reset_parameters(self) -> None:
         """Draw every parameter anew, and fill the buffers, as in a new model; after ``to_empty``, say."""

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import InputError, unknown
+from kernel_attention.tensors.dropout import Dropout
 from kernel_attention.tensors.padding import in_blocks
 from kernel_attention.tensors.pooling import pool_mask
 from kernel_attention.tensors.recompute import is_traced
@@ -136,7 +137,7 @@ class ConvolutionStem(nn.Module):
             ConvolutionBlock(width, embed_dim, patch_len if index == 0 else 1, **where)
             for index, width in enumerate(widths)
         )
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """(B, N, c) -> (B, M, d), zero at tokens without a real step."""

@@ -21,6 +21,7 @@ from kernel_attention.errors import InputError, unknown
 from kernel_attention.mechanisms import AttentionSpec
 from kernel_attention.memory_limit import require_parameters
 from kernel_attention.models.encoder_layer import EncoderLayer, create_attentions
+from kernel_attention.tensors.dropout import Dropout
 
 _DEVIATION = 0.02  # of linear weights, positions and class token at first (DeiT)
 NORM_EPS = 1e-6  # of ViT and DeiT
@@ -118,7 +119,7 @@ class VisionTransformer(nn.Module):
         token = nn.Parameter(torch.empty(embed_dim, **where)) if self.class_tokens else None
         self.register_parameter("class_token", token)
         self.positions = nn.Parameter(torch.empty(self.max_len, embed_dim, **where))
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         known = {
             "max_len": self.max_len, "grid_size": self.grid_size, "class_tokens": self.class_tokens,
             "dropout": dropout,

@@ -34,6 +34,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from kernel_attention.tensors.dropout import draws_masks, dropout
 from kernel_attention.tensors.padding import is_exporting
 from kernel_attention.tensors.recompute import (
     differentiable_gradients,
@@ -74,8 +75,9 @@ def fused_attention(
     """softmax(scale q k^T) v through PyTorch's fused kernels, with correct gradients at large logits.
 
     This is ``torch.nn.functional.scaled_dot_product_attention`` itself where no gradient is wanted, and where
-    PyTorch uses no fused kernel of the CPU: with dropout, with values of another width, in exported programs,
-    under the transforms of torch.func, and on GPUs. It can be differentiated any number of times.
+    PyTorch uses no fused kernel of the CPU: with values of another width, in exported programs, under the
+    transforms of torch.func, and on GPUs. It can be differentiated any number of times. PyTorch has no fused
+    kernel with dropout on a CPU, and holds the weights; so does this function, with masks that cost less.
 
     Args:
         q: queries, (B, h, N, p).
@@ -89,6 +91,9 @@ def fused_attention(
     Returns:
         (B, h, N, p_v). A query that sees no key gets zeros.
     """
+    if dropout_p > 0.0 and draws_masks(q) and v.dtype == q.dtype:
+        scaled = q * (q.size(3) ** -0.5 if scale is None else scale)
+        return dropout(_weights(scaled, k, additive_mask(mask, q), is_causal), dropout_p) @ v
     if not _is_ours(q, k, v, dropout_p):
         return scaled_dot_product_attention(
             q, k, v, attn_mask=mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale

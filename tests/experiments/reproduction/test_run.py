@@ -97,6 +97,15 @@ def test_dry_run_writes_nothing(suite, waves, capsys):  # noqa: F811
     assert "hours" in printed, "the record tells how long a training takes"
 
 
+def test_dry_run_generates_no_data(tmp_path, capsys):
+    """The images of Pathfinder, which take minutes; nothing is missing where a training generates it."""
+    places = ("--runs", str(tmp_path / "runs"), "--results", str(tmp_path / "results"))
+    options = ("--columns", "Pathfinder-16", "--rows", "softmax", "--data_root", str(tmp_path), "--dry_run")
+    assert cli.main(["reproduce", "equal_time", *places, *options]) == 0
+    assert "0 of 2 are done" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_dry_run_takes_times_from_trainings_like_the_cells(suite, waves, capsys):  # noqa: F811
     assert reproduce(suite, waves, "--columns", "short", "--seeds", "0") == 0
 

@@ -14,14 +14,13 @@ from torch import nn
 
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.benchmarking import baselines
-from kernel_attention.experiments.benchmarking.layers import (
-    NUM_LAYERS,
-    CausalCall,
-    Encoder,
+from kernel_attention.experiments.benchmarking.bodies import (
+    TorchEncoderLayer,
     timm_vision_transformer,
-    vision_transformer,
+    whole_model,
 )
-from kernel_attention.experiments.benchmarking.plans import ContenderSpec, Setting
+from kernel_attention.experiments.benchmarking.layers import CausalCall, Encoder
+from kernel_attention.experiments.benchmarking.plans import BODIES, LAYER, ContenderSpec, Setting
 from kernel_attention.mechanisms import (
     MECHANISMS,
     create_attention,
@@ -44,7 +43,7 @@ class Contender:
         causal: whether it has a causal form, and whether it has another one.
         reference: the same layer in its reference form, whose operations are counted; None: ``make``.
         layers: the layers of an encoder, which needs what they need.
-        body: "vit" for what is measured in vision transformers only; "" for any ``Setting.body``.
+        bodies: the values of ``Setting.body`` that it is measured with.
     """
 
     name: str
@@ -55,7 +54,7 @@ class Contender:
     bidirectional: bool = True
     reference: Make | None = None
     layers: tuple[Contender, ...] = ()
-    body: str = ""
+    bodies: tuple[str, ...] = (LAYER, *BODIES)
 
     def absence(self, setting: Setting) -> str:
         """Why it cannot be measured; "" where it can."""
@@ -66,8 +65,8 @@ class Contender:
             return f"{self.package} is not installed"
         if self.device not in ("", setting.device):
             return f"runs on {self.device} only"
-        if self.body not in ("", setting.body):
-            return "has its place in a plan of vision transformers"
+        if setting.body not in self.bodies:
+            return f"is measured with body {' or '.join(self.bodies)} only"
         if setting.is_causal and not self.causal:
             return "has no causal form"
         return "" if setting.is_causal or self.bidirectional else "has a causal form only"
@@ -115,8 +114,13 @@ PEERS = (
         "flash-linear-attention", baselines.flash_linear_attention, "fla", device="cuda", bidirectional=False
     ),
 )
-_TIMM = Contender("timm", timm_vision_transformer, "timm", body="vit")
-CONTENDERS = {contender.name: contender for contender in (*_plain_layers(), *PEERS, _TIMM)}
+_TIMM = Contender("timm", timm_vision_transformer, "timm", bodies=("vit",))
+_IN_MODELS = (
+    Contender("no attention", lambda setting: nn.Identity(), bodies=tuple(BODIES)),
+    Contender("nn.TransformerEncoderLayer", TorchEncoderLayer, bodies=tuple(BODIES)),
+    _TIMM,
+)
+CONTENDERS = {contender.name: contender for contender in (*_plain_layers(), *PEERS, *_IN_MODELS)}
 
 
 def contender_names(*, with_mechanisms: bool = True) -> list[str]:
@@ -127,7 +131,7 @@ def contender_names(*, with_mechanisms: bool = True) -> list[str]:
 def find_contender(spec: ContenderSpec) -> Contender:
     """The contender of a name, of ``{mechanism: options}``, or of a list of these, an encoder.
 
-    In a vision transformer, a name is the attention of all its layers, and a list has one for each.
+    In a whole model, a name is the attention of all its layers, and a list has one for each.
 
     Raises:
         InputError: for an unknown name or option.
@@ -137,12 +141,14 @@ def find_contender(spec: ContenderSpec) -> Contender:
         return contender
     if _TIMM in contender.layers:
         raise InputError(f"contender {spec!r}: {_TIMM.name!r} is a whole model, not a layer of one")
-    layers = contender.layers or (contender,) * NUM_LAYERS
     reference = None
     if contender.reference is not None:
-        reference = _in_body(contender.reference, [layer.reference or layer.make for layer in layers])
+        layers = [layer.reference or layer.make for layer in contender.layers]
+        reference = _in_body(contender.reference, layers)
     return replace(
-        contender, make=_in_body(contender.make, [layer.make for layer in layers]), reference=reference
+        contender,
+        make=_in_body(contender.make, [layer.make for layer in contender.layers]),
+        reference=reference,
     )
 
 
@@ -152,12 +158,13 @@ def _layer(spec: Spec) -> Contender:
 
 
 def _in_body(alone: Make, layers: Sequence[Make]) -> Make:
-    """What the setting asks for: the contender alone, or a vision transformer of these layers."""
+    """What the setting asks for: the contender alone, or a whole model of it or of the layers of a list."""
 
     def make(setting: Setting) -> nn.Module:
-        if setting.body == "layer":
+        if setting.body == LAYER:
             return alone(setting)
-        return vision_transformer([layer(setting) for layer in layers], setting)
+        of_model = layers or [alone] * BODIES[setting.body].num_layers
+        return whole_model([layer(setting) for layer in of_model], setting)
 
     return make
 
@@ -200,11 +207,13 @@ def _mechanism(name: str, options: Mapping[str, Any]) -> Contender:
             if setting.body == "vit":
                 known["grid_size"] = (setting.grid_size, setting.grid_size)
                 known["class_tokens"] = setting.class_tokens
+            if setting.body in BODIES:
+                known["dropout"] = BODIES[setting.body].dropout
             sized = {key: value for key, value in known.items() if key in mechanism.options}
             layer = create_attention(
                 name, setting.embed_dim, setting.num_heads, **{**sized, **options, **chosen}
             )
-            return CausalCall(layer) if setting.is_causal else layer
+            return CausalCall(layer) if setting.is_causal and setting.body == LAYER else layer
 
         return make
 
@@ -216,7 +225,7 @@ def _mechanism(name: str, options: Mapping[str, Any]) -> Contender:
         package="triton" if options.get("impl") == "triton" else "",
         device="cuda" if options.get("impl") == "triton" else "",
         causal=mechanism.causal,
-        body="vit" if needs_grid else "",
+        bodies=("vit",) if needs_grid else (LAYER, *BODIES),
         reference=maker(**form) if (form := mechanism.layer.reference_options) else None,
     )
 

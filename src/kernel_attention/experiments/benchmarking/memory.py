@@ -1,9 +1,9 @@
 """The peak memory of a pass above the memory before it, on CPU in a separate process for every contender.
 
 On CPU the peak is that of the resident set (``VmHWM``, reset through ``/proc/self/clear_refs``) above its
-size once everything is imported, the layer and its input exist, and a short sequence (or one image) went
-through. The child returns freed blocks at once (``MALLOC_MMAP_THRESHOLD_``), so the figure is the largest
-memory in use, temporaries included, and does not depend on the allocator. On CUDA it is
+size once everything is imported, the layer and its input exist, and a short sequence, or one case of a whole
+model, went through. The child returns freed blocks at once (``MALLOC_MMAP_THRESHOLD_``), so the figure is the
+largest memory in use, temporaries included, and does not depend on the allocator. On CUDA it is
 ``torch.cuda.max_memory_allocated``, which counts tensors and needs no other process. A whole pass goes before
 the one that is measured, because kernels try out their block sizes in it. See
 ``kernel_attention.experiments.peak_memory`` for other systems.
@@ -57,18 +57,18 @@ def measure_peaks(spec: ContenderSpec, setting: Setting, passes: Sequence[str]) 
 
 def _peaks(spec: ContenderSpec, setting: Setting, passes: Sequence[str]) -> dict[str, object]:
     from kernel_attention.experiments.benchmarking import timing
+    from kernel_attention.experiments.benchmarking.bodies import WholeModel
     from kernel_attention.experiments.benchmarking.contenders import find_contender
-    from kernel_attention.experiments.benchmarking.layers import ImageModel
 
     torch.set_num_threads(setting.threads)
     layer, x, cotangent = timing.layer_and_data(find_contender(spec).make, setting)
     measured: dict[str, object] = {}
     for kind in passes:
-        is_image = isinstance(layer, ImageModel)
-        short = (slice(0, 1),) if is_image else (slice(None), slice(0, _WARM_LENGTH))
+        is_whole = isinstance(layer, WholeModel)
+        short = (slice(0, 1),) if is_whole else (slice(None), slice(0, _WARM_LENGTH))
         if x.is_cuda:
             timing.seconds(kind, layer, x, cotangent)
-        elif is_image or setting.length > _WARM_LENGTH:
+        elif is_whole or setting.length > _WARM_LENGTH:
             with contextlib.suppress(RuntimeError, ValueError, AssertionError):  # accepts its own length only
                 few = x.detach()[short].requires_grad_(x.requires_grad)
                 timing.seconds(kind, layer, few, cotangent[short])

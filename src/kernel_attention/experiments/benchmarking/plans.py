@@ -16,18 +16,45 @@ from kernel_attention.specs import Spec
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DEVICES = ("cpu", "cuda")
 PASSES = ("forward", "step")
-BODIES = ("layer", "vit")
+LAYER = "layer"  # the body of a plan that measures layers by themselves
 
 ContenderSpec = Spec | list[Spec]
 """A contender: a name of the table, ``{mechanism: options}``, or a list of these, an encoder."""
 
 
 @dataclass(frozen=True)
-class Setting:
-    """The sizes that are measured: of a layer, or of a vision transformer whose layers attend by it.
+class Body:
+    """The sizes of a whole model around its attention, besides those of ``Setting``.
 
-    A layer's input is (batch_size, length, embed_dim). With ``body="vit"`` the input is batch_size images,
-    which are ``length`` tokens in the model.
+    Attributes:
+        num_layers: layers, unless a contender is a list of them.
+        feedforward_factor: hidden width of the feed-forward networks over the model's width.
+        dropout: of the layers.
+        norm_first: whether the layers are pre-norm.
+        is_causal: whether a token reads only those up to it.
+    """
+
+    num_layers: int
+    feedforward_factor: int
+    dropout: float
+    norm_first: bool = True
+    is_causal: bool = False
+
+
+BODIES = {
+    "vit": Body(12, 4, 0.0),  # DeiT's
+    "series": Body(2, 2, 0.1, norm_first=False),  # the recipe demo's
+    "tokens": Body(2, 2, 0.1),  # those of the recipes lra/...
+    "language": Body(2, 4, 0.1, is_causal=True),  # those of the recipes language/ptb_...
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The sizes that are measured: of a layer, or of a whole model whose layers attend by it.
+
+    A layer's input is (batch_size, length, embed_dim). ``body`` names a whole model of ``BODIES``. Its input
+    is batch_size images, series, sequences or texts, each of which is ``length`` tokens in the model.
     """
 
     length: int = 4096
@@ -38,7 +65,7 @@ class Setting:
     threads: int = 1
     device: str = "cpu"
     is_causal: bool = False
-    body: str = "layer"
+    body: str = LAYER
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -128,12 +155,17 @@ def check_plan(plan: Plan) -> None:
             raise unknown("dtype", setting.dtype, DTYPES)
         if setting.device not in DEVICES:
             raise unknown("device", setting.device, DEVICES)
-        if setting.body not in BODIES:
-            raise unknown("body", setting.body, BODIES)
-        if setting.body == "vit" and (not setting.grid_size or setting.is_causal):
+        if setting.body not in (LAYER, *BODIES):
+            raise unknown("body", setting.body, (LAYER, *BODIES))
+        if setting.body in BODIES and BODIES[setting.body].is_causal != setting.is_causal:
             raise InputError(
-                f"body='vit' with length={setting.length} and is_causal={setting.is_causal}: a vision "
-                "transformer is not causal, and has a square number of patches, or one token more"
+                f"is_causal={setting.is_causal} with body={setting.body!r}: that model has "
+                f"is_causal={BODIES[setting.body].is_causal}"
+            )
+        if setting.body == "vit" and not setting.grid_size:
+            raise InputError(
+                f"length={setting.length} with body='vit': a vision transformer has a square number of "
+                "patches, or one token more"
             )
         if setting.device == "cuda" and not torch.cuda.is_available():
             raise InputError("device='cuda': PyTorch finds no CUDA device here (accepted: cpu)")

@@ -28,6 +28,8 @@ _LEFT_OUT = {"dual_multilinear", "tensor", "conv2d", "softmax"}
 _IN_IMAGES = tuple(
     row.name for row in list_attention() if row.name not in {"softmax", "dual_multilinear", "tensor"}
 )
+_TORCHS = "nn.TransformerEncoderLayer"
+_IN_MODELS = ("softmax", "linear", "cosine", "sparse", "primal", "primal_values", "multilinear")
 _FORMS = ("reference", "triton")
 _DEIT_TINY = {"body": ("vit",), "threads": (2,), "batch_size": (8,), "embed_dim": (192,), "num_heads": (3,)}
 _RPC_FIRST: tuple[list[Spec], ...] = tuple(
@@ -55,7 +57,7 @@ SUITES: dict[str, Plan] = {
             "sdpa", "nn.MultiheadAttention", "softmax", "symmetric", "batch_norm", "scaled_heads",
             "batch_norm_scaled_heads", "conv1d", "scaled",
         ),
-        grid={"num_heads": (4, 8), "batch_size": (16,), "length": (29, 64, 197, 256)},
+        grid={"threads": (1,), "num_heads": (4, 8), "batch_size": (16,), "length": (29, 64, 197, 256)},
         rounds=31,
         memory=False,
         flops=False,
@@ -189,17 +191,50 @@ SUITES: dict[str, Plan] = {
         rounds=1,
     ),
     "lra": Plan(
-        title="Two encoder layers of the Long Range Arena recipes, at about the lengths of its tasks",
+        title="Classifiers of the Long Range Arena recipes, at about the lengths of its tasks",
         shows="the poster: on Text a step takes 7.4 times less time and 15.5 times less memory than eager "
         "softmax",
         baseline="2 x eager",
         contenders=(
-            ["eager"] * 2, ["sdpa"] * 2, [_RELEASED] * 2, ["sdpa", _RELEASED],
-            [{"batch_norm_scaled_heads": {"factors": [1, 2]}}] * 2, ["multilinear"] * 2, *_TWICE,
+            ["eager"] * 2, ["sdpa"] * 2, ["nn.TransformerEncoderLayer"] * 2, ["softmax"] * 2,
+            [_RELEASED] * 2, ["sdpa", _RELEASED],
+            [{"batch_norm_scaled_heads": {"factors": [1, 2], "dropout": 0.0}}] * 2, ["multilinear"] * 2,
+            ["linear"] * 2, *_TWICE, ["no attention"] * 2,
         ),
-        grid={"threads": (2,), "batch_size": (16,), "length": (1024, 2048, 4096)},
-        passes=("step",),
-        rounds=3,
+        grid={"body": ("tokens",), "threads": (2,), "batch_size": (16,), "length": (1024, 2048, 4096)},
+        rounds=5,
+        rounds_at={4096: 2},
+        flops=False,
+    ),
+    "series": Plan(
+        title="Classifiers of series of the recipe demo's sizes",
+        shows="what is left of a layer's speed in a model, and from which length a linear layer pays",
+        baseline=_TORCHS,
+        contenders=(
+            _TORCHS, "sdpa", *_IN_MODELS, {"primal": {"rank": 20, "eta": 0.1, "rank_multiplier": 5}},
+            "batch_norm", "linear-attention-transformer", "performer-pytorch", "no attention",
+        ),
+        grid={
+            "body": ("series",), "threads": (2,), "batch_size": (16,), "num_heads": (4,),
+            "length": (100, 500, 2000),
+        },
+        rounds=7,
+        flops=False,
+    ),
+    "language": Plan(
+        title="Language models of the sizes of the recipes language/ptb_...",
+        shows="tokens a second in training, with the loss, and in reading a text up to the next token",
+        baseline=_TORCHS,
+        contenders=(
+            _TORCHS, "sdpa", *_IN_MODELS, {"primal": {"rank": 20, "data_dependent": False}},
+            "linear-attention-transformer", "no attention",
+        ),
+        grid={
+            "body": ("language",), "is_causal": (True,), "threads": (2,), "batch_size": (4,),
+            "embed_dim": (192,), "num_heads": (4,), "length": (512, 4096),
+        },
+        rounds=7,
+        rounds_at={4096: 3},
         flops=False,
     ),
     "roofline": Plan(

@@ -8,13 +8,15 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from kernel_attention.experiments.benchmarking.bodies import WholeModel
 from kernel_attention.experiments.benchmarking.contenders import Contender
-from kernel_attention.experiments.benchmarking.layers import ImageModel, penalty
+from kernel_attention.experiments.benchmarking.layers import penalty
 from kernel_attention.experiments.benchmarking.plans import Setting
 
 Times = dict[str, dict[str, list[float]]]  # contender -> pass -> seconds, one per round
@@ -25,20 +27,18 @@ def layer_and_data(
 ) -> tuple[nn.Module, Tensor, Tensor]:
     """A layer with seeded weights, its input, and a cotangent of its output.
 
-    The input requires a gradient, as that of a layer inside a model does; images do not.
+    The input requires a gradient, as that of a layer inside a model does; that of a whole model does not.
     """
     torch.manual_seed(0)
     layer = make(setting)
     if (setting.device, setting.dtype) != ("cpu", "float32"):  # tensors without values cannot be moved
         layer = layer.to(setting.device, setting.torch_dtype)
-    sizes: list[tuple[int, ...]] = [(setting.length, setting.embed_dim)] * 2
-    if isinstance(layer, ImageModel):
-        sizes = [layer.input_size, (layer.num_outputs,)]
-    x, cotangent = (
-        torch.randn((setting.batch_size, *size), device=setting.device, dtype=setting.torch_dtype)
-        for size in sizes
-    )
-    return layer, x.requires_grad_(not isinstance(layer, ImageModel)), cotangent
+    where: dict[str, Any] = {"device": setting.device, "dtype": setting.torch_dtype}
+    if isinstance(layer, WholeModel):
+        x = layer.draw_input(setting.batch_size, **where)
+        return layer, x, torch.randn((setting.batch_size, *layer.output_size), **where)
+    x, cotangent = (torch.randn(setting.batch_size, setting.length, setting.embed_dim, **where) for _ in "xy")
+    return layer, x.requires_grad_(), cotangent
 
 
 def forward(layer: nn.Module, x: Tensor) -> None:

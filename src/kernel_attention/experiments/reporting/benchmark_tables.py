@@ -18,6 +18,9 @@ _SIZES = {
     "length": "N", "embed_dim": "d", "num_heads": "heads", "batch_size": "batch", "dtype": "dtype",
     "threads": "threads", "device": "device", "is_causal": "causal",
 }  # fmt: skip
+CASES = {"vit": "images", "series": "series", "tokens": "sequences", "language": "tokens"}
+"""What is counted in the speed of a whole model, by ``Setting.body``."""
+
 _PASSES = {"forward": "forward (inference)", "step": "training step"}
 _REVISION_HEAD = ["contender", "sizes", "pass", "then, ms", "now, ms", "now / then", "quartiles", "verdict"]
 _OF_A_REVISION = ("embed_dim", "num_heads", "batch_size", "threads")
@@ -84,13 +87,14 @@ def _times(
     rows_of_all = [row for cell in cells for row in cell["rows"]]
     has = {key: any(key in row for row in rows_of_all) for key in ("memory", "operations")}
     over = plan["baseline"] if any(_has_baseline(cell, plan["baseline"]) for cell in cells) else ""
-    has_images = any(cell["setting"].get("body") == "vit" for cell in cells)
+    named = {CASES.get(cell["setting"].get("body"), "") for cell in cells}
+    case = named.pop() if len(named) == 1 else ""
     head = ["contender", *(_SIZES[name] for name in varying), "ms", "quartiles"]
-    head += ["images/s" if has_images else "µs per token"]
+    head += [f"{case}/s" if case else "µs per token"]
     head += [f"time / {over}", f"{over} / time"] if over else []
     head += ["peak, MB"] if has["memory"] else []
     head += ["GFLOP"] if has["operations"] else []
-    head += ["parameters, M"] if has_images else []
+    head += ["parameters, M"] if case else []
     rows = []
     for cell in cells:
         for row in cell["rows"]:
@@ -98,10 +102,10 @@ def _times(
             if "failed" in row:
                 rows.append([*texts, f"failed: {row['failed']}", *[""] * (len(head) - len(texts) - 1)])
                 continue
-            texts += _time_cells(row["time"][kind], cell["setting"], has_images, bool(over))
+            texts += _time_cells(row["time"][kind], cell["setting"], bool(case), bool(over))
             texts += [_scaled(row.get("memory", {}).get(kind), 1e6)] if has["memory"] else []
             texts += [_scaled(row.get("operations", {}).get(kind), 1e9)] if has["operations"] else []
-            texts += [_scaled(row.get("parameters"), 1e6)] if has_images else []
+            texts += [_scaled(row.get("parameters"), 1e6)] if case else []
             rows.append(texts)
     return head, rows
 
@@ -111,16 +115,23 @@ def _has_baseline(cell: Mapping[str, Any], baseline: str) -> bool:
 
 
 def _time_cells(
-    figures: Mapping[str, float], setting: Mapping[str, Any], has_images: bool, with_ratio: bool
+    figures: Mapping[str, float], setting: Mapping[str, Any], in_cases: bool, with_ratio: bool
 ) -> list[str]:
     quartiles = f"{number(1e3 * figures['lower'])}–{number(1e3 * figures['upper'])}"
-    median, cases = figures["median"], setting["batch_size"]
-    speed = cases / median if has_images else 1e6 * median / (cases * setting["length"])
+    median = figures["median"]
+    tokens = setting["batch_size"] * setting["length"]
+    speed = number_of_cases(setting) / median if in_cases else 1e6 * median / tokens
     texts = [number(1e3 * median), quartiles, number(speed)]
     if with_ratio:
         ratio = figures.get("ratio_median")
         texts += ["–", "–"] if ratio is None else [number(ratio), number(1 / ratio)]
     return texts
+
+
+def number_of_cases(setting: Mapping[str, Any]) -> int:
+    """How many of ``CASES`` a whole model reads in a pass."""
+    per_batch = setting["length"] if CASES[setting["body"]] == "tokens" else 1
+    return setting["batch_size"] * per_batch
 
 
 def _roofline(cells: Sequence[Mapping[str, Any]], varying: list[str]) -> tuple[list[str], list[list[str]]]:

@@ -14,6 +14,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from kernel_attention.errors import InputError
+from kernel_attention.experiments.data.tokens.sets import NotGeneratedError, without_generation
 from kernel_attention.experiments.reproduction.suite import TRANSFER, Cell, Start, Suite
 from kernel_attention.experiments.results import ResultRecord, make_records, read_record, write_records
 from kernel_attention.experiments.robustness.attack_plan import AttackStep, choose_steps
@@ -258,9 +259,12 @@ def _missing(suite: Suite, cell: Cell, places: Places, data: dict[tuple[str, str
     except InputError as error:
         return str(error)
     if (column := (suite.name, cell.column)) not in data:
+        data[column] = None
         try:
-            experiment_class(recipe.task_name)(recipe, places.data_root)
-            data[column] = None
+            with without_generation():
+                experiment_class(recipe.task_name)(recipe, places.data_root)
+        except NotGeneratedError:
+            pass  # the first training generates them
         except InputError as error:
             data[column] = str(error)
     if data[column] is None and start is not None and find_state(*start, places).training:

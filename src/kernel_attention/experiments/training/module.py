@@ -21,10 +21,11 @@ from kernel_attention.experiments.training.recipe import BaseRecipe, StepRecipe
 if TYPE_CHECKING:
     from kernel_attention.experiments.training.fit import Training
 
+# A small model on a CPU has more calls than arithmetic in an optimizer that takes one tensor after another.
 _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "radam": torch.optim.RAdam,
-    "adam": torch.optim.Adam,
-    "adamw": torch.optim.AdamW,
+    "radam": functools.partial(torch.optim.RAdam, foreach=True),
+    "adam": functools.partial(torch.optim.Adam, fused=True),
+    "adamw": functools.partial(torch.optim.AdamW, fused=True),
     "sgd": functools.partial(torch.optim.SGD, momentum=0.9),
 }
 _CHANGEABLE = (
