@@ -64,15 +64,15 @@ def main() -> None:
     """Measure what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     names = [*SUITES, *SCRIPTS]
-    parser.add_argument("names", nargs="*", default=names, choices=[*names, []], metavar="NAME",
-                        help=f"one of {', '.join(names)}")  # fmt: skip
+    parser.add_argument("names", nargs="*", choices=[*names, []], metavar="NAME",
+                        help=f"one of {', '.join(names)}; default: all")  # fmt: skip
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "performance", help="folder of the runs")
     options = parser.parse_args()
     if code_revision().get("revision", "").endswith("+"):
         raise SystemExit(
             "the checkout has uncommitted changes; commit them, so that the records name the code"
         )
-    for name in options.names:
+    for name in options.names or names:
         started = time.monotonic()
         if name in SUITES:
             measure_suite(name, options.runs / name)
