@@ -36,6 +36,7 @@ SCRIPTS = {  # those of one thread, which measure its CPU time
         "--prefix-rounds", "1",
     ],
     "rollouts": ["rollouts.py"],
+    "around": ["around_attention.py"],
 }  # fmt: skip
 
 

@@ -1,15 +1,15 @@
 """``AttentionClassifier`` beside aeon's classifiers on multivariate sets of the UEA archive.
 
     python benchmarks/series_classifiers.py --output series.jsonl
-    python benchmarks/series_classifiers.py --cross-validate --output variants.jsonl
-    python benchmarks/series_classifiers.py --ablation --output ablation.jsonl
-    python benchmarks/series_classifiers.py --mechanisms --output mechanisms.jsonl
+    python benchmarks/series_classifiers.py --cross-validate variants --output variants.jsonl
+    python benchmarks/series_classifiers.py --cross-validate ablation --output ablation.jsonl
+    python benchmarks/series_classifiers.py --cross-validate mechanisms --output mechanisms.jsonl
     python benchmarks/series_classifiers.py --table series.jsonl
 
 The first form fits on the training splits and reports the test splits, with every seed. The second compares
 variants of ``AttentionClassifier`` by cross-validation on the training splits alone and reads no test case.
-The third does the same with the whole classifier, its default arguments, and each of its parts switched off,
-or with a readout. The fourth compares four mechanisms in one member that learns its convolutions.
+The third does the same with the whole classifier, its default arguments, and each of its parts switched off
+or exchanged. The fourth compares four mechanisms in one member that learns its convolutions.
 With ``--members`` a member that several of these have in common is trained once and kept in a folder.
 Every (set, classifier, fold or seed) is one line of JSON in the output, written when it is done; a second
 call with the same output does what is missing. ``--table`` prints the means of such a file.
@@ -93,6 +93,11 @@ ABLATION: dict[str, dict[str, Any]] = {
 # The mechanism matters most where a series has most tokens: with learnt convolutions, up to 128 of them.
 MECHANISMS: dict[str, dict[str, Any]] = {
     name: SINGLE | {"attention": name} for name in ("primal", "softmax", "linear", "rpc")
+}
+COMPARISONS = {
+    "variants": {name: SINGLE | changes for name, changes in VARIANTS.items()},
+    "ablation": ABLATION,
+    "mechanisms": MECHANISMS,
 }
 OURS: dict[str, dict[str, Any]] = {
     "attention": {},
@@ -260,7 +265,7 @@ def run(job: Job, options: argparse.Namespace, accelerator: str) -> dict[str, An
     if options.cross_validate:
         kept, held_out = folds_of(train, options.folds)[job.number]
         train, test, seed = train.take(kept), train.take(held_out), 0
-        changes = variants_of(options).get(job.classifier, {})
+        changes = COMPARISONS[options.cross_validate].get(job.classifier, {})
     else:
         test = load(job.dataset, "test", options)
         seed, changes = job.number, OURS.get(job.classifier, {})
@@ -273,13 +278,6 @@ def run(job: Job, options: argparse.Namespace, accelerator: str) -> dict[str, An
         record = measure(classifier, train, test, as_array=is_rival)
     record["fit_seconds"] = round(record["fit_seconds"] + sum(saved), 2)
     return {**job._asdict(), "accelerator": "cpu" if is_rival else accelerator, **record}
-
-
-def variants_of(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """What is cross-validated, with its changes of the defaults of AttentionClassifier."""
-    if options.ablation:
-        return ABLATION
-    return MECHANISMS if options.mechanisms else {name: SINGLE | VARIANTS[name] for name in VARIANTS}
 
 
 def work(connection: Connection, options: argparse.Namespace, accelerator: str) -> None:
@@ -496,13 +494,7 @@ def main() -> None:
     )
     parser.add_argument("--table", type=Path, help="print the means of a file of records and stop")
     parser.add_argument(
-        "--cross-validate", action="store_true", help="compare variants on the training splits"
-    )
-    parser.add_argument(
-        "--ablation", action="store_true", help="cross-validate the classifier with each part switched off"
-    )
-    parser.add_argument(
-        "--mechanisms", action="store_true", help="cross-validate one member with each of four mechanisms"
+        "--cross-validate", choices=COMPARISONS, help="what to compare on the training splits alone"
     )
     parser.add_argument(
         "--sets", nargs="+", help="default: all; in cross-validation without the smallest two"
@@ -533,12 +525,12 @@ def main() -> None:
         return
     if options.output is None and not options.prepare:
         parser.error("--output is needed")
-    options.cross_validate |= options.ablation or options.mechanisms
-    variants = variants_of(options)
-    known = [*RIVALS, *(variants if options.cross_validate else OURS)]
+    ours = COMPARISONS.get(options.cross_validate, OURS)
+    known = [*RIVALS, *ours]
     if options.classifiers is None:
-        rivals = RIVALS[: 0 if options.ablation or options.mechanisms else 1]
-        options.classifiers = [*rivals, *variants] if options.cross_validate else known
+        # Parts and mechanisms are compared with one another, variants with the best rival too.
+        rivals = {"ablation": 0, "mechanisms": 0, "variants": 1}.get(options.cross_validate, len(RIVALS))
+        options.classifiers = [*RIVALS[:rivals], *ours]
     if options.sets is None:
         options.sets = [*SETS, *(() if options.cross_validate else SMALL_TESTS)]
     for classifier in options.classifiers:

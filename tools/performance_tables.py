@@ -25,6 +25,7 @@ DRAWN = {
     "primal (rank 30, eta 0.1)": "primal with objective",
     "multilinear (eta 0.1)": "multilinear with objective",
 }
+_PARTS = ("step", "adamw", "radam")
 UNITS = ((1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
 
 
@@ -224,6 +225,21 @@ def decoding_lines(record: dict[str, Any]) -> list[str]:
     return [f"{sizes}. {said_of(record['machine'])}.", "", *table(["layer", *head], rows)]
 
 
+def around_lines(record: dict[str, Any]) -> list[str]:
+    """Training steps by the two kinds of masks, and steps of the optimizers by the two kinds of passes."""
+    rows = []
+    for row in record["rows"]:
+        middle, *bounds = (f"{row[f'ratio_{key}']:.2f}" for key in ("median", "lower", "upper"))
+        pairs = [
+            [number(1e3 * row[f"{part}, {whose}"]) for whose in ("PyTorch's", "ours")] for part in _PARTS
+        ]
+        ratio = f"{middle} ({'–'.join(bounds)})"
+        rows.append([row["model"], " → ".join(pairs[0]), ratio, *map(" → ".join, pairs[1:])])
+    head = ["model", "step, ms", "ratio", "AdamW, ms", "RAdam, ms"]
+    said = f"{said_of(record['machine'])}; one thread, {record['settings']['rounds']} rounds."
+    return [said, "", *table(head, rows)]
+
+
 def size(number_of_bytes: int) -> str:
     """Bytes in their largest unit; nothing for no state."""
     for factor, unit in UNITS:
@@ -268,6 +284,7 @@ REGIONS: dict[str, Callable[[dict[str, Any]], list[str]]] = {
     "causal": partial(by_size, titles=("µs per token",), cells_of=per_token),
     "roofline": roofline_lines,
     "million": million_lines,
+    "around": around_lines,
     "decoding": decoding_lines,
     "decoding-small": decoding_lines,
 }
