@@ -145,7 +145,7 @@ def model_lines(
     base = record["plan"]["baseline"]
     case = CASES[record["cells"][0]["setting"]["body"]]
     head = ["attention", "N", f"{case}/s, inference", f"{case}/s, training", f"step / {base}"]
-    head += [f"GFLOP of one of the {case}"] if _has(record, "operations") else []
+    head += ["GFLOP per case"] if _has(record, "operations") else []
     head += ["million parameters"]
     head += ["peak of inference, MB", "of a step, MB"] if _has(record, "memory") else []
     rows = []

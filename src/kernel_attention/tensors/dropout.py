@@ -1,4 +1,4 @@
-"""Dropout whose masks cost a quarter of PyTorch's on a CPU.
+"""Dropout whose masks cost less than PyTorch's on a CPU.
 
 PyTorch draws a random number for every entry there, which was a quarter of the training step of a small
 encoder. Here one draw of 64 bits decides about four entries, by 16 bits each. The probability is therefore
