@@ -8,6 +8,8 @@ mean.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -42,11 +44,29 @@ def dropout(x: Tensor, p: float) -> Tensor:
     dropped = round(p * _LEVELS)
     if dropped in (0, _LEVELS) or not draws_masks(x):
         return F.dropout(x, p)
-    scale = torch.empty_like(x)  # dense, in the layout of x
-    draws = torch.empty(-(-x.numel() // _PER_DRAW), dtype=torch.int64).random_(-(2**63), None)
-    levels = draws.view(torch.int16)[: x.numel()]
-    torch.ge(levels, dropped - _LEVELS // 2, out=scale.as_strided((x.numel(),), (1,)))
-    return x * scale.mul_(_LEVELS / (_LEVELS - dropped))
+    factors = torch.empty_like(x)  # dense, in the layout of x
+    _draw(factors.as_strided((x.numel(),), (1,)), dropped)
+    return x * factors
+
+
+def keep_factors(
+    shape: Sequence[int], p: float, dtype: torch.dtype, generator: torch.Generator | None = None
+) -> Tensor:
+    """What dropout multiplies entries by, on a CPU: 0 with probability p, and 1 / (1 - p) otherwise."""
+    dropped = round(p * _LEVELS)
+    if dropped in (0, _LEVELS):
+        return torch.full(shape, float(dropped == 0), dtype=dtype)
+    factors = torch.empty(shape, dtype=dtype)
+    _draw(factors.view(-1), dropped, generator)
+    return factors
+
+
+def _draw(factors: Tensor, dropped: int, generator: torch.Generator | None = None) -> None:
+    """Fill a vector with factors, of which the share ``dropped`` / 2^16 is 0."""
+    draws = torch.empty(-(-factors.numel() // _PER_DRAW), dtype=torch.int64)
+    levels = draws.random_(-(2**63), None, generator=generator).view(torch.int16)[: factors.numel()]
+    torch.ge(levels, dropped - _LEVELS // 2, out=factors)
+    factors.mul_(_LEVELS / (_LEVELS - dropped))
 
 
 def draws_masks(x: Tensor) -> bool:

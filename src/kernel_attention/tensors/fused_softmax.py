@@ -34,13 +34,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from kernel_attention.tensors.dropout import draws_masks, dropout
+from kernel_attention.tensors.dropout import draws_masks
 from kernel_attention.tensors.padding import is_exporting
 from kernel_attention.tensors.recompute import (
     differentiable_gradients,
     differentiable_leaves,
     is_transformed,
 )
+from kernel_attention.tensors.softmax_dropout import softmax_dropout_attention
+from kernel_attention.tensors.softmax_weights import additive_mask, softmax_weights
 from kernel_attention.tensors.statistics import accumulation_dtype
 
 _SLICE = 2**22  # the number of weights that the backward pass holds at a time
@@ -77,7 +79,7 @@ def fused_attention(
     This is ``torch.nn.functional.scaled_dot_product_attention`` itself where no gradient is wanted, and where
     PyTorch uses no fused kernel of the CPU: with values of another width, in exported programs, under the
     transforms of torch.func, and on GPUs. It can be differentiated any number of times. PyTorch has no fused
-    kernel with dropout on a CPU, and holds the weights; so does this function, with masks that cost less.
+    kernel with dropout on a CPU; this function takes ``softmax_dropout_attention`` there.
 
     Args:
         q: queries, (B, h, N, p).
@@ -91,9 +93,9 @@ def fused_attention(
     Returns:
         (B, h, N, p_v). A query that sees no key gets zeros.
     """
-    if dropout_p > 0.0 and draws_masks(q) and v.dtype == q.dtype:
-        scaled = q * (q.size(3) ** -0.5 if scale is None else scale)
-        return dropout(_weights(scaled, k, additive_mask(mask, q), is_causal), dropout_p) @ v
+    if dropout_p > 0.0 and draws_masks(q) and q.dtype == v.dtype and not torch.is_autocast_enabled("cpu"):
+        scale = q.size(3) ** -0.5 if scale is None else scale
+        return softmax_dropout_attention(q, k, v, additive_mask(mask, q), is_causal, dropout_p, scale)
     if not _is_ours(q, k, v, dropout_p):
         return scaled_dot_product_attention(
             q, k, v, attn_mask=mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale
@@ -127,17 +129,6 @@ def has_cpu_kernel() -> bool:
     """Whether PyTorch has the kernel for CPUs, and no sdpa_kernel context asks for another one."""
     # flash_sdp_enabled is the switch of sdpa_kernel, for CPUs too.
     return _EXISTS and (torch.compiler.is_compiling() or torch.backends.cuda.flash_sdp_enabled())
-
-
-def additive_mask(mask: Tensor | None, q: Tensor) -> Tensor | None:
-    """The mask as a four-dimensional term of the logits: 0 where a key is seen and -inf elsewhere."""
-    if mask is None:
-        return None
-    return (
-        torch.zeros((), dtype=q.dtype)
-        .masked_fill(~mask, -torch.inf)
-        .expand(*(1,) * (4 - mask.dim()), *mask.shape)
-    )
 
 
 def attention_with_lse(
@@ -189,29 +180,13 @@ def _by_slices(
         here = slice(start, start + rows)
         queries, slope = q[:, :, here].to(dtype) * scale, grad[:, :, here].to(dtype)
         own_mask = mask if mask is None or mask.size(2) == 1 else mask[:, :, here]
-        weights = _weights(queries, keys, own_mask, is_causal, start)
+        weights = softmax_weights(queries, keys, own_mask, is_causal, start)
         grad_v += weights.mT @ slope
         change = slope @ values.mT
         change = weights * (change - (weights * change).sum(dim=-1, keepdim=True))
         grad_q[:, :, here] = change @ keys * scale
         grad_k += change.mT @ queries
     return grad_q, empty_by_token(k).copy_(grad_k), empty_by_token(v).copy_(grad_v)
-
-
-def _weights(queries: Tensor, keys: Tensor, mask: Tensor | None, is_causal: bool, start: int = 0) -> Tensor:
-    """softmax(q k^T + mask), (B, h, n, S), for scaled queries from position ``start`` on."""
-    logits = queries @ keys.mT
-    if mask is not None:
-        logits += mask
-    if is_causal:
-        position = torch.arange(start, start + logits.size(2), device=logits.device)
-        future = torch.arange(logits.size(3), device=logits.device) > position[:, None]
-        logits.masked_fill_(future, -torch.inf)
-    if mask is None:
-        return logits.softmax(dim=-1)
-    # A query that sees no key has no softmax. Its weights are zero, and so are their gradients.
-    unseen = logits.detach().amax(dim=-1, keepdim=True) == -torch.inf
-    return logits.masked_fill_(unseen, 0.0).softmax(dim=-1).masked_fill(unseen, 0.0)
 
 
 def empty_by_token(x: Tensor) -> Tensor:
@@ -246,7 +221,7 @@ def _pull_back(
         needed = ctx.needs_input_grad[:3]
         leaves = differentiable_leaves((q, k, v), needed)
         queries, keys, values = (leaf.double() for leaf in leaves)
-        y = _weights(queries * ctx.scale, keys, mask, ctx.is_causal) @ values
+        y = softmax_weights(queries * ctx.scale, keys, mask, ctx.is_causal) @ values
         first = differentiable_gradients((y.to(q.dtype),), leaves, needed, (grad,))
         return (*first, None, None, None)
     grads = gradients(grad, q, k, v, out, lse, mask, ctx.is_causal, ctx.scale)

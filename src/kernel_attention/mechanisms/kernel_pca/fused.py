@@ -37,13 +37,13 @@ from torch import Tensor
 from kernel_attention.mechanisms.kernel_pca.functional import PursuitSettings, pursuit_gradients
 from kernel_attention.tensors.affine import autocast
 from kernel_attention.tensors.fused_softmax import (
-    additive_mask,
     attention_gradients,
     attention_with_lse,
     empty_by_token,
 )
 from kernel_attention.tensors.padding import compaction, zero_padding
 from kernel_attention.tensors.recompute import needs_operator
+from kernel_attention.tensors.softmax_weights import additive_mask
 from kernel_attention.tensors.statistics import exactly, without_autocast
 
 _SLICE = 2**15  # the least numbers of K in a slice: below, the calls would weigh

@@ -1,0 +1,49 @@
+"""The weights of softmax attention by their formula, for all queries or for a block of them.
+
+Legend: B batch, h heads, N queries, S keys, p head width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def additive_mask(mask: Tensor | None, q: Tensor) -> Tensor | None:
+    """The mask as a four-dimensional term of the logits: 0 where a key is seen and -inf elsewhere."""
+    if mask is None:
+        return None
+    return (
+        torch.zeros((), dtype=q.dtype)
+        .masked_fill(~mask, -torch.inf)
+        .expand(*(1,) * (4 - mask.dim()), *mask.shape)
+    )
+
+
+def softmax_weights(
+    queries: Tensor, keys: Tensor, mask: Tensor | None, is_causal: bool, start: int = 0
+) -> Tensor:
+    """softmax(q k^T + mask), differentiable.
+
+    Args:
+        queries: scaled queries, (B, h, N, p).
+        keys: (B, h, S, p).
+        mask: from ``additive_mask``; broadcasts to (B, h, N, S).
+        is_causal: query i sees keys 0..i only.
+        start: position of the first query.
+
+    Returns:
+        (B, h, N, S). A query that sees no key has zeros.
+    """
+    logits = queries @ keys.mT
+    if mask is not None:
+        logits += mask
+    if is_causal:
+        position = torch.arange(start, start + logits.size(2), device=logits.device)
+        future = torch.arange(logits.size(3), device=logits.device) > position[:, None]
+        logits.masked_fill_(future, -torch.inf)
+    if mask is None:
+        return logits.softmax(dim=-1)
+    # A query that sees no key has no softmax. Its weights are zero, and so are their gradients.
+    unseen = logits.detach().amax(dim=-1, keepdim=True) == -torch.inf
+    return logits.masked_fill_(unseen, 0.0).softmax(dim=-1).masked_fill(unseen, 0.0)
