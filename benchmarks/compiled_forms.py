@@ -1,6 +1,7 @@
 """Which form of a layer is faster, eagerly and under torch.compile: the formulas, or the hand-written pass?
 
     python benchmarks/compiled_forms.py --length 64 256 1024 4096 --rounds 15 --threads 1
+    python benchmarks/compiled_forms.py --out results/benchmarks/compiled-forms.json
     python benchmarks/compiled_forms.py --device cuda --layers primal --forms reference fused triton
 
 Every round times each of the four once, in a random order. It prints medians and quartiles of the ratios to
@@ -10,14 +11,18 @@ the eager formulas of the same round. The thresholds in the layers' ``plan`` wer
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import statistics
 import time
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import kernel_attention as ka
+from kernel_attention.experiments.benchmarking.machine import describe_machine
 
 LAYERS = {
     "primal, objective": ("primal", {"rank": 30, "eta": 0.1}),
@@ -72,16 +77,24 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--forms", nargs="+", default=["reference", "fused"])
     parser.add_argument("--eager", action="store_true", help="leave out torch.compile")
+    parser.add_argument("--out", type=Path, help="JSON file for the ratios and the machine")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    rows = []
     for name in options.layers:
         for width in options.embed_dim:
             for length in options.length:
-                measure(name, width, length, options)
+                rows += measure(name, width, length, options)
+    if options.out:
+        settings = {key: value for key, value in vars(options).items() if key != "out"}
+        machine = describe_machine({torch.device(options.device).type})
+        result = {"machine": machine, "settings": settings, "rows": rows}
+        options.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
-def measure(name: str, width: int, length: int, options: argparse.Namespace) -> None:
-    """One layer at one size: a line for every pass."""
+def measure(name: str, width: int, length: int, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """One layer at one size: a printed line for every pass, and a row for every form in it."""
+    rows = []
     mechanism, arguments = LAYERS[name]
     contenders = {}
     for form in options.forms:
@@ -95,6 +108,7 @@ def measure(name: str, width: int, length: int, options: argparse.Namespace) -> 
     x = torch.randn(options.batch_size, length, width, device=options.device, requires_grad=True)
     cotangent = torch.randn_like(x)
     for training in (False, True):
+        kind = "step" if training else "forward"
         for step in contenders.values():
             for _ in range(3):
                 seconds(step, x, cotangent, training)
@@ -110,9 +124,12 @@ def measure(name: str, width: int, length: int, options: argparse.Namespace) -> 
                 ratios = [mine / theirs for mine, theirs in zip(own, base, strict=True)]
                 low, middle, high = statistics.quantiles(ratios, n=4)
                 figures.append(f"{how} {form} {middle:.2f} ({low:.2f} to {high:.2f})")
-        kind = "step" if training else "forward"
+                row = {"layer": name, "embed_dim": width, "length": length, "pass": kind}
+                row |= {"how": how, "form": form}
+                rows.append(row | {"ratio_lower": low, "ratio_median": middle, "ratio_upper": high})
         print(f"{name}, d {width}, N {length}, {kind}: " + "; ".join(figures), flush=True)
     torch.compiler.reset()
+    return rows
 
 
 if __name__ == "__main__":

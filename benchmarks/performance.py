@@ -26,9 +26,9 @@ ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "results" / "benchmarks"
 SUITES = (
     "all", "short", "primal", "multilinear", "support-vector", "rpc", "series", "lra", "language", "vision",
-    "rpc-vision", "roofline", "million", "causal",
+    "timm", "rpc-vision", "roofline", "million", "causal",
 )  # fmt: skip
-PLUGINS = {"vision": "timm_beside_cpu_torch"}
+PLUGINS = dict.fromkeys(("vision", "timm"), "timm_beside_cpu_torch")
 SCRIPTS = {  # those of one thread, which measure its CPU time
     "decoding": ["decoding.py"],
     "decoding-small": [
@@ -37,6 +37,12 @@ SCRIPTS = {  # those of one thread, which measure its CPU time
     ],
     "rollouts": ["rollouts.py"],
     "around": ["around_attention.py"],
+    "primal-forms": ["primal_forms.py"],
+    "compiled-forms": ["compiled_forms.py", "--length", "256", "1024", "4096", "--rounds", "9"],
+    "compiled-forms-wide": [
+        "compiled_forms.py", "--layers", "primal, objective", "--embed_dim", "128", "256",
+        "--length", "1024", "4096", "--rounds", "9",
+    ],
 }  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -127,6 +128,11 @@ def ratios(rows: Sequence[dict[str, Any] | None], _: Sequence[int]) -> list[str]
     ]
 
 
+def ratios_with_quartiles(rows: Sequence[dict[str, Any] | None], _: Sequence[int]) -> list[str]:
+    """The same with quartiles."""
+    return [spread(row["time"][kind]) if row else "" for kind in ("forward", "step") for row in rows]
+
+
 def per_token(rows: Sequence[dict[str, Any] | None], lengths: Sequence[int]) -> list[str]:
     """Microseconds of a training step per token, batch 1."""
     return [
@@ -154,8 +160,7 @@ def model_lines(
         for name, row in measured(cell).items():
             step = row["time"]["step"]
             speeds = [number(cases / row["time"][kind]["median"]) for kind in ("forward", "step")]
-            median, *bounds = (ratio_text(step[f"ratio_{key}"]) for key in ("median", "lower", "upper"))
-            texts = [name, length, *speeds, f"{median} ({'–'.join(bounds)})"]
+            texts = [name, length, *speeds, spread(step)]
             texts += [number(row["operations"]["forward"] / cases / 1e9)] if "operations" in row else []
             texts += [number(row["parameters"] / 1e6)]
             peaks = row.get("memory", {})
@@ -177,6 +182,60 @@ def ratio_text(ratio: float) -> str:
 
 def _has(record: dict[str, Any], key: str) -> bool:
     return any(key in row for cell in record["cells"] for row in cell["rows"])
+
+
+def rpc_lines(record: dict[str, Any]) -> list[str]:
+    """RPC over as many symmetric layers as it has iterations, in time, and over one in memory."""
+    rows = []
+    for cell in record["cells"]:
+        found = measured(cell)
+        own_peak = found["symmetric"]["memory"]["step"]
+        for name, row in found.items():
+            iterations = int((re.findall(r"iterations (\d+)", name) or ["1"])[0])
+            times = [number(1e3 * row["time"][kind]["median"]) for kind in ("forward", "step")]
+            peak = row["memory"]["step"]
+            shares = [spread(row["time"]["step"], iterations), f"{peak / own_peak:.2f}"]
+            threads = str(cell["setting"]["threads"])
+            rows.append([name, threads, *times, shares[0], number(peak / 1e6), shares[1]])
+    head = ["contender", "threads", "forward, ms", "step, ms", "step / (n × symmetric)", "step's peak, MB",
+            "peak / symmetric's"]  # fmt: skip
+    return [*heading(record), *table(head, rows)]
+
+
+def spread(figures: Mapping[str, float], divisor: float = 1.0) -> str:
+    """A ratio's median with its quartiles."""
+    median, *bounds = (ratio_text(figures[f"ratio_{key}"] / divisor) for key in ("median", "lower", "upper"))
+    return f"{median} ({'–'.join(bounds)})"
+
+
+def form_lines(record: dict[str, Any]) -> list[str]:
+    """A row for each pair of forms of primal attention and each length."""
+    settings = record["settings"]
+    said = (
+        f"{said_of(record['machine'])}; one thread, {settings['rounds']} rounds, and "
+        f"{settings['causal_rounds']} of causal layers."
+    )
+    rows = [[row["form"], row["other"], str(row["length"]), spread(row)] for row in record["rows"]]
+    return [said, "", *table(["step of", "over that of", "N", "ratio"], rows)]
+
+
+def compiled_lines(record: dict[str, Any]) -> list[str]:
+    """Both forms, eager and compiled, over the eager formulas: training steps, then forward passes."""
+    settings = record["settings"]
+    cells: dict[tuple[str, ...], dict[str, str]] = {}
+    forms = {}
+    for row in record["rows"]:
+        layer = row["layer"], str(row["embed_dim"]), str(row["length"])
+        form = f"{row['pass']}, {row['how']} {row['form']}"
+        cells.setdefault(layer, {})[form] = spread(row)
+        forms[form] = row["pass"]
+    head = sorted(forms, key=lambda form: forms[form] != "step")
+    said = (
+        f"{said_of(record['machine'])}; {settings['threads']} thread, {settings['rounds']} rounds, "
+        f"{settings['num_heads']} heads, batch {settings['batch_size']}."
+    )
+    rows = [[*layer, *(found[form] for form in head)] for layer, found in cells.items()]
+    return [said, "", *table(["layer", "d", "N", *head], rows)]
 
 
 def roofline_lines(record: dict[str, Any]) -> list[str]:
@@ -229,12 +288,10 @@ def around_lines(record: dict[str, Any]) -> list[str]:
     """Training steps by the two kinds of masks, and steps of the optimizers by the two kinds of passes."""
     rows = []
     for row in record["rows"]:
-        middle, *bounds = (f"{row[f'ratio_{key}']:.2f}" for key in ("median", "lower", "upper"))
         pairs = [
             [number(1e3 * row[f"{part}, {whose}"]) for whose in ("PyTorch's", "ours")] for part in _PARTS
         ]
-        ratio = f"{middle} ({'–'.join(bounds)})"
-        rows.append([row["model"], " → ".join(pairs[0]), ratio, *map(" → ".join, pairs[1:])])
+        rows.append([row["model"], " → ".join(pairs[0]), spread(row), *map(" → ".join, pairs[1:])])
     head = ["model", "step, ms", "ratio", "AdamW, ms", "RAdam, ms"]
     said = f"{said_of(record['machine'])}; one thread, {record['settings']['rounds']} rounds."
     return [said, "", *table(head, rows)]
@@ -273,18 +330,22 @@ REGIONS: dict[str, Callable[[dict[str, Any]], list[str]]] = {
     "primal": step_lines,
     "multilinear": step_lines,
     "support-vector": step_lines,
-    "rpc": step_lines,
+    "rpc": rpc_lines,
     "vision": model_lines,
     "rpc-vision": model_lines,
     "series": model_lines,
     "language": model_lines,
     "lra": lra_lines,
+    "timm": partial(by_size, titles=("inference", "training step"), cells_of=ratios_with_quartiles),
     "all": partial(by_size, titles=("forward / sdpa", "step / sdpa"), cells_of=ratios),
     "short": partial(by_size, titles=("forward", "step"), cells_of=ratios),
     "causal": partial(by_size, titles=("µs per token",), cells_of=per_token),
     "roofline": roofline_lines,
     "million": million_lines,
     "around": around_lines,
+    "primal-forms": form_lines,
+    "compiled-forms": compiled_lines,
+    "compiled-forms-wide": compiled_lines,
     "decoding": decoding_lines,
     "decoding-small": decoding_lines,
 }

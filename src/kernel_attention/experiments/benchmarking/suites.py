@@ -139,8 +139,11 @@ SUITES: dict[str, Plan] = {
         title="RPC-Attention over the number of iterations",
         shows="n iterations within 1.05 n times symmetric attention, for n up to 6 in 1.5 times its peak",
         baseline="symmetric",
-        contenders=("symmetric", "sdpa", *({"rpc": {"iterations": n}} for n in range(2, 7))),
-        grid={"threads": (2,), "length": (1024,)},
+        contenders=(
+            "symmetric", "sdpa", *({"rpc": {"iterations": n}} for n in range(2, 7)),
+            *({"rpc": {"iterations": n, "impl": "reference"}} for n in (2, 4, 6)),
+        ),
+        grid={"threads": (1, 2), "length": (1024,)},
     ),
     "vision": Plan(
         title="Vision transformers of DeiT-tiny's sizes with one mechanism in all layers, beside timm's",
@@ -153,6 +156,16 @@ SUITES: dict[str, Plan] = {
         grid={**_DEIT_TINY, "length": (64, 197)},
         rounds=7,
         memory=False,
+    ),
+    "timm": Plan(
+        title="DeiT-tiny with softmax beside timm's",
+        shows="small differences that the suite vision leaves in its noise",
+        baseline="timm",
+        contenders=("timm", "softmax"),
+        grid={**_DEIT_TINY, "length": (64, 197)},
+        rounds=41,
+        memory=False,
+        flops=False,
     ),
     "rpc-vision": Plan(
         title="RPC-SymViT: DeiT-tiny with symmetric attention, n iterations in its first layer",

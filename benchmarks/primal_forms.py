@@ -1,6 +1,6 @@
 """Training steps of primal attention's forms beside each other, in processor time.
 
-    OMP_NUM_THREADS=1 python benchmarks/nested_cost.py
+    OMP_NUM_THREADS=1 python benchmarks/primal_forms.py --out results/benchmarks/primal-forms.json
 
 First the nested objective against J^2, and primal_values against primal. Then causal layers with
 data-dependent weights against those with data-independent ones, at each of ``--causal_lengths`` and batch 1.
@@ -13,13 +13,17 @@ Printed are medians, and the medians of the ratios of neighbouring steps with th
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
 
 import kernel_attention as ka
+from kernel_attention.experiments.benchmarking.machine import describe_machine
 from kernel_attention.mechanisms import create_attention
 
 Ratio = tuple[str, str, float]  # of the first to the second; at most that was asked
@@ -74,17 +78,24 @@ def step_of(layer: ka.AttentionLayer, x: torch.Tensor, *, is_causal: bool = Fals
     return step
 
 
-def compare(steps: Mapping[str, Callable[[], float]], ratios: Sequence[Ratio], rounds: int) -> None:
-    """Take turns, and print times and ratios."""
+def compare(
+    steps: Mapping[str, Callable[[], float]], ratios: Sequence[Ratio], rounds: int
+) -> list[dict[str, Any]]:
+    """Take turns, and print times and ratios; a row for each ratio."""
     for _ in range(3):
         for step in steps.values():
             step()
     times = [{name: step() for name, step in steps.items()} for _ in range(rounds)]
-    for name in steps:
-        print(f"  {name}: {1e3 * statistics.median(each[name] for each in times):.2f} ms")
+    medians = {name: statistics.median(each[name] for each in times) for name in steps}
+    for name, seconds in medians.items():
+        print(f"  {name}: {1e3 * seconds:.2f} ms")
+    rows = []
     for name, other, bound in ratios:
         low, middle, high = statistics.quantiles([each[name] / each[other] for each in times])
         print(f"  {name} / {other}: {middle:.2f} [{low:.2f}, {high:.2f}] (at most {bound} asked)")
+        row = {"form": name, "other": other, "seconds": medians[name], "other_seconds": medians[other]}
+        rows.append(row | {"ratio_lower": low, "ratio_median": middle, "ratio_upper": high})
+    return rows
 
 
 def main() -> None:
@@ -99,18 +110,24 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--causal_lengths", type=int, nargs="*", default=[1024, 2048, 4096, 16384, 65536])
     parser.add_argument("--causal_heads", type=int, default=2)
-    parser.add_argument("--causal_rounds", type=int, default=21)
+    parser.add_argument("--causal_rounds", type=int, default=31)
+    parser.add_argument("--out", type=Path, help="JSON file for the figures and the machine")
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     x = torch.randn(options.batch, options.length, options.embed_dim)
     print(f"batch {options.batch}, N {options.length}")
-    compare({n: step_of(layer, x) for n, layer in layers(options).items()}, RATIOS, options.rounds)
+    steps = {name: step_of(layer, x) for name, layer in layers(options).items()}
+    rows = [{"length": options.length, **row} for row in compare(steps, RATIOS, options.rounds)]
     for length in options.causal_lengths:
         x = torch.randn(1, length, options.embed_dim, requires_grad=True)
         steps = {n: step_of(layer, x, is_causal=True) for n, layer in causal_layers(options, length).items()}
         print(f"causal, batch 1, N {length}")
-        compare(steps, CAUSAL, options.causal_rounds)
+        rows += [{"length": length, **row} for row in compare(steps, CAUSAL, options.causal_rounds)]
+    if options.out:
+        settings = {key: value for key, value in vars(options).items() if key != "out"}
+        result = {"machine": describe_machine(set()), "settings": settings, "rows": rows}
+        options.out.write_text(json.dumps(result, indent=2) + "\n")
 
 
 if __name__ == "__main__":
