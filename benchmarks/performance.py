@@ -25,10 +25,11 @@ from kernel_attention.experiments.provenance import code_revision
 ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "results" / "benchmarks"
 SUITES = (
-    "all", "short", "primal", "multilinear", "support-vector", "rpc", "series", "lra", "language", "vision",
-    "timm", "rpc-vision", "roofline", "million", "causal",
+    "all", "short", "primal", "multilinear", "support-vector", "primal-dual", "rpc", "series", "lra",
+    "language", "vision", "timm", "rpc-vision", "roofline", "million", "causal",
 )  # fmt: skip
 PLUGINS = dict.fromkeys(("vision", "timm"), "timm_beside_cpu_torch")
+OPTIONS = {"primal-dual": ["--length", "4096"]}
 SCRIPTS = {  # those of one thread, which measure its CPU time
     "decoding": ["decoding.py"],
     "decoding-small": [
@@ -49,6 +50,7 @@ SCRIPTS = {  # those of one thread, which measure its CPU time
 def measure_suite(name: str, folder: Path) -> None:
     """A plan of ``kernel-attention bench``; its record without the orders of the rounds."""
     command = [sys.executable, "-m", "kernel_attention", "bench", "--suite", name, "--output", str(folder)]
+    command += OPTIONS.get(name, [])
     if name in PLUGINS:
         command += ["--plugin", PLUGINS[name]]
     found = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -202,6 +203,35 @@ def rpc_lines(record: dict[str, Any]) -> list[str]:
     return [*heading(record), *table(head, rows)]
 
 
+def primal_dual_lines(record: dict[str, Any]) -> list[str]:
+    """Pooled heads over the layer that they were made from: operations, peaks and time."""
+    rows = []
+    for cell in record["cells"]:
+        setting, found = cell["setting"], measured(cell)
+        for name, row in found.items():
+            over = next((base for base in ("sparse (stride 64)", "eager") if _is_made_from(name, base)), None)
+            if over is None:
+                continue
+            base = found[over]
+            ratios = [
+                f"{row[what][kind] / base[what][kind]:.{digits}f}"
+                for what, digits in (("operations", 3), ("memory", 2))
+                for kind in ("forward", "step")
+            ]
+            pairs = zip(row["time"]["step"]["seconds"], base["time"]["step"]["seconds"], strict=True)
+            time = statistics.median(own / others for own, others in pairs)
+            rows.append([name, over, str(setting["embed_dim"]), *ratios, ratio_text(time)])
+    length = record["cells"][0]["setting"]["length"]
+    head = ["contender", "over", "d", "operations, inference", "training", "peak, inference", "training",
+            "step's time"]  # fmt: skip
+    return [*heading(record), f"N {length}, batch 1:", "", *table(head, rows)]
+
+
+def _is_made_from(contender: str, base: str) -> bool:
+    is_pooled = "scaled_heads" in contender
+    return is_pooled and ("'sparse'" in contender) == base.startswith("sparse")
+
+
 def spread(figures: Mapping[str, float], divisor: float = 1.0) -> str:
     """A ratio's median with its quartiles."""
     median, *bounds = (ratio_text(figures[f"ratio_{key}"] / divisor) for key in ("median", "lower", "upper"))
@@ -330,6 +360,7 @@ REGIONS: dict[str, Callable[[dict[str, Any]], list[str]]] = {
     "primal": step_lines,
     "multilinear": step_lines,
     "support-vector": step_lines,
+    "primal-dual": primal_dual_lines,
     "rpc": rpc_lines,
     "vision": model_lines,
     "rpc-vision": model_lines,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kernel_attention.experiments.training.fit import Training
 
 # A small model on a CPU has more calls than arithmetic in an optimizer that takes one tensor after another.
-_OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "radam": functools.partial(torch.optim.RAdam, foreach=True),
     "adam": functools.partial(torch.optim.Adam, fused=True),
     "adamw": functools.partial(torch.optim.AdamW, fused=True),
@@ -186,7 +186,7 @@ class RecipeTask(nn.Module):
     def make_optimizer(self) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LambdaLR | None]:
         """The recipe's optimizer, and its schedule where the rate is not constant."""
         recipe = self.recipe
-        optimizer = _OPTIMIZERS[recipe.optimizer](
+        optimizer = OPTIMIZERS[recipe.optimizer](
             self.parameter_groups(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay
         )
         factor = self.learning_rate_factor()
