@@ -42,7 +42,7 @@ SCRIPTS = {  # those of one thread, which measure its CPU time
     "compiled-forms": ["compiled_forms.py", "--length", "256", "1024", "4096", "--rounds", "9"],
     "compiled-forms-wide": [
         "compiled_forms.py", "--layers", "primal, objective", "--embed_dim", "128", "256",
-        "--length", "1024", "4096", "--rounds", "9",
+        "--num_heads", "4", "--length", "1024", "4096", "--rounds", "9",
     ],
 }  # fmt: skip
 
