@@ -37,9 +37,10 @@ def test_every_layer_has_a_plan(name):
     [
         (ka.PrimalAttention(8, 2, rank=2), 256, 2048),
         (ka.PrimalAttention(64, 2, rank=2), 512, 2048),
+        (ka.PrimalAttention(128, 4, rank=2), 1024, 2048),
         (ka.MultilinearAttention(8, 2), 16, 32),
     ],
-    ids=["primal", "wide primal", "multilinear"],
+    ids=["primal", "wide primal", "wide primal with narrow heads", "multilinear"],
 )
 def test_auto_takes_the_faster_form_from_a_measured_number_of_tokens_on(layer, eager, compiled):
     for least, how in ((eager, "eager"), (compiled, "compiled")):

@@ -323,7 +323,8 @@ class PrimalAttention(PenalizedAttention):
             lacking = "a compiler cannot ask how many rows a block of tokens has with is_causal=True"
         # Below, multiplying the weights out costs more than it saves. The compiler fuses the formulas as well
         # as the pass does, and in wide layers better. Measured by benchmarks/compiled_forms.py.
-        compiled_from = 2048 if self.embed_dim <= 64 else None
+        is_narrow = self.embed_dim <= (128 if self.head_dim <= 32 else 64)
+        compiled_from = 2048 if is_narrow else None
         pays_from = {"cpu": PaysFrom(eager=max(256, 8 * self.embed_dim), compiled=compiled_from)}
         if is_causal and self.data_dependent:
             pays_from = {"cpu": PaysFrom(eager=512, compiled=None)}
