@@ -33,7 +33,7 @@ def texts(root: Path) -> tuple[dict[str, list[str]], dict[Path, str]]:
     ]
     if not records:
         return {MARK: NOTHING}, {}
-    require_same_config(records, apart_from=("attention", "num_heads", "train_at"))
+    require_same_config(records, apart_from=("attention", "num_heads", "train_at", "test_at", "steps"))
     titles = {column: column.replace("_", " ") for column in suite.columns}
     points = {row: found for row, found in measurements(suite, places).items() if found}
     lines = []
