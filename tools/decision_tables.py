@@ -6,7 +6,7 @@ A line names what is measured and where. What to take, and every figure, comes f
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -104,6 +104,7 @@ def lines(places: Places) -> Iterator[Line]:
         page = f"../equal-time.md#{ANCHORS[column]}"
         yield _line(equal_time, column, places, data, length, page, "accuracy")
     yield from _robustness_lines(places)
+    yield _series_line(places)
     suite = read_suite("kernel_pca_ptb")
     line = _line(suite, "PTB", places, "text, word by word", "64 words", "../reproduction.md", "perplexity")
     yield line._replace(is_share=False)
@@ -153,6 +154,38 @@ def _robustness_lines(places: Places) -> Iterator[Line]:
     for name, data in ROBUSTNESS.items():
         figures = {row: _values(cells[name]) for row, cells in measured.items() if name in cells}
         yield Line(data, "64 tokens", _budget(suite, column, records), figures, "../robustness-results.md")
+
+
+def _series_line(places: Places) -> Line:
+    """The mean over the sets of series on which every row has every seed."""
+    suite = read_suite("nested")
+    found = suite_records(suite, places)
+    complete = [
+        column
+        for column in suite.columns
+        if all(len(found.get(row, {}).get(column, {})) == len(suite.seeds) for row in suite.rows)
+    ]
+    figures = {
+        row: {
+            seed: statistics.fmean(
+                found[row][column][seed].figures["evaluation"]["accuracy"] for column in complete
+            )
+            for seed in suite.seeds
+        }
+        for row in suite.rows
+        if complete
+    }
+    every = {row: {n: r for n, r in enumerate(_records(cells, complete))} for row, cells in found.items()}
+    data, length = "series of several channels to classify", f"mean of {len(complete)} UEA sets"
+    budget = _budget(suite, next(iter(suite.columns)), every)
+    return Line(data, length, budget, figures, "../reproduction.md#nested")
+
+
+def _records(
+    cells: Mapping[str, Mapping[int, ResultRecord]], columns: Sequence[str]
+) -> Iterator[ResultRecord]:
+    for column in columns:
+        yield from cells[column].values()
 
 
 def _budget(suite: Suite, column: str, records: Records) -> str:
