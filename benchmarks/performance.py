@@ -1,6 +1,6 @@
 """Measure every table of docs/performance.md again: ``make performance``.
 
-    python benchmarks/performance.py                # everything, one after the other; about an hour and a half
+    python benchmarks/performance.py                # everything, one after the other; 90 minutes
     python benchmarks/performance.py primal rpc     # some of it
     make results                                    # write the tables
 
