@@ -178,7 +178,7 @@ def _series_line(places: Places) -> Line:
     every = {row: {n: r for n, r in enumerate(_records(cells, complete))} for row, cells in found.items()}
     data, length = "series of several channels to classify", f"mean of {len(complete)} UEA sets"
     budget = _budget(suite, next(iter(suite.columns)), every)
-    return Line(data, length, budget, figures, "../reproduction.md#nested")
+    return Line(data, length, budget, figures, "../concepts/low-rank-attention.md#what-it-buys")
 
 
 def _records(
