@@ -10,7 +10,6 @@ random in every round. Times are the thread's CPU times, which a busy machine ha
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +22,7 @@ import numpy as np
 import torch
 
 from kernel_attention.experiments.benchmarking import Setting, find_contender, timing
-from kernel_attention.experiments.benchmarking.machine import describe_machine
+from kernel_attention.experiments.benchmarking.machine import write_rows
 from kernel_attention.experiments.training.module import OPTIMIZERS
 from kernel_attention.tensors import dropout, fused_softmax
 
@@ -98,8 +97,7 @@ def main() -> None:
         rows.append(row)
         print(f"{name}: {median:.2f} ({lower:.2f} to {upper:.2f})", flush=True)
     if options.out:
-        result = {"machine": describe_machine(set()), "settings": {"rounds": options.rounds}, "rows": rows}
-        options.out.write_text(json.dumps(result, indent=2) + "\n")
+        write_rows(options.out, rows, settings={"rounds": options.rounds})
 
 
 if __name__ == "__main__":

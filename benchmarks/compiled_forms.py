@@ -1,7 +1,7 @@
 """Which form of a layer is faster, eagerly and under torch.compile: the formulas, or the hand-written pass?
 
     python benchmarks/compiled_forms.py --length 64 256 1024 4096 --rounds 15 --threads 1
-    python benchmarks/compiled_forms.py --out results/benchmarks/compiled-forms.json
+    python benchmarks/performance.py compiled-forms compiled-forms-wide  # tables of docs/performance.md
     python benchmarks/compiled_forms.py --device cuda --layers primal --forms reference fused triton
 
 Every round times each of the four once, in a random order. It prints medians and quartiles of the ratios to
@@ -11,7 +11,6 @@ the eager formulas of the same round. The thresholds in the layers' ``plan`` wer
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
 import time
@@ -22,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 import kernel_attention as ka
-from kernel_attention.experiments.benchmarking.machine import describe_machine
+from kernel_attention.experiments.benchmarking.machine import write_rows
 
 LAYERS = {
     "primal, objective": ("primal", {"rank": 30, "eta": 0.1}),
@@ -87,9 +86,7 @@ def main() -> None:
                 rows += measure(name, width, length, options)
     if options.out:
         settings = {key: value for key, value in vars(options).items() if key != "out"}
-        machine = describe_machine({torch.device(options.device).type})
-        result = {"machine": machine, "settings": settings, "rows": rows}
-        options.out.write_text(json.dumps(result, indent=1) + "\n")
+        write_rows(options.out, rows, options.device, settings=settings)
 
 
 def measure(name: str, width: int, length: int, options: argparse.Namespace) -> list[dict[str, Any]]:

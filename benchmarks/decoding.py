@@ -13,7 +13,6 @@ The state's bytes are per sequence, right after the context: growing buffers hol
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import Any
 import torch
 
 import kernel_attention as ka
-from kernel_attention.experiments.benchmarking.machine import describe_machine
+from kernel_attention.experiments.benchmarking.machine import write_rows
 from kernel_attention.functional import state_bytes
 
 WITHOUT_STATE = "softmax, whole prefix"
@@ -124,9 +123,7 @@ def main() -> None:
     show(rows, options.lengths)
     if options.out:
         settings = {key: value for key, value in vars(options).items() if key != "out"}
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        result = {"machine": describe_machine(set()), "settings": settings, "rows": rows}
-        options.out.write_text(json.dumps(result, indent=2) + "\n")
+        write_rows(options.out, rows, settings=settings)
 
 
 if __name__ == "__main__":

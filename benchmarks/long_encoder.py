@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import multiprocessing
 import queue
 import time
@@ -26,7 +25,7 @@ from long_rows import print_row, require_equal
 from torch.utils.data import DataLoader
 from traffic import Sent, count_gradients, counted_collectives
 
-from kernel_attention.experiments.benchmarking.machine import describe_machine
+from kernel_attention.experiments.benchmarking.machine import write_rows
 from kernel_attention.experiments.data.samplers import StepSampler
 from kernel_attention.experiments.data.series.batches import Batch
 from kernel_attention.experiments.peak_memory import peak_resident
@@ -166,8 +165,7 @@ def main() -> None:
         print_row(row, "process", "processes", f"  loss {row['loss']:.6f}")
         require_equal("losses", row["loss"], rows[0]["loss"])
     if options.out is not None:
-        record = {"machine": describe_machine(set()), "threads": 1, "rows": rows}
-        options.out.write_text(json.dumps(record, indent=2) + "\n")
+        write_rows(options.out, rows, threads=1)
 
 
 if __name__ == "__main__":

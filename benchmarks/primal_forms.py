@@ -13,7 +13,6 @@ Printed are medians, and the medians of the ratios of neighbouring steps with th
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +22,7 @@ from typing import Any
 import torch
 
 import kernel_attention as ka
-from kernel_attention.experiments.benchmarking.machine import describe_machine
+from kernel_attention.experiments.benchmarking.machine import write_rows
 from kernel_attention.mechanisms import create_attention
 
 Ratio = tuple[str, str, float]  # of the first to the second; at most that was asked
@@ -126,8 +125,7 @@ def main() -> None:
         rows += [{"length": length, **row} for row in compare(steps, CAUSAL, options.causal_rounds)]
     if options.out:
         settings = {key: value for key, value in vars(options).items() if key != "out"}
-        result = {"machine": describe_machine(set()), "settings": settings, "rows": rows}
-        options.out.write_text(json.dumps(result, indent=2) + "\n")
+        write_rows(options.out, rows, settings=settings)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import statistics
 import time
 from pathlib import Path
@@ -29,7 +28,7 @@ from typing import Any
 import torch
 
 from kernel_attention.core.decoding import state_bytes
-from kernel_attention.experiments.benchmarking.machine import describe_machine
+from kernel_attention.experiments.benchmarking.machine import write_rows
 from kernel_attention.models import DecisionTransformer, Memory, RecurrentMemory, SlidingMemory
 
 STATE, ACTION = 17, 6  # of HalfCheetah and Walker2d
@@ -142,13 +141,7 @@ def main() -> None:
     rows = measure(arguments)
     print("\n".join(table(rows, arguments.lengths)))
     if arguments.out is not None:
-        record = {
-            "machine": describe_machine(set()),
-            "episodes": arguments.episodes,
-            "rows": rows,
-        }
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(json.dumps(record, indent=1) + "\n")
+        write_rows(arguments.out, rows, episodes=arguments.episodes)
 
 
 if __name__ == "__main__":

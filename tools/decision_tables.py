@@ -6,7 +6,7 @@ A line names what is measured and where. What to take, and every figure, comes f
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -141,7 +141,8 @@ def _line(suite: Suite, column: str, places: Places, data: str, length: str, lin
         row: {seed: record.figures["evaluation"][figure] for seed, record in cells.items()}
         for row, cells in records.items()
     }
-    return Line(data, length, _budget(suite, column, records), figures, link)
+    every = [record for cells in records.values() for record in cells.values()]
+    return Line(data, length, _budget(suite, column, every), figures, link)
 
 
 def _robustness_lines(places: Places) -> Iterator[Line]:
@@ -153,7 +154,7 @@ def _robustness_lines(places: Places) -> Iterator[Line]:
     measured = robustness_columns(every)
     for name, data in ROBUSTNESS.items():
         figures = {row: _values(cells[name]) for row, cells in measured.items() if name in cells}
-        yield Line(data, "64 tokens", _budget(suite, column, records), figures, "../robustness-results.md")
+        yield Line(data, "64 tokens", _budget(suite, column, every), figures, "../robustness-results.md")
 
 
 def _series_line(places: Places) -> Line:
@@ -175,23 +176,16 @@ def _series_line(places: Places) -> Line:
         for row in suite.rows
         if complete
     }
-    every = {row: {n: r for n, r in enumerate(_records(cells, complete))} for row, cells in found.items()}
+    every = [record for cells in found.values() for column in complete for record in cells[column].values()]
     data, length = "series of several channels to classify", f"mean of {len(complete)} UEA sets"
     budget = _budget(suite, next(iter(suite.columns)), every)
     return Line(data, length, budget, figures, "../concepts/low-rank-attention.md#what-it-buys")
 
 
-def _records(
-    cells: Mapping[str, Mapping[int, ResultRecord]], columns: Sequence[str]
-) -> Iterator[ResultRecord]:
-    for column in columns:
-        yield from cells[column].values()
-
-
-def _budget(suite: Suite, column: str, records: Records) -> str:
+def _budget(suite: Suite, column: str, records: Iterable[ResultRecord]) -> str:
     """The limit of the recipe, the minutes of the records, or the recipe's steps where there are none."""
     _, recipe = suite.recipe(Cell(next(iter(suite.rows)), column, suite.seeds[0]))
-    seconds = [record.budget["seconds"] for cells in records.values() for record in cells.values()]
+    seconds = [record.budget["seconds"] for record in records]
     limit = getattr(recipe, "max_seconds", 0)
     if limit:
         return f"{limit / 60:g} min"

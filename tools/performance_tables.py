@@ -195,9 +195,8 @@ def rpc_lines(record: dict[str, Any]) -> list[str]:
             iterations = int((re.findall(r"iterations (\d+)", name) or ["1"])[0])
             times = [number(1e3 * row["time"][kind]["median"]) for kind in ("forward", "step")]
             peak = row["memory"]["step"]
-            shares = [spread(row["time"]["step"], iterations), f"{peak / own_peak:.2f}"]
-            threads = str(cell["setting"]["threads"])
-            rows.append([name, threads, *times, shares[0], number(peak / 1e6), shares[1]])
+            texts = [name, str(cell["setting"]["threads"]), *times, spread(row["time"]["step"], iterations)]
+            rows.append([*texts, number(peak / 1e6), f"{peak / own_peak:.2f}"])
     head = ["contender", "threads", "forward, ms", "step, ms", "step / (n × symmetric)", "step's peak, MB",
             "peak / symmetric's"]  # fmt: skip
     return [*heading(record), *table(head, rows)]
@@ -209,9 +208,9 @@ def primal_dual_lines(record: dict[str, Any]) -> list[str]:
     for cell in record["cells"]:
         setting, found = cell["setting"], measured(cell)
         for name, row in found.items():
-            over = next((base for base in ("sparse (stride 64)", "eager") if _is_made_from(name, base)), None)
-            if over is None:
+            if "scaled_heads" not in name:
                 continue
+            over = "sparse (stride 64)" if "'sparse'" in name else "eager"
             base = found[over]
             ratios = [
                 f"{row[what][kind] / base[what][kind]:.{digits}f}"
@@ -225,11 +224,6 @@ def primal_dual_lines(record: dict[str, Any]) -> list[str]:
     head = ["contender", "over", "d", "operations, inference", "training", "peak, inference", "training",
             "step's time"]  # fmt: skip
     return [*heading(record), f"N {length}, batch 1:", "", *table(head, rows)]
-
-
-def _is_made_from(contender: str, base: str) -> bool:
-    is_pooled = "scaled_heads" in contender
-    return is_pooled and ("'sparse'" in contender) == base.startswith("sparse")
 
 
 def spread(figures: Mapping[str, float], divisor: float = 1.0) -> str:

@@ -86,13 +86,8 @@ def test_it_is_the_formula_with_the_masks_that_were_drawn(reads):
 @pytest.mark.parametrize("reads", ["all", "past", "masked"])
 def test_gradients_and_their_gradients(reads):
     reads = seen(reads)
-
-    def few(q, k, v):
-        return attend(2, q, k, v, **reads)
-
-    inputs_ = inputs()
-    assert gradcheck(few, inputs_, fast_mode=True)
-    assert gradgradcheck(few, inputs_, fast_mode=True)
+    for check in (gradcheck, gradgradcheck):
+        assert check(lambda *x: attend(2, *x, **reads), inputs(), fast_mode=True)
 
 
 def test_masks_follow_the_seed_and_differ_between_calls():
@@ -140,7 +135,7 @@ def test_forward_mode_takes_the_formula():
     torch.testing.assert_close(slope, (near[0] - near[1]) / 2e-6, rtol=1e-6, atol=1e-8)
 
 
-def test_the_memory_does_not_grow_with_the_weights(monkeypatch):
+def test_the_memory_does_not_grow_with_the_weights():
     """Nothing that is saved for the backward pass has an entry for each weight."""
     q, k, v = inputs(torch.float32)
     sizes = []

@@ -49,9 +49,7 @@ def dropout(x: Tensor, p: float) -> Tensor:
     return x * factors
 
 
-def keep_factors(
-    shape: Sequence[int], p: float, dtype: torch.dtype, generator: torch.Generator | None = None
-) -> Tensor:
+def keep_factors(shape: Sequence[int], p: float, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
     """What dropout multiplies entries by, on a CPU: 0 with probability p, and 1 / (1 - p) otherwise."""
     dropped = round(p * _LEVELS)
     if dropped in (0, _LEVELS):

@@ -42,7 +42,7 @@ from kernel_attention.tensors.recompute import (
     is_transformed,
 )
 from kernel_attention.tensors.softmax_dropout import softmax_dropout_attention
-from kernel_attention.tensors.softmax_weights import additive_mask, softmax_weights
+from kernel_attention.tensors.softmax_weights import additive_mask, logit_gradients, softmax_weights
 from kernel_attention.tensors.statistics import accumulation_dtype
 
 _SLICE = 2**22  # the number of weights that the backward pass holds at a time
@@ -182,8 +182,7 @@ def _by_slices(
         own_mask = mask if mask is None or mask.size(2) == 1 else mask[:, :, here]
         weights = softmax_weights(queries, keys, own_mask, is_causal, start)
         grad_v += weights.mT @ slope
-        change = slope @ values.mT
-        change = weights * (change - (weights * change).sum(dim=-1, keepdim=True))
+        change = logit_gradients(weights, slope @ values.mT)
         grad_q[:, :, here] = change @ keys * scale
         grad_k += change.mT @ queries
     return grad_q, empty_by_token(k).copy_(grad_k), empty_by_token(v).copy_(grad_v)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from kernel_attention.tensors.dropout import dropout, keep_factors
 from kernel_attention.tensors.recompute import differentiable_gradients, differentiable_leaves, only_formulas
-from kernel_attention.tensors.softmax_weights import softmax_weights
+from kernel_attention.tensors.softmax_weights import logit_gradients, softmax_weights
 
 _BLOCK = 2**18  # weights at a time: 1 MiB in float32, about the second-level cache of a core
 _FEW = 2**21  # weights in all, up to which the formula is as fast
@@ -163,8 +163,7 @@ class _DroppedAttention(torch.autograd.Function):
             slope = block.rows(grad)
             change = (slope @ block.columns(v).mT).mul_(factor)
             block.columns(grad_v).add_(factor.mul_(weights).mT @ slope)
-            change -= (weights * change).sum(dim=-1, keepdim=True)
-            change *= weights
+            change = logit_gradients(weights, change)
             block.rows(grad_q).copy_(change @ block.columns(k))
             block.columns(grad_k).add_(change.mT @ block.rows(drawn.queries))
         return grad_q.mul_(scale), grad_k, grad_v, None, None, None, None

@@ -20,6 +20,12 @@ def additive_mask(mask: Tensor | None, q: Tensor) -> Tensor | None:
     )
 
 
+def logit_gradients(weights: Tensor, by_weights: Tensor) -> Tensor:
+    """The gradient of the logits from that of the weights of their softmax, which is overwritten."""
+    by_weights -= (weights * by_weights).sum(dim=-1, keepdim=True)
+    return by_weights.mul_(weights)
+
+
 def softmax_weights(
     queries: Tensor, keys: Tensor, mask: Tensor | None, is_causal: bool, start: int = 0
 ) -> Tensor:

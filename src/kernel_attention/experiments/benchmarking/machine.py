@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
 import torch
 
+from kernel_attention.atomic import write_text_atomically
 from kernel_attention.core.layer import AttentionLayer
 from kernel_attention.experiments.benchmarking.plans import Setting
 from kernel_attention.experiments.provenance import code_revision, processor_name
@@ -38,6 +42,13 @@ def describe_machine(devices: set[str]) -> dict[str, object]:
     if "cuda" in devices:
         described |= {"gpu": torch.cuda.get_device_name(), "cuda": str(torch.version.cuda)}
     return described
+
+
+def write_rows(path: Path, rows: Sequence[Mapping[str, Any]], device: str = "cpu", **described: Any) -> None:
+    """Write a record of a script's measurements: the machine, what else is given, and the rows."""
+    record = {"machine": describe_machine({torch.device(device).type}), **described, "rows": rows}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text_atomically(path, json.dumps(record, indent=1) + "\n")
 
 
 def load() -> list[float]:

@@ -7,6 +7,7 @@ import errno
 import logging
 import os
 import platform
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -16,6 +17,7 @@ from kernel_attention.errors import InputError
 LOCK_NAME = ".lock"
 
 _FAR = 1 << 30  # on Windows other readers cannot read locked bytes, so the locked byte is after the text
+_PATIENCE = 2.0  # seconds in which a process that has taken a lock has written its name into it
 _HELD = (errno.EACCES, errno.EAGAIN, errno.EDEADLK)
 
 _log = logging.getLogger(__name__)
@@ -55,9 +57,9 @@ def _take(path: Path) -> IO[bytes]:
         try:
             is_ours = _lock(file)
             if not is_ours:
-                file.seek(0)
-                holder = file.read(200).decode(errors="replace") or "another process"
-                raise HeldByAnother(f"run {path.parent}: {holder} is writing into it; wait for it, or end it")
+                raise HeldByAnother(
+                    f"run {path.parent}: {_holder(file)} is writing into it; wait for it, or end it"
+                )
             # The previous holder may have removed the file after we opened it and before we locked it.
             if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
                 return file
@@ -65,6 +67,18 @@ def _take(path: Path) -> IO[bytes]:
             file.close()
             raise
         file.close()
+
+
+def _holder(file: IO[bytes]) -> str:
+    """What the holder wrote of itself, which it does just after it took the lock."""
+    until = time.monotonic() + _PATIENCE
+    while True:
+        file.seek(0)
+        if text := file.read(200):
+            return text.decode(errors="replace")
+        if time.monotonic() > until:
+            return "another process"
+        time.sleep(0.01)
 
 
 def _release(file: IO[bytes], path: Path) -> None:
