@@ -28,6 +28,7 @@ class PaysFrom(NamedTuple):
 
     eager: int | None
     compiled: int | None
+    form: str = "fused"
 
 
 def choose_form(
@@ -68,4 +69,4 @@ def choose_form(
         return LayerPlan("reference", f"no other form was measured to be faster ({device}, {how})")
     if x.size(1) < least:
         return LayerPlan("reference", f"fewer than {least} tokens ({device}, {how})")
-    return LayerPlan("fused", f"at least {least} tokens ({device}, {how})")
+    return LayerPlan(measured.form, f"at least {least} tokens ({device}, {how})")

@@ -15,8 +15,13 @@ def apply_affine(x: Tensor, parameters: Affine) -> Tensor:
     return torch.nn.functional.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
 
 
-def autocast(x: Tensor) -> Tensor:
-    """x in the precision that autocast gives to products; x itself where autocast is off."""
+def product_dtype(x: Tensor) -> torch.dtype:
+    """The precision of products with x: that of autocast, or x's own where autocast is off."""
     device = x.device.type
     is_on = not x.is_meta and torch.is_autocast_enabled(device)  # PyTorch has none for meta tensors
-    return x.to(torch.get_autocast_dtype(device)) if is_on else x
+    return torch.get_autocast_dtype(device) if is_on else x.dtype
+
+
+def autocast(x: Tensor) -> Tensor:
+    """x in the precision that autocast gives to products; x itself where autocast is off."""
+    return x.to(product_dtype(x))

@@ -159,10 +159,12 @@ def test_a_graph_that_is_kept_gives_the_same_gradients_twice():
 def test_dropout_and_another_backend_take_the_formulas():
     x = torch.randn(2, 11, 32)
     layer = ka.create_attention("rpc", 32, 2, dropout=0.1)
-    assert layer.plan(x) == ("reference", "the fused form has no dropout")
+    assert layer.plan(x) == ("reference", "the faster forms have no dropout")
     assert layer.eval().plan(x).form == "fused"
     fused = ka.create_attention("rpc", 32, 2, impl="fused", dropout=0.1)
-    with pytest.raises(ka.InputError, match="impl='fused': the fused form has no dropout; use impl='auto'"):
+    with pytest.raises(
+        ka.InputError, match="impl='fused': the faster forms have no dropout; use impl='auto'"
+    ):
         fused(x)
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         assert layer.plan(x).reason == "the fused form needs PyTorch's fused attention for CPUs"

@@ -78,7 +78,8 @@ def main(device):
             for kernel, configs in CONFIGS.items():
                 fits = pursuit_triton._fitting
                 dtype = getattr(torch, precision)
-                kernel.configs = fits(configs, {"values": torch.empty(0, dtype=dtype)}, PRECISION="ieee")[:1]
+                values = {"values": torch.empty(0, dtype=dtype)}
+                kernel.configs = fits(configs, values, PRECISION="ieee", PP=width)[:1]
         masked, is_causal = rest
         length = (130 if options["lam"] < 1 else 261) if is_gpu else 34
         case = ", ".join(f"{name}={value}" for name, value in options.items())

@@ -56,7 +56,8 @@ class Figures:
         if not self.counts:
             value, weight = torch.zeros_like(value), 0
         pair = torch.stack([value * weight, torch.full_like(value, weight)])
-        self._sums[name] = self._sums[name] + pair if name in self._sums else pair
+        # Sums that a resumed run goes on from are on its GPU, also where a figure is counted on the CPU.
+        self._sums[name] = self._sums[name].to(pair.device) + pair if name in self._sums else pair
 
     def state(self) -> dict[str, list[float]]:
         """(sum, weight) of every figure."""

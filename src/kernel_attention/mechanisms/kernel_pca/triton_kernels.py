@@ -26,6 +26,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernel_attention.tensors.gpu import float32_products
+
 _LOG2_E = 1.4426950408889634
 _LARGEST_BUCKET = 16384  # longer sequences take the block sizes of this length
 LARGEST_HEAD = 128
@@ -43,9 +45,18 @@ def _configs(*choices: tuple[int, int, int, int]) -> list[Any]:
 
 
 def _fitting(configs: list[Any], arguments: dict[str, Any], **rest: Any) -> list[Any]:
-    """Small tiles for float32, whose exact products leave the tensor cores; the others for 16 bits."""
-    exact = arguments["values"].dtype == torch.float32 and rest["PRECISION"] == "ieee"
-    return [config for config in configs if (config.kwargs["BM"] * config.kwargs["BN"] <= 2048) == exact]
+    """Small tiles for exact products, which leave the tensor cores, and for wide float32; else the others.
+
+    In wide heads of float32 a block of 64 rows, or of 4 warps, leaves the compiler no registers.
+    """
+    is_float32, is_wide = arguments["values"].dtype == torch.float32, rest["PP"] > 64
+    is_small = is_float32 and (rest["PRECISION"] == "ieee" or is_wide)
+    fitting = [
+        config for config in configs if (config.kwargs["BM"] * config.kwargs["BN"] <= 2048) == is_small
+    ]
+    if is_float32 and is_wide:
+        return [config for config in fitting if config.kwargs["BM"] <= 32 and config.num_warps == 8]
+    return fitting
 
 
 @triton.jit
@@ -87,7 +98,7 @@ def _clamp(x, threshold):
 
 @triton.autotune(
     configs=_configs(
-        (32, 32, 4, 2), (64, 32, 8, 2), (64, 64, 4, 3), (128, 64, 8, 3), (128, 128, 8, 2),
+        (32, 32, 4, 2), (32, 32, 8, 2), (64, 32, 8, 2), (64, 64, 4, 3), (128, 64, 8, 3), (128, 128, 8, 2),
     ),
     key=["bucket", "P", "IS_CAUSAL", "HAS_MASK", "PRECISION"],
     prune_configs_by={"early_config_prune": _fitting},
@@ -245,7 +256,7 @@ def _pull_blocks(
 
 @triton.autotune(
     configs=_configs(
-        (32, 32, 4, 2), (64, 32, 8, 2), (64, 64, 8, 2), (64, 64, 4, 2), (128, 64, 8, 2),
+        (32, 32, 4, 2), (32, 32, 8, 2), (64, 32, 8, 2), (64, 64, 8, 2), (64, 64, 4, 2), (128, 64, 8, 2),
     ),
     key=["bucket", "P", "AS_QUERY", "AS_KEY", "IS_CAUSAL", "HAS_MASK", "PRECISION"],
     prune_configs_by={"early_config_prune": _fitting},
@@ -408,7 +419,8 @@ def pursue(
         _step_kernel[lambda config: _grid(data, config["BM"])](
             keys if queries is None else queries, keys, values, data, threshold,
             data if mask is None else mask, before, dual, out, lse[step], spare, n, h,
-            n if step else 0, int(step == steps), _bucket(n), _factor(data), **sizes, PRECISION=_precision(),
+            n if step else 0, int(step == steps), _bucket(n), _factor(data), **sizes,
+            PRECISION=float32_products(),
         )  # fmt: skip
         keys, spare = spare, keys
     return KeptSteps(kept, low_rank, lse)
@@ -452,7 +464,7 @@ def pull_back(
                 found.data if found.queries is None else found.queries, found.values, dual, found.data,
                 found.threshold, spare_keys, spare_grad, spare_delta, n, h, step,
                 0 if step == steps else n, data.numel(), _bucket(n), _factor(data), data.size(3) ** -0.5,
-                **sizes, AS_QUERY=as_query, AS_KEY=as_key, PRECISION=_precision(),
+                **sizes, AS_QUERY=as_query, AS_KEY=as_key, PRECISION=float32_products(),
             )  # fmt: skip
         # The gradient that came from outside is not written to.
         before = torch.empty_like(data) if step == steps and step > 1 else grad
@@ -474,10 +486,6 @@ def _bucket(length: int) -> int:
 def _factor(data: Tensor) -> float:
     """1 / sqrt(p) in logits to base 2."""
     return data.size(3) ** -0.5 * _LOG2_E
-
-
-def _precision() -> str:
-    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
 
 
 def _sizes(data: Tensor, mask: Tensor | None, is_causal: bool) -> dict[str, Any]:

@@ -30,6 +30,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernel_attention.tensors.gpu import float32_products
+
 _CHUNK = 128  # tokens whose products are summed in one state
 _SCANNED = 16  # chunks that are summed at a time
 _ENTRIES = 128  # entries of the state that a program sums
@@ -234,7 +236,7 @@ def causal_sums(
     sums = torch.empty(batch * h, chunks, {"keys": m, "values": w, "": 0}[sums_of], **exact)
     out = torch.empty_like(c)
     totals = torch.empty(batch, h, n, **exact) if with_totals else None
-    precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+    precision = float32_products()
     sizes: dict[str, Any] = {
         "M": m, "PM": _padded(m), "W": w, "PW": _padded(w), "CHUNK": _CHUNK, "SUMS": sums_of,
         "PRECISION": precision,

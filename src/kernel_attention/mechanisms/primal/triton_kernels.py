@@ -22,9 +22,13 @@ from torch import Tensor
 from kernel_attention.errors import InputError
 from kernel_attention.features.feature_maps import SMALLEST_NORM
 from kernel_attention.mechanisms.primal.token_slices import Sums, Tokens
+from kernel_attention.tensors.gpu import float32_products
 
 _TOKENS = 1024  # tokens per program
-_LARGEST_HEAD = 128
+_LARGEST_HEAD = {
+    2: 128,
+    4: 64,
+}  # by bytes of a number; four wider matrices of float32 do not fit beside each other
 
 
 def _configs(*choices: tuple[int, int, int]) -> list[Any]:
@@ -257,8 +261,8 @@ def _check(tokens: Tokens, x: Tensor, weight: Tensor, maps: Tensor) -> tuple[int
     size = weight.size(0) // (2 * tokens.num_heads)
     if x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise InputError(f"impl='triton': x has dtype {x.dtype}, it takes float32, bfloat16 and float16")
-    if size > _LARGEST_HEAD:
-        raise InputError(f"impl='triton': head width {size} exceeds {_LARGEST_HEAD}")
+    if size > (largest := _LARGEST_HEAD[x.dtype.itemsize]):
+        raise InputError(f"impl='triton': head width {size} exceeds {largest}, the widest in {x.dtype}")
     if maps.size(1) != tokens.num_heads:
         raise ValueError(f"maps has {maps.size(1)} groups, expected one for each of {tokens.num_heads} heads")
     return size, triton.cdiv(x.size(1), _TOKENS)
@@ -274,9 +278,8 @@ def _sizes(tokens: Tokens, x: Tensor, maps: Tensor, splits: int) -> tuple[int, .
 
 
 def _options(tokens: Tokens, size: int, bias: Tensor | None, with_gram: bool) -> dict[str, object]:
-    tf32 = torch.backends.cuda.matmul.allow_tf32
     return {
         "P": size, "PP": max(16, triton.next_power_of_2(size)), "TOKENS": _TOKENS,
         "HAS_BIAS": bias is not None, "HAS_MASK": tokens.mask is not None, "WITH_GRAM": with_gram,
-        "NORMALIZE": tokens.normalize, "SMALLEST": SMALLEST_NORM, "PRECISION": "tf32" if tf32 else "ieee",
+        "NORMALIZE": tokens.normalize, "SMALLEST": SMALLEST_NORM, "PRECISION": float32_products(),
     }  # fmt: skip
