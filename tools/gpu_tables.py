@@ -1,12 +1,14 @@
-"""The tables of docs/performance.md that were measured on a GPU, from ``results/benchmarks/gpu_*.json``.
+"""The tables of docs/performance.md that were measured on a GPU, from ``results/benchmarks/gpu*.json``.
 
-They are the records of ``kernel-attention bench --suite gpu``, without the orders of the rounds.
+The records are those of ``kernel-attention bench --suite gpu`` (``gpu_*.json``) and ``--suite gpu-long``
+(``gpu-long_*.json``), without the orders of the rounds.
 """
 
 from __future__ import annotations
 
 import json
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +22,21 @@ DTYPES = ("float32", "bfloat16")
 
 def texts(root: Path) -> tuple[dict[str, list[str]], dict[Path, str]]:
     """The lines of the page's regions, and no figures."""
-    paths = sorted((root / RECORDS).glob("gpu_*.json"))
-    lines = [line for path in paths for line in record_lines(json.loads(path.read_text(encoding="utf-8")))]
-    return {"gpu": lines or NOTHING}, {}
+    folder = root / RECORDS
+    return {
+        "gpu": _all_lines(folder, "gpu_*.json", record_lines),
+        "gpu-long": _all_lines(folder, "gpu-long_*.json", long_lines),
+    }, {}
+
+
+def _all_lines(folder: Path, names: str, make: Callable[[dict[str, Any]], list[str]]) -> list[str]:
+    records = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob(names))]
+    return [line for record in records for line in make(record)] or NOTHING
 
 
 def record_lines(record: dict[str, Any]) -> list[str]:
     """Training steps at ``LENGTH`` tokens, then RPC beside symmetric attention in time and peak memory."""
-    machine, setting = record["machine"], record["cells"][0]["setting"]
-    heading = (
-        f"{machine['gpu']}, torch {machine['torch']}, {machine['date'][:10]}: d {setting['embed_dim']}, "
-        f"{setting['num_heads']} heads, batch {setting['batch_size']}. A training step at N {LENGTH}:"
-    )
+    heading = f"{_where(record)} A training step at N {LENGTH}:"
     steps = [
         row
         for is_causal in (False, True)
@@ -41,6 +46,30 @@ def record_lines(record: dict[str, Any]) -> list[str]:
     ratios = ["RPC", "dtype", "N", "forward", "step", "peak of a step"]
     said = "RPC-Attention of n steps: time over n times that of `symmetric`, and peak memory over its own:"
     return ["", heading, "", *table(head, steps), "", said, "", *table(ratios, ratio_rows(record)), ""]
+
+
+def long_lines(record: dict[str, Any]) -> list[str]:
+    """Training steps over the length: time, memory, and at the greatest length the ratio to SDPA's time."""
+    cells = record["cells"]
+    setting = cells[0]["setting"]
+    lengths = [f"{cell['setting']['length']:,}" for cell in cells]
+    head = ["layer", *(f"N {length}, {what}" for length in lengths for what in ("ms", "peak, MB"))]
+    rows = []
+    for name in _measured(cells[0]):
+        entries = [_measured(cell)[name] for cell in cells]
+        times = [f"{entry['time']['step']['median'] * 1e3:.3g}" for entry in entries]
+        cut = [figure for entry, time in zip(entries, times, strict=True) for figure in (time, _peak(entry))]
+        rows.append([name, *cut, f"{1 / entries[-1]['time']['step']['ratio_median']:.3g}"])
+    heading = f"{_where(record)} Training steps in {setting['dtype']}:"
+    return ["", heading, "", *table([*head, f"SDPA / time, N {lengths[-1]}"], rows), ""]
+
+
+def _where(record: dict[str, Any]) -> str:
+    machine, setting = record["machine"], record["cells"][0]["setting"]
+    return (
+        f"{machine['gpu']}, torch {machine['torch']}, {machine['date'][:10]}: d {setting['embed_dim']}, "
+        f"{setting['num_heads']} heads, batch {setting['batch_size']}."
+    )
 
 
 def _is(cell: dict[str, Any], is_causal: bool) -> bool:
