@@ -8,6 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+import kernel_attention as ka
+
 
 def relative_errors(
     layer: nn.Module,
@@ -66,3 +68,18 @@ def padding(batch: int, length: int, device: str) -> Tensor:
     mask = torch.ones(batch, length, dtype=torch.bool, device=device)
     mask[0, length // 2 :], mask[1, ::3] = False, False
     return mask
+
+
+def check_compiled(layer: nn.Module, x: Tensor, mask: Tensor | None, **options: bool) -> None:
+    """A compiled training step has no graph break and the numbers of an eager one."""
+    torch.compiler.reset()  # layers of one class share a limit of compilations
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    results = []
+    for call in (layer, compiled):
+        layer.zero_grad(set_to_none=True)
+        x = x.detach().requires_grad_()
+        y = call(x, attention_mask=mask, **options)
+        y = y if mask is None else y[mask]
+        (y.sin().sum() + ka.auxiliary_loss(layer)).backward()
+        results.append([y.detach(), x.grad, *(p.grad for p in layer.parameters())])
+    torch.testing.assert_close(*results)

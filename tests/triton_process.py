@@ -24,12 +24,32 @@ def errors_in_interpreter(worker: Path) -> Errors:
 
 
 def errors_on_gpu(worker: Path) -> Errors:
-    if not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
+    _require_gpu()
     return _errors(worker, "cuda")
 
 
+def check_operator_in_interpreter(worker: Path) -> None:
+    """What compilers are told of an operator is true, and a compiled layer has its numbers."""
+    assert _said(worker, "cpu", TRITON_INTERPRET="1") == "equal"
+
+
+def check_operator_on_gpu(worker: Path) -> None:
+    """As ``check_operator_in_interpreter``, on a GPU."""
+    _require_gpu()
+    assert _said(worker, "cuda") == "equal"
+
+
+def _require_gpu() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+
+
 def _errors(worker: Path, device: str, **environment: str) -> Errors:
+    return json.loads(_said(worker, device, **environment))
+
+
+def _said(worker: Path, device: str, **environment: str) -> str:
+    """The last line that a worker prints."""
     folders = [str(Path(__file__).parent), str(HOSTS)]  # of ``triton_outcomes``, and of Triton
     path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), *folders])
     done = subprocess.run(
@@ -39,7 +59,7 @@ def _errors(worker: Path, device: str, **environment: str) -> Errors:
     if "No module named 'triton'" in done.stderr:
         pytest.skip("triton is not installed")
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return done.stdout.splitlines()[-1]
 
 
 def check(found: Errors) -> None:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
+from triton_process import check_operator_in_interpreter, check_operator_on_gpu
 
 from kernel_attention.mechanisms.primal import operators as op
 
+WORKER = Path(__file__).parent / "triton_operator_worker.py"
 F64 = torch.float64
 B, N, H, P, D = 3, 11, 2, 5, 7  # the width of the input need not be that of the heads
 
@@ -105,23 +104,10 @@ def test_outputs_that_nothing_reads_have_no_part_in_the_gradient():
         torch.testing.assert_close(sum(parts), whole)
 
 
-def triton_worker(device: str, **environment: str) -> None:
-    here, hosts = Path(__file__).parent, Path(sys.prefix) / "hosts"  # as in test_triton.py
-    path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(hosts)])
-    worker = subprocess.run(
-        [sys.executable, str(here / "triton_operator_worker.py"), device],
-        env=os.environ | {"PYTHONPATH": path} | environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if "No module named 'triton'" in worker.stderr:
-        pytest.skip("triton is not installed")
-    assert worker.returncode == 0, worker.stderr
-    assert worker.stdout.endswith("equal\n")
-
-
 def test_the_operator_over_triton_kernels_compiles_in_the_interpreter():  # seconds: Triton in a process
-    triton_worker("cpu", TRITON_INTERPRET="1")
+    check_operator_in_interpreter(WORKER)
 
 
 @pytest.mark.gpu
 def test_the_operator_over_triton_kernels_compiles_on_a_gpu():
-    triton_worker("cuda")
+    check_operator_on_gpu(WORKER)

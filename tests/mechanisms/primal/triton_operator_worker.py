@@ -8,6 +8,7 @@ Triton reads TRITON_INTERPRET when it is imported, so the tests cannot set it fo
 import sys
 
 import torch
+from triton_outcomes import check_compiled
 
 import kernel_attention as ka
 from kernel_attention.mechanisms.primal import operators as op
@@ -33,14 +34,7 @@ def main(device):
         test_utils=("test_schema", "test_faketensor"),
     )  # fmt: skip
     layer = ka.PrimalAttention(width, heads, rank=3, rank_multiplier=2, eta=0.3, impl="triton").to(device)
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    results = []
-    for call in (layer, compiled):
-        layer.zero_grad(set_to_none=True)
-        y = call(x, attention_mask=mask)
-        (y[mask].sin().sum() + ka.auxiliary_loss(layer)).backward()
-        results.append([y[mask].detach(), *(p.grad for p in layer.parameters())])
-    torch.testing.assert_close(*results)
+    check_compiled(layer, x, mask)
     print("equal")
 
 

@@ -25,12 +25,11 @@ from kernel_attention.mechanisms.kernel_pca.functional import (
     scaled_attention,
 )
 from kernel_attention.mechanisms.kernel_pca.fused import fused_rpc_attention
-from kernel_attention.mechanisms.kernel_pca.triton_autograd import rpc_attention_by_kernels
+from kernel_attention.mechanisms.kernel_pca.triton_operators import rpc_attention_by_kernels
 from kernel_attention.mechanisms.softmax.functional import softmax_attention
 from kernel_attention.memory_limit import require_parameters
 from kernel_attention.tensors.fused_softmax import has_cpu_kernel
 from kernel_attention.tensors.gpu import why_not_measured
-from kernel_attention.tensors.recompute import is_traced
 
 _IMPLS = ("auto", "reference", "fused", "triton")
 _SCALINGS = ("symmetric", "matrix")
@@ -151,18 +150,15 @@ class RobustPrincipalAttention(AttentionLayer):
         With ``impl="auto"`` the Triton kernels run where they were measured to win: on a Hopper GPU in 16
         bits, not causal, from 1,024 tokens and with heads of width up to 64.
         """
-        if self.impl == "triton" and (is_traced() or (self.training and self.dropout > 0)):
-            raise InputError(
-                "impl='triton' has no dropout, and cannot be compiled, exported or transformed: use "
-                "impl='auto' or 'reference'"
-            )
-        lacking = None if self.impl == "triton" else self._why_not_faster(x, is_causal)
+        lacking = self._why_not_faster(x, is_causal)
         return choose_form(self.impl, x, lacking, _PAYS_FROM, is_sharded=False, compiled=compiled)
 
     def _why_not_faster(self, x: Tensor, is_causal: bool) -> str | None:
         """What the call needs that the faster form of its device has not; None: nothing."""
         if self.training and self.dropout > 0:
             return "the faster forms have no dropout"
+        if self.impl == "triton":
+            return None
         if x.is_cuda and self.impl == "auto":
             if is_causal or self.head_dim > _WIDEST_MEASURED:
                 return f"the kernels were measured without is_causal, in heads up to {_WIDEST_MEASURED} wide"

@@ -30,8 +30,6 @@ from kernel_attention.tensors.gpu import float32_products
 
 _LOG2_E = 1.4426950408889634
 _LARGEST_BUCKET = 16384  # longer sequences take the block sizes of this length
-LARGEST_HEAD = 128
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def _configs(*choices: tuple[int, int, int, int]) -> list[Any]:

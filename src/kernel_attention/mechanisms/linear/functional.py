@@ -16,7 +16,7 @@ from torch import Tensor
 from kernel_attention.core.sequence_group import SequenceGroup
 from kernel_attention.features.feature_maps import FeatureMap, cosine, elu
 from kernel_attention.features.softmax_features import SoftmaxPlusFeatures
-from kernel_attention.mechanisms.linear.triton_autograd import causal_sums_by_kernels
+from kernel_attention.mechanisms.linear.triton_operators import causal_sums_by_kernels
 from kernel_attention.tensors.blocks import by_offset, completed, for_each_offset, from_offset
 from kernel_attention.tensors.padding import in_blocks, zero_padding
 from kernel_attention.tensors.statistics import accumulation_dtype, divide, exactly

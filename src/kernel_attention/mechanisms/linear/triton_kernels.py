@@ -36,8 +36,6 @@ _CHUNK = 128  # tokens whose products are summed in one state
 _SCANNED = 16  # chunks that are summed at a time
 _ENTRIES = 128  # entries of the state that a program sums
 _LARGEST_BUCKET = 16384  # longer sequences take the block sizes of this length
-LARGEST_WIDTH = 128
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def _configs(*choices: tuple[int, int, int]) -> list[Any]:
