@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib.util import find_spec
 
 import torch
@@ -21,11 +22,17 @@ def float32_products() -> str:
 
 
 def why_not_measured(x: Tensor) -> str | None:
-    """Why no measurement speaks for 16-bit Triton kernels on x: its precision or its GPU; None: one does."""
+    """Why no measurement speaks for Triton kernels on x, which lies on a GPU; None: one does."""
+    if torch.compiler.is_compiling():  # which cannot ask for the rest
+        return "the kernels were measured in eager mode alone"
     if product_dtype(x) not in (torch.bfloat16, torch.float16):
         return "the kernels were measured to be faster in 16 bits alone"
     if torch.cuda.get_device_capability(x.device)[0] != _HOPPER:
         return "the kernels were measured on an H100 alone"
-    if find_spec("triton") is None:
-        return "Triton is not installed"
-    return None
+    return None if has_triton() else "Triton is not installed"
+
+
+@cache
+def has_triton() -> bool:
+    """Whether Triton is installed, as it is with the CUDA builds of PyTorch."""
+    return find_spec("triton") is not None

@@ -71,13 +71,15 @@ def test_the_kernels_run_by_themselves_where_they_were_measured_to_win(
     dtype, length, major, options, form, monkeypatch
 ):
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (major, 0))
-    monkeypatch.setattr("kernel_attention.tensors.gpu.find_spec", lambda name: name)
+    monkeypatch.setattr("kernel_attention.tensors.gpu.has_triton", lambda: True)
     layer = ka.create_attention("rpc", 16, 2, **options)
     with FakeTensorMode():  # a device that is not there
         x = torch.empty(1, length, 16, dtype=dtype, device="cuda")
         assert layer.plan(x).form == form
         assert layer.plan(x, is_causal=True).form == "reference"
         assert layer.plan(x, compiled=True).form == "reference"
+        monkeypatch.setattr("torch.compiler.is_compiling", lambda: True)
+        assert layer.plan(x).form == "reference"
 
 
 def test_heads_wider_than_measured_keep_the_formulas(monkeypatch):
