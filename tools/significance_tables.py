@@ -64,13 +64,17 @@ def families(root: Path) -> list[Family]:
     found = []
     for group in groups:
         measured: Measured = {row: {} for row in group[0].rows}
+        present = []  # a suite without a record has no place on the page of reproductions
         for suite in group:
-            for row, cells in measurements(suite, places).items():
+            by_row = measurements(suite, places)
+            if any(by_row.values()):
+                present.append(suite)
+            for row, cells in by_row.items():
                 measured[row] |= cells
         baselines = {row: other for row in group[0].rows if (other := group[0].baseline(row)) is not None}
         comparisons = compare_over_columns(measured, baselines, columns=2)
         if comparisons:
-            found.append(Family(group, comparisons))
+            found.append(Family(present, comparisons))
     return found
 
 
