@@ -290,7 +290,7 @@ def test_copies_and_pickles_predict_the_same(estimator, ragged, duplicate):
         ({"epochs": 0}, "epochs=0 must be a whole number of at least 1"),
         ({"batch_size": 0}, "batch_size=0"),
         ({"dropout": 1.5}, "dropout=1.5"),
-        ({"positions": "fxed"}, "positions='fxed'.*learnt, fixed"),
+        ({"positions": "fxed"}, "positions='fxed'.*learnt, learnt_normal, fixed"),
         ({"pooling": "max"}, "pooling='max'.*flatten, mean"),
         ({"optimizer": "adamm"}, "optimizer='adamm'.*radam, adam, adamw"),
         ({"learning_rate": -1.0}, "learning_rate=-1.0 must be a finite number above 0"),

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
+from kernel_attention.models import SequenceClassifier
 from kernel_attention.models.causal import CausalLanguageModel
 from kernel_attention.models.decision_transformer import DecisionTransformer
 from kernel_attention.models.policies import StatePolicy
 from kernel_attention.models.segmenter import Segmenter
-from kernel_attention.models.sequence import SequenceClassifier
 from kernel_attention.models.tokens import TokenClassifier, TokenPairClassifier
 from kernel_attention.models.vision import VisionTransformer
 

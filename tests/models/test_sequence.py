@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from kernel_attention import InputError, PrimalAttention, SoftmaxAttention, auxiliary_loss, list_attention
 from kernel_attention.models import EncoderLayer, SequenceClassifier, SequenceEncoder
 from kernel_attention.models.sequence import sinusoidal_positions
+from kernel_attention.models.tokens import TokenEncoder
 
 CHANNELS, CLASSES, MAX_LEN, HEADS, EMBED_DIM = 5, 7, 13, 3, 24
 LENGTHS = (13, 2, 1, 11, 6)
@@ -149,6 +150,27 @@ def test_learnt_positions_are_small_at_first_and_trained():
     assert encoder.positions.abs().max() <= 0.02
 
 
+def test_normal_positions_are_as_large_as_embedded_tokens_and_trained():
+    torch.manual_seed(0)
+    encoder = TokenEncoder(1000, 200, "softmax", positions="learnt_normal", embed_dim=24, num_heads=3)
+    assert isinstance(encoder.positions, torch.nn.Parameter)
+    tokens = encoder.embed.weight * math.sqrt(24)
+    for entries in (encoder.positions, tokens):  # 4,800 entries or more: a deviation of 0.01
+        assert entries.std().item() == pytest.approx(1.0, abs=0.05)
+    encoder.positions.detach().zero_()
+    encoder.reset_parameters()
+    assert encoder.positions.std().item() == pytest.approx(1.0, abs=0.05)
+
+
+def test_without_a_final_activation_the_encoder_ends_in_its_norm():
+    encoder = build().encoder.eval()
+    x = torch.randn(3, 11, CHANNELS)
+    ended = encoder(x)
+    encoder.final_activation = "none"
+    torch.testing.assert_close(F.gelu(encoder(x)), ended)
+    assert encoder(x).mean(dim=-1).abs().max() < 1e-5  # layer norm's, at its first weights
+
+
 @pytest.mark.parametrize("embed_dim", [24, 7, 1])
 def test_fixed_positions_are_sines_and_cosines(embed_dim):
     table = sinusoidal_positions(MAX_LEN, embed_dim)
@@ -257,8 +279,9 @@ def test_the_whole_model_compiles_to_one_graph():
         ({"num_layers": 0}, "num_layers=0 must be a whole number of at least 1"),
         ({"feedforward_dim": 1.5}, "feedforward_dim=1.5 must be a whole number of at least 1"),
         ({"dropout": 1.0}, "dropout=1.0 must be a probability in [0, 1)"),
-        ({"positions": "learned"}, "unknown positions 'learned'; did you mean 'learnt'?"),
+        ({"positions": "learned"}, "unknown positions 'learned'; did you mean 'learnt'"),
         ({"pooling": "max"}, "unknown pooling 'max'"),
+        ({"final_activation": "relu"}, "unknown final_activation 'relu'; did you mean 'gelu'?"),
         ({"attention": "primale"}, "unknown attention mechanism 'primale'; did you mean 'primal' or "),
         ({"attention": ["primal"]}, "lists 1 entries for num_layers=2"),
         (

@@ -52,7 +52,8 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):
         patch_len: steps per token; 0: as many as leave at most 128 tokens of the longest series, or 8 of a
             rocket stem.
         views: what the stem reads: one or more of "raw", "normalized" (per series) and "difference".
-        positions: "learnt", "fixed" (sinusoidal), "time_absolute", "convolutional" (relative) or "none".
+        positions: "learnt", "learnt_normal" (larger at first), "fixed" (sinusoidal), "time_absolute",
+            "convolutional" (relative) or "none".
         pooling: "flatten" all positions, take their "mean", "mean_max" for mean and maximum, or "attention".
         readout: whether members with a rocket stem average their outputs with those of a least-squares
             support vector machine on the same random convolutions, averaged over time. It is solved on the

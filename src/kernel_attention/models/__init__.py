@@ -9,7 +9,8 @@ from kernel_attention.models.memories import Memory, RecurrentMemory, SlidingMem
 from kernel_attention.models.policies import Policy, StatePolicy
 from kernel_attention.models.positions import PositionClassifier
 from kernel_attention.models.segmenter import Segmenter
-from kernel_attention.models.sequence import SequenceClassifier, SequenceEncoder
+from kernel_attention.models.sequence import SequenceEncoder
+from kernel_attention.models.sequence_classifier import SequenceClassifier
 from kernel_attention.models.tokens import TokenClassifier, TokenEncoder, TokenPairClassifier
 from kernel_attention.models.vision import VisionTransformer
 

@@ -28,7 +28,8 @@ class PositionClassifier(nn.Module):
         is_real: whether the inputs are vectors (``SequenceEncoder``) or tokens (``TokenEncoder``).
         is_causal: whether a position reads only those up to it.
         tied: whether the logits use the weights of the embedding (Press & Wolf 2017), for tasks whose classes
-            are the tokens.
+            are the tokens. The encoder then ends in its norm, as language models do: after a GELU, no output
+            could point away from an embedding.
         device: where the parameters are made; None: the default device.
         dtype: the parameters' precision; None: the default one.
         encoder_options: the other arguments of ``SequenceEncoder``.
@@ -61,6 +62,8 @@ class PositionClassifier(nn.Module):
                 f"tied=True needs the tokens as classes; there are {num_outputs} classes of {what}"
             )
         self.is_causal = is_causal
+        if tied:
+            encoder_options.setdefault("final_activation", "none")
         kind = SequenceEncoder if is_real else TokenEncoder
         self.encoder = kind(in_features, max_len, attention, **where, **encoder_options)
         if is_causal:

@@ -15,14 +15,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kernel_attention.core.layer import require_causal_form
-from kernel_attention.core.parameters import Device, reset_module, reset_submodules
+from kernel_attention.core.parameters import Device, reset_module
 from kernel_attention.core.sequence_group import SequenceGroup
 from kernel_attention.core.validation import require_positive, require_probability
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.mechanisms import AttentionFactory, AttentionSpec
 from kernel_attention.models.encoder_layer import EncoderLayer, create_attentions
 from kernel_attention.models.rocket_stem import RocketStem
-from kernel_attention.models.sequence_pooling import SequencePooling, TokenPooling, mean_token
 from kernel_attention.models.series_stem import (
     STEMS,
     ConvolutionalPositions,
@@ -37,15 +36,16 @@ from kernel_attention.models.series_stem import (
 from kernel_attention.tensors.dropout import Dropout
 from kernel_attention.tensors.pooling import pool_mask
 
-Positions = Literal["learnt", "fixed", "time_absolute", "convolutional", "none"]
-_POSITIONS = ("learnt", "fixed", "time_absolute", "convolutional", "none")
+Positions = Literal["learnt", "learnt_normal", "fixed", "time_absolute", "convolutional", "none"]
+_POSITIONS = ("learnt", "learnt_normal", "fixed", "time_absolute", "convolutional", "none")
+FinalActivation = Literal["gelu", "none"]
+_FINAL_ACTIVATIONS = ("gelu", "none")
 
-
-_NUM_HEADS = 8
+NUM_HEADS = 8
 
 
 class SequenceEncoder(nn.Module):
-    """A stem, positions, encoder layers, final norm, GELU; padding zeroed.
+    """A stem, positions, encoder layers, final norm and activation; padding zeroed.
 
     The papers' stem is a linear projection of every step, scaled by sqrt(d).
 
@@ -59,16 +59,17 @@ class SequenceEncoder(nn.Module):
         num_layers: number of layers.
         feedforward_dim: hidden width of the feed-forward networks.
         dropout: of positions, layers and output, and of the attention weights where a mechanism has them.
-        positions: what is added to the tokens. "learnt" (uniform(-0.02, 0.02) at first); "fixed"
-            (sinusoidal); "time_absolute" (sinusoidal with frequencies times d / N for N tokens, which keeps
-            short series apart; ConvTran, Foumani et al. 2024, eq. 13); "convolutional" (relative, see
-            ``ConvolutionalPositions``); "none".
+        positions: what is added to the tokens. "learnt" (uniform(-0.02, 0.02) at first); "learnt_normal"
+            (normal(0, 1) at first, as large as embedded tokens); "fixed" (sinusoidal); "time_absolute"
+            (sinusoidal with frequencies times d / N for N tokens, which keeps short series apart; ConvTran,
+            Foumani et al. 2024, eq. 13); "convolutional" (relative, see ``ConvolutionalPositions``); "none".
         norm_first: pre-norm layers.
         stem: "linear"; "convolution", see ``ConvolutionStem``; or "rocket", random convolutions, see
             ``RocketStem`` and ``fit_stem``.
         stem_layers: blocks of the convolution stem.
         patch_len: steps per token; 0: as many as it takes to have at most 128 tokens, or 8 of a rocket stem.
             Above 1 the encoder returns ceil(N / patch_len) tokens, and padding must be on the right.
+        final_activation: "gelu" as in the papers, or "none", for logits by the weights of an embedding.
         views: what the stem reads, one or more of "raw", "normalized" and "difference"; see ``series_views``.
         experts: networks of a sparse mixture in place of each feed-forward network; 0: no mixture.
         experts_per_token: networks of the mixture that read a token.
@@ -89,7 +90,7 @@ class SequenceEncoder(nn.Module):
         attention: AttentionSpec | AttentionFactory | Sequence[AttentionSpec | AttentionFactory] = "primal",
         *,
         embed_dim: int = 512,
-        num_heads: int = _NUM_HEADS,
+        num_heads: int = NUM_HEADS,
         num_layers: int = 2,
         feedforward_dim: int = 2048,
         dropout: float = 0.1,
@@ -98,6 +99,7 @@ class SequenceEncoder(nn.Module):
         stem: Stem = "linear",
         stem_layers: int = 3,
         patch_len: int = 1,
+        final_activation: FinalActivation = "gelu",
         views: Sequence[View] = ("raw",),
         experts: int = 0,
         experts_per_token: int = 2,
@@ -130,6 +132,9 @@ class SequenceEncoder(nn.Module):
         for layer in create_attentions(attention, num_layers, embed_dim, num_heads, shared, **where):
             self.layers.append(EncoderLayer(layer, feedforward_dim, dropout, norm_first, **mixture, **where))
         self.norm = nn.LayerNorm(embed_dim, **where)
+        if final_activation not in _FINAL_ACTIVATIONS:
+            raise unknown("final_activation", final_activation, _FINAL_ACTIVATIONS)
+        self.final_activation = final_activation
         self.dropout = Dropout(dropout)
 
     def reset_parameters(self) -> None:
@@ -248,7 +253,8 @@ class SequenceEncoder(nn.Module):
         x = self.dropout(self._with_positions(tokens, token_mask, start))
         for layer in self.layers:
             x = layer(x, token_mask, is_causal)
-        x = self.dropout(F.gelu(self.norm(x)))
+        x = self.norm(x)
+        x = self.dropout(F.gelu(x) if self.final_activation == "gelu" else x)
         return x if token_mask is None else x.masked_fill(~token_mask[..., None], 0.0)
 
     def _rocket(self) -> RocketStem:
@@ -281,7 +287,7 @@ class SequenceEncoder(nn.Module):
             self.relative_positions = ConvolutionalPositions(self.embed_dim, **where)
         elif kind != "none":
             table = torch.empty(self.num_tokens, self.embed_dim, **where)
-            if kind == "learnt":
+            if kind in ("learnt", "learnt_normal"):
                 self.positions = nn.Parameter(table)
             else:
                 self.register_buffer("positions", table)
@@ -299,94 +305,11 @@ class SequenceEncoder(nn.Module):
             reset_module(self.relative_positions)
         elif self.positions_kind == "learnt":
             self.positions.uniform_(-0.02, 0.02)
+        elif self.positions_kind == "learnt_normal":
+            self.positions.normal_()
         elif self.positions_kind != "none":
             stretch = self.embed_dim / self.num_tokens if self.positions_kind == "time_absolute" else 1.0
             self.positions.copy_(sinusoidal_positions(self.num_tokens, self.embed_dim, stretch))
-
-
-class SequenceClassifier(nn.Module):
-    """The encoder with a linear head: class logits, or regression values.
-
-    With a ``readout``, the outputs in evaluation are the mean of the head's and of a linear map of the
-    features of the rocket stem, averaged over the tokens. The map is no parameter: ``set_readout`` takes its
-    weights from a closed form. In training the outputs are the head's alone.
-
-    Args:
-        in_features: channels c of the input.
-        num_outputs: classes, or regression targets.
-        max_len: longest sequence.
-        attention: as in ``SequenceEncoder``.
-        pooling: how the tokens become one vector: "flatten" (the papers' head, fixed to max_len), "mean",
-            "mean_max" or "attention"; see ``TokenPooling``.
-        readout: whether the model has a readout, which needs ``stem="rocket"``.
-        device: where the parameters are made; None: the default device.
-        dtype: the parameters' precision; None: the default one.
-        encoder_options: the other arguments of ``SequenceEncoder``.
-    """
-
-    readout_weight: Tensor
-    readout_bias: Tensor
-
-    def __init__(
-        self,
-        in_features: int,
-        num_outputs: int,
-        max_len: int,
-        attention: AttentionSpec | AttentionFactory | Sequence[AttentionSpec | AttentionFactory] = "primal",
-        *,
-        pooling: SequencePooling = "flatten",
-        readout: bool = False,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
-        **encoder_options: Any,
-    ) -> None:
-        super().__init__()
-        require_positive(num_outputs=num_outputs)
-        where: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.encoder = SequenceEncoder(in_features, max_len, attention, **where, **encoder_options)
-        num_heads = encoder_options.get("num_heads", _NUM_HEADS)
-        sizes = (self.encoder.num_tokens, self.encoder.embed_dim, num_heads)
-        self.pooling = TokenPooling(pooling, *sizes, **where)
-        self.head = nn.Linear(self.pooling.width, num_outputs, **where)
-        self.has_readout = readout
-        if readout:
-            if not isinstance(self.encoder.project, RocketStem):
-                raise InputError("readout=True needs stem='rocket', whose features it reads")
-            num_features = self.encoder.project.num_features
-            self.register_buffer("readout_weight", torch.zeros(num_outputs, num_features, **where))
-            self.register_buffer("readout_bias", torch.zeros(num_outputs, **where))
-
-    def reset_parameters(self) -> None:
-        """Draw every parameter of the encoder and the classifier anew; a readout gives zeros."""
-        reset_submodules(self)
-        if self.has_readout:
-            self.set_readout(torch.tensor(0.0), torch.tensor(0.0))
-
-    def set_readout(self, weight: Tensor, bias: Tensor) -> None:
-        """Set the readout's map, (num_outputs, F) and (num_outputs,)."""
-        self.readout_weight.copy_(weight)
-        self.readout_bias.copy_(bias)
-
-    def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """x (B, N, c), attention_mask (B, N; True = real token) -> (B, num_outputs)."""
-        if self.has_readout:
-            token_mask = self.encoder.token_mask(attention_mask)
-            return self.from_features(self.encoder.features(x, attention_mask), token_mask)
-        return self.head(self.embed(x, attention_mask))
-
-    def embed(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """The vector that the head reads, (B, N, c) -> (B, width)."""
-        return self.pooling(self.encoder(x, attention_mask), self.encoder.token_mask(attention_mask))
-
-    def from_features(self, features: Tensor, token_mask: Tensor | None = None) -> Tensor:
-        """``forward`` from the ``features`` of the encoder on: (B, M, F), (B, M) -> (B, num_outputs)."""
-        outputs = self.head(self.pooling(self.encoder.from_features(features, token_mask), token_mask))
-        if self.training or not self.has_readout:
-            return outputs
-        if token_mask is not None:
-            features = features.masked_fill(~token_mask[..., None], 0.0)
-        read = F.linear(mean_token(features, token_mask), self.readout_weight, self.readout_bias)
-        return (outputs + read) / 2
 
 
 def sinusoidal_positions(max_len: int, embed_dim: int, stretch: float = 1.0) -> Tensor:

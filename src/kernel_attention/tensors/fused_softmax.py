@@ -16,8 +16,8 @@ The forward pass is the fused kernel in both cases. Its running maximum makes it
 past tokens must not depend on the size of future ones.
 
 The decision is made inside an operator, where compilers do not look. An eager call takes the same functions
-without the operator, whose dispatch would cost a small layer a tenth of its training step. Where the gradient
-itself is differentiated, it comes from the formula, in float64 too, which holds all the weights.
+without the operator. Where the gradient itself is differentiated, it comes from the formula, in float64 too,
+which holds all the weights.
 
 PyTorch's kernel and its backward pass have no public names. Where a release does not have them as they are
 called here, everything is ``scaled_dot_product_attention``.
@@ -28,6 +28,7 @@ Legend: B batch, h heads, N queries, S keys, p head width, p_v width of the valu
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,7 +40,9 @@ from kernel_attention.tensors.padding import is_exporting
 from kernel_attention.tensors.recompute import (
     differentiable_gradients,
     differentiable_leaves,
+    eager_twin,
     is_transformed,
+    needs_gradient,
 )
 from kernel_attention.tensors.softmax_dropout import softmax_dropout_attention
 from kernel_attention.tensors.softmax_weights import additive_mask, logit_gradients, softmax_weights
@@ -108,14 +111,13 @@ def fused_attention(
     is_watched = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
     is_eager = type(q) is Tensor and not is_watched
     arguments = q, k, v, additive_mask(mask, q), is_causal, scale
-    return _EagerAttention.apply(*arguments) if is_eager else _attention(*arguments)[0]
+    return _eager_attention(*arguments) if is_eager else _attention(*arguments)[0]
 
 
 def _is_ours(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> bool:
     """Whether a gradient is wanted and PyTorch would use its fused kernel for CPUs."""
     return (
-        torch.is_grad_enabled()
-        and (q.requires_grad or k.requires_grad or v.requires_grad)
+        needs_gradient(q, k, v)
         and q.device.type == "cpu"
         and dropout_p == 0.0
         and q.size(3) == v.size(3)
@@ -211,7 +213,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 
 def _pull_back(
-    ctx: Any, grad: Tensor | None, _: Tensor | None, gradients: Callable[..., Any] = _attention_backward
+    ctx: Any, grad: Tensor | None, *_: object, gradients: Callable[..., Any] = _attention_backward
 ) -> tuple[Tensor | None, ...]:
     if grad is None:
         return (None,) * 6
@@ -230,16 +232,6 @@ def _pull_back(
 _attention.register_autograd(_pull_back, setup_context=_keep)
 
 
-class _EagerAttention(torch.autograd.Function):
-    """The operator's functions, called as they are; without lse among the outputs."""
-
-    # A setup_context of its own would cost every call a look at the signature of forward.
-    @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Tensor:
-        output = attention_with_lse(*inputs)
-        _keep(ctx, inputs, output)
-        return output[0]
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        return _pull_back(ctx, grads[0], None, attention_gradients)
+_eager_attention = eager_twin(
+    attention_with_lse, _keep, partial(_pull_back, gradients=attention_gradients), only_first=True
+)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -27,6 +27,44 @@ def is_transformed() -> bool:
 def needs_operator(x: Tensor) -> bool:
     """Whether a hand-written pass over x must be an operator: a compiler looks on, or x has no values."""
     return type(x) is not Tensor or torch.compiler.is_compiling()
+
+
+def needs_gradient(*inputs: Tensor | None) -> bool:
+    """Whether a graph is made, and one of the inputs wants a gradient."""
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
+
+
+def eager_twin(
+    compute: Callable[..., tuple[Any, ...]],
+    keep: Callable[[Any, tuple[Any, ...], Any], None],
+    pull_back: Callable[..., tuple[Tensor | None, ...]],
+    *,
+    only_first: bool = False,
+) -> Callable[..., Any]:
+    """The functions of an operator, called as they are where ``needs_operator`` is False.
+
+    An operator's dispatch would cost a small layer a tenth of its training step.
+
+    Args:
+        compute: the operator's function.
+        keep: its ``setup_context``.
+        pull_back: its backward function, which takes the gradients of the outputs.
+        only_first: whether the first output alone is returned; ``keep`` gets them all.
+    """
+
+    class EagerTwin(torch.autograd.Function):
+        # A setup_context of its own would cost every call a look at the signature of forward.
+        @staticmethod
+        def forward(ctx: Any, *inputs: Any) -> Any:
+            output = compute(*inputs)
+            keep(ctx, inputs, output)
+            return output[0] if only_first else output
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+            return pull_back(ctx, *grads)
+
+    return EagerTwin.apply
 
 
 _asked = 0  # a number, not a context variable, which a compiler cannot read

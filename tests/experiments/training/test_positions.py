@@ -196,7 +196,7 @@ def test_the_published_small_setting():
     recipe = make_recipe(read_recipe("abilities/mqar_published")[1])
     (task,) = recipe.test_tasks().values()
     assert (task.length, task.items, task.vocabulary, task.power) == (64, 4, 8192, 0.01)
-    assert (recipe.embed_dim, recipe.tied, recipe.positions) == (64, True, "learnt")
+    assert (recipe.embed_dim, recipe.tied, recipe.positions) == (64, True, "learnt_normal")
 
 
 def test_the_shipped_grid_of_associative_recall_is_the_papers():

@@ -126,7 +126,7 @@ def operator(k: Tensor, v: Tensor, threshold: Tensor, iterations: int = 3) -> Te
 
 
 def eager(k: Tensor, v: Tensor, threshold: Tensor, iterations: int = 3) -> Tensor:
-    return op._EagerPursuit.apply(None, k, v, threshold, MASKS["right"], iterations, False)
+    return op._eager_pursuit(None, k, v, threshold, MASKS["right"], iterations, False)
 
 
 def test_an_eager_call_gives_the_numbers_of_the_operator():

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
-from triton_process import check_operator_in_interpreter, check_operator_on_gpu
 
 from kernel_attention.mechanisms.primal import operators as op
 
-WORKER = Path(__file__).parent / "triton_operator_worker.py"
 F64 = torch.float64
 B, N, H, P, D = 3, 11, 2, 5, 7  # the width of the input need not be that of the heads
 
@@ -83,11 +80,11 @@ def found(call: Callable, inputs: tuple) -> list[Tensor]:
 @pytest.mark.parametrize("case", CASES)
 def test_an_eager_call_gives_the_numbers_of_the_operator(case):
     inputs = arguments(**CASES[case])
-    for eager, wanted in zip(found(op._EagerMap.apply, inputs), found(op._map, inputs), strict=True):
+    for eager, wanted in zip(found(op._eager_map, inputs), found(op._map, inputs), strict=True):
         torch.testing.assert_close(eager, wanted, **TOLERANCE[eager.dtype])
 
 
-@pytest.mark.parametrize("call", [op._map, op._EagerMap.apply], ids=["operator", "eager"])
+@pytest.mark.parametrize("call", [op._map, op._eager_map], ids=["operator", "eager"])
 @pytest.mark.parametrize("case", ["per_head", "folded", "mask", "identity"])
 def test_first_and_second_derivatives_equal_finite_differences(case, call):
     inputs = with_leaves(arguments(**CASES[case]))
@@ -96,18 +93,9 @@ def test_first_and_second_derivatives_equal_finite_differences(case, call):
 
 
 def test_outputs_that_nothing_reads_have_no_part_in_the_gradient():
-    for call in (op._map, op._EagerMap.apply):
+    for call in (op._map, op._eager_map):
         leaves = with_leaves(arguments())
         y, gram = call(*leaves)
         whole = torch.autograd.grad(y.sum() + gram.sum(), leaves[0], retain_graph=True)[0]
         parts = [torch.autograd.grad(part.sum(), leaves[0], retain_graph=True)[0] for part in (y, gram)]
         torch.testing.assert_close(sum(parts), whole)
-
-
-def test_the_operator_over_triton_kernels_compiles_in_the_interpreter():  # seconds: Triton in a process
-    check_operator_in_interpreter(WORKER)
-
-
-@pytest.mark.gpu
-def test_the_operator_over_triton_kernels_compiles_on_a_gpu():
-    check_operator_on_gpu(WORKER)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import InputError
+from kernel_attention.experiments.child_process import stop_with_parent
 from kernel_attention.experiments.plugins import load_plugins
 from kernel_attention.experiments.reproduction.run import Places, Told, find_state, run_cell
 from kernel_attention.experiments.reproduction.suite import Cell, Suite
@@ -94,7 +95,9 @@ def _by_workers(
         with _shared_cores(workers):
             for _ in range(workers):
                 reader, writer = context.Pipe(duplex=False)
-                process = context.Process(target=_work, args=(suite, cells, places, writer, plugins))
+                process = context.Process(
+                    target=_work, args=(suite, cells, places, writer, plugins, os.getpid())
+                )
                 process.start()
                 writer.close()  # so that the pipe ends with the worker, however it ends
                 running[reader] = process
@@ -119,8 +122,14 @@ def _by_workers(
 
 
 def _work(
-    suite: Suite, cells: Sequence[Cell], places: Places, writer: Connection, plugins: Sequence[str]
+    suite: Suite,
+    cells: Sequence[Cell],
+    places: Places,
+    writer: Connection,
+    plugins: Sequence[str],
+    parent: int,
 ) -> None:
+    stop_with_parent(parent)
     with contextlib.suppress(KeyboardInterrupt):
         load_plugins(plugins)
         writer.send(_in_this_process(suite, cells, places, writer.send, 1, plugins)[0])

@@ -14,12 +14,13 @@ from types import FrameType
 from typing import Any
 
 from kernel_attention.errors import InputError
+from kernel_attention.experiments.child_process import stop_with_parent
 from kernel_attention.experiments.notes import note, notes_on_stderr
 from kernel_attention.experiments.plugins import load_plugins, loaded_plugins
 from kernel_attention.experiments.reporting.sweep_record import SweepRecord
 from kernel_attention.experiments.sweeping.space import space_as_json
 from kernel_attention.experiments.sweeping.study import POINTS, SweepFolder, open_sweep
-from kernel_attention.experiments.sweeping.worker import check_machine, stop_with_parent, work
+from kernel_attention.experiments.sweeping.worker import check_machine, work
 from kernel_attention.experiments.training.files import is_unfinished
 
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import sys
-import threading
 import time
 import traceback
 from pathlib import Path
@@ -75,17 +72,6 @@ def measured_values(folder: Path, recipe: BaseRecipe, metric: Metric) -> list[fl
             raise InputError(f"run {folder}: has no {metric.name} of the chosen epoch of seed {seed}")
         values.append(float(row[metric.name]))
     return values
-
-
-def stop_with_parent(parent: int) -> None:
-    """Send this process SIGTERM when its parent, by its number, ends; training stops at a checkpoint."""
-
-    def wait() -> None:
-        while os.getppid() == parent:
-            time.sleep(1.0)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=wait, daemon=True).start()
 
 
 def _try_point(sweep: SweepFolder, number: int, data_root: str | None, watch: Watch) -> bool:

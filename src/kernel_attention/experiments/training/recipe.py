@@ -62,8 +62,8 @@ class BaseRecipe(ABC):
         num_layers: encoder layers.
         feedforward_dim: hidden width of the feed-forward networks.
         dropout: dropout probability.
-        positions: learnt, fixed, time_absolute, convolutional (relative) or none; language models have learnt
-            or fixed ones, others say which they take.
+        positions: learnt, learnt_normal (larger at first), fixed, time_absolute, convolutional (relative) or
+            none; language models have learnt or fixed ones, others say which they take.
         norm_first: pre-norm layers.
         batch_size: sequences per step, on each device and in each pass.
         optimizer: radam, adam or adamw.
@@ -102,7 +102,9 @@ class BaseRecipe(ABC):
     num_layers: Annotated[int, Field(ge=1, le=10_000)] = 2  # a list of them is made before any other check
     feedforward_dim: Count = 2048
     dropout: Probability = 0.1
-    positions: Literal["learnt", "fixed", "time_absolute", "convolutional", "none"] = "learnt"
+    positions: Literal["learnt", "learnt_normal", "fixed", "time_absolute", "convolutional", "none"] = (
+        "learnt"
+    )
     norm_first: bool = False
     batch_size: Count = 16
     optimizer: Literal["radam", "adam", "adamw"] = "radam"

@@ -58,7 +58,9 @@ class StepRecorder(RunRecorder):
         self._step_started = time.perf_counter(), self._clock()
 
     def on_step_end(self, training: Training, batches: list[Any]) -> None:
-        """Count the real tokens, without padding."""
+        """Count the time, and the real tokens, without padding."""
+        if torch.accelerator.is_available() and training.steps_in_round == training.steps_per_round:
+            torch.accelerator.synchronize()  # the steps are only launched; the last one waits for them all
         started, counted = self._step_started
         self._row_seconds += time.perf_counter() - started
         self._training_seconds += self._clock() - counted

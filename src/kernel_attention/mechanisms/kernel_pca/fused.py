@@ -29,6 +29,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,7 +43,7 @@ from kernel_attention.tensors.fused_softmax import (
     empty_by_token,
 )
 from kernel_attention.tensors.padding import compaction, zero_padding
-from kernel_attention.tensors.recompute import needs_operator
+from kernel_attention.tensors.recompute import eager_twin, needs_gradient, needs_operator
 from kernel_attention.tensors.softmax_weights import additive_mask
 from kernel_attention.tensors.statistics import exactly, without_autocast
 
@@ -84,11 +85,18 @@ def _in_slices(
     rows = []
     for *row, own_mask in zip(*(_split(x, sequences, 0) for x in (q, k, v, threshold, mask)), strict=False):
         parts = [
-            _EagerPursuit.apply(*part, own_mask, iterations, is_causal).transpose(1, 2)
+            _pursued(*part, own_mask, iterations, is_causal).transpose(1, 2)
             for part in zip(*(_split(x, heads, 1) for x in row), strict=False)
         ]
         rows.append(parts[0] if len(parts) == 1 else torch.cat(parts, dim=2))
     return (rows[0] if len(rows) == 1 else torch.cat(rows)).transpose(1, 2)
+
+
+def _pursued(q: Tensor | None, k: Tensor, v: Tensor, threshold: Tensor, *options: Any) -> Tensor:
+    """L_n; what a backward pass needs is kept where there will be one."""
+    if needs_gradient(q, k, v, threshold):
+        return _eager_pursuit(q, k, v, threshold, *options)
+    return _pursue(q, k, v, threshold, *options, keep=False)[0]
 
 
 def _split(x: Tensor | None, size: int, dim: int) -> Iterable[Tensor | None]:
@@ -259,7 +267,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, list[Tensor]]
 
 
 def _pull_back(
-    ctx: Any, grad: Tensor | None, _: object, gradients: Callable[..., Any] = _pursuit_backward
+    ctx: Any, grad: Tensor | None, *_: object, gradients: Callable[..., Any] = _pursuit_backward
 ) -> tuple[Tensor | None, ...]:
     if grad is None:
         return (None,) * 7
@@ -278,15 +286,4 @@ def _pull_back(
 _pursuit.register_autograd(_pull_back, setup_context=_keep)
 
 
-class _EagerPursuit(torch.autograd.Function):
-    """The operator's functions, called as they are; L_n alone is an output."""
-
-    @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Tensor:
-        output = _pursue(*inputs, keep=any(ctx.needs_input_grad))
-        _keep(ctx, inputs, output)
-        return output[0]
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        return _pull_back(ctx, grads[0], None, _gradients)
+_eager_pursuit = eager_twin(_forward, _keep, partial(_pull_back, gradients=_gradients), only_first=True)

@@ -9,6 +9,7 @@ Legend: B batch, h heads, N tokens, p head width.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 from kernel_attention.errors import InputError
 from kernel_attention.mechanisms.kernel_pca.functional import PursuitSettings, pursuit_gradients
 from kernel_attention.tensors.padding import zero_padding
-from kernel_attention.tensors.recompute import needs_operator
+from kernel_attention.tensors.recompute import eager_twin, needs_gradient, needs_operator
 from kernel_attention.tensors.statistics import without_autocast
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -48,7 +49,12 @@ def rpc_attention_by_kernels(
         raise InputError(f"impl='triton': head width {k.size(3)} exceeds {_LARGEST_HEAD}")
     iterations, _, _, mask, is_causal = settings
     inputs = q, k, v, settings.threshold(k), mask, iterations, is_causal
-    low_rank = _pursuit(*inputs)[0] if needs_operator(k) else _EagerPursuit.apply(*inputs)
+    if needs_operator(k):
+        low_rank = _pursuit(*inputs)[0]
+    elif needs_gradient(*inputs[:4]):
+        low_rank = _eager_pursuit(*inputs)
+    else:
+        low_rank = _pursue(*inputs, keep=False)[0]
     return low_rank.transpose(1, 2)
 
 
@@ -168,15 +174,4 @@ def _pull_back(
 _pursuit.register_autograd(_pull_back, setup_context=_keep)
 
 
-class _EagerPursuit(torch.autograd.Function):
-    """The operator's functions, called as they are; L_n alone is an output."""
-
-    @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Tensor:
-        output = _pursue(*inputs, keep=any(ctx.needs_input_grad))
-        _keep(ctx, inputs, output)
-        return output[0]
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        return _pull_back(ctx, grads[0], gradients=_gradients)
+_eager_pursuit = eager_twin(_forward, _keep, partial(_pull_back, gradients=_gradients), only_first=True)

@@ -10,6 +10,7 @@ Legend: B batch, h heads, N tokens, m features, w width of the values.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from kernel_attention.tensors.affine import autocast
 from kernel_attention.tensors.recompute import (
     differentiable_gradients,
     differentiable_leaves,
+    eager_twin,
     needs_operator,
     only_formulas,
 )
@@ -61,7 +63,7 @@ def causal_sums_by_kernels(
             f"{_LARGEST_WIDTH}"
         )
     inputs = phi_q.to(dtype), phi_k.to(dtype), v.to(dtype), with_totals
-    out, totals = _sums(*inputs) if needs_operator(v) else _EagerSums.apply(*inputs)
+    out, totals = _sums(*inputs) if needs_operator(v) else _eager_sums(*inputs)
     return out.transpose(1, 2), totals[..., None] if with_totals else None
 
 
@@ -158,18 +160,7 @@ def _pull_back(
 _sums.register_autograd(_pull_back, setup_context=_keep)
 
 
-class _EagerSums(torch.autograd.Function):
-    """The operator's functions, called as they are."""
-
-    @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
-        output = _forward(*inputs)
-        _keep(ctx, inputs, output)
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        return _pull_back(ctx, grads[0], grads[1], _gradients)
+_eager_sums = eager_twin(_forward, _keep, partial(_pull_back, gradients=_gradients))
 
 
 def _formula(phi_q: Tensor, phi_k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,6 +13,7 @@ Legend as in ``fused``.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from kernel_attention.mechanisms.primal.token_slices import Tokens
 from kernel_attention.tensors.recompute import (
     differentiable_gradients,
     differentiable_leaves,
+    eager_twin,
     needs_operator,
 )
 from kernel_attention.tensors.sampling import Samples
@@ -61,7 +63,7 @@ def features_and_maps(
         with_gram,
         triton,
     )
-    y, gram = _map(*inputs) if needs_operator(x) else _EagerMap.apply(*inputs)
+    y, gram = _map(*inputs) if needs_operator(x) else _eager_map(*inputs)
     return y, gram if with_gram else None
 
 
@@ -187,19 +189,7 @@ def _pull_back(
 _map.register_autograd(_pull_back, setup_context=_keep)
 
 
-class _EagerMap(torch.autograd.Function):
-    """The operator's functions, called as they are."""
-
-    # A setup_context of its own would cost every call a look at the signature of forward.
-    @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
-        output = _forward(*inputs)
-        _keep(ctx, inputs, output)
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        return _pull_back(ctx, grads[0], grads[1], _gradients)
+_eager_map = eager_twin(_forward, _keep, partial(_pull_back, gradients=_gradients))
 
 
 def _formulas(
