@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from kernel_attention import InputError, memory_limit
+from kernel_attention import InputError, SupportVectorAttention, memory_limit
 from kernel_attention.functional import SparsePattern, sparse_attention, sparse_mask
 from kernel_attention.tensors.blocks import softmax_over_blocks
 from kernel_attention.tensors.pooling import pool, pool_mask, running_pool
@@ -17,8 +17,9 @@ BATCH, HEADS, WIDTH = 2, 3, 5
 PATTERNS = [
     SparsePattern(name, stride, summary)
     for name, stride, summary in [
-        ("strided", 1, 1), ("strided", 2, 1), ("strided", 4, 1), ("strided", 6, 1), ("strided", 12, 1),
-        ("fixed", 1, 1), ("fixed", 4, 1), ("fixed", 4, 2), ("fixed", 6, 5), ("fixed", 12, 12),
+        ("strided", 1, 1), ("strided", 2, 1), ("strided", 4, 1), ("strided", 6, 1), ("strided", 7, 1),
+        ("strided", 12, 1), ("fixed", 1, 1), ("fixed", 4, 1), ("fixed", 4, 2), ("fixed", 6, 5),
+        ("fixed", 7, 3), ("fixed", 12, 12),
     ]
 ]  # fmt: skip
 
@@ -41,10 +42,10 @@ def test_the_patterns_are_those_of_the_paper():
 
 
 @pytest.mark.parametrize(
-    ("pattern", "factor"), [(p, f) for p in PATTERNS for f in (1, 2, 3) if p.stride % f == 0], ids=str
+    ("pattern", "factor"), [(p, f) for p in PATTERNS for f in (1, 2, 3, 5) if p.stride >= f], ids=str
 )
 def test_blocked_equals_dense_with_its_gradients(pattern, factor):
-    for length, is_causal in itertools.product((1, 5, 24, 29), (False, True)):
+    for length, is_causal in itertools.product((1, 5, 24, 29, 35), (False, True)):
         q, k, v = (
             torch.randn(BATCH, HEADS, length, WIDTH, dtype=torch.float64, requires_grad=True)
             for _ in range(3)
@@ -107,13 +108,29 @@ def test_a_mask_beyond_the_limit_is_refused_before_it_is_made(monkeypatch):
 
 @pytest.mark.parametrize("name", ["strided", "fixed"])
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_long_sequences_keep_no_matrix_of_all_pairs(name, is_causal):
+@pytest.mark.parametrize(("stride", "factor"), [(32, 1), (33, 2)])
+def test_long_sequences_keep_no_matrix_of_all_pairs(name, is_causal, stride, factor):
     length = 1024
     kept = []
     q, k, v = (torch.randn(1, 1, length, WIDTH, requires_grad=True) for _ in range(3))
+    pooled = running_pool if is_causal else pool
+    k, v = pooled(k, factor), pooled(v, factor)
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()) or x, lambda x: x):
-        sparse_attention(q, k, v, SparsePattern(name, 32), is_causal=is_causal)
-    assert max(kept) <= length * (3 * 32 + length // 32 + 1)
+        sparse_attention(q, k, v, SparsePattern(name, stride), factor=factor, is_causal=is_causal)
+    assert max(kept) <= length * (3 * stride + length // stride + 1)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_keys_that_straddle_rows_compile_and_export_without_a_break(is_causal):
+    layer = SupportVectorAttention(
+        4, 2, kernel={"sparse": {"stride": 25}}, factors=[1, 2], dtype=torch.float64
+    )
+    x = torch.randn(2, 577, 4, dtype=torch.float64)
+    expected = layer(x, is_causal=is_causal)
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x, is_causal=is_causal), expected)
+    exported = torch.export.export(layer, (x,), {"is_causal": is_causal}).module()
+    torch.testing.assert_close(exported(x, is_causal=is_causal), expected)
 
 
 def test_long_sequences_equal_the_masked_call():
@@ -137,10 +154,10 @@ def test_a_query_of_cross_attention_without_a_key_in_its_pattern_gets_zeros():
 def test_a_form_that_is_not_defined_is_refused():
     q, k = torch.randn(1, 1, 9, WIDTH), torch.randn(1, 1, 3, WIDTH)
     with pytest.raises(
-        InputError, match="impl='blocked' needs self-attention and a stride that factor=1 divides"
+        InputError, match="impl='blocked' needs self-attention and a stride of at least factor=1"
     ):
         sparse_attention(q, k, k, SparsePattern("fixed", 4), impl="blocked")
-    with pytest.raises(InputError, match="factor=3 divides, got stride=4"):
-        sparse_attention(q, k, k, SparsePattern("fixed", 4), factor=3, impl="blocked")
+    with pytest.raises(InputError, match="at least factor=3, got stride=2"):
+        sparse_attention(q, k, k, SparsePattern("fixed", 2), factor=3, impl="blocked")
     with pytest.raises(InputError, match="unknown impl 'flash'"):
         sparse_attention(q, q, q, SparsePattern(), impl="flash")

@@ -19,9 +19,7 @@ _TWICE: tuple[list[Spec], ...] = tuple([peer.name] * 2 for peer in PEERS)
 # Primal-Attention's released timing command on ListOps and Image; on Text its eta is 0.01. Every eta above 0
 # takes the same time. The recipes lra/... have the values of the released training commands.
 _RELEASED = {"primal": {"rank": 20, "eta": 0.05}}
-_EVEN = {
-    "stride": 64
-}  # an odd stride, as the default is at N 2048, has no block form over keys pooled by two
+_SQUARE_ROOT = {"stride": 64}  # of 4,096 tokens
 _CAUSAL_PEERS = tuple(peer.name for peer in PEERS if peer.causal)
 # Mechanisms that are quadratic with weights in memory, cubic, or need a token grid.
 _LEFT_OUT = {"dual_multilinear", "tensor", "conv2d", "softmax"}
@@ -125,9 +123,9 @@ SUITES: dict[str, Plan] = {
         contenders=(
             "eager", "eager scaled_heads", "eager batch_norm_scaled_heads", "sdpa",
             {"scaled_heads": {"factors": [1, 2]}}, {"batch_norm_scaled_heads": {"factors": [1, 2]}},
-            {"sparse": _EVEN},
-            {"scaled_heads": {"kernel": {"sparse": _EVEN}, "factors": [1, 2]}},
-            {"batch_norm_scaled_heads": {"kernel": {"sparse": _EVEN}, "factors": [1, 2]}},
+            {"sparse": _SQUARE_ROOT},
+            {"scaled_heads": {"kernel": {"sparse": _SQUARE_ROOT}, "factors": [1, 2]}},
+            {"batch_norm_scaled_heads": {"kernel": {"sparse": _SQUARE_ROOT}, "factors": [1, 2]}},
         ),
         grid={
             "threads": (2,), "batch_size": (1,), "embed_dim": (64, 128, 256),

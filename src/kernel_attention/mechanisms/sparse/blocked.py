@@ -14,6 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernel_attention.mechanisms.sparse.joint_softmax import finished, joint_softmax
 from kernel_attention.tensors.blocks import completed
 from kernel_attention.tensors.padding import pad_tokens
 from kernel_attention.tensors.statistics import accumulation_dtype
@@ -38,14 +39,16 @@ def blocked_attention(
         k: (B, h, M, p), M = ceil(N / factor); with ``is_causal`` (B, h, N, p), where row i is the open block
             at token i.
         v: as ``k``.
-        stride: l, in keys.
-        summary: number of last columns that all queries see (fixed pattern); None: the strided pattern.
+        stride: l times f, in positions.
+        summary: number of last positions of a row that all queries see (fixed pattern); None: the strided
+            pattern.
         factor: f.
         attention_mask: (B, M) right padding.
         is_causal: a query sees the keys before its own, and row i of k.
         dropout_p: probability of dropping an attention weight.
     """
     length = q.size(2)
+    stride = stride // factor
     num_keys = -(-length // factor)
     num_rows = -(-num_keys // stride)
     q = q * q.size(3) ** -0.5
@@ -63,7 +66,7 @@ def blocked_attention(
     if summary is None:
         out = _strided(q, k, v, present, own, dropout_p)
     else:
-        out = _fixed(q, k, v, present, summary, own, dropout_p)
+        out = _fixed(q, k, v, present, -(-summary // factor), own, dropout_p)
     return out.flatten(2, 4)[:, :, :length]
 
 
@@ -93,11 +96,11 @@ def _strided(
         _other_rows(num_rows, is_causal, q.device)[:, None, None]
         & present.transpose(2, 3)[:, :, None, :, None]
     )
-    weights = _joint_softmax([near, far], [near_allowed, far_allowed], own, dropout_p)
+    weights = joint_softmax([near, far], [near_allowed, far_allowed], own, dropout_p)
     out = (weights[0].flatten(3, 4) @ _neighbours(v, is_causal)).unflatten(3, (stride, factor))
     by_column = weights[1].transpose(2, 3).flatten(3, 4) @ v.transpose(2, 3)
     out = out + by_column.unflatten(3, (num_rows, factor)).transpose(2, 3)
-    return _finished(out, weights, [near_allowed, far_allowed], own)
+    return finished(out, weights, [near_allowed, far_allowed], own)
 
 
 def _fixed(
@@ -122,10 +125,10 @@ def _fixed(
         same_allowed = same_allowed & (column < column[:, None])[:, None]
     others = _other_rows(num_rows, is_causal, q.device).repeat_interleave(summary, dim=1)
     last_allowed = others[:, None, None] & present[..., -summary:].flatten(2)[:, :, None, None, None]
-    weights = _joint_softmax([same, last], [same_allowed, last_allowed], own, dropout_p)
+    weights = joint_softmax([same, last], [same_allowed, last_allowed], own, dropout_p)
     out = (weights[0].flatten(3, 4) @ v).unflatten(3, (stride, factor))
     out = out + (weights[1].flatten(2, 4) @ last_values).unflatten(2, (num_rows, stride, factor))
-    return _finished(out, weights, [same_allowed, last_allowed], own)
+    return finished(out, weights, [same_allowed, last_allowed], own)
 
 
 def _neighbours(x: Tensor, is_causal: bool) -> Tensor:
@@ -140,27 +143,3 @@ def _other_rows(num_rows: int, is_causal: bool, device: torch.device) -> Tensor:
     """(T, T) bool: the other rows that a query's row sees."""
     row = torch.arange(num_rows, device=device)
     return row < row[:, None] if is_causal else row != row[:, None]
-
-
-def _joint_softmax(
-    logits: list[Tensor], allowed: list[Tensor], own: tuple[Tensor, Tensor] | None, dropout_p: float
-) -> tuple[Tensor, ...]:
-    """One softmax over all parts, (B, h, T, l, f, *) each, in parts again; the query's own key is last."""
-    smallest = torch.finfo(
-        logits[0].dtype
-    ).min  # not -inf: rows of padded queries may be empty and must stay finite
-    parts = [part.masked_fill(~may, smallest) for part, may in zip(logits, allowed, strict=True)]
-    parts += [] if own is None else [own[0]]
-    weights = torch.cat(parts, dim=-1).softmax(dim=-1).to(logits[0].dtype)
-    weights = torch.nn.functional.dropout(weights, dropout_p)
-    return weights.split([part.size(-1) for part in parts], dim=-1)
-
-
-def _finished(
-    out: Tensor, weights: tuple[Tensor, ...], allowed: list[Tensor], own: tuple[Tensor, Tensor] | None
-) -> Tensor:
-    """The output with the query's own value, (B, h, T, l, f, p); without one, zeros where no key is seen."""
-    if own is not None:
-        return out + weights[2] * own[1]
-    first, second = (part.any(dim=-1, keepdim=True) for part in allowed)
-    return out.masked_fill(~(first | second), 0.0)

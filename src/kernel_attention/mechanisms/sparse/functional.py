@@ -17,6 +17,7 @@ from torch import Tensor
 from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.mechanisms.sparse.blocked import blocked_attention
+from kernel_attention.mechanisms.sparse.gathered import gathered_attention
 from kernel_attention.memory_limit import require_memory
 from kernel_attention.tensors.blocks import block_causal_attention, softmax_over_blocks
 from kernel_attention.tensors.fused_softmax import fused_attention
@@ -112,7 +113,7 @@ def sparse_attention(
         is_causal: query i sees positions 0..i only.
         dropout_p: probability of dropping an attention weight.
         impl: "dense": a fused call with an N x S mask. "blocked": plain products of O(N (l + N / l)) size,
-            for self-attention with a stride that ``factor`` divides. "auto": blocked for long sequences where
+            for self-attention with a stride of at least ``factor``. "auto": blocked for long sequences where
             it is defined and has fewer logits. A stride as long as the sequence excludes nothing: the call
             is then softmax attention without a mask. A graph that ``torch.export`` makes for several
             lengths is dense.
@@ -127,10 +128,10 @@ def sparse_attention(
     if impl not in IMPLEMENTATIONS:
         raise unknown("impl", impl, IMPLEMENTATIONS)
     blocks = (q.size(2) + factor - 1) // factor  # as pooling counts them: torch.export compares the formulas
-    aligned = pattern.stride % factor == 0 and (is_causal or blocks == k.size(2))
-    if impl == "blocked" and not aligned:
+    has_blocks = pattern.stride >= factor and (is_causal or blocks == k.size(2))
+    if impl == "blocked" and not has_blocks:
         raise InputError(
-            f"impl='blocked' needs self-attention and a stride that factor={factor} divides, "
+            f"impl='blocked' needs self-attention and a stride of at least factor={factor}, "
             f"got stride={pattern.stride}, {q.size(2)} queries and {k.size(2)} keys; impl='dense' serves all"
         )
     num_keys = blocks if is_causal else k.size(2)
@@ -142,14 +143,15 @@ def sparse_attention(
         )  # fmt: skip
     # torch.export cannot prove what blocks need of a length that may vary.
     one_length = not is_exporting() or isinstance(q.size(2), int)
-    may_block = aligned and one_length and impl != "dense"
+    may_block = has_blocks and one_length and impl != "dense"
     if may_block and (impl == "blocked" or _saves(pattern, q.size(2), factor)):
-        return blocked_attention(
+        in_blocks = gathered_attention if pattern.stride % factor else blocked_attention
+        return in_blocks(
             q,
             k,
             v,
-            stride=pattern.stride // factor,
-            summary=None if pattern.name == "strided" else -(-pattern.summary // factor),
+            stride=pattern.stride,
+            summary=None if pattern.name == "strided" else pattern.summary,
             factor=factor,
             attention_mask=attention_mask,
             is_causal=is_causal,
