@@ -67,9 +67,8 @@ def gathered_attention(
     near_seen, far_seen = parts.near_seen, parts.far_seen
     own = None
     if is_causal:
-        own_values = in_blocks(v, stride)
         logit = (q * in_blocks(k, stride)).sum(dim=-1, keepdim=True, dtype=accumulation_dtype(q.dtype))
-        own = logit.to(q.dtype), own_values
+        own = logit.to(q.dtype), in_blocks(v, stride)
         near, far = (index * factor + factor - 1 for index in (near, far))  # a block's last row is the whole
     elif attention_mask is not None:
         near_seen = near_seen & _taken(attention_mask, near, dim=1)[:, None, :, None]

@@ -9,10 +9,9 @@ from torch import Tensor
 def joint_softmax(
     logits: list[Tensor], allowed: list[Tensor], own: tuple[Tensor, Tensor] | None, dropout_p: float
 ) -> tuple[Tensor, ...]:
-    """One softmax over all parts, (B, h, T, l, f, *) each, in parts again; the query's own key is last."""
-    smallest = torch.finfo(
-        logits[0].dtype
-    ).min  # not -inf: rows of padded queries may be empty and must stay finite
+    """One softmax over all parts, (..., keys) each, in parts again; the query's own key is last."""
+    # Not -inf: rows of padded queries may be empty and must stay finite.
+    smallest = torch.finfo(logits[0].dtype).min
     parts = [part.masked_fill(~may, smallest) for part, may in zip(logits, allowed, strict=True)]
     parts += [] if own is None else [own[0]]
     weights = torch.cat(parts, dim=-1).softmax(dim=-1).to(logits[0].dtype)
@@ -23,7 +22,7 @@ def joint_softmax(
 def finished(
     out: Tensor, weights: tuple[Tensor, ...], allowed: list[Tensor], own: tuple[Tensor, Tensor] | None
 ) -> Tensor:
-    """The output with the query's own value, (B, h, T, l, f, p); without one, zeros where no key is seen."""
+    """The output with the query's own value, (..., p); without one, zeros where no key is seen."""
     if own is not None:
         return out + weights[2] * own[1]
     first, second = (part.any(dim=-1, keepdim=True) for part in allowed)
