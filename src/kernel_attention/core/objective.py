@@ -66,7 +66,9 @@ class PenalizedAttention(AttentionLayer, PenalizedModule):
         """``bounded_square`` of J. It logs a warning the first time that |J| exceeds the bound."""
         bound = self.objective_bound * self.objective_unit
         # Elsewhere the question would stop the stream or break the graph.
-        if objective.device.type == "cpu" and not is_traced() and (objective.detach().abs() > bound).any():
+        if objective.device.type == "cpu" and not is_traced():
+            if not (objective.detach().abs() > bound).any():
+                return objective.square()
             _warn_of_large_objectives()
         return bounded_square(objective, bound)
 

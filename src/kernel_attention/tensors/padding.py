@@ -87,6 +87,8 @@ def first_rows(weight: Tensor, count: int, dim: int = 1) -> Tensor:
     """The first ``count`` rows of a weight along ``dim``, by default (h, M, s) -> (h, count, s)."""
     if is_exporting():  # a view keeps the strides of all M rows, and torch.export asks whether count is M
         return weight.index_select(dim, torch.arange(count, device=weight.device))
+    if not torch.compiler.is_compiling() and count == weight.size(dim):
+        return weight  # the gradient of a view of all rows would be a copy
     return weight.narrow(dim, 0, count)
 
 

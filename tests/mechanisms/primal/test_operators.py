@@ -16,7 +16,7 @@ B, N, H, P, D = 3, 11, 2, 5, 7  # the width of the input need not be that of the
 
 def arguments(
     *, dtype: torch.dtype = F64, groups: int = H, sequences: int = B, bias: bool = True, mask: bool = False,
-    normalize: bool = True, with_gram: bool = True,
+    normalize: bool = True, with_gram: bool = True, engine: str = "slices",
 ) -> tuple:  # fmt: skip
     """Of ``primal_map``; o = 3 outputs of a group."""
     torch.manual_seed(0)
@@ -26,7 +26,7 @@ def arguments(
     tensors += [torch.randn(sequences, groups, 2 * H * P // groups, 3, dtype=exact)]
     tensors += [torch.randn(3 * groups, dtype=exact)]
     real = torch.rand(B, N) < 0.7 if mask else None
-    return (*tensors, real, H, normalize, with_gram, False)
+    return (*tensors, real, H, normalize, with_gram, engine)
 
 
 # The same products, whose operands may lie at other addresses.
@@ -44,6 +44,7 @@ CASES = {
     "no_gram": {"with_gram": False},
     "identity": {"normalize": False, "mask": True},
     "bfloat16": {"dtype": torch.bfloat16, "mask": True},
+    "native": {"mask": True, "engine": "native"},
 }
 
 
@@ -58,12 +59,12 @@ def with_leaves(inputs: tuple) -> tuple:
 def test_the_operators_are_what_they_tell_the_compiler(case):
     inputs = with_leaves(arguments(**CASES[case]))
     torch.library.opcheck(op._map, inputs)
-    x, weight, bias, maps, _, mask, heads, normalize, with_gram, triton = arguments(**CASES[case])
+    x, weight, bias, maps, _, mask, heads, normalize, with_gram, engine = arguments(**CASES[case])
     y, gram = op._map(*inputs)
     pull = gram.detach().to(x.dtype) if with_gram else None
     torch.library.opcheck(
         op._map_backward,
-        (x, weight, bias, maps, pull, torch.randn_like(y), mask, heads, normalize, triton),
+        (x, weight, bias, maps, pull, torch.randn_like(y), mask, heads, normalize, engine),
         test_utils=("test_schema", "test_faketensor"),  # it has no gradient of its own
     )
 
@@ -85,7 +86,7 @@ def test_an_eager_call_gives_the_numbers_of_the_operator(case):
 
 
 @pytest.mark.parametrize("call", [op._map, op._eager_map], ids=["operator", "eager"])
-@pytest.mark.parametrize("case", ["per_head", "folded", "mask", "identity"])
+@pytest.mark.parametrize("case", ["per_head", "folded", "mask", "identity", "native"])
 def test_first_and_second_derivatives_equal_finite_differences(case, call):
     inputs = with_leaves(arguments(**CASES[case]))
     assert torch.autograd.gradcheck(call, inputs, fast_mode=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kernel_attention.errors import InputError
+from kernel_attention.user_cache import cache_folder
 
 DATA_ROOT_VARIABLE = "KERNEL_ATTENTION_DATA"
 # The archive's variants of a set (equal lengths, gaps filled) are in the folder of the set.
@@ -57,12 +58,6 @@ def resolve_root(data_root: str | os.PathLike[str] | None) -> Path | None:
             f"{origin} {str(given)!r} {kind}; accepted: a folder with <Name>/<Name>_TRAIN.ts or <Name>.zip"
         )
     return root
-
-
-def cache_folder() -> Path:
-    """The folder of downloads where no data root can take them."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "kernel-attention"
 
 
 def bundled_folder() -> Path | None:

@@ -24,7 +24,7 @@ import numpy as np
 from kernel_attention.atomic import write_atomically, write_text_atomically
 from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import InputError, unknown, writing
-from kernel_attention.experiments.data.archive import cache_folder
+from kernel_attention.user_cache import cache_folder
 
 CORRUPTIONS = (
     "gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur", "motion_blur", "zoom_blur",

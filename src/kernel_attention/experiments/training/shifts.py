@@ -9,13 +9,13 @@ from typing import Any
 from torch import nn
 
 from kernel_attention.errors import InputError
-from kernel_attention.experiments.data.archive import cache_folder
 from kernel_attention.experiments.data.images.batches import central
 from kernel_attention.experiments.data.images.out_of_distribution import LOOKS_LIKE_CIFAR10, load_ood
 from kernel_attention.experiments.data.images.splits import ImageSplit
 from kernel_attention.experiments.robustness.corruption_error import corruption_accuracies
 from kernel_attention.experiments.robustness.image_attack import attacked_cases
 from kernel_attention.experiments.robustness.out_of_distribution import out_of_distribution_scores
+from kernel_attention.user_cache import cache_folder
 
 CORRUPTED_CASES = 500  # times 15 corruptions and 5 severities
 UNSEEN = "tiny_imagenet100"

@@ -16,16 +16,18 @@ together, o outputs of a group.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from kernel_attention.core.sequence_group import SequenceGroup
+from kernel_attention.errors import InputError
 from kernel_attention.mechanisms.primal.nested import KernelGrams
-from kernel_attention.mechanisms.primal.operators import features_and_maps, with_rows
+from kernel_attention.mechanisms.primal.operators import Engine, features_and_maps, with_rows
 from kernel_attention.mechanisms.primal.token_slices import Tokens
-from kernel_attention.tensors.affine import Affine, apply_affine, autocast
+from kernel_attention.tensors.affine import Affine, apply_affine, autocast, product_dtype
+from kernel_attention.tensors.native import why_not_native
 from kernel_attention.tensors.padding import first_rows
 from kernel_attention.tensors.sampling import Samples
 from kernel_attention.tensors.statistics import exactly, num_real, running_mean, without_autocast
@@ -53,7 +55,7 @@ def primal_layer(
     attention_mask: Tensor | None = None,
     is_causal: bool = False,
     running_means: bool = True,
-    engine: Literal["slices", "triton"] = "slices",
+    engine: Engine = "slices",
     group: SequenceGroup | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """The layer's output, and its energy.
@@ -75,7 +77,8 @@ def primal_layer(
         attention_mask: (B, N), True = real token.
         is_causal: token i sees tokens 0..i only; needs data-independent weights.
         running_means: with ``is_causal``, average queries and keys over the prefix (listing 1).
-        engine: "slices", PyTorch on any device; "triton", kernels for GPUs.
+        engine: "slices", PyTorch on any device; "native", kernels in C++ for CPUs, in float32 and float64;
+            "triton", kernels for GPUs.
         group: processes that hold the parts of every sequence. x, samples and mask are those of this part;
             the energy is that of all parts.
 
@@ -98,7 +101,7 @@ def primal_pass(
     attention_mask: Tensor | None,
     is_causal: bool,
     running_means: bool,
-    engine: Literal["slices", "triton"],
+    engine: Engine,
     group: SequenceGroup | None,
     with_grams: bool = False,
 ) -> tuple[Tensor, Tensor | None, KernelGrams | None]:
@@ -106,6 +109,8 @@ def primal_pass(
 
     The Gram matrices are those of ``kernel_attention.functional.kernel_grams``; they need a whole sequence.
     """
+    if engine == "native" and (why := why_not_native(x, product_dtype(x))) is not None:
+        raise InputError(f"engine='native': {why}; use 'slices'")
     if is_causal and samples is not None:
         raise ValueError(
             "primal_layer: samples are those of the whole sequence, which is_causal=True forbids"
@@ -117,7 +122,7 @@ def primal_pass(
     num_heads = weights.w_e.size(0)
     weight, bias = side_by_side(weights.q_proj, weights.k_proj, num_heads)
     # One map for all heads saves a pass, but costs h (2p, d) products instead of h (2p, p) ones and O.
-    fold_output = num_heads <= 2 and engine == "slices"
+    fold_output = num_heads <= 2 and engine != "triton"
     after = _After(
         weights.w_e,
         weights.w_r,
@@ -133,7 +138,7 @@ def primal_pass(
         y, gram = features_and_maps(
             x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype), maps, constant,
             Tokens(num_heads, normalize, attention_mask),
-            with_gram=with_grams or energy_weights is not None, triton=engine == "triton",
+            with_gram=with_grams or energy_weights is not None, engine=engine,
         )  # fmt: skip
         energy = grams = None
         if gram is not None and energy_weights is not None:
@@ -202,8 +207,9 @@ def _fold(after: _After, rows: Tensor | None, group: SequenceGroup | None) -> _F
     num_heads, rank = after.w_e.size(0), after.w_e.size(-1)
     w = torch.cat([after.w_e, after.w_r], dim=-1)  # (h, M or p, 2s)
     if rows is not None:
-        by_head = exactly(rows).unflatten(-1, (num_heads, -1)).permute(2, 0, 3, 1)  # (h, B, p, M')
-        w = torch.einsum("hbpm,hms->hbps", by_head, first_rows(w, rows.size(1)))
+        by_head = exactly(rows).unflatten(-1, (num_heads, -1)).permute(2, 1, 0, 3)  # (h, M', B, p)
+        own = by_head.flatten(2).mT @ first_rows(w, rows.size(1))  # (h, B p, 2s)
+        w = own.unflatten(1, by_head.shape[2:])
         w = w if group is None else group.total(w)  # every rank read its own rows
     else:
         w = w[:, None]

@@ -40,7 +40,10 @@ from kernel_attention.mechanisms.primal.fused import (
     primal_pass,
 )
 from kernel_attention.mechanisms.primal.nested import KernelGrams, kernel_grams, nested_objective
+from kernel_attention.mechanisms.primal.operators import Engine
 from kernel_attention.memory_limit import require_parameters
+from kernel_attention.tensors.affine import product_dtype
+from kernel_attention.tensors.native import why_not_native
 from kernel_attention.tensors.recompute import needs_operator
 from kernel_attention.tensors.sampling import (
     Samples,
@@ -56,7 +59,8 @@ from kernel_attention.tensors.statistics import num_real, running_mean
 _log = logging.getLogger(__name__)
 
 _OBJECTIVE_FORMS = ("mean", "sum", "nested")
-_IMPLS = ("auto", "reference", "fused", "triton")
+_ENGINES: dict[str, Engine] = {"fused": "slices", "native": "native", "triton": "triton"}
+_IMPLS = ("auto", "reference", "fused", "native", "triton")
 
 
 @register_attention(
@@ -100,9 +104,10 @@ class PrimalAttention(PenalizedAttention):
             "per_head" (orthonormal columns in every head).
         bias: whether the projections have biases.
         impl: "reference", the formulas; "fused", one pass over the tokens without stored scores, see
-            ``kernel_attention.mechanisms.primal.fused`` and ``.causal_slices``; "triton", the same in kernels
-            for GPUs; "auto", fused where it exists and was measured to win, the reference elsewhere, see
-            ``plan``.
+            ``kernel_attention.mechanisms.primal.fused`` and ``.causal_slices``; "native", the same in C++ for
+            CPUs, in float32 and float64, by kernels that the first call compiles (it needs a C++ compiler);
+            "triton", the same in kernels for GPUs; "auto", fused where it exists and was measured to win, the
+            reference elsewhere, see ``plan``.
         device: where the parameters are made; None: the default device.
         dtype: the parameters' precision; None: the default one.
 
@@ -132,7 +137,7 @@ class PrimalAttention(PenalizedAttention):
         square_per: Literal["batch", "sequence"] = "batch",
         init: Literal["flat", "per_head"] = "flat",
         bias: bool = True,
-        impl: Literal["auto", "reference", "fused", "triton"] = "auto",
+        impl: Literal["auto", "reference", "fused", "native", "triton"] = "auto",
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -209,7 +214,7 @@ class PrimalAttention(PenalizedAttention):
         if form == "reference":
             y, energy, grams = self._reference(x, attention_mask, is_causal)
         else:
-            y, energy, grams = self._one_pass(x, attention_mask, is_causal, triton=form == "triton")
+            y, energy, grams = self._one_pass(x, attention_mask, is_causal, _ENGINES[form])
         if grams is not None:
             assert self.sqrt_lambda is not None
             self.objective = nested_objective(grams, self.w_e, self.w_r, self.sqrt_lambda)
@@ -278,7 +283,7 @@ class PrimalAttention(PenalizedAttention):
         return self.output(scores), energy, grams
 
     def _one_pass(
-        self, x: Tensor, attention_mask: Tensor | None, is_causal: bool, *, triton: bool
+        self, x: Tensor, attention_mask: Tensor | None, is_causal: bool, engine: Engine
     ) -> tuple[Tensor, Tensor | None, KernelGrams | None]:
         parts = (self.q_proj, self.k_proj, self.concat, self.out_proj)
         weights = PrimalWeights(
@@ -300,7 +305,7 @@ class PrimalAttention(PenalizedAttention):
             with_energy=self._needs_energy,
             with_grams=self._needs_grams,
             is_causal=is_causal,
-            engine="triton" if triton else "slices",
+            engine=engine,
             group=self.sequence_group,
             **options,
         )
@@ -321,6 +326,8 @@ class PrimalAttention(PenalizedAttention):
             lacking = "one pass has no objective of data-dependent weights with is_causal=True"
         elif is_causal and self.data_dependent and (compiled or needs_operator(x) or x.is_meta):
             lacking = "a compiler cannot ask how many rows a block of tokens has with is_causal=True"
+        elif self.impl == "native":
+            lacking = why_not_native(x, product_dtype(x))
         # Below, multiplying the weights out costs more than it saves. The compiler fuses the formulas as well
         # as the pass does, and in wide layers better. Measured by benchmarks/compiled_forms.py.
         is_narrow = self.embed_dim <= (128 if self.head_dim <= 32 else 64)
@@ -385,8 +392,8 @@ class PrimalAttention(PenalizedAttention):
 
     def why_not_causal(self) -> str | None:
         """A reason for the data-dependent form without ``max_len``, or in the one-pass forms."""
-        if self.data_dependent and self.impl == "triton":
-            return "impl='triton' has no data-dependent causal form: use impl='auto', 'fused' or 'reference'"
+        if self.data_dependent and self.impl in ("native", "triton"):
+            return f"impl={self.impl!r} has no data-dependent causal form: use 'auto', 'fused' or 'reference'"
         if self.data_dependent and self.impl == "fused" and self.eta > 0:
             return (
                 "impl='fused' has no data-dependent causal form with eta > 0: use impl='auto' or 'reference'"

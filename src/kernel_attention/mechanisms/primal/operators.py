@@ -5,7 +5,8 @@ keep the hand-written pass, and need only the sizes of its results and the formu
 call takes the same functions without the operator, because its dispatch would cost a short sequence a tenth
 of its training step. Where the gradient itself is differentiated, it comes from the formulas, which keep z.
 
-Two modules pass over the tokens: ``token_slices`` in PyTorch on any device, ``triton_kernels`` on GPUs.
+Three modules pass over the tokens: ``token_slices`` in PyTorch on any device, ``native_kernels`` in C++ on
+CPUs, ``triton_kernels`` on GPUs. An ``Engine`` names them.
 
 Legend as in ``fused``.
 """
@@ -14,13 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 from kernel_attention.features.feature_maps import cosine
-from kernel_attention.mechanisms.primal import token_slices
+from kernel_attention.mechanisms.primal import native_kernels, token_slices
 from kernel_attention.mechanisms.primal.token_slices import Tokens
 from kernel_attention.tensors.recompute import (
     differentiable_gradients,
@@ -31,10 +32,12 @@ from kernel_attention.tensors.recompute import (
 from kernel_attention.tensors.sampling import Samples
 from kernel_attention.tensors.statistics import accumulation_dtype, exactly, without_autocast
 
+Engine: TypeAlias = Literal["slices", "native", "triton"]
+
 
 def features_and_maps(
     x: Tensor, weight: Tensor, bias: Tensor | None, maps: Tensor, constant: Tensor, tokens: Tokens,
-    *, with_gram: bool, triton: bool,
+    *, with_gram: bool, engine: Engine,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """y = z maps + constant, (B, N, k o), and Z^T Z of every head's two halves, (B, h, 2, p, p), or None.
 
@@ -49,7 +52,7 @@ def features_and_maps(
         constant: (k o,), in float32 or better.
         tokens: heads, feature map and mask.
         with_gram: whether Z^T Z is wanted; it is in float32 or better.
-        triton: whether Triton kernels pass over the tokens.
+        engine: what passes over the tokens.
     """
     inputs = (
         x,
@@ -61,7 +64,7 @@ def features_and_maps(
         tokens.num_heads,
         tokens.normalize,
         with_gram,
-        triton,
+        engine,
     )
     y, gram = _map(*inputs) if needs_operator(x) else _eager_map(*inputs)
     return y, gram if with_gram else None
@@ -97,17 +100,19 @@ class _Rows(torch.autograd.Function):
 
 def _forward(
     x: Tensor, weight: Tensor, bias: Tensor | None, maps: Tensor, constant: Tensor, mask: Tensor | None,
-    num_heads: int, normalize: bool, with_gram: bool, triton: bool,
+    num_heads: int, normalize: bool, with_gram: bool, engine: str,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """y (B, N, k o) and Z^T Z (B, h, 2, p, p); empty where it is not wanted: operators return no None."""
     tokens = Tokens(num_heads, normalize, mask)
     inputs = tokens, x, weight, bias, maps.to(x.dtype), constant, with_gram
     with without_autocast(x):
-        if triton:
+        if engine == "triton":
             from kernel_attention.mechanisms.primal import triton_kernels  # only where they are asked for
 
             with torch.cuda.device_of(x):
                 y, gram = triton_kernels.map_tokens(*inputs)
+        elif engine == "native" and not x.is_meta:
+            y, gram = native_kernels.map_tokens(*inputs)
         else:
             y, gram = token_slices.map_tokens(*inputs)
     return y, x.new_empty(0) if gram is None else gram
@@ -115,17 +120,19 @@ def _forward(
 
 def _gradients(
     x: Tensor, weight: Tensor, bias: Tensor | None, maps: Tensor, pull: Tensor | None, grad_y: Tensor,
-    mask: Tensor | None, num_heads: int, normalize: bool, triton: bool,
+    mask: Tensor | None, num_heads: int, normalize: bool, engine: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """By x, weight, bias, maps and constant; ``pull`` (B, h, 2, p, p) is twice the gradient of Z^T Z."""
     tokens = Tokens(num_heads, normalize, mask)
     inputs = tokens, x, weight, bias, maps.to(x.dtype), pull, grad_y
     with without_autocast(x):
-        if triton:
+        if engine == "triton":
             from kernel_attention.mechanisms.primal import triton_kernels
 
             with torch.cuda.device_of(x):
                 sums = triton_kernels.pull_back(*inputs)
+        elif engine == "native" and not x.is_meta:
+            sums = native_kernels.pull_back(*inputs)
         else:
             sums = token_slices.pull_back(*inputs)
     return sums.x, sums.weight.to(weight.dtype), sums.bias.to(weight.dtype), sums.maps, sums.constant
@@ -138,7 +145,7 @@ _map_backward = torch.library.custom_op("kernel_attention::primal_map_backward",
 @_map.register_fake
 def _(
     x: Tensor, weight: Tensor, bias: Tensor | None, maps: Tensor, constant: Tensor, mask: Tensor | None,
-    num_heads: int, normalize: bool, with_gram: bool, triton: bool,
+    num_heads: int, normalize: bool, with_gram: bool, engine: str,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     y = x.new_empty(x.size(0), x.size(1), maps.size(1) * maps.size(3))
     if not with_gram:
@@ -150,7 +157,7 @@ def _(
 @_map_backward.register_fake
 def _(
     x: Tensor, weight: Tensor, bias: Tensor | None, maps: Tensor, pull: Tensor | None, grad_y: Tensor,
-    mask: Tensor | None, num_heads: int, normalize: bool, triton: bool,
+    mask: Tensor | None, num_heads: int, normalize: bool, engine: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     exact = accumulation_dtype(x.dtype)
     return (
@@ -169,7 +176,7 @@ def _pull_back(
     ctx: Any, grad_y: Tensor | None, grad_gram: Tensor | None, gradients: Callable[..., Any] = _map_backward
 ) -> tuple[Tensor | None, ...]:
     x, weight, bias, maps, constant, mask = ctx.saved_tensors
-    num_heads, normalize, with_gram, triton = ctx.options
+    num_heads, normalize, with_gram, engine = ctx.options
     others = (None,) * 5
     if torch.is_grad_enabled():
         needed = ctx.needs_input_grad[:5]
@@ -182,7 +189,7 @@ def _pull_back(
     pull = None
     if with_gram and grad_gram is not None:
         pull = (grad_gram + grad_gram.mT).to(x.dtype)
-    found = gradients(x, weight, bias, maps, pull, grad_y, mask, num_heads, normalize, triton)
+    found = gradients(x, weight, bias, maps, pull, grad_y, mask, num_heads, normalize, engine)
     return (*found[:2], None if bias is None else found[2], *found[3:], *others)
 
 

@@ -14,9 +14,9 @@ from experiments.data.images.image_data import CLASSES, encoded, gray_of, grays,
 
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.data import load_images
-from kernel_attention.experiments.data.archive import cache_folder
 from kernel_attention.experiments.data.images import cache as image_cache
 from kernel_attention.experiments.data.images.cache import cached_parts
+from kernel_attention.user_cache import cache_folder
 
 
 def caches():

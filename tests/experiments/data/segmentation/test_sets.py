@@ -13,8 +13,8 @@ from experiments.data.segmentation.pairs import blocks, colours, jpeg, pair_file
 from PIL import Image
 
 from kernel_attention.errors import InputError
-from kernel_attention.experiments.data.archive import cache_folder
 from kernel_attention.experiments.data.segmentation.sets import VOID, hold_out_pairs, load_segmentation
+from kernel_attention.user_cache import cache_folder
 
 SHARED = Path(__file__).parents[5] / "shared" / "data" / "images" / "camvid240.tar"
 COUNTS = {"train": 4, "val": 2, "test": 3}

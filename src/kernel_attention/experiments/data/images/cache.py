@@ -20,12 +20,12 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from kernel_attention.errors import InputError, writing
-from kernel_attention.experiments.data.archive import cache_folder
 from kernel_attention.experiments.data.images.decoding import decode_images
 from kernel_attention.experiments.data.images.files import IMAGE_SUFFIXES, file_stamps
 from kernel_attention.experiments.data.images.layouts import place_of
 from kernel_attention.experiments.data.images.sources import Classes, read_cases
 from kernel_attention.experiments.notes import note
+from kernel_attention.user_cache import cache_folder
 
 _VERSION = 1  # of the format and of the decoding
 _NOTE_EVERY = 30.0  # seconds

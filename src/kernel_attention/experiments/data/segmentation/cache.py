@@ -15,7 +15,6 @@ from typing import IO, NamedTuple, overload
 import numpy as np
 
 from kernel_attention.errors import InputError
-from kernel_attention.experiments.data.archive import cache_folder
 from kernel_attention.experiments.data.images.cache import cache_name, cached_folder
 from kernel_attention.experiments.data.images.decoding import decode_image
 from kernel_attention.experiments.data.images.files import read_files, read_images
@@ -31,6 +30,7 @@ from kernel_attention.experiments.data.segmentation.label_maps import (
     pair_file,
 )
 from kernel_attention.experiments.notes import note
+from kernel_attention.user_cache import cache_folder
 
 _VERSION = 1  # of the format and of the decoding
 _NOTE_EVERY = 30.0  # seconds

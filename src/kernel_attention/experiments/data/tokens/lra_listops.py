@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kernel_attention.experiments.data.archive import cache_folder
 from kernel_attention.experiments.data.tokens.sets import TokenData, TokenSplit, cached_arrays
+from kernel_attention.user_cache import cache_folder
 
 LISTOPS_TOKENS = (*"0123456789", "[MIN", "[MAX", "[MED", "[SM", "]")
 """Token number -> text; the benchmark leaves the parentheses of the original format out, too."""

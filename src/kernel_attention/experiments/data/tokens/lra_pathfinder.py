@@ -28,9 +28,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kernel_attention.experiments.data.archive import cache_folder
 from kernel_attention.experiments.data.tokens.lra_images import read_pathfinder_release
 from kernel_attention.experiments.data.tokens.sets import TokenData, TokenSplit, cached_arrays
+from kernel_attention.user_cache import cache_folder
 
 SIZES = {"train": 160_000, "validation": 20_000, "test": 20_000}
 TURN, MARGIN, CONTRAST = 0.4, 1, 0.75
