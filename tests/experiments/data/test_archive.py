@@ -7,6 +7,7 @@ import pytest
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.data import list_time_series, load_time_series
 from kernel_attention.experiments.data.archive import bundled_folder, locate
+from kernel_attention.user_cache import cache_folder
 
 
 def test_the_bundled_sets_are_listed_without_importing_aeon(run_python):
