@@ -1,10 +1,10 @@
-"""Which form of a layer is faster, eagerly and under torch.compile: the formulas, or the hand-written pass?
+"""Which form of a layer is faster, eagerly and under torch.compile: the formulas, or a hand-written pass?
 
     python benchmarks/compiled_forms.py --length 64 256 1024 4096 --rounds 15 --threads 1
     python benchmarks/performance.py compiled-forms compiled-forms-wide  # tables of docs/performance.md
     python benchmarks/compiled_forms.py --device cuda --layers primal --forms reference fused triton
 
-Every round times each of the four once, in a random order. It prints medians and quartiles of the ratios to
+Every round times each of them once, in a random order. It prints medians and quartiles of the ratios to
 the eager formulas of the same round. The thresholds in the layers' ``plan`` were measured here.
 """
 

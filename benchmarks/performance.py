@@ -40,6 +40,11 @@ SCRIPTS = {  # those of one thread, which measure its CPU time
     "around": ["around_attention.py"],
     "primal-forms": ["primal_forms.py"],
     "compiled-forms": ["compiled_forms.py", "--length", "256", "1024", "4096", "--rounds", "9"],
+    "native-forms": [
+        "compiled_forms.py", "--layers", "primal, objective", "primal", "--eager", "--forms", "reference",
+        "fused", "native", "--embed_dim", "64", "128", "256", "--num_heads", "4", "--length", "64", "256",
+        "1024", "4096", "--rounds", "9", "--threads", "2",
+    ],
     "compiled-forms-wide": [
         "compiled_forms.py", "--layers", "primal, objective", "--embed_dim", "128", "256",
         "--num_heads", "4", "--length", "1024", "4096", "--rounds", "9",

@@ -252,6 +252,7 @@ def test_the_performance_tables_are_the_records(tool, tmp_path):
     performance, speed = tool("performance_tables"), tool("readme_speed")
     assert performance.texts(tmp_path) == ({}, {}), "regions without a record stay as they are"
     steps = {"sdpa": [0.3, 0.4, 0.5], "primal (rank 30, eta 0.1)": [0.02, 0.02, 0.01],
+             "primal (rank 30, eta 0.1, impl native)": [0.01, 0.01, 0.01],
              "multilinear (eta 0.1)": [0.01, 0.01, 0.01]}  # fmt: skip
     folder = tmp_path / performance.RECORDS
     folder.mkdir(parents=True)
@@ -270,3 +271,4 @@ def test_the_performance_tables_are_the_records(tool, tmp_path):
     assert len([line for line in regions["primal"] if line.startswith("| ")]) == 1 + 2 * len(steps)
     (_, line, _) = speed.texts(tmp_path)[0]["speed"]
     assert "20.0 times at 256 tokens, in 0.25 of the memory; 20.0 times at 4,096 tokens, in 0.25" in line
+    assert '(`impl="native"`) it is 40.0 and 40.0 times as fast' in line

@@ -244,8 +244,9 @@ def form_lines(record: dict[str, Any]) -> list[str]:
 
 
 def compiled_lines(record: dict[str, Any]) -> list[str]:
-    """Both forms, eager and compiled, over the eager formulas: training steps, then forward passes."""
+    """Forms, eager or compiled, over the eager formulas: training steps, then forward passes."""
     settings = record["settings"]
+    threads = settings["threads"]
     cells: dict[tuple[str, ...], dict[str, str]] = {}
     forms = {}
     for row in record["rows"]:
@@ -255,7 +256,7 @@ def compiled_lines(record: dict[str, Any]) -> list[str]:
         forms[form] = row["pass"]
     head = sorted(forms, key=lambda form: forms[form] != "step")
     said = (
-        f"{said_of(record['machine'])}; {settings['threads']} thread, {settings['rounds']} rounds, "
+        f"{said_of(record['machine'])}; {threads} thread{'s'[: threads > 1]}, {settings['rounds']} rounds, "
         f"{settings['num_heads']} heads, batch {settings['batch_size']}."
     )
     rows = [[*layer, *(found[form] for form in head)] for layer, found in cells.items()]
@@ -263,7 +264,7 @@ def compiled_lines(record: dict[str, Any]) -> list[str]:
 
 
 def roofline_lines(record: dict[str, Any]) -> list[str]:
-    """The layer with its objective against the measured ceilings."""
+    """The layers whose work is counted against the measured ceilings."""
     rows, ceilings = [], []
     for cell in record["cells"]:
         threads, found = cell["setting"]["threads"], cell["ceilings"]
@@ -272,12 +273,11 @@ def roofline_lines(record: dict[str, Any]) -> list[str]:
             f"{found['slice_product'] / 1e9:.0f} GFLOP/s, a copy {found['copy'] / 1e9:.1f} GB/s"
         )
         for line in cell["roofline"]:
-            if line["contender"] != "primal (rank 30, eta 0.1)":
-                continue
             scaled = [line["operations"] / 1e9, line["bytes"] / 1e6]
             scaled += [1e3 * line[f"seconds_{key}"] for key in ("arithmetic", "memory", "measured")]
-            rows.append([str(threads), line["pass"], *map(number, scaled), f"{100 * line['share']:.0f} %"])
-    head = ["threads", "pass", "GFLOP", "MB", "arithmetic allows, ms", "copying allows, ms",
+            where = [line["contender"], str(threads), line["pass"]]
+            rows.append([*where, *map(number, scaled), f"{100 * line['share']:.0f} %"])
+    head = ["layer", "threads", "pass", "GFLOP", "MB", "arithmetic allows, ms", "copying allows, ms",
             "measured (first quartile), ms", "share reached"]  # fmt: skip
     return [*heading(record), *table(head, rows), "", f"{'; '.join(ceilings)}."]
 
@@ -371,6 +371,7 @@ REGIONS: dict[str, Callable[[dict[str, Any]], list[str]]] = {
     "primal-forms": form_lines,
     "compiled-forms": compiled_lines,
     "compiled-forms-wide": compiled_lines,
+    "native-forms": compiled_lines,
     "decoding": decoding_lines,
     "decoding-small": decoding_lines,
 }

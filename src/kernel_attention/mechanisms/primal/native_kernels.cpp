@@ -159,13 +159,14 @@ struct Slice {
   }
 };
 
-// Calls `work` with every slice of every unit; the threads share the units, and a unit's slices come in order.
+// Calls `work` with every slice of every unit, a unit's slices in order. A thread takes the next unit when it is done
+// with one: sums are those of units, so which thread makes them does not change a bit.
 template <typename T, typename Work>
 void over_slices(const Sizes& sizes, const T* x, const uint8_t* mask, Work work) {
 #pragma omp parallel num_threads(int(sizes.threads))
   {
     Slice<T> slice(sizes);
-#pragma omp for schedule(static)
+#pragma omp for schedule(dynamic)
     for (int64_t unit = 0; unit < sizes.batch * sizes.parts; ++unit) {
       const int64_t sequence = unit / sizes.parts, part = unit % sizes.parts;
       const int64_t end = sizes.length * (part + 1) / sizes.parts;

@@ -20,6 +20,7 @@ from kernel_attention.tensors.native import TYPES, address, load_kernels, matrix
 
 _SOURCE = Path(__file__).with_suffix(".cpp")
 _LEAST = 256  # tokens of a unit of work; fewer are not worth sums of their own
+_UNITS = 2  # of a thread at least, in long sequences: a thread that is held up leaves one to the others
 
 
 class _Sizes(ctypes.Structure):
@@ -70,10 +71,11 @@ def pull_back(
 
 
 def _sizes(tokens: Tokens, x: Tensor, weight: Tensor, maps: Tensor) -> _Sizes:
-    """The sizes, and the units of work: as many for every thread, where the sequences are long enough."""
+    """The sizes, and the division into units of work: parts of every sequence."""
     batch, length, width = x.shape
     halves, threads = 2 * tokens.num_heads, torch.get_num_threads()
-    parts = min(threads // math.gcd(batch, threads), max(1, length // _LEAST))
+    units = _UNITS * threads
+    parts = min(units // math.gcd(batch, units), max(1, length // _LEAST))
     return _Sizes(
         batch, length, width, halves, weight.size(0) // halves, maps.size(1), maps.size(3), maps.size(0),
         parts, threads, tokens.normalize,
