@@ -5,7 +5,7 @@ z_i = [phi(q_i) ; phi(k_i)] a head's output is z_i G, where G = [W_{e|X} C_e^T ;
 The energy of the objective is <Z^T Z, S>, where S = W Lambda W^T is (p, p) for each half of z. A token then
 costs two small products. The backward pass keeps only the input and computes z again.
 
-``operators`` holds the pass over the tokens, an operator of PyTorch. What comes before and after it does not
+``folding`` multiplies out. ``operators`` holds the pass over the tokens, an operator of PyTorch. The rest does not
 grow with the sequence, and automatic differentiation sees to it.
 
 Source as in ``kernel_attention.mechanisms.primal.functional``; C = [C_e C_r] is the concat map.
@@ -23,12 +23,14 @@ from torch import Tensor
 
 from kernel_attention.core.sequence_group import SequenceGroup
 from kernel_attention.errors import InputError
+from kernel_attention.mechanisms.primal.folding import Readout, fold
+from kernel_attention.mechanisms.primal.native_folding import native_fold
 from kernel_attention.mechanisms.primal.nested import KernelGrams
 from kernel_attention.mechanisms.primal.operators import Engine, features_and_maps, with_rows
 from kernel_attention.mechanisms.primal.token_slices import Tokens
 from kernel_attention.tensors.affine import Affine, apply_affine, autocast, product_dtype
 from kernel_attention.tensors.native import why_not_native
-from kernel_attention.tensors.padding import first_rows
+from kernel_attention.tensors.recompute import needs_operator
 from kernel_attention.tensors.sampling import Samples
 from kernel_attention.tensors.statistics import exactly, num_real, running_mean, without_autocast
 
@@ -123,7 +125,7 @@ def primal_pass(
     weight, bias = side_by_side(weights.q_proj, weights.k_proj, num_heads)
     # One map for all heads saves a pass, but costs h (2p, d) products instead of h (2p, p) ones and O.
     fold_output = num_heads <= 2 and engine != "triton"
-    after = _After(
+    readout = Readout(
         weights.w_e,
         weights.w_r,
         weights.sqrt_lambda if with_energy else None,
@@ -134,7 +136,11 @@ def primal_pass(
         rows = None
         if samples is not None:
             x, rows = with_rows(x, samples)
-        maps, constant, energy_weights = _fold(after, rows, group)
+        if engine == "native" and group is None and not x.is_meta and not needs_operator(x):
+            folded = native_fold(readout, rows)
+        else:
+            folded = fold(readout, rows, group)
+        maps, constant, energy_weights = folded
         y, gram = features_and_maps(
             x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype), maps, constant,
             Tokens(num_heads, normalize, attention_mask),
@@ -168,68 +174,6 @@ def _before(x: Tensor, mask: Tensor | None, group: SequenceGroup) -> tuple[Tenso
     """Sum (B, 1, 1, d) and number (B,) of the real tokens on the ranks before this one."""
     total = exactly(x if mask is None else x.masked_fill(~mask[..., None], 0.0)).sum(dim=1)
     return group.before(total)[:, None, None], group.places(num_real(x, mask))[0]
-
-
-class _After(NamedTuple):
-    """The weights that follow the feature maps.
-
-    ``sqrt_lambda`` is None where no energy is wanted, ``out`` where the output projection is applied later.
-    """
-
-    w_e: Tensor
-    w_r: Tensor
-    sqrt_lambda: Tensor | None
-    concat: Tensor
-    concat_bias: Tensor | None
-    out: Tensor | None
-    out_bias: Tensor | None
-
-
-class _Folded(NamedTuple):
-    """``_After`` multiplied out; B is 1 where the weights do not depend on the sequence.
-
-    ``maps`` (B, k, 2d / k, o) and ``constant`` (k o,) give the output. ``energy`` (B, h, 2, p, p) is S for
-    queries and keys; None where no energy is wanted.
-    """
-
-    maps: Tensor
-    constant: Tensor
-    energy: Tensor | None
-
-
-def _fold(after: _After, rows: Tensor | None, group: SequenceGroup | None) -> _Folded:
-    """G = [W_{e|X} C_e^T ; W_{r|X} C_r^T] (times O^T where it is folded) and S = W Lambda W^T / h.
-
-    The rows f(X) are (B, M, d); None where the weights do not depend on the sequence. The head dimension
-    comes first, so that all sequences of a head share one product.
-    """
-    after = _After._make(None if tensor is None else exactly(tensor) for tensor in after)
-    num_heads, rank = after.w_e.size(0), after.w_e.size(-1)
-    w = torch.cat([after.w_e, after.w_r], dim=-1)  # (h, M or p, 2s)
-    if rows is not None:
-        by_head = exactly(rows).unflatten(-1, (num_heads, -1)).permute(2, 1, 0, 3)  # (h, M', B, p)
-        own = by_head.flatten(2).mT @ first_rows(w, rows.size(1))  # (h, B p, 2s)
-        w = own.unflatten(1, by_head.shape[2:])
-        w = w if group is None else group.total(w)  # every rank read its own rows
-    else:
-        w = w[:, None]
-    w = w.unflatten(-1, (2, rank)).movedim(-2, 0)  # (2, h, B, p, s)
-    concat = after.concat.unflatten(1, (2, rank)).permute(1, 2, 0)  # (2, s, p)
-    maps = (w.flatten(1, 3) @ concat).view(w.shape[:-1] + concat.shape[-1:])
-    maps = maps.permute(1, 2, 0, 3, 4)  # (h, B, 2, p, p)
-    bias = concat.new_zeros(concat.size(-1)) if after.concat_bias is None else after.concat_bias
-    constant = bias.expand(num_heads, -1).flatten()
-    if after.out is None:
-        maps = maps.transpose(0, 1).flatten(2, 3)  # (B, h, 2p, p)
-    else:
-        folded = maps.flatten(1, 3) @ after.out.mT.unflatten(0, (num_heads, -1))  # (h, B 2p, d)
-        maps = folded.unflatten(1, (maps.size(1), -1)).transpose(0, 1).flatten(1, 2)[:, None]  # (B, 1, 2d, d)
-        constant = after.out @ constant + (0.0 if after.out_bias is None else after.out_bias)
-    energy = None
-    if after.sqrt_lambda is not None:
-        scaled = (w * after.sqrt_lambda[:, None, None, :]).permute(2, 1, 0, 3, 4)  # (B, h, 2, p, s)
-        energy = scaled @ scaled.mT / num_heads
-    return _Folded(maps, constant, energy)
 
 
 def primal_operations(

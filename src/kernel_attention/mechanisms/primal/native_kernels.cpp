@@ -1,10 +1,10 @@
-// The pass of kernel_attention.mechanisms.primal.fused over the tokens, for processors.
+// kernel_attention.mechanisms.primal.fused for processors: the weights multiplied out, and the pass over the tokens.
 //
 // A thread takes slices of a few hundred tokens, whose features stay in its own cache. Products are those of the
 // BLAS that PyTorch has; bias, norm and scale are one sweep between them. `native_kernels.py` calls this.
 //
-// Legend: B batch, N tokens, d width of x, h heads, p head width, k groups of heads mapped together, o outputs of a
-// group, U units of work: parts of one sequence each. Matrices lie in rows.
+// Legend: B batch, N tokens, d width of x, h heads, p head width, s rank, M sampled rows, k groups of heads mapped
+// together, o outputs of a group, U units of work: parts of one sequence each. Matrices lie in rows.
 
 #include <algorithm>
 #include <cmath>
@@ -246,6 +246,104 @@ struct Pass {
   }
 };
 
+struct FoldSizes {
+  int64_t batch;       // B, or 1 where there are no rows
+  int64_t heads, head; // h, p
+  int64_t rank;        // s
+  int64_t rows;        // M, at most those of the weights; 0: W is (h, p, s) as it is
+  int64_t stored;      // rows of w_e and w_r of a head
+  int64_t outputs;     // d where the output projection is folded, else 0
+  int64_t threads;
+
+  int64_t width() const { return heads * head; }
+  int64_t scores() const { return head * rank; }                         // numbers of W_{e|X} of a head
+  int64_t wide() const { return outputs ? outputs : head; }              // columns of a map
+};
+
+// G = [W_{e|X} C_e^T ; W_{r|X} C_r^T], times O^T where it is folded, and S = W Lambda W^T / h, of every sequence.
+template <typename T>
+struct Fold {
+  Gemm<T> gemm;
+  FoldSizes sizes;
+  const T *w_e, *w_r, *rows, *concat, *out, *scale;  // (h, M, s) both, (B, M, d), (p, 2s), (d, d) or null, (h, s) or null
+
+  const T* stored(int64_t a, int64_t half) const { return (half ? w_r : w_e) + a * sizes.stored * sizes.rank; }
+
+  // `w` (B, h, 2, p, s): W_{e|X} and W_{r|X}; `heads` (B, h, 2, p, p): the maps before the output projection; `maps`
+  // (B, h, 2, p, d) or null; `energy` (B, h, 2, p, p) or null.
+  void forward(T* w, T* heads, T* maps, T* energy) const {
+    const int64_t p = sizes.head, s = sizes.rank, d = sizes.width();
+#pragma omp parallel for num_threads(int(sizes.threads)) collapse(2)
+    for (int64_t i = 0; i < sizes.batch; ++i)
+      for (int64_t a = 0; a < sizes.heads; ++a)
+        for (int64_t half = 0; half < 2; ++half) {
+          const int64_t at = (i * sizes.heads + a) * 2 + half;
+          T *own = w + at * p * s, *map = heads + at * p * p;
+          if (sizes.rows)
+            multiply<T>(gemm, p, s, sizes.rows, {rows + i * sizes.rows * d + a * p, d, true}, {stored(a, half), s}, 0,
+                        own, s);
+          else
+            std::copy_n(stored(a, half), p * s, own);
+          multiply<T>(gemm, p, p, s, {own, s}, {concat + half * s, 2 * s, true}, 0, map, p);
+          if (maps) multiply<T>(gemm, p, d, p, {map, p}, {out + a * p, d, true}, 0, maps + at * p * d, d);
+          if (energy) {
+            std::vector<T> scaled = times_scale(own, a);
+            multiply<T>(gemm, p, p, s, {scaled.data(), s}, {scaled.data(), s, true}, 0, energy + at * p * p, p);
+            for (int64_t j = 0; j < p * p; ++j) energy[at * p * p + j] /= T(sizes.heads);
+          }
+        }
+  }
+
+  // The gradients, zero at first, from those of `maps` (of `heads` where `out` is null) and of `energy` (or null).
+  // `grad_concat` has one sum for each head: (h, p, 2s).
+  void backward(const T* w, const T* heads, const T* grad_maps, const T* grad_energy, T* grad_e, T* grad_r,
+                T* grad_rows, T* grad_concat, T* grad_out, T* grad_scale) const {
+    const int64_t p = sizes.head, s = sizes.rank, d = sizes.width();
+#pragma omp parallel for num_threads(int(sizes.threads))
+    for (int64_t a = 0; a < sizes.heads; ++a) {
+      std::vector<T> of_map(p * p), of_w(p * s), both(p * p), of_scaled(p * s);
+      for (int64_t i = 0; i < sizes.batch; ++i)
+        for (int64_t half = 0; half < 2; ++half) {
+          const int64_t at = (i * sizes.heads + a) * 2 + half;
+          const T *own = w + at * p * s, *grad_map = grad_maps + at * p * sizes.wide();
+          if (out) {
+            multiply<T>(gemm, d, p, p, {grad_map, d, true}, {heads + at * p * p, p}, 1, grad_out + a * p, d);
+            multiply<T>(gemm, p, p, d, {grad_map, d}, {out + a * p, d}, 0, of_map.data(), p);
+            grad_map = of_map.data();
+          }
+          multiply<T>(gemm, p, s, p, {grad_map, p, true}, {own, s}, 1, grad_concat + a * p * 2 * s + half * s, 2 * s);
+          multiply<T>(gemm, p, s, p, {grad_map, p}, {concat + half * s, 2 * s}, 0, of_w.data(), s);
+          if (grad_energy) {
+            const T* given = grad_energy + at * p * p;
+            for (int64_t j = 0; j < p; ++j)
+              for (int64_t k = 0; k < p; ++k) both[j * p + k] = (given[j * p + k] + given[k * p + j]) / T(sizes.heads);
+            const std::vector<T> scaled = times_scale(own, a);
+            multiply<T>(gemm, p, s, p, {both.data(), p}, {scaled.data(), s}, 0, of_scaled.data(), s);
+            for (int64_t j = 0; j < p * s; ++j) {
+              of_w[j] += of_scaled[j] * scale[a * s + j % s];
+              grad_scale[a * s + j % s] += of_scaled[j] * own[j];
+            }
+          }
+          T* grad_stored = (half ? grad_r : grad_e) + a * sizes.stored * s;
+          if (sizes.rows) {
+            const T* read = rows + i * sizes.rows * d + a * p;
+            multiply<T>(gemm, sizes.rows, s, p, {read, d}, {of_w.data(), s}, 1, grad_stored, s);
+            multiply<T>(gemm, sizes.rows, p, s, {stored(a, half), s}, {of_w.data(), s, true}, 1,
+                        grad_rows + i * sizes.rows * d + a * p, d);
+          } else {
+            add_rows(grad_stored, of_w.data(), 1, p * s);
+          }
+        }
+    }
+  }
+
+  std::vector<T> times_scale(const T* own, int64_t a) const {
+    std::vector<T> scaled(own, own + sizes.scores());
+    for (int64_t j = 0; j < sizes.scores(); ++j) scaled[j] *= scale[a * sizes.rank + j % sizes.rank];
+    return scaled;
+  }
+};
+
 }  // namespace
 
 #define KERNELS_OF(T)                                                                                              \
@@ -258,6 +356,18 @@ struct Pass {
                                 T* grad_weight, T* grad_bias, T* grad_maps, T* grad_constant) {                     \
     Pass<T>{gemm, *sizes, x, weight, bias, maps, mask}.pull_back(pulls, grad_y, grad_x, grad_weight, grad_bias,     \
                                                                  grad_maps, grad_constant);                         \
+  }                                                                                                                 \
+  extern "C" void fold_##T(Gemm<T> gemm, const FoldSizes* sizes, const T* w_e, const T* w_r, const T* rows,          \
+                           const T* concat, const T* out, const T* scale, T* w, T* heads, T* maps, T* energy) {      \
+    Fold<T>{gemm, *sizes, w_e, w_r, rows, concat, out, scale}.forward(w, heads, maps, energy);                      \
+  }                                                                                                                 \
+  extern "C" void fold_back_##T(Gemm<T> gemm, const FoldSizes* sizes, const T* w_e, const T* w_r, const T* rows,     \
+                                const T* concat, const T* out, const T* scale, const T* w, const T* heads,          \
+                                const T* grad_maps, const T* grad_energy, T* grad_e, T* grad_r, T* grad_rows,       \
+                                T* grad_concat, T* grad_out, T* grad_scale) {                                       \
+    Fold<T>{gemm, *sizes, w_e, w_r, rows, concat, out, scale}.backward(w, heads, grad_maps, grad_energy, grad_e,    \
+                                                                       grad_r, grad_rows, grad_concat, grad_out,    \
+                                                                       grad_scale);                                 \
   }
 KERNELS_OF(float)
 KERNELS_OF(double)

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from kernel_attention.errors import InputError
 from kernel_attention.mechanisms.primal.token_slices import Sums, Tokens
 from kernel_attention.tensors.native import TYPES, address, load_kernels, matrix_product
 
@@ -45,7 +46,7 @@ def map_tokens(
     gram = None
     if with_gram:
         gram = x.new_zeros(x.size(0) * sizes.parts, sizes.halves, sizes.head, sizes.head)
-    _call("map_tokens", sizes, x, weight, bias, maps, tokens.mask, constant.to(x.dtype), y, gram)
+    call_kernel("map_tokens", sizes, x, weight, bias, maps, tokens.mask, constant.to(x.dtype), y, gram)
     return y, None if gram is None else _of_sequences(gram, sizes).unflatten(1, (-1, 2))
 
 
@@ -59,7 +60,7 @@ def pull_back(
     grad_x = x.new_empty(x.shape)
     shapes = (weight.shape, weight.shape[:1], maps.shape[1:], (sizes.groups * sizes.outputs,))
     sums = [x.new_zeros(units, *shape) for shape in shapes]
-    _call("pull_back", sizes, x, weight, bias, maps, tokens.mask, pull, grad_y, grad_x, *sums)
+    call_kernel("pull_back", sizes, x, weight, bias, maps, tokens.mask, pull, grad_y, grad_x, *sums)
     own = _of_sequences(sums[2], sizes)
     return Sums(
         grad_x,
@@ -82,9 +83,12 @@ def _sizes(tokens: Tokens, x: Tensor, weight: Tensor, maps: Tensor) -> _Sizes:
     )  # fmt: skip
 
 
-def _call(name: str, sizes: _Sizes, *tensors: Tensor | None) -> None:
+def call_kernel(name: str, sizes: ctypes.Structure, *tensors: Tensor | None) -> None:
     """Run a function of the C++ file; it writes into its last tensors, which are contiguous."""
-    dtype = next(tensor.dtype for tensor in tensors if tensor is not None)
+    dtypes = {tensor.dtype for tensor in tensors if tensor is not None and tensor.is_floating_point()}
+    if len(dtypes) > 1:
+        raise InputError(f"native kernels take one precision, not {', '.join(sorted(map(str, dtypes)))}")
+    (dtype,) = dtypes
     held = [None if tensor is None else tensor.contiguous() for tensor in tensors]
     function = getattr(load_kernels(_SOURCE), f"{name}_{TYPES[dtype]}")
     function(matrix_product(dtype), ctypes.byref(sizes), *map(address, held))
