@@ -5,8 +5,8 @@ z_i = [phi(q_i) ; phi(k_i)] a head's output is z_i G, where G = [W_{e|X} C_e^T ;
 The energy of the objective is <Z^T Z, S>, where S = W Lambda W^T is (p, p) for each half of z. A token then
 costs two small products. The backward pass keeps only the input and computes z again.
 
-``folding`` multiplies out. ``operators`` holds the pass over the tokens, an operator of PyTorch. The rest does not
-grow with the sequence, and automatic differentiation sees to it.
+``folding`` multiplies out, and ``operators`` holds the pass over the tokens, an operator of PyTorch. Nothing
+else grows with the sequence.
 
 Source as in ``kernel_attention.mechanisms.primal.functional``; C = [C_e C_r] is the concat map.
 
