@@ -25,9 +25,10 @@ from torch import Tensor
 from kernel_attention.errors import InputError, writing
 from kernel_attention.user_cache import cache_folder
 
+# Sums may change their order, so that a loop of them fills the processor's vectors. Infinities and NaN stay.
 _FLAGS = (
-    "-std=c++17", "-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-shared",
-    "-fPIC",
+    "-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC",
+    "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math",
 )  # fmt: skip
 _PRODUCTS = {torch.float32: "sgemm_", torch.float64: "dgemm_"}
 TYPES = {torch.float32: "float", torch.float64: "double"}
