@@ -54,7 +54,7 @@ class PenalizedAttention(AttentionLayer, PenalizedModule):
     """
 
     objective: Tensor | None
-    objective_tokens: Tensor | None = None
+    objective_tokens: Tensor | int | None = None
     objective_bound: float = OBJECTIVE_BOUND
     objective_unit: float | Tensor = 1.0
 

@@ -8,6 +8,7 @@ Legend: B batch, N tokens, d width, h heads, p head width, M rows, s rank.
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from kernel_attention.errors import InputError
 from kernel_attention.tensors.padding import is_exporting, real_first, zero_padding
+from kernel_attention.tensors.recompute import needs_operator
 from kernel_attention.tensors.statistics import exactly, num_real
 
 
@@ -77,9 +79,18 @@ def sample_positions(
 ) -> tuple[Tensor, Tensor | None]:
     """The positions that ``sample_rows`` reads, (M,) without a mask, else (B, M), and which hold a row."""
     if attention_mask is None:
+        if x.device.type == "cpu" and not needs_operator(x):
+            return _kept_positions(num_rows, x.size(1)), None
         return evenly_spaced(num_rows, x.size(1), x.device), None
     rank, present = _spaced_ranks(attention_mask, num_rows)
     return real_first(attention_mask)[0].gather(1, rank), present
+
+
+@functools.lru_cache(maxsize=64)
+def _kept_positions(num_rows: int, length: int) -> Tensor:
+    """``evenly_spaced``, made once: a short sequence would feel its operations in every step."""
+    with torch.inference_mode(False):  # a backward pass may read it
+        return evenly_spaced(num_rows, length, torch.device("cpu"))
 
 
 def part_positions(

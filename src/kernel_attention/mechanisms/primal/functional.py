@@ -201,7 +201,10 @@ def objective_from_energy(
             return 0.5 * (energy if per_sequence else energy.mean()) - trace
         if num_tokens is None and attention_mask is not None:
             num_tokens = attention_mask.sum(dim=1)
-        num_tokens = energy.new_full(energy.shape, length) if num_tokens is None else num_tokens.to(energy)
+        if num_tokens is None:  # a number costs less than tensors of it
+            count = length if per_sequence else energy.size(0) * length
+            return 0.5 * (energy if per_sequence else energy.sum()) / max(count, 1) - trace
+        num_tokens = num_tokens.to(energy)
         if per_sequence:
             return 0.5 * energy / num_tokens.clamp_min(1) - trace
         return 0.5 * energy.sum() / num_tokens.sum().clamp_min(1) - trace

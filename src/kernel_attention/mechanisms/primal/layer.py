@@ -223,13 +223,17 @@ class PrimalAttention(PenalizedAttention):
             num_tokens = None
             if self.sequence_group is not None:
                 num_tokens = self.sequence_group.places(num_real(x, attention_mask))[1]
-            tokens = num_real(x, attention_mask) if num_tokens is None else num_tokens
             self.objective_tokens = None
             if self.objective_form == "sum":
+                tokens = num_real(x, attention_mask) if num_tokens is None else num_tokens
                 tokens = tokens.clamp_min(1).to(energy)
                 self.objective_unit = tokens if self.square_per == "sequence" else tokens.mean()
-            else:
-                self.objective_tokens = tokens.sum()
+            elif num_tokens is not None:
+                self.objective_tokens = num_tokens.sum()
+            elif attention_mask is not None or torch.compiler.is_compiling():
+                self.objective_tokens = num_real(x, attention_mask).sum()
+            else:  # a number costs less than a tensor of it
+                self.objective_tokens = x.size(0) * x.size(1)
             self.objective = objective_from_energy(
                 energy,
                 self.w_e,
