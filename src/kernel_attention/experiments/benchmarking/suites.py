@@ -76,7 +76,7 @@ SUITES: dict[str, Plan] = {
             "released primal (structure)", "linear", *(peer.name for peer in PEERS),
         ),
         grid={"threads": (2,), "length": (4096, 16384)},
-        rounds=15,
+        rounds=31,
         rounds_at={16384: 5},
     ),
     "multilinear": Plan(

@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <type_traits>
 #include <vector>
 
 namespace {
@@ -27,7 +28,7 @@ struct Sizes {
   int64_t deep() const { return all() / groups; }       // features that a group reads
   int64_t wide() const { return groups * outputs; }     // outputs of a token
   int64_t map() const { return all() * outputs; }       // numbers of a sequence's maps
-  // Tokens of a slice: their features take a quarter of a megabyte in float32. Half and twice that took 2 % more.
+  // Tokens of a slice: their features take a quarter of a megabyte in float32. Half and twice that took 2 to 4 % more.
   int64_t slice() const { return std::max<int64_t>(128, 65536 / all()); }
 };
 
