@@ -8,8 +8,8 @@ from pathlib import Path
 SOURCE = Path(__file__).parents[1] / "src" / "kernel_attention"
 SAME_MEANING = {
     "cosine": "the kernel, and the feature map that makes it",
-    "map_tokens": "the two engines of one operator",
-    "pull_back": "the two engines of one operator",
+    "map_tokens": "the engines of one operator",
+    "pull_back": "the engines of one operator",
 }
 
 

@@ -99,8 +99,10 @@ def test_a_step_repeated_has_the_same_bits():
         assert torch.equal(one, other)
 
 
-def test_a_sequence_that_is_no_block_of_memory():
+def test_sequences_and_weights_that_are_no_blocks_of_memory():
     layer, x = make(), torch.randn(15, LONG, 2, dtype=F64).transpose(0, 2)
+    for weight in (layer.w_e, layer.w_r, layer.concat.weight, layer.out_proj.weight, layer.q_proj.weight):
+        weight.data = weight.data.mT.contiguous().mT
     torch.testing.assert_close(step(layer, x, "native"), step(layer, x, "fused"), rtol=1e-10, atol=1e-11)
 
 

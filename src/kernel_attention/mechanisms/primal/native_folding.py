@@ -80,7 +80,7 @@ def _pull_back(
     of_maps, of_constant, of_energy = grads
     assert of_constant is not None
     inputs = (rows, w_e, w_r, scale, out)
-    of_rows, of_e, of_r, of_scale, of_out = (None if x is None else torch.zeros_like(x) for x in inputs)
+    of_rows, of_e, of_r, of_scale, of_out = (None if x is None else x.new_zeros(x.shape) for x in inputs)
     of_concat = concat.new_zeros(sizes.heads, *concat.shape)
     call_kernel(
         "fold_back", sizes, w_e, w_r, rows, concat, out, scale, *kept, of_maps, of_energy, of_e, of_r,
