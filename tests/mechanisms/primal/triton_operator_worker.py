@@ -27,10 +27,10 @@ def main(device):
     )
     x, weight, bias, maps, constant = (torch.randn(shape, device=device) for shape in shapes)
     options = mask, heads, True
-    torch.library.opcheck(op._map, (x, weight, bias, maps, constant, *options, True, True))
-    y, gram = op._map(x, weight, bias, maps, constant, *options, True, True)
+    torch.library.opcheck(op._map, (x, weight, bias, maps, constant, *options, True, "triton"))
+    y, gram = op._map(x, weight, bias, maps, constant, *options, True, "triton")
     torch.library.opcheck(
-        op._map_backward, (x, weight, bias, maps, gram, torch.randn_like(y), *options, True),
+        op._map_backward, (x, weight, bias, maps, gram, torch.randn_like(y), *options, "triton"),
         test_utils=("test_schema", "test_faketensor"),
     )  # fmt: skip
     layer = ka.PrimalAttention(width, heads, rank=3, rank_multiplier=2, eta=0.3, impl="triton").to(device)

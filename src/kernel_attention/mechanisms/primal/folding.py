@@ -30,7 +30,7 @@ class Readout(NamedTuple):
     out_bias: Tensor | None
 
 
-class Folded(NamedTuple):
+class FoldedReadout(NamedTuple):
     """A ``Readout`` multiplied out; B is 1 where the weights do not depend on the sequence.
 
     ``maps`` (B, k, 2d / k, o) and ``constant`` (k o,) give the output. ``energy`` (B, h, 2, p, p) is S for
@@ -42,7 +42,7 @@ class Folded(NamedTuple):
     energy: Tensor | None
 
 
-def fold(after: Readout, rows: Tensor | None, group: SequenceGroup | None = None) -> Folded:
+def fold_readout(after: Readout, rows: Tensor | None, group: SequenceGroup | None = None) -> FoldedReadout:
     """G = [W_{e|X} C_e^T ; W_{r|X} C_r^T] (times O^T where it is folded) and S = W Lambda W^T / h.
 
     The head dimension comes first, so that all sequences of a head share one product.
@@ -78,4 +78,4 @@ def fold(after: Readout, rows: Tensor | None, group: SequenceGroup | None = None
     if after.sqrt_lambda is not None:
         scaled = (w * after.sqrt_lambda[:, None, None, :]).permute(2, 1, 0, 3, 4)  # (B, h, 2, p, s)
         energy = scaled @ scaled.mT / num_heads
-    return Folded(maps, constant, energy)
+    return FoldedReadout(maps, constant, energy)

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from kernel_attention.core.sequence_group import SequenceGroup
 from kernel_attention.errors import InputError
-from kernel_attention.mechanisms.primal.folding import Readout, fold
+from kernel_attention.mechanisms.primal.folding import Readout, fold_readout
 from kernel_attention.mechanisms.primal.native_folding import native_fold
 from kernel_attention.mechanisms.primal.nested import KernelGrams
 from kernel_attention.mechanisms.primal.operators import Engine, features_and_maps, with_rows
@@ -139,7 +139,7 @@ def primal_pass(
         if engine == "native" and group is None and not x.is_meta and not needs_operator(x):
             folded = native_fold(readout, rows)
         else:
-            folded = fold(readout, rows, group)
+            folded = fold_readout(readout, rows, group)
         maps, constant, energy_weights = folded
         y, gram = features_and_maps(
             x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype), maps, constant,

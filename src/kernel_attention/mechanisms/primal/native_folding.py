@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernel_attention.mechanisms.primal.folding import Folded, Readout, fold
+from kernel_attention.mechanisms.primal.folding import FoldedReadout, Readout, fold_readout
 from kernel_attention.mechanisms.primal.native_kernels import call_kernel
 from kernel_attention.tensors.recompute import differentiable_gradients, differentiable_leaves
 
 
-def native_fold(readout: Readout, rows: Tensor | None) -> Folded:
-    """As ``folding.fold``, on tensors that have values."""
-    return Folded._make(_Fold.apply(rows, *readout))
+def native_fold(readout: Readout, rows: Tensor | None) -> FoldedReadout:
+    """As ``folding.fold_readout``, on tensors that have values."""
+    return FoldedReadout._make(_Fold.apply(rows, *readout))
 
 
 class _Fold(torch.autograd.Function):
@@ -40,7 +40,7 @@ class _Fold(torch.autograd.Function):
         rows, *weights = ctx.saved_tensors[:8]
         if torch.is_grad_enabled():
             leaves = differentiable_leaves((rows, *weights), ctx.needs_input_grad)
-            found = fold(Readout._make(leaves[1:]), leaves[0])
+            found = fold_readout(Readout._make(leaves[1:]), leaves[0])
             return tuple(differentiable_gradients(found, leaves, ctx.needs_input_grad, grads))
         return _pull_back(rows, Readout._make(weights), ctx.saved_tensors[8:], grads)
 
@@ -55,7 +55,7 @@ class _FoldSizes(ctypes.Structure):
 
 
 def _fold(rows: Tensor | None, readout: Readout) -> tuple[tuple[Tensor | None, ...], tuple[Tensor, Tensor]]:
-    """The tensors of ``Folded``, and what the backward pass needs of them."""
+    """The tensors of ``FoldedReadout``, and what the backward pass needs of them."""
     w_e, w_r, scale, concat, concat_bias, out, out_bias = readout
     sizes = _fold_sizes(rows, readout)
     shape = (sizes.batch, sizes.heads, 2, sizes.head)
@@ -74,7 +74,7 @@ def _fold(rows: Tensor | None, readout: Readout) -> tuple[tuple[Tensor | None, .
 def _pull_back(
     rows: Tensor | None, readout: Readout, kept: Sequence[Tensor], grads: Sequence[Tensor | None]
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of ``rows`` and of every weight, from those of the tensors of ``Folded``."""
+    """The gradients of ``rows`` and of every weight, from those of the tensors of ``FoldedReadout``."""
     w_e, w_r, scale, concat, concat_bias, out, out_bias = readout
     sizes = _fold_sizes(rows, readout)
     of_maps, of_constant, of_energy = grads
