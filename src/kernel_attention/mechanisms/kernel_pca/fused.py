@@ -47,7 +47,7 @@ from kernel_attention.tensors.recompute import eager_twin, needs_gradient, needs
 from kernel_attention.tensors.softmax_weights import additive_mask
 from kernel_attention.tensors.statistics import exactly, without_autocast
 
-_SLICE = 2**15  # the least numbers of K in a slice: below, the calls would weigh
+_SLICE = 2**16  # the least numbers of K in a slice: below, the calls would weigh
 
 
 def fused_rpc_attention(
@@ -139,7 +139,7 @@ def _pursue(
     offset: Tensor | None = None
     lows, sums = [], []
     for step in range(iterations):
-        clipped = _clip(data, offset, threshold)
+        clipped = _clip(_residual(data, offset), threshold)
         keys = _cleaned(clipped, offset, low).to(v.dtype)
         before = low
         low, lse = attention_with_lse(keys if q is None else q, keys, v, added, is_causal, scale)
@@ -153,10 +153,14 @@ def _pursue(
     return low, [*lows[:-1], *sums]
 
 
-def _clip(data: Tensor, offset: Tensor | None, threshold: Tensor) -> Tensor:
-    """C_t from E_{t-1}."""
-    residual = data if offset is None else data + offset
-    return residual.clamp(-threshold, threshold)
+def _residual(data: Tensor, offset: Tensor | None) -> Tensor:
+    """K + E_{t-1}; K itself before the first step."""
+    return data if offset is None else data + offset
+
+
+def _clip(residual: Tensor, threshold: Tensor) -> Tensor:
+    """C_t from K + E_{t-1}. One bound at a time: PyTorch's loop with two tensors of bounds is no vector loop."""
+    return residual.clamp(max=threshold).clamp_(min=-threshold)
 
 
 def _cleaned(clipped: Tensor, offset: Tensor | None, low: Tensor | None) -> Tensor:
@@ -182,9 +186,11 @@ def _gradients(
     by_threshold = torch.zeros_like(threshold)
     by_low = grad
     for step, offset in _offsets_backwards(data, threshold, lows):
-        clipped = _clip(data, offset, threshold)
+        residual = _residual(data, offset)
+        clipped = _clip(residual, threshold)
         # The direction in which the residual is cut off, 0 where it is not.
-        sign = (data - clipped if offset is None else (data + offset).sub_(clipped)).sign_()
+        sign = (residual - clipped if residual is data else residual.sub_(clipped)).sign_()
+        del residual
         keys = _cleaned(clipped, offset, lows[step - 1] if step else None).to(v.dtype)
         del clipped, offset
         to_queries, to_keys, to_values = attention_gradients(
@@ -200,12 +206,13 @@ def _gradients(
             by_queries = to_queries if by_queries is None else by_queries.add_(to_queries)
         del to_queries, to_keys, to_values
         by_residual = by_cleaned.clone() if by_offset is None else by_cleaned + by_offset  # of C_t so far
-        by_threshold += (by_residual * sign).sum_to_size(threshold.shape)
-        by_residual.masked_fill_(sign != 0, 0.0)
-        del sign
+        cut = by_residual * sign
+        by_threshold += cut.sum_to_size(threshold.shape)
+        by_residual.addcmul_(cut, sign, value=-1)  # 0 where it is cut off, without a tensor of truth values
+        del cut, sign
         if step:
             by_low = -by_cleaned if by_offset is None else by_offset.sub_(by_cleaned)
-            by_offset = by_cleaned.mul_(-2).add_(by_residual)  # of E_{t-1}
+            by_offset = by_residual.sub(by_cleaned, alpha=2)  # of E_{t-1}
             by_low.sub_(by_offset, alpha=2)
         by_data = by_residual if by_data is None else by_data.add_(by_residual)
         del by_cleaned, by_residual
@@ -222,7 +229,7 @@ def _offsets_backwards(
     stride = math.ceil(math.sqrt(len(lows)))
 
     def following(step: int, offset: Tensor | None) -> Tensor:
-        clipped = _clip(data, offset, threshold)
+        clipped = _clip(_residual(data, offset), threshold)
         return _next_offset(clipped, lows[step], lows[step - 1] if step else None)
 
     firsts: list[Tensor | None] = [None]
