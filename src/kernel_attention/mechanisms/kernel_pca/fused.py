@@ -47,7 +47,7 @@ from kernel_attention.tensors.recompute import eager_twin, needs_gradient, needs
 from kernel_attention.tensors.softmax_weights import additive_mask
 from kernel_attention.tensors.statistics import exactly, without_autocast
 
-_SLICE = 2**16  # the least numbers of K in a slice: below, the calls would weigh
+_SLICE = 2**15  # the least numbers of K in a slice: below, the calls would weigh
 
 
 def fused_rpc_attention(
