@@ -159,7 +159,7 @@ def _residual(data: Tensor, offset: Tensor | None) -> Tensor:
 
 
 def _clip(residual: Tensor, threshold: Tensor) -> Tensor:
-    """C_t from K + E_{t-1}. One bound at a time: PyTorch's loop with two tensors of bounds is no vector loop."""
+    """C_t from K + E_{t-1}, one bound at a time: with two tensors of bounds PyTorch has no vector loop."""
     return residual.clamp(max=threshold).clamp_(min=-threshold)
 
 
