@@ -26,7 +26,7 @@ def is_transformed() -> bool:
 
 def needs_operator(x: Tensor) -> bool:
     """Whether a hand-written pass over x must be an operator: a compiler looks on, or x has no values."""
-    return type(x) is not Tensor or torch.compiler.is_compiling()
+    return type(x) is not Tensor or x.is_meta or torch.compiler.is_compiling()
 
 
 def needs_gradient(*inputs: Tensor | None) -> bool:

@@ -10,8 +10,10 @@ import kernel_attention as ka
 from kernel_attention.functional import rpc_attention
 from kernel_attention.mechanisms.kernel_pca import fused as op
 from kernel_attention.mechanisms.kernel_pca.functional import PursuitSettings
+from kernel_attention.tensors.native import find_compiler
 
 F64 = torch.float64
+needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
 B, H, N, P = 3, 4, 7, 5
 every_form = pytest.mark.parametrize("is_symmetric", [True, False], ids=["symmetric", "asymmetric"])
 causal = pytest.mark.parametrize("is_causal", [False, True], ids=["", "causal"])
@@ -105,28 +107,36 @@ def test_a_training_step_keeps_one_tensor_of_every_step(iterations):
 
 @pytest.mark.parametrize("size", [1.0, 1e4], ids=["ordinary", "large"])
 @every_form
-def test_the_operators_are_what_they_tell_the_compiler(is_symmetric, size):
+@pytest.mark.parametrize("engine", ["operations", pytest.param("native", marks=needs_compiler)])
+def test_the_operators_are_what_they_tell_the_compiler(engine, is_symmetric, size):
     k, v, *q = (size * leaf.detach() for leaf in draw(B, is_symmetric))
     leaves = [None if not q else q[0].requires_grad_(), k.requires_grad_(), v.requires_grad_()]
     threshold = torch.rand(B, H, 1, 1, dtype=F64, requires_grad=True)
-    inputs = (*leaves, threshold, MASKS["holes"], 3, False)
+    inputs = (*leaves, threshold, MASKS["holes"], 3, False, engine)
     # The gradients at large logits come from other operations, which the operator chooses by the values.
     torch.library.opcheck(op._pursuit, inputs)
     with torch.no_grad():
         low, kept = op._pursuit(*inputs)
     torch.library.opcheck(
         op._pursuit_backward,
-        (torch.randn_like(low), *(x if x is None else x.detach() for x in inputs[:5]), low, kept, False),
+        (
+            torch.randn_like(low),
+            *(x if x is None else x.detach() for x in inputs[:5]),
+            low,
+            kept,
+            False,
+            engine,
+        ),
         test_utils=("test_schema", "test_faketensor"),  # it has no gradient of its own
     )
 
 
 def operator(k: Tensor, v: Tensor, threshold: Tensor, iterations: int = 3) -> Tensor:
-    return op._pursuit(None, k, v, threshold, MASKS["right"], iterations, False)[0]
+    return op._pursuit(None, k, v, threshold, MASKS["right"], iterations, False, "operations")[0]
 
 
 def eager(k: Tensor, v: Tensor, threshold: Tensor, iterations: int = 3) -> Tensor:
-    return op._eager_pursuit(None, k, v, threshold, MASKS["right"], iterations, False)
+    return op._eager_pursuit(None, k, v, threshold, MASKS["right"], iterations, False, "operations")
 
 
 def test_an_eager_call_gives_the_numbers_of_the_operator():

@@ -142,7 +142,11 @@ SUITES: dict[str, Plan] = {
         baseline="symmetric",
         contenders=(
             "symmetric", "sdpa", *({"rpc": {"iterations": n}} for n in range(2, 7)),
-            *({"rpc": {"iterations": n, "impl": "reference"}} for n in (2, 4, 6)),
+            *(
+                {"rpc": {"iterations": n, "impl": form}}
+                for form in ("native", "reference")
+                for n in (2, 4, 6)
+            ),
         ),
         grid={"threads": (1, 2), "length": (1024,)},
     ),

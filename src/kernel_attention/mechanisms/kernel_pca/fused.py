@@ -18,6 +18,9 @@ Sequences do not meet in the recursion. So it runs on slices of the batch, or of
 each of which is a node of its own in the graph. The temporary tensors are those of a slice, and a slice's L_t
 are freed as soon as its gradients are there.
 
+What lies between the attentions is in ``shrinkage``, in PyTorch's operations, and in ``native_kernels``, in
+C++.
+
 A compiler does not look into an operator; an eager call takes the same functions without the operator. Where
 the gradient itself is differentiated, it comes from the formulas.
 
@@ -30,11 +33,13 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from types import ModuleType
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
+from kernel_attention.mechanisms.kernel_pca import native_kernels, shrinkage
 from kernel_attention.mechanisms.kernel_pca.functional import PursuitSettings, pursuit_gradients
 from kernel_attention.tensors.affine import autocast
 from kernel_attention.tensors.fused_softmax import (
@@ -47,45 +52,48 @@ from kernel_attention.tensors.recompute import eager_twin, needs_gradient, needs
 from kernel_attention.tensors.softmax_weights import additive_mask
 from kernel_attention.tensors.statistics import exactly, without_autocast
 
+Engine: TypeAlias = Literal["operations", "native"]
+_ENGINES: dict[str, ModuleType] = {"operations": shrinkage, "native": native_kernels}
 _SLICE = 2**15  # the least numbers of K in a slice: below, the calls would weigh
 
 
 def fused_rpc_attention(
-    k: Tensor, v: Tensor, settings: PursuitSettings, *, q: Tensor | None = None
+    k: Tensor, v: Tensor, settings: PursuitSettings, *, q: Tensor | None = None, engine: Engine = "operations"
 ) -> Tensor:
     """``rpc_attention`` on a CPU without dropout, with n + 2 tensors of the size of K kept for its gradients.
 
-    Outputs of padded tokens are zero where it is causal.
+    Outputs of padded tokens are zero where it is causal. ``engine`` is what computes between the attentions:
+    "operations" of PyTorch, or "native", kernels in C++ for float32 and float64.
     """
     mask = settings.attention_mask
     v, q = autocast(v), None if q is None else autocast(q)
     with without_autocast(k):
         k = zero_padding(k, mask)
         if mask is None or not settings.is_causal:
-            return _in_slices(q, k, v, settings.threshold(k), settings)
+            return _in_slices(q, k, v, settings.threshold(k), settings, engine)
         # Right padding lies in the future of all real tokens, so that the causal form needs no mask.
         v, q = zero_padding(v, mask), None if q is None else zero_padding(q, mask)
         moved = compaction(mask)
         if moved is not None:
             k, v, q = moved.apply(k), moved.apply(v), None if q is None else moved.apply(q)
             settings = settings._replace(attention_mask=moved.attention_mask)
-        out = _in_slices(q, k, v, settings.threshold(k), settings._replace(attention_mask=None))
+        out = _in_slices(q, k, v, settings.threshold(k), settings._replace(attention_mask=None), engine)
         return zero_padding(out if moved is None else moved.undo(out), mask)
 
 
 def _in_slices(
-    q: Tensor | None, k: Tensor, v: Tensor, threshold: Tensor, settings: PursuitSettings
+    q: Tensor | None, k: Tensor, v: Tensor, threshold: Tensor, settings: PursuitSettings, engine: Engine
 ) -> Tensor:
     """L_n of queries or None, keys that are zero at padded tokens, values and tau."""
     iterations, _, _, mask, is_causal = settings
     if needs_operator(k):
-        return _pursuit(q, k, v, threshold, mask, iterations, is_causal)[0]
+        return _pursuit(q, k, v, threshold, mask, iterations, is_causal, engine)[0]
     sequences, heads = _slice_size(k, iterations)
     # Token by token, as the heads come from their projection and go to the next.
     rows = []
     for *row, own_mask in zip(*(_split(x, sequences, 0) for x in (q, k, v, threshold, mask)), strict=False):
         parts = [
-            _pursued(*part, own_mask, iterations, is_causal).transpose(1, 2)
+            _pursued(*part, own_mask, iterations, is_causal, engine).transpose(1, 2)
             for part in zip(*(_split(x, heads, 1) for x in row), strict=False)
         ]
         rows.append(parts[0] if len(parts) == 1 else torch.cat(parts, dim=2))
@@ -123,99 +131,71 @@ def _slice_size(k: Tensor, iterations: int) -> tuple[int, int]:
 
 def _forward(
     q: Tensor | None, k: Tensor, v: Tensor, threshold: Tensor, mask: Tensor | None, iterations: int,
-    is_causal: bool,
+    is_causal: bool, engine: str,
 ) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
     """L_n, and L_1, ..., L_{n-1} followed by the n logsumexps of the logits."""
-    return _pursue(q, k, v, threshold, mask, iterations, is_causal, keep=True)
+    return _pursue(q, k, v, threshold, mask, iterations, is_causal, engine, keep=True)
 
 
 def _pursue(
     q: Tensor | None, k: Tensor, v: Tensor, threshold: Tensor, mask: Tensor | None, iterations: int,
-    is_causal: bool, *, keep: bool,
+    is_causal: bool, engine: str, *, keep: bool,
 ) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
     """As ``_forward``; without ``keep`` the list is empty."""
     data, scale, added = exactly(k), k.size(3) ** -0.5, additive_mask(_of_keys(mask), v)
+    between = _ENGINES[engine]
     low: Tensor | None = None
-    offset: Tensor | None = None
+    before: Tensor | None = None
+    clipped: Tensor | None = None
     lows, sums = [], []
-    for step in range(iterations):
-        clipped = _clip(_residual(data, offset), threshold)
-        keys = _cleaned(clipped, offset, low).to(v.dtype)
+    for _ in range(iterations):
+        keys, clipped = between.clean(data, clipped, low, before, threshold, v.dtype)
         before = low
         low, lse = attention_with_lse(keys if q is None else q, keys, v, added, is_causal, scale)
         del keys
         if keep:
             lows.append(low)
             sums.append(lse)
-        if step < iterations - 1:
-            offset = _next_offset(clipped, low, before)
     assert low is not None
     return low, [*lows[:-1], *sums]
 
 
-def _residual(data: Tensor, offset: Tensor | None) -> Tensor:
-    """K + E_{t-1}; K itself before the first step."""
-    return data if offset is None else data + offset
-
-
-def _clip(residual: Tensor, threshold: Tensor) -> Tensor:
-    """C_t from K + E_{t-1}, one bound at a time: with two tensors of bounds PyTorch has no vector loop."""
-    return residual.clamp(max=threshold).clamp_(min=-threshold)
-
-
-def _cleaned(clipped: Tensor, offset: Tensor | None, low: Tensor | None) -> Tensor:
-    """T_t from C_t, E_{t-1} and L_{t-1}, which are zero before the first step."""
-    return clipped if offset is None or low is None else clipped.sub(offset, alpha=2).sub_(low)
-
-
-def _next_offset(clipped: Tensor, low: Tensor, before: Tensor | None) -> Tensor:
-    """E_t from C_t, in place, L_t and L_{t-1}."""
-    offset = clipped.sub_(low, alpha=2)
-    return offset if before is None else offset.add_(before)
-
-
 def _gradients(
     grad: Tensor, q: Tensor | None, k: Tensor, v: Tensor, threshold: Tensor, mask: Tensor | None,
-    low: Tensor, kept: Sequence[Tensor], is_causal: bool,
+    low: Tensor, kept: Sequence[Tensor], is_causal: bool, engine: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """By queries (empty without), keys, values and threshold; ``kept`` is ``_forward``'s list."""
     steps = (len(kept) + 1) // 2
     lows, sums = [*kept[: steps - 1], low], kept[steps - 1 :]
     data, scale, added = exactly(k), k.size(3) ** -0.5, additive_mask(_of_keys(mask), v)
+    between = _ENGINES[engine]
     by_queries = by_data = by_values = by_offset = None
     by_threshold = torch.zeros_like(threshold)
-    by_low = grad
-    for step, offset in _offsets_backwards(data, threshold, lows):
-        residual = _residual(data, offset)
-        clipped = _clip(residual, threshold)
-        # The direction in which the residual is cut off, 0 where it is not.
-        sign = (residual - clipped if residual is data else residual.sub_(clipped)).sign_()
-        del residual
-        keys = _cleaned(clipped, offset, lows[step - 1] if step else None).to(v.dtype)
-        del clipped, offset
+    by_low: Tensor | None = grad
+    for step, offset in _offsets_backwards(between, data, threshold, lows):
+        before = lows[step - 1] if step else None
+        keys, kept_of_step = between.clean_again(data, offset, before, threshold, v.dtype)
+        del offset, before
+        assert by_low is not None
         to_queries, to_keys, to_values = attention_gradients(
             by_low.to(v.dtype), keys if q is None else q, keys, v, lows[step], sums[step], added, is_causal,
             scale,
         )  # fmt: skip
-        del keys, by_low
+        del keys
+        by_low = None
         by_values = to_values if by_values is None else by_values.add_(to_values)
-        by_cleaned = exactly(to_keys)
+        by_cleaned = [exactly(to_keys)]
         if q is None:
-            by_cleaned.add_(to_queries)
+            by_cleaned.append(to_queries)
         else:
             by_queries = to_queries if by_queries is None else by_queries.add_(to_queries)
         del to_queries, to_keys, to_values
-        by_residual = by_cleaned.clone() if by_offset is None else by_cleaned + by_offset  # of C_t so far
-        cut = by_residual * sign
-        by_threshold += cut.sum_to_size(threshold.shape)
-        by_residual.addcmul_(cut, sign, value=-1)  # 0 where it is cut off, without a tensor of truth values
-        del cut, sign
-        if step:
-            by_low = -by_cleaned if by_offset is None else by_offset.sub_(by_cleaned)
-            by_offset = by_residual.sub(by_cleaned, alpha=2)  # of E_{t-1}
-            by_low.sub_(by_offset, alpha=2)
-        by_data = by_residual if by_data is None else by_data.add_(by_residual)
-        del by_cleaned, by_residual
+        pulled = between.pull_back(
+            data, threshold, kept_of_step, by_cleaned, by_offset, by_data, is_first=step == 0
+        )
+        by_low, by_offset, by_data = pulled.by_low, pulled.by_offset, pulled.by_data
+        by_threshold += pulled.by_threshold
+        del by_cleaned, kept_of_step, pulled
     assert by_data is not None and by_values is not None  # noqa: PT018
     if by_queries is None:
         by_queries = k.new_empty(0)
@@ -223,14 +203,13 @@ def _gradients(
 
 
 def _offsets_backwards(
-    data: Tensor, threshold: Tensor, lows: Sequence[Tensor]
+    between: ModuleType, data: Tensor, threshold: Tensor, lows: Sequence[Tensor]
 ) -> Iterator[tuple[int, Tensor | None]]:
     """(t, E_t) for t = n - 1, ..., 0. At most 2 sqrt(n) of them exist at a time, and each is made twice."""
     stride = math.ceil(math.sqrt(len(lows)))
 
     def following(step: int, offset: Tensor | None) -> Tensor:
-        clipped = _clip(_residual(data, offset), threshold)
-        return _next_offset(clipped, lows[step], lows[step - 1] if step else None)
+        return between.following(data, offset, threshold, lows[step], lows[step - 1] if step else None)
 
     firsts: list[Tensor | None] = [None]
     for start in range(0, len(lows) - stride, stride):
@@ -256,7 +235,11 @@ _pursuit = torch.library.custom_op("kernel_attention::rpc_attention", _forward, 
 _pursuit_backward = torch.library.custom_op(
     "kernel_attention::rpc_attention_backward", _gradients, mutates_args=()
 )
-_pursuit.register_fake(_forward)
+
+
+@_pursuit.register_fake
+def _(*inputs: Any) -> tuple[Tensor, list[Tensor]]:
+    return _forward(*(*inputs[:-1], "operations"))  # kernels cannot read a tensor without values
 
 
 @_pursuit_backward.register_fake
@@ -268,7 +251,7 @@ def _(
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, list[Tensor]]) -> None:
-    *tensors, ctx.iterations, ctx.is_causal = inputs
+    *tensors, ctx.iterations, ctx.is_causal, ctx.engine = inputs
     ctx.save_for_backward(*tensors, output[0], *output[1])
     ctx.set_materialize_grads(False)
 
@@ -277,7 +260,7 @@ def _pull_back(
     ctx: Any, grad: Tensor | None, *_: object, gradients: Callable[..., Any] = _pursuit_backward
 ) -> tuple[Tensor | None, ...]:
     if grad is None:
-        return (None,) * 7
+        return (None,) * 8
     q, k, v, threshold, mask, low, *kept = ctx.saved_tensors
     with without_autocast(k):
         if torch.is_grad_enabled():
@@ -285,9 +268,9 @@ def _pull_back(
                 (q, k, v, threshold), ctx.needs_input_grad[:4], grad, iterations=ctx.iterations,
                 attention_mask=mask, is_causal=ctx.is_causal,
             )  # fmt: skip
-            return *found, None, None, None
-        found = gradients(grad, q, k, v, threshold, mask, low, kept, ctx.is_causal)
-    return (None if q is None else found[0], *found[1:], None, None, None)
+            return *found, None, None, None, None
+        found = gradients(grad, q, k, v, threshold, mask, low, kept, ctx.is_causal, ctx.engine)
+    return (None if q is None else found[0], *found[1:], None, None, None, None)
 
 
 _pursuit.register_autograd(_pull_back, setup_context=_keep)

@@ -24,14 +24,17 @@ from kernel_attention.mechanisms.kernel_pca.functional import (
     principal_attention_pursuit,
     scaled_attention,
 )
-from kernel_attention.mechanisms.kernel_pca.fused import fused_rpc_attention
+from kernel_attention.mechanisms.kernel_pca.fused import Engine, fused_rpc_attention
 from kernel_attention.mechanisms.kernel_pca.triton_operators import rpc_attention_by_kernels
 from kernel_attention.mechanisms.softmax.functional import softmax_attention
 from kernel_attention.memory_limit import require_parameters
+from kernel_attention.tensors.affine import product_dtype
 from kernel_attention.tensors.fused_softmax import has_cpu_kernel
 from kernel_attention.tensors.gpu import why_not_measured
+from kernel_attention.tensors.native import why_not_native
 
-_IMPLS = ("auto", "reference", "fused", "triton")
+_ENGINES: dict[str, Engine] = {"fused": "operations", "native": "native"}
+_IMPLS = ("auto", "reference", "fused", "native", "triton")
 _SCALINGS = ("symmetric", "matrix")
 _PAYS_FROM = {
     "cpu": PaysFrom(eager=1, compiled=None),
@@ -67,9 +70,11 @@ class RobustPrincipalAttention(AttentionLayer):
         dropout: probability of dropping an attention weight of the last step in training.
         bias: whether the projections have biases.
         impl: "reference", the formulas over PyTorch's fused attention; "fused", on CPUs and without dropout,
-            the same numbers with one tensor kept of every step instead of three; "triton", kernels for GPUs,
-            each of which does a whole step, with heads of width up to 128 and without dropout; "auto", in
-            eager mode the form that was measured to be faster, see ``plan``, else the reference.
+            the same numbers with one tensor kept of every step instead of three; "native", the same in C++
+            for float32 and float64, which the first call compiles with the machine's compiler; "triton",
+            kernels for GPUs, each of which does a whole step, with heads of width up to 128 and without
+            dropout; "auto", in eager mode the form that was measured to be faster, see ``plan``, else the
+            reference. It never takes "native", which needs a compiler.
         device: where the parameters are made; None: the default device.
         dtype: the parameters' precision; None: the default one.
     """
@@ -88,7 +93,7 @@ class RobustPrincipalAttention(AttentionLayer):
         convention: Convention = "released",
         dropout: float = 0.0,
         bias: bool = True,
-        impl: Literal["auto", "reference", "fused", "triton"] = "auto",
+        impl: Literal["auto", "reference", "fused", "native", "triton"] = "auto",
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -123,8 +128,10 @@ class RobustPrincipalAttention(AttentionLayer):
         else:
             k, v, q = self._projected(x)
             settings = PursuitSettings(self.iterations, self.lam, self.convention, attention_mask, is_causal)
-            attend = rpc_attention_by_kernels if form == "triton" else fused_rpc_attention
-            low_rank = attend(k, v, settings, q=q)
+            if form == "triton":
+                low_rank = rpc_attention_by_kernels(k, v, settings, q=q)
+            else:
+                low_rank = fused_rpc_attention(k, v, settings, q=q, engine=_ENGINES[form])
         return self.out_proj(self.merge_heads(low_rank))
 
     def why_not_heads(self) -> str | None:
@@ -165,7 +172,7 @@ class RobustPrincipalAttention(AttentionLayer):
             return why_not_measured(x)
         if x.device.type not in ("cpu", "meta") or not has_cpu_kernel():
             return "the fused form needs PyTorch's fused attention for CPUs"
-        return None
+        return why_not_native(x, product_dtype(x)) if self.impl == "native" else None
 
     def pursuit(
         self, x: Tensor, *, attention_mask: Tensor | None = None, is_causal: bool = False

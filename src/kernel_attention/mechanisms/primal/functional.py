@@ -87,7 +87,7 @@ def _seen_rows(
     """
     pairs = ((phi_q, w_e), (phi_k, w_r))
     block = seen_rows.block_tokens(phi_q.size(2), grid.numel())
-    if phi_q.size(2) <= block or needs_operator(phi_q) or is_transformed() or phi_q.is_meta:
+    if phi_q.size(2) <= block or needs_operator(phi_q) or is_transformed():
         is_later = grid > rank[..., None]
         return PrimalScores(*((phi @ rows.mT).masked_fill(is_later, 0.0) @ w for phi, w in pairs))
     own = seen_rows.own_rows(rank, rows, grid, block)

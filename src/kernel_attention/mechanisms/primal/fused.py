@@ -136,7 +136,7 @@ def primal_pass(
         rows = None
         if samples is not None:
             x, rows = with_rows(x, samples)
-        if engine == "native" and group is None and not x.is_meta and not needs_operator(x):
+        if engine == "native" and group is None and not needs_operator(x):
             folded = native_fold(readout, rows)
         else:
             folded = fold_readout(readout, rows, group)

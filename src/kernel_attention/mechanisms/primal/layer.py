@@ -328,7 +328,7 @@ class PrimalAttention(PenalizedAttention):
             lacking = "one pass needs the feature map cosine or identity"
         elif is_causal and self.data_dependent and self._needs_energy:
             lacking = "one pass has no objective of data-dependent weights with is_causal=True"
-        elif is_causal and self.data_dependent and (compiled or needs_operator(x) or x.is_meta):
+        elif is_causal and self.data_dependent and (compiled or needs_operator(x)):
             lacking = "a compiler cannot ask how many rows a block of tokens has with is_causal=True"
         elif self.impl == "native":
             lacking = why_not_native(x, product_dtype(x))
