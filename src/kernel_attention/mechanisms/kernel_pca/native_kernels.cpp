@@ -87,7 +87,7 @@ void following(const Sizes& sizes, Rows<T> data, Rows<T> offset, Rows<T> thresho
 }
 
 // The gradients of a step from that by T_t, one + two, and that by E_t: by L_{t-1} and E_{t-1}, where wanted, by K,
-// to which it is added, and by the threshold.
+// to which it is added, and by the threshold. What it writes may lie in the memory of what it reads.
 template <typename T>
 void pull_back(const Sizes& sizes, Rows<T> data, Rows<T> offset, Rows<T> threshold, Rows<T> part,
                Rows<T> other, Rows<T> by_offset, Rows<T> by_low, Rows<T> to_offset, Rows<T> by_data,

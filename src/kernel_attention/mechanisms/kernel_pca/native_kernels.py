@@ -70,13 +70,14 @@ def pull_back(
     data: Tensor, threshold: Tensor, offset: Tensor | None, parts: Sequence[Tensor], by_offset: Tensor | None,
     by_data: Tensor | None, *, is_first: bool,
 ) -> Pulled:  # fmt: skip
-    """As ``shrinkage.pull_back``."""
-    by_low = None if is_first else empty_by_token(data)
-    to_offset = None if is_first else empty_by_token(data)
+    """As ``shrinkage.pull_back``; what it returns lies in the memory of the parts."""
+    part, other = parts if len(parts) == 2 else (*parts, None)
+    by_low = to_offset = None
+    if not is_first:
+        by_low, to_offset = empty_by_token(data) if other is None else other, part
     if by_data is None:
         by_data = empty_by_token(data).zero_()
     by_rows = data.new_empty(*data.shape[:3], 1)
-    part, other = parts if len(parts) == 2 else (*parts, None)
     inputs = data, offset, threshold, part, other, by_offset
     _call("pull_back", data, *inputs, by_low, to_offset, by_data, by_rows)
     return Pulled(by_low, to_offset, by_data, by_rows.sum_to_size(threshold.shape))
