@@ -66,7 +66,8 @@ LAYERS = {
 }  # fmt: skip
 CAUSAL = (
     "primal, data-independent", "primal, no running means", "linear", "linear, identity", "values",
-    "values, keys", "values, rows",
+    "values, keys", "values, rows", "multilinear", "multilinear, mean", "multilinear, diagonal",
+    "multilinear, learnable", "multilinear, identity", "multilinear, core", "multilinear, no objective",
 )  # fmt: skip
 
 

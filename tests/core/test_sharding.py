@@ -155,7 +155,7 @@ def test_a_model_without_our_layers_and_a_missing_group_are_refused(alone):
     ("build", "call"),
     [
         (lambda: ka.PrimalAttention(8, 2, max_len=11), {"is_causal": True}),
-        (lambda: ka.MultilinearAttention(8, 2), {"is_causal": True}),
+        (lambda: ka.MultilinearAttention(8, 2, variant="data_dependent", max_len=11), {"is_causal": True}),
         (lambda: ka.LinearAttention(8, 2), {"context": torch.randn(1, 5, 8)}),
     ],
 )

@@ -53,18 +53,23 @@ def balancing(size: Tensor, dtype: torch.dtype) -> Tensor:
     return exponent.clamp(-reach, reach).neg().exp2()
 
 
-def frobenius(x: Tensor, attention_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+def frobenius(
+    x: Tensor, attention_mask: Tensor | None = None, is_causal: bool = False, before: Tensor | None = None
+) -> Tensor:
     """X / ||X||_F per sequence and head over its real tokens (KMLSVD thesis, eq. 3-8); 0 at padded tokens.
 
-    The causal form divides token i by the norm of x_0..x_i. The norm accumulates in float32 for 16-bit
-    inputs. Where it is zero, the output is zero and no gradient passes. The causal form sums the squares of a
-    prefix without scaling, so its inputs must stay below the square root of the largest number.
+    The causal form divides token i by the norm of x_0..x_i. Its square begins with ``before``, (B, h, 1, 1),
+    that of the tokens ahead of x. The norm accumulates in float32 for 16-bit inputs. Where it is zero, the
+    output is zero and no gradient passes. The causal form sums the squares of a prefix without scaling, so
+    its inputs must stay below the square root of the largest number.
     """
     x = zero_padding(x, attention_mask)
     if not is_causal:
         x = balanced(x, exactly(x.detach()).abs().amax(dim=(-2, -1), keepdim=True))
     energy = x.to(accumulation_dtype(x.dtype)).square().sum(dim=-1, keepdim=True)
     energy = energy.cumsum(dim=2) if is_causal else energy.sum(dim=2, keepdim=True)
+    if before is not None:
+        energy = energy + before
     return (x * inverse_norm(energy)).to(x.dtype)
 
 

@@ -17,9 +17,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kernel_attention.core.sequence_group import SequenceGroup
 from kernel_attention.errors import InputError
 from kernel_attention.features.feature_maps import FeatureMap, balanced, frobenius, inverse_norm
 from kernel_attention.tensors.multilinear import alike, multilinear_factors
+from kernel_attention.tensors.padding import zero_padding
 from kernel_attention.tensors.statistics import exactly, valid_ranks, without_autocast
 
 Masks = Tensor | Sequence[Tensor | None] | None
@@ -55,6 +57,7 @@ def multilinear_modes(
     attention_mask: Masks = None,
     is_causal: bool = False,
     with_grams: bool = False,
+    group: SequenceGroup | None = None,
 ) -> Modes:
     """Features and projection of every mode.
 
@@ -68,10 +71,11 @@ def multilinear_modes(
         attention_mask: (B, N), True = real token; or one per mode, (B, N_n) or None.
         is_causal: token i sees tokens 0..i only.
         with_grams: whether the objective will need Phi_n^T Phi_n.
+        group: the processes that share every sequence; only with ``is_causal`` and without ``rows``.
 
     Raises:
-        InputError: for ``rows`` with ``is_causal`` but without ``grid``, or for a number of sequences or
-            masks that is not the number of modes.
+        InputError: for ``rows`` with ``is_causal`` but without ``grid``, for a number of sequences or masks
+            that is not the number of modes, or for a ``group`` where there is no shared form.
     """
     order = len(factors)
     masks = [attention_mask] * order if isinstance(attention_mask, Tensor | None) else list(attention_mask)
@@ -80,13 +84,16 @@ def multilinear_modes(
             f"sequences: {len(sequences)} of them and {len(masks)} attention_mask for {order} modes, "
             "expected one each"
         )
+    if group is not None and (rows is not None or not is_causal):
+        raise InputError("group: processes share the causal form without rows; see also multilinear_layer")
     if rows is not None:
         if is_causal and grid is None:
             raise InputError("grid=None: rows with is_causal=True need grid, the positions of the rows")
         rows = padded_rows(rows, factors[0])
     read = functools.partial(
-        _modes, rows=rows, grid=grid, feature_map=feature_map, is_causal=is_causal, with_grams=with_grams
-    )
+        _modes, rows=rows, grid=grid, feature_map=feature_map, is_causal=is_causal, with_grams=with_grams,
+        group=group,
+    )  # fmt: skip
     # Modes of equal sizes are computed together.
     if alike(sequences) and alike(factors) and all(mask is masks[0] for mask in masks):
         return read(sequences, torch.stack(list(factors)), masks[0])
@@ -107,12 +114,18 @@ def _modes(
     feature_map: FeatureMap,
     is_causal: bool,
     with_grams: bool,
+    group: SequenceGroup | None,
 ) -> Modes:
     """Modes that read the same tokens, with ``factors`` (D, h, M, R)."""
     # Dividing the small projection by ||X||_F, one number per sequence and head, is cheaper than dividing
     # all features.
     norm_later = feature_map is frobenius and not is_causal
-    features = [sequence if norm_later else feature_map(sequence, mask, is_causal) for sequence in sequences]
+    if norm_later:
+        features = list(sequences)
+    elif group is not None and feature_map is frobenius:
+        features = _shared_features(sequences, mask, group)
+    else:
+        features = [feature_map(sequence, mask, is_causal) for sequence in sequences]
     if rows is not None and is_causal:
         features = [phi @ rows.mT for phi in features]
     joined = torch.cat(features, dim=-1)
@@ -132,6 +145,8 @@ def _modes(
     with without_autocast(joined):
         exact = [exactly(part) for part in parts]
         grams = torch.stack([part.mT @ part for part in exact]) if with_grams else None
+        if grams is not None and group is not None:
+            grams = group.total(grams)
         energy = None
         if norm_later and grams is not None:
             energy = grams.diagonal(dim1=-2, dim2=-1).sum(-1)
@@ -141,6 +156,14 @@ def _modes(
             factors, grams, energy=energy, rows=rows, rows_in_features=is_causal
         )
     return Modes(parts, list(projections.unbind()), joined, None if grams is None else list(grams.unbind()))
+
+
+def _shared_features(sequences: Sequence[Tensor], mask: Tensor | None, group: SequenceGroup) -> list[Tensor]:
+    """The causal Frobenius features of this rank's part: its norms begin with those of the ranks before."""
+    real = [exactly(zero_padding(sequence, mask)) for sequence in sequences]
+    energy = torch.stack([sequence.square().sum(dim=(2, 3), keepdim=True) for sequence in real])
+    pairs = zip(sequences, group.before(energy), strict=True)
+    return [frobenius(sequence, mask, is_causal=True, before=before) for sequence, before in pairs]
 
 
 def padded_rows(rows: Tensor, factor: Tensor) -> Tensor:

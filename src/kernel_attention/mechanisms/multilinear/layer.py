@@ -215,8 +215,9 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
         # Below, multiplying the weights out costs more than it saves, see benchmarks/compiled_forms.py.
         pays_from = {"cpu": PaysFrom(eager=2 * self.embed_dim, compiled=4 * self.embed_dim)}
         return choose_form(
-            self.impl, x, lacking, pays_from, is_sharded=self.sequence_group is not None, compiled=compiled
-        )
+            self.impl, x, lacking, pays_from, compiled=compiled,
+            is_sharded=self.sequence_group is not None and not is_causal,
+        )  # fmt: skip
 
     def _one_product(
         self, x: Tensor, factors: list[Tensor], mask: Tensor | None, with_grams: bool
@@ -249,7 +250,9 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
         """Why the layer cannot share a sequence: its form is not the linear one. None where it can."""
         if self.impl == "reference" or self.feature_map not in (frobenius, identity):
             return "only the linear form is sharded: impl 'auto', feature map frobenius or identity"
-        return "its causal form needs every token on one rank" if is_causal else None
+        if is_causal and self.variant == "data_dependent":
+            return "the causal data-dependent form reads every row of the grid on one rank"
+        return None
 
     def scores(
         self, x: Tensor, *, attention_mask: Tensor | None = None, is_causal: bool = False
@@ -339,6 +342,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
             attention_mask=mask,
             is_causal=is_causal,
             with_grams=with_grams,
+            group=self.sequence_group,
         )
 
     def _keep_objectives(
