@@ -38,6 +38,14 @@ def _seed() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture
+def restored_threads() -> Iterator[None]:
+    """A test may set the number of threads; the next one has its own again."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(autouse=True)
 def _plugins_of_this_test(monkeypatch: pytest.MonkeyPatch) -> None:
     """A command in this process leaves the names of its plugins; later workers would look for them."""

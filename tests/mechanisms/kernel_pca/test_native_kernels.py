@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
 
 import kernel_attention as ka
 from kernel_attention.mechanisms.kernel_pca import fused as op
+from kernel_attention.tensors.native import find_compiler
 
-pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
+pytestmark = [
+    pytest.mark.usefixtures("restored_threads"),
+    pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler"),
+]
 F64 = torch.float64
 N = 13  # tokens, a prime
 TOLERANCE = {"rtol": 1e-10, "atol": 1e-11}
@@ -21,13 +22,6 @@ MASKS = {
     "right": torch.arange(N) < torch.tensor([[N], [5], [2]]),
     "holes": torch.rand(3, N, generator=torch.Generator().manual_seed(1)) < 0.7,
 }
-
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def make(width: int = 15, heads: int = 3, dtype: torch.dtype = F64, **options) -> ka.RobustPrincipalAttention:

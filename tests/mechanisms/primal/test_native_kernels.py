@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
 
 import kernel_attention as ka
+from kernel_attention.tensors.native import find_compiler
 
-pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
+pytestmark = [
+    pytest.mark.usefixtures("restored_threads"),
+    pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler"),
+]
 F64 = torch.float64
 LONG = 1021  # tokens, a prime: four slices of 256, the last one shorter
-
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def make(width: int = 15, heads: int = 3, dtype: torch.dtype = F64, **options) -> ka.PrimalAttention:

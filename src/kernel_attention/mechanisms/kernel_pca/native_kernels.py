@@ -40,12 +40,9 @@ def clean(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """As ``shrinkage.clean``; ``dtype`` is the data's."""
     keys = empty_by_token(data)
-    if clipped is None:
-        clipped = empty_by_token(data)
-        _call("clean", data, data, None, None, None, threshold, keys, clipped)
-    else:
-        _call("clean", data, data, clipped, low, before, threshold, keys, clipped)
-    return keys, clipped
+    found = empty_by_token(data) if clipped is None else clipped
+    _call("clean", data, data, clipped, low, before, threshold, keys, found)
+    return keys, found
 
 
 def following(

@@ -111,7 +111,7 @@ def _forward(
 
             with torch.cuda.device_of(x):
                 y, gram = triton_kernels.map_tokens(*inputs)
-        elif engine == "native" and not x.is_meta:
+        elif engine == "native":
             y, gram = native_kernels.map_tokens(*inputs)
         else:
             y, gram = token_slices.map_tokens(*inputs)
@@ -131,7 +131,7 @@ def _gradients(
 
             with torch.cuda.device_of(x):
                 sums = triton_kernels.pull_back(*inputs)
-        elif engine == "native" and not x.is_meta:
+        elif engine == "native":
             sums = native_kernels.pull_back(*inputs)
         else:
             sums = token_slices.pull_back(*inputs)
