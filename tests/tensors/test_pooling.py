@@ -115,6 +115,22 @@ def test_convolution_along_a_sequence_is_torchs_with_the_extra_padding_in_front(
     torch.testing.assert_close(shared, convolve_sequence(x, weight[:1].expand(WIDTH, -1)))
 
 
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("size", [1, 2, 5, 40])
+@pytest.mark.parametrize("length", [1, 3, 96, 97, 131, 200])  # one block, and blocks of 32 or 39 tokens
+def test_a_shared_kernel_over_blocks_equals_its_shifts(length, size, is_causal):
+    x = torch.randn(2, length, 3, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(size, dtype=torch.float64, requires_grad=True)
+    of_channels = weight.expand(3, -1)  # a kernel per channel is a sum of shifts
+    slope = torch.randn_like(x)
+    blocks, shifts = (convolve_sequence(x, w, is_causal=is_causal) for w in (weight, of_channels))
+    torch.testing.assert_close(blocks, shifts, rtol=1e-12, atol=1e-12)
+    wanted = torch.autograd.grad(shifts, (x, weight), slope)
+    torch.testing.assert_close(
+        torch.autograd.grad(blocks, (x, weight), slope), wanted, rtol=1e-11, atol=1e-11
+    )
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_convolution_over_a_grid_is_torchs_with_the_extra_padding_in_front(size):
     x, weight = (

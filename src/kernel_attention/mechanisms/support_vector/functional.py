@@ -74,8 +74,8 @@ def recentre(
         return _recentre_causal(q, k, beta, normalize, eps, factor)
     mean = _mean(k, attention_mask, group)
     if not normalize:
-        shifted = (k - beta * mean).to(k.dtype) if not shift_invariant else k
-        return (q - beta * mean).to(q.dtype), shifted
+        shift = mean * -beta  # added, so that no matrix of gradients is negated
+        return (q + shift).to(q.dtype), k if shift_invariant else (k + shift).to(k.dtype)
     centred = k - mean
     inverse = (_mean(centred.square(), attention_mask, group) + eps).rsqrt()
     if not shift_invariant:
@@ -90,8 +90,8 @@ def _mean(x: Tensor, attention_mask: Tensor | None, group: SequenceGroup | None 
         x = zero_padding(x, attention_mask)
         count = group.places(num_real(x[:, 0], attention_mask))[1].clamp_min(1)
         return group.total(x.sum(dim=2, keepdim=True, dtype=dtype)) / count[:, None, None, None]
-    if attention_mask is None:
-        return x.mean(dim=2, keepdim=True, dtype=dtype)
+    if attention_mask is None:  # a mean would divide a matrix of gradients by N
+        return x.sum(dim=2, keepdim=True, dtype=dtype) / x.size(2)
     mask = attention_mask[:, None, :, None]
     return x.masked_fill(~mask, 0.0).sum(dim=2, keepdim=True, dtype=dtype) / mask.sum(
         dim=2, keepdim=True

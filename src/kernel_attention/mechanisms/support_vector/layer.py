@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +43,24 @@ _NO_CENTRING = {"beta": 0.0, "learn_beta": False, "normalize": False, "eps": EPS
 _NO_POOLING = {"factors": 1, "pooling": "average"}
 _NO_GRID = {"grid_size": None, "class_tokens": 0}
 _NO_CONVOLUTION = {"convolution": None, "kernel_size": None, "conv_weights": "shared", **_NO_GRID}
+
+
+class HeadGroup(NamedTuple):
+    """Neighbouring heads of one factor.
+
+    Pooling commutes with the projections, so it comes first and leaves M rows to project.
+
+    Attributes:
+        factor: tokens per key.
+        queries: (B, heads, N, p).
+        project_keys: the keys of pooled tokens, (B, M, d) -> (B, heads, M, p).
+        project_values: their values.
+    """
+
+    factor: int
+    queries: Tensor
+    project_keys: Callable[[Tensor], Tensor]
+    project_values: Callable[[Tensor], Tensor]
 
 
 @register_attention(
@@ -245,15 +264,14 @@ class SupportVectorAttention(QueryKeyValueAttention):
             v = identity_values(k) if as_matrix else self.split_heads(self.v_proj(for_v))
             yield self._expand(q, k, v, mask, is_causal, is_self)
             return
-        q = self.split_heads(self.q_proj(x))
-        for heads, factor in head_groups(self.factors):
+        for group in self._groups(x):
+            q, factor = group.queries, group.factor
             pooled = self.pool_tokens(source, factor, mask, is_causal)
-            k = self.project_heads(self.k_proj, pooled, heads)
             if as_matrix:
-                v = pool(identity_values(q[:, heads]), factor, mask=None if mask is None else mask[:, None])
+                v = pool(identity_values(q), factor, mask=None if mask is None else mask[:, None])
             else:
-                v = self.project_heads(self.v_proj, pooled, heads)
-            yield self._expand(q[:, heads], k, v, mask, is_causal, is_self, factor)
+                v = group.project_values(pooled)
+            yield self._expand(q, group.project_keys(pooled), v, mask, is_causal, is_self, factor)
 
     def why_not_heads(self) -> str | None:
         """A reason where what comes before the projections does not commute with them."""
@@ -337,9 +355,8 @@ class SupportVectorAttention(QueryKeyValueAttention):
             out, memory = self.kernel.step(q, k, v, state.heads[0].memory, state.position)
             outs, heads = [out], [HeadsState(memory)]
         else:
-            q = self.split_heads(self.q_proj(x))
-            for (group, factor), part in zip(head_groups(self.factors), state.heads, strict=True):
-                out, part = self._decode_heads(x, q[:, group], group, factor, part, state.position)
+            for group, part in zip(self._groups(x), state.heads, strict=True):
+                out, part = self._decode_heads(x, group, part, state.position)
                 outs.append(out)
                 heads.append(part)
         y = self.out_proj(self.merge_heads(outs[0] if len(outs) == 1 else torch.cat(outs, dim=1)))
@@ -355,14 +372,15 @@ class SupportVectorAttention(QueryKeyValueAttention):
             window = tuple(last_rows(row, lengths, size) for row in rows)
             memory = self.kernel.read_memory(q, k, v, lengths)
             return SupportVectorState(position, (HeadsState(memory),), window)
-        q, heads = self.split_heads(self.q_proj(x)), []
-        for group, factor in head_groups(self.factors):
+        heads = []
+        for group in self._groups(x):
+            factor = group.factor
             pooled = self.pool_tokens(x, factor, None, True)
-            k, v = (self.project_heads(proj, pooled, group) for proj in (self.k_proj, self.v_proj))
+            k, v = group.project_keys(pooled), group.project_values(pooled)
             moments = read_moments(k, lengths, factor) if self.is_centred else None
             if moments is not None and self.normalize:
                 k = k - moments.first
-            memory = self.kernel.read_memory(q[:, group], k, v, lengths, factor)
+            memory = self.kernel.read_memory(group.queries, k, v, lengths, factor)
             block = None
             if factor > 1:
                 block = read_open_block(x, lengths, factor, self.pooling, self._pool_kernel(factor))
@@ -370,13 +388,13 @@ class SupportVectorAttention(QueryKeyValueAttention):
         return SupportVectorState(position, tuple(heads))
 
     def _decode_heads(
-        self, x: Tensor, q: Tensor, group: slice, factor: int, state: HeadsState, position: Position
+        self, x: Tensor, group: HeadGroup, state: HeadsState, position: Position
     ) -> tuple[Tensor, HeadsState]:
         """One token for the heads of one factor: their output (B, heads, 1, p), and their state."""
-        block, moments = state.open_block, state.moments
+        block, moments, q, factor = state.open_block, state.moments, group.queries, group.factor
         if block is not None:
             x, block = add_to_block(x, block, position, factor, self.pooling, self._pool_kernel(factor))
-        k, v = (self.project_heads(proj, x, group) for proj in (self.k_proj, self.v_proj))
+        k, v = group.project_keys(x), group.project_values(x)
         if moments is not None:
             q, k, moments = recentre_step(
                 q, k, moments, position, beta=self.beta, normalize=self.normalize, eps=self.eps, factor=factor
@@ -431,18 +449,30 @@ class SupportVectorAttention(QueryKeyValueAttention):
             return running_pool(x, factor, self.pooling, weight=kernel)
         return pool(x, factor, self.pooling, mask=mask, weight=kernel)
 
-    def project_heads(self, projection: nn.Linear, x: Tensor, heads: slice) -> Tensor:
-        """Keys or values of these heads only, from pooled tokens: (B, M, d) -> (B, heads, M, p).
+    def _groups(self, x: Tensor) -> Iterator[HeadGroup]:
+        """The groups of heads, with the queries of the tokens x (B, N, d).
 
-        Pooling commutes with the projection, so it comes first and leaves M rows to project.
+        The parts of one split have one gradient, put together from theirs; slices would add up matrices of
+        full size.
         """
-        rows = slice(heads.start * self.head_dim, heads.stop * self.head_dim)
-        if heads.stop - heads.start == self.num_heads:
-            out = projection(x)
-        else:
-            bias = None if projection.bias is None else projection.bias[rows]
-            out = _linear(x, projection.weight[rows], bias)
-        return out.unflatten(-1, (heads.stop - heads.start, -1)).transpose(1, 2)
+        queries, groups = self.split_heads(self.q_proj(x)), head_groups(self.factors)
+        if len(groups) == 1:
+            k_proj, v_proj = (lambda x, p=p: self.split_heads(p(x)) for p in (self.k_proj, self.v_proj))
+            yield HeadGroup(groups[0][1], queries, k_proj, v_proj)
+            return
+        sizes = [heads.stop - heads.start for heads, _ in groups]
+        parts = (self._project_by_group(linear, sizes) for linear in (self.k_proj, self.v_proj))
+        for (_, factor), *group in zip(groups, queries.split(sizes, dim=1), *parts, strict=True):
+            yield HeadGroup(factor, *group)
+
+    def _project_by_group(self, linear: nn.Linear, sizes: list[int]) -> list[Callable[[Tensor], Tensor]]:
+        """The projection to the heads of every group, (B, M, d) -> (B, heads, M, p)."""
+        rows = [size * self.head_dim for size in sizes]
+        biases = [None] * len(sizes) if linear.bias is None else linear.bias.split(rows)
+        return [
+            partial(_project, weight=weight, bias=bias, num_heads=size)
+            for size, weight, bias in zip(sizes, linear.weight.split(rows), biases, strict=True)
+        ]
 
     def reads_positions(self) -> bool:
         """Whether pooling, a convolution over the sequence, or the kernel reads positions."""
@@ -475,12 +505,15 @@ class SupportVectorAttention(QueryKeyValueAttention):
         )
 
 
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """nn.functional.linear, or under torch.export a product per sequence.
+def _project(x: Tensor, weight: Tensor, bias: Tensor | None, num_heads: int) -> Tensor:
+    """Project tokens to some heads: (B, M, d) -> (B, num_heads, M, p).
 
-    The exporter cannot prove that batch and tokens flatten to one dimension at length ceil(N / factor).
+    Under torch.export it is a product per sequence: the exporter cannot prove that batch and tokens flatten
+    to one dimension at length ceil(N / factor).
     """
     if not is_exporting():
-        return nn.functional.linear(x, weight, bias)
-    out = torch.bmm(x, weight.mT.expand(x.size(0), -1, -1))
-    return out if bias is None else out + bias
+        out = nn.functional.linear(x, weight, bias)
+    else:
+        out = torch.bmm(x, weight.mT.expand(x.size(0), -1, -1))
+        out = out if bias is None else out + bias
+    return out.unflatten(-1, (num_heads, -1)).transpose(1, 2)

@@ -8,6 +8,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from kernel_attention.core.parameters import Device
 from kernel_attention.core.validation import require_positive
@@ -17,6 +18,7 @@ from kernel_attention.tensors.padding import zero_padding
 
 ConvWeights = Literal["shared", "separate", "separable"]
 _KERNEL_SIZES = {"1d": 5, "2d": 2}  # of the paper's experiments
+_BLOCK, _ONE_BLOCK = 32, 96  # tokens in a block of a sequence, and in a sequence that is one block
 _WEIGHTS: tuple[ConvWeights, ...] = ("shared", "separate", "separable")
 
 
@@ -184,17 +186,39 @@ def convolve_sequence(x: Tensor, weight: Tensor, *, is_causal: bool = False) -> 
     """
     size = weight.size(-1)
     front = size - 1 if is_causal else size // 2
-    padded = torch.nn.functional.pad(x.contiguous(), (0, 0, front, size - 1 - front))
+    if weight.dim() == 1 and not torch.compiler.is_compiling():  # a compiler fuses the shifts, at any length
+        return _convolve_blocks(x, weight, front)
+    padded = pad(x.contiguous(), (0, 0, front, size - 1 - front))
     # A sum of shifts keeps the layout of the tokens; torch's own convolution wants the channels first.
     length = x.size(1)
     return _sum([padded[:, j : j + length] * weight[..., j] for j in range(size)]).to(x.dtype)
+
+
+def _convolve_blocks(x: Tensor, weight: Tensor, front: int) -> Tensor:
+    """The convolution as products of one banded matrix, (c, c + s - 1), with blocks of c + s - 1 tokens.
+
+    A product reads a block once, where s shifts read it s times, and more often for their gradients. Its
+    zeros cost less than that in blocks of some 32 tokens; a short sequence is one block.
+    """
+    (batch, length, channels), size = x.shape, weight.size(0)
+    rows = length if length <= _ONE_BLOCK else max(_BLOCK, size - 1)
+    count = (length + rows - 1) // rows
+    if count == 1:
+        blocks = pad(x, (0, 0, front, size - 1 - front))
+    else:
+        parts = pad(x, (0, 0, front, (count + 1) * rows - length - front)).unflatten(1, (count + 1, rows))
+        blocks = torch.cat([parts[:, :-1], parts[:, 1:, : size - 1]], dim=2).flatten(0, 1)
+    # Row i of the matrix is the kernel after i zeros: rows longer by one number than the matrix, end to end.
+    band = pad(weight.to(x.dtype), (0, rows)).expand(rows, -1).flatten()[: rows * (rows + size - 1)]
+    out = torch.bmm(band.view(1, rows, -1).expand(blocks.size(0), -1, -1), blocks)
+    return out if count == 1 else out.view(batch, count * rows, channels)[:, :length]
 
 
 def convolve_grid(x: Tensor, weight: Tensor) -> Tensor:
     """The same over a grid of tokens: x (B, H, W, d), weight (s, s) or (d, s, s) -> (B, H, W, d)."""
     size = weight.size(-1)
     front, back = size // 2, size - 1 - size // 2
-    padded = torch.nn.functional.pad(x.contiguous(), (0, 0, front, back, front, back))
+    padded = pad(x.contiguous(), (0, 0, front, back, front, back))
     height, width = x.size(1), x.size(2)
     shifts = itertools.product(range(size), repeat=2)
     return _sum([padded[:, i : i + height, j : j + width] * weight[..., i, j] for i, j in shifts]).to(x.dtype)
