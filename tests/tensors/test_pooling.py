@@ -117,7 +117,7 @@ def test_convolution_along_a_sequence_is_torchs_with_the_extra_padding_in_front(
 
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("size", [1, 2, 5, 40])
-@pytest.mark.parametrize("length", [1, 3, 96, 97, 131, 200])  # one block, and blocks of 32 or 39 tokens
+@pytest.mark.parametrize("length", [1, 3, 96, 97, 131, 200])  # one block, and blocks of 16 or 39 tokens
 def test_a_shared_kernel_over_blocks_equals_its_shifts(length, size, is_causal):
     x = torch.randn(2, length, 3, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(size, dtype=torch.float64, requires_grad=True)

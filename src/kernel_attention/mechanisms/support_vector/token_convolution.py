@@ -18,7 +18,7 @@ from kernel_attention.tensors.padding import zero_padding
 
 ConvWeights = Literal["shared", "separate", "separable"]
 _KERNEL_SIZES = {"1d": 5, "2d": 2}  # of the paper's experiments
-_BLOCK, _ONE_BLOCK = 32, 96  # tokens in a block of a sequence, and in a sequence that is one block
+_BLOCK, _ONE_BLOCK = 16, 96  # tokens in a block of a sequence, and in a sequence that is one block
 _WEIGHTS: tuple[ConvWeights, ...] = ("shared", "separate", "separable")
 
 
@@ -198,7 +198,7 @@ def _convolve_blocks(x: Tensor, weight: Tensor, front: int) -> Tensor:
     """The convolution as products of one banded matrix, (c, c + s - 1), with blocks of c + s - 1 tokens.
 
     A product reads a block once, where s shifts read it s times, and more often for their gradients. Its
-    zeros cost less than that in blocks of some 32 tokens; a short sequence is one block.
+    zeros cost less than that in blocks of 16 tokens; a short sequence is one block.
     """
     (batch, length, channels), size = x.shape, weight.size(0)
     rows = length if length <= _ONE_BLOCK else max(_BLOCK, size - 1)
