@@ -115,6 +115,13 @@ def test_convolution_along_a_sequence_is_torchs_with_the_extra_padding_in_front(
     torch.testing.assert_close(shared, convolve_sequence(x, weight[:1].expand(WIDTH, -1)))
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace.*:DeprecationWarning")
+def test_a_traced_convolution_serves_other_lengths():
+    short, long, weight = torch.randn(1, 20, 3), torch.randn(2, 131, 3), torch.randn(5)
+    traced = torch.jit.trace(convolve_sequence, (short, weight))
+    torch.testing.assert_close(traced(long, weight), convolve_sequence(long, weight))
+
+
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("size", [1, 2, 5, 40])
 @pytest.mark.parametrize("length", [1, 3, 96, 97, 131, 200])  # one block, and blocks of 16 or 39 tokens

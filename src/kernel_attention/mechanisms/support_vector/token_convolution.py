@@ -186,7 +186,9 @@ def convolve_sequence(x: Tensor, weight: Tensor, *, is_causal: bool = False) -> 
     """
     size = weight.size(-1)
     front = size - 1 if is_causal else size // 2
-    if weight.dim() == 1 and not torch.compiler.is_compiling():  # a compiler fuses the shifts, at any length
+    # What traces the call wants one form for all lengths, and a compiler fuses the shifts.
+    is_for_all_lengths = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
+    if weight.dim() == 1 and not is_for_all_lengths:
         return _convolve_blocks(x, weight, front)
     padded = pad(x.contiguous(), (0, 0, front, size - 1 - front))
     # A sum of shifts keeps the layout of the tokens; torch's own convolution wants the channels first.
@@ -195,7 +197,7 @@ def convolve_sequence(x: Tensor, weight: Tensor, *, is_causal: bool = False) -> 
 
 
 def _convolve_blocks(x: Tensor, weight: Tensor, front: int) -> Tensor:
-    """The convolution as products of one banded matrix, (c, c + s - 1), with blocks of c + s - 1 tokens.
+    """The convolution as products of one banded matrix, (c, c + s - 1), with blocks that give c tokens each.
 
     A product reads a block once, where s shifts read it s times, and more often for their gradients. Its
     zeros cost less than that in blocks of 16 tokens; a short sequence is one block.
