@@ -86,11 +86,9 @@ def test_ordinary_logits_take_the_fused_backward_bit_by_bit():
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 1, 3)], ids=["by_head", "by_token"])
-@pytest.mark.parametrize(
-    "size", [0.2, 0.99, 1.01, 5.0]
-)  # at 0.99 the limit lies between heads and whole tokens
+@pytest.mark.parametrize("size", [0.2, 0.99, 1.01, 5.0])
 def test_the_norms_of_heads_decide_in_every_layout(order, size):
-    # Unit rows; queries and keys together reach the limit at size 1.
+    # Heads of norm 1 reach the limit at size 1. At 0.99 the norms of whole tokens are above it.
     unit = torch.nn.functional.normalize(torch.randn(B, H, N, P), dim=-1)
     q, k = (torch.empty_permuted(unit.shape, order).copy_(unit) for _ in range(2))
     k *= size * torch.finfo(torch.float32).eps ** -0.5

@@ -24,6 +24,11 @@ def is_transformed() -> bool:
     return torch._C._are_functorch_transforms_active()
 
 
+def is_for_all_sizes() -> bool:
+    """Whether a compiler, an exporter or torch.jit.trace records what runs for inputs of other sizes."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
+
+
 def needs_operator(x: Tensor) -> bool:
     """Whether a hand-written pass over x must be an operator: a compiler looks on, or x has no values."""
     return type(x) is not Tensor or x.is_meta or torch.compiler.is_compiling()
@@ -90,8 +95,7 @@ def only_formulas() -> str | None:
     if forward_ad._current_level >= 0:
         return "forward-mode differentiation needs the formulas"
     # An exporter always traces, and torch's own question imports modules for a third of a second.
-    traces = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
-    if traces and torch.onnx.is_in_onnx_export():
+    if is_for_all_sizes() and torch.onnx.is_in_onnx_export():
         return "ONNX has the formulas' operators only"
     return None
 

@@ -73,14 +73,14 @@ def recentre(
             raise ValueError("recentre: is_causal=True needs a shift-invariant kernel")
         return _recentre_causal(q, k, beta, normalize, eps, factor)
     mean = _mean(k, attention_mask, group)
+    shift = mean * -beta  # added, so that no matrix of gradients is negated
     if not normalize:
-        shift = mean * -beta  # added, so that no matrix of gradients is negated
         return (q + shift).to(q.dtype), k if shift_invariant else (k + shift).to(k.dtype)
     centred = k - mean
     inverse = (_mean(centred.square(), attention_mask, group) + eps).rsqrt()
     if not shift_invariant:
-        centred = k - beta * mean
-    return ((q - beta * mean) * inverse).to(q.dtype), (centred * inverse).to(k.dtype)
+        centred = k + shift
+    return ((q + shift) * inverse).to(q.dtype), (centred * inverse).to(k.dtype)
 
 
 def _mean(x: Tensor, attention_mask: Tensor | None, group: SequenceGroup | None = None) -> Tensor:

@@ -15,6 +15,7 @@ from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.memory_limit import require_parameters
 from kernel_attention.tensors.padding import zero_padding
+from kernel_attention.tensors.recompute import is_for_all_sizes
 
 ConvWeights = Literal["shared", "separate", "separable"]
 _KERNEL_SIZES = {"1d": 5, "2d": 2}  # of the paper's experiments
@@ -186,9 +187,7 @@ def convolve_sequence(x: Tensor, weight: Tensor, *, is_causal: bool = False) -> 
     """
     size = weight.size(-1)
     front = size - 1 if is_causal else size // 2
-    # What traces the call wants one form for all lengths, and a compiler fuses the shifts.
-    is_for_all_lengths = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
-    if weight.dim() == 1 and not is_for_all_lengths:
+    if weight.dim() == 1 and not is_for_all_sizes():  # the shifts have one form for all lengths
         return _convolve_blocks(x, weight, front)
     padded = pad(x.contiguous(), (0, 0, front, size - 1 - front))
     # A sum of shifts keeps the layout of the tokens; torch's own convolution wants the channels first.
