@@ -35,6 +35,7 @@ def root(tmp_path):
     every, sentences = read_suite("every_mechanism"), read_suite("kernel_pca_sst2")
     write(tmp_path, every, "primal", "JapaneseVowels", 0, accuracy=0.96)
     write(tmp_path, every, "primal", "JapaneseVowels", 1, accuracy=0.98)
+    write(tmp_path, every, "primal", "BasicMotions", 0, accuracy=0.9)
     write(tmp_path, every, "softmax", "BasicMotions", 2, accuracy=0.95)
     write(tmp_path, sentences, "rpc", "SST-2", 0, accuracy=0.801, swapped_accuracy=0.7654)
     write(tmp_path, read_suite("kernel_pca_ptb"), "symmetric", "PTB", 0, perplexity=131.26)
@@ -96,21 +97,38 @@ def test_the_tables_have_what_the_records_say(tables, root):
     regions, _ = tables.texts(root)
     assert regions["demo"] == ["", "Test accuracy, %: 97.00 ± 1.41 (seeds 0, 1).", ""]
     lines = regions["every-mechanism"]
-    assert "(reproduction.md#every_mechanism)), protocol `holdout`, 3 of 84 models:" in lines[1]
+    assert "(reproduction.md#every_mechanism)), protocol `holdout`, 4 of 84 models:" in lines[1]
     assert rows_of(lines)[:3] == [
-        ["row", "JapaneseVowels: accuracy, %", "BasicMotions: accuracy, %"],
-        ["`softmax`", "", "95.00 (seed 2)"],
-        ["`primal`", "97.00 ± 1.41 (seeds 0, 1)", ""],
+        ["row", "seeds", "JapaneseVowels: accuracy, %", "BasicMotions: accuracy, %"],
+        ["`softmax`", "1", "", "95.00"],
+        ["`primal`", "2", "97.00 ± 1.41", "90.00 (seed 0)"],
     ]
-    assert rows_of(lines)[4] == ["x86_64, 2 cores", "0123456789ab", "2.13.0", "3", "2026-11-22", "3 min 00 s"]
+    assert rows_of(lines)[4] == ["x86_64, 2 cores", "0123456789ab", "2.13.0", "4", "2026-11-22", "4 min 00 s"]
     assert rows_of(regions["sentences"])[:2] == [
-        ["row", "SST-2: accuracy, %", "SST-2: swapped accuracy, %"],
-        ["`rpc`", "80.10 (seed 0)", "76.54 (seed 0)"],
+        ["row", "seeds", "SST-2: accuracy, %", "SST-2: swapped accuracy, %"],
+        ["`rpc`", "1", "80.10", "76.54"],
     ]
     assert rows_of(regions["language"])[:2] == [
-        ["row", "PTB: perplexity"],
-        ["`symmetric`", "131.26 (seed 0)"],
+        ["row", "seeds", "PTB: perplexity"],
+        ["`symmetric`", "1", "131.26"],
     ]
     uea = "\n".join(regions["uea"])
     assert "primal_dual_uea-paper), protocol `paper`, 1 of 120 models:" in uea.replace("))", ")")
     assert "`kernel-attention reproduce primal_attention_uea` makes them" in uea
+
+
+def test_several_sets_have_a_table_for_each_figure(tables, tmp_path):
+    uea = read_suite("primal_dual_uea")
+    write(tmp_path, uea, "softmax", "Handwriting", 0, accuracy=0.3, head_distance=0.4)
+    write(tmp_path, uea, "softmax", "JapaneseVowels", 0, accuracy=0.98)
+    lines = tables.texts(tmp_path)[0]["uea"]
+    assert [line for line in lines if line.endswith(":") and "suite" not in line] == [
+        "Accuracy, %:",
+        "Head distance:",
+    ]
+    assert rows_of(lines)[:4] == [
+        ["row", "seeds", "Handwriting", "JapaneseVowels"],
+        ["`softmax`", "1", "30.00", "98.00"],
+        ["row", "seeds", "Handwriting"],
+        ["`softmax`", "1", "0.40"],
+    ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from generated import table
@@ -10,7 +10,7 @@ from reproduction_tables import markdown
 
 from kernel_attention.experiments.reporting.formats import is_share, metric_name
 from kernel_attention.experiments.reproduction import Findings, Places, Suite, find, read_suite
-from kernel_attention.experiments.reproduction.findings import measurements
+from kernel_attention.experiments.reproduction.findings import Measured, measurements
 from kernel_attention.experiments.reproduction.page import facts, record_table
 from kernel_attention.experiments.results import Measurement, spread
 
@@ -62,40 +62,61 @@ def measured_lines(found: Findings, places: Places) -> list[str]:
         f"{suite.title} ([suite `{suite.name}`](reproduction.md#{suite.name})), protocol `{suite.protocol}`"
     )
     lines = [f"{head}, {done} models:", ""]
-    lines += table(*columns_of(suite, places))
-    return [*lines, "", *markdown(record_table(found), record_table(found).rows)]
+    for caption, piece in pieces(suite, places):
+        lines += [*([f"{caption.capitalize()}:", ""] if caption else []), *piece, ""]
+    return [*lines, *markdown(record_table(found), record_table(found).rows)]
 
 
-def columns_of(suite: Suite, places: Places) -> tuple[list[str], list[list[str]]]:
-    """Head and lines of a suite's table: a column for each of its columns and figures that has a record."""
-    metrics = list(suite.figures())
-    measured = {metric: measurements(suite, places, metric) for metric in metrics}
+def pieces(suite: Suite, places: Places) -> Iterator[tuple[str, list[str]]]:
+    """Tables of a suite's measurements, with a caption where there are several.
+
+    Several data sets have a table for each figure, a single one has the figures side by side.
+    """
+    measured = {metric: measurements(suite, places, metric) for metric in suite.figures()}
     shown = [
         (column, metric)
+        for metric in measured
         for column in suite.columns
-        for metric in metrics
         if any(column in cells for cells in measured[metric].values())
     ]
-    rows = [
-        row for row in suite.rows if any(row in measured[each] and measured[each][row] for each in metrics)
-    ]
-    unit = {metric: ", %" if is_share(metric) else "" for metric in metrics}
-    head = ["row", *(f"{column}: {metric_name(metric)}{unit[metric]}" for column, metric in shown)]
-    lines = [
-        [f"`{row}`", *(figure(measured[metric][row].get(column, {}), metric) for column, metric in shown)]
-        for row in rows
-    ]
-    return head, lines
+    columns, metrics = (list(dict.fromkeys(names)) for names in zip(*shown, strict=True))
+    if len(columns) > 1 and len(metrics) > 1:
+        for metric in metrics:
+            cells = [(column, each) for column, each in shown if each == metric]
+            yield metric_title(metric), figure_table(measured, cells, [column for column, _ in cells])
+    else:
+        yield "", figure_table(measured, shown, [f"{column}: {metric_title(each)}" for column, each in shown])
 
 
-def figure(measured: dict[int, Measurement], metric: str) -> str:
-    """Mean and sample deviation over the seeds, and the seeds; an accuracy in per cent."""
+def figure_table(
+    measured: Mapping[str, Measured], shown: Sequence[tuple[str, str]], titles: Sequence[str]
+) -> list[str]:
+    """A line for each row that has a record, a column for each of these pairs of a data set and a figure."""
+    lines = []
+    for row in measured[shown[0][1]]:
+        found = [(metric, measured[metric][row].get(column, {})) for column, metric in shown]
+        seeds = len({seed for _, cell in found for seed in cell})
+        if seeds:
+            lines.append([f"`{row}`", str(seeds), *(figure(cell, metric, seeds) for metric, cell in found)])
+    return table(["row", "seeds", *titles], lines)
+
+
+def metric_title(metric: str) -> str:
+    """The figure's name, with the unit of an accuracy."""
+    return metric_name(metric) + (", %" if is_share(metric) else "")
+
+
+def figure(measured: Mapping[int, Measurement], metric: str, seeds_of_row: int = 0) -> str:
+    """Mean and sample deviation over the seeds; an accuracy in per cent.
+
+    The seeds follow where they are not as many as those of the row.
+    """
     if not measured:
         return ""
     unit = 100.0 if is_share(metric) else 1.0
     mean, deviation, seeds = spread(measured)
     text = f"{unit * mean:.2f}" if deviation is None else f"{unit * mean:.2f} ± {unit * deviation:.2f}"
-    return f"{text} ({_seeds(seeds)})"
+    return text if len(seeds) == seeds_of_row else f"{text} ({_seeds(seeds)})"
 
 
 def _seeds(seeds: Sequence[int]) -> str:

@@ -14,7 +14,8 @@ from kernel_attention.functional import (
     softmax_attention,
     support_vector_attention,
 )
-from kernel_attention.mechanisms.support_vector.functional import _prefix_moments, head_groups
+from kernel_attention.mechanisms.support_vector.functional import _prefix_moments
+from kernel_attention.mechanisms.support_vector.head_groups import head_groups
 from kernel_attention.tensors.blocks import block_causal_attention
 from kernel_attention.tensors.pooling import running_pool
 

@@ -13,7 +13,7 @@ from kernel_attention import (
     SupportVectorAttention,
     create_attention,
 )
-from kernel_attention.mechanisms.support_vector.functional import default_factors
+from kernel_attention.mechanisms.support_vector.head_groups import default_factors
 from reference.support_vector import support_vector_attention
 
 # Different primes; 3 heads of width 2.

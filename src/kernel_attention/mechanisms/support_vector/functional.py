@@ -13,21 +13,19 @@ Legend: B batch, h heads, N tokens, S keys, p head width.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import groupby
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from kernel_attention.core.sequence_group import SequenceGroup
-from kernel_attention.errors import InputError
+from kernel_attention.mechanisms.support_vector.head_groups import head_groups
 from kernel_attention.tensors.blocks import completed, softmax_over_blocks
 from kernel_attention.tensors.padding import zero_padding
 from kernel_attention.tensors.pooling import Pooling, pool, pool_mask, running_pool
 from kernel_attention.tensors.statistics import accumulation_dtype, num_real, running_mean
 
 EPSILON = 1e-5
-_PAPER_FACTORS = {2: (1, 2), 4: (1, 1, 2, 4), 8: (1, 1, 2, 2, 4, 4, 8, 8)}
 
 
 def recentre(
@@ -246,36 +244,3 @@ def scaled_heads_attention(
             )
         )
     return torch.cat(outputs, dim=1)
-
-
-def head_groups(factors: Sequence[int]) -> list[tuple[slice, int]]:
-    """Runs of neighbouring heads with the same factor: [1, 1, 2] -> [(slice(0, 2), 1), (slice(2, 3), 2)]."""
-    groups, start = [], 0
-    for factor, run in groupby(factors):
-        stop = start + len(list(run))
-        groups.append((slice(start, stop), factor))
-        start = stop
-    return groups
-
-
-def default_factors(num_heads: int) -> tuple[int, ...]:
-    """The paper's factors for 2 (LRA), 4 (DeiT) and 8 heads (UEA); 1 and 2 for other numbers of heads.
-
-    Half of the heads then have factor 1, and the rest have factor 2. An odd head has factor 1.
-    """
-    half = (num_heads + 1) // 2
-    return _PAPER_FACTORS.get(num_heads, (1,) * half + (2,) * (num_heads - half))
-
-
-def checked_factors(factors: int | Sequence[int] | None, num_heads: int) -> tuple[int, ...]:
-    """One factor for each head; InputError for anything else."""
-    if factors is None:
-        return default_factors(num_heads)
-    values = (factors,) * num_heads if isinstance(factors, int) else tuple(factors)
-    whole = all(isinstance(value, int) and not isinstance(value, bool) and value >= 1 for value in values)
-    if not whole or len(values) != num_heads:
-        raise InputError(
-            f"factors={factors!r} must be a whole number of at least 1, or a list of one for each of "
-            f"num_heads={num_heads}"
-        )
-    return values

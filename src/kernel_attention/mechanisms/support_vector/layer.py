@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -27,14 +26,17 @@ from kernel_attention.mechanisms.support_vector.decoding import (
 )
 from kernel_attention.mechanisms.support_vector.functional import (
     EPSILON,
+    support_vector_attention,
+)
+from kernel_attention.mechanisms.support_vector.head_groups import (
+    HeadGroup,
     checked_factors,
     head_groups,
-    support_vector_attention,
+    project_groups,
 )
 from kernel_attention.mechanisms.support_vector.kernels import KernelSpec, attention_kernel
 from kernel_attention.mechanisms.support_vector.token_convolution import ConvWeights, token_convolution
 from kernel_attention.memory_limit import require_parameters
-from kernel_attention.tensors.padding import is_exporting
 from kernel_attention.tensors.pooling import Pooling, pool, pool_mask, running_pool
 from kernel_attention.tensors.statistics import accumulation_dtype
 
@@ -43,24 +45,6 @@ _NO_CENTRING = {"beta": 0.0, "learn_beta": False, "normalize": False, "eps": EPS
 _NO_POOLING = {"factors": 1, "pooling": "average"}
 _NO_GRID = {"grid_size": None, "class_tokens": 0}
 _NO_CONVOLUTION = {"convolution": None, "kernel_size": None, "conv_weights": "shared", **_NO_GRID}
-
-
-class HeadGroup(NamedTuple):
-    """Neighbouring heads of one factor.
-
-    Pooling commutes with the projections, so it comes first and leaves M rows to project.
-
-    Attributes:
-        factor: tokens per key.
-        queries: (B, heads, N, p).
-        project_keys: the keys of pooled tokens, (B, M, d) -> (B, heads, M, p).
-        project_values: their values.
-    """
-
-    factor: int
-    queries: Tensor
-    project_keys: Callable[[Tensor], Tensor]
-    project_values: Callable[[Tensor], Tensor]
 
 
 @register_attention(
@@ -450,29 +434,8 @@ class SupportVectorAttention(QueryKeyValueAttention):
         return pool(x, factor, self.pooling, mask=mask, weight=kernel)
 
     def _groups(self, x: Tensor) -> Iterator[HeadGroup]:
-        """The groups of heads, with the queries of the tokens x (B, N, d).
-
-        The parts of one split have one gradient, put together from theirs; slices would add up matrices of
-        full size.
-        """
-        queries, groups = self.split_heads(self.q_proj(x)), head_groups(self.factors)
-        if len(groups) == 1:
-            k_proj, v_proj = (lambda x, p=p: self.split_heads(p(x)) for p in (self.k_proj, self.v_proj))
-            yield HeadGroup(groups[0][1], queries, k_proj, v_proj)
-            return
-        sizes = [heads.stop - heads.start for heads, _ in groups]
-        parts = (self._project_by_group(linear, sizes) for linear in (self.k_proj, self.v_proj))
-        for (_, factor), *group in zip(groups, queries.split(sizes, dim=1), *parts, strict=True):
-            yield HeadGroup(factor, *group)
-
-    def _project_by_group(self, linear: nn.Linear, sizes: list[int]) -> list[Callable[[Tensor], Tensor]]:
-        """The projection to the heads of every group, (B, M, d) -> (B, heads, M, p)."""
-        rows = [size * self.head_dim for size in sizes]
-        biases = [None] * len(sizes) if linear.bias is None else linear.bias.split(rows)
-        return [
-            partial(_project, weight=weight, bias=bias, num_heads=size)
-            for size, weight, bias in zip(sizes, linear.weight.split(rows), biases, strict=True)
-        ]
+        """The groups of heads, with the queries of the tokens x (B, N, d)."""
+        return project_groups(x, self.q_proj, self.k_proj, self.v_proj, self.factors)
 
     def reads_positions(self) -> bool:
         """Whether pooling, a convolution over the sequence, or the kernel reads positions."""
@@ -503,17 +466,3 @@ class SupportVectorAttention(QueryKeyValueAttention):
             f"{self.embed_dim}, {self.num_heads}, beta={self._beta_text()}, normalize={self.normalize}, "
             f"factors={list(self.factors)}, pooling={self.pooling!r}"
         )
-
-
-def _project(x: Tensor, weight: Tensor, bias: Tensor | None, num_heads: int) -> Tensor:
-    """Project tokens to some heads: (B, M, d) -> (B, num_heads, M, p).
-
-    Under torch.export it is a product per sequence: the exporter cannot prove that batch and tokens flatten
-    to one dimension at length ceil(N / factor).
-    """
-    if not is_exporting():
-        out = nn.functional.linear(x, weight, bias)
-    else:
-        out = torch.bmm(x, weight.mT.expand(x.size(0), -1, -1))
-        out = out if bias is None else out + bias
-    return out.unflatten(-1, (num_heads, -1)).transpose(1, 2)
