@@ -53,8 +53,12 @@ def kmlsvd_objective(
         if factors is None:
             factors = multilinear_factors(weights, core, compatibility)
         if num_tokens is not None:
-            count = torch.as_tensor(num_tokens, device=core.device).clamp_min(1)
-            grams = [gram / count.view(-1, 1, 1, 1) for gram in grams]
+            count: Tensor | int
+            if isinstance(num_tokens, Tensor):
+                count = num_tokens.clamp_min(1).view(-1, 1, 1, 1)
+            else:
+                count = max(num_tokens, 1)  # as a tensor it would tie a compiled graph to one length
+            grams = [gram / count for gram in grams]
         core_grams = [mode_gram(core, n, order) for n in range(order)]
         operands = list(zip(grams, factors, core_grams, strict=True))
         if alike(grams) and alike(factors) and alike(core_grams):  # modes of one size share their steps
