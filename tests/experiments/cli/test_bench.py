@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import torch
@@ -33,7 +34,10 @@ def _threads():
 
 def test_contenders_and_sizes_of_ones_own(cli, here):
     code, out, err = cli("bench", "linear", "{primal: {rank: 2}}", *TINY, "--output", "out")
-    assert (code, err) == (0, "")
+    assert code == 0
+    assert re.fullmatch(
+        r"(\d\d:\d\d:\d\d length 8, [^\n]+: sdpa: warm-up\n)(\d\d:\d\d:\d\d length [^\n]+\n)*", err
+    )
     assert "primal (rank 2)" in out
     assert "written: out/benchmark.json" in out
     record = json.loads((here / "out/benchmark.json").read_text())

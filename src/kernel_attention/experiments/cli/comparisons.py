@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernel_attention.errors import InputError
+from kernel_attention.experiments.cli.progress import progress
 from kernel_attention.experiments.options import Bench, Reproduce, Sweep
 from kernel_attention.experiments.plugins import load_plugins
 
@@ -34,12 +35,12 @@ def bench_command(options: Bench) -> int:
         options.output or f"runs/bench-{options.suite or 'layers'}-{time.strftime('%Y%m%d-%H%M%S')}"
     )
     console = Console(width=None if sys.stdout.isatty() else 200)
-    with Console(stderr=True).status("") as status:
+    with progress() as told:
         record = run_benchmark(
             plan,
             seed=options.seed,
             warmup=options.warmup,
-            told=status.update,
+            told=told,
             kept=lambda record: write_benchmark(record, folder),
         )
     files = write_benchmark(record, folder)
@@ -71,9 +72,9 @@ def _bench_against(reference: str, options: Bench, plan: Plan) -> int:
     folder = Path(options.output or f"runs/bench-against-{time.strftime('%Y%m%d-%H%M%S')}")
     rounds = ROUNDS if options.rounds is None else options.rounds
     try:
-        with Console(stderr=True).status("") as status:
+        with progress() as told:
             record = measure_against(
-                reference, _bench_arguments(options), rounds=rounds, seed=options.seed, told=status.update
+                reference, _bench_arguments(options), rounds=rounds, seed=options.seed, told=told
             )
     except BenchmarkFailedError as error:
         print(f"failed: {error}; nothing was written", file=sys.stderr)
@@ -126,10 +127,8 @@ def reproduce_command(options: Reproduce) -> int:
         for start in untrained_starts(suite, cells, places):
             console.print(f"trained before them: {start.cell} of suite {start.suite.name}", markup=False)
         return 0
-    with Console(stderr=True).status("") as status:
-        outcome = run_cells(
-            suite, cells, places, status.update, workers=options.workers, plugins=options.plugin
-        )
+    with progress(seconds=0) as told:
+        outcome = run_cells(suite, cells, places, told, workers=options.workers, plugins=options.plugin)
     for cell in outcome.left:
         print(f"{cell}: left to the process that works on it", file=sys.stderr)
     for failure in outcome.failures:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernel_attention.errors import InputError, missing_package, writing
+from kernel_attention.experiments.cli.progress import progress
 from kernel_attention.experiments.options import (
     Analyze,
     Attack,
@@ -198,7 +199,7 @@ def attack_command(options: Attack) -> int:
     transfer = None if options.transfer is None else load_run(options.transfer)
     output = None if options.output is None else Path(options.output)
     try:
-        with Console(stderr=True).status("") as status:
+        with progress() as told:
             records = attack_run(
                 run,
                 steps,
@@ -210,7 +211,7 @@ def attack_command(options: Attack) -> int:
                 output=output,
                 again=options.again,
                 batch_size=options.batch_size,
-                told=status.update,
+                told=told,
             )
     except InputError:
         raise
