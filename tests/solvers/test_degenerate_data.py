@@ -497,7 +497,8 @@ def kernel_pca_values_keep_theorem_1(case: Case) -> None:
     near(gram @ directions, directions * sizes, 1.0, bound + single, "eigenvectors")
     assert not solvers.projection_error(keys, keys, found.values).isnan()
     if n > 1:
-        finite(*solvers.eigenvalue_ratios(keys, found.values)[2:4])
+        ratios = solvers.eigenvalue_ratios(keys, found.values)
+        finite(ratios.eigenvalues, ratios.cosine)
         projected = solvers.KernelPCAValues(rank).fit(keys).transform(keys)
         finite(projected)
 
