@@ -8,7 +8,7 @@ from pathlib import Path
 from generated import table
 from reproduction_tables import markdown
 
-from kernel_attention.experiments.reporting.formats import is_share, metric_name
+from kernel_attention.experiments.reporting.formats import format_seeds, is_share, metric_name
 from kernel_attention.experiments.reproduction import Findings, Places, Suite, find, read_suite
 from kernel_attention.experiments.reproduction.findings import Measured, measurements
 from kernel_attention.experiments.reproduction.page import facts, record_table
@@ -64,7 +64,8 @@ def measured_lines(found: Findings, places: Places) -> list[str]:
     lines = [f"{head}, {done} models:", ""]
     for caption, piece in pieces(suite, places):
         lines += [*([f"{caption.capitalize()}:", ""] if caption else []), *piece, ""]
-    return [*lines, *markdown(record_table(found), record_table(found).rows)]
+    origin = record_table(found)
+    return [*lines, *markdown(origin, origin.rows)]
 
 
 def pieces(suite: Suite, places: Places) -> Iterator[tuple[str, list[str]]]:
@@ -73,27 +74,31 @@ def pieces(suite: Suite, places: Places) -> Iterator[tuple[str, list[str]]]:
     Several data sets have a table for each figure, a single one has the figures side by side.
     """
     measured = {metric: measurements(suite, places, metric) for metric in suite.figures()}
-    shown = [
-        (column, metric)
-        for metric in measured
-        for column in suite.columns
-        if any(column in cells for cells in measured[metric].values())
-    ]
-    columns, metrics = (list(dict.fromkeys(names)) for names in zip(*shown, strict=True))
-    if len(columns) > 1 and len(metrics) > 1:
-        for metric in metrics:
-            cells = [(column, each) for column, each in shown if each == metric]
-            yield metric_title(metric), figure_table(measured, cells, [column for column, _ in cells])
-    else:
-        yield "", figure_table(measured, shown, [f"{column}: {metric_title(each)}" for column, each in shown])
+    shown = {
+        metric: [column for column in suite.columns if any(column in cells for cells in rows.values())]
+        for metric, rows in measured.items()
+    }
+    pairs = [(column, metric) for metric, columns in shown.items() for column in columns]
+    columns, metrics = ({pair[place] for pair in pairs} for place in (0, 1))
+    if len(columns) == 1 or len(metrics) == 1:
+        titles = [f"{column}: {metric_title(metric)}" for column, metric in pairs]
+        yield "", figure_table(suite, measured, pairs, titles)
+        return
+    for metric, names in shown.items():
+        if names:
+            cells = [(name, metric) for name in names]
+            yield metric_title(metric), figure_table(suite, measured, cells, names)
 
 
 def figure_table(
-    measured: Mapping[str, Measured], shown: Sequence[tuple[str, str]], titles: Sequence[str]
+    suite: Suite,
+    measured: Mapping[str, Measured],
+    shown: Sequence[tuple[str, str]],
+    titles: Sequence[str],
 ) -> list[str]:
     """A line for each row that has a record, a column for each of these pairs of a data set and a figure."""
     lines = []
-    for row in measured[shown[0][1]]:
+    for row in suite.rows:
         found = [(metric, measured[metric][row].get(column, {})) for column, metric in shown]
         seeds = len({seed for _, cell in found for seed in cell})
         if seeds:
@@ -116,8 +121,4 @@ def figure(measured: Mapping[int, Measurement], metric: str, seeds_of_row: int =
     unit = 100.0 if is_share(metric) else 1.0
     mean, deviation, seeds = spread(measured)
     text = f"{unit * mean:.2f}" if deviation is None else f"{unit * mean:.2f} ± {unit * deviation:.2f}"
-    return text if len(seeds) == seeds_of_row else f"{text} ({_seeds(seeds)})"
-
-
-def _seeds(seeds: Sequence[int]) -> str:
-    return f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}"
+    return text if len(seeds) == seeds_of_row else f"{text} ({format_seeds(seeds)})"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from generated import table
 
+from kernel_attention.experiments.reporting.formats import format_seeds
 from kernel_attention.experiments.results import (
     Comparison,
     Measurement,
@@ -168,7 +169,7 @@ def cell(
     mean, deviation, found = spread(measured)
     text = f"{100 * mean:.1f}" if deviation is None else f"{100 * mean:.1f} ± {100 * deviation:.1f}"
     if len(found) != seeds:
-        text += f" ({'seed' if len(found) == 1 else 'seeds'} {', '.join(map(str, found))})"
+        text += f" ({format_seeds(found)})"
     if verdict is not None and verdict.adjusted <= SIGNIFICANT:
         text += " ↑" if (verdict.interval.difference > 0) != smaller_is_better else " ↓"
     return text

@@ -36,4 +36,6 @@ def test_on_a_terminal_one_line_is_rewritten(name, capsys, monkeypatch):
     monkeypatch.setenv(name, "1")
     with progress() as told:
         told("softmax, seed 0: training")
-    assert not re.search(r"\d\d:\d\d:\d\d", capsys.readouterr().err)
+    err = capsys.readouterr().err
+    assert "softmax, seed 0: training" in err
+    assert not re.search(r"\d\d:\d\d:\d\d", err)

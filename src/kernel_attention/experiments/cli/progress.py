@@ -1,4 +1,4 @@
-"""What a long command says while it works: a line that changes on a terminal, lines of a log elsewhere."""
+"""The progress of a long command: a line that changes on a terminal, lines with their time in a log."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def progress(seconds: float = 10.0) -> Iterator[Callable[[str], None]]:
-    """A function that says on standard error what goes on.
+    """A function that reports on standard error what the command is doing.
 
     Args:
-        seconds: between two lines of a log; what is said in between is left out.
+        seconds: the least time between two lines of a log; reports in between are dropped.
     """
     from rich.console import Console
 
