@@ -110,6 +110,23 @@ def test_dry_run_generates_no_data(tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_dry_run_downloads_nothing(suite, waves, monkeypatch, capsys):  # noqa: F811
+    def fetched(*arguments, **named):
+        raise AssertionError("a dry run downloads")
+
+    monkeypatch.setattr("aeon.datasets.load_classification", fetched)
+    content = yaml.safe_load(suite.read_text())
+    content["column_keys"]["long"]["dataset"] = "EthanolConcentration"
+    suite.write_text(yaml.safe_dump(content))
+    assert reproduce(suite, waves, "--dry_run") == 0
+    printed = " ".join(capsys.readouterr().out.replace("│", "").split())
+    rows = ("softmax short", "linear short", "softmax long", "linear long")
+    assert all(f"{row} 0, 1 training" in printed for row in rows)
+    assert printed.count("training (1)") == 2, "one of each row"
+    assert printed.count("EthanolConcentration") == 1, "the reason is said once, below the table"
+    assert "(1) dataset 'EthanolConcentration' is not on this machine" in printed
+
+
 def test_dry_run_takes_times_from_trainings_like_the_cells(suite, waves, capsys):  # noqa: F811
     assert reproduce(suite, waves, "--columns", "short", "--seeds", "0") == 0
 
@@ -154,8 +171,9 @@ def test_dry_run_loads_the_data_of_a_column_once(suite, waves, monkeypatch, caps
     suite.write_text(yaml.safe_dump(content | {"rows": rows}))
     assert reproduce(suite, waves, "--columns", "short", "--seeds", "0", "--dry_run") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert any("liner" in line for line in lines if "linear" in line)
-    assert not any("liner" in line for line in lines if "softmax" in line), "its recipe is right"
+    assert any(line.startswith("(1)") and "liner" in line for line in lines)
+    rows = [line for line in lines if line.startswith("│")]
+    assert [line.split()[1] for line in rows if "(1)" in line] == ["linear"], "the other recipe is right"
 
 
 @pytest.mark.parametrize("seed", [0, 1])

@@ -107,7 +107,7 @@ def reproduce_command(options: Reproduce) -> int:
     """Run what a suite lacks, and compare."""
     from rich.console import Console
 
-    from kernel_attention.experiments.reporting.suite_tables import state_table, suite_table
+    from kernel_attention.experiments.reporting.suite_tables import missing_notes, state_table, suite_table
     from kernel_attention.experiments.reproduction import (
         Places,
         estimates,
@@ -123,7 +123,10 @@ def reproduce_command(options: Reproduce) -> int:
     cells = list(suite.cells(options.rows, options.columns, options.seeds))
     console = Console(width=None if sys.stdout.isatty() else 160)
     if options.dry_run:
-        console.print(state_table(suite.title, estimates(suite, cells, places)))
+        found = estimates(suite, cells, places)
+        console.print(state_table(suite.title, found))
+        for note in missing_notes(found):
+            console.print(note, markup=False, soft_wrap=True)
         for start in untrained_starts(suite, cells, places):
             console.print(f"trained before them: {start.cell} of suite {start.suite.name}", markup=False)
         return 0
@@ -138,8 +141,8 @@ def reproduce_command(options: Reproduce) -> int:
             f"failed: {outcome.dead} of {options.workers} workers died; the same command goes on",
             file=sys.stderr,
         )
-    found = measurements(suite, places)
-    console.print(suite_table(suite.title, suite.metric, suite.columns, found, suite.reported))
+    measured = measurements(suite, places)
+    console.print(suite_table(suite.title, suite.metric, suite.columns, measured, suite.reported))
     console.print(f"page: {write_page(suite, places)}", markup=False, soft_wrap=True)
     if any(failure.is_input for failure in outcome.failures):
         return 2

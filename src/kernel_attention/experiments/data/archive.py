@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kernel_attention.errors import InputError
+from kernel_attention.experiments.data.fetching import require_download
 from kernel_attention.user_cache import cache_folder
 
 DATA_ROOT_VARIABLE = "KERNEL_ATTENTION_DATA"
@@ -158,6 +159,7 @@ def _download(name: str, root: Path | None) -> Location:
     base = _VARIANTS.sub("", name)
     if base not in archive:
         raise _unknown_dataset(name, root, archive)
+    require_download(name)
     destination = cache_folder() if root is None or not os.access(root, os.W_OK) else root
     place = f"a folder {base} of the data root (--data-root or {DATA_ROOT_VARIABLE})"
     how = f"put {name}_TRAIN.ts and {name}_TEST.ts (or {base}.zip) into {root / base if root else place}"

@@ -14,27 +14,46 @@ if TYPE_CHECKING:
 
 
 def state_table(title: str, found: Sequence[Any]) -> Table:
-    """What the cells of a suite lack, one row each, with the training time that records tell."""
+    """What the cells of a suite lack, with the training time that records tell.
+
+    Seeds that lack the same share a row. ``missing_notes`` says what the numbers of the last column mean.
+    """
     waiting = [entry for entry in found if not entry.state.is_done]
     done = f"{len(found) - len(waiting)} of {len(found)} are done"
     trainings = [entry for entry in waiting if entry.state.training]
     if trainings and all(entry.seconds is not None and entry.accelerator is None for entry in trainings):
         done += f"; the trainings take about {sum(entry.seconds for entry in trainings) / 3600:.1f} hours"
-    rows = []
-    for state, seconds, accelerator, missing in waiting:
-        lacks = []
-        if state.training:
-            where = "" if accelerator is None else f" with {accelerator}"
-            lacks.append("training" if seconds is None else f"training ({seconds / 60:.0f} min{where})")
-        if state.diagnosis:
-            lacks.append("diagnostics")
-        if state.steps:
-            lacks.append(f"{len(state.steps)} attacks")
-        lacks += state.shifts
-        cell = state.cell
-        rows.append((cell.row, cell.column, str(cell.seed), ", ".join(lacks), missing or ""))
-    head = ("row", "column", "seed", "lacks", "missing")
-    return text_table(title, head, rows, caption=done, fold=True)
+    numbers = {reason: f"({place})" for place, reason in enumerate(_reasons(found), start=1)}
+    seeds: dict[tuple[str, ...], list[str]] = {}
+    for entry in waiting:
+        cell = entry.state.cell
+        alike = (cell.row, cell.column, _lacking(entry), numbers.get(entry.missing, ""))
+        seeds.setdefault(alike, []).append(str(cell.seed))
+    rows = [(row, column, ", ".join(seeds[row, column, *rest]), *rest) for row, column, *rest in seeds]
+    return text_table(title, ("row", "column", "seeds", "lacks", "missing"), rows, caption=done, fold=True)
+
+
+def missing_notes(found: Sequence[Any]) -> list[str]:
+    """Why cells of a suite cannot run, each reason once, with its number in ``state_table``."""
+    return [f"({place}) {reason}" for place, reason in enumerate(_reasons(found), start=1)]
+
+
+def _reasons(found: Sequence[Any]) -> list[str]:
+    return list(dict.fromkeys(entry.missing for entry in found if entry.missing))
+
+
+def _lacking(entry: Any) -> str:
+    """What a cell lacks, in words."""
+    state, seconds, accelerator, _ = entry
+    lacks = []
+    if state.training:
+        where = "" if accelerator is None else f" with {accelerator}"
+        lacks.append("training" if seconds is None else f"training ({seconds / 60:.0f} min{where})")
+    if state.diagnosis:
+        lacks.append("diagnostics")
+    if state.steps:
+        lacks.append(f"{len(state.steps)} attacks")
+    return ", ".join([*lacks, *state.shifts])
 
 
 def suite_table(

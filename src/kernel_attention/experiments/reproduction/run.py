@@ -14,7 +14,11 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from kernel_attention.errors import InputError
-from kernel_attention.experiments.data.tokens.sets import NotGeneratedError, without_generation
+from kernel_attention.experiments.data.fetching import (
+    NotDownloadedError,
+    NotGeneratedError,
+    without_fetching,
+)
 from kernel_attention.experiments.reproduction.suite import TRANSFER, Cell, Start, Suite
 from kernel_attention.experiments.results import ResultRecord, make_records, read_record, write_records
 from kernel_attention.experiments.robustness.attack_plan import AttackStep, choose_steps
@@ -103,7 +107,7 @@ class Estimate(NamedTuple):
         state: what its record lacks.
         seconds: mean of the trainings most like its own; None where it has none to do, or no record tells.
         accelerator: the one they had, where this machine's is another.
-        missing: why the cell cannot run.
+        missing: why the cell cannot run, or what it downloads first.
     """
 
     state: CellState
@@ -250,8 +254,8 @@ def _expected(cell: Cell, known: Sequence[Duration], here: str) -> tuple[float |
 def _missing(suite: Suite, cell: Cell, places: Places, data: dict[tuple[str, str], str | None]) -> str | None:
     """Why a cell cannot run: its recipe is wrong, or its data are missing, or so it is where it starts.
 
-    The cells of a column have the same data, whose loading can take minutes. ``data`` is what is known of
-    them by suite and column, and is added to.
+    Data that its first training downloads are told too. The cells of a column have the same data, whose
+    loading can take minutes. ``data`` is what is known of them by suite and column, and is added to.
     """
     try:
         _, recipe = suite.recipe(cell)
@@ -261,11 +265,11 @@ def _missing(suite: Suite, cell: Cell, places: Places, data: dict[tuple[str, str
     if (column := (suite.name, cell.column)) not in data:
         data[column] = None
         try:
-            with without_generation():
+            with without_fetching():
                 experiment_class(recipe.task_name)(recipe, places.data_root)
         except NotGeneratedError:
             pass  # the first training generates them
-        except InputError as error:
+        except (InputError, NotDownloadedError) as error:
             data[column] = str(error)
     if data[column] is None and start is not None and find_state(*start, places).training:
         return _missing(*start, places, data)

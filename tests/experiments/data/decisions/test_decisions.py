@@ -31,6 +31,7 @@ from kernel_attention.experiments.data.decisions.d4rl import convert_d4rl, read_
 from kernel_attention.experiments.data.decisions.episodes import Episode, join_episodes
 from kernel_attention.experiments.data.decisions.loading import load_decisions
 from kernel_attention.experiments.data.decisions.sets import list_decision_sets
+from kernel_attention.experiments.data.fetching import NotDownloadedError, without_fetching
 
 SCORES = {
     "halfcheetah": {"medium": 37.5, "expert": 94.7, "replay": 12.0},
@@ -323,6 +324,13 @@ def test_bad_sets_are_named(root, tmp_path):
         load_decisions("b-v0", tmp_path)
     with pytest.raises(InputError, match="did you mean 'tiny/cart/mixed-v0'"):
         load_decisions("tiny/carts/mixed-v0", root)
+
+
+def test_nothing_is_downloaded_where_nothing_is_to_be_fetched(tmp_path, monkeypatch):
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.setattr("minari.download_dataset", lambda name: pytest.fail(f"downloads {name}"))
+    with without_fetching(), pytest.raises(NotDownloadedError, match="'j-v0' is not on this machine"):
+        load_decisions("j-v0", tmp_path)
 
 
 def test_metadata_run_no_code(tmp_path, monkeypatch):

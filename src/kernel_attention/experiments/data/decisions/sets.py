@@ -21,6 +21,7 @@ import numpy as np
 from kernel_attention.errors import InputError, nearest
 from kernel_attention.experiments.data.archive import DatasetInfo
 from kernel_attention.experiments.data.decisions.episodes import Episode, Episodes, join_episodes
+from kernel_attention.experiments.data.fetching import require_download
 from kernel_attention.experiments.notes import note
 from kernel_attention.experiments.plain_yaml import require_file
 
@@ -131,6 +132,7 @@ def _download(name: str, root: Path | None) -> None:
         raise _unknown(name, root, "a data set of this machine, not one of Minari's server")
     if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
         raise _unknown(name, root, "not downloaded, as HF_HUB_OFFLINE is set")
+    require_download(name)
     note(f"downloading {name} with Minari")
     with _quiet("huggingface_hub"):
         try:

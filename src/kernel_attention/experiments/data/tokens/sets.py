@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import logging
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -19,6 +17,7 @@ import numpy as np
 
 from kernel_attention.atomic import write_atomically
 from kernel_attention.errors import InputError, writing
+from kernel_attention.experiments.data.fetching import require_generation
 
 logger = logging.getLogger(__name__)
 
@@ -137,37 +136,19 @@ def fit_length(split: TokenSplit, limit: int, truncate: bool, where: str) -> Tok
     return TokenSplit(split.tokens[kept], offsets, split.targets)
 
 
-_may_generate = ContextVar("may_generate", default=True)
-
-
-class NotGeneratedError(Exception):
-    """Arrays are missing, and this is no time to generate them; see ``without_generation``."""
-
-
-@contextmanager
-def without_generation() -> Iterator[None]:
-    """Inside the block, data that would be generated raise ``NotGeneratedError``: it can take minutes."""
-    token = _may_generate.set(False)
-    try:
-        yield
-    finally:
-        _may_generate.reset(token)
-
-
 def cached_arrays(path: Path, make: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """The arrays in an ``.npz`` file. If it is missing or damaged, they are made and written again.
 
     Raises:
         InputError: where the file cannot be written.
-        NotGeneratedError: where they are missing, inside ``without_generation``.
+        NotGeneratedError: where they are missing, inside ``without_fetching``.
     """
     try:
         # Opened here, because NumPy leaves a damaged file open.
         with path.open("rb") as content, np.load(content, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, KeyError):
-        if not _may_generate.get():
-            raise NotGeneratedError(str(path)) from None
+        require_generation(path)
         logger.info("generating %s", path)
     arrays = make()
     with writing(f"cache {path}"):
