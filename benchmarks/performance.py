@@ -2,6 +2,7 @@
 
     python benchmarks/performance.py                # everything, one after the other; 90 minutes
     python benchmarks/performance.py primal rpc     # some of it
+    python benchmarks/performance.py primal rpc --machine epyc    # beside the records of another machine
     make results                                    # write the tables
 
 Every measurement runs in a process of its own and leaves one record in results/benchmarks, with the
@@ -52,7 +53,7 @@ SCRIPTS = {  # those of one thread, which measure its CPU time
 }  # fmt: skip
 
 
-def measure_suite(name: str, folder: Path) -> None:
+def measure_suite(name: str, folder: Path, record_path: Path) -> None:
     """A plan of ``kernel-attention bench``; its record without the orders of the rounds."""
     command = [sys.executable, "-m", "kernel_attention", "bench", "--suite", name, "--output", str(folder)]
     command += OPTIONS.get(name, [])
@@ -63,15 +64,15 @@ def measure_suite(name: str, folder: Path) -> None:
     record = json.loads((folder / "benchmark.json").read_text(encoding="utf-8"))
     for cell in record["cells"]:
         del cell["orders"]
-    write_text_atomically(RECORDS / f"{name}.json", json.dumps(record, indent=1) + "\n")
+    write_text_atomically(record_path, json.dumps(record, indent=1) + "\n")
 
 
-def measure_script(name: str) -> None:
+def measure_script(name: str, record_path: Path) -> None:
     """One of the scripts beside this one, which writes its own record."""
     script, *options = SCRIPTS[name]
     command = [sys.executable, str(Path(__file__).with_name(script)), *options]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    subprocess.run([*command, "--out", str(RECORDS / f"{name}.json")], check=True, env=environment)
+    subprocess.run([*command, "--out", str(record_path)], check=True, env=environment)
 
 
 def main() -> None:
@@ -81,6 +82,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", choices=[*names, []], metavar="NAME",
                         help=f"one of {', '.join(names)}; default: all")  # fmt: skip
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "performance", help="folder of the runs")
+    parser.add_argument("--machine", default="", help="a second machine's name, which its records end in")
     options = parser.parse_args()
     if code_revision().get("revision", "").endswith("+"):
         raise SystemExit(
@@ -88,10 +90,11 @@ def main() -> None:
         )
     for name in options.names or names:
         started = time.monotonic()
+        record_path = RECORDS / f"{'_'.join(filter(None, (name, options.machine)))}.json"
         if name in SUITES:
-            measure_suite(name, options.runs / name)
+            measure_suite(name, options.runs / name, record_path)
         else:
-            measure_script(name)
+            measure_script(name, record_path)
         print(f"{name}: {time.monotonic() - started:.0f} s", flush=True)
 
 

@@ -17,8 +17,10 @@ def performance(monkeypatch):
     module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
     measured = []
-    monkeypatch.setattr(module, "measure_suite", lambda name, folder: measured.append(name))
-    monkeypatch.setattr(module, "measure_script", measured.append)
+    monkeypatch.setattr(
+        module, "measure_suite", lambda name, folder, path: measured.append((name, path.name))
+    )
+    monkeypatch.setattr(module, "measure_script", lambda name, path: measured.append((name, path.name)))
     monkeypatch.setattr(module, "code_revision", lambda: {"revision": "0123abc"})
     return module, measured
 
@@ -28,7 +30,15 @@ def test_all_or_the_named_are_measured(performance, names, monkeypatch):
     module, measured = performance
     monkeypatch.setattr(sys, "argv", ["performance.py", *names])
     module.main()
-    assert measured == (names or [*module.SUITES, *module.SCRIPTS])
+    names = names or [*module.SUITES, *module.SCRIPTS]
+    assert measured == [(name, f"{name}.json") for name in names]
+
+
+def test_a_second_machine_has_records_of_its_own(performance, monkeypatch):
+    module, measured = performance
+    monkeypatch.setattr(sys, "argv", ["performance.py", "rpc", "decoding", "--machine", "epyc"])
+    module.main()
+    assert measured == [("rpc", "rpc_epyc.json"), ("decoding", "decoding_epyc.json")]
 
 
 def test_uncommitted_code_is_refused(performance, monkeypatch):
