@@ -218,8 +218,9 @@ def test_the_gpu_tables_are_the_records(tables):
 
 def timed(seconds: list[float], baseline: list[float]) -> dict[str, object]:
     low, middle, high = np.quantile(seconds, [0.25, 0.5, 0.75])
-    ratio = float(np.median(np.divide(seconds, baseline)))
-    return {"seconds": seconds, "median": middle, "lower": low, "upper": high, "ratio_median": ratio}
+    ratios = np.quantile(np.divide(seconds, baseline), [0.25, 0.5, 0.75])
+    named = dict(zip(("ratio_lower", "ratio_median", "ratio_upper"), map(float, ratios), strict=True))
+    return {"seconds": seconds, "median": middle, "lower": low, "upper": high, **named}
 
 
 def layer_record(plan: str, steps: dict[str, list[float]], lengths=(256, 4096)) -> dict[str, object]:
@@ -242,9 +243,8 @@ def layer_record(plan: str, steps: dict[str, list[float]], lengths=(256, 4096)) 
         for name, own in steps.items()
     ]
     rows.append({"contender": "another library", "failed": "it broke"})
-    cells = [
-        {"setting": {"length": n, "threads": 2, "embed_dim": 64}, "rounds": 3, "rows": rows} for n in lengths
-    ]
+    setting = {"threads": 2, "embed_dim": 64, "num_heads": 2}
+    cells = [{"setting": setting | {"length": n}, "rounds": 3, "rows": rows} for n in lengths]
     return {"machine": machine, "plan": {"title": plan, "baseline": "sdpa"}, "absent": [], "cells": cells}
 
 
@@ -272,3 +272,20 @@ def test_the_performance_tables_are_the_records(tool, tmp_path):
     (_, line, _) = speed.texts(tmp_path)[0]["speed"]
     assert "20.0 times at 256 tokens, in 0.25 of the memory; 20.0 times at 4,096 tokens, in 0.25" in line
     assert '(`impl="native"`) it is 40.0 and 40.0 times as fast' in line
+
+
+def test_the_steps_on_two_processors_stand_side_by_side(tool, tmp_path):
+    """Of layers and settings that both have; those of RPC over the number of their products."""
+    processors = tool("processor_tables")
+    assert processors.texts(tmp_path)[0]["processors-rpc"] == ["", "Not measured yet.", ""]
+    folder = tmp_path / "results/benchmarks"
+    folder.mkdir(parents=True)
+    steps = {"sdpa": [0.3, 0.4, 0.5], "rpc (iterations 4)": [1.2, 1.6, 2.0], "only here": [0.1, 0.1, 0.1]}
+    first, second = layer_record("rpc", steps), layer_record("rpc", dict(list(steps.items())[:2]))
+    second["machine"] = second["machine"] | {"processor": "B Processor"}
+    (folder / "rpc.json").write_text(json.dumps(first), encoding="utf-8")
+    (folder / f"rpc_{processors.SECOND}.json").write_text(json.dumps(second), encoding="utf-8")
+    lines = processors.texts(tmp_path)[0]["processors-rpc"]
+    assert [line.partition(",")[0] for line in lines[1:3]] == ["A Processor", "B Processor"]
+    assert lines[4] == "| layer | N 256, A | N 256, B | N 4096, A | N 4096, B |"
+    assert lines[6:-1] == ["| rpc (iterations 4) | " + " | ".join(4 * ["1.00 (1.00–1.00)"]) + " |"]

@@ -103,21 +103,22 @@ def step_lines(record: dict[str, Any]) -> list[str]:
 
 
 def by_size(record: dict[str, Any], titles: Sequence[str], cells_of: Callable[..., list[str]]) -> list[str]:
-    """A row for each contender, with the columns of every pass at every length and number of heads."""
-    settings = [cell["setting"] for cell in record["cells"]]
-    several = len({setting["num_heads"] for setting in settings}) > 1
-    sizes = [
-        f"N {setting['length']}" + (f", {setting['num_heads']} heads" if several else "")
-        for setting in settings
-    ]
-    cells = [measured(cell) for cell in record["cells"]]
-    names = dict.fromkeys(name for rows in cells for name in rows)
-    lengths = [setting["length"] for setting in settings]
-    rows = [[name, *cells_of([found.get(name) for found in cells], lengths)] for name in names]
-    return [
-        *heading(record),
-        *table(["layer", *(f"{title}, {size}" for title in titles for size in sizes)], rows),
-    ]
+    """A row for each contender, with the columns of every pass at every length.
+
+    Each number of heads has a table of its own.
+    """
+    heads = dict.fromkeys(cell["setting"]["num_heads"] for cell in record["cells"])
+    lines = heading(record)
+    for num_heads in heads:
+        cells = [cell for cell in record["cells"] if cell["setting"]["num_heads"] == num_heads]
+        lengths = [cell["setting"]["length"] for cell in cells]
+        found = [measured(cell) for cell in cells]
+        names = dict.fromkeys(name for rows in found for name in rows)
+        rows = [[name, *cells_of([each.get(name) for each in found], lengths)] for name in names]
+        head = ["layer", *(f"{title}, N {length}" for title in titles for length in lengths)]
+        said = [f"{num_heads} heads:", ""] if len(heads) > 1 else []
+        lines += [*said, *table(head, rows), ""]
+    return lines[:-1]
 
 
 def ratios(rows: Sequence[dict[str, Any] | None], _: Sequence[int]) -> list[str]:

@@ -20,6 +20,7 @@ import diagnostics_tables
 import equal_time_tables
 import gpu_tables
 import performance_tables
+import processor_tables
 import readme_accuracy
 import readme_robustness
 import readme_speed
@@ -40,6 +41,7 @@ PAGES = (
     equal_time_tables,
     gpu_tables,
     performance_tables,
+    processor_tables,
     readme_accuracy,
     readme_robustness,
     readme_speed,
