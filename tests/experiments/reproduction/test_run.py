@@ -229,6 +229,8 @@ def test_a_cell_that_another_process_trains_is_left_to_it(suite, waves, tmp_path
         err = process.communicate(timeout=300)[1]
     assert process.returncode == 0, err
     assert f"{held}: left to the process that works on it" in err
+    assert f"{held}: training" not in err, "it is said by the process that trains"
+    assert f"{other}: training" in err
     assert find_state(chosen, held, places).training
     assert find_state(chosen, other, places).is_done
     assert run_cell(chosen, held, places, lambda line: None)

@@ -163,9 +163,15 @@ def run_cell(suite: Suite, cell: Cell, places: Places, told: Told) -> bool:
                 if not run_cell(*start, places, told):
                     return False
                 recipe = make_recipe(recipe.keys() | {"start_from": _weights(start, places)})
-            told(f"{cell}: training, {recipe.duration}")
-            resume = (folder / "config.yaml").is_file()
-            train(recipe, folder, name=name, data_root=places.data_root, resume=resume, progress=False)
+            train(
+                recipe,
+                folder,
+                name=name,
+                data_root=places.data_root,
+                resume=(folder / "config.yaml").is_file(),
+                progress=False,
+                begun=lambda: told(f"{cell}: training, {recipe.duration}"),
+            )
         _keep(suite, cell, places, folder)
         if lacking.diagnosis:
             told(f"{cell}: diagnosing")

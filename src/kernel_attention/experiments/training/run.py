@@ -10,7 +10,7 @@ import platform
 import shlex
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,7 @@ def train(
     data_root: str | Path | None = None,
     resume: bool = False,
     progress: bool = True,
+    begun: Callable[[], object] | None = None,
 ) -> dict[str, Any]:
     """Train and evaluate a recipe with every one of its seeds.
 
@@ -73,6 +74,7 @@ def train(
         data_root: the folder that is searched first for data sets; by default a resumed run keeps its own.
         resume: continue the run in ``output`` from its last checkpoint.
         progress: show a progress bar.
+        begun: called once, when this process holds the run folder.
 
     Returns:
         The content of ``summary.json``; nothing in the processes of torchrun but the first.
@@ -102,6 +104,8 @@ def train(
     with contextlib.ExitStack() as held:
         if place.is_first:
             name = held.enter_context(_opened(output, experiment, name, resume))
+            if begun is not None:
+                begun()
             if not resume:
                 for remark in recipe.remarks():
                     note(remark)
