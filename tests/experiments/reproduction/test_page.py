@@ -144,9 +144,11 @@ def test_smaller_can_be_better():
 def test_what_is_missing(tmp_path):
     some = [each for each in full() if each[1] == "softmax"][:3]
     found = find(suite(), places(tmp_path, some))
-    lines = missing_lines(found)
-    assert lines[0].startswith("softmax: set1 (seed 1); set2 (seeds 0, 1); ")
-    assert lines[1:] == ["linear: every cell.", "same: every cell."]
+    assert missing_lines(found) == [
+        "set2, set3, set4, set5: every row and seed.",
+        "softmax: set1 (seed 1).",
+        "linear, same: set0 (seeds 0, 1); set1 (seeds 0, 1).",
+    ]
     assert finding_lines(found) == ["No row can be compared with its baseline yet."]
     assert missing_lines(find(suite(), places(tmp_path, full()))) == ["Every cell has a record."]
 

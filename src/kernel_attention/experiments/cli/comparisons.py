@@ -142,7 +142,8 @@ def reproduce_command(options: Reproduce) -> int:
             file=sys.stderr,
         )
     measured = measurements(suite, places)
-    console.print(suite_table(suite.title, suite.metric, suite.columns, measured, suite.reported))
+    columns = [name for name in suite.columns if any(name in found for found in measured.values())]
+    console.print(suite_table(suite.title, suite.metric, columns or suite.columns, measured, suite.reported))
     console.print(f"page: {write_page(suite, places)}", markup=False, soft_wrap=True)
     if any(failure.is_input for failure in outcome.failures):
         return 2

@@ -176,21 +176,32 @@ def comparison_tables(found: Findings) -> list[html.Table]:
 
 
 def missing_lines(found: Findings) -> list[str]:
-    """The cells without a record, a line for each row."""
+    """The cells without a record: first the columns without any, then the rest.
+
+    Rows that lack the same share a line.
+    """
     if not found.missing:
         return ["Every cell has a record."]
     suite, missing = found.suite, set(found.missing)
-    lines = []
-    for row in suite.rows:
-        cells = {
+    lacking = {
+        row: {
             column: [seed for seed in suite.seeds if Cell(row, column, seed) in missing]
             for column in suite.columns
         }
-        said = [f"{column} ({format_seeds(seeds)})" for column, seeds in cells.items() if seeds]
-        if all(len(seeds) == len(suite.seeds) for seeds in cells.values()):
-            said = ["every cell"]
-        lines += [f"{row}: {'; '.join(said)}."] if said else []
-    return lines
+        for row in suite.rows
+    }
+    empty = [
+        column
+        for column in suite.columns
+        if all(len(cells[column]) == len(suite.seeds) for cells in lacking.values())
+    ]
+    rows: dict[str, list[str]] = {}
+    for row, cells in lacking.items():
+        said = [f"{column} ({format_seeds(seeds)})" for column, seeds in cells.items()
+                if seeds and column not in empty]  # fmt: skip
+        rows.setdefault("; ".join(said), []).append(row)
+    lines = [f"{', '.join(empty)}: every row and seed."] if empty else []
+    return lines + [f"{', '.join(names)}: {said}." for said, names in rows.items() if said]
 
 
 def record_table(found: Findings) -> html.Table:
