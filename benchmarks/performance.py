@@ -40,6 +40,7 @@ SCRIPTS = {  # those of one thread, which measure its CPU time
     "rollouts": ["rollouts.py"],
     "around": ["around_attention.py"],
     "primal-forms": ["primal_forms.py"],
+    "precisions": ["precisions.py"],
     "compiled-forms": ["compiled_forms.py", "--length", "256", "1024", "4096", "--rounds", "9"],
     "native-forms": [
         "compiled_forms.py", "--layers", "primal, objective", "primal", "--eager", "--forms", "reference",

@@ -244,6 +244,21 @@ def form_lines(record: dict[str, Any]) -> list[str]:
     return [said, "", *table(["step of", "over that of", "N", "ratio"], rows)]
 
 
+def precision_lines(record: dict[str, Any]) -> list[str]:
+    """A row for each layer and width: steps in bfloat16, and under autocast to it, over those in float32."""
+    settings = record["settings"]
+    said = (
+        f"{said_of(record['machine'])}; one thread, {settings['rounds']} rounds, N {settings['length']}, "
+        f"{settings['num_heads']} heads, batch {settings['batch']}."
+    )
+    cells: dict[tuple[str, str], list[str]] = {}
+    for row in record["rows"]:
+        cell = cells.setdefault((row["layer"], str(row["embed_dim"])), [number(1e3 * row["other_seconds"])])
+        cell.append(spread(row))
+    rows = [[*layer, *cell] for layer, cell in cells.items()]
+    return [said, "", *table(["layer", "d", "float32, ms", "bfloat16 / float32", "autocast / float32"], rows)]
+
+
 def compiled_lines(record: dict[str, Any]) -> list[str]:
     """Forms, eager or compiled, over the eager formulas: training steps, then forward passes."""
     settings = record["settings"]
@@ -370,6 +385,7 @@ REGIONS: dict[str, Callable[[dict[str, Any]], list[str]]] = {
     "million": million_lines,
     "around": around_lines,
     "primal-forms": form_lines,
+    "precisions": precision_lines,
     "compiled-forms": compiled_lines,
     "compiled-forms-wide": compiled_lines,
     "native-forms": compiled_lines,
