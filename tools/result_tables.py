@@ -18,10 +18,14 @@ PAGE = Path("docs/results.md")
 
 SECTIONS = {
     "every-mechanism": ("every_mechanism",),
-    "uea": ("primal_attention_uea", "primal_dual_uea", "primal_dual_uea_more"),
+    "uea": (
+        "primal_attention_uea", "primal_attention_uea_weights", "primal_dual_uea", "primal_dual_uea_more",
+        "primal_dual_uea_linear", "primal_dual_uea_sparse",
+    ),
+    "thesis": ("multilinear_variants", "multilinear_equal_budget", "multilinear_equal_dimension"),
     "sentences": ("kernel_pca_sst2", "kernel_pca_sst2_finetune"),
     "language": ("kernel_pca_ptb",),
-}
+}  # fmt: skip
 """The suites of every region of the page, by its mark."""
 
 
