@@ -10,16 +10,13 @@ the medians of the ratios of neighbouring steps with their quartiles.
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from primal_forms import Ratio, compare
-from torch import Tensor
+from primal_forms import Ratio, compare, step_of
 
-import kernel_attention as ka
 from kernel_attention.experiments.benchmarking.machine import write_rows
 from kernel_attention.mechanisms import create_attention
 
@@ -35,21 +32,6 @@ LAYERS: dict[str, tuple[str, dict[str, Any]]] = {
 RATIOS: tuple[Ratio, ...] = (("bfloat16", "float32", 1.0), ("autocast", "float32", 1.0))
 
 
-def step_of(layer: ka.AttentionLayer, x: Tensor, autocast: bool) -> Callable[[], float]:
-    """One training step, in seconds of the processor."""
-
-    def step() -> float:
-        layer.zero_grad(set_to_none=True)
-        x.grad = None
-        start = time.process_time()
-        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            loss = layer(x).square().mean() + ka.auxiliary_loss(layer)
-        loss.backward()
-        return time.process_time() - start
-
-    return step
-
-
 def steps_of(name: str, embed_dim: int, options: argparse.Namespace) -> dict[str, Callable[[], float]]:
     """The steps of one layer in every precision."""
     found = {}
@@ -59,7 +41,7 @@ def steps_of(name: str, embed_dim: int, options: argparse.Namespace) -> dict[str
         kind, given = LAYERS[name]
         layer = create_attention(kind, embed_dim, options.num_heads, **given).to(dtype).train()
         x = torch.randn(options.batch, options.length, embed_dim).to(dtype).requires_grad_()
-        found[precision] = step_of(layer, x, precision == "autocast")
+        found[precision] = step_of(layer, x, autocast=precision == "autocast")
     return found
 
 

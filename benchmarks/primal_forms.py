@@ -16,6 +16,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -64,14 +65,23 @@ def causal_layers(options: argparse.Namespace, length: int) -> dict[str, ka.Atte
     }
 
 
-def step_of(layer: ka.AttentionLayer, x: torch.Tensor, *, is_causal: bool = False) -> Callable[[], float]:
-    """One training step, in seconds of the processor."""
+def step_of(
+    layer: ka.AttentionLayer,
+    x: torch.Tensor,
+    *,
+    is_causal: bool = False,
+    autocast: bool = False,
+) -> Callable[[], float]:
+    """One training step, in seconds of the processor; with ``autocast`` the forward pass is in bfloat16."""
+    forward_in = torch.autocast("cpu", torch.bfloat16) if autocast else nullcontext()
 
     def step() -> float:
         layer.zero_grad(set_to_none=True)
         x.grad = None
         start = time.process_time()
-        (layer(x, is_causal=is_causal).square().mean() + ka.auxiliary_loss(layer)).backward()
+        with forward_in:
+            loss = layer(x, is_causal=is_causal).square().mean() + ka.auxiliary_loss(layer)
+        loss.backward()
         return time.process_time() - start
 
     return step

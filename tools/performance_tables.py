@@ -193,14 +193,23 @@ def rpc_lines(record: dict[str, Any]) -> list[str]:
         found = measured(cell)
         own_peak = found["symmetric"]["memory"]["step"]
         for name, row in found.items():
-            iterations = int((re.findall(r"iterations (\d+)", name) or ["1"])[0])
             times = [number(1e3 * row["time"][kind]["median"]) for kind in ("forward", "step")]
             peak = row["memory"]["step"]
-            texts = [name, str(cell["setting"]["threads"]), *times, spread(row["time"]["step"], iterations)]
+            texts = [
+                name,
+                str(cell["setting"]["threads"]),
+                *times,
+                spread(row["time"]["step"], iterations(name)),
+            ]
             rows.append([*texts, number(peak / 1e6), f"{peak / own_peak:.2f}"])
     head = ["contender", "threads", "forward, ms", "step, ms", "step / (n × symmetric)", "step's peak, MB",
             "peak / symmetric's"]  # fmt: skip
     return [*heading(record), *table(head, rows)]
+
+
+def iterations(name: str) -> int:
+    """The products of attention in a layer of RPC, by its contender's name; 1 for other layers."""
+    return int((re.findall(r"iterations (\d+)", name) or ["1"])[0])
 
 
 def primal_dual_lines(record: dict[str, Any]) -> list[str]:

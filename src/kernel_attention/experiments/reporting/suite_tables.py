@@ -24,12 +24,15 @@ def state_table(title: str, found: Sequence[Any]) -> Table:
     if trainings and all(entry.seconds is not None and entry.accelerator is None for entry in trainings):
         done += f"; the trainings take about {sum(entry.seconds for entry in trainings) / 3600:.1f} hours"
     numbers = {reason: f"({place})" for place, reason in enumerate(_reasons(found), start=1)}
-    seeds: dict[tuple[str, ...], list[str]] = {}
+    seeds: dict[tuple[str, str, str, str], list[str]] = {}
     for entry in waiting:
         cell = entry.state.cell
         alike = (cell.row, cell.column, _lacking(entry), numbers.get(entry.missing, ""))
         seeds.setdefault(alike, []).append(str(cell.seed))
-    rows = [(row, column, ", ".join(seeds[row, column, *rest]), *rest) for row, column, *rest in seeds]
+    rows = [
+        (row, column, ", ".join(listed), lacks, missing)
+        for (row, column, lacks, missing), listed in seeds.items()
+    ]
     return text_table(title, ("row", "column", "seeds", "lacks", "missing"), rows, caption=done, fold=True)
 
 
