@@ -142,14 +142,22 @@ def test_dry_run_takes_times_from_trainings_like_the_cells(suite, waves, capsys)
         return " ".join(capsys.readouterr().out.replace("│", "").split())
 
     here = told({"linear": 10, "softmax": 50}, {})
-    for column in ("short", "long"):
-        assert f"softmax {column} 1 training (50 min)" in here
-        assert f"linear {column} 1 training (10 min)" in here
-    assert "take about 2.0 hours" in here
+    for column, where in (("short", ""), ("long", " on other data")):
+        assert f"softmax {column} 1 training (50 min{where})" in here
+        assert f"linear {column} 1 training (10 min{where})" in here
+    assert "2 of 4 trainings take about 1.0 hours, and no record tells of the others" in here
+    assert reproduce(suite, waves, "--columns", "long", "--rows", "softmax", "--seeds", "0") == 0
+    path = suite.parent / "results/waves/small/long/softmax-0.json"
+    record = json.loads(path.read_text())
+    record["budget"]["seconds"] = 60 * 300
+    path.write_text(json.dumps(record))
+    other = told({"linear": 10, "softmax": 50}, {})
+    assert "linear long 1 training (60 min)" in other, "a fifth of softmax, as on the other data"
+    assert "the trainings take about 7.0 hours" in other
+    path.unlink()
     mixed = told({"linear": 10, "softmax": 50}, {"linear": "Tensor 9"})
     assert "linear short 1 training (50 min)" in mixed, "a softmax on this machine tells more"
-    assert "linear long 1 training (10 min with Tensor 9)" in mixed
-    assert "hours" not in mixed
+    assert "linear long 1 training (10 min on other data with Tensor 9)" in mixed
 
 
 def test_dry_run_loads_the_data_of_a_column_once(suite, waves, monkeypatch, capsys):  # noqa: F811

@@ -21,8 +21,13 @@ def state_table(title: str, found: Sequence[Any]) -> Table:
     waiting = [entry for entry in found if not entry.state.is_done]
     done = f"{len(found) - len(waiting)} of {len(found)} are done"
     trainings = [entry for entry in waiting if entry.state.training]
-    if trainings and all(entry.seconds is not None and entry.accelerator is None for entry in trainings):
-        done += f"; the trainings take about {sum(entry.seconds for entry in trainings) / 3600:.1f} hours"
+    told = [entry.seconds for entry in trainings if entry.seconds is not None and entry.difference is None]
+    if told:
+        hours = f"take about {sum(told) / 3600:.1f} hours"
+        if len(told) == len(trainings):
+            done += f"; the trainings {hours}"
+        else:
+            done += f"; {len(told)} of {len(trainings)} trainings {hours}, and no record tells of the others"
     numbers = {reason: f"({place})" for place, reason in enumerate(_reasons(found), start=1)}
     seeds: dict[tuple[str, str, str, str], list[str]] = {}
     for entry in waiting:
@@ -45,13 +50,17 @@ def _reasons(found: Sequence[Any]) -> list[str]:
     return list(dict.fromkeys(entry.missing for entry in found if entry.missing))
 
 
+def _minutes(seconds: float) -> str:
+    return "under 1 min" if seconds < 30 else f"{seconds / 60:.0f} min"
+
+
 def _lacking(entry: Any) -> str:
     """What a cell lacks, in words."""
-    state, seconds, accelerator, _ = entry
+    state, seconds, difference, _ = entry
     lacks = []
     if state.training:
-        where = "" if accelerator is None else f" with {accelerator}"
-        lacks.append("training" if seconds is None else f"training ({seconds / 60:.0f} min{where})")
+        suffix = "" if difference is None else f" {difference}"
+        lacks.append("training" if seconds is None else f"training ({_minutes(seconds)}{suffix})")
     if state.diagnosis:
         lacks.append("diagnostics")
     if state.steps:

@@ -13,6 +13,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.data.fetching import (
     NotDownloadedError,
@@ -105,14 +107,14 @@ class Estimate(NamedTuple):
 
     Attributes:
         state: what its record lacks.
-        seconds: mean of the trainings most like its own; None where it has none to do, or no record tells.
-        accelerator: the one they had, where this machine's is another.
+        seconds: what the trainings most like its own tell; None where it has none to do, or no record tells.
+        difference: what sets those apart, in words: other data, another accelerator.
         missing: why the cell cannot run, or what it downloads first.
     """
 
     state: CellState
     seconds: float | None
-    accelerator: str | None
+    difference: str | None
     missing: str | None
 
 
@@ -218,9 +220,9 @@ def estimates(suite: Suite, cells: Sequence[Cell], places: Places) -> list[Estim
     found = []
     for cell in cells:
         state = find_state(suite, cell, places)
-        seconds, accelerator = _expected(cell, known, here) if state.training else (None, None)
+        seconds, difference = _expected(cell, known, here) if state.training else (None, None)
         missing = None if state.is_done else _missing(suite, cell, places, data)
-        found.append(Estimate(state, seconds, accelerator, missing))
+        found.append(Estimate(state, seconds, difference, missing))
     return found
 
 
@@ -241,20 +243,48 @@ def _durations(suite: Suite, places: Places) -> list[Duration]:
 
 
 def _expected(cell: Cell, known: Sequence[Duration], here: str) -> tuple[float | None, str | None]:
-    """The mean seconds of the trainings most like a cell's, and their accelerator where it is not ``here``.
+    """The seconds that the trainings most like a cell's lead to expect, and what sets those apart.
 
-    The accelerator counts most, then the row, then the column; one of the last two must agree.
+    The accelerator counts most, then the column, whose data set the scale, then the row; one of the last
+    two must agree. Other rows of the column tell the row's time through the columns that both have.
     """
     alike: dict[tuple[bool, bool, bool], list[Duration]] = defaultdict(list)
     for each in known:
-        row, column = each.cell.row == cell.row, each.cell.column == cell.column
+        column, row = each.cell.column == cell.column, each.cell.row == cell.row
         if row or column:
-            alike[each.accelerator == here, row, column].append(each)
+            alike[each.accelerator == here, column, row].append(each)
     if not alike:
         return None, None
-    most = max(alike)
-    accelerators = sorted({each.accelerator for each in alike[most]})
-    return fmean(each.seconds for each in alike[most]), None if most[0] else " or ".join(accelerators)
+    has_accelerator, has_column, has_row = most = max(alike)
+    differences = [] if has_column else ["on other data"]
+    if not has_accelerator:
+        accelerators = sorted({each.accelerator for each in alike[most]})
+        differences.append(f"with {' or '.join(accelerators)}")
+    if has_row:
+        seconds = fmean(each.seconds for each in alike[most])
+    else:
+        comparable = [each for each in known if (each.accelerator == here) == has_accelerator]
+        seconds = _from_other_rows(cell, comparable)
+    return seconds, " ".join(differences) or None
+
+
+def _from_other_rows(cell: Cell, known: Sequence[Duration]) -> float:
+    """The seconds of a cell whose column has records of other rows only.
+
+    A row's factor times a column's factor, fitted to the logarithms of all records by least squares. A row
+    without records has the factor 1.
+    """
+    effects = sorted({effect for each in known for effect in _effects(each.cell)})
+    design = np.array([[effect in _effects(each.cell) for effect in effects] for each in known], dtype=float)
+    logarithms = np.log([max(each.seconds, 0.1) for each in known])
+    middle = logarithms.mean()
+    fitted = dict(zip(effects, np.linalg.lstsq(design, logarithms - middle)[0], strict=True))
+    return float(np.exp(middle + sum(fitted.get(effect, 0.0) for effect in _effects(cell))))
+
+
+def _effects(cell: Cell) -> tuple[tuple[str, str], tuple[str, str]]:
+    """What a cell's time depends on: its row and its column."""
+    return ("row", cell.row), ("column", cell.column)
 
 
 def _missing(suite: Suite, cell: Cell, places: Places, data: dict[tuple[str, str], str | None]) -> str | None:
