@@ -133,6 +133,34 @@ def test_transforms_and_forward_mode_get_the_formulas(name):
 
 
 @every_layer
+@pytest.mark.parametrize("how", ["eager", "compiled"])
+def test_projections_with_hooks_are_called(name, how):
+    layer, x = LAYERS[name](), tokens(2048)
+    for projection in ("q_proj", "concat", "out_proj"):
+        before, linear = layer(x), getattr(layer, projection)
+        hook = linear.register_forward_hook(lambda module, inputs, y: y + 1)
+        assert layer.plan(x).reason == f"{projection} is an adapter or has hooks, so it must be called"
+        torch.compiler.reset()
+        call = torch.compile(layer, fullgraph=True, backend="eager") if how == "compiled" else layer
+        hooked = call(x)
+        hook.remove()
+        assert layer.plan(x).form == "fused"
+        with torch.no_grad():
+            linear.bias += 1
+        torch.testing.assert_close(hooked, layer(x))
+        assert not torch.allclose(hooked, before)
+    torch.compiler.reset()
+
+
+@every_layer
+def test_a_form_that_reads_weights_is_refused_beside_an_adapter(name):
+    layer = LAYERS[name]("fused")
+    layer.k_proj = nn.Sequential(layer.k_proj)
+    with pytest.raises(ka.InputError, match=r"impl='fused': k_proj is an adapter or has hooks, .* use impl"):
+        layer(tokens(3))
+
+
+@every_layer
 @pytest.mark.parametrize(("length", "form"), [(31, "reference"), (2048, "fused")])
 def test_compiled_code_has_the_form_of_the_plan(name, length, form):
     graphs = []

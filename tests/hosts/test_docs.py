@@ -1,4 +1,4 @@
-"""The examples of two pages that need timm or transformers; tests/test_readme.py runs the others."""
+"""The examples of two pages that need timm, transformers or peft; tests/test_readme.py runs the others."""
 
 import re
 from pathlib import Path
@@ -17,8 +17,10 @@ BLOCKS = [
 
 
 @pytest.mark.parametrize(
-    "source", BLOCKS, ids=lambda source: re.search(r"create_model\W+\w+|Bert|ForCausalLM", source)[0]
+    "source", BLOCKS, ids=lambda source: re.search(r"create_model\W+\w+|Bert|ForCausalLM|peft", source)[0]
 )
 def test_example_runs(source, request):
     request.getfixturevalue("timm" if "timm" in source else "transformers")
+    if "peft" in source:
+        pytest.importorskip("peft", reason="peft is not installed")
     exec(compile(source, str(DOCS), "exec"), {"__name__": "__main__"})

@@ -17,6 +17,26 @@ class TensorLinear(nn.Linear):
     """
 
 
+def is_plain(linear: nn.Module) -> bool:
+    """Whether the module's weight and bias are all that its call computes with.
+
+    They are not where an adapter stands in its place (LoRA), where its ``forward`` was replaced (accelerate
+    fetches weights there), or where it has hooks.
+    """
+    is_replaced = "forward" in vars(linear) or type(linear).forward is not nn.Linear.forward
+    before = linear._forward_pre_hooks or linear._backward_pre_hooks
+    after = linear._forward_hooks or linear._backward_hooks
+    return not (is_replaced or before or after)
+
+
+def why_not_by_weight(layer: nn.Module, *names: str) -> str | None:
+    """Why a form that reads these submodules' weights cannot take the place of their calls; None: it can."""
+    for name in names:
+        if not is_plain(getattr(layer, name)):
+            return f"{name} is an adapter or has hooks, so it must be called"
+    return None
+
+
 def reset_module(module: nn.Module) -> None:
     """Call the module's ``reset_parameters``, or those of its submodules where it has none."""
     if callable(reset := getattr(module, "reset_parameters", None)):

@@ -16,6 +16,7 @@ finite content; the caller must keep NaN and infinity out.
 """
 
 from kernel_attention.testing import (  # noqa: F401
+    adapters,
     causality,
     compilers,
     decoding,

@@ -9,7 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from kernel_attention.core.objective import PenalizedAttention
-from kernel_attention.core.parameters import Device, draw_orthogonal, reset_module
+from kernel_attention.core.parameters import (
+    Device,
+    draw_orthogonal,
+    is_plain,
+    reset_module,
+    why_not_by_weight,
+)
 from kernel_attention.core.plan import LayerPlan, PaysFrom, choose_form
 from kernel_attention.core.registry import register_attention
 from kernel_attention.core.validation import require_positive
@@ -199,15 +205,19 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
             y, grams = self._one_product(x, factors, attention_mask, wants_objective)
         else:
             modes = self._modes(x, factors, attention_mask, is_causal, wants_objective)
-            joined = join_modes(modes, self.concat.weight, self.concat.bias)
-            y, grams = self.out_proj(self.merge_heads(joined)), modes.grams
+            y, grams = self.out_proj(self.merge_heads(self._join(modes))), modes.grams
         if wants_objective:
             self._keep_objectives(core, factors, grams or [], x, attention_mask)
         return y
 
+    def _join(self, modes: Modes) -> Tensor:
+        if is_plain(self.concat):
+            return join_modes(modes, self.concat.weight, self.concat.bias)
+        return self.concat(torch.cat(modes.scores(), dim=-1))
+
     def plan(self, x: Tensor, *, is_causal: bool = False, compiled: bool | None = None) -> LayerPlan:
         """Which form runs, and why: with ``impl="auto"`` "fused" from the measured number of tokens on."""
-        lacking = None
+        lacking = self._why_not_by_weight()
         if self.feature_map not in (frobenius, identity):
             lacking = "one product needs the feature map frobenius or identity"
         elif is_causal:
@@ -252,7 +262,11 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
             return "only the linear form is sharded: impl 'auto', feature map frobenius or identity"
         if is_causal and self.variant == "data_dependent":
             return "the causal data-dependent form reads every row of the grid on one rank"
-        return None
+        return None if is_causal else self._why_not_by_weight()
+
+    def _why_not_by_weight(self) -> str | None:
+        fibers = [] if self.f_proj is None else ["f_proj"]
+        return why_not_by_weight(self, "q_proj", "k_proj", *fibers, "concat", "out_proj")
 
     def scores(
         self, x: Tensor, *, attention_mask: Tensor | None = None, is_causal: bool = False

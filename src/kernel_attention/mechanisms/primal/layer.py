@@ -12,7 +12,13 @@ from torch import Tensor, nn
 
 from kernel_attention.core.layer import TokenWork
 from kernel_attention.core.objective import PenalizedAttention
-from kernel_attention.core.parameters import Device, TensorLinear, draw_orthogonal, reset_module
+from kernel_attention.core.parameters import (
+    Device,
+    TensorLinear,
+    draw_orthogonal,
+    reset_module,
+    why_not_by_weight,
+)
 from kernel_attention.core.plan import LayerPlan, PaysFrom, choose_form
 from kernel_attention.core.registry import register_attention
 from kernel_attention.core.validation import require_positive, require_weight
@@ -27,7 +33,6 @@ from kernel_attention.mechanisms.primal.decoding import (
 )
 from kernel_attention.mechanisms.primal.functional import (
     PrimalScores,
-    concat_scores,
     objective_from_energy,
     primal_kernel,
     primal_scores,
@@ -275,7 +280,10 @@ class PrimalAttention(PenalizedAttention):
             return "only the one-pass form is sharded: impl 'auto', feature map cosine or identity"
         if is_causal and self.data_dependent:
             return "the causal data-dependent form reads every row of the grid on one rank"
-        return None
+        return self._why_not_by_weight()
+
+    def _why_not_by_weight(self) -> str | None:
+        return why_not_by_weight(self, "q_proj", "k_proj", "concat", "out_proj")
 
     def _reference(
         self, x: Tensor, attention_mask: Tensor | None, is_causal: bool
@@ -323,7 +331,7 @@ class PrimalAttention(PenalizedAttention):
 
     def plan(self, x: Tensor, *, is_causal: bool = False, compiled: bool | None = None) -> LayerPlan:
         """Which form runs, and why: with ``impl="auto"`` "fused" from the measured number of tokens on."""
-        lacking = None
+        lacking = self._why_not_by_weight()
         if self.feature_map not in (cosine, identity):
             lacking = "one pass needs the feature map cosine or identity"
         elif is_causal and self.data_dependent and self._needs_energy:
@@ -331,7 +339,7 @@ class PrimalAttention(PenalizedAttention):
         elif is_causal and self.data_dependent and (compiled or needs_operator(x)):
             lacking = "a compiler cannot ask how many rows a block of tokens has with is_causal=True"
         elif self.impl == "native":
-            lacking = why_not_native(x, product_dtype(x))
+            lacking = lacking or why_not_native(x, product_dtype(x))
         # Below, multiplying the weights out costs more than it saves. The compiler fuses the formulas as well
         # as the pass does, and in wide layers better. Measured by benchmarks/compiled_forms.py.
         is_narrow = self.embed_dim <= (128 if self.head_dim <= 32 else 64)
@@ -450,8 +458,7 @@ class PrimalAttention(PenalizedAttention):
 
     def output(self, scores: PrimalScores) -> Tensor:
         """Join the scores of the heads: (B, h, N, s) each -> (B, N, d)."""
-        joined = concat_scores(scores, self.concat.weight, self.concat.bias)
-        return self.out_proj(self.merge_heads(joined))
+        return self.out_proj(self.merge_heads(self.concat(torch.cat(scores, dim=-1))))
 
     def _sample(
         self, x: Tensor, attention_mask: Tensor | None, is_causal: bool

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from kernel_attention.core.parameters import is_plain
 from kernel_attention.errors import InputError
 from kernel_attention.tensors.padding import is_exporting
 
@@ -52,14 +53,18 @@ def project_groups(
         yield HeadGroup(groups[0][1], queries, k, v)
         return
     sizes = [heads.stop - heads.start for heads, _ in groups]
-    parts = (_projections(linear, sizes) for linear in (k_proj, v_proj))
+    parts = (_projections(linear, [heads for heads, _ in groups]) for linear in (k_proj, v_proj))
     for (_, factor), *group in zip(groups, queries.split(sizes, dim=1), *parts, strict=True):
         yield HeadGroup(factor, *group)
 
 
-def _projections(linear: nn.Linear, sizes: Sequence[int]) -> list[Callable[[Tensor], Tensor]]:
+def _projections(linear: nn.Linear, groups: Sequence[slice]) -> list[Callable[[Tensor], Tensor]]:
     """The projection to the heads of every group, (B, M, d) -> (B, heads, M, p)."""
-    rows = [size * linear.out_features // sum(sizes) for size in sizes]
+    num_heads = groups[-1].stop
+    if not is_plain(linear):  # an adapter or a hook knows the product of all heads only
+        return [partial(_project_all, linear=linear, num_heads=num_heads, heads=heads) for heads in groups]
+    sizes = [heads.stop - heads.start for heads in groups]
+    rows = [size * linear.out_features // num_heads for size in sizes]
     biases = [None] * len(sizes) if linear.bias is None else linear.bias.split(rows)
     return [
         partial(_project, weight=weight, bias=bias, num_heads=size)
@@ -79,6 +84,11 @@ def _project(x: Tensor, weight: Tensor, bias: Tensor | None, num_heads: int) -> 
         out = torch.bmm(x, weight.mT.expand(x.size(0), -1, -1))
         out = out if bias is None else out + bias
     return _by_heads(out, num_heads)
+
+
+def _project_all(x: Tensor, linear: nn.Module, num_heads: int, heads: slice) -> Tensor:
+    """Project tokens to all heads by a call, and keep some: (B, M, d) -> (B, heads, M, p)."""
+    return _by_heads(linear(x), num_heads)[:, heads]
 
 
 def _by_heads(x: Tensor, num_heads: int) -> Tensor:
