@@ -50,6 +50,11 @@ def write(root, suite, column, *records):
     write_records(records, root / "results" / suite.records / column)
 
 
+def rate_of(row: str, column: str) -> str:
+    """The learning rate of the suite."""
+    return f"{SUITE.recipe(Cell(row, column, 0))[1].learning_rate:g}"
+
+
 def rows_of(lines: list[str]) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
 
@@ -80,10 +85,12 @@ def test_the_accuracy_within_a_time_is_the_best_so_far(tables, tmp_path):
         "test",
     ]
     assert rows[0] == [
-        "`softmax`", "2", "0.001", "300", "10.0 (seed 1)", "15.0 ± 7.1", "22.5 ± 17.7", "45.0 ± 7.1",
-        "40.0 ± 1.4",
+        "`softmax`", "2", rate_of("softmax", "Image"), "300",
+        "10.0 (seed 1)", "15.0 ± 7.1", "22.5 ± 17.7", "45.0 ± 7.1", "40.0 ± 1.4",
     ]  # fmt: skip
-    assert rows[1] == ["`linear`", "1", "0.001", "200", "30.0", "30.0", "30.0", "30.0", "28.0"]
+    assert rows[1] == [
+        "`linear`", "1", rate_of("linear", "Image"), "200", "30.0", "30.0", "30.0", "30.0", "28.0",
+    ]  # fmt: skip
     (path, svg), = figures.items()  # fmt: skip
     assert path.name == "equal-time-image.svg"
     assert svg.startswith("<?xml")

@@ -110,7 +110,7 @@ def best_rates(search: Suite, tried: Records) -> dict[str, dict[str, float]]:
         for row in search.rows:
             name, rate = split(row)
             for record in tried[row].get(column, {}).values():
-                values.setdefault(name, {})[rate] = course(record)[-1][1]
+                values.setdefault(name, {})[rate] = record.single_figures[search.metric]
         for name, by_rate in values.items():
             if len(by_rate) == sum(split(row)[0] == name for row in search.rows):
                 found.setdefault(name, {})[column] = max(by_rate, key=lambda rate: by_rate[rate])
@@ -137,7 +137,8 @@ def search_lines(suite: Suite, search: Suite, tried: Records) -> list[str]:
         for name in dict.fromkeys(split(row)[0] for row in search.rows):
             cells = []
             for row in (row for row in search.rows if split(row)[0] == name):
-                values = [course(record)[-1][1] for record in tried[row].get(column, {}).values()]
+                found = tried[row].get(column, {}).values()
+                values = [record.single_figures[search.metric] for record in found]
                 text = f"{100 * max(values):.1f}" if values else ""
                 is_chosen = chosen.get(name, {}).get(column) == split(row)[1]
                 cells.append(f"**{text}**" if is_chosen else text)

@@ -9,7 +9,7 @@ from typing import Any
 
 from kernel_attention.experiments.run_folder import is_number
 
-METRIC_NAMES = {"rmse": "RMSE", "r2": "R²"}
+METRIC_NAMES = {"rmse": "RMSE", "r2": "R²", "val_accuracy": "best validation accuracy"}
 STAGES = {"train": "training", "val": "validation"}
 COLUMN_NAMES = {
     "tokens_per_second": "tokens per second",

@@ -64,10 +64,7 @@ def figures_of(records: dict[str, dict[str, dict[int, ResultRecord]]], metric: s
     for row, columns in records.items():
         found[row] = {}
         for column, by_seed in columns.items():
-            figures = {
-                seed: record.figures.get("diagnostics", {}) | record.figures["evaluation"]
-                for seed, record in by_seed.items()
-            }
+            figures = {seed: record.single_figures for seed, record in by_seed.items()}
             cell = {
                 seed: evaluation_figure(each, metric)
                 for seed, each in figures.items()

@@ -286,7 +286,7 @@ def _seed_pieces(found: Findings) -> list[html.Piece]:
     unit = 100.0 if is_share(suite.metric) else 1.0
     rows = []
     for record in found.records:
-        value = record.figures["evaluation"].get(suite.metric)
+        value = record.single_figures.get(suite.metric)
         seconds = format_duration(record.budget.get("seconds"))
         shown = MISSING if value is None else f"{unit * float(value):.2f}"
         rows.append([record.label, record.recipe, str(record.seed), shown, seconds])

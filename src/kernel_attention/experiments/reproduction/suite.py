@@ -82,7 +82,8 @@ class Suite:
         protocol: of every cell; without one, that of its recipe. ``with_protocol`` gives the suite another.
         reported_protocol: that of the source, as far as it is known.
         seeds: trained in every cell.
-        metric: a figure of ``evaluation.json``; those named accuracy are printed in per cent.
+        metric: a figure of ``evaluation.json``, or ``val_accuracy``, the best validation accuracy of a
+            training counted in steps; those named accuracy are printed in per cent.
         larger_is_better: whether the best figure of a column is the largest.
         diagnose: quantities of ``kernel_attention.analysis.diagnose`` that are measured on every trained
             model. Their figures, means over the layers, are named in ``further`` as other figures are.

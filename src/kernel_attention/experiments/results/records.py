@@ -65,6 +65,14 @@ class ResultRecord:
         return self.config["attention"]
 
     @property
+    def single_figures(self) -> dict[str, Any]:
+        """The figures of the diagnostics and the evaluation by name, and the best ``val_accuracy``."""
+        found = self.figures.get("diagnostics", {}) | self.figures["evaluation"]
+        if accuracies := self.figures.get("course", {}).get("val_accuracy"):
+            found["val_accuracy"] = max(accuracies)
+        return found
+
+    @property
     def file_name(self) -> str:
         """The name of the record's file."""
         return f"{self.label}-{self.seed}.json"
