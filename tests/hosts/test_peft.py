@@ -1,14 +1,20 @@
-"""LoRA by peft on our layers: what it adds is computed with, trained and merged."""
+"""LoRA by peft: what it adds to our layers is computed with, trained and merged, and never lost."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 import kernel_attention as ka
 from kernel_attention.models import SequenceClassifier
 
 peft = pytest.importorskip("peft", reason="peft is not installed")
+
+
+def adapt(model: nn.Module, *targets: str) -> nn.Module:
+    config = peft.LoraConfig(r=2, target_modules=list(targets), init_lora_weights=False)
+    return peft.get_peft_model(model, config)
 
 
 @pytest.mark.parametrize(
@@ -28,8 +34,7 @@ def test_lora_is_trained_and_merged(attention, targets):
     )  # fmt: skip
     x = torch.randn(2, 300, 3)  # at this length primal and multilinear layers have forms that read weights
     before = model.eval()(x)
-    config = peft.LoraConfig(r=2, target_modules=targets, init_lora_weights=False)
-    adapted = peft.get_peft_model(model, config)
+    adapted = adapt(model, *targets)
     (adapted.train()(x).square().sum() + ka.auxiliary_loss(adapted)).backward()
     trained = {name: p.grad for name, p in adapted.named_parameters() if p.requires_grad}
     assert len(trained) == 2 * len(targets)
@@ -37,3 +42,38 @@ def test_lora_is_trained_and_merged(attention, targets):
     y = adapted.eval()(x)
     assert not torch.allclose(y, before)
     torch.testing.assert_close(adapted.merge_and_unload().eval()(x), y)
+
+
+@pytest.mark.parametrize(
+    ("targets", "message"),
+    [
+        (["self_attn.out_proj"], r"MultiheadAttention: out_proj is a peft.*Linear, .* merge the adapters"),
+        (["self_attn"], "peft.*MultiheadAttention adapts a MultiheadAttention: .* merge the adapters"),
+    ],
+    ids=str,
+)
+def test_adapted_projections_are_not_carried(targets, message):
+    layer = nn.TransformerEncoderLayer(14, 2, 11, batch_first=True)
+    model = adapt(nn.TransformerEncoder(layer, 2), *targets)
+    with pytest.raises(ka.InputError, match=message):
+        ka.replace_attention(model, {"last": "linear"})
+    merged = model.merge_and_unload()
+    x = torch.randn(2, 5, 14)
+    y = merged.train(False)(x)
+    ka.replace_attention(merged, {"all": "softmax"})
+    torch.testing.assert_close(merged(x), y)
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.* is deprecated:FutureWarning")  # in peft
+def test_adapters_work_behind_the_interface_of_transformers():
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    config = transformers.BertConfig(
+        hidden_size=14, num_hidden_layers=2, num_attention_heads=2, intermediate_size=11, vocab_size=13
+    )
+    model = adapt(transformers.BertModel(config), "query", "value").eval()
+    ids = torch.randint(13, (2, 5))
+    y = model(input_ids=ids)[0]
+    ka.replace_attention(model, {"all": "softmax"})
+    torch.testing.assert_close(model(input_ids=ids)[0], y)
+    with pytest.raises(ka.InputError, match="Nor can the whole layer be replaced: query is a peft"):
+        ka.replace_attention(model, {"all": "primal"})

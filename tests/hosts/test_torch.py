@@ -16,6 +16,8 @@ from hosts.models_of_hosts import (
     torch_encoder,
 )
 from torch import nn
+from torch.ao.quantization import quantize_dynamic
+from torch.nn.utils.parametrizations import weight_norm
 
 import kernel_attention as ka
 from kernel_attention.core.objective import PenalizedAttention
@@ -190,6 +192,21 @@ def test_hosts_that_are_not_a_plain_map_are_refused():
     model = nn.Sequential(nn.MultiheadAttention(EMBED_DIM, HEADS, add_bias_kv=True))
     (record,) = ka.replace_attention(model, {0: "softmax"})
     assert record.dropped == ("bias_k", "bias_v")
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.ao.quantization is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*quantized tensor creation functions:UserWarning")
+def test_hosts_whose_weights_are_not_their_own_are_refused():
+    quantized = nn.Sequential(ka.create_attention("softmax", EMBED_DIM, HEADS))
+    quantized = quantize_dynamic(quantized.eval(), {nn.Linear})
+    parametrized = nn.Sequential(ka.create_attention("softmax", EMBED_DIM, HEADS))
+    weight_norm(parametrized[0].k_proj)
+    for model, message in ((quantized, "q_proj is a .*Linear"), (parametrized, "k_proj has a parametriz")):
+        x = torch.randn(BATCH, LENGTH, EMBED_DIM)
+        y = model(x)
+        with pytest.raises(ka.InputError, match=message):
+            ka.replace_attention(model, {0: "linear"})
+        assert torch.equal(model(x), y)
 
 
 def test_a_host_without_biases_gets_a_layer_without():

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from kernel_attention.core.layer import AttentionLayer
 from kernel_attention.errors import InputError
 from kernel_attention.hosts.masks import join_padding, kept, padding_of_tokens, read_attention_mask
-from kernel_attention.hosts.projections import output_owner, separate_names
+from kernel_attention.hosts.projections import is_linear, output_owner, separate_names
 
 
 class HostedAttention(nn.Module):
@@ -144,8 +144,8 @@ class TimmAttention(HostedAttention):
     @staticmethod
     def matches(module: nn.Module, parent: nn.Module) -> bool:
         """Whether the module can be replaced by one of this class."""
-        inputs = isinstance(getattr(module, "qkv", None), nn.Linear) or separate_names(module) is not None
-        output = isinstance(getattr(module, "proj", None), nn.Linear)
+        inputs = is_linear(getattr(module, "qkv", None)) or separate_names(module) is not None
+        output = is_linear(getattr(module, "proj", None))
         return inputs and output and hasattr(module, "num_heads") and "x" in _parameters(module)
 
     @classmethod

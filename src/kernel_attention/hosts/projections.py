@@ -7,12 +7,16 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from kernel_attention.errors import InputError
 
 _INPUTS = ("q_proj", "k_proj", "v_proj")
 _SEPARATE = (("query", "key", "value"), _INPUTS, ("q_lin", "k_lin", "v_lin"))
 # A layer whose queries are its keys, as in symmetric attention, has one projection for both.
 _STAND_INS = ("k_proj", "q_proj", "v_proj")
 _OUTPUTS = ("out_proj", "o_proj", "out_lin", "proj")
+_BEFORE = "replace attention before adapting or quantizing, or merge the adapters (peft: merge_and_unload)"
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,35 @@ def carry(layer: nn.Module, sources: Mapping[str, Source]) -> tuple[str, ...]:
     return tuple(carried)
 
 
+def require_own_weights(module: nn.Module, parent: nn.Module) -> None:
+    """Refuse a module with a projection whose weight is not simply its own, so that it cannot be carried."""
+    if getattr(parent, "base_layer", None) is module:
+        raise InputError(f"layers: {_what(parent)} adapts a {type(module).__name__}: {_BEFORE}")
+    if (found := foreign_projection(module)) is not None:
+        raise InputError(f"layers: {type(module).__name__}: {found}, expected an nn.Linear: {_BEFORE}")
+
+
+def foreign_projection(module: nn.Module) -> str | None:
+    """A projection with which the module computes more than one weight of its own; None: it has none.
+
+    Such are adapters (LoRA), quantized layers and parametrizations.
+    """
+    for name in ("qkv", *dict.fromkeys(sum(_SEPARATE, ())), *_OUTPUTS):
+        child = getattr(module, name, None)
+        if not isinstance(child, nn.Module) or isinstance(child, nn.Identity):
+            continue
+        if parametrize.is_parametrized(child):
+            return f"{name} has a parametrization"
+        if not isinstance(child, nn.Linear):
+            return f"{name} is a {_what(child)}"
+    return None
+
+
+def is_linear(module: object) -> bool:
+    """Whether the module is an ``nn.Linear``, or an adapter of peft around one."""
+    return isinstance(module, nn.Linear) or isinstance(getattr(module, "base_layer", None), nn.Linear)
+
+
 def separate_names(module: nn.Module) -> tuple[str, str, str] | None:
     """Names of a module's query, key and value projections, where it has three."""
     for names in _SEPARATE:
@@ -83,6 +116,10 @@ def output_owner(module: nn.Module, parent: nn.Module) -> tuple[nn.Module, str, 
     if isinstance(beside, nn.Module) and isinstance(getattr(beside, "dense", None), nn.Linear):
         return beside, "dense", "output.dense"
     return None
+
+
+def _what(module: nn.Module) -> str:
+    return f"{type(module).__module__}.{type(module).__qualname__}"
 
 
 def _fused(label: str, parameter: Tensor, kind: str) -> Iterator[tuple[str, Source]]:

@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from kernel_attention.core.layer import AttentionLayer
 from kernel_attention.errors import InputError
 from kernel_attention.hosts.known import HostedAttention
-from kernel_attention.hosts.projections import Source, projections
+from kernel_attention.hosts.projections import Source, projections, require_own_weights
 
 _HEADS = ("num_heads", "num_attention_heads", "n_heads")
 _HEAD_WIDTHS = ("head_dim", "attention_head_size")
@@ -40,9 +41,11 @@ def describe(module: nn.Module, parent: nn.Module) -> HostDescription:
     """Read a module that a host's class matches, one of our layers, or one of our layers in a host.
 
     Raises:
-        InputError: for a module that is not a plain map from d to d features.
+        InputError: for a module that is not a plain map from d to d features, or whose projections cannot
+            be carried.
     """
     inner = module.attention if isinstance(module, HostedAttention) else module
+    require_own_weights(inner, parent)
     sources = dict(projections(inner, parent))
     if isinstance(module, nn.MultiheadAttention):
         _require_plain(module)
@@ -66,9 +69,8 @@ def describe_heads(module: nn.Module) -> HostDescription:
     num_heads = _heads(module)
     widths = [getattr(owner, name, None) for owner in (module, config) for name in _HEAD_WIDTHS]
     width = next((width for width in widths if isinstance(width, int)), config.hidden_size // num_heads)
-    return HostDescription(
-        width * num_heads, num_heads, _dropout(module, module), {}, next(module.parameters())
-    )
+    like = next(module.parameters(), torch.empty(0))  # a quantized module has no parameters
+    return HostDescription(width * num_heads, num_heads, _dropout(module, module), {}, like)
 
 
 def known_sizes(owners: Sequence[nn.Module]) -> dict[str, Any]:

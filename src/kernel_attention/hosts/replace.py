@@ -13,7 +13,7 @@ from kernel_attention.core.layer import AttentionLayer, require_causal_form
 from kernel_attention.errors import InputError
 from kernel_attention.hosts.interface import InterfaceAttention
 from kernel_attention.hosts.known import HostedAttention, TransformersAttention
-from kernel_attention.hosts.projections import Source, carry, output_owner
+from kernel_attention.hosts.projections import Source, carry, foreign_projection, output_owner
 from kernel_attention.hosts.reading import HostDescription, describe, describe_heads, known_sizes
 from kernel_attention.hosts.sites import Site, find_sites, select, why_none
 from kernel_attention.hosts.trace import NewLayer, leave_trace
@@ -163,6 +163,8 @@ class _Plan:
             require_causal_form(layer, name)
         if behind_interface:
             if (reason := layer.why_not_heads()) is not None:
+                if (found := foreign_projection(site.module)) is not None:
+                    reason = f"{reason}. Nor can the whole layer be replaced: {found}"
                 raise InputError(
                     f"layers: {name!r} cannot take the queries, keys and values that "
                     f"{type(site.module).__name__} makes: {reason}"
