@@ -56,7 +56,7 @@ def _plugins_of_this_test(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _workers_without_hosts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Spawned workers inherit sys.path, where tests of hosts put a torchvision that must stay unseen."""
-    if {"reproduction", "sweeping", "test_readme.py"} & set(request.path.parts):
+    if {"reproduction", "sweeping", "test_readme.py", "test_sharding.py"} & set(request.path.parts):
         hosts = Path(sys.prefix) / "hosts"
         monkeypatch.setattr(sys, "path", [place for place in sys.path if Path(place) != hosts])
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.ao.quantization import quantize_dynamic
 
 import kernel_attention as ka
 from kernel_attention.hosts.exporting import (
@@ -17,7 +16,6 @@ from kernel_attention.hosts.exporting import (
     onnx_error,
     program_lengths,
 )
-from kernel_attention.mechanisms import get_mechanism
 from kernel_attention.models import (
     CausalLanguageModel,
     SequenceClassifier,
@@ -170,22 +168,3 @@ def test_an_operator_that_onnx_lacks_is_named(onnx):
         ka.InputError, match=r"ONNX has no operator for aten\._linalg_eigh, which the model uses"
     ):
         onnx_bytes(program)
-
-
-@pytest.mark.filterwarnings("ignore:.*torch.ao.quantization is deprecated:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:.*quantized tensor creation functions:UserWarning")
-@pytest.mark.parametrize("name", NAMES)
-def test_quantised_linear_maps_change_the_logits_as_rounded_weights_do(name):
-    """A few times as much: the inputs have half as many steps as the weights, and a wider range."""
-    torch.manual_seed(0)
-    spec = {name: dict(get_mechanism(name).example)}
-    model = SequenceClassifier(3, 5, 11, spec, **SIZES).eval()
-    x, mask = padded(16, 11)
-    expected = model(x, mask)
-    quantised = quantize_dynamic(model, {torch.nn.Linear})
-    eight_bit = torch.ao.nn.quantized.dynamic.Linear
-    parts = {path: part for path, part in quantised.named_modules() if isinstance(part, eight_bit)}
-    assert {"head", "encoder.layers.0.linear1", "encoder.layers.0.linear2"} <= set(parts)
-    for path, part in parts.items():
-        model.get_submodule(path).weight.data = part.weight().dequantize()
-    assert (quantised(x, mask) - expected).norm() < 10 * (model(x, mask) - expected).norm()

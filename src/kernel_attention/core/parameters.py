@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 Device = torch.device | str | int | None
 """What PyTorch's modules take as ``device``; None: the default device."""
@@ -17,23 +18,34 @@ class TensorLinear(nn.Linear):
     """
 
 
+def is_ordinary(linear: nn.Module) -> bool:
+    """Whether the module computes as ``nn.Linear`` does, with a weight that is a tensor like any other.
+
+    Adapters (LoRA) do not, nor do quantized layers. The weights of torchao know linear maps and little else.
+    """
+    if type(linear).forward is not nn.Linear.forward:
+        return False
+    if torch.compiler.is_dynamo_compiling():  # it answers False to the question below
+        return type(linear.weight) in (Tensor, nn.Parameter)
+    return not is_traceable_wrapper_subclass(linear.weight)
+
+
 def is_plain(linear: nn.Module) -> bool:
     """Whether the module's weight and bias are all that its call computes with.
 
-    They are not where an adapter stands in its place (LoRA), where its ``forward`` was replaced (accelerate
-    fetches weights there), or where it has hooks.
+    They are not in a module that is not ordinary, where ``forward`` was replaced (accelerate fetches weights
+    there), or where there are hooks.
     """
-    is_replaced = "forward" in vars(linear) or type(linear).forward is not nn.Linear.forward
     before = linear._forward_pre_hooks or linear._backward_pre_hooks
     after = linear._forward_hooks or linear._backward_hooks
-    return not (is_replaced or before or after)
+    return is_ordinary(linear) and not ("forward" in vars(linear) or before or after)
 
 
 def why_not_by_weight(layer: nn.Module, *names: str) -> str | None:
     """Why a form that reads these submodules' weights cannot take the place of their calls; None: it can."""
     for name in names:
         if not is_plain(getattr(layer, name)):
-            return f"{name} is an adapter or has hooks, so it must be called"
+            return f"{name} is an adapter, is quantized or has hooks, so it must be called"
     return None
 
 

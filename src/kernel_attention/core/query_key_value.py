@@ -167,7 +167,9 @@ class QueryKeyValueAttention(AttentionLayer):
 
     def start_decoding(self, batch_size: int) -> Any:
         """No tokens read, and the kernel's empty memory."""
-        like = self.out_proj.weight.new_empty(batch_size, self.num_heads, 0, self.head_dim)
+        weight = self.out_proj.weight  # new_empty is not known to a quantized one
+        size = (batch_size, self.num_heads, 0, self.head_dim)
+        like = torch.empty(size, device=weight.device, dtype=weight.dtype)
         return QueryKeyValueState(Position(), self.kernel.empty_memory(like))
 
     def decode_token(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from kernel_attention.core.parameters import is_ordinary
 from kernel_attention.errors import InputError
 
 _INPUTS = ("q_proj", "k_proj", "v_proj")
@@ -75,7 +76,9 @@ def require_own_weights(module: nn.Module, parent: nn.Module) -> None:
     if getattr(parent, "base_layer", None) is module:
         raise InputError(f"layers: {_what(parent)} adapts a {type(module).__name__}: {_BEFORE}")
     if (found := foreign_projection(module)) is not None:
-        raise InputError(f"layers: {type(module).__name__}: {found}, expected an nn.Linear: {_BEFORE}")
+        raise InputError(
+            f"layers: {type(module).__name__}: {found}, expected an nn.Linear as PyTorch makes it: {_BEFORE}"
+        )
 
 
 def foreign_projection(module: nn.Module) -> str | None:
@@ -89,8 +92,10 @@ def foreign_projection(module: nn.Module) -> str | None:
             continue
         if parametrize.is_parametrized(child):
             return f"{name} has a parametrization"
-        if not isinstance(child, nn.Linear):
-            return f"{name} is a {_what(child)}"
+        if not is_ordinary(child):
+            is_linear_class = type(child).forward is nn.Linear.forward
+            weight = f" with a weight of type {type(child.weight).__name__}" if is_linear_class else ""
+            return f"{name} is a {_what(child)}{weight}"
     return None
 
 

@@ -308,20 +308,21 @@ class SupportVectorAttention(QueryKeyValueAttention):
 
     def start_decoding(self, batch_size: int) -> SupportVectorState:
         """Empty memories of every group of heads, and zeros before the first token of a convolution."""
-        weight, heads = self.out_proj.weight, []
+        weight, heads = self.out_proj.weight, []  # new_zeros is not known to a quantized one
+        none = torch.empty(0, device=weight.device, dtype=weight.dtype)
         for group, factor in head_groups(self.factors):
-            like = weight.new_empty(batch_size, group.stop - group.start, 0, self.head_dim)
-            dtype = accumulation_dtype(weight.dtype)
+            like = none.new_empty(batch_size, group.stop - group.start, 0, self.head_dim)
+            dtype = accumulation_dtype(none.dtype)
             heads.append(
                 HeadsState(
                     self.kernel.empty_memory(like),
-                    None if factor == 1 else weight.new_zeros(batch_size, 1, self.embed_dim, dtype=dtype),
+                    None if factor == 1 else none.new_zeros(batch_size, 1, self.embed_dim, dtype=dtype),
                     empty_moments(like) if self.is_centred else None,
                 )
             )
         window: tuple[Tensor, ...] = ()
         if self.convolution is not None:
-            rows = weight.new_zeros(batch_size, self.convolution.kernel_size - 1, self.embed_dim)
+            rows = none.new_zeros(batch_size, self.convolution.kernel_size - 1, self.embed_dim)
             window = (rows,) if self.convolution.weights == "separable" else (rows, rows)
         return SupportVectorState(Position(), tuple(heads), window)
 
