@@ -65,15 +65,18 @@ def test_adapted_projections_are_not_carried(targets, message):
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.* is deprecated:FutureWarning")  # in peft
-def test_adapters_work_behind_the_interface_of_transformers():
+@pytest.mark.parametrize("targets", [["query", "value"], ["attention.output.dense"]], ids=str)
+def test_adapters_work_behind_the_interface_of_transformers(targets):
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     config = transformers.BertConfig(
         hidden_size=14, num_hidden_layers=2, num_attention_heads=2, intermediate_size=11, vocab_size=13
     )
-    model = adapt(transformers.BertModel(config), "query", "value").eval()
+    model = adapt(transformers.BertModel(config), *targets).eval()
     ids = torch.randint(13, (2, 5))
     y = model(input_ids=ids)[0]
     ka.replace_attention(model, {"all": "softmax"})
     torch.testing.assert_close(model(input_ids=ids)[0], y)
-    with pytest.raises(ka.InputError, match="Nor can the whole layer be replaced: query is a peft"):
+    with pytest.raises(
+        ka.InputError, match=r"Nor can the whole layer be replaced: (query|output\.dense) is a peft"
+    ):
         ka.replace_attention(model, {"all": "primal"})

@@ -75,19 +75,22 @@ def require_own_weights(module: nn.Module, parent: nn.Module) -> None:
     """Refuse a module with a projection whose weight is not simply its own, so that it cannot be carried."""
     if getattr(parent, "base_layer", None) is module:
         raise InputError(f"layers: {_what(parent)} adapts a {type(module).__name__}: {_BEFORE}")
-    if (found := foreign_projection(module)) is not None:
+    if (found := foreign_projection(module, parent)) is not None:
         raise InputError(
             f"layers: {type(module).__name__}: {found}, expected an nn.Linear as PyTorch makes it: {_BEFORE}"
         )
 
 
-def foreign_projection(module: nn.Module) -> str | None:
-    """A projection with which the module computes more than one weight of its own; None: it has none.
+def foreign_projection(module: nn.Module, parent: nn.Module) -> str | None:
+    """A projection that computes with more than a weight of its own; None: the module has none.
 
     Such are adapters (LoRA), quantized layers and parametrizations.
     """
-    for name in ("qkv", *dict.fromkeys(sum(_SEPARATE, ())), *_OUTPUTS):
-        child = getattr(module, name, None)
+    names = ("qkv", *dict.fromkeys(sum(_SEPARATE, ())), *_OUTPUTS)
+    children = {name: getattr(module, name, None) for name in names}
+    if all(children[name] is None for name in _OUTPUTS):
+        children["output.dense"] = getattr(getattr(parent, "output", None), "dense", None)
+    for name, child in children.items():
         if not isinstance(child, nn.Module) or isinstance(child, nn.Identity):
             continue
         if parametrize.is_parametrized(child):

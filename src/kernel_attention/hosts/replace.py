@@ -163,7 +163,7 @@ class _Plan:
             require_causal_form(layer, name)
         if behind_interface:
             if (reason := layer.why_not_heads()) is not None:
-                if (found := foreign_projection(site.module)) is not None:
+                if (found := foreign_projection(site.module, site.owners[-1])) is not None:
                     reason = f"{reason}. Nor can the whole layer be replaced: {found}"
                 raise InputError(
                     f"layers: {name!r} cannot take the queries, keys and values that "
