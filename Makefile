@@ -27,9 +27,10 @@ help:  ## list the targets
 env: $(STAMP)  ## make the virtual environment with everything in it
 
 # timm needs torchvision, whose wheel cannot be imported beside a CPU torch (nor can what imports it, Lightning
-# among them), so both stand apart, where only the tests that need them look (tests/hosts/conftest.py). So
-# does Triton, which is here for its interpreter (tests/mechanisms/test_triton.py), and so do two libraries of
-# attacks that ours are compared with; they pin old versions of what they need (tests/experiments/robustness).
+# among them), so both stand apart, where only the tests that need them look (tests/hosts/conftest.py). So does
+# torchao, which transformers would import in every process (tests/hosts/test_quantization.py), and Triton, which
+# is here for its interpreter (tests/mechanisms/test_triton.py), and so do two libraries of attacks that ours are
+# compared with; they pin old versions of what they need (tests/experiments/robustness).
 # The trainer of transformers needs accelerate (tests/hosts/test_saved_models.py).
 # The corruptions' library asks for the OpenCV that opens windows, which needs libGL; the headless one serves.
 # torch goes first and alone, held at its pinned version: nothing installed later may choose another build.
@@ -40,7 +41,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all]'
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt foolbox pyautoattack opencv-python-headless scikit-image accelerate
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps imagecorruptions-imaug
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps --target $(VENV)/hosts --upgrade timm torchvision triton cleverhans torchattacks
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps --target $(VENV)/hosts --upgrade timm torchvision torchao triton cleverhans torchattacks
 	@touch $@
 
 demo: env  ## train a Primal-Attention classifier on JapaneseVowels and write its report

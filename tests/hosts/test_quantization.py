@@ -24,10 +24,10 @@ def torchao():
         return pytest.importorskip("torchao.quantization", reason="torchao is not installed")
 
 
-def classifier(name: str, embed_dim: int = 16) -> SequenceClassifier:
+def classifier(name: str) -> SequenceClassifier:
     spec = {name: dict(get_mechanism(name).example)}
     return SequenceClassifier(
-        3, 5, 300, spec, embed_dim=embed_dim, num_heads=4, num_layers=1, feedforward_dim=19
+        3, 5, 300, spec, embed_dim=16, num_heads=4, num_layers=1, feedforward_dim=19
     ).eval()
 
 

@@ -165,11 +165,14 @@ class QueryKeyValueAttention(AttentionLayer):
         """The kernel's own reason, causal or not."""
         return self.kernel.why_not_sharded()
 
+    def no_elements(self) -> Tensor:
+        """An empty tensor where the layer is, in its dtype; a quantized weight cannot make others like it."""
+        weight = self.out_proj.weight
+        return torch.empty(0, device=weight.device, dtype=weight.dtype)
+
     def start_decoding(self, batch_size: int) -> Any:
         """No tokens read, and the kernel's empty memory."""
-        weight = self.out_proj.weight  # new_empty is not known to a quantized one
-        size = (batch_size, self.num_heads, 0, self.head_dim)
-        like = torch.empty(size, device=weight.device, dtype=weight.dtype)
+        like = self.no_elements().new_empty(batch_size, self.num_heads, 0, self.head_dim)
         return QueryKeyValueState(Position(), self.kernel.empty_memory(like))
 
     def decode_token(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:

@@ -308,8 +308,7 @@ class SupportVectorAttention(QueryKeyValueAttention):
 
     def start_decoding(self, batch_size: int) -> SupportVectorState:
         """Empty memories of every group of heads, and zeros before the first token of a convolution."""
-        weight, heads = self.out_proj.weight, []  # new_zeros is not known to a quantized one
-        none = torch.empty(0, device=weight.device, dtype=weight.dtype)
+        none, heads = self.no_elements(), []
         for group, factor in head_groups(self.factors):
             like = none.new_empty(batch_size, group.stop - group.start, 0, self.head_dim)
             dtype = accumulation_dtype(none.dtype)
