@@ -110,6 +110,15 @@ def test_a_list_does_not_wait_for_the_trainer():
     assert run(script).stderr == "set()\n"
 
 
+def test_what_reads_a_run_does_not_wait_for_the_trainer():
+    """Lightning brings the compiler and metrics of text, which is half of what ``evaluate`` would take to start."""
+    script = (
+        "import kernel_attention.experiments.training.saved, kernel_attention.experiments.training.analyze\n"
+        "print({'lightning', 'transformers', 'aeon'} & set(sys.modules), file=sys.stderr)"
+    )
+    assert run(script).stderr == "set()\n"
+
+
 @pytest.mark.parametrize("words", ["--help", "--version", "evaluate --help", "bench --help", "train --help"])
 def test_help_waits_for_nothing_heavy(words):
     script = (

@@ -12,10 +12,10 @@ import statistics
 import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import numpy as np
 import torch
 
@@ -265,7 +265,7 @@ def _versions() -> dict[str, str]:
         "kernel_attention": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "lightning": L.__version__,
+        "lightning": version("lightning"),
         "numpy": np.__version__,
         "platform": platform.platform(),
         "machine": machine(),
@@ -300,13 +300,13 @@ class _Run:
             return _read_result(folder, experiment.metric) if is_first else {}
         if is_first:
             folder.mkdir(exist_ok=True)
-        L.seed_everything(seed, verbose=False)
+        _seed_everything(seed)
         model = experiment.build_model(recipe, experiment.facts())
         recorder = experiment.recorder(folder, seed)
         if not is_begun:  # the checkpoint has all that is prepared
             experiment.prepare(model, seed)
         if not is_first:  # the order of the cases has generators of its own, the same in all processes
-            L.seed_everything(_seed_of_process(seed, self.processes.place.rank), verbose=False)
+            _seed_everything(_seed_of_process(seed, self.processes.place.rank))
         train_batches, val_batches = experiment.loaders(seed)
         with self._logged(recorder, folder) as loggers:
             fit(
@@ -362,6 +362,12 @@ class _Run:
             is_done = True
         finally:
             loggers.close(is_done=is_done)
+
+
+def _seed_everything(seed: int) -> None:
+    from lightning import seed_everything  # takes seconds to import, and most commands train nothing
+
+    seed_everything(seed, verbose=False)
 
 
 def _seed_of_process(seed: int, rank: int) -> int:
