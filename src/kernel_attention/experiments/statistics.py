@@ -358,7 +358,9 @@ def _chance_of_total(steps: np.ndarray) -> float:
     chances = np.zeros(2 * reach + 1)  # of the totals -reach to reach
     chances[reach] = 1.0
     for step in np.abs(steps[steps != 0]).tolist():
-        chances = (np.roll(chances, step) + np.roll(chances, -step)) / 2  # nothing is far enough out to wrap
+        halves, chances = chances / 2, np.zeros_like(chances)
+        chances[step:] += halves[:-step]
+        chances[:-step] += halves[step:]
     far = np.abs(np.arange(-reach, reach + 1)) >= abs(int(steps.sum()))
     return min(1.0, float(chances[far].sum()))
 
