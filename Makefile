@@ -33,21 +33,23 @@ env: $(STAMP)  ## make the virtual environment with everything in it
 # compared with; they pin old versions of what they need (tests/experiments/robustness).
 # The trainer of transformers needs accelerate (tests/hosts/test_saved_models.py).
 # The corruptions' library asks for the OpenCV that opens windows, which needs libGL; the headless one serves.
+# Nothing is compiled to bytecode ahead: Python does that for the modules that are used, and pip would for all.
 # torch goes first and alone, held at its pinned version: nothing installed later may choose another build.
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("kernel-attention needs Python 3.11 or newer; $(PYTHON) is " + sys.version.split()[0] + ". Say: make PYTHON=/path/to/python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all]'
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt foolbox pyautoattack opencv-python-headless scikit-image accelerate
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps imagecorruptions-imaug
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps --target $(VENV)/hosts --upgrade timm torchvision torchao triton cleverhans torchattacks
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[all]'
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt foolbox pyautoattack opencv-python-headless scikit-image accelerate
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --no-deps imagecorruptions-imaug
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --no-deps --target $(VENV)/hosts --upgrade timm torchvision torchao triton cleverhans torchattacks
 	@touch $@
 
 demo: env  ## train a Primal-Attention classifier on JapaneseVowels and write its report
 	$(BIN)/kernel-attention train demo
 
-test: lint docs  ## what CI runs: lint, types, contracts, docs, every test that is not slow, and the numeric ones once more
+test: env  ## what CI runs: lint, types, contracts, docs, every test that is not slow, and the numeric ones once more
+	$(MAKE) --jobs=2 lint docs
 	$(PYTEST) $(SHARED)
 	ATEN_CPU_CAPABILITY=default $(PYTEST) $(SHARED) $(NUMERIC) --ignore=tests/mechanisms/test_triton.py
 

@@ -27,10 +27,18 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Tests keep decoded and generated data in a cache of their own."""
-    with patch.dict(os.environ, {"XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache"))}):
-        yield
+def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Tests keep decoded and generated data in a cache of their own, which their processes share."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    with patch.dict(os.environ, {"XDG_CACHE_HOME": str(folder / "cache")}):
+        yield folder / "cache"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whole pages and commands come first: these tests take longest, and no process waits for the last."""
+    items.sort(key=lambda item: item.path.parent != Path(__file__).parent)
 
 
 @pytest.fixture(autouse=True)

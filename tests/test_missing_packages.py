@@ -111,7 +111,7 @@ def test_a_list_does_not_wait_for_the_trainer():
 
 
 def test_what_reads_a_run_does_not_wait_for_the_trainer():
-    """Lightning brings the compiler and metrics of text, which is half of what ``evaluate`` would take to start."""
+    """Lightning brings the compiler and metrics of text, half of what ``evaluate`` would take to start."""
     script = (
         "import kernel_attention.experiments.training.saved, kernel_attention.experiments.training.analyze\n"
         "print({'lightning', 'transformers', 'aeon'} & set(sys.modules), file=sys.stderr)"

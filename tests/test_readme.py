@@ -98,6 +98,7 @@ def test_python_block_runs(source, page, line, tmp_path, monkeypatch):
     exec(code, {"__name__": "__main__"})
 
 
+@pytest.mark.slow
 def test_your_own_mechanism_is_listed_trained_evaluated_analyzed_and_benched(tmp_path):
     """The commands of the page, in their order, with the page's file."""
     page = ROOT / "docs" / "your-own-mechanism.md"

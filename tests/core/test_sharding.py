@@ -29,7 +29,7 @@ def alone(tmp_path):
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_ranks_together_give_the_outputs_gradients_and_objective_of_one_device(world, tmp_path):
     """With masks, uneven parts, ranks without a real token; under DistributedDataParallel too; bytes
     counted.

@@ -46,7 +46,10 @@ def test_the_kernels_equal_the_formulas_on_a_gpu(family):
     check(found)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(family, marks=[] if family == "primal" else pytest.mark.slow) for family in FAMILIES],
+)
 def test_the_operator_is_what_it_tells_the_compiler_in_tritons_interpreter(family):
     check_operator_in_interpreter(worker(family, "triton_operator_worker.py"))
 

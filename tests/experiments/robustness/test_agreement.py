@@ -170,6 +170,7 @@ def test_square_breaks_as_many(torchattacks, vision, images, labels):
     assert_as_often(found, broken(vision, theirs, labels))
 
 
+@pytest.mark.slow
 def test_autoattack_breaks_the_same_images(torchattacks, vision, images, labels):
     """Four attacks in turn: their draws decide nothing about images that are not at the edge."""
     images, labels = images[:2], labels[:2]

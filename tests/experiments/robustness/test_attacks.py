@@ -66,7 +66,9 @@ def test_an_attack_stays_in_its_ball_and_leaves_everything_else_alone(name, conv
     assert torch.equal(result.success, result.predictions != labels)
 
 
-@pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == "autoattack" else []) for name in ATTACKS]
+)
 def test_the_same_seed_gives_the_same_images(name, convolutional, digits):
     images, labels = digits[0][1500:1503], digits[1][1500:1503]
     torch.manual_seed(1)

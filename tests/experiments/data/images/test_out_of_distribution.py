@@ -72,7 +72,8 @@ def test_the_list_names_classes_of_the_real_set(archive):
     assert all(any(word in reason for word in cifar) for _, reason in LOOKS_LIKE_CIFAR10.values())
 
 
-def test_the_real_unseen_classes_beside_cifar10(archive):
+def test_the_real_unseen_classes_beside_cifar10(archive, monkeypatch, shared_cache):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(shared_cache))
     found = load_ood(data_root=SHARED)
     assert found.split.images.shape == (4000, 32, 32, 3)
     assert np.array_equal(np.bincount(found.split.targets), [50] * 80)

@@ -304,9 +304,10 @@ def test_a_split_has_an_image_for_every_target(images, targets, message):
         ImageSplit(images, targets)
 
 
-def test_the_real_cifar10_is_read_from_its_archive_once(monkeypatch):
+def test_the_real_cifar10_is_read_from_its_archive_once(monkeypatch, shared_cache):
     if not (SHARED / "images" / "cifar10.tar.xz").is_file():
         pytest.skip(f"no images/cifar10.tar.xz in {SHARED} (set KERNEL_ATTENTION_DATA to the real data)")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(shared_cache))
     data = load_images("cifar10", SHARED)
     assert data.train.images.shape == (50_000, 32, 32, 3)
     assert data.test.images.shape == (10_000, 32, 32, 3)
