@@ -14,6 +14,9 @@ PYTEST = OMP_NUM_THREADS=$(THREADS) MPLBACKEND=Agg $(BIN)/python -m pytest
 STALLED := -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
 SHARED := -n $(JOBS) --maxprocesses=8 --dist=worksteal $(STALLED) -m "not slow and not gpu"
 
+# Dozens of tests start processes of their own, and without kept bytecode each would compile our modules again.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Another processor rounds otherwise. Two variables of torch show most of the difference on one machine.
 # Triton's interpreter computes by NumPy, which neither of them reaches.
 NUMERIC := tests/tensors tests/features tests/mechanisms tests/models tests/solvers tests/theorems
@@ -33,7 +36,7 @@ env: $(STAMP)  ## make the virtual environment with everything in it
 # compared with; they pin old versions of what they need (tests/experiments/robustness).
 # The trainer of transformers needs accelerate (tests/hosts/test_saved_models.py).
 # The corruptions' library asks for the OpenCV that opens windows, which needs libGL; the headless one serves.
-# Nothing is compiled to bytecode ahead: Python does that for the modules that are used, and pip would for all.
+# Bytecode is made at the end, by all cores; pip would take one. Files for other versions of Python fail in silence.
 # torch goes first and alone, held at its pinned version: nothing installed later may choose another build.
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("kernel-attention needs Python 3.11 or newer; $(PYTHON) is " + sys.version.split()[0] + ". Say: make PYTHON=/path/to/python3.11")'
@@ -43,6 +46,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt foolbox pyautoattack opencv-python-headless scikit-image accelerate
 	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --no-deps imagecorruptions-imaug
 	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --no-deps --target $(VENV)/hosts --upgrade timm torchvision torchao triton cleverhans torchattacks
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib $(VENV)/hosts || true
 	@touch $@
 
 demo: env  ## train a Primal-Attention classifier on JapaneseVowels and write its report
