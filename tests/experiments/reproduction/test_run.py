@@ -282,7 +282,7 @@ def test_two_workers_train_every_cell_once(suite, waves, capsys, monkeypatch):  
     found = records(suite)
     assert len(found) == 4
     dates = {name: record["date"] for name, record in found.items()}
-    assert reproduce(suite, waves, "--seeds", "0") == 0
+    assert reproduce(suite, waves, "--workers", "2", "--seeds", "0") == 0
     assert {name: record["date"] for name, record in records(suite).items()} == dates
     assert "left to" not in capsys.readouterr().err
 
