@@ -48,9 +48,10 @@ def package(tmp_path: Path) -> Path:
     folder = tmp_path / "checkout" / "src" / "kernel_attention"
     folder.mkdir(parents=True)
     git(folder, "init", "--quiet", str(tmp_path / "checkout"))
+    (tmp_path / "checkout" / ".gitignore").write_text("__pycache__/\n")
     (folder / "__init__.py").write_text("")
     (folder / "__main__.py").write_text(BENCH)
-    git(folder, "add", ".")
+    git(folder, "add", str(tmp_path / "checkout"))
     git(folder, "commit", "--quiet", "-m", "first")
     git(folder, "tag", "first")
     return folder
