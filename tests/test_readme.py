@@ -6,6 +6,8 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -72,15 +74,19 @@ def run_python(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
     )
 
 
-def follow(page: Path, folder: Path) -> list[tuple[str, str]]:
+def run_program(folder: Path, *arguments: str) -> str:
+    """What a program of Python prints that ends without an error."""
+    result = run_python(folder, *arguments)
+    assert result.returncode == 0, f"{arguments}\n{result.stderr}"
+    return result.stdout
+
+
+def follow(page: Path, folder: Path, command: Callable[..., str]) -> list[tuple[str, str]]:
     """Run the commands of a page in their order, with the page's files; (words, what was printed) of each."""
     printed = []
     for program, words in _SHELL_LINE.findall(page.read_text(encoding="utf-8")):
-        # As the installed command, without the working folder on the path.
-        arguments = ("-P", "-m", "kernel_attention") if program == "kernel-attention" else ()
-        result = run_python(folder, *arguments, *shlex.split(words))
-        assert result.returncode == 0, f"{words}\n{result.stderr}"
-        printed.append((words, result.stdout))
+        run = command if program == "kernel-attention" else partial(run_program, folder)
+        printed.append((words, run(*shlex.split(words))))
     return printed
 
 
@@ -103,7 +109,9 @@ def test_your_own_mechanism_is_listed_trained_evaluated_analyzed_and_benched(tmp
     """The commands of the page, in their order, with the page's file."""
     page = ROOT / "docs" / "your-own-mechanism.md"
     assert save_files(page, tmp_path) == ["my_mechanism.py"]
-    printed = {words.split()[0]: text for words, text in follow(page, tmp_path)}
+    # As the installed command, without the working folder on the path.
+    command = partial(run_program, tmp_path, "-P", "-m", "kernel_attention")
+    printed = {words.split()[0]: text for words, text in follow(page, tmp_path, command)}
     assert list(printed) == ["list", "train", "evaluate", "analyze", "bench"]
     assert re.search(r"gaussian +│ Nadaraya 1964", printed["list"])
     run = tmp_path / "runs" / "gaussian"
@@ -125,11 +133,19 @@ def test_your_own_mechanism_is_listed_trained_evaluated_analyzed_and_benched(tmp
     assert "--plugin my_mechanism" in refused.stderr
 
 
-def test_your_own_series_and_images_are_trained_predicted_and_analyzed(tmp_path):
+def test_your_own_series_and_images_are_trained_predicted_and_analyzed(tmp_path, monkeypatch, capsys):
     """The commands of the page, in their order, with the files that its scripts write."""
+    monkeypatch.chdir(tmp_path)
+
+    def command(*words: str) -> str:
+        code = run_command(monkeypatch, *words)
+        said = capsys.readouterr()
+        assert code == 0, f"{words}\n{said.err}"
+        return said.out
+
     page = ROOT / "docs" / "your-own-data.md"
     assert save_files(page, tmp_path) == ["make_series.py", "make_images.py"]
-    printed = follow(page, tmp_path)
+    printed = follow(page, tmp_path, command)
     assert [words.split()[0] for words, _ in printed] == [
         *("make_series.py", "train", "predict", "analyze"),
         *("make_images.py", "train", "predict", "evaluate"),

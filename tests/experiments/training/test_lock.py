@@ -75,6 +75,7 @@ def test_a_lock_is_given_back_after_an_error(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_two_processes_begin_one_run_at_once(waves, trained, tmp_path):
     """Exactly one trains; what it leaves is what it would have left alone."""
     recipe, folder = write_recipe(tmp_path / "run.yaml", epochs=3), tmp_path / "run"

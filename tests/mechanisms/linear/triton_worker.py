@@ -62,7 +62,7 @@ def main(device):
             is_last = device == "cuda" and options.get("feature_map") == "cosine" and width == 64
             kernel.configs = tuned if is_last else tuned[:1]
         case = f"{options}, width {width}, masked {masked}-{precision}-"
-        length = 3000 if device == "cuda" else 100
+        length = 3000 if device == "cuda" else 70
         found[case] = errors(options, width, precision, masked, device, length)
     print(json.dumps(found))
 

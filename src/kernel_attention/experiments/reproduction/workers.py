@@ -52,8 +52,9 @@ def run_cells(
         cells: in the order in which they are begun.
         places: where the suite works.
         told: gets a line about what is going on.
-        workers: processes. Each goes through all cells, and passes over those that are done or that another
-            holds. Unless ``OMP_NUM_THREADS`` says otherwise, they share the processor's cores.
+        workers: processes, at most one for each cell that lacks something. Each goes through all cells, and
+            passes over those that are done or that another holds. Unless ``OMP_NUM_THREADS`` says otherwise,
+            they share the processor's cores.
         plugins: modules that a worker imports first.
 
     Raises:
@@ -93,7 +94,7 @@ def _by_workers(
     dead = 0
     try:
         with _shared_cores(workers):
-            for _ in range(workers):
+            for _ in range(min(workers, sum(_lacks(suite, cell, places) for cell in cells))):
                 reader, writer = context.Pipe(duplex=False)
                 process = context.Process(
                     target=_work, args=(suite, cells, places, writer, plugins, os.getpid())
@@ -119,6 +120,13 @@ def _by_workers(
             process.terminate()
             process.join()
     return list(failures.values()), dead
+
+
+def _lacks(suite: Suite, cell: Cell, places: Places) -> bool:
+    try:
+        return not find_state(suite, cell, places).is_done
+    except InputError:  # the worker that meets it says so
+        return True
 
 
 def _work(
