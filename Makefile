@@ -3,11 +3,13 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-SELDOM := /(tests|testing|transformers/models|peft/tuners|OpenGL|networkx|kornia|fontTools|pygments|pip)/
 # Tests run in as many processes as there are cores, each with one thread.
 JOBS ?= auto
+# Hardly anything here imports these folders; their bytecode is left to the import.
+SELDOM := /(tests|testing|transformers/models|peft/tuners|OpenGL|networkx|kornia|fontTools|pygments|pip)/
 
 BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
 STAMP := $(VENV)/.kernel-attention-installed
 THREADS := 1
 PYTEST = OMP_NUM_THREADS=$(THREADS) MPLBACKEND=Agg $(BIN)/python -m pytest
@@ -37,17 +39,16 @@ env: $(STAMP)  ## make the virtual environment with everything in it
 # compared with; they pin old versions of what they need (tests/experiments/robustness).
 # The trainer of transformers needs accelerate (tests/hosts/test_saved_models.py).
 # The corruptions' library asks for the OpenCV that opens windows, which needs libGL; the headless one serves.
-# Bytecode is made at the end, by all cores; pip would take one. Files for other versions of Python fail in silence,
-# and folders that hardly anything here imports are left to the import.
+# Bytecode is made at the end, by all cores; pip would take one. Files for other versions of Python fail in silence.
 # torch goes first and alone, held at its pinned version: nothing installed later may choose another build.
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("kernel-attention needs Python 3.11 or newer; $(PYTHON) is " + sys.version.split()[0] + ". Say: make PYTHON=/path/to/python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --no-deps --target $(VENV)/hosts --upgrade timm torchvision torchao triton cleverhans torchattacks & \
-	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[all]' && wait $$!
-	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt foolbox pyautoattack opencv-python-headless scikit-image accelerate
-	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --no-deps imagecorruptions-imaug
+	$(INSTALL) torch
+	$(INSTALL) --no-deps --target $(VENV)/hosts --upgrade timm torchvision torchao triton cleverhans torchattacks & \
+	$(INSTALL) --editable '.[all]' && wait $$!
+	$(INSTALL) foolbox pyautoattack opencv-python-headless scikit-image accelerate
+	$(INSTALL) --no-deps imagecorruptions-imaug
 	@$(BIN)/python -m compileall -qq -j 0 -x '$(SELDOM)' $(VENV)/lib $(VENV)/hosts || true
 	@touch $@
 

@@ -231,7 +231,6 @@ def test_a_compiled_model_has_one_graph_for_every_length(transformers):
     """Two at most, because the first length is compiled as a number. A text with sizes in it broke graphs."""
     model = build(transformers).eval()
     ka.replace_attention(model, {"last": {"primal": {"rank": 3}}})
-    torch._dynamo.reset()
     counters = torch._dynamo.utils.counters
     counters.clear()
     compiled = torch.compile(model, backend="eager")

@@ -300,18 +300,21 @@ def test_a_cell_that_fails_does_not_stop_the_others(suite, waves, monkeypatch, c
 
 
 def test_a_worker_that_dies_is_said(suite, waves, tmp_path, monkeypatch, capsys):  # noqa: F811
-    """A plugin ends each worker. The next command does the cell."""
+    """A plugin ends each worker. The next command does the cells."""
     (tmp_path / "deadly.py").write_text(
         "import multiprocessing, os\nif multiprocessing.parent_process(): os._exit(9)\n"
     )
     monkeypatch.chdir(tmp_path)
-    options = ("--columns", "short", "--seeds", "0", "--rows", "linear")
+    options = ("--columns", "short", "--seeds", "0")
     assert reproduce(suite, waves, *options, "--workers", "2", "--plugin", "deadly") == 1
     err = capsys.readouterr().err
-    assert "1 of the workers died" in err
+    assert "2 of 2 workers died" in err
     assert records(suite) == {}
     assert reproduce(suite, waves, *options) == 0
-    assert len(records(suite)) == 1
+    assert len(records(suite)) == 2
+    assert reproduce(suite, waves, *options, "--workers", "2", "--plugin", "deadly") == 0, (
+        "nothing is left to do"
+    )
 
 
 def test_workers_stop_with_the_command_that_started_them(suite, waves, tmp_path):  # noqa: F811

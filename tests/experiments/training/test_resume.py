@@ -42,10 +42,17 @@ def killed(data: Path, folder: Path, plans: object) -> list[dict]:
     return [json.loads(line) for line in process.stdout.splitlines()]
 
 
-def test_killed_in_the_middle_of_a_write(waves, tmp_path):
-    """Of an epoch's files and of a finished seed's, four times one after the other."""
-    plans = [[(9, "written"), (5, "renamed"), (1, "torn"), (8, "written")]]
-    assert [row["killed"] for row in killed(waves, tmp_path, plans)] == [len(plan) for plan in plans]
+@pytest.mark.parametrize(
+    "plan",
+    [
+        pytest.param([(1, "torn")], marks=pytest.mark.slow),
+        [(9, "written"), (5, "renamed"), (1, "torn"), (8, "written")],
+        pytest.param([(15, "renamed"), (2, "torn")], marks=pytest.mark.slow),
+    ],
+    ids=["first file", "often", "finished seed"],
+)
+def test_killed_in_the_middle_of_a_write(waves, tmp_path, plan):
+    assert [row["killed"] for row in killed(waves, tmp_path, [plan])] == [len(plan)]
 
 
 @pytest.mark.slow

@@ -137,7 +137,10 @@ def reproduce_command(options: Reproduce) -> int:
     for failure in outcome.failures:
         print(f"{failure.cell}: {failure.reason}", file=sys.stderr)
     if outcome.dead:
-        print(f"failed: {outcome.dead} of the workers died; the same command goes on", file=sys.stderr)
+        print(
+            f"failed: {outcome.dead} of {outcome.workers} workers died; the same command goes on",
+            file=sys.stderr,
+        )
     measured = measurements(suite, places)
     columns = [name for name in suite.columns if any(name in found for found in measured.values())]
     console.print(suite_table(suite.title, suite.metric, columns or suite.columns, measured, suite.reported))

@@ -29,11 +29,12 @@ class Failure(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The cells that failed, those that another process works on, and how many workers died."""
+    """The cells that failed, those that another process works on, and how many of the workers died."""
 
     failures: tuple[Failure, ...]
     left: tuple[Cell, ...]
     dead: int
+    workers: int
 
 
 def run_cells(
@@ -54,24 +55,33 @@ def run_cells(
         told: gets a line about what is going on.
         workers: processes, at most one for each cell that lacks something. Each goes through all cells, and
             passes over those that are done or that another holds. Unless ``OMP_NUM_THREADS`` says otherwise,
-            they share the processor's cores.
+            each gets the cores divided by this number.
         plugins: modules that a worker imports first.
 
     Raises:
         InputError: for a number of workers below 1.
     """
     require_positive(workers=workers)
-    run = _in_this_process if workers == 1 else _by_workers
-    failures, dead = run(suite, cells, places, told, workers, plugins)
+    if workers == 1:
+        failures, dead = _in_this_process(suite, cells, places, told), 0
+    else:
+        with _shared_cores(workers):  # a training's share does not depend on how many cells are left
+            workers = min(workers, sum(_lacks(suite, cell, places) for cell in cells))
+            failures, dead = _by_workers(suite, cells, places, told, workers, plugins)
     failed = {failure.cell for failure in failures}
     others = [cell for cell in cells if cell not in failed]
     left = [cell for cell in others if not find_state(suite, cell, places).is_done]
-    return Outcome(tuple(failures), tuple(left), dead)
+    return Outcome(tuple(failures), tuple(left), dead, workers)
 
 
-def _in_this_process(
-    suite: Suite, cells: Sequence[Cell], places: Places, told: Told, workers: int, plugins: Sequence[str]
-) -> tuple[list[Failure], int]:
+def _lacks(suite: Suite, cell: Cell, places: Places) -> bool:
+    try:
+        return not find_state(suite, cell, places).is_done
+    except InputError:  # the worker that meets it says so
+        return True
+
+
+def _in_this_process(suite: Suite, cells: Sequence[Cell], places: Places, told: Told) -> list[Failure]:
     failures = []
     for cell in cells:
         try:
@@ -82,7 +92,7 @@ def _in_this_process(
             raise  # a missing extra is named by the command line
         except Exception as error:  # a diverged training, say: the other cells are independent of it
             failures.append(Failure(cell, " ".join(f"{type(error).__name__}: {error}".split()), False))
-    return failures, 0
+    return failures
 
 
 def _by_workers(
@@ -93,15 +103,12 @@ def _by_workers(
     failures: dict[Cell, Failure] = {}
     dead = 0
     try:
-        with _shared_cores(workers):
-            for _ in range(min(workers, sum(_lacks(suite, cell, places) for cell in cells))):
-                reader, writer = context.Pipe(duplex=False)
-                process = context.Process(
-                    target=_work, args=(suite, cells, places, writer, plugins, os.getpid())
-                )
-                process.start()
-                writer.close()  # so that the pipe ends with the worker, however it ends
-                running[reader] = process
+        for _ in range(workers):
+            reader, writer = context.Pipe(duplex=False)
+            process = context.Process(target=_work, args=(suite, cells, places, writer, plugins, os.getpid()))
+            process.start()
+            writer.close()  # so that the pipe ends with the worker, however it ends
+            running[reader] = process
         while running:
             for reader in [pipe for pipe in wait(list(running)) if isinstance(pipe, Connection)]:
                 try:
@@ -122,13 +129,6 @@ def _by_workers(
     return list(failures.values()), dead
 
 
-def _lacks(suite: Suite, cell: Cell, places: Places) -> bool:
-    try:
-        return not find_state(suite, cell, places).is_done
-    except InputError:  # the worker that meets it says so
-        return True
-
-
 def _work(
     suite: Suite,
     cells: Sequence[Cell],
@@ -140,7 +140,7 @@ def _work(
     stop_with_parent(parent)
     with contextlib.suppress(KeyboardInterrupt):
         load_plugins(plugins)
-        writer.send(_in_this_process(suite, cells, places, writer.send, 1, plugins)[0])
+        writer.send(_in_this_process(suite, cells, places, writer.send))
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ IMAGE_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tif
 ARCHIVE_SUFFIXES = (".tar", ".tar.bz2", ".tar.gz", ".tar.xz", ".tbz2", ".tgz", ".txz", ".zip")
 
 _BLOCK = 512  # of a tar file; one block of zeros ends it
-_READ_AT_ONCE = 1 << 16  # tarfile copies what is left of it at every read
+_READ_AT_ONCE = 1 << 16  # bytes; tarfile copies the unread ones at every read, so many are slow
 _LOOKED_AT = 100  # files
 _OPENERS = ((b"\xfd7zXZ\x00", lzma.open), (b"\x1f\x8b", gzip.open), (b"BZh", bz2.open))
 _DAMAGED = (
