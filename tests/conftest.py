@@ -27,6 +27,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# Each torch.manual_seed writes down its callers for the error of a GPU that may come: a tenth of the contracts' time.
+if not torch.cuda.is_available():
+    torch.manual_seed = torch.default_generator.manual_seed
+
+
 @pytest.fixture(autouse=True, scope="session")
 def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Tests keep decoded and generated data in a cache of their own, which their processes share."""
