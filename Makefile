@@ -6,7 +6,7 @@ VENV ?= .venv
 # Tests run in as many processes as there are cores, each with one thread.
 JOBS ?= auto
 # Hardly anything here imports these folders; their bytecode is left to the import.
-SELDOM := /(tests|testing|transformers/models|peft/tuners|OpenGL|networkx|kornia|fontTools|pygments|pip)/
+SELDOM := /(tests|testing|transformers/models|peft/tuners|OpenGL|networkx|kornia|fontTools|pygments|pip|setuptools|mypyc?|sqlalchemy|onnxruntime|pytorch_lightning|lightning_fabric)/
 
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
@@ -22,7 +22,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # Another processor rounds otherwise. Two variables of torch show most of the difference on one machine.
 # Triton's interpreter computes by NumPy, which neither of them reaches.
-NUMERIC := tests/tensors tests/features tests/mechanisms tests/models tests/solvers tests/theorems
+KERNELS := tests/tensors tests/features tests/mechanisms
+NUMERIC := $(KERNELS) tests/models tests/solvers tests/theorems
 PROCESSORS := import torch; print({"AVX512": "default avx2 avx512", "AVX2": "default avx2"}.get(torch.backends.cpu.get_cpu_capability(), "default"))
 
 .PHONY: help env demo test test-slow test-processors numeric test-gpu lint format tables exports results performance docs bench clean
@@ -55,10 +56,10 @@ $(STAMP): pyproject.toml constraints.txt
 demo: env  ## train a Primal-Attention classifier on JapaneseVowels and write its report
 	$(BIN)/kernel-attention train demo
 
-test: env  ## what CI runs: lint, types, contracts, docs, every test that is not slow, and the numeric ones once more
+test: env  ## what CI runs: lint, types, contracts, docs, every test that is not slow, and those of the kernels once more
 	$(MAKE) --jobs=2 lint docs
 	$(PYTEST) $(SHARED)
-	ATEN_CPU_CAPABILITY=default $(PYTEST) $(SHARED) $(NUMERIC) --ignore=tests/mechanisms/test_triton.py -k "not compile"
+	ATEN_CPU_CAPABILITY=default $(PYTEST) $(SHARED) $(KERNELS) --ignore=tests/mechanisms/test_triton.py -k "not compile"
 
 test-slow: env  ## the tests that take minutes
 	$(PYTEST) -m "slow and not gpu"

@@ -13,12 +13,8 @@ from kernel_attention.core.registry import MECHANISMS
 from kernel_attention.testing import CHECKS, Subject, check_attention, checks_of, subject
 
 # A compilation takes seconds: of these the quick suite runs one variant of each mechanism, or none.
-COMPILED = {
-    "one_graph_serves_forward_and_backward",
-    "new_lengths_do_not_compile_anew",
-    "an_evaluated_layer_can_be_exported_with_any_length",
-}
-SLOW = {"graphs_of_dynamic_length_equal_eager"}
+COMPILED = {"one_graph_serves_forward_and_backward", "new_lengths_do_not_compile_anew"}
+SLOW = {"graphs_of_dynamic_length_equal_eager", "an_evaluated_layer_can_be_exported_with_any_length"}
 
 
 def _pairs():

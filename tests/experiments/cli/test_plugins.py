@@ -99,6 +99,7 @@ def test_a_recipe_names_its_plugins(command, cli, here, waves):
     assert yaml.safe_load((here / "run/config.yaml").read_text())["plugins"] == ["our_plugin"]
 
 
+@pytest.mark.slow
 def test_bench_knows_a_plugins_mechanism(command, here):
     sizes = ("--length", 16, "--embed-dim", 8, "--rounds", 1, "--threads", 1, "--output", "bench")
     command("--plugin", "our_plugin", "bench", "plain_mean", *sizes)

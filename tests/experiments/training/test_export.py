@@ -73,7 +73,7 @@ def test_a_language_model_is_exported_and_continues_a_text(tmp_path, cli):  # no
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"is_causal": True, "attention": "softmax", "experts": 3}],
+    [{}, pytest.param({"is_causal": True, "attention": "softmax", "experts": 3}, marks=pytest.mark.slow)],
     ids=["primal", "causal experts"],
 )
 def test_a_classifier_of_sentences_is_exported_and_predicts_as_we_do(changes, tmp_path, cli):  # noqa: F811
@@ -105,7 +105,7 @@ def test_a_model_of_images_is_exported_and_predicts_as_we_do(tmp_path, cli):  # 
         assert found["score"] == pytest.approx(row[f"probability_{found['label']}"], rel=1e-5)
 
 
-@pytest.mark.parametrize("dataset", ["Waves", "Tides"])
+@pytest.mark.parametrize("dataset", ["Waves", pytest.param("Tides", marks=pytest.mark.slow)])
 def test_a_model_of_time_series_is_exported(waves, tmp_path, cli, dataset):  # noqa: F811
     from kernel_attention.hosts.hugging_face import KernelAttentionForTimeSeriesClassification
 
@@ -142,7 +142,15 @@ def test_a_program_of_time_series_runs_without_the_package(waves, tmp_path, cli)
     torch.testing.assert_close(torch.tensor(logits), load_run(run).model()(x), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("task", ["series", "sentences", "images", "language"])
+@pytest.mark.parametrize(
+    "task",
+    [
+        "series",
+        pytest.param("sentences", marks=pytest.mark.slow),
+        pytest.param("images", marks=pytest.mark.slow),
+        "language",
+    ],
+)
 def test_an_onnx_file_computes_what_the_run_computes(task, waves, tmp_path, cli):  # noqa: F811
     onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
     if task == "series":

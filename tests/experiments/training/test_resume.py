@@ -141,6 +141,7 @@ class Runs:
         assert process.returncode == 0, err
 
 
+@pytest.mark.slow
 def test_killed_and_interrupted_as_a_real_process(tmp_path):
     """Reduced from the test below: SIGKILL in a checkpoint's write, then Ctrl-C, then on to the end."""
     runs, reference = Runs(tmp_path), tmp_path / "reference"

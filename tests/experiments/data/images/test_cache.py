@@ -126,6 +126,7 @@ print(load_images("set", sys.argv[1]).train.images.sum())
 """
 
 
+@pytest.mark.slow
 def test_two_processes_may_make_the_same_cache(tmp_path):
     import time
 
