@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV ?= .venv
 # Tests run in as many processes as there are cores, each with one thread.
 JOBS ?= auto
-# Hardly anything here imports these folders; their bytecode is left to the import.
+# Few commands and few tests import these folders; their bytecode is left to the import.
 SELDOM := /(tests|testing|transformers/models|peft/tuners|OpenGL|networkx|kornia|fontTools|pygments|pip|setuptools|mypyc?|sqlalchemy|onnxruntime|pytorch_lightning|lightning_fabric)/
 
 BIN := $(VENV)/bin

@@ -143,7 +143,7 @@ class Runs:
 
 @pytest.mark.slow
 def test_killed_and_interrupted_as_a_real_process(tmp_path):
-    """Reduced from the test below: SIGKILL in a checkpoint's write, then Ctrl-C, then on to the end."""
+    """SIGKILL in a checkpoint's write, then Ctrl-C, then on to the end."""
     runs, reference = Runs(tmp_path), tmp_path / "reference"
     arguments = ["train", str(runs.recipe), "--output", str(reference), "--progress", "false"]
     assert main(arguments) == 0
