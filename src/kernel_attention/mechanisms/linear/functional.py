@@ -69,7 +69,7 @@ def linear_attention(
     if group is not None:
         return _over_ranks(phi_q, phi_k, v, group, normalize, is_causal)
     if not is_causal:
-        out = phi_q @ (phi_k.mT @ v)
+        out = phi_q @ _state(phi_k, v)
         if not normalize:
             return out
         weights = phi_k.sum(dim=2, keepdim=True, dtype=accumulation_dtype(phi_k.dtype))
@@ -81,6 +81,13 @@ def linear_attention(
         v = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
     out = causal_product(phi_q, phi_k, v) if factor == 1 else _over_blocks(phi_q, phi_k, v, factor)
     return divide(out[..., :-1], out[..., -1:]) if normalize else out
+
+
+def _state(phi_k: Tensor, v: Tensor) -> Tensor:
+    """sum_j phi_k_j v_j^T, (B, h, m, p_v)."""
+    if phi_k.size(1) == 1:  # as matrices of B: torch.export asks whether the number of keys divides one head
+        return (phi_k[:, 0].mT @ v[:, 0]).unsqueeze(1)
+    return phi_k.mT @ v
 
 
 def causal_product(phi_q: Tensor, phi_k: Tensor, v: Tensor, chunk_size: int | None = None) -> Tensor:

@@ -93,6 +93,8 @@ def _project_all(x: Tensor, linear: nn.Module, num_heads: int, heads: slice) -> 
 
 def _by_heads(x: Tensor, num_heads: int) -> Tensor:
     """(B, M, h p) -> (B, h, M, p)."""
+    if num_heads == 1:  # a transposed dimension of 1 has a stride that torch.export compares with the others
+        return x.unsqueeze(1)
     return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)
 
 
