@@ -99,7 +99,7 @@ def rare_cases(seed, often, rare):
     return noise + 0.7 * (y == "rare")[:, None, None], y
 
 
-@pytest.mark.parametrize("readout", [False, True])
+@pytest.mark.parametrize("readout", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_balanced_classes_find_a_rare_one(small, readout):
     """Among new cases; of two sets of 60 cases, each of which has 6 of the rare class."""
     small |= {"epochs": 15, "augmentation": (), "attention_options": None, "readout": readout}

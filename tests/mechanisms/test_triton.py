@@ -24,7 +24,7 @@ class Cases(NamedTuple):
     on_gpu: int
 
 
-FAMILIES = {"kernel_pca": Cases(9, 26), "linear": Cases(6, 16), "primal": Cases(20, 30)}
+FAMILIES = {"kernel_pca": Cases(9, 26), "linear": Cases(6, 16), "primal": Cases(14, 30)}
 
 
 def worker(family: str, name: str) -> Path:

@@ -225,17 +225,15 @@ def test_a_record_of_another_recipe_is_not_taken(suite, waves, capsys):  # noqa:
     assert "was made with batch_size=7, suite small has 3" in err
 
 
-def test_a_cell_that_another_process_trains_is_left_to_it(suite, waves, tmp_path):  # noqa: F811
+def test_a_cell_that_another_process_trains_is_left_to_it(suite, waves, tmp_path, capsys):  # noqa: F811
     chosen = read_suite(str(suite))
     places = Places(tmp_path / "runs", tmp_path / "results", str(waves))
     held, other = list(chosen.cells(columns=["short"], seeds=[0]))
     folder = places.run(chosen, held)
     folder.mkdir(parents=True)
-    options = ("--columns", "short", "--seeds", "0", "--data_root", waves)
     with locked(folder):
-        process = launch("reproduce", suite, "--runs", places.runs, "--results", places.results, *options)
-        err = process.communicate(timeout=300)[1]
-    assert process.returncode == 0, err
+        assert reproduce(suite, waves, "--columns", "short", "--seeds", "0") == 0
+    err = capsys.readouterr().err
     assert f"{held}: left to the process that works on it" in err
     assert f"{held}: training" not in err, "it is said by the process that trains"
     assert f"{other}: training" in err
@@ -282,7 +280,7 @@ def test_two_workers_train_every_cell_once(suite, waves, capsys, monkeypatch):  
     found = records(suite)
     assert len(found) == 4
     dates = {name: record["date"] for name, record in found.items()}
-    assert reproduce(suite, waves, "--workers", "2", "--seeds", "0") == 0
+    assert reproduce(suite, waves, "--seeds", "0") == 0
     assert {name: record["date"] for name, record in records(suite).items()} == dates
     assert "left to" not in capsys.readouterr().err
 

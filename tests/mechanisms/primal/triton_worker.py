@@ -27,6 +27,7 @@ OPTIONS = {
     "no_bias": {"bias": False},
     "no_objective": {"eta": 0.0},
 }
+HALF_PRECISION = ("default", "data_independent")  # in the interpreter
 
 
 def run(layer, x, mask, *, is_causal):
@@ -47,10 +48,13 @@ def main(device):
     for kernel in (primal_triton._map_kernel, primal_triton._pull_kernel):
         kernel.configs = [primal_triton.triton.Config({"BN": 16, "BD": 16})]
     precisions = [torch.float32, torch.float16, torch.bfloat16]
-    if os.environ.get("TRITON_INTERPRET") == "1":
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if interpreted:
         precisions.pop()  # the interpreter's products take the bits of bfloat16 for integers (triton 3.9)
     found = {}
     for name, dtype, masked in itertools.product(OPTIONS, precisions, (False, True)):
+        if interpreted and dtype == torch.float16 and name not in HALF_PRECISION:
+            continue  # a case takes seconds
         torch.manual_seed(0)
         layer = ka.PrimalAttention(
             HEADS * HEAD_DIM, HEADS, **{"rank": 3, "rank_multiplier": 3, "eta": 0.3} | OPTIONS[name]
