@@ -53,8 +53,12 @@ def pytest_collection() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whole pages and commands come first: these tests take longest, and no process waits for the last."""
-    items.sort(key=lambda item: item.path.parent != Path(__file__).parent)
+    """Whole pages, commands and Triton's interpreter come first.
+
+    These tests take longest, and no process shall wait for the last.
+    """
+    here = Path(__file__).parent
+    items.sort(key=lambda item: item.path.parent != here and item.path.name != "test_triton.py")
 
 
 @pytest.fixture(autouse=True)

@@ -76,7 +76,7 @@ def padded(batch: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
     [
         {"stem": "convolution"},
         {"stem": "convolution", "patch_len": 4},
-        {"stem": "rocket", "patch_len": 4},
+        pytest.param({"stem": "rocket", "patch_len": 4}, marks=pytest.mark.slow),
         {"patch_len": 4, "pooling": "attention"},
         {"views": ("raw", "normalized", "difference"), "pooling": "mean_max"},
         {"experts": 3, "positions": "convolutional"},

@@ -148,7 +148,7 @@ def test_a_program_of_time_series_runs_without_the_package(waves, tmp_path, cli)
         "series",
         pytest.param("sentences", marks=pytest.mark.slow),
         pytest.param("images", marks=pytest.mark.slow),
-        "language",
+        pytest.param("language", marks=pytest.mark.slow),
     ],
 )
 def test_an_onnx_file_computes_what_the_run_computes(task, waves, tmp_path, cli):  # noqa: F811
