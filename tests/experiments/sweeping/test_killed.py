@@ -26,7 +26,7 @@ def run_killed(root: Path, work: Path, mode: str, kills: int) -> dict:
     return json.loads(process.stdout.splitlines()[-1])
 
 
-@pytest.mark.slow  # as `test_two_worker_processes` of test_sweep.py
+@pytest.mark.slow  # test_sweep.py has two workers too
 def test_two_workers_train_every_point_once(waves, tmp_path):
     found = run_killed(waves, tmp_path, "writes", 0)
     assert found["trained"] == [f"{point} new" for point in POINTS]

@@ -147,4 +147,4 @@ def cosine_attention(
     """
     phi_q, phi_k = cosine(q), cosine(k)
     phi_k, v = zero_padding(phi_k, attention_mask), zero_padding(v, attention_mask)
-    return causal_product(phi_q, phi_k, v) if is_causal else phi_q @ (phi_k.mT @ v)
+    return causal_product(phi_q, phi_k, v) if is_causal else phi_q @ _state(phi_k, v)
