@@ -10,7 +10,9 @@ SELDOM := /(tests|testing|transformers/models|peft/tuners|OpenGL|networkx|kornia
 
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
+TORCH_STAMP := $(VENV)/.kernel-attention-torch
 STAMP := $(VENV)/.kernel-attention-installed
+DEMO_STAMP := $(VENV)/.kernel-attention-demo
 THREADS := 1
 PYTEST = OMP_NUM_THREADS=$(THREADS) MPLBACKEND=Agg $(BIN)/python -m pytest
 # A test that hangs is ended with the stacks of its threads, and not the whole run with nothing.
@@ -33,6 +35,13 @@ help:  ## list the targets
 
 env: $(STAMP)  ## make the virtual environment with everything in it
 
+# torch goes first and alone, held at its pinned version: nothing installed later may choose another build.
+$(TORCH_STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("kernel-attention needs Python 3.11 or newer; $(PYTHON) is " + sys.version.split()[0] + ". Say: make PYTHON=/path/to/python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(INSTALL) torch
+	@touch $@
+
 # timm needs torchvision, whose wheel cannot be imported beside a CPU torch (nor can what imports it, Lightning
 # among them), so both stand apart, where only the tests that need them look (tests/hosts/conftest.py). So does
 # torchao, which transformers would import in every process (tests/hosts/test_quantization.py), and Triton, which
@@ -41,11 +50,7 @@ env: $(STAMP)  ## make the virtual environment with everything in it
 # The trainer of transformers needs accelerate (tests/hosts/test_saved_models.py).
 # The corruptions' library asks for the OpenCV that opens windows, which needs libGL; the headless one serves.
 # Bytecode is made at the end, by all cores; pip would take one. Files for other versions of Python fail in silence.
-# torch goes first and alone, held at its pinned version: nothing installed later may choose another build.
-$(STAMP): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("kernel-attention needs Python 3.11 or newer; $(PYTHON) is " + sys.version.split()[0] + ". Say: make PYTHON=/path/to/python3.11")'
-	$(PYTHON) -m venv $(VENV)
-	$(INSTALL) torch
+$(STAMP): $(TORCH_STAMP)
 	$(INSTALL) --no-deps --target $(VENV)/hosts --upgrade timm torchvision torchao triton cleverhans torchattacks & \
 	$(INSTALL) --editable '.[all]' && wait $$!
 	$(INSTALL) foolbox pyautoattack opencv-python-headless scikit-image accelerate
@@ -53,7 +58,12 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -m compileall -qq -j 0 -x '$(SELDOM)' $(VENV)/lib $(VENV)/hosts || true
 	@touch $@
 
-demo: env  ## train a Primal-Attention classifier on JapaneseVowels and write its report
+# The demo needs a part of the environment, and someone waits for it.
+$(DEMO_STAMP): $(TORCH_STAMP)
+	$(INSTALL) --editable '.[train,timeseries]'
+	@touch $@
+
+demo: $(or $(wildcard $(STAMP)),$(DEMO_STAMP))  ## train a Primal-Attention classifier on JapaneseVowels and write its report
 	$(BIN)/kernel-attention train demo
 
 test: env  ## what CI runs: lint, types, contracts, docs, every test that is not slow, and those of the kernels once more

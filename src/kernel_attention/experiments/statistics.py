@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import string
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -38,6 +39,7 @@ LEVELS = 64
 
 _CHARACTERS = string.ascii_uppercase + string.ascii_lowercase + string.digits + "+/"
 _RESAMPLES_AT_A_TIME = 500
+_ByKind = list[np.ndarray]  # an array for each kind of cases
 _DECIMALS = 12  # differences of accuracies that are equal to this many are ties; rounding of means is smaller
 
 
@@ -254,7 +256,7 @@ def paired_bootstrap(
 
 
 def figure_test(
-    difference: Callable[[list[np.ndarray], list[np.ndarray]], np.ndarray],
+    difference: Callable[[_ByKind, _ByKind], np.ndarray],
     first: Sequence[np.ndarray],
     second: Sequence[np.ndarray],
     *,
@@ -293,17 +295,14 @@ def figure_test(
     for start in range(0, resamples, _RESAMPLES_AT_A_TIME):
         count = min(_RESAMPLES_AT_A_TIME, resamples - start)
         counts = [_drawn(generator, values.shape[1], count) for values in first]
-        drawn.append(_by_seed(difference, counts, first, counts, second))
+        drawn.append(_by_seed(difference, partial(_sums_of_drawn, counts), first, second))
         tosses = [generator.integers(0, 2, (count, values.shape[1])).astype(np.float32) for values in first]
-        own = [np.concatenate([heads, 1 - heads], axis=1) for heads in tosses]
-        other = [np.concatenate([1 - heads, heads], axis=1) for heads in tosses]
-        both = [np.concatenate(pair, axis=1) for pair in zip(first, second, strict=True)]
-        tossed.append(_by_seed(difference, own, both, other, both).mean(axis=1))
+        tossed.append(_by_seed(difference, partial(_sums_of_tossed, tosses), first, second).mean(axis=1))
     of_seeds = generator.multinomial(seeds, np.full(seeds, 1 / seeds), size=resamples)
     tail = (1 - level) / 2
     low, high = np.quantile((np.concatenate(drawn) * of_seeds).sum(axis=1) / seeds, [tail, 1 - tail])
     once = [np.ones((1, values.shape[1]), np.float32) for values in first]
-    found = float(_by_seed(difference, once, first, once, second).mean())
+    found = float(_by_seed(difference, partial(_sums_of_drawn, once), first, second).mean())
     chance = np.concatenate(tossed)
     deviation = float(chance.std(ddof=1))
     distance = abs(found - float(chance.mean()))
@@ -333,23 +332,37 @@ def _drawn(generator: np.random.Generator, cases: int, resamples: int) -> np.nda
 
 
 def _by_seed(
-    difference: Callable[[list[np.ndarray], list[np.ndarray]], np.ndarray],
-    first_counts: Sequence[np.ndarray],
+    difference: Callable[[_ByKind, _ByKind], np.ndarray],
+    sums: Callable[[_ByKind, _ByKind], tuple[_ByKind, _ByKind]],
     first: Sequence[np.ndarray],
-    second_counts: Sequence[np.ndarray],
     second: Sequence[np.ndarray],
 ) -> np.ndarray:
-    """The difference of sums in which every case counts so often, (resamples, seeds)."""
+    """The difference of the two models' sums, (resamples, seeds); ``sums`` makes those of one seed."""
     return np.stack(
         [
-            difference(
-                [counts @ values[seed] for counts, values in zip(first_counts, first, strict=True)],
-                [counts @ values[seed] for counts, values in zip(second_counts, second, strict=True)],
-            )
+            difference(*sums([values[seed] for values in first], [values[seed] for values in second]))
             for seed in range(len(first[0]))
         ],
         axis=1,
     )
+
+
+def _sums_of_drawn(counts: _ByKind, first: _ByKind, second: _ByKind) -> tuple[_ByKind, _ByKind]:
+    """The sums of both models where every case counts as often as it was drawn."""
+    ours, theirs = (
+        [each @ values for each, values in zip(counts, side, strict=True)] for side in (first, second)
+    )
+    return ours, theirs
+
+
+def _sums_of_tossed(heads: _ByKind, first: _ByKind, second: _ByKind) -> tuple[_ByKind, _ByKind]:
+    """The sums of both sides where a case with heads (1) stays with its model; the others change sides."""
+    ours, theirs = [], []
+    for each, own, other in zip(heads, first, second, strict=True):
+        gain = each @ (own - other)
+        ours.append(other.sum(axis=0) + gain)
+        theirs.append(own.sum(axis=0) - gain)
+    return ours, theirs
 
 
 def _chance_of_total(steps: np.ndarray) -> float:

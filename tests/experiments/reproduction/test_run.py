@@ -17,8 +17,8 @@ import yaml
 from experiments.training.runs import brief, launch, waves, write_recipe  # noqa: F401
 
 from kernel_attention.experiments import cli
+from kernel_attention.experiments.lock import locked
 from kernel_attention.experiments.reproduction import Cell, Places, find_state, read_suite, run_cell
-from kernel_attention.experiments.training.lock import locked
 from kernel_attention.experiments.training.run import train
 from kernel_attention.experiments.training.time_series_experiment import TimeSeriesExperiment
 

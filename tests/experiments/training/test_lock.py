@@ -12,16 +12,16 @@ import pytest
 from experiments.training.runs import SRC, assert_same_outcome, launch, write_recipe
 
 from kernel_attention.errors import InputError
+from kernel_attention.experiments import lock
 from kernel_attention.experiments.cli import main
-from kernel_attention.experiments.training import lock
-from kernel_attention.experiments.training.lock import LOCK_NAME, locked
+from kernel_attention.experiments.lock import LOCK_NAME, locked
 
 
 def holder(folder) -> subprocess.Popen:
     """A process that holds the folder until it is killed."""
     script = (
         "import sys, time; from pathlib import Path\n"
-        "from kernel_attention.experiments.training.lock import locked\n"
+        "from kernel_attention.experiments.lock import locked\n"
         "with locked(Path(sys.argv[1])): print('held', flush=True); time.sleep(600)"
     )
     process = subprocess.Popen(

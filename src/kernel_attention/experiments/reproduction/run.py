@@ -21,12 +21,12 @@ from kernel_attention.experiments.data.fetching import (
     NotGeneratedError,
     without_fetching,
 )
+from kernel_attention.experiments.lock import HeldByAnother
 from kernel_attention.experiments.reproduction.suite import TRANSFER, Cell, Start, Suite
 from kernel_attention.experiments.results import ResultRecord, make_records, read_record, write_records
 from kernel_attention.experiments.robustness.attack_plan import AttackStep, choose_steps
 from kernel_attention.experiments.training.analyze import analyze_run
 from kernel_attention.experiments.training.attack import attack_run
-from kernel_attention.experiments.training.lock import HeldByAnother
 from kernel_attention.experiments.training.recipe import make_recipe
 from kernel_attention.experiments.training.run import machine, train
 from kernel_attention.experiments.training.saved import SavedRun, load_run

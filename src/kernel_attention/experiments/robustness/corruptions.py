@@ -12,9 +12,8 @@ import functools
 import hashlib
 import io
 import json
-import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures import Executor
 from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any
@@ -23,7 +22,9 @@ import numpy as np
 
 from kernel_attention.atomic import write_atomically, write_text_atomically
 from kernel_attention.core.validation import require_positive
-from kernel_attention.errors import InputError, unknown, writing
+from kernel_attention.errors import InputError, unknown
+from kernel_attention.experiments.child_process import process_pool
+from kernel_attention.experiments.data.fetching import made_once
 from kernel_attention.user_cache import cache_folder
 
 CORRUPTIONS = (
@@ -146,16 +147,13 @@ def _from_cache(
     shape = (len(SEVERITIES), *images.shape)
     with contextlib.ExitStack() as held:
         # No process starts before the first corruption that has to be made.
-        pool = held.enter_context(_pool(workers)) if workers > 1 else None
+        pool = held.enter_context(process_pool(workers, _use_one_thread)) if workers > 1 else None
         for corruption in corruptions:
             path = folder / f"{corruption}.npy"
-            if (found := _opened(path, shape)) is None:
-                told(f"corrupting {len(images)} images: {corruption}")
-                _write(path, images, numbers, seed, pool, workers)
-                found = _opened(path, shape)
-            if found is None:
-                raise InputError(f"cache {path}: cannot be read back")
-            yield corruption, found
+
+            read = functools.partial(_opened, path, shape)
+            make = functools.partial(_write, path, images, numbers, seed, pool, workers, told)
+            yield corruption, made_once(path, read, make)
 
 
 def _opened(path: Path, shape: tuple[int, ...]) -> np.ndarray | None:
@@ -168,9 +166,16 @@ def _opened(path: Path, shape: tuple[int, ...]) -> np.ndarray | None:
 
 
 def _write(
-    path: Path, images: np.ndarray, numbers: np.ndarray, seed: int, pool: Executor | None, workers: int
+    path: Path,
+    images: np.ndarray,
+    numbers: np.ndarray,
+    seed: int,
+    pool: Executor | None,
+    workers: int,
+    told: Callable[[str], object],
 ) -> None:
     """Write the five severities of a corruption, a block of images at a time."""
+    told(f"corrupting {len(images)} images: {path.stem}")
 
     def write(file: IO[bytes]) -> None:
         header = {"descr": "|u1", "fortran_order": False, "shape": (len(SEVERITIES), *images.shape)}
@@ -183,20 +188,13 @@ def _write(
                 for block in pool.map(work, *each) if pool is not None else map(work, *each):
                     file.write(block.tobytes())
 
-    with writing(f"cache {path}"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        about = {"images": list(images.shape), "seed": seed, "libraries": library_versions()}
-        write_text_atomically(path.parent / "about.json", json.dumps(about, indent=2))
-        write_atomically(path, write)
+    about = {"images": list(images.shape), "seed": seed, "libraries": library_versions()}
+    write_text_atomically(path.parent / "about.json", json.dumps(about, indent=2))
+    write_atomically(path, write)
 
 
 def _starts(start: int, workers: int, count: int) -> range:
     return range(start, min(start + _BLOCK * workers, count), _BLOCK)
-
-
-def _pool(workers: int) -> ProcessPoolExecutor:
-    """Processes that start anew: a copy of this one would have its threads' locks, in whatever state."""
-    return ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_use_one_thread)
 
 
 def _use_one_thread() -> None:

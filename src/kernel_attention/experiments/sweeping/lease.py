@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kernel_attention.atomic import write_text_atomically
-from kernel_attention.experiments.training.lock import HeldByAnother, locked
+from kernel_attention.experiments.lock import HeldByAnother, locked
 
 BEAT = 5.0  # seconds from one heartbeat to the next
 PATIENCE = 60.0  # seconds without one after which a holder on another machine counts as dead

@@ -31,6 +31,7 @@ from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 from optuna.trial import FrozenTrial, TrialState
 
 from kernel_attention.errors import InputError, writing
+from kernel_attention.experiments.lock import HeldByAnother, locked
 from kernel_attention.experiments.reporting.sweep_record import SweepPoint
 from kernel_attention.experiments.sweeping.plan import (
     PLAN_NAME,
@@ -41,7 +42,6 @@ from kernel_attention.experiments.sweeping.plan import (
 )
 from kernel_attention.experiments.sweeping.space import Choices, Range, Space, grid_points
 from kernel_attention.experiments.training.files import is_unfinished, write_json
-from kernel_attention.experiments.training.lock import HeldByAnother, locked
 
 JOURNAL_NAME = "study.journal"
 POINTS = "points"

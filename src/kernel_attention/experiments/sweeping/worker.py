@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from kernel_attention.errors import InputError, missing_package
+from kernel_attention.experiments.lock import HeldByAnother
 from kernel_attention.experiments.run_folder import RunFolder
 from kernel_attention.experiments.sweeping.lease import Watch, leased
 from kernel_attention.experiments.sweeping.study import POINTS, SweepFolder
 from kernel_attention.experiments.training.experiment import Metric
 from kernel_attention.experiments.training.fit import check_trainer
-from kernel_attention.experiments.training.lock import HeldByAnother
 from kernel_attention.experiments.training.precision import with_precision
 from kernel_attention.experiments.training.recipe import BaseRecipe
 from kernel_attention.experiments.training.run import train

@@ -17,6 +17,7 @@ from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import InputError, writing
 from kernel_attention.experiments.data.images.batches import channels_first
 from kernel_attention.experiments.data.images.sets import ImageSplit
+from kernel_attention.experiments.lock import locked
 from kernel_attention.experiments.robustness.attack_plan import AttackStep
 from kernel_attention.experiments.robustness.image_attack import attacked_cases, require_classes
 from kernel_attention.experiments.robustness.masking import attack_title, masking_warnings
@@ -24,7 +25,6 @@ from kernel_attention.experiments.robustness.measured_attack import measure_atta
 from kernel_attention.experiments.run_folder import RunFolder
 from kernel_attention.experiments.training.files import write_json
 from kernel_attention.experiments.training.image_experiment import ImageExperiment
-from kernel_attention.experiments.training.lock import locked
 from kernel_attention.experiments.training.saved import SavedRun
 from kernel_attention.experiments.training.shifts import measure_shift
 from kernel_attention.version import __version__

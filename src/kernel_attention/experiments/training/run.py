@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from kernel_attention.errors import InputError
+from kernel_attention.experiments.lock import LOCK_NAME, locked
 from kernel_attention.experiments.notes import note
 from kernel_attention.experiments.provenance import code_revision, processor_name
 from kernel_attention.experiments.reporting import write_report
@@ -42,7 +43,6 @@ from kernel_attention.experiments.training.files import (
 )
 from kernel_attention.experiments.training.fit import check_trainer, fit, training_device
 from kernel_attention.experiments.training.launch import recipe_place, together
-from kernel_attention.experiments.training.lock import LOCK_NAME, locked
 from kernel_attention.experiments.training.loggers import RunLoggers, require_loggers
 from kernel_attention.experiments.training.precision import with_precision
 from kernel_attention.experiments.training.processes import Processes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 from experiments.data.images.image_data import CLASSES, encoded, gray_of, grays, make_set, pack, square
 
 from kernel_attention.errors import InputError
-from kernel_attention.experiments.data import load_images
+from kernel_attention.experiments.data import fetching, load_images
 from kernel_attention.experiments.data.images import cache as image_cache
 from kernel_attention.experiments.data.images.cache import cached_parts
 from kernel_attention.user_cache import cache_folder
@@ -146,7 +147,8 @@ def test_two_processes_may_make_the_same_cache(tmp_path):
 
 
 def test_the_cache_of_the_other_process_stays(tmp_path, monkeypatch):
-    """Both have decoded; the second finds the place taken."""
+    """Both have decoded, where the file system has no locks; the second finds the place taken."""
+    monkeypatch.setattr(fetching, "locked_in_turn", contextlib.nullcontext)
     make_set(tmp_path / "set")
     publish = image_cache._publish
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import logging
 import os
 import tempfile
 import time
@@ -19,19 +18,19 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from kernel_attention.errors import InputError, writing
+from kernel_attention.errors import InputError
+from kernel_attention.experiments.data.fetching import made_once
 from kernel_attention.experiments.data.images.decoding import decode_images
 from kernel_attention.experiments.data.images.files import IMAGE_SUFFIXES, file_stamps
 from kernel_attention.experiments.data.images.layouts import place_of
 from kernel_attention.experiments.data.images.sources import Classes, read_cases
-from kernel_attention.experiments.notes import note
+from kernel_attention.experiments.notes import note, note_once
 from kernel_attention.user_cache import cache_folder
 
 _VERSION = 1  # of the format and of the decoding
 _NOTE_EVERY = 30.0  # seconds
 _INDEX = "index.json"
 
-logger = logging.getLogger(__name__)
 Content = TypeVar("Content")
 
 
@@ -78,7 +77,7 @@ def _open(folder: Path) -> dict[str, Part] | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError) as error:
-        logger.warning("cache %s is damaged (%s) and made again", folder, error)
+        note_once(f"cache {folder} is damaged ({error}) and made again")
         return None
     return parts
 
@@ -196,19 +195,15 @@ def cached_folder(
     Raises:
         InputError: for a cache that cannot be written.
     """
-    content = read(folder)
-    if content is None:
-        with writing(f"cache {folder}"):
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(prefix=".building-", dir=folder.parent) as temporary:
-                new = Path(temporary) / "new"
-                new.mkdir()
-                build(new)
-                _publish(new, folder, read)
-        content = read(folder)
-        if content is None:
-            raise InputError(f"cache {folder}: is damaged as soon as it is written")
-    return content
+
+    def make() -> None:
+        with tempfile.TemporaryDirectory(prefix=".building-", dir=folder.parent) as temporary:
+            new = Path(temporary) / "new"
+            new.mkdir()
+            build(new)
+            _publish(new, folder, read)
+
+    return made_once(folder, lambda: read(folder), make)
 
 
 def cache_name(place: Path, settings: str, label: str) -> str:
@@ -221,7 +216,10 @@ def cache_name(place: Path, settings: str, label: str) -> str:
 
 
 def _publish(new: Path, folder: Path, read: Callable[[Path], object]) -> None:
-    """Move a finished cache to its place; where another process put a whole one meanwhile, that one stays."""
+    """Move a finished cache to its place.
+
+    Where the file system has no locks, another process may have put a whole one there; that one stays.
+    """
     for _ in range(2):
         try:
             os.rename(new, folder)

@@ -8,13 +8,12 @@ With an ``image_size`` the short side is resized to it (bicubic) and the middle 
 from __future__ import annotations
 
 import io
-import multiprocessing
 import os
 import time
 import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from typing import Any
@@ -22,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from kernel_attention.errors import InputError, missing_package
+from kernel_attention.experiments.child_process import process_pool
 
 _BATCH_FILES = 256
 _BATCH_BYTES = 1 << 23
@@ -117,8 +117,7 @@ def decode_images(
             break
     else:
         return
-    # A process forked from one with threads may wait for ever for a lock of one of these threads.
-    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
+    pool = process_pool(workers)
     try:
         waiting: deque[tuple[Batch, Future[list[np.ndarray]]]] = deque()
         for batch in batches:

@@ -6,7 +6,6 @@ The cases of a set may differ in size, so an array with an axis of cases could n
 from __future__ import annotations
 
 import json
-import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,14 +28,12 @@ from kernel_attention.experiments.data.segmentation.label_maps import (
     decode_labels,
     pair_file,
 )
-from kernel_attention.experiments.notes import note
+from kernel_attention.experiments.notes import note, note_once
 from kernel_attention.user_cache import cache_folder
 
 _VERSION = 1  # of the format and of the decoding
 _NOTE_EVERY = 30.0  # seconds
 _INDEX, _PIXELS, _LABELS = "index.json", "pixels.bin", "labels.bin"
-
-logger = logging.getLogger(__name__)
 
 
 class RaggedArrays(Sequence[np.ndarray]):
@@ -97,7 +94,7 @@ def _read(folder: Path) -> tuple[dict[str, Pairs], tuple[str, ...]] | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        logger.warning("cache %s is damaged (%s) and made again", folder, error)
+        note_once(f"cache {folder} is damaged ({error}) and made again")
         return None
 
 

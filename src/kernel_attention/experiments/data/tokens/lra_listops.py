@@ -10,10 +10,8 @@ All expressions of a chunk are grown, evaluated and written at once, level by le
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kernel_attention.experiments.child_process import process_pool
 from kernel_attention.experiments.data.tokens.sets import TokenData, TokenSplit, cached_arrays
 from kernel_attention.user_cache import cache_folder
 
@@ -142,8 +141,7 @@ def _chunks(grow: partial[Expressions], workers: int, cases: int) -> Iterator[Ex
         while True:
             yield grow(number)
             number += 1
-    # A process forked from one with threads may wait for ever for a lock of one of these threads.
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+    with process_pool(workers) as pool:
         pending = [pool.submit(grow, number) for number in range(2 * workers)]
         number = len(pending)
         try:

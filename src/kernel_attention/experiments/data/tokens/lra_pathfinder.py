@@ -16,11 +16,9 @@ follows a contour and never leaves it.
 from __future__ import annotations
 
 import math
-import multiprocessing
 import os
 import random
 from collections.abc import Iterable
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -28,6 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kernel_attention.experiments.child_process import process_pool
 from kernel_attention.experiments.data.tokens.lra_images import read_pathfinder_release
 from kernel_attention.experiments.data.tokens.sets import TokenData, TokenSplit, cached_arrays
 from kernel_attention.user_cache import cache_folder
@@ -125,8 +124,7 @@ def generate_pathfinder(
     if workers == 1 or len(sizes) < 3:  # a process takes longer to start than to draw so few
         chunks = list(map(make, range(len(sizes)), sizes))
     else:
-        # A process forked from one with threads may wait for ever for a lock of one of these threads.
-        with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        with process_pool(workers) as pool:
             chunks = list(pool.map(make, range(len(sizes)), sizes))
     images, labels = zip(*chunks, strict=True)
     return np.concatenate(images), np.concatenate(labels)

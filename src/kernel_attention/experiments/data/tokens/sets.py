@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from kernel_attention.atomic import write_atomically
-from kernel_attention.errors import InputError, writing
-from kernel_attention.experiments.data.fetching import require_generation
+from kernel_attention.errors import InputError
+from kernel_attention.experiments.data.fetching import made_once, require_generation
 
 logger = logging.getLogger(__name__)
 
@@ -143,15 +143,24 @@ def cached_arrays(path: Path, make: Callable[[], dict[str, np.ndarray]]) -> dict
         InputError: where the file cannot be written.
         NotGeneratedError: where they are missing, inside ``without_fetching``.
     """
+
+    def write() -> None:
+        logger.info("generating %s", path)
+        arrays = make()
+        write_atomically(path, lambda file: np.savez(file, allow_pickle=False, **arrays))
+
+    arrays = _arrays_in(path)
+    if arrays is None:
+        require_generation(path)
+        arrays = made_once(path, lambda: _arrays_in(path), write)
+    return arrays
+
+
+def _arrays_in(path: Path) -> dict[str, np.ndarray] | None:
+    """None for a file that is missing or damaged."""
     try:
         # Opened here, because NumPy leaves a damaged file open.
         with path.open("rb") as content, np.load(content, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, KeyError):
-        require_generation(path)
-        logger.info("generating %s", path)
-    arrays = make()
-    with writing(f"cache {path}"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, lambda file: np.savez(file, allow_pickle=False, **arrays))
-    return arrays
+        return None

@@ -1,4 +1,4 @@
-"""One process at a time writes into a run folder."""
+"""One process at a time writes into a run folder, or makes a cache."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import IO
 
 from kernel_attention.errors import InputError
+from kernel_attention.experiments.notes import note
 
 LOCK_NAME = ".lock"
 
 _FAR = 1 << 30  # on Windows other readers cannot read locked bytes, so the locked byte is after the text
 _PATIENCE = 2.0  # seconds in which a process that has taken a lock has written its name into it
+_PAUSE = 0.2  # seconds between two tries to take a lock
 _HELD = (errno.EACCES, errno.EAGAIN, errno.EDEADLK)
 
 _log = logging.getLogger(__name__)
@@ -49,6 +51,27 @@ def locked(folder: Path, name: str = LOCK_NAME) -> Iterator[None]:
         yield
     finally:
         _release(file, path)
+
+
+@contextlib.contextmanager
+def locked_in_turn(path: Path) -> Iterator[None]:
+    """Hold the place of a file or folder that is to be made; wait for a process that holds it.
+
+    Raises:
+        OSError: where the folder around it cannot be written.
+    """
+    with contextlib.ExitStack() as held:
+        is_waiting = False
+        while True:
+            try:
+                held.enter_context(locked(path.parent, f".{path.name}.lock"))
+                break
+            except HeldByAnother:
+                if not is_waiting:
+                    note(f"another process makes {path}; waiting for it")
+                is_waiting = True
+                time.sleep(_PAUSE)
+        yield
 
 
 def _take(path: Path) -> IO[bytes]:
