@@ -6,7 +6,7 @@ VENV ?= .venv
 # Tests run in as many processes as there are cores, each with one thread.
 JOBS ?= auto
 # Few commands and few tests import these folders; their bytecode is left to the import.
-SELDOM := /(tests|testing|transformers/models|peft/tuners|OpenGL|networkx|kornia|fontTools|pygments|pip|setuptools|mypyc?|sqlalchemy|onnxruntime|pytorch_lightning|lightning_fabric)/
+SELDOM := /(tests|testing|transformers/models|peft/tuners|OpenGL|networkx|kornia|fontTools|pygments|pip|setuptools|mypyc?|sqlalchemy|onnxruntime)/
 
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
@@ -71,7 +71,9 @@ test: env  ## what CI runs: lint, types, contracts, docs, every test that is not
 	$(PYTEST) $(SHARED)
 	ATEN_CPU_CAPABILITY=default $(PYTEST) $(SHARED) $(KERNELS) --ignore=tests/mechanisms/test_triton.py -k "not compile and not memory"
 
+# Lightning's own trainer (tests/core/test_sharding.py) stands apart, because what it needs takes seconds to import.
 test-slow: env  ## the tests that take minutes
+	$(INSTALL) --no-deps --target $(VENV)/trainer --upgrade lightning torchmetrics
 	$(PYTEST) -m "slow and not gpu"
 
 test-processors: env  ## the numeric tests as on other processors, with 1, 2 and 4 threads (half an hour)

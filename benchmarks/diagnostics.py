@@ -16,8 +16,8 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import torch
+from lightning_fabric import seed_everything
 
 import kernel_attention as ka
 from kernel_attention.experiments.data import Standardizer, load_time_series, make_loader, stratified_split
@@ -62,7 +62,7 @@ class Trajectory(Observer):
 def train(recipe: Recipe, seed: int, with_trajectory: bool) -> dict[str, Any]:
     """Train one seed as a run does, and measure the model of the last epoch."""
     data = load_time_series(recipe.dataset)
-    L.seed_everything(seed, verbose=False)
+    seed_everything(seed, verbose=False)
     train_split, val_split = stratified_split(data.train, recipe.validation_fraction, seed, data.task)
     model: SequenceClassifier = build_model(recipe, describe_data(data))
     scale = Standardizer.fit(train_split.sequences)

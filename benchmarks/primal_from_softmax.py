@@ -22,8 +22,8 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import torch
+from lightning_fabric import seed_everything
 from torch import Tensor, nn
 
 import kernel_attention as ka
@@ -53,7 +53,7 @@ def inputs_of_last_layer(model: nn.Module, split: SequenceSplit) -> tuple[Tensor
 def fine_tune(model: nn.Module, run: SavedRun, train: SequenceSplit, seed: int) -> nn.Module:
     """One epoch by the run's recipe."""
     recipe = dataclasses.replace(run.recipe, epochs=1, seeds=[seed], threads=1)
-    L.seed_everything(seed, verbose=False)
+    seed_everything(seed, verbose=False)
     loader = make_loader(train, recipe.batch_size, shuffle=True, seed=seed)
     fit(SequenceTask(model.train(), recipe), loader, None, progress=False)
     return model.eval()

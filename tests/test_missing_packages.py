@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 SRC = Path(__file__).parents[1] / "src"
-TRAIN = ("lightning", "matplotlib", "pydantic", "rich", "safetensors", "sklearn", "yaml")
+TRAIN = ("lightning_fabric", "matplotlib", "pydantic", "rich", "safetensors", "sklearn", "yaml")
 
 
 def run(script: str, *blocked: str) -> subprocess.CompletedProcess[str]:
@@ -38,7 +38,7 @@ def test_every_command_of_a_bare_installation_names_the_extra():
         assert line.endswith(", which is not installed: pip install 'kernel-attention[train]'")
 
 
-@pytest.mark.parametrize("package", ["pydantic", "lightning", "aeon"])
+@pytest.mark.parametrize("package", ["pydantic", "lightning_fabric", "aeon"])
 def test_a_package_that_is_missing_alone(package, tmp_path):
     """``train`` stops in one line wherever it first needs the package, before it writes anything."""
     output = tmp_path / "run"
@@ -56,8 +56,8 @@ def test_a_package_that_is_missing_alone(package, tmp_path):
 
 @pytest.mark.parametrize(
     ("package", "what"),
-    [("sklearn", "kernel_attention.{}"), ("lightning", "{}.fit")],
-    ids=["sklearn", "lightning"],
+    [("sklearn", "kernel_attention.{}"), ("lightning_fabric", "{}.fit")],
+    ids=["sklearn", "lightning_fabric"],
 )
 def test_estimators_name_the_extra(package, what):
     """A fitted estimator predicts without the trainer; it is asked for by ``fit``."""
@@ -104,17 +104,17 @@ def test_a_list_does_not_wait_for_the_trainer():
     script = (
         "from kernel_attention.experiments.cli import main\n"
         "main(['list'])\n"
-        "heavy = {'lightning', 'sklearn', 'aeon', 'transformers', 'matplotlib', 'pandas', 'scipy'}\n"
+        "heavy = {'lightning_fabric', 'sklearn', 'aeon', 'transformers', 'matplotlib', 'pandas', 'scipy'}\n"
         "print(heavy & set(sys.modules), file=sys.stderr)"
     )
     assert run(script).stderr == "set()\n"
 
 
 def test_what_reads_a_run_does_not_wait_for_the_trainer():
-    """Lightning brings the compiler and metrics of text, half of what ``evaluate`` would take to start."""
+    """Fabric brings the compiler and data parallelism, which ``evaluate`` can do without."""
     script = (
         "import kernel_attention.experiments.training.saved, kernel_attention.experiments.training.analyze\n"
-        "print({'lightning', 'transformers', 'aeon'} & set(sys.modules), file=sys.stderr)"
+        "print({'lightning_fabric', 'transformers', 'aeon'} & set(sys.modules), file=sys.stderr)"
     )
     assert run(script).stderr == "set()\n"
 
@@ -125,7 +125,8 @@ def test_help_waits_for_nothing_heavy(words):
         "from kernel_attention.experiments.cli import main\n"
         f"try: main({words.split()!r})\n"
         "except SystemExit as end: code = end.code\n"
-        "heavy = {'lightning', 'rich', 'sklearn', 'aeon', 'transformers', 'matplotlib', 'torch', 'numpy'}\n"
+        "heavy = {'lightning_fabric', 'rich', 'sklearn', 'aeon', 'transformers', 'matplotlib'}\n"
+        "heavy |= {'torch', 'numpy'}\n"
         "print(code, heavy & set(sys.modules), file=sys.stderr)"
     )
     process = run(script)

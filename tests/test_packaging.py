@@ -99,11 +99,11 @@ def test_what_is_declared_is_what_the_source_imports():
         owners = [name.lower() for name in distributions.get(package, [package])]
         imported.add(next((name for name in owners if name in declared), owners[0]))
     needed = names(project["dependencies"], *(extras[name] for name in ("solvers", "train", "timeseries")))
-    assert needed - {"tensorboardx"} <= imported  # which Lightning imports, for its logger
-    # Triton comes with the CUDA builds of torch.
+    assert needed - {"tensorboardx"} <= imported  # which Fabric imports, for its logger
+    # Triton comes with the CUDA builds of torch; PyTorch Lightning has the loggers of two services.
     # OpenCV comes with the library of the corruptions; which of its builds, the machine decides.
     imported -= {name for name in imported if name.startswith("opencv-python")}
-    assert imported - {"triton"} <= needed | names(
+    assert imported - {"triton", "pytorch_lightning"} <= needed | names(
         extras["language"],
         extras["images"],
         extras["robustness"],
@@ -114,7 +114,12 @@ def test_what_is_declared_is_what_the_source_imports():
 
 
 # What conda-forge calls otherwise, and the extras whose packages it lacks or users do not need.
-CONDA_NAMES = {"torch": "pytorch", "matplotlib": "matplotlib-base", "tensorboardX": "tensorboardx"}
+CONDA_NAMES = {
+    "torch": "pytorch",
+    "lightning-fabric": "pytorch-lightning",  # which brings it
+    "matplotlib": "matplotlib-base",
+    "tensorboardX": "tensorboardx",
+}
 NOT_FOR_CONDA = {"robustness", "bench", "docs", "test", "all"}
 
 

@@ -59,9 +59,9 @@ def nearest(value: object, names: Iterable[str], count: int = 3, cutoff: float =
 _EXTRAS = {
     "aeon": "timeseries", "cv2": "robustness", "datasets": "language", "eagerpy": "robustness",
     "foolbox": "robustness", "gymnasium": "control", "h5py": "control", "imagecorruptions": "robustness",
-    "jinja2": "train", "kornia": "images", "lightning": "train", "matplotlib": "train", "minari": "control",
-    "mujoco": "control", "onnx": "export", "onnxruntime": "export", "onnxscript": "export",
-    "optuna": "sweep", "PIL": "train", "pyarrow": "timeseries", "pyautoattack": "robustness",
+    "jinja2": "train", "kornia": "images", "lightning_fabric": "train", "matplotlib": "train",
+    "minari": "control", "mujoco": "control", "onnx": "export", "onnxruntime": "export",
+    "onnxscript": "export", "optuna": "sweep", "PIL": "train", "pyarrow": "timeseries", "pyautoattack": "robustness",
     "pydantic": "train", "rich": "train", "safetensors": "train", "skimage": "robustness", "sklearn": "train",
     "tensorboardX": "train", "timm": "vision",
     "tokenizers": "language", "transformers": "language", "yaml": "train",

@@ -168,7 +168,8 @@ def test_calls_without_a_sharded_form_are_refused(build, call, alone):
 
 
 @pytest.mark.slow
-def test_lightnings_data_parallelism_trains_a_sharded_layer(tmp_path):
+def test_lightnings_data_parallelism_trains_a_sharded_layer(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(sys.prefix) / "trainer"))  # where `make test-slow` puts it
     pytest.importorskip("lightning")
     from core import sharding_lightning_worker as worker
 

@@ -201,7 +201,7 @@ def surroundings():
         "gradients": torch.is_grad_enabled(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "warnings": list(warnings.filters),
-        "log level": logging.getLogger("lightning.pytorch").level,
+        "log level": logging.getLogger("lightning_fabric").level,
         "signals": [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)],
         "environment": dict(os.environ),
         "files": os.listdir(),

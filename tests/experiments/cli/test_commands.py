@@ -265,7 +265,7 @@ def test_commands_that_train_nothing_import_no_trainer():
         "import sys; from kernel_attention.experiments.cli import main\n"
         "commands = ('list attention', 'list recipes', 'train demo --epochs 0')\n"
         "codes = [main(words.split()) for words in commands]\n"
-        "heavy = {'lightning', 'sklearn', 'aeon', 'matplotlib', 'pandas'} & set(sys.modules)\n"
+        "heavy = {'lightning_fabric', 'sklearn', 'aeon', 'matplotlib', 'pandas'} & set(sys.modules)\n"
         "print(codes, heavy, file=sys.stderr)"
     )
     environment = os.environ | {"PYTHONPATH": str(SRC)}

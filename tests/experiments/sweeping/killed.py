@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-import lightning  # noqa: F401  (what a child would import otherwise)
+import lightning_fabric  # noqa: F401  (what a child would import otherwise)
 import torch
 from experiments.sweeping.sweeps import endings, small_sweep
 from experiments.training.runs import assert_same_outcome

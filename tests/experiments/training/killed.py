@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import lightning  # noqa: F401  (what a child would import otherwise)
+import lightning_fabric  # noqa: F401  (what a child would import otherwise)
 import torch
 from experiments.training.runs import assert_same_outcome, write_recipe
 

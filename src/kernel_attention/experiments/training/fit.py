@@ -35,8 +35,8 @@ from kernel_attention.experiments.training.progress import ProgressBar
 from kernel_attention.experiments.training.shares import Share, shared_loader
 from kernel_attention.experiments.training.stopping import StopRequest
 
-if TYPE_CHECKING:  # Lightning takes seconds to import, and some commands train nothing
-    import lightning as L
+if TYPE_CHECKING:  # Fabric takes seconds to import, and some commands train nothing
+    from lightning_fabric import Fabric
 
     from kernel_attention.experiments.training.module import RecipeTask
     from kernel_attention.experiments.training.observer import Observer
@@ -52,20 +52,20 @@ class Interrupted(KeyboardInterrupt):
     """
 
 
-def make_fabric(recipe: BaseRecipe, place: ProcessPlace) -> L.Fabric:
+def make_fabric(recipe: BaseRecipe, place: ProcessPlace) -> Fabric:
     """The device, the precision and the strategy of a recipe, for the process at this place.
 
     Raises:
         InputError: for an accelerator that this machine does not have.
     """
-    import lightning as L
-    from lightning.fabric.utilities.exceptions import MisconfigurationException
+    from lightning_fabric import Fabric
+    from lightning_fabric.utilities.exceptions import MisconfigurationException
 
     from kernel_attention.experiments.training.precision import resolve_precision
     from kernel_attention.experiments.training.strategies import PlaceEnvironment, make_strategy
 
     try:
-        fabric = L.Fabric(
+        fabric = Fabric(
             accelerator=recipe.accelerator,
             devices=recipe.devices,
             num_nodes=recipe.num_nodes,

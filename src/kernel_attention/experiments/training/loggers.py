@@ -17,29 +17,33 @@ from kernel_attention.experiments.run_folder import read_json
 from kernel_attention.experiments.training.files import write_json
 
 if TYPE_CHECKING:
-    from lightning.pytorch.loggers import Logger
+    from lightning_fabric.loggers import Logger
 
 _KEPT = (
     "loggers.json"  # under which names the services know a seed's run, so that a resumed one goes on there
 )
-_PACKAGES = {"tensorboard": ("tensorboard", "tensorboardX"), "mlflow": ("mlflow",), "wandb": ("wandb",)}
+_NEEDS = {
+    "tensorboard": [("tensorboard", "tensorboardX")],  # one of them
+    "mlflow": [("mlflow",), ("pytorch_lightning",)],
+    "wandb": [("wandb",), ("pytorch_lightning",)],
+}
 
 
 def require_loggers(names: Sequence[str]) -> None:
     """InputError for a logger whose package is not installed."""
     for name in names:
-        if not any(importlib.util.find_spec(package) for package in _PACKAGES[name]):
-            package = _PACKAGES[name][0]
-            raise InputError(
-                f"loggers={name}: needs {package}, which is not installed: pip install {package}"
-            )
+        for packages in _NEEDS[name]:
+            if not any(importlib.util.find_spec(package) for package in packages):
+                raise InputError(
+                    f"loggers={name}: needs {packages[0]}, which is not installed: pip install {packages[0]}"
+                )
 
 
 class RunLoggers:
     """The loggers of one seed.
 
     Args:
-        names: of ``_PACKAGES``.
+        names: of ``_NEEDS``.
         folder: the seed's folder.
         project: what runs are grouped by: the name of the recipe.
         keys: the recipe's keys.
@@ -84,7 +88,7 @@ class RunLoggers:
 
 
 def _tensorboard(folder: Path, project: str, title: str, known: str | None) -> Logger:
-    from lightning.pytorch.loggers import TensorBoardLogger
+    from lightning_fabric.loggers import TensorBoardLogger
 
     # Its files are named after the second at which they began. A run resumed at once must not write over one.
     parts = len(list((folder / "tensorboard").glob("events.*")))
@@ -92,7 +96,7 @@ def _tensorboard(folder: Path, project: str, title: str, known: str | None) -> L
 
 
 def _mlflow(folder: Path, project: str, title: str, known: str | None) -> Logger:
-    from lightning.pytorch.loggers import MLFlowLogger
+    from pytorch_lightning.loggers import MLFlowLogger
 
     logger = MLFlowLogger(project, title, os.environ.get("MLFLOW_TRACKING_URI"), run_id=known)
     logger.experiment  # noqa: B018 - begins the run, which gives it its id
@@ -100,7 +104,7 @@ def _mlflow(folder: Path, project: str, title: str, known: str | None) -> Logger
 
 
 def _wandb(folder: Path, project: str, title: str, known: str | None) -> Logger:
-    from lightning.pytorch.loggers import WandbLogger
+    from pytorch_lightning.loggers import WandbLogger
 
     logger = WandbLogger(title, folder, project=project.replace("/", "-"), id=known, resume="allow")
     logger.experiment  # noqa: B018 - as above

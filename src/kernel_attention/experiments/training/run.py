@@ -12,7 +12,6 @@ import statistics
 import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -258,6 +257,8 @@ def _read_result(folder: Path, metric: Metric) -> dict[str, Any]:
 
 
 def _versions() -> dict[str, str]:
+    import lightning_fabric
+
     return {
         "command": _command(sys.argv),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -265,7 +266,7 @@ def _versions() -> dict[str, str]:
         "kernel_attention": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "lightning": version("lightning"),
+        "lightning": lightning_fabric.__version__,
         "numpy": np.__version__,
         "platform": platform.platform(),
         "machine": machine(),

@@ -8,9 +8,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
-from lightning.fabric.strategies.ddp import DDPStrategy
-from lightning.fabric.strategies.strategy import Strategy, _BackwardSyncControl
+from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
+from lightning_fabric.strategies.ddp import DDPStrategy
+from lightning_fabric.strategies.strategy import Strategy, _BackwardSyncControl
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
