@@ -61,9 +61,9 @@ _EXTRAS = {
     "foolbox": "robustness", "gymnasium": "control", "h5py": "control", "imagecorruptions": "robustness",
     "jinja2": "train", "kornia": "images", "lightning_fabric": "train", "matplotlib": "train",
     "minari": "control", "mujoco": "control", "onnx": "export", "onnxruntime": "export",
-    "onnxscript": "export", "optuna": "sweep", "PIL": "train", "pyarrow": "timeseries", "pyautoattack": "robustness",
-    "pydantic": "train", "rich": "train", "safetensors": "train", "skimage": "robustness", "sklearn": "train",
-    "tensorboardX": "train", "timm": "vision",
+    "onnxscript": "export", "optuna": "sweep", "PIL": "train", "pyarrow": "timeseries",
+    "pyautoattack": "robustness", "pydantic": "train", "rich": "train", "safetensors": "train",
+    "skimage": "robustness", "sklearn": "train", "tensorboardX": "train", "timm": "vision",
     "tokenizers": "language", "transformers": "language", "yaml": "train",
 }  # fmt: skip
 

@@ -366,7 +366,7 @@ class _Run:
 
 
 def _seed_everything(seed: int) -> None:
-    from lightning import seed_everything  # takes seconds to import, and most commands train nothing
+    from lightning_fabric import seed_everything  # takes seconds to import, and most commands train nothing
 
     seed_everything(seed, verbose=False)
 
