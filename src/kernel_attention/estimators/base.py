@@ -268,7 +268,7 @@ class AttentionEstimator(TransformerMixin, BaseEstimator):
     def _require_trainer(self) -> None:
         """ImportError with the extra that installs the trainer, which only ``fit`` needs."""
         try:
-            import lightning  # noqa: F401
+            import lightning_fabric  # noqa: F401
         except ModuleNotFoundError as error:
             raise ImportError(missing_package(error, f"{type(self).__name__}.fit")) from None
 

@@ -17,12 +17,12 @@ from kernel_attention.experiments.run_folder import read_json
 from kernel_attention.experiments.training.files import write_json
 
 if TYPE_CHECKING:
-    from lightning_fabric.loggers import Logger
+    from lightning_fabric.loggers.logger import Logger
 
 _KEPT = (
     "loggers.json"  # under which names the services know a seed's run, so that a resumed one goes on there
 )
-_NEEDS = {
+_NEEDS: dict[str, list[tuple[str, ...]]] = {
     "tensorboard": [("tensorboard", "tensorboardX")],  # one of them
     "mlflow": [("mlflow",), ("pytorch_lightning",)],
     "wandb": [("wandb",), ("pytorch_lightning",)],
@@ -88,7 +88,7 @@ class RunLoggers:
 
 
 def _tensorboard(folder: Path, project: str, title: str, known: str | None) -> Logger:
-    from lightning_fabric.loggers import TensorBoardLogger
+    from lightning_fabric.loggers.tensorboard import TensorBoardLogger
 
     # Its files are named after the second at which they began. A run resumed at once must not write over one.
     parts = len(list((folder / "tensorboard").glob("events.*")))

@@ -257,7 +257,7 @@ def _read_result(folder: Path, metric: Metric) -> dict[str, Any]:
 
 
 def _versions() -> dict[str, str]:
-    import lightning_fabric
+    from lightning_fabric.__version__ import version
 
     return {
         "command": _command(sys.argv),
@@ -266,7 +266,7 @@ def _versions() -> dict[str, str]:
         "kernel_attention": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "lightning": lightning_fabric.__version__,
+        "lightning": version,
         "numpy": np.__version__,
         "platform": platform.platform(),
         "machine": machine(),
