@@ -151,7 +151,7 @@ def test_files_are_read_as_they_are_decoded(monkeypatch):
 def test_a_process_that_ends_before_its_time_is_told(monkeypatch):
     """As where the system kills it for its memory."""
     monkeypatch.setattr(image_decoding, "_PATIENCE", 0)
-    monkeypatch.setattr(image_decoding, "ProcessPoolExecutor", _Ending)
+    monkeypatch.setattr(image_decoding, "process_pool", _Ending)
     with pytest.raises(RuntimeError, match="set: a process that decodes its images has ended"):
         list(decode_images(files(), "set", workers=2))
 
