@@ -10,7 +10,7 @@ from torch import nn
 
 import kernel_attention as ka
 from kernel_attention.analysis import DiagnosticsReport, diagnose
-from kernel_attention.experiments.reporting import html, plot_diagnostics
+from kernel_attention.experiments.reporting import diagnostic_sections, html, plot_diagnostics
 from kernel_attention.experiments.reporting.course_plots import gamma_figure, over_training_figure
 from kernel_attention.experiments.reporting.diagnostic_plots import maps_figure, measures_figure
 from kernel_attention.experiments.reporting.diagnostic_sections import diagnostics_section
@@ -44,6 +44,12 @@ def analysed(make_run, report):
     return folder
 
 
+@pytest.fixture
+def undrawn(monkeypatch):
+    """The pages have the words around the pictures. To draw these takes seconds."""
+    monkeypatch.setattr(diagnostic_sections, "data_uri", lambda figure: "data:,")
+
+
 def page_of(folder):
     return html.page("title", "lead", [], [diagnostics_section(read_run(folder))], "footer")
 
@@ -69,7 +75,7 @@ def test_a_run_that_was_not_analysed_has_no_section(make_run):
     assert diagnostics_section(read_run(make_run("one epoch"))) is None
 
 
-def test_a_damaged_array_file_costs_the_maps_only(analysed):
+def test_a_damaged_array_file_costs_the_maps_only(analysed, undrawn):
     (analysed / "seed-0/diagnostics.npz").write_bytes(b"PK not an archive")
     (analysed / "seed-1/diagnostics.npz").unlink()
     page = page_of(analysed)
@@ -176,7 +182,7 @@ def test_copies_of_a_run_in_steps_stand_at_their_steps():
     assert SeedRecord(0, ({"epoch": 1, "train_loss": 1.0},)).places([0, 1]) == [0, 1]
 
 
-def test_the_report_shows_the_course(analysed, course):
+def test_the_report_shows_the_course(analysed, course, undrawn):
     assert "untrained model" not in page_of(analysed)
     write_json(analysed / "seed-0/diagnostics_over_training.json", {"note": "3 cases", "epochs": course})
     page = page_of(analysed)
@@ -192,7 +198,7 @@ def test_the_report_shows_the_course(analysed, course):
         {"epochs": [{"epoch": 1, "layers": [{"name": "a"}]}]},
     ],
 )
-def test_a_damaged_course_is_named(analysed, content):
+def test_a_damaged_course_is_named(analysed, undrawn, content):
     write_json(analysed / "seed-0/diagnostics_over_training.json", content)
     run = read_run(analysed)
     assert [problem.partition(":")[0] for problem in run.problems] == [
