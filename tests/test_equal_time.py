@@ -115,11 +115,16 @@ def test_the_search_chooses_the_best_rate_of_those_that_were_all_tried(tables, t
     assert lines[-2] == "The suite still has another rate for `primal` on Text (0.003)."
 
 
+TRAINED_BEFORE_THE_SEARCH = ("Text",)  # the page says so, and that the search tells no rate from another there
+
+
 def test_the_suite_has_the_rates_that_the_search_chose(tables):
     """Of the records in this repository; without any there is nothing to choose."""
     chosen = tables.best_rates(SEARCH, suite_records(SEARCH, Places(ROOT / "runs", ROOT / "results")))
     for row, rates in chosen.items():
         for column, rate in rates.items():
+            if column in TRAINED_BEFORE_THE_SEARCH:
+                continue
             assert tables.suite_rate(SUITE, row, column) == rate, (row, column)
 
 
