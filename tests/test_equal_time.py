@@ -115,7 +115,7 @@ def test_the_search_chooses_the_best_rate_of_those_that_were_all_tried(tables, t
     assert lines[-2] == "The suite still has another rate for `primal` on Text (0.003)."
 
 
-TRAINED_BEFORE_THE_SEARCH = ("Text",)  # the page says so, and that the search tells no rate from another there
+TRAINED_BEFORE_THE_SEARCH = ("Text",)  # the page says so, and that no rate is told from another there
 
 
 def test_the_suite_has_the_rates_that_the_search_chose(tables):
