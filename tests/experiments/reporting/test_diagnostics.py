@@ -46,7 +46,7 @@ def analysed(make_run, report):
 
 @pytest.fixture
 def undrawn(monkeypatch):
-    """The pages have the words around the pictures. To draw these takes seconds."""
+    """The pages have the words around the pictures. Drawing these takes seconds."""
     monkeypatch.setattr(diagnostic_sections, "data_uri", lambda figure: "data:,")
 
 
