@@ -252,6 +252,11 @@ def test_trained_models_are_diagnosed_once(suite, waves, tmp_path, capsys):  # n
     content = yaml.safe_load(suite.read_text())
     suite.write_text(yaml.safe_dump(content | {"diagnose": ["distance"], "further": {"head_distance": {}}}))
     chosen, places = read_suite(str(suite)), Places(tmp_path / "runs", tmp_path / "results")
+    (cell,) = chosen.cells(["linear"], ["short"], [0])
+    with locked(places.run(chosen, cell)):
+        assert reproduce(suite, waves, *options) == 0
+    assert f"{cell}: left to the process that works on it" in capsys.readouterr().err
+    assert find_state(chosen, cell, places).diagnosis
     assert reproduce(suite, waves, *options) == 0
     (record,) = records(suite).values()
     assert record["date"] == before["date"], "it is not trained again"
@@ -264,7 +269,6 @@ def test_trained_models_are_diagnosed_once(suite, waves, tmp_path, capsys):  # n
     )
     assert 0 < found["head_distance"] < 2**0.5
     assert (found["quantities"], "objective" in found) == (["distance"], False)
-    (cell,) = chosen.cells(["linear"], ["short"], [0])
     assert find_state(chosen, cell, places).is_done
     assert "head distance" in (tmp_path / "runs/small/report.html").read_text().lower()
     shutil.rmtree(tmp_path / "runs/small/short")

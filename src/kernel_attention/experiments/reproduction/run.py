@@ -21,7 +21,7 @@ from kernel_attention.experiments.data.fetching import (
     NotGeneratedError,
     without_fetching,
 )
-from kernel_attention.experiments.lock import HeldByAnother
+from kernel_attention.experiments.lock import HeldByAnother, locked
 from kernel_attention.experiments.reproduction.suite import TRANSFER, Cell, Start, Suite
 from kernel_attention.experiments.results import ResultRecord, make_records, read_record, write_records
 from kernel_attention.experiments.robustness.attack_plan import AttackStep, choose_steps
@@ -176,11 +176,7 @@ def run_cell(suite: Suite, cell: Cell, places: Places, told: Told) -> bool:
             )
         _keep(suite, cell, places, folder)
         if lacking.diagnosis:
-            told(f"{cell}: diagnosing")
-            run = load_run(folder)
-            experiment = run.experiment(places.data_root)
-            analyze_run(run, experiment, cases=suite.diagnosed_cases, quantities=suite.diagnose)
-            _keep(suite, cell, places, folder)
+            _diagnose(suite, cell, places, folder, told)
         if lacking.steps or lacking.shifts:
             attack_run(
                 load_run(folder),
@@ -194,6 +190,17 @@ def run_cell(suite: Suite, cell: Cell, places: Places, told: Told) -> bool:
     except HeldByAnother:
         return False
     return True
+
+
+def _diagnose(suite: Suite, cell: Cell, places: Places, folder: Path, told: Told) -> None:
+    with locked(folder):
+        if not find_state(suite, cell, places).diagnosis:  # another process has just done it
+            return
+        told(f"{cell}: diagnosing")
+        run = load_run(folder)
+        experiment = run.experiment(places.data_root)
+        analyze_run(run, experiment, cases=suite.diagnosed_cases, quantities=suite.diagnose)
+        _keep(suite, cell, places, folder)
 
 
 def _weights(start: Start, places: Places) -> str:
