@@ -112,7 +112,7 @@ def test_the_search_chooses_the_best_rate_of_those_that_were_all_tried(tables, t
         ["Text", "`primal`", "50.0", "60.0", "**70.0**"],
         ["Text", "`linear`", "", "", "60.0"],
     ]
-    assert lines[-2] == "The suite still has another rate for `primal` on Text (0.003)."
+    assert lines[-2] == "The suite does not have the rate that the search chose for `primal` on Text (0.003)."
 
 
 # Trained before its search, which the page says, and that no rate is told from another there.

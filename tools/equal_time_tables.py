@@ -149,7 +149,8 @@ def search_lines(suite: Suite, search: Suite, tried: Records) -> list[str]:
                 differing.append(f"`{name}` on {column} ({rate:g})")
     if not lines:
         return NOTHING
-    said = [f"The suite still has another rate for {', '.join(differing)}.", ""] if differing else []
+    lacking = f"The suite does not have the rate that the search chose for {', '.join(differing)}."
+    said = [lacking, ""] if differing else []
     return ["", *table(["task", "attention", *(f"{rate:g}" for rate in rates)], lines), "", *said]
 
 
