@@ -52,8 +52,7 @@ $(TORCH_STAMP): pyproject.toml constraints.txt
 # Bytecode is made at the end, by all cores; pip would take one. Files for other versions of Python fail in silence.
 $(STAMP): $(TORCH_STAMP)
 	$(INSTALL) --no-deps --target $(VENV)/hosts --upgrade timm torchvision torchao triton cleverhans torchattacks & \
-	$(INSTALL) --editable '.[all]' && wait $$!
-	$(INSTALL) foolbox pyautoattack opencv-python-headless scikit-image accelerate
+	$(INSTALL) --editable '.[all]' foolbox pyautoattack opencv-python-headless scikit-image accelerate && wait $$!
 	$(INSTALL) --no-deps imagecorruptions-imaug
 	@$(BIN)/python -m compileall -qq -j 0 -x '$(SELDOM)' $(VENV)/lib $(VENV)/hosts || true
 	@touch $@

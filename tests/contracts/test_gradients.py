@@ -92,12 +92,14 @@ def test_float32_gradients_are_off_by_their_roundings(name, size, kind):
 
     found = gradients(single, x, towards)
     assert all(value.isfinite().all() for value in found)
+    may_saturate = name in SATURATED and kind in ("1e2", "1e3", "1e4")
+    if may_saturate and size == 1:
+        return  # the bound may be as large as the gradient, and takes seconds: the small size is compared
 
     def run() -> list[Tensor]:
         return gradients(double, x.double(), towards.double())
 
     exact = run()
-    may_saturate = name in SATURATED and kind in ("1e2", "1e3", "1e4")
     # Where rounding decides who wins a softmax, two draws may miss the rare large difference.
     radii = spread(run, exact, unit=UNIT, draws=16 if may_saturate else 2)
     alike = math.sqrt(length) if kind in ("repeated", "constant") else 1.0

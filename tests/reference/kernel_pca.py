@@ -59,7 +59,7 @@ def _pursuit(tokens, weights, h, num_heads, iterations, lam, convention, is_caus
     mu, threshold = [], []
     for i in range(len(k)):
         seen = k[: i + 1] if is_causal else k
-        norm = sum(entry.abs() for row in seen for entry in row)
+        norm = sum(row.abs().sum() for row in seen)
         mu.append(len(seen) * (p if convention == "paper" else width) / (4 * norm))
         threshold.append(lam / mu[i] if convention == "paper" else lam * mu[i])
     s, y, low = [[torch.zeros_like(row) for row in k] for _ in range(3)]
@@ -90,7 +90,8 @@ def _attend(query: Tensor, keys: list[Tensor], values: list[Tensor], last: int |
 
 def _softmax(query: Tensor, keys: list[Tensor]) -> list[Tensor]:
     similarity = [torch.exp((query @ key) / math.sqrt(query.numel())) for key in keys]
-    return [value / sum(similarity) for value in similarity]
+    total = sum(similarity)
+    return [value / total for value in similarity]
 
 
 def scaled(

@@ -73,13 +73,13 @@ def kmlsvd_factors(w: Sequence[Tensor], s: Tensor, c: Mapping) -> list[Tensor]:
     """What multiplies Phi_n in eq. 2-23, index by index: sum C[a, b, ..] W_2[b, j] .. S[r, j, ..], (M, R) per
     mode.
     """
-    factors = []
+    factors, s_at, w_at = [], by_index(s), [by_index(table) for table in w]
     for n in range(len(w)):
         table = [[torch.zeros((), dtype=s.dtype) for _ in range(s.shape[n])] for _ in range(w[n].shape[0])]
         others = [m for m in range(len(w)) if m != n]
-        for ranks in itertools.product(*map(range, s.shape)):
+        for ranks, entry in s_at.items():
             for at, value in c.items():
-                term = value * s[ranks] * math.prod(w[m][at[m], ranks[m]] for m in others)
+                term = value * entry * math.prod(w_at[m][at[m], ranks[m]] for m in others)
                 table[at[n]][ranks[n]] = table[at[n]][ranks[n]] + term
         factors.append(torch.stack([torch.stack(row) for row in table]))
     return factors
@@ -100,13 +100,14 @@ def objective(
     inverse.
     """
     order, value = len(w), torch.zeros((), dtype=s.dtype)
+    s_at, w_at = by_index(s), [by_index(table) for table in w]
     for n, e in enumerate(kmlsvd_scores(phi, factors)):
         unfolded = s.movedim(n, 0).flatten(1)
         value = value + 0.5 * torch.trace(e @ torch.linalg.inv(unfolded @ unfolded.T) @ e.T)
     for at, entry in c.items():
-        for ranks in itertools.product(*map(range, s.shape)):
-            value = value - (order - 1) * entry * s[ranks] * math.prod(
-                w[m][at[m], ranks[m]] for m in range(order)
+        for ranks, core in s_at.items():
+            value = value - (order - 1) * entry * core * math.prod(
+                w_at[m][at[m], ranks[m]] for m in range(order)
             )
     if order > 2:
         for entry in kernel_entries(phi, c).values():
@@ -118,8 +119,9 @@ def kernel_entries(phi: Sequence[Sequence[Tensor]], c: Mapping) -> dict[tuple[in
     """Eq. 2-21, entry by entry: K[i, j, ..] = sum C[a, b, ..] Phi_1[i, a] Phi_2[j, b] .."""
     entries, places = {}, list(zip(*c, strict=True))  # the first index of every entry of C, the second, ..
     values = torch.stack(list(c.values()))
+    read = [[row[list(places[m])] for row in rows] for m, rows in enumerate(phi)]
     for tokens in itertools.product(*(range(len(rows)) for rows in phi)):
-        entries[tokens] = (values * math.prod(phi[m][i][list(places[m])] for m, i in enumerate(tokens))).sum()
+        entries[tokens] = (values * math.prod(read[m][i] for m, i in enumerate(tokens))).sum()
     return entries
 
 
@@ -128,7 +130,7 @@ def compatibility(
 ) -> dict[tuple[int, ...], Tensor]:
     """The entries of C that are not zero by construction: {(a, b, ..): value}."""
     if variant == "learnable":
-        return {at: weights["compatibility"][h][at] for at in itertools.product(range(width), repeat=order)}
+        return by_index(weights["compatibility"][h])
     one = torch.ones((), dtype=weights["w"].dtype)
     diagonal = weights["compatibility"][h] if variant == "learnable_diagonal" else [one] * width
     return {(a,) * order: diagonal[a] for a in range(width)}
@@ -205,7 +207,7 @@ def cubemax(
     slices, sums = [], []
     for i, q in enumerate(modes[0]):
         logits = [
-            sum(q[m] * math.prod(mode[t][m] for mode, t in zip(modes[1:], at, strict=True)) for m in range(p))
+            (q * math.prod(mode[t] for mode, t in zip(modes[1:], at, strict=True))).sum()
             / p ** ((order - 1) / 2)
             for at in itertools.product(*(range(len(mode)) for mode in modes[1:]))
         ]
@@ -223,29 +225,33 @@ def tensor_attention(
     p, scores = x.shape[2] // num_heads, {}
     for b, h in itertools.product(range(x.shape[0]), range(num_heads)):
         modes = modes_of(real_tokens(x, mask, b), weights, h, p)
-        kernel, order = cubemax(modes)[0], len(modes)
+        kernel, order = by_index(cubemax(modes)[0]), len(modes)
         result = []
         for n in range(order):
-            others = [m for m in range(order) if m != n]
+            others, rights = [m for m in range(order) if m != n], {}
+            for at in itertools.product(range(len(modes[n])), repeat=order - 1):
+                if option == 1:
+                    rights[at] = torch.ones(1, dtype=x.dtype)
+                    for m, t in zip(others, at, strict=True):
+                        rights[at] = torch.kron(rights[at], weights["w"][m, h, t])
+                else:
+                    rights[at] = weights["w"][n, h][at]
             rows = []
             for i in range(len(modes[n])):
                 part = 0.0
-                for at in itertools.product(range(len(modes[n])), repeat=order - 1):
-                    index = list(at)
-                    index.insert(n, i)
-                    if option == 1:
-                        right = torch.ones(1, dtype=x.dtype)
-                        for m, t in zip(others, at, strict=True):
-                            right = torch.kron(right, weights["w"][m, h, t])
-                    else:
-                        right = weights["w"][n, h][at]
-                    part = part + kernel[tuple(index)] * right
+                for at, right in rights.items():
+                    part = part + kernel[*at[:n], i, *at[n:]] * right
                 if option != 3:
                     part = weights["core"][h].movedim(n, 0).flatten(1) @ part
                 rows.append(part)
             result.append(torch.stack(rows))
         scores[b, h] = result
     return joined(x, weights, mask, scores, num_heads), scores
+
+
+def by_index(tensor: Tensor) -> dict[tuple[int, ...], Tensor]:
+    """Every entry under its indices; read one by one, each costs a gradient of the size of the tensor."""
+    return dict(zip(itertools.product(*map(range, tensor.shape)), tensor.flatten().unbind(), strict=True))
 
 
 def real_tokens(x: Tensor, mask: Tensor | None, b: int) -> list[Tensor]:

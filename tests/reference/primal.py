@@ -75,6 +75,7 @@ def _head(tokens, weights, h, p, num_rows, max_len, is_causal, running_means, co
         q = [sum(q[: i + 1]) / (i + 1) for i in range(len(q))]
         k = [sum(k[: i + 1]) / (i + 1) for i in range(len(k))]
     w_e, w_r = weights["w_e"][h], weights["w_r"][h]
+    rows_e, rows_r, slices = list(w_e), list(w_r), [token[own] for token in tokens]
     e, r = [], []
     for i in range(len(tokens)):
         phi_q, phi_k = (_unit(q[i]), _unit(k[i])) if cosine else (q[i], k[i])
@@ -84,8 +85,9 @@ def _head(tokens, weights, h, p, num_rows, max_len, is_causal, running_means, co
             continue
         grid = spaced(num_rows, max_len if is_causal else len(tokens))
         seen = [m for m, t in enumerate(grid) if t < len(tokens) and (t <= i or not is_causal)]
-        e.append(sum(((tokens[grid[m]][own] @ phi_q) * w_e[m] for m in seen), torch.zeros_like(w_e[0])))
-        r.append(sum(((tokens[grid[m]][own] @ phi_k) * w_r[m] for m in seen), torch.zeros_like(w_r[0])))
+        zero = torch.zeros_like(rows_e[0])
+        e.append(sum(((slices[grid[m]] @ phi_q) * rows_e[m] for m in seen), zero))
+        r.append(sum(((slices[grid[m]] @ phi_k) * rows_r[m] for m in seen), zero))
     empty = w_e.new_zeros(0, w_e.shape[1])
     return (torch.stack(e), torch.stack(r)) if tokens else (empty, empty)
 

@@ -27,16 +27,16 @@ def attention(
     y = []
     for b in range(batch):
         keys = [j for j in range(source.shape[1]) if mask is None or bool(mask[b, j])]
+        k = {j: _linear(weights, "q_proj" if symmetric else "k_proj", source[b, j]) for j in keys}
+        v = {j: _linear(weights, "v_proj", source[b, j]) for j in keys}
         rows = []
         for i in range(length):
-            heads = []
+            q, heads = _linear(weights, "q_proj", x[b, i]), []
+            seen = [j for j in keys if j <= i or not is_causal]
             for h in range(num_heads):
                 own = slice(h * p, (h + 1) * p)
-                seen = [j for j in keys if j <= i or not is_causal]
-                q = _linear(weights, "q_proj", x[b, i])[own]
-                k = [_linear(weights, "q_proj" if symmetric else "k_proj", source[b, j])[own] for j in seen]
-                v = [_linear(weights, "v_proj", source[b, j])[own] for j in seen]
-                heads.append(sum((w * v_j for w, v_j in zip(_weights(q, k, kernel), v, strict=True)), q * 0))
+                weights_h = _weights(q[own], [k[j][own] for j in seen], kernel)
+                heads.append(sum((w * v[j][own] for w, j in zip(weights_h, seen, strict=True)), q[own] * 0))
             rows.append(_linear(weights, "out_proj", torch.cat(heads)))
         y.append(torch.stack(rows))
     return torch.stack(y)
@@ -46,7 +46,8 @@ def _weights(q: Tensor, k: list[Tensor], kernel: str) -> list[Tensor]:
     if kernel == "cosine":
         return [(q @ k_j) / (q.norm() * k_j.norm()) for k_j in k]
     similarity = [torch.exp((q @ k_j) / math.sqrt(q.numel())) for k_j in k]
-    return [value / sum(similarity) for value in similarity]
+    total = sum(similarity)
+    return [value / total for value in similarity]
 
 
 def _linear(weights: Mapping[str, Tensor], name: str, vector: Tensor) -> Tensor:

@@ -66,24 +66,42 @@ def support_vector_attention(
                 kernel_k = weights["convolution.k_kernel"] if conv == "separate" else kernel_q
                 q = _convolve(q, kernel_q, is_causal, grid, class_tokens)
                 k = _convolve(k, kernel_k, is_causal, grid, class_tokens)
+        v = None if k is None else [_linear(weights, "v_proj", token) for token in for_v]
+        heads = []
+        for h in range(num_heads):
+            own = slice(h * p, (h + 1) * p)
+            factor = 1 if factors is None else factors[h]
+            out = []
+            for n in range(len(asking)):
+                if n == 0 or is_causal:  # the keys of this query are others than those of the one before
+                    last = n + 1 if is_causal else len(keys)
+                    if k is None:
+                        blocks = _pool(keys[:last], factor, pooling, weights)
+                        k_h = [_linear(weights, "k_proj", block)[own] for block in blocks]
+                        v_h = [_linear(weights, "v_proj", block)[own] for block in blocks]
+                    else:
+                        k_h, v_h = [key[own] for key in k[:last]], [value[own] for value in v[:last]]
+                    shift, scale, k_h = _normalized(k_h, options)
+                out.append(_head(n, (q[n][own] - shift) * scale, k_h, v_h, factor, options))
+            heads.append(out)
         rows = [torch.zeros(width, dtype=x.dtype)] * length
         for n, i in enumerate(asking):
-            last = n + 1 if is_causal else len(keys)
-            heads = []
-            for h in range(num_heads):
-                own = slice(h * p, (h + 1) * p)
-                factor = 1 if factors is None else factors[h]
-                if k is None:
-                    blocks = _pool(keys[:last], factor, pooling, weights)
-                    k_h = [_linear(weights, "k_proj", block)[own] for block in blocks]
-                    v_h = [_linear(weights, "v_proj", block)[own] for block in blocks]
-                else:
-                    k_h = [key[own] for key in k[:last]]
-                    v_h = [_linear(weights, "v_proj", token)[own] for token in for_v[:last]]
-                heads.append(_head(n, q[n][own], k_h, v_h, factor, options))
-            rows[i] = _linear(weights, "out_proj", torch.cat(heads))
+            rows[i] = _linear(weights, "out_proj", torch.cat([out[n] for out in heads]))
         y.append(torch.stack(rows))
     return torch.stack(y)
+
+
+def _normalized(keys: list[Tensor], o: Mapping[str, Any]) -> tuple[Any, Any, list[Tensor]]:
+    """What is taken from queries and keys, what they are multiplied by, and the keys after both."""
+    if not keys:
+        return 0.0, 1.0, []
+    mean = sum(keys) / len(keys)
+    scale = torch.ones_like(mean)
+    if o["normalize"]:
+        variance = sum((key - mean) ** 2 for key in keys) / len(keys)
+        scale = 1 / torch.sqrt(variance + o["eps"])
+    shift = o["beta"] * mean
+    return shift, scale, [(key - shift) * scale for key in keys]
 
 
 def _head(
@@ -92,16 +110,10 @@ def _head(
     """The support vector expansion of query i."""
     if not keys:
         return q * 0
-    mean = sum(keys) / len(keys)
-    scale = torch.ones_like(mean)
-    if o["normalize"]:
-        variance = sum((key - mean) ** 2 for key in keys) / len(keys)
-        scale = 1 / torch.sqrt(variance + o["eps"])
-    q = (q - o["beta"] * mean) * scale
-    keys = [(key - o["beta"] * mean) * scale for key in keys]
     if o["kernel"] == "linear":
         phi = o["phi"] or elu
-        similar = [phi(q) @ phi(key) for key in keys]
+        phi_q = phi(q)
+        similar = [phi_q @ phi(key) for key in keys]
     else:
         similar = [torch.exp((q @ key) / math.sqrt(q.numel())) for key in keys]
     if o["kernel"] == "sparse":

@@ -25,7 +25,7 @@ from kernel_attention.experiments.child_process import process_pool
 
 _BATCH_FILES = 256
 _BATCH_BYTES = 1 << 23
-_PATIENCE = 20.0  # seconds of decoding here before other processes are started, which takes seconds too
+_PATIENCE = 30.0  # seconds of decoding here before other processes are started, which takes seconds too
 
 Content = bytes | np.ndarray
 """Of an image: its file, or its pixels (height, width, 3) uint8 where it is not encoded."""
