@@ -45,20 +45,24 @@ def mark(column: str) -> str:
     return f"equal-time-{column.lower()}"
 
 
-def course(record: ResultRecord) -> list[tuple[float, float]]:
-    """(seconds of training, best validation accuracy so far) after every evaluation."""
+def course(record: ResultRecord, against: str = "training_seconds") -> list[tuple[float, float]]:
+    """(seconds of training or steps, best validation accuracy so far) after every evaluation."""
     found = record.figures["course"]
     points, best = [], 0.0
-    for seconds, accuracy in zip(found["training_seconds"], found["val_accuracy"], strict=True):
+    for at, accuracy in zip(found[against], found["val_accuracy"], strict=True):
         best = max(best, accuracy)
-        points.append((seconds, best))
+        points.append((at, best))
     return points
 
 
-def reached(record: ResultRecord, seconds: float) -> float | None:
-    """The best validation accuracy within this time; None before the first evaluation."""
-    within = [accuracy for at, accuracy in course(record) if at <= seconds]
-    return within[-1] if within else None
+def within(cells: Mapping[int, ResultRecord], limit: float, against: str) -> dict[int, Measurement]:
+    """By seed, the best validation accuracy within this time or number of steps, where there is one."""
+    found = {}
+    for seed, record in cells.items():
+        reached = [accuracy for at, accuracy in course(record, against) if at <= limit]
+        if reached:
+            found[seed] = Measurement(reached[-1])
+    return found
 
 
 def column_lines(
@@ -70,12 +74,16 @@ def column_lines(
     limit = limit_of(suite, column)
     records = [record for cells in trained.values() for record in cells.values()]
     machines = " and ".join(sorted({record.machine for record in records}))
+    least = min(_steps(record) for record in records)
     heads = [f"validation, {limit * share / 60:g} min" for share in SHARES]
+    heads.append(f"validation, {least:,} steps")
     lines = []
     for row, cells in trained.items():
         rates = sorted({record.config["learning_rate"] for record in cells.values()})
-        steps = [record.figures["course"]["step"][-1] for record in cells.values()]
-        after = [_after(cells, share * limit if share < 1 else math.inf) for share in SHARES]
+        steps = [_steps(record) for record in cells.values()]
+        times = [share * limit if share < 1 else math.inf for share in SHARES]
+        after = [within(cells, seconds, "training_seconds") for seconds in times]
+        after.append(within(cells, least, "step"))
         tested = {seed: Measurement(each.figures["evaluation"]["accuracy"]) for seed, each in cells.items()}
         lines.append(
             [
@@ -180,6 +188,5 @@ def drawn(trained: Mapping[str, Mapping[int, ResultRecord]], rows: Sequence[str]
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
 
 
-def _after(cells: Mapping[int, ResultRecord], seconds: float) -> dict[int, Measurement]:
-    found = {seed: reached(record, seconds) for seed, record in cells.items()}
-    return {seed: Measurement(value) for seed, value in found.items() if value is not None}
+def _steps(record: ResultRecord) -> int:
+    return record.figures["course"]["step"][-1]
