@@ -110,8 +110,11 @@ def limit_of(suite: Suite, column: str) -> float:
     return recipe.max_seconds
 
 
-def best_rates(search: Suite, tried: Records) -> dict[str, dict[str, float]]:
-    """The learning rate with the best validation accuracy by mechanism and column, where all were tried."""
+def best_rates(suite: Suite, search: Suite, tried: Records) -> dict[str, dict[str, float]]:
+    """The learning rate with the best validation accuracy by mechanism and column, where all were tried.
+
+    Among equals it is that of the suite.
+    """
     found: dict[str, dict[str, float]] = {}
     for column in search.columns:
         values: dict[str, dict[float, float]] = {}
@@ -121,7 +124,9 @@ def best_rates(search: Suite, tried: Records) -> dict[str, dict[str, float]]:
                 values.setdefault(name, {})[rate] = record.single_figures[search.metric]
         for name, by_rate in values.items():
             if len(by_rate) == sum(split(row)[0] == name for row in search.rows):
-                found.setdefault(name, {})[column] = max(by_rate, key=lambda rate: by_rate[rate])
+                own = suite_rate(suite, name, column)
+                ranks = {rate: (value, rate == own) for rate, value in by_rate.items()}
+                found.setdefault(name, {})[column] = max(ranks, key=lambda rate: ranks[rate])
     return found
 
 
@@ -139,7 +144,7 @@ def suite_rate(suite: Suite, row: str, column: str) -> float:
 def search_lines(suite: Suite, search: Suite, tried: Records) -> list[str]:
     """Best validation accuracies of the search, the chosen ones bold; and where the suite has another."""
     rates = sorted({split(row)[1] for row in search.rows})
-    chosen = best_rates(search, tried)
+    chosen = best_rates(suite, search, tried)
     lines, differing = [], []
     for column in search.columns:
         for name in dict.fromkeys(split(row)[0] for row in search.rows):
