@@ -71,8 +71,7 @@ def families(root: Path) -> list[Family]:
                 present.append(suite)
             for row, cells in by_row.items():
                 measured[row] |= cells
-        baselines = {row: other for row in group[0].rows if (other := group[0].baseline(row)) is not None}
-        comparisons = compare_over_columns(measured, baselines, columns=2)
+        comparisons = compare_over_columns(measured, group[0].compared_with(), columns=2)
         if comparisons:
             found.append(Family(present, comparisons))
     return found

@@ -150,8 +150,16 @@ def test_cells_have_the_keys_of_suite_column_and_row():
     assert (recipe.epochs, recipe.batch_size, recipe.seeds) == (2, 5, [4])
     assert recipe.attention == {"primal": {"rank": 3}}
     assert suite.recipe(Cell("primal", "vowels", 4))[1].batch_size != 5
-    assert [suite.baseline(row) for row in suite.rows] == [None, "softmax"]
+    assert suite.compared_with() == {"softmax": [], "primal": ["softmax"]}
     assert list(suite.cells(["primal"], ["waves"], [7])) == [Cell("primal", "waves", 7)]
+
+
+def test_a_row_can_have_several_baselines():
+    rows = {name: {"attention": name} for name in ("softmax", "linear", "primal")}
+    baselines = {"default": ["softmax", "linear"], "linear": "softmax"}
+    suite = Suite(name="small", **SMALL | {"rows": rows, "baselines": baselines})
+    expected = {"softmax": ["linear"], "linear": ["softmax"], "primal": ["softmax", "linear"]}
+    assert suite.compared_with() == expected
 
 
 VALUED = SMALL | {
@@ -232,6 +240,8 @@ def test_the_robustness_suite_attacks_as_its_page_says():
         ({"rows": {"a/b": {}}}, "row 'a/b'"),
         ({"seeds": [1, 1]}, "seeds"),
         ({"baselines": {"primal": "softmx"}}, "softmx"),
+        ({"baselines": {"primal": ["softmax", "softmx"]}}, "softmx"),
+        ({"baselines": {"primal": 1}}, "baselines"),
         ({"reported": {"primal": {"nowhere": 1.0}}}, "nowhere"),
         ({"column_keys": {"nowhere": {}}}, "nowhere"),
         ({"values": {"beta": {"nowhere": 1}}}, "nowhere"),

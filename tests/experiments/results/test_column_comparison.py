@@ -33,6 +33,8 @@ def test_two_rows_by_hand():
     # 3.5 + 3.5 and what they leave.
     assert mixed.p_value == 28 / 32
     assert mixed.adjusted == mixed.p_value
+    first, second = compare_over_columns(measured, {"better": ["softmax", "mixed"]})
+    assert (first, second.baseline) == (better._replace(least=first.least), "mixed")
 
 
 def test_without_ties_the_test_is_scipys():

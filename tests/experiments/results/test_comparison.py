@@ -65,6 +65,11 @@ def test_the_adjustment_is_over_all_comparisons():
     assert [(each.row, each.column) for each in found] == [(row, column) for row in "ab" for column in "xyz"]
     assert [each.adjusted for each in found] == holm([each.p_value for each in found])
     assert compare_rows(table, {"a": "absent"}) == []
+    several = compare_rows(table, {"b": ["base", "a"]})
+    assert [(each.baseline, each.column) for each in several] == [
+        (row, at) for row in ("base", "a") for at in "xyz"
+    ]
+    assert [each.interval for each in several[:3]] == [each.interval for each in found[3:]]
 
 
 def test_what_cannot_be_compared_is_left_out():

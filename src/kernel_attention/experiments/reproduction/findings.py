@@ -110,8 +110,8 @@ class Findings:
         suite: the suite.
         records: in the order of rows, columns and seeds.
         lines: by figure, in the order of columns and rows.
-        over_cases: each row against its baseline in one column, on the same cases.
-        over_columns: each row against its baseline over the columns.
+        over_cases: each row against each of its baselines in one column, on the same cases.
+        over_columns: each row against each of its baselines over the columns.
         scores: of the rows and columns of a critical-difference diagram, by row and column; empty where there
             are too few.
         missing: the cells without a record.
@@ -134,7 +134,7 @@ def find(suite: Suite, places: Places) -> Findings:
     """
     records = suite_records(suite, places)
     measured = figures_of(records, suite.metric)
-    baselines = {row: other for row in suite.rows if (other := suite.baseline(row)) is not None}
+    baselines = suite.compared_with()
     return Findings(
         suite=suite,
         records=tuple(each for row in records.values() for cell in row.values() for each in cell.values()),

@@ -95,7 +95,7 @@ class Suite:
         transfer_from: the row whose model, with the same seed, transferred attacks work against.
         starts: for a row whose recipes have the key ``start_from``, the row and the column of the suite whose
             trained model, with the same seed, it starts from. What is not trained yet is trained first.
-        baselines: the row that a row is compared with; ``default`` for the rows not named.
+        baselines: the row that a row is compared with, or a list of rows; ``default`` for the rows not named.
         reported: the source's figures of the metric, by row and column: a number, or [mean, deviation]. Those
             of accuracies are in per cent.
         further: other figures of ``evaluation.json`` that are shown, with what the source reports of them.
@@ -121,7 +121,7 @@ class Suite:
     attack: list[str | dict[str, list[str] | Limits]] = field(default_factory=list)
     transfer_from: str | None = None
     starts: dict[str, Place] = field(default_factory=dict)
-    baselines: dict[str, str] = field(default_factory=dict)
+    baselines: dict[str, str | list[str]] = field(default_factory=dict)
     reported: Figures = field(default_factory=dict)
     further: dict[str, Figures] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
@@ -139,7 +139,8 @@ class Suite:
                     )
         reported = [self.reported, *self.further.values()]
         named = [row for figures in reported for row in figures]
-        named += [*(row for row in self.baselines if row != "default"), *self.baselines.values()]
+        named += [row for row in self.baselines if row != "default"]
+        named += [row for given in self.baselines.values() for row in _several(given)]
         plans = list(self._plans())
         named += [*self.starts, *(row for plan in plans for row in plan.rows)]
         named += [] if self.transfer_from is None else [self.transfer_from]
@@ -226,10 +227,10 @@ class Suite:
         """What the source reports, by the name of the figure; the suite's metric comes first."""
         return {self.metric: self.reported, **self.further}
 
-    def baseline(self, row: str) -> str | None:
-        """The row that ``row`` is compared with."""
-        other = self.baselines.get(row, self.baselines.get("default"))
-        return None if other == row else other
+    def compared_with(self) -> dict[str, list[str]]:
+        """By row, the rows that it is compared with."""
+        given = {row: self.baselines.get(row, self.baselines.get("default", [])) for row in self.rows}
+        return {row: [other for other in _several(others) if other != row] for row, others in given.items()}
 
     def attack_plans(self, cell: Cell) -> list[str]:
         """The plans of attacks that are run on a cell."""
@@ -288,6 +289,10 @@ def read_suite(name: str) -> Suite:
         return Suite(name=location.name, **content)
     except InputError as error:
         raise InputError(f"{location}: {error}") from None
+
+
+def _several(given: str | list[str]) -> list[str]:
+    return [given] if isinstance(given, str) else given
 
 
 def _shipped_suites() -> dict[str, FileEntry]:

@@ -6,7 +6,12 @@ import itertools
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from kernel_attention.experiments.results.comparison import Measurement, Measurements
+from kernel_attention.experiments.results.comparison import (
+    Baselines,
+    Measurement,
+    Measurements,
+    compared_pairs,
+)
 from kernel_attention.experiments.statistics import holm, signed_rank_test
 
 
@@ -47,30 +52,30 @@ class ColumnComparison(NamedTuple):
 
 
 def compare_over_columns(
-    measurements: Measurements, baselines: Mapping[str, str], *, columns: int = 3
+    measurements: Measurements, baselines: Baselines, *, columns: int = 3
 ) -> list[ColumnComparison]:
     """Compare rows with their baselines over the columns.
 
     Args:
         measurements: by row, column and seed.
-        baselines: the baseline of a row; a row without one is not compared.
+        baselines: of the rows.
         columns: how many columns a comparison needs at least.
 
     Returns:
-        In the order of the rows. The p values are adjusted over all of them.
+        In the order of rows and baselines. The p values are adjusted over all of them.
     """
     found = []
-    for row, cells in measurements.items():
-        others = measurements.get(baselines.get(row, ""), {})
+    for row, baseline in compared_pairs(measurements, baselines):
+        others = measurements.get(baseline, {})
         differences = {
             column: value
-            for column, measured in cells.items()
+            for column, measured in measurements[row].items()
             if (value := _difference(measured, others.get(column, {}))) is not None
         }
         if len(differences) >= columns:
             p_value = signed_rank_test(list(differences.values()))
             least = _least_p(len(differences))
-            found.append(ColumnComparison(row, baselines[row], differences, p_value, p_value, least))
+            found.append(ColumnComparison(row, baseline, differences, p_value, p_value, least))
     adjusted, least_adjusted = holm([each.p_value for each in found]), holm([each.least for each in found])
     return [
         each._replace(adjusted=value, least=least)

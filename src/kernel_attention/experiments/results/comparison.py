@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -114,6 +114,9 @@ def evaluation_figure(figures: Mapping[str, Any], metric: str) -> Measurement:
 Measurements = Mapping[str, Mapping[str, Mapping[int, Measurement]]]
 """By row, column and seed. Seeds may be missing, and so may columns of a row."""
 
+Baselines = Mapping[str, str | Sequence[str]]
+"""By row, the row that it is compared with, or several. A row without one is not compared."""
+
 
 class Spread(NamedTuple):
     """Mean and sample deviation over ``seeds``; no deviation of a single seed."""
@@ -156,24 +159,32 @@ def spread(measured: Mapping[int, Measurement]) -> Spread:
     return Spread(statistics.fmean(values), deviation, seeds)
 
 
-def compare_rows(measurements: Measurements, baselines: Mapping[str, str]) -> list[Comparison]:
+def compared_pairs(measurements: Measurements, baselines: Baselines) -> Iterator[tuple[str, str]]:
+    """Each measured row with each of its baselines, in the order of the rows."""
+    for row in measurements:
+        given = baselines.get(row, ())
+        for baseline in [given] if isinstance(given, str) else given:
+            yield row, baseline
+
+
+def compare_rows(measurements: Measurements, baselines: Baselines) -> list[Comparison]:
     """Compare rows with their baselines, in every column whose answers or scores both keep for a common seed.
 
     Args:
         measurements: by row, column and seed.
-        baselines: the baseline of a row; a row without one is not compared.
+        baselines: of the rows.
 
     Returns:
-        In the order of rows and columns. The p values are adjusted over all of them.
+        In the order of rows, baselines and columns. The p values are adjusted over all of them.
 
     Raises:
         InputError: where a row and its baseline were not measured on the same number of cases.
     """
     found = []
-    for row, columns in measurements.items():
-        others = measurements.get(baselines.get(row, ""), {})
-        for column, measured in columns.items():
-            compared = _compare(row, baselines.get(row, ""), column, measured, others.get(column, {}))
+    for row, baseline in compared_pairs(measurements, baselines):
+        others = measurements.get(baseline, {})
+        for column, measured in measurements[row].items():
+            compared = _compare(row, baseline, column, measured, others.get(column, {}))
             found += [] if compared is None else [compared]
     adjusted = holm([each.p_value for each in found])
     return [each._replace(adjusted=value) for each, value in zip(found, adjusted, strict=True)]
