@@ -65,6 +65,12 @@ def within(cells: Mapping[int, ResultRecord], limit: float, against: str) -> dic
     return found
 
 
+def learnt(cells: Mapping[int, ResultRecord]) -> dict[int, Measurement]:
+    """By seed, the accuracy on the training batches before the last evaluation, where the record keeps it."""
+    courses = {seed: record.figures["course"].get("train_accuracy") for seed, record in cells.items()}
+    return {seed: Measurement(found[-1]) for seed, found in courses.items() if found}
+
+
 def column_lines(
     suite: Suite, column: str, trained: Mapping[str, Mapping[int, ResultRecord]], figure: Path
 ) -> list[str]:
@@ -76,14 +82,14 @@ def column_lines(
     machines = " and ".join(sorted({record.machine for record in records}))
     least = min(_steps(record) for record in records)
     heads = [f"validation, {limit * share / 60:g} min" for share in SHARES]
-    heads.append(f"validation, {least:,} steps")
+    heads += [f"validation, {least:,} steps", "training, at the end"]
     lines = []
     for row, cells in trained.items():
         rates = sorted({record.config["learning_rate"] for record in cells.values()})
         steps = [_steps(record) for record in cells.values()]
         times = [share * limit if share < 1 else math.inf for share in SHARES]
         after = [within(cells, seconds, "training_seconds") for seconds in times]
-        after.append(within(cells, least, "step"))
+        after += [within(cells, least, "step"), learnt(cells)]
         tested = {seed: Measurement(each.figures["evaluation"]["accuracy"]) for seed, each in cells.items()}
         lines.append(
             [

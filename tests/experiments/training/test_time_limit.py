@@ -93,7 +93,8 @@ def test_the_record_keeps_the_course(clock, tmp_path):
     course = made.figures["course"]
     assert course["step"] == [2, 4]
     assert course["training_seconds"] == [2.0, 4.0]
-    assert course["val_accuracy"] == [row["val_accuracy"] for row in rows(folder)]
+    for name in ("val_accuracy", "train_accuracy", "train_loss"):
+        assert course[name] == [row[name] for row in rows(folder)]
     (path,) = write_records([made], tmp_path / "results")
     assert read_record(path) == made
 

@@ -42,8 +42,9 @@ class ResultRecord:
         revision: git's name of the code that trained it; None where it is not known.
         figures: by file: those of ``evaluation`` (test split) and of ``robustness``, where there are any;
             the ``diagnostics`` that ``analyze`` measured, means over the layers that have them; and the
-            ``course`` of a training counted in steps: ``step``, ``training_seconds`` and every validation
-            figure, a list of each over the evaluations.
+            ``course`` of a training counted in steps: ``step``, ``training_seconds`` and every figure of
+            training and validation, a list of each over the evaluations. Earlier records lack those of
+            training, which are means over the batches since the evaluation before.
         schema: version of this list.
     """
 
@@ -231,10 +232,11 @@ def _diagnostics(found: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _course(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]] | None:
-    """The validation figures over the training time; None for a training that is not counted in steps."""
+    """Figures of training and validation over the training time; None where it is not counted in steps."""
     if not rows or "training_seconds" not in rows[0]:
         return None
-    names = ["step", "training_seconds", *(name for name in rows[0] if name.startswith("val_"))]
+    figures = [name for name in rows[0] if name.startswith(("train_", "val_"))]
+    names = ["step", "training_seconds", *figures]
     return {name: [row.get(name) for row in rows] for name in names}
 
 
