@@ -92,7 +92,7 @@ def test_the_accuracy_within_a_time_is_the_best_so_far(tables, tmp_path):
         "test",
     ]
     assert rows[0] == [
-        "`softmax`", "2", rate_of("softmax", "Image"), "300",
+        "`softmax`", "2", rate_of("softmax", "Image"), "200 to 400",
         "10.0 (seed 1)", "15.0 ± 7.1", "22.5 ± 17.7", "45.0 ± 7.1", "42.5 ± 10.6", "60.0 (seed 1)",
         "40.0 ± 1.4",
     ]  # fmt: skip

@@ -94,7 +94,7 @@ def column_lines(
         lines.append(
             [
                 f"`{row}`", str(len(cells)), ", ".join(f"{rate:g}" for rate in rates),
-                f"{sum(steps) / len(steps):,.0f}", *(cell(values, len(cells)) for values in after),
+                _least_to_most(steps), *(cell(values, len(cells)) for values in after),
                 cell(tested, len(cells)),
             ]
         )  # fmt: skip
@@ -201,3 +201,8 @@ def drawn(trained: Mapping[str, Mapping[int, ResultRecord]], rows: Sequence[str]
 
 def _steps(record: ResultRecord) -> int:
     return record.figures["course"]["step"][-1]
+
+
+def _least_to_most(counts: Sequence[int]) -> str:
+    least, most = min(counts), max(counts)
+    return f"{least:,}" if least == most else f"{least:,} to {most:,}"

@@ -315,7 +315,7 @@ class StepRecipe(BaseRecipe):
         max_seconds: training ends with the evaluation after which its steps have taken this long, without the
             evaluations; 0 sets no limit. The schedule must not be linear, as its end would not be known.
         clock: of ``max_seconds``: wall, or processor, the time that the processor gave to this process, over
-            all its threads. With one thread the latter hardly depends on what else the machine does.
+            all its threads. With one thread the latter depends less on what else the machine does.
 
     The other keys are those of ``BaseRecipe``.
     """
