@@ -9,13 +9,13 @@ from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.utils.checkpoint import checkpoint
 
 from kernel_attention.tensors import softmax_dropout
-from kernel_attention.tensors.fused_softmax import fused_attention
 from kernel_attention.tensors.recompute import formulas_only
 from kernel_attention.tensors.softmax_dropout import softmax_dropout_attention
 from kernel_attention.tensors.softmax_weights import additive_mask
 
 B, H, N, S, P, P_V = 2, 3, 7, 5, 2, 4
 RATE = 0.3
+READS = ["all", "past", "masked", "padded", "padded past"]
 
 
 @pytest.fixture(params=["rows", "heads", "sequences"], autouse=True)
@@ -38,6 +38,10 @@ def seen(reads: str) -> dict:
         mask = torch.rand(B, 1, N, S) < 0.6
         mask[1, :, 4] = False  # a query that sees no key
         return {"mask": mask}
+    if reads.startswith("padded"):
+        mask = torch.ones(B, 1, 1, S, dtype=torch.bool)
+        mask[1, ..., :2] = False  # on the left: two queries of the past see no key, and all of all do
+        return {"mask": mask, "is_causal": reads == "padded past"}
     return {"is_causal": reads == "past"}
 
 
@@ -50,16 +54,17 @@ def factors(seed, **reads) -> Tensor:
     """The factors of the weights: a call with one-hot values over the same without dropout."""
     q, k = torch.zeros(B, H, N, P, dtype=torch.float64), torch.zeros(B, H, S, P, dtype=torch.float64)
     one_hot = torch.eye(S, dtype=torch.float64).expand(B, H, S, S)
-    mean = fused_attention(q, k, one_hot, **reads)
+    mean = attend(seed, q, k, one_hot, rate=0.0, **reads)
     return torch.where(mean > 0, attend(seed, q, k, one_hot, **reads) / mean, 0.0)
 
 
 def formula(factor, q, k, v, *, mask=None, is_causal=False):
     """Plain loops over queries, with given factors of the weights."""
     out = torch.zeros(B, H, N, P_V, dtype=torch.float64)
+    rows = None if mask is None else mask.expand(B, 1, N, S)
     for b, h, i in torch.cartesian_prod(torch.arange(B), torch.arange(H), torch.arange(N)).tolist():
         keys = [
-            j for j in range(S) if (mask is None or mask[b, 0, i, j]) and (not is_causal or j <= i)
+            j for j in range(S) if (mask is None or rows[b, 0, i, j]) and (not is_causal or j <= i)
         ]  # fmt: skip
         if keys:
             weights = (0.5 * k[b, h, keys] @ q[b, h, i]).softmax(dim=0)
@@ -67,7 +72,7 @@ def formula(factor, q, k, v, *, mask=None, is_causal=False):
     return out
 
 
-@pytest.mark.parametrize("reads", ["all", "past", "masked"])
+@pytest.mark.parametrize("reads", READS)
 def test_it_is_the_formula_with_the_masks_that_were_drawn(reads):
     q, k, v = inputs()
     reads = seen(reads)
@@ -83,7 +88,7 @@ def test_it_is_the_formula_with_the_masks_that_were_drawn(reads):
         torch.testing.assert_close(mine, theirs)
 
 
-@pytest.mark.parametrize("reads", ["all", "past", "masked"])
+@pytest.mark.parametrize("reads", READS)
 def test_gradients_and_their_gradients(reads):
     reads = seen(reads)
     for check in (gradcheck, gradgradcheck):

@@ -18,8 +18,17 @@ import torch
 from torch import Tensor
 
 from kernel_attention.tensors.dropout import dropout, keep_factors
-from kernel_attention.tensors.recompute import differentiable_gradients, differentiable_leaves, only_formulas
-from kernel_attention.tensors.softmax_weights import logit_gradients, softmax_weights
+from kernel_attention.tensors.recompute import (
+    differentiable_gradients,
+    differentiable_leaves,
+    is_for_all_sizes,
+    only_formulas,
+)
+from kernel_attention.tensors.softmax_weights import (
+    every_query_sees_a_key,
+    logit_gradients,
+    softmax_weights,
+)
 
 _BLOCK = 2**18  # weights at a time: 1 MiB in float32, about the second-level cache of a core
 _FEW = 2**21  # weights in all, up to which the formula is as fast
@@ -51,7 +60,8 @@ def softmax_dropout_attention(
     """
     shape = torch.broadcast_shapes(q.shape[:2], k.shape[:2], v.shape[:2])
     if math.prod(shape) * q.size(2) * k.size(2) <= _FEW or only_formulas():
-        return dropout(softmax_weights(q * scale, k, mask, is_causal), dropout_p) @ v
+        all_see = not is_for_all_sizes() and every_query_sees_a_key(mask, is_causal)
+        return dropout(softmax_weights(q * scale, k, mask, is_causal, all_see=all_see), dropout_p) @ v
     q, k, v = (x.expand(*shape, *x.shape[2:]) for x in (q, k, v))
     return _DroppedAttention.apply(q, k, v, mask, is_causal, dropout_p, scale)
 
@@ -93,6 +103,7 @@ class _Weights:
         self.queries, self.keys, self.is_causal, self.dropout_p = q * scale, k, is_causal, dropout_p
         self.shape = torch.Size((*q.shape[:3], k.size(2)))
         self.mask = None if mask is None else mask.expand(self.shape)
+        self.all_see = every_query_sees_a_key(mask, is_causal)
         self.seed = seed
 
     def blocks(self) -> Iterator[tuple[_Block, Tensor, Tensor]]:
@@ -104,6 +115,7 @@ class _Weights:
                 None if self.mask is None else block.square(self.mask),
                 self.is_causal,
                 block.queries.start,
+                all_see=self.all_see,
             )
             yield block, weights, factor
 

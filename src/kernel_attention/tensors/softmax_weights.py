@@ -20,6 +20,14 @@ def additive_mask(mask: Tensor | None, q: Tensor) -> Tensor | None:
     )
 
 
+def every_query_sees_a_key(mask: Tensor | None, is_causal: bool) -> bool:
+    """Whether that is certain; it reads the values of a mask from ``additive_mask``."""
+    if mask is None:
+        return True
+    best = mask[..., 0] if is_causal else mask.amax(dim=-1)
+    return bool((best > -torch.inf).all())
+
+
 def logit_gradients(weights: Tensor, by_weights: Tensor) -> Tensor:
     """The gradient of the logits from that of the weights of their softmax, which is overwritten."""
     by_weights -= (weights * by_weights).sum(dim=-1, keepdim=True)
@@ -27,7 +35,13 @@ def logit_gradients(weights: Tensor, by_weights: Tensor) -> Tensor:
 
 
 def softmax_weights(
-    queries: Tensor, keys: Tensor, mask: Tensor | None, is_causal: bool, start: int = 0
+    queries: Tensor,
+    keys: Tensor,
+    mask: Tensor | None,
+    is_causal: bool,
+    start: int = 0,
+    *,
+    all_see: bool = False,
 ) -> Tensor:
     """softmax(q k^T + mask), differentiable.
 
@@ -37,6 +51,7 @@ def softmax_weights(
         mask: from ``additive_mask``; broadcasts to (B, h, N, S).
         is_causal: query i sees keys 0..i only.
         start: position of the first query.
+        all_see: whether ``every_query_sees_a_key``. It saves two passes over the weights.
 
     Returns:
         (B, h, N, S). A query that sees no key has zeros.
@@ -48,7 +63,7 @@ def softmax_weights(
         position = torch.arange(start, start + logits.size(2), device=logits.device)
         future = torch.arange(logits.size(3), device=logits.device) > position[:, None]
         logits.masked_fill_(future, -torch.inf)
-    if mask is None:
+    if mask is None or all_see:
         return logits.softmax(dim=-1)
     # A query that sees no key has no softmax. Its weights are zero, and so are their gradients.
     unseen = logits.detach().amax(dim=-1, keepdim=True) == -torch.inf
