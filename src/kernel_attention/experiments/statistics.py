@@ -34,13 +34,15 @@ __all__ = [
     "unpack_levels",
 ]
 
+DECIMALS = 12
+"""Differences that are equal to this many decimals are ties: the rounding errors of means are smaller."""
+
 LEVELS = 64
 """The levels that ``pack_levels`` can write: a character each."""
 
 _CHARACTERS = string.ascii_uppercase + string.ascii_lowercase + string.digits + "+/"
 _RESAMPLES_AT_A_TIME = 500
 _ByKind = list[np.ndarray]  # an array for each kind of cases
-_DECIMALS = 12  # differences of accuracies that are equal to this many are ties; rounding of means is smaller
 
 
 class McNemar(NamedTuple):
@@ -168,7 +170,7 @@ def signed_rank_test(differences: Sequence[float]) -> float:
     Raises:
         InputError: for a difference that is not finite.
     """
-    values = np.round(np.asarray(differences, dtype=np.float64), _DECIMALS)
+    values = np.round(np.asarray(differences, dtype=np.float64), DECIMALS)
     if values.ndim != 1 or not np.isfinite(values).all():
         raise InputError(f"differences {differences!r:.80} must be finite numbers, one for each data set")
     values = values[values != 0]

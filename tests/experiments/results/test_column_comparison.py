@@ -66,6 +66,18 @@ def test_the_seeds_that_both_have_count():
     assert found.differences == pytest.approx({"0": -0.05, "1": 0.0, "2": 0.0})
 
 
+def test_rounding_breaks_no_tie():
+    """The same 13 of 45 right answers, spread otherwise over three seeds of 15 cases."""
+    rights = {"softmax": (5, 4, 4), "row": (6, 4, 3)}
+    values = {row: [right / 15 for right in of_row] for row, of_row in rights.items()}
+    assert sum(map(float.__sub__, values["row"], values["softmax"])) != 0, "or there is nothing to round"
+    measured = table(softmax=SOFTMAX[:3], row=SOFTMAX[:3])
+    for row, of_row in values.items():
+        measured[row]["0"] = {seed: Measurement(value) for seed, value in enumerate(of_row)}
+    (found,) = compare_over_columns(measured, {"row": "softmax"})
+    assert (found.larger, found.smaller) == (0, 0)
+
+
 def test_too_few_columns_are_not_compared():
     measured = table(softmax=SOFTMAX, row=SOFTMAX[:2], alone=SOFTMAX)
     assert compare_over_columns(measured, {"row": "softmax"}) == []

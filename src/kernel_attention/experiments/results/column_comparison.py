@@ -12,7 +12,7 @@ from kernel_attention.experiments.results.comparison import (
     Measurements,
     compared_pairs,
 )
-from kernel_attention.experiments.statistics import holm, signed_rank_test
+from kernel_attention.experiments.statistics import DECIMALS, holm, signed_rank_test
 
 
 class ColumnComparison(NamedTuple):
@@ -21,7 +21,7 @@ class ColumnComparison(NamedTuple):
     Attributes:
         row: the row.
         baseline: the row it is compared with.
-        differences: row minus baseline by column, the mean over the seeds that both have.
+        differences: row minus baseline by column, the mean over the seeds that both have, to ``DECIMALS``.
         p_value: of ``signed_rank_test``.
         adjusted: the same after Holm's adjustment for all comparisons made together.
         least: the adjusted value if all differences of all comparisons had one sign. No outcome in so few
@@ -97,4 +97,5 @@ def _difference(first: Mapping[int, Measurement], second: Mapping[int, Measureme
     seeds = sorted(first.keys() & second.keys())
     if not seeds:
         return None
-    return sum(first[seed].value - second[seed].value for seed in seeds) / len(seeds)
+    difference = sum(first[seed].value - second[seed].value for seed in seeds) / len(seeds)
+    return round(difference, DECIMALS)
