@@ -51,7 +51,7 @@ def softmax_weights(
         mask: from ``additive_mask``; broadcasts to (B, h, N, S).
         is_causal: query i sees keys 0..i only.
         start: position of the first query.
-        all_see: whether ``every_query_sees_a_key``. It saves two passes over the weights.
+        all_see: whether ``every_query_sees_a_key``. It saves three passes over the weights.
 
     Returns:
         (B, h, N, S). A query that sees no key has zeros.
