@@ -110,7 +110,8 @@ def _warn_of_large_objectives() -> None:
     """Log the warning, once in a process."""
     _log.warning(
         "auxiliary_loss: an objective |J| exceeds its layer's objective_bound, beyond which the penalty "
-        "grows with log |J|, not J^2. Standardise the inputs: mean 0 and variance 1 of every channel"
+        "grows with log |J|, not J^2. Standardise the inputs: mean 0 and variance 1 of every channel. Where "
+        "they are, a wide first layer can exceed it for the first few epochs"
     )
 
 
@@ -120,7 +121,7 @@ def auxiliary_loss(model: nn.Module, reduction: str = "sum") -> Tensor:
     What mixtures of experts add to balance their experts is part of it.
 
     Where |J| exceeds a layer's ``objective_bound``, ``bounded_square`` replaces the square, and a warning is
-    logged once. This happens on inputs that are not standardised.
+    logged once. This happens on inputs that are not standardised, and in the first epochs of wide layers.
 
     Call it after a forward in training mode, once per backward. The square is taken per micro-batch, so
     gradient accumulation averages J^2 of the parts, which is not J^2 of the whole batch. So does data
