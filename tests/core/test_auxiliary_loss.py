@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from kernel_attention import InputError, PrimalAttention, SoftmaxAttention, auxiliary_loss
+from kernel_attention import InputError, PrimalAttention, SoftmaxAttention, auxiliary_loss, create_attention
 from kernel_attention.core import objective as base
 from kernel_attention.core.objective import bounded_square
 from kernel_attention.experiments.data import load_time_series
@@ -100,6 +100,24 @@ def test_the_bounded_square_has_finite_gradients_up_to_the_largest_objectives(bo
     assert gradient.isfinite().all()
     assert gradient[1] > 0
     assert gradient[2] > 0  # a step goes on downhill
+
+
+@pytest.mark.parametrize("mechanism", [{"primal": {"rank": 2}}, {"multilinear": {"rank": 2}}], ids=str)
+def test_without_a_bound_the_penalty_is_the_square_of_any_objective(mechanism):
+    ((name, options),) = mechanism.items()
+    layer = create_attention(name, embed_dim=6, num_heads=2, eta=0.1, objective_bound=None, **options)
+    layer(torch.randn(3, 5, 6))
+    layer.objective = torch.tensor(1e3)
+    torch.testing.assert_close(layer.penalty(), torch.tensor(1e5))
+    layer.objective_bound = 16.0
+    assert layer.penalty() < 1e3
+
+
+@pytest.mark.parametrize("bound", [0.0, -1.0, math.nan, "16", True], ids=str)
+def test_a_bound_is_a_number_above_0(bound):
+    for name in ("primal", "multilinear"):
+        with pytest.raises(InputError, match=r"objective_bound=.* must be a number above 0, or None"):
+            create_attention(name, embed_dim=6, num_heads=2, objective_bound=bound)
 
 
 def test_the_penalty_points_where_the_square_points():

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import functools
 import logging
+import math
 from abc import ABC, abstractmethod
+from numbers import Real
 
 import torch
 from torch import Tensor, nn
@@ -83,6 +85,17 @@ class PenalizedAttention(AttentionLayer, PenalizedModule):
         twin.training, twin.objective = True, None
         twin.attend(x, None, attention_mask, is_causal)
         return None if twin.objective is None else twin.objective.mean()
+
+
+def checked_bound(objective_bound: float | None) -> float:
+    """A layer's option ``objective_bound`` as a number: infinity for None, which is no bound."""
+    if objective_bound is None:
+        return math.inf
+    if isinstance(objective_bound, bool) or not isinstance(objective_bound, Real) or not objective_bound > 0:
+        raise InputError(
+            f"objective_bound={objective_bound!r} must be a number above 0, or None for no bound"
+        )
+    return float(objective_bound)
 
 
 def bounded_square(objective: Tensor, bound: float | Tensor = OBJECTIVE_BOUND) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from kernel_attention.core.objective import PenalizedAttention
+from kernel_attention.core.objective import OBJECTIVE_BOUND, PenalizedAttention, checked_bound
 from kernel_attention.core.parameters import (
     Device,
     draw_orthogonal,
@@ -82,6 +82,8 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
             that training diverges.
         objective_form: "sum" over the tokens (thesis) or "mean" (features over sqrt(N)). Feature maps that do
             not normalise over the sequence need "mean", because ||K||^2 grows with N^D.
+        objective_bound: the largest |J| at which ``auxiliary_loss`` adds eta J^2; beyond, the term grows with
+            log |J|, see ``kernel_attention.core.objective.bounded_square``. None: no bound, as in the thesis.
         rank_multiplier: rows sampled per rank by the data-dependent variant, M = R * rank_multiplier.
         max_len: longest sequence. It caps M, and fixes the sampling grid of the causal data-dependent form,
             which needs it.
@@ -119,6 +121,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
         eta_core: float = 0.0,
         objective_power: Literal[1, 2] = 2,
         objective_form: Literal["sum", "mean"] = "sum",
+        objective_bound: float | None = OBJECTIVE_BOUND,
         rank_multiplier: int = 1,
         max_len: int | None = None,
         bias: bool = True,
@@ -143,6 +146,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
         self.eta_core = eta_core
         self.objective_power = objective_power
         self.objective_form = objective_form
+        self.objective_bound = checked_bound(objective_bound)
         self.max_len = max_len
         self.num_rows = rank * rank_multiplier if max_len is None else min(rank * rank_multiplier, max_len)
         self.core_objective = None

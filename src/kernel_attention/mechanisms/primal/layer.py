@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from kernel_attention.core.layer import TokenWork
-from kernel_attention.core.objective import PenalizedAttention
+from kernel_attention.core.objective import OBJECTIVE_BOUND, PenalizedAttention, checked_bound
 from kernel_attention.core.parameters import (
     Device,
     TensorLinear,
@@ -105,6 +105,9 @@ class PrimalAttention(PenalizedAttention):
         square_per: "batch" squares one J over the batch's tokens; "sequence" squares every sequence's own J
             and averages the squares (what the released code does, and the same for any split into
             micro-batches).
+        objective_bound: the largest |J| at which ``auxiliary_loss`` adds eta J^2; beyond, the term grows with
+            log |J|, see ``kernel_attention.core.objective.bounded_square``. The sum form counts the bound per
+            token, and the nested one has none. None: no bound, as in the paper.
         init: "flat" (released: orthogonal on the flattened tensor, each head's Frobenius norm 1) or
             "per_head" (orthonormal columns in every head).
         bias: whether the projections have biases.
@@ -140,6 +143,7 @@ class PrimalAttention(PenalizedAttention):
         feature_map: str | FeatureMap = "cosine",
         objective_form: Literal["mean", "sum", "nested"] = "mean",
         square_per: Literal["batch", "sequence"] = "batch",
+        objective_bound: float | None = OBJECTIVE_BOUND,
         init: Literal["flat", "per_head"] = "flat",
         bias: bool = True,
         impl: Literal["auto", "reference", "fused", "native", "triton"] = "auto",
@@ -169,6 +173,7 @@ class PrimalAttention(PenalizedAttention):
         self.feature_map = get_feature_map(feature_map)
         self.objective_form = objective_form
         self.square_per = square_per
+        self.objective_bound = checked_bound(objective_bound)
         self.init = init
         self.impl = impl
         self.num_rows = rank * rank_multiplier if max_len is None else min(rank * rank_multiplier, max_len)
