@@ -102,10 +102,9 @@ def test_the_bounded_square_has_finite_gradients_up_to_the_largest_objectives(bo
     assert gradient[2] > 0  # a step goes on downhill
 
 
-@pytest.mark.parametrize("mechanism", [{"primal": {"rank": 2}}, {"multilinear": {"rank": 2}}], ids=str)
+@pytest.mark.parametrize("mechanism", ["primal", "multilinear"])
 def test_without_a_bound_the_penalty_is_the_square_of_any_objective(mechanism):
-    ((name, options),) = mechanism.items()
-    layer = create_attention(name, embed_dim=6, num_heads=2, eta=0.1, objective_bound=None, **options)
+    layer = create_attention(mechanism, embed_dim=6, num_heads=2, rank=2, eta=0.1, objective_bound=None)
     layer(torch.randn(3, 5, 6))
     layer.objective = torch.tensor(1e3)
     torch.testing.assert_close(layer.penalty(), torch.tensor(1e5))
@@ -113,11 +112,11 @@ def test_without_a_bound_the_penalty_is_the_square_of_any_objective(mechanism):
     assert layer.penalty() < 1e3
 
 
+@pytest.mark.parametrize("mechanism", ["primal", "multilinear"])
 @pytest.mark.parametrize("bound", [0.0, -1.0, math.nan, "16", True], ids=str)
-def test_a_bound_is_a_number_above_0(bound):
-    for name in ("primal", "multilinear"):
-        with pytest.raises(InputError, match=r"objective_bound=.* must be a number above 0, or None"):
-            create_attention(name, embed_dim=6, num_heads=2, objective_bound=bound)
+def test_a_bound_is_a_number_above_0(mechanism, bound):
+    with pytest.raises(InputError, match=r"objective_bound=.* must be a number above 0, or None"):
+        create_attention(mechanism, embed_dim=6, num_heads=2, objective_bound=bound)
 
 
 def test_the_penalty_points_where_the_square_points():
