@@ -11,7 +11,13 @@ from kernel_attention.version import __version__
 if TYPE_CHECKING:
     from kernel_attention import analysis, functional, hosts, models, solvers, testing
     from kernel_attention.core.layer import AttentionLayer
-    from kernel_attention.core.objective import PenalizedAttention, auxiliary_loss, average_objectives
+    from kernel_attention.core.objective import (
+        ObjectiveCollector,
+        auxiliary_loss,
+        average_objectives,
+        collect_objectives,
+    )
+    from kernel_attention.core.penalized import PenalizedAttention
     from kernel_attention.core.registry import register_attention
     from kernel_attention.core.sharding import shard_sequence
     from kernel_attention.estimators import AttentionClassifier, AttentionRegressor
@@ -38,6 +44,7 @@ __all__ = [
     "InputError",
     "LinearAttention",
     "MultilinearAttention",
+    "ObjectiveCollector",
     "PenalizedAttention",
     "PrimalAttention",
     "PrimalValueAttention",
@@ -51,6 +58,7 @@ __all__ = [
     "analysis",
     "auxiliary_loss",
     "average_objectives",
+    "collect_objectives",
     "create_attention",
     "functional",
     "hosts",
@@ -77,7 +85,8 @@ _HOMES = {
     "DualMultilinearAttention": "mechanisms.multilinear",
     "LinearAttention": "mechanisms.linear",
     "MultilinearAttention": "mechanisms.multilinear",
-    "PenalizedAttention": "core.objective",
+    "ObjectiveCollector": "core.objective",
+    "PenalizedAttention": "core.penalized",
     "PrimalAttention": "mechanisms.primal",
     "RobustPrincipalAttention": "mechanisms.kernel_pca",
     "ScaledAttention": "mechanisms.kernel_pca",
@@ -87,6 +96,7 @@ _HOMES = {
     "TensorAttention": "mechanisms.multilinear",
     "auxiliary_loss": "core.objective",
     "average_objectives": "core.objective",
+    "collect_objectives": "core.objective",
     "create_attention": "mechanisms",
     "list_attention": "mechanisms",
     "register_attention": "core.registry",

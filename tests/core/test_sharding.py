@@ -118,7 +118,7 @@ def test_averaged_over_one_process_an_objective_is_itself(form, alone):
             ka.average_objectives(layer, 3, SequenceGroup())
         loss = ka.auxiliary_loss(layer)
         loss.backward()
-        found[averaged] = loss.detach(), layer.w_e.grad, torch.as_tensor(layer.objective_unit)
+        found[averaged] = loss.detach(), layer.w_e.grad, torch.as_tensor(layer.last_objective.unit)
     torch.testing.assert_close(found[True], found[False])
     layer(x)
     ka.average_objectives(layer, 0, SequenceGroup())

@@ -11,6 +11,7 @@ from hosts.models_of_hosts import BATCH, EMBED_DIM, LENGTH, real_tokens
 from hosts.test_transformers import BART, IMAGE, OPT, TEXT, build, tokens
 
 import kernel_attention as ka
+from kernel_attention.core.penalized import this_book
 
 PRIMAL = {"last": {"primal": {"rank": 3, "eta": 0.1}}}
 # The features of Taylor's series are tables that no file of weights holds.
@@ -125,6 +126,44 @@ def test_loss_includes_the_auxiliary_loss_once(transformers):
     model.eval()
     held_out = torch.nn.functional.cross_entropy(model(**TEXTS).logits, labels)
     assert torch.equal(model(**TEXTS, labels=labels).loss, held_out)
+
+
+def test_loss_includes_every_call_of_a_shared_layer(transformers):
+    """ALBERT calls one layer four times."""
+    torch.manual_seed(0)
+    config = transformers.AlbertConfig(
+        **TEXT | {"num_hidden_layers": 4}, embedding_size=8, num_hidden_groups=1,
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, classifier_dropout_prob=0.0,
+    )  # fmt: skip
+    model = transformers.AlbertForSequenceClassification(config).train()
+    ka.replace_attention(model, {"all": {"primal_values": {"rank": 3, "eta": 0.3}}})
+    labels = torch.arange(BATCH) % 2
+    with ka.collect_objectives() as around:
+        loss = model(**TEXTS, labels=labels).loss
+    assert around.total() == 0, "the loss has them"
+    loss.backward()
+    found = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    model.zero_grad()
+    with ka.collect_objectives() as objectives:
+        logits = model(**TEXTS).logits
+    assert len(objectives.calls) == 4
+    apart = torch.nn.functional.cross_entropy(logits, labels) + objectives.total()
+    torch.testing.assert_close(loss, apart)
+    apart.backward()
+    torch.testing.assert_close([p.grad for p in model.parameters() if p.grad is not None], found)
+
+
+def test_a_forward_that_ends_with_an_error_leaves_no_collector(transformers):
+    model = _classifier(transformers).train()
+    with pytest.raises(RuntimeError):
+        model(input_ids=torch.randint(3, 50, (2, 4000)))  # more positions than there are
+    labels = torch.arange(BATCH) % 2
+    loss = model(**TEXTS, labels=labels).loss
+    assert loss > torch.nn.functional.cross_entropy(model(**TEXTS).logits, labels)
+    with ka.collect_objectives() as objectives:
+        model(**TEXTS)
+    assert len(objectives.calls) == 1
+    assert not this_book().lists
 
 
 class Cases(torch.utils.data.Dataset):

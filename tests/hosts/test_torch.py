@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
 import kernel_attention as ka
-from kernel_attention.core.objective import PenalizedAttention
+from kernel_attention.core.penalized import PenalizedAttention
 
 every_mechanism = pytest.mark.parametrize(
     "mechanism", SEQUENCE_MECHANISMS, ids=lambda mechanism: mechanism.name

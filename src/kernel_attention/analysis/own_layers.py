@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from kernel_attention.analysis.captured import CapturedAttention
 from kernel_attention.core.layer import AttentionLayer
-from kernel_attention.core.objective import PenalizedAttention
+from kernel_attention.core.penalized import PenalizedAttention
 from kernel_attention.mechanisms import mechanism_name
 
 

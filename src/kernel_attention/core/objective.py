@@ -1,131 +1,99 @@
-"""Layers with an auxiliary objective, and the sum of it that is added to a task's loss."""
+"""The sum of the modules' own terms of the loss: over the calls of a block, or over the last forward."""
 
 from __future__ import annotations
 
-import copy
-import functools
-import logging
-import math
-from abc import ABC, abstractmethod
-from numbers import Real
+import itertools
+from collections.abc import Iterable, Sequence
+from types import TracebackType
 
 import torch
 from torch import Tensor, nn
 
-from kernel_attention.core.layer import AttentionLayer
+from kernel_attention.core.penalized import (
+    Call,
+    Note,
+    Objective,
+    Page,
+    PenalizedAttention,
+    PenalizedModule,
+    belongs_to_ended_transform,
+    this_book,
+)
 from kernel_attention.core.sequence_group import SequenceGroup
 from kernel_attention.errors import InputError
 from kernel_attention.tensors.recompute import is_traced
 
-_log = logging.getLogger(__name__)
-
-OBJECTIVE_BOUND = 16.0
-"""Up to this |J| a layer's penalty is the papers' J^2; beyond, it grows with log |J|."""
+_pages = itertools.count(1)
 
 
-class PenalizedModule(nn.Module, ABC):
-    """A module with a term of its own, which ``auxiliary_loss`` adds to the task's loss.
+class ObjectiveCollector:
+    """The objectives of every call inside a ``with`` block; made by ``collect_objectives``.
 
     Attributes:
-        objective: what the last forward in training mode found. None before such a forward. State dicts,
-            copies and pickles do not hold it.
+        calls: the calls in their order. A layer that is called twice has two.
     """
 
-    objective: Tensor | None = None
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
 
-    @abstractmethod
-    def penalty(self) -> Tensor | None:
-        """The term that the module adds to the loss, weights included; None where it adds nothing."""
+    def __enter__(self) -> ObjectiveCollector:
+        book = this_book()
+        book.lists = (*book.lists, self.calls)
+        return self
 
-    def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "objective": None}  # a tensor inside an autograd graph cannot be copied
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
+    def close(self) -> None:
+        """Collect no more calls. Blocks that were opened inside this one and not closed end with it."""
+        book = this_book()
+        places = [place for place, calls in enumerate(book.lists) if calls is self.calls]
+        book.lists = book.lists[: places[-1]] if places else book.lists
 
-class PenalizedAttention(AttentionLayer, PenalizedModule):
-    """An attention layer with an objective J of its own, which ``auxiliary_loss`` adds to the task's loss.
+    def total(self, reduction: str = "sum") -> Tensor:
+        """The sum over the calls of eta J^2, with the terms of other modules; a 0-dimensional tensor.
 
-    Attributes:
-        objective: J of the last forward in training mode, a 0-dimensional tensor, or (B,) where the layer
-            squares it per sequence. None before such a forward, or where the weight of J is 0. State dicts,
-            copies and pickles do not hold it.
-        objective_bound: the largest |J| at which the penalty is the papers' square, see ``bounded_square``;
-            infinity removes the bound.
-        objective_unit: the unit of that bound: 1, or the number of tokens where J is a sum over them.
-        objective_tokens: the real tokens of that forward, where J is a mean over tokens; None where it is a
-            mean over sequences.
-    """
+        It may be asked for inside the block or after it, and is 0 where no module has an objective. The terms
+        have the graph of their forward pass: call ``backward`` once, as for the task's loss.
 
-    objective: Tensor | None
-    objective_tokens: Tensor | int | None = None
-    objective_bound: float = OBJECTIVE_BOUND
-    objective_unit: float | Tensor = 1.0
+        Args:
+            reduction: of eta J^2: "sum" over the calls of attention layers (Primal-Attention poster) or
+                "mean" (the released code). The terms of other modules are summed.
 
-    def __init__(self, embed_dim: int, num_heads: int) -> None:
-        super().__init__(embed_dim, num_heads)
-        self.objective = None
-
-    def squared_objective(self, objective: Tensor) -> Tensor:
-        """``bounded_square`` of J. It logs a warning the first time that |J| exceeds the bound."""
-        bound = self.objective_bound * self.objective_unit
-        # Elsewhere the question would stop the stream or break the graph.
-        if objective.device.type == "cpu" and not is_traced():
-            if not (objective.detach().abs() > bound).any():
-                return objective.square()
-            _warn_of_large_objectives()
-        return bounded_square(objective, bound)
-
-    def measure_objective(
-        self, x: Tensor, *, attention_mask: Tensor | None = None, is_causal: bool = False
-    ) -> Tensor | None:
-        """J on x, a mean over the sequences where each has its own; None where the weight of J is 0.
-
-        The layer's mode and its last objective do not change.
+        Raises:
+            InputError: for another reduction.
+            RuntimeError: if a call was made without gradients, and gradients are enabled now; or inside a
+                transform of torch.func that has ended.
         """
-        twin = copy.copy(self)  # shares the parameters
-        twin.training, twin.objective = True, None
-        twin.attend(x, None, attention_mask, is_causal)
-        return None if twin.objective is None else twin.objective.mean()
+        return _total(self.calls, reduction)
+
+    def of(self, module: nn.Module) -> list[Tensor]:
+        """J of every call of this module, without a graph."""
+        return [call.objective.value.detach() for call in self.calls if call.module is module]
+
+    def average(self, cases: int, group: SequenceGroup) -> None:
+        """Replace every J by its mean over the batches of several processes; see ``average_objectives``."""
+        places = [index for index, call in enumerate(self.calls) if _is_shared(call.module, call.objective)]
+        found = _averages([self.calls[place].objective for place in places], cases, group)
+        for place, objective in zip(places, found, strict=True):
+            self.calls[place] = self.calls[place]._replace(objective=objective)
 
 
-def checked_bound(objective_bound: float | None) -> float:
-    """A layer's option ``objective_bound`` as a number: infinity for None, which is no bound."""
-    if objective_bound is None:
-        return math.inf
-    if isinstance(objective_bound, bool) or not isinstance(objective_bound, Real) or not objective_bound > 0:
-        raise InputError(
-            f"objective_bound={objective_bound!r} must be a number above 0, or None for no bound"
-        )
-    return float(objective_bound)
+def collect_objectives() -> ObjectiveCollector:
+    """Collect the objectives of the layers for the duration of a block.
 
+        with ka.collect_objectives() as objectives:
+            y = model(x)
+        loss = task_loss(y) + objectives.total()
 
-def bounded_square(objective: Tensor, bound: float | Tensor = OBJECTIVE_BOUND) -> Tensor:
-    """J^2 where |J| <= c, and c^2 (1 + 2 log(|J| / c)) beyond: once differentiable, and increasing in |J|.
-
-    J is quadratic in the weights and in the input, and J^2 is quartic. On inputs that are not standardised,
-    the first steps of an optimiser overshoot, and the next J^2 overflows. The gradient of the logarithm is
-    2 c^2 dJ / J: it has the direction of the gradient of J^2, and its size does not depend on the size of the
-    input.
-
-    Args:
-        objective: J, of any shape.
-        bound: c; a positive number, infinity, or a tensor that broadcasts to J.
+    Every call in training mode counts once: also the second one of a shared layer, and those of a function
+    that is compiled, checkpointed without re-entrance, or transformed by ``torch.func`` (open the block
+    inside the function that is transformed). A layer that is not called adds nothing. The block collects the
+    calls of its own thread. Inside another block, both collect them.
     """
-    size = objective.abs()
-    inside = size <= bound
-    # Both branches have a gradient of their own, so that neither may overflow where the other is taken.
-    square = objective.where(inside, 0.0).square()
-    beyond = size.where(~inside, bound).div(bound).log() * (2 * bound**2) + bound**2
-    return torch.where(inside, square, beyond)
-
-
-@functools.cache
-def _warn_of_large_objectives() -> None:
-    """Log the warning, once in a process."""
-    _log.warning(
-        "auxiliary_loss: an objective |J| exceeds its layer's objective_bound, beyond which the penalty "
-        "grows with log |J|, not J^2. Standardise the inputs: mean 0 and variance 1 of every channel. Where "
-        "they are, a wide first layer can exceed it for the first few epochs"
-    )
+    return ObjectiveCollector()
 
 
 def auxiliary_loss(model: nn.Module, reduction: str = "sum") -> Tensor:
@@ -136,9 +104,14 @@ def auxiliary_loss(model: nn.Module, reduction: str = "sum") -> Tensor:
     Where |J| exceeds a layer's ``objective_bound``, ``bounded_square`` replaces the square, and a warning is
     logged once. This happens on inputs that are not standardised, and in the first epochs of wide layers.
 
-    Call it after a forward in training mode, once per backward. The square is taken per micro-batch, so
-    gradient accumulation averages J^2 of the parts, which is not J^2 of the whole batch. So does data
-    parallelism, unless ``average_objectives`` comes first. The loss is 0 for a model without such layers.
+    It is for the loop with one forward in training mode before each backward, and reads the last call of
+    every layer in this thread. A layer that was not called since the last reading adds nothing where another
+    one was. Where it cannot know what belongs to the step it raises, and
+    [`collect_objectives`][kernel_attention.collect_objectives] serves: a layer called twice, say.
+
+    The square is taken per micro-batch, so gradient accumulation averages J^2 of the parts, which is not J^2
+    of the whole batch. So does data parallelism, unless ``average_objectives`` comes first. The loss is 0 for
+    a model without such layers, or in evaluation mode.
 
     Args:
         model: any module that holds our layers.
@@ -147,25 +120,38 @@ def auxiliary_loss(model: nn.Module, reduction: str = "sum") -> Tensor:
 
     Raises:
         InputError: for another reduction.
-        RuntimeError: if the objective was computed without gradients, and gradients are enabled now.
+        RuntimeError: if no forward in training mode has left an objective, or none since the last backward
+            pass; if a layer was called more than once; or if a call was made without gradients, and gradients
+            are enabled now.
     """
-    if reduction not in ("sum", "mean"):
-        raise InputError(f"reduction={reduction!r} must be 'sum' or 'mean'")
-    modules = [module for module in model.modules() if isinstance(module, PenalizedModule)]
-    terms = [(module, penalty) for module in modules if (penalty := module.penalty()) is not None]
-    if not terms:
-        return torch.zeros((), device=next((p.device for p in model.parameters()), None))
-    if torch.is_grad_enabled() and not all(penalty.requires_grad for _, penalty in terms):
+    _require_reduction(reduction)
+    modules = _penalized(model)
+    notes = _last_notes(modules)
+    if not notes:
+        _require_forward(modules)
+    for module, note in notes:
+        if note.is_repeated:
+            raise RuntimeError(
+                f"auxiliary_loss: {_name(model, module)} was called more than once since the last "
+                "auxiliary_loss, and only its last objective is kept. Collect those of one step: "
+                "with kernel_attention.collect_objectives() as objectives: y = model(x), then "
+                "objectives.total()"
+            )
+    if torch.is_grad_enabled() and any(module.last_call.spent is note.page for module, note in notes):
         raise RuntimeError(
-            "auxiliary_loss: an objective was computed without gradients. Call it after a forward in "
-            "training mode with gradients enabled; with activation checkpointing use use_reentrant=False"
+            "auxiliary_loss: no forward in training mode since the last backward pass. Call it once per "
+            "backward, after the forward. For a second backward pass keep its first result; for a number to "
+            "log, call it under torch.no_grad()"
         )
-    layers = [penalty for module, penalty in terms if isinstance(module, PenalizedAttention)]
-    others = [penalty for module, penalty in terms if not isinstance(module, PenalizedAttention)]
-    parts = [torch.stack(each).sum() for each in (layers, others) if each]
-    if layers and reduction == "mean":
-        parts[0] = parts[0] / len(layers)
-    return parts[0] if len(parts) == 1 else parts[0] + parts[1]
+    calls = [
+        Call(module, note.objective, note.with_gradients)
+        for module, note in notes
+        if note.objective is not None
+    ]
+    total = _total(calls, reduction, next((p.device for p in model.parameters()), None))
+    # What is called from now on belongs to another step.
+    this_book().page = Page(0 if torch.compiler.is_compiling() else next(_pages))
+    return total
 
 
 def average_objectives(model: nn.Module, cases: int, group: SequenceGroup) -> None:
@@ -173,7 +159,7 @@ def average_objectives(model: nn.Module, cases: int, group: SequenceGroup) -> No
 
     Call it between the forward and ``auxiliary_loss``, on all processes. The square is then that of J of the
     whole batch. Every process adds the same penalty, and DistributedDataParallel, which averages the
-    gradients, gives those of one process with the whole batch.
+    gradients, gives those of one process with the whole batch. A collector has it as ``average``.
 
     A J per sequence is squared per sequence and stays as it is, and so do terms of other modules.
 
@@ -182,22 +168,121 @@ def average_objectives(model: nn.Module, cases: int, group: SequenceGroup) -> No
         cases: sequences of this process's batch; 0 for one that does not count.
         group: the processes, each with sequences of its own.
     """
-    layers = [
-        module
-        for module in model.modules()
-        if isinstance(module, PenalizedAttention)
-        and module.objective is not None
-        and module.objective.dim() == 0
+    last = [
+        (module, note, note.objective)
+        for module, note in _last_notes(_penalized(model))
+        if note.objective is not None and _is_shared(module, note.objective)
     ]
-    if not layers:
+    found = _averages([objective for *_, objective in last], cases, group)
+    for (module, note, _), objective in zip(last, found, strict=True):
+        module.last_call.note = note._replace(objective=objective)
+
+
+def take_calls(calls: Sequence[Call], reduction: str = "sum") -> Tensor:
+    """The total of these calls, which no other collector and no ``auxiliary_loss`` counts afterwards."""
+    total = _total(calls, reduction)
+    for others in this_book().lists:
+        others[:] = [call for call in others if not any(call is taken for taken in calls)]
+    for call in calls:
+        last = call.module.last_call
+        last.note = last.note._replace(objective=None, earlier=Page(), is_taken=True)
+    return total
+
+
+def _penalized(model: nn.Module) -> list[PenalizedModule]:
+    return [module for module in model.modules() if isinstance(module, PenalizedModule)]
+
+
+def _last_notes(modules: Iterable[PenalizedModule]) -> list[tuple[PenalizedModule, Note]]:
+    """The calls of the last forward: those on the newest page."""
+    called = []
+    for module in modules:
+        if module.last_call.is_dead:
+            module.last_call.clear()
+        note = module.last_call.note
+        if note.objective is not None or note.is_taken:
+            called.append((module, note))
+    newest = max([note.page.number for _, note in called], default=0)
+    return [(module, note) for module, note in called if note.page.number == newest]
+
+
+def _require_forward(modules: Iterable[PenalizedModule]) -> None:
+    for module in modules:
+        if module.training and module.has_penalty:
+            raise RuntimeError(
+                f"auxiliary_loss: {type(module).__name__} is in training mode, and no forward in training "
+                "mode has left an objective in this thread. Call it after model(x); a copy of the model, a "
+                "replica, or a transform of torch.func that has ended, keeps its own"
+            )
+
+
+def _name(model: nn.Module, module: nn.Module) -> str:
+    name = next((name for name, each in model.named_modules() if each is module), "")
+    return f"{name} ({type(module).__name__})" if name else type(module).__name__
+
+
+def _require_reduction(reduction: str) -> None:
+    if reduction not in ("sum", "mean"):
+        raise InputError(f"reduction={reduction!r} must be 'sum' or 'mean'")
+
+
+def _total(calls: Sequence[Call], reduction: str, device: torch.device | None = None) -> Tensor:
+    """The sum of the calls' penalties; on this device where there are none."""
+    _require_reduction(reduction)
+    layers: list[Tensor] = []
+    others: list[Tensor] = []
+    for call in calls:
+        if belongs_to_ended_transform(call.objective.value):
+            raise RuntimeError(
+                f"an objective of {type(call.module).__name__} belongs to a transform of torch.func that has "
+                "ended: open collect_objectives() inside the function that is transformed"
+            )
+        if torch.is_grad_enabled() and not call.with_gradients:
+            raise RuntimeError(
+                f"an objective of {type(call.module).__name__} was computed without gradients. Call the "
+                "model in training mode with gradients enabled; with activation checkpointing use "
+                "use_reentrant=False; ask for a number to log under torch.no_grad()"
+            )
+        if (penalty := call.module.penalty(call.objective)) is not None:
+            (layers if isinstance(call.module, PenalizedAttention) else others).append(penalty)
+    if not layers and not others:
+        return torch.zeros((), device=device)
+    first = (layers or others)[0].device
+    parts = [torch.stack([term.to(first) for term in each]).sum() for each in (layers, others) if each]
+    if layers and reduction == "mean":
+        parts[0] = parts[0] / len(layers)
+    total = parts[0] if len(parts) == 1 else parts[0] + parts[1]
+    _spend_after_backward(total, calls)
+    return total
+
+
+def _spend_after_backward(total: Tensor, calls: Sequence[Call]) -> None:
+    if not total.requires_grad or is_traced():
         return
-    values = torch.stack([layer.objective for layer in layers if layer.objective is not None])
-    counts = [cases if layer.objective_tokens is None else layer.objective_tokens for layer in layers]
+    last = [(call.module.last_call, call.objective) for call in calls]  # a backward pass has its own threads
+
+    def spend(_: Tensor) -> None:
+        for call, objective in last:
+            call.spend(objective)
+
+    total.register_hook(spend)
+
+
+def _is_shared(module: PenalizedModule, objective: Objective) -> bool:
+    """Whether J is one number over the batch, and not one a sequence."""
+    return isinstance(module, PenalizedAttention) and objective.value.dim() == 0
+
+
+def _averages(objectives: Sequence[Objective], cases: int, group: SequenceGroup) -> list[Objective]:
+    if not objectives:
+        return []
+    values = torch.stack([objective.value for objective in objectives])
+    counts = [cases if objective.tokens is None else objective.tokens for objective in objectives]
     weights = torch.stack([torch.as_tensor(count).to(values) for count in counts]) * (cases > 0)
-    units = torch.stack([torch.as_tensor(layer.objective_unit).to(values) for layer in layers])
+    units = torch.stack([torch.as_tensor(objective.unit).to(values) for objective in objectives])
     sums = group.total(torch.stack([values * weights, units * weights, weights]))
     means = sums[:2] / sums[2].clamp_min(1)
-    for layer, objective, unit in zip(layers, means[0], means[1].detach(), strict=True):
-        layer.objective = objective
-        if isinstance(layer.objective_unit, Tensor):
-            layer.objective_unit = unit
+    return [
+        objective._replace(value=value, unit=unit if isinstance(objective.unit, Tensor) else objective.unit)
+        for objective, value, unit in zip(objectives, means[0], means[1].detach(), strict=True)
+    ]

@@ -8,13 +8,14 @@ whose configuration has no trace of ``replace_attention``.
 from __future__ import annotations
 
 import functools
+import threading
 from typing import Any
 
 from torch import Tensor, nn
 from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 
-from kernel_attention.core.objective import PenalizedModule, auxiliary_loss
+from kernel_attention.core.objective import ObjectiveCollector, take_calls
 from kernel_attention.core.registry import MECHANISMS
 from kernel_attention.errors import InputError
 from kernel_attention.hosts.interface import InterfaceAttention
@@ -127,31 +128,65 @@ def include_auxiliary_loss(model: nn.Module) -> None:
     does not see the loss, and a subclass of the trainer would be needed once for every trainer there is. The
     mixture-of-experts models of transformers return their auxiliary loss in the same way.
 
-    What is in ``loss`` is taken from the layers, so that ``loss + auxiliary_loss(model)`` is the same number.
-    Nothing is added where the model computes no loss: in evaluation, or where the trainer keeps the labels
-    for label smoothing or a ``compute_loss_func``.
+    What is in ``loss`` is taken from the layers and from the collectors around the call, so that
+    ``loss + auxiliary_loss(model)`` is the same number. Nothing is added where the model computes no loss: in
+    evaluation, or where the trainer keeps the labels for label smoothing or a ``compute_loss_func``.
     """
     if _add_auxiliary_loss not in model._forward_hooks.values():
-        model.register_forward_hook(_add_auxiliary_loss, with_kwargs=True)
+        model.register_forward_pre_hook(_collect)
+        # Also after an error: the collector would stay open.
+        model.register_forward_hook(_add_auxiliary_loss, with_kwargs=True, always_call=True)
+
+
+class _LossCollector(ObjectiveCollector):
+    """The objectives of one forward of a model that computes its own loss."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+
+class _Open:
+    """The collectors of the models whose forward one thread is in, the innermost last."""
+
+    def __init__(self) -> None:
+        self.collectors: tuple[_LossCollector, ...] = ()
+
+
+class _Thread(threading.local):
+    # A compiler loses what is written to a threading.local itself.
+    def __init__(self) -> None:
+        self.open = _Open()
+
+
+_THREAD = _Thread()
+
+
+def _collect(model: nn.Module, inputs: Any) -> None:
+    collector = _LossCollector(model)
+    _THREAD.open.collectors = (*_THREAD.open.collectors, collector)
+    collector.__enter__()
 
 
 def _add_auxiliary_loss(model: nn.Module, inputs: Any, options: dict[str, Any], output: Any) -> Any:
-    if not model.training:
+    collectors = _THREAD.open.collectors
+    # Those of parts that ended with an error may lie above.
+    places = [index for index, each in enumerate(collectors) if each.model is model]
+    if not places:
+        return None
+    own = collectors[places[-1]]
+    _THREAD.open.collectors = collectors[: places[-1]]
+    own.close()
+    calls = own.calls
+    if not calls:
         return None
     if isinstance(output, dict):
         if isinstance(loss := output.get("loss"), Tensor):
-            output["loss"] = loss + _take_auxiliary_loss(model, options).to(loss)
+            output["loss"] = loss + (take_calls(calls) * _share_of_step(model, options)).to(loss)
     elif isinstance(output, tuple) and isinstance(options.get("labels"), Tensor) and output[0].dim() == 0:
-        return (output[0] + _take_auxiliary_loss(model, options).to(output[0]), *output[1:])
-    return output
-
-
-def _take_auxiliary_loss(model: nn.Module, options: dict[str, Any]) -> Tensor:
-    total = auxiliary_loss(model) * _share_of_step(model, options)
-    for module in model.modules():
-        if isinstance(module, PenalizedModule):
-            module.objective = None
-    return total
+        loss = output[0] + (take_calls(calls) * _share_of_step(model, options)).to(output[0])
+        return (loss, *output[1:])
+    return None
 
 
 def _share_of_step(model: nn.Module, options: dict[str, Any]) -> float | Tensor:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kernel_attention.core.objective import PenalizedModule
 from kernel_attention.core.parameters import Device
+from kernel_attention.core.penalized import Objective, PenalizedModule
 from kernel_attention.core.validation import require_positive, require_probability, require_weight
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.tensors.dropout import Dropout
@@ -132,7 +132,7 @@ class SparseExperts(PenalizedModule):
         weights = highest.softmax(dim=-1)
         if self.training and self.balance:
             real = None if attention_mask is None else attention_mask.flatten()
-            self.objective = balancing_term(scores, chosen, real)
+            self.record_objective(balancing_term(scores, chosen, real))
         y = torch.zeros_like(tokens)
         for number, expert in enumerate(self.experts):
             token, place = (chosen == number).nonzero(as_tuple=True)
@@ -140,9 +140,15 @@ class SparseExperts(PenalizedModule):
             y = y.index_add(0, token, part.to(y.dtype))  # each token at most once, so the sum has one order
         return y.view_as(x)
 
-    def penalty(self) -> Tensor | None:
-        """``balance`` times the balancing term of the last forward in training."""
-        return None if self.objective is None else self.balance * self.objective
+    @property
+    def has_penalty(self) -> bool:
+        """Whether ``balance`` > 0."""
+        return self.balance > 0
+
+    def penalty(self, objective: Objective | None = None) -> Tensor | None:
+        """``balance`` times the balancing term; of the last forward in training by default."""
+        objective = self.last_objective if objective is None else objective
+        return None if objective is None else self.balance * objective.value
 
     def extra_repr(self) -> str:
         """The options, for print(model)."""

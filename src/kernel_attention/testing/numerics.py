@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernel_attention.core.objective import auxiliary_loss
+from kernel_attention.core.objective import auxiliary_loss, collect_objectives
 from kernel_attention.testing.battery import check, close, required
 from kernel_attention.testing.subjects import (
     BATCH,
@@ -36,10 +36,11 @@ def gradients_equal_finite_differences(case: Subject) -> None:
         def call(
             x: Tensor, *parameters: Tensor, form: dict[str, bool] = form, both: bool = has_objective
         ) -> Any:
-            y = torch.func.functional_call(
-                layer, dict(zip(names, parameters, strict=True)), x, {"attention_mask": mask, **form}
-            )
-            return (y[mask], auxiliary_loss(layer)) if both else y[mask]
+            with collect_objectives() as objectives:
+                y = torch.func.functional_call(
+                    layer, dict(zip(names, parameters, strict=True)), x, {"attention_mask": mask, **form}
+                )
+            return (y[mask], objectives.total()) if both else y[mask]
 
         assert torch.autograd.gradcheck(call, leaves, fast_mode=True)
 
@@ -109,14 +110,14 @@ def autocast_stays_close_and_keeps_the_objective_in_float32(case: Subject) -> No
         layer = case.build(torch.float32)
         exact = layer(x, attention_mask=mask, **form)[mask]
         before = objective(layer)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast("cpu", dtype=torch.bfloat16), collect_objectives() as objectives:
             y = layer(x, attention_mask=mask, **form)
         assert (y[mask].float() - exact).norm() < _BFLOAT16_ERROR * exact.norm(), "far from float32"
         if before is not None:
             after = required(objective(layer))
             assert after.dtype == torch.float32, f"the objective is {after.dtype}"
             assert ((after - before).abs() < _BFLOAT16_ERROR * (1 + before.abs())).all()
-        (y[mask].float().sum() + auxiliary_loss(layer)).backward()
+        (y[mask].float().sum() + objectives.total()).backward()
         assert all(required(p.grad).isfinite().all() for p in layer.parameters())
         assert all(required(p.grad).dtype == torch.float32 for p in layer.parameters())
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kernel_attention.core.layer import AttentionLayer
-from kernel_attention.core.objective import PenalizedAttention
+from kernel_attention.core.penalized import PenalizedAttention
 from kernel_attention.errors import InputError
 from kernel_attention.mechanisms import get_mechanism
 

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from kernel_attention.core.layer import AttentionLayer
 from kernel_attention.core.objective import auxiliary_loss
+from kernel_attention.core.penalized import PenalizedModule
 from kernel_attention.testing.battery import check, close, required
 from kernel_attention.testing.subjects import EMBED_DIM, Subject, inputs, objective, right_padding
 
@@ -39,7 +40,15 @@ def every_parameter_is_trained(case: Subject) -> None:
 @check()
 def the_objective_belongs_to_training(case: Subject) -> None:
     layer = case.build()
-    assert auxiliary_loss(layer).item() == 0.0, "a fresh layer adds to the loss"
+    if isinstance(layer, PenalizedModule) and layer.has_penalty:
+        message = ""
+        try:
+            auxiliary_loss(layer)
+        except RuntimeError as error:
+            message = str(error)
+        assert "no forward in training mode" in message, "a missing objective passes unnoticed"
+    else:
+        assert auxiliary_loss(layer).item() == 0.0, "a layer without an objective adds to the loss"
     names = set(layer.state_dict())
     layer(inputs())
     assert set(layer.state_dict()) == names, "the objective is in the state dict"

@@ -60,12 +60,12 @@ def healthy(request, data, tmp_path_factory):
         patched.setattr(run, "write_report", brief_report)
         steps, objective = 0, RecipeTask.objective
 
-        def stop(self, loss, batch):
+        def stop(self, loss, batch, objectives):
             nonlocal steps
             steps += 1
             if state == "stopped" and steps == 5:
                 os.kill(os.getpid(), signal.SIGINT)
-            return objective(self, loss, batch)
+            return objective(self, loss, batch, objectives)
 
         patched.setattr(RecipeTask, "objective", stop)
         arguments = ["train", str(recipe_of(task, work / "run.yaml")), "--output", str(work / "run")]

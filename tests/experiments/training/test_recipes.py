@@ -8,7 +8,8 @@ import shlex
 import pytest
 import torch
 
-from kernel_attention.core.objective import PenalizedAttention, auxiliary_loss
+from kernel_attention.core.objective import auxiliary_loss
+from kernel_attention.core.penalized import PenalizedAttention
 from kernel_attention.experiments.arguments import parse
 from kernel_attention.experiments.data import Batch
 from kernel_attention.experiments.training import Recipe, SequenceTask, list_recipes, read_recipe, recipe_text

@@ -36,7 +36,7 @@ class ImageTask(AveragedTask):
         self.start_average(recipe.ema_decay)
 
     def training_step(self, batch: ImageBatch) -> Tensor:
-        """Cross-entropy + sum over layers of eta J^2 (Primal-Attention, eq. 10)."""
+        """The cross-entropy of augmented images."""
         recipe = self.recipe
         images, targets = mix(
             self.augmentation(batch.pixels, self.model.input_mean, self.model.input_std),
@@ -49,7 +49,7 @@ class ImageTask(AveragedTask):
         logits = self.model(images).float()
         loss = F.cross_entropy(logits, targets)
         self._log("train", loss, logits, targets.argmax(dim=-1))
-        return self.objective(loss, batch)
+        return loss
 
     def validation_step(self, batch: ImageBatch) -> None:
         """Log loss and accuracy of the evaluated weights."""

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from kernel_attention.core.objective import PenalizedAttention, auxiliary_loss, average_objectives
+from kernel_attention.core.objective import ObjectiveCollector, collect_objectives
+from kernel_attention.core.penalized import PenalizedAttention
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.data import Batch
 from kernel_attention.experiments.training.processes import Processes
@@ -93,7 +94,7 @@ def _accumulator(device: torch.device) -> torch.dtype:
 class RecipeTask(nn.Module):
     """The common part of tasks: optimizer, schedule, figures, and J of the layers.
 
-    A subclass has ``training_step(batch)``, which returns ``self.objective(loss, batch)``, and
+    A subclass has ``training_step(batch)``, which returns the task's own loss, and
     ``validation_step(batch)``. Both log their figures.
 
     Args:
@@ -123,15 +124,17 @@ class RecipeTask(nn.Module):
 
     @abstractmethod
     def training_step(self, batch: Any) -> Tensor:
-        """The loss of a batch, with the layers' penalties."""
+        """The task's loss of a batch, without the layers' penalties."""
 
     @abstractmethod
     def validation_step(self, batch: Any) -> None:
         """Log the figures of a batch."""
 
     def forward(self, batch: Any) -> Tensor:
-        """``training_step``, by the name that data parallelism calls."""
-        return self.training_step(batch)
+        """What a step minimises on a batch, by the name that data parallelism calls."""
+        with collect_objectives() as objectives:
+            loss = self.training_step(batch)
+        return self.objective(loss, batch, objectives)
 
     def weight(self, batch: Any) -> int:
         """How many terms the task's loss of this batch is the mean of: its cases, tokens or pixels."""
@@ -156,7 +159,7 @@ class RecipeTask(nn.Module):
         for name, value in figures.items():
             self.log(name, value, weight)
 
-    def objective(self, loss: Tensor, batch: Any) -> Tensor:
+    def objective(self, loss: Tensor, batch: Any, objectives: ObjectiveCollector) -> Tensor:
         """What a step minimises: loss + sum over layers of eta J^2 (Primal-Attention, eq. 10). Logs each J.
 
         Where several processes train, J is the mean over all of their sequences.
@@ -164,11 +167,11 @@ class RecipeTask(nn.Module):
         cases = self.cases(batch)
         replicas = self.trainer.replicas if hasattr(self, "trainer") else None
         if replicas is not None:
-            average_objectives(self.model, self.trainer.counted(cases), replicas)
+            objectives.average(self.trainer.counted(cases), replicas)
         for name, layer in self.objectives.items():
-            if layer.objective is not None:
-                self.log(name, layer.objective.detach().mean(), cases)
-        penalty = auxiliary_loss(self.model, self.recipe.auxiliary_reduction)
+            if found := objectives.of(layer):
+                self.log(name, torch.stack(found).mean(), cases)
+        penalty = objectives.total(self.recipe.auxiliary_reduction)
         return self.share * loss + penalty / self.recipe.accumulate
 
     @property
@@ -244,8 +247,8 @@ class SameLossTask(RecipeTask):
     """A task that measures the batches of training and of evaluation in the same way."""
 
     def training_step(self, batch: Any) -> Tensor:
-        """Task loss + sum over layers of eta J^2 (Primal-Attention, eq. 10)."""
-        return self.objective(self._log_step("train", batch), batch)
+        """The task's loss."""
+        return self._log_step("train", batch)
 
     def validation_step(self, batch: Any) -> None:
         """Log the figures of a batch."""

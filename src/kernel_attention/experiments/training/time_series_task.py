@@ -46,7 +46,7 @@ class TimeSeriesTask(AveragedTask, SequenceTask):
         self._started: float | None = None
 
     def training_step(self, batch: Batch) -> Tensor:
-        """Task loss + sum over layers of eta J^2 (Primal-Attention, eq. 10)."""
+        """The task's loss of the batch, augmented and mixed as the recipe says."""
         recipe = self.recipe
         if not recipe.augmentation and not recipe.mixup:
             return super().training_step(batch)
@@ -66,7 +66,7 @@ class TimeSeriesTask(AveragedTask, SequenceTask):
         )
         loss = own + self._measure(outputs, partners, 1 - mixture.weight)[0]
         self._log_figures("train", loss, metric, value, len(batch.x))
-        return self.objective(loss, batch)
+        return loss
 
     def learning_rate_factor(self) -> Callable[[int], float] | None:
         """The recipe's schedule for this number of batches; None for a constant rate."""

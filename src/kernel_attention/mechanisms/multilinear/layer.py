@@ -8,7 +8,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from kernel_attention.core.objective import OBJECTIVE_BOUND, PenalizedAttention, checked_bound
 from kernel_attention.core.parameters import (
     Device,
     draw_orthogonal,
@@ -16,6 +15,7 @@ from kernel_attention.core.parameters import (
     reset_module,
     why_not_by_weight,
 )
+from kernel_attention.core.penalized import OBJECTIVE_BOUND, Objective, PenalizedAttention, checked_bound
 from kernel_attention.core.plan import LayerPlan, PaysFrom, choose_form
 from kernel_attention.core.registry import register_attention
 from kernel_attention.core.validation import require_positive
@@ -83,7 +83,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
         objective_form: "sum" over the tokens (thesis) or "mean" (features over sqrt(N)). Feature maps that do
             not normalise over the sequence need "mean", because ||K||^2 grows with N^D.
         objective_bound: the largest |J| at which ``auxiliary_loss`` adds eta J^2; beyond, the term grows with
-            log |J|, see ``kernel_attention.core.objective.bounded_square``. None: no bound, as in the thesis.
+            log |J|, see ``kernel_attention.core.penalized.bounded_square``. None: no bound, as in the thesis.
         rank_multiplier: rows sampled per rank by the data-dependent variant, M = R * rank_multiplier.
         max_len: longest sequence. It caps M, and fixes the sampling grid of the causal data-dependent form,
             which needs it.
@@ -104,7 +104,6 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
 
     core: nn.Parameter
     compatibility: nn.Parameter | None
-    core_objective: Tensor | None
     reference_options: Mapping[str, Any] = {"impl": "reference"}
 
     def __init__(
@@ -149,7 +148,6 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
         self.objective_bound = checked_bound(objective_bound)
         self.max_len = max_len
         self.num_rows = rank * rank_multiplier if max_len is None else min(rank * rank_multiplier, max_len)
-        self.core_objective = None
 
         width = getattr(self.feature_map, "num_features", self.head_dim)
         if variant == "data_dependent" and width != self.head_dim:
@@ -329,15 +327,29 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
         features = [zero_padding(phi, attention_mask) for phi in features]
         return multilinear_kernel(features, self.compatibility)
 
-    def penalty(self) -> Tensor | None:
-        """eta J^2 + eta_core J_S of the last forward in training mode."""
-        if self.objective is None or self.core_objective is None:
+    @property
+    def has_penalty(self) -> bool:
+        """Whether eta > 0 or eta_core > 0."""
+        return self.eta > 0 or self.eta_core > 0
+
+    @property
+    def core_objective(self) -> Tensor | None:
+        """J_S of the last forward in training mode; None before it."""
+        objective = self.last_objective
+        return None if objective is None else objective.core
+
+    def penalty(self, objective: Objective | None = None) -> Tensor | None:
+        """eta J^2 + eta_core J_S; of the last forward in training mode by default."""
+        objective = self.last_objective if objective is None else objective
+        if objective is None:
             return None
-        penalty = self.eta_core * self.core_objective
+        value, penalty = objective.value, torch.zeros_like(objective.value)
+        if objective.core is not None:
+            penalty = self.eta_core * objective.core
         if self.eta == 0:
             return penalty
         bare = self.objective_power == 1
-        return penalty + self.eta * (self.objective if bare else self.squared_objective(self.objective))
+        return penalty + self.eta * (value if bare else self.squared_objective(value, objective.unit))
 
     def factors(self) -> tuple[Tensor, list[Tensor]]:
         """The core in use, (h, R, .., R), and the D factors to the right of Phi_n, (h, M, R) each."""
@@ -371,7 +383,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
             num_tokens = x.size(1) if mask is None else mask.sum(dim=1)
             if self.sequence_group is not None:
                 num_tokens = self.sequence_group.places(num_real(x, mask))[1]
-        self.objective = kmlsvd_objective(
+        objective = kmlsvd_objective(
             grams,
             self.w.unbind(),
             core,
@@ -379,10 +391,8 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
             factors=factors,
             num_tokens=num_tokens,
         )
-        self.core_objective = core_penalty(core) if self.eta_core > 0 else torch.zeros_like(self.objective)
-
-    def __getstate__(self) -> dict[str, object]:
-        return {**super().__getstate__(), "core_objective": None}
+        core_objective = core_penalty(core) if self.eta_core > 0 else torch.zeros_like(objective)
+        self.record_objective(objective, core=core_objective)
 
     def extra_repr(self) -> str:
         """The options, for print(model)."""

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from kernel_attention.core.layer import TokenWork
-from kernel_attention.core.objective import OBJECTIVE_BOUND, PenalizedAttention, checked_bound
 from kernel_attention.core.parameters import (
     Device,
     TensorLinear,
@@ -19,6 +18,7 @@ from kernel_attention.core.parameters import (
     reset_module,
     why_not_by_weight,
 )
+from kernel_attention.core.penalized import OBJECTIVE_BOUND, Objective, PenalizedAttention, checked_bound
 from kernel_attention.core.plan import LayerPlan, PaysFrom, choose_form
 from kernel_attention.core.registry import register_attention
 from kernel_attention.core.validation import require_positive, require_weight
@@ -106,7 +106,7 @@ class PrimalAttention(PenalizedAttention):
             and averages the squares (what the released code does, and the same for any split into
             micro-batches).
         objective_bound: the largest |J| at which ``auxiliary_loss`` adds eta J^2; beyond, the term grows with
-            log |J|, see ``kernel_attention.core.objective.bounded_square``. The sum form counts the bound per
+            log |J|, see ``kernel_attention.core.penalized.bounded_square``. The sum form counts the bound per
             token, and the nested one has none. None: no bound, as in the paper.
         init: "flat" (released: orthogonal on the flattened tensor, each head's Frobenius norm 1) or
             "per_head" (orthonormal columns in every head).
@@ -227,24 +227,24 @@ class PrimalAttention(PenalizedAttention):
             y, energy, grams = self._one_pass(x, attention_mask, is_causal, _ENGINES[form])
         if grams is not None:
             assert self.sqrt_lambda is not None
-            self.objective = nested_objective(grams, self.w_e, self.w_r, self.sqrt_lambda)
+            self.record_objective(nested_objective(grams, self.w_e, self.w_r, self.sqrt_lambda))
         if energy is not None:
             assert self.objective_form != "nested"
             num_tokens = None
             if self.sequence_group is not None:
                 num_tokens = self.sequence_group.places(num_real(x, attention_mask))[1]
-            self.objective_tokens = None
+            unit: float | Tensor = 1.0
+            tokens: Tensor | int | None = None
             if self.objective_form == "sum":
-                tokens = num_real(x, attention_mask) if num_tokens is None else num_tokens
-                tokens = tokens.clamp_min(1).to(energy)
-                self.objective_unit = tokens if self.square_per == "sequence" else tokens.mean()
+                unit = (num_real(x, attention_mask) if num_tokens is None else num_tokens).clamp_min(1)
+                unit = unit.to(energy) if self.square_per == "sequence" else unit.to(energy).mean()
             elif num_tokens is not None:
-                self.objective_tokens = num_tokens.sum()
+                tokens = num_tokens.sum()
             elif attention_mask is not None or torch.compiler.is_compiling():
-                self.objective_tokens = num_real(x, attention_mask).sum()
+                tokens = num_real(x, attention_mask).sum()
             else:  # a number costs less than a tensor of it
-                self.objective_tokens = x.size(0) * x.size(1)
-            self.objective = objective_from_energy(
+                tokens = x.size(0) * x.size(1)
+            objective = objective_from_energy(
                 energy,
                 self.w_e,
                 self.w_r,
@@ -254,6 +254,7 @@ class PrimalAttention(PenalizedAttention):
                 attention_mask=attention_mask,
                 num_tokens=num_tokens,
             )
+            self.record_objective(objective, unit=unit, tokens=tokens)
         return y
 
     @property
@@ -395,11 +396,19 @@ class PrimalAttention(PenalizedAttention):
         )
         return TokenWork(operations, primal_numbers(self.embed_dim, training=training))
 
-    def penalty(self) -> Tensor | None:
-        """eta J^2 of the last forward in training mode, or eta times its nested objective."""
-        if self._is_nested and self.objective is not None:
-            return self.eta * self.objective.mean()
-        return None if self.objective is None else self.eta * self.squared_objective(self.objective).mean()
+    @property
+    def has_penalty(self) -> bool:
+        """Whether the layer was made with eta > 0."""
+        return self.sqrt_lambda is not None
+
+    def penalty(self, objective: Objective | None = None) -> Tensor | None:
+        """eta J^2, or eta times the nested objective; of the last forward in training mode by default."""
+        objective = self.last_objective if objective is None else objective
+        if objective is None:
+            return None
+        if self._is_nested:
+            return self.eta * objective.value.mean()
+        return self.eta * self.squared_objective(objective.value, objective.unit).mean()
 
     def kernel_matrix(self, x: Tensor, *, attention_mask: Tensor | None = None) -> Tensor:
         """The kernel whose singular vectors the layer learns (theorem 3.2), (B, h, N, N); O(N^2)."""

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from kernel_attention.core.decoding import Position, State
 from kernel_attention.core.kernel import AttentionKernel
-from kernel_attention.core.objective import PenalizedAttention
 from kernel_attention.core.parameters import Device, draw_orthogonal, reset_submodules
+from kernel_attention.core.penalized import Objective, PenalizedAttention
 from kernel_attention.core.query_key_value import QueryKeyValueAttention, QueryKeyValueState
 from kernel_attention.core.registry import register_attention
 from kernel_attention.core.sequence_group import SequenceGroup
@@ -351,7 +351,7 @@ class PrimalValueAttention(QueryKeyValueAttention, PenalizedAttention):
                 normalize=self.kernel.by_row_sums,
             )  # fmt: skip
             weights = self.kernel.w_e, self.kernel.w_r, self.kernel.sqrt_lambda
-            self.objective = nested_objective(grams, *weights)
+            self.record_objective(nested_objective(grams, *weights))
         group = self.sequence_group
         heads = self.kernel.weigh(phi_q, phi_k, v, attention_mask=mask, is_causal=is_causal, group=group)
         return self.scale_heads(heads)
@@ -367,9 +367,15 @@ class PrimalValueAttention(QueryKeyValueAttention, PenalizedAttention):
         """The heads' outputs (B, h, N, p), each at root mean square 1 with ``normalize="output"``."""
         return cosine(heads) * self.head_dim**0.5 if self.normalize == "output" else heads
 
-    def penalty(self) -> Tensor | None:
-        """eta times the nested objective of the last forward in training mode."""
-        return None if self.objective is None else self.eta * self.objective.mean()
+    @property
+    def has_penalty(self) -> bool:
+        """Whether eta > 0."""
+        return self.eta > 0
+
+    def penalty(self, objective: Objective | None = None) -> Tensor | None:
+        """eta times the nested objective; of the last forward in training mode by default."""
+        objective = self.last_objective if objective is None else objective
+        return None if objective is None else self.eta * objective.value.mean()
 
     def named_scores(
         self, x: Tensor, *, attention_mask: Tensor | None = None, is_causal: bool = False
