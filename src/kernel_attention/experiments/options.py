@@ -80,7 +80,7 @@ class Init(Command):
         case_column: column of a table that names the case.
         time_column: column of a long table that orders the steps of a case.
         target_column: column of a table with the label or the value to predict (default: target).
-        channel_columns: columns of the channels in a long table, or the names before the numbers in a wide
+        channel_columns: columns of the channels in a long table, or the names before the steps in a wide
             one (default: all other columns).
     """
 

@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 from experiments.training.runs import train_small
@@ -64,6 +65,8 @@ def test_options_of_one_mechanism_are_told_apart(cli, trained, waves, tmp_path):
 def test_runs_that_cannot_stand_together_are_refused(refused, trained, trained_regression):
     assert "at least two runs" in refused("compare", trained)
     assert "is given twice" in refused("compare", trained, trained)
+    Path("loop").symlink_to("loop")
+    assert "loop" in refused("compare", trained, "loop")
     message = refused("compare", trained, trained_regression)
     assert "different figures" in message
     assert "rmse" in message

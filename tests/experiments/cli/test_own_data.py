@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import itertools
 import json
+import re
+import shutil
 
 import numpy as np
 import pyarrow
@@ -12,9 +14,13 @@ import pyarrow.parquet
 import pytest
 import yaml
 from experiments.training.runs import SMALL, make_waves, write_recipe
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from kernel_attention.errors import InputError
 from kernel_attention.experiments.data import load_time_series
-from kernel_attention.experiments.training import make_recipe, read_recipe
+from kernel_attention.experiments.training import make_recipe, read_recipe, run, train
+from kernel_attention.experiments.training.saved import load_run
 
 LONG = ("--case_column", "id", "--time_column", "t", "--target_column", "label")
 WIDE = ("--case_column", "id", "--target_column", "label", "--channel_columns", "a", "b", "c")
@@ -170,6 +176,135 @@ def test_a_file_to_predict_must_have_the_channels_of_training(cli, refused, here
     assert cli("train", "recipe.yaml", *WIDE, "--output", "run", "--progress", "false")[0] == 0
     (here / "less.csv").write_text("id,a0,a1\nx,1,2\n")
     assert "no column is named 'b' with a number after it" in refused("predict", "run", "less.csv")
+
+
+@pytest.fixture(scope="module")
+def named(tmp_path_factory):
+    """Tables of four channels, long and wide, and a run of each: (folder, {layout: rows of predictions})."""
+    folder = tmp_path_factory.mktemp("named")
+    generator = np.random.default_rng(1)
+    cases = generator.standard_normal((24, 4, 6)) + np.arange(4)[:, None]
+    labels = ["u" if case[0].mean() > 0 else "v" for case in cases]
+    predicted = {}
+    for layout, keys in NAMED.items():
+        write_table(folder / f"{layout}.csv", layout, cases, labels, CHANNELS)
+        recipe = make_recipe({**SMALL, "epochs": 1, "dataset": str(folder / f"{layout}.csv"), **keys})
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(run, "write_report", lambda _: None)  # its pictures take most of the time
+            train(recipe, folder / f"{layout}-run", progress=False)
+        predicted[layout] = load_run(folder / f"{layout}-run").predict(folder / f"{layout}.csv")
+    return folder, cases, labels, predicted
+
+
+CHANNELS = ["flow", "heat", "level", "pH"]
+NAMED = {"long": {"case_column": "id", "time_column": "t"}, "wide": {"case_column": "id"}}
+
+
+def write_table(path, layout, cases, labels, order, others=()):
+    """A table of channels in this order, under the names in ``others`` where they are there."""
+    others = dict(others)
+    order = [(CHANNELS.index(name), others.get(name, name)) for name in order]
+    steps = range(cases.shape[2])
+    if layout == "long":
+        names = [*(name for _, name in order), "target", "t", "id"]
+        rows = [
+            [*(case[place, t] for place, _ in order), label, t, i]
+            for i, (case, label) in enumerate(zip(cases, labels, strict=True))
+            for t in steps
+        ]
+    else:
+        names = ["target", "id", *(f"{name}_{t}" for t in steps for _, name in order)]
+        rows = [
+            [label, i, *(case[place, t] for t in steps for place, _ in order)]
+            for i, (case, label) in enumerate(zip(cases, labels, strict=True))
+        ]
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([names, *rows])
+
+
+@pytest.mark.usefixtures("brief")
+@pytest.mark.parametrize("layout", NAMED)
+@settings(max_examples=12)
+@given(order=st.permutations(CHANNELS))
+def test_the_columns_of_a_table_are_found_by_their_names(layout, order, named):
+    folder, cases, labels, predicted = named
+    write_table(folder / "new.csv", layout, cases, labels, order)
+    saved = load_run(folder / f"{layout}-run")
+    assert saved.predict(folder / "new.csv") == predicted[layout]
+    ((_, figures),) = saved.evaluate(str(folder / "new.csv"))
+    right = [row["prediction"] == label for row, label in zip(predicted[layout], labels, strict=True)]
+    assert figures["accuracy"] == pytest.approx(np.mean(right))
+
+
+@pytest.mark.parametrize("mark", ["", "NA", "?"])
+@pytest.mark.parametrize("layout", NAMED)
+def test_a_file_to_predict_may_leave_its_target_empty(layout, mark, named):
+    folder, cases, labels, predicted = named
+    write_table(folder / "new.csv", layout, cases, [mark] * len(labels), CHANNELS)
+    saved = load_run(folder / f"{layout}-run")
+    assert saved.predict(folder / "new.csv") == predicted[layout]
+    with pytest.raises(InputError, match="line 2: column 'target' is empty"):
+        next(saved.evaluate(str(folder / "new.csv")))
+
+
+@pytest.mark.parametrize("layout", NAMED)
+@settings(max_examples=12)
+@given(st.permutations(CHANNELS), st.sampled_from(CHANNELS), st.sampled_from(["Flow", "x", ""]))
+def test_renamed_columns_are_refused(layout, named, order, lost, new):
+    folder, cases, labels, _ = named
+    order = [name for name in order if new or name != lost]
+    write_table(folder / "new.csv", layout, cases, labels, order, {lost: new})
+    unexpected = f", unexpected: '{new}'" if new else ""
+    saved = load_run(folder / f"{layout}-run")
+    missing = re.escape(f"the channels are not those of the run (missing: '{lost}'{unexpected})")
+    with pytest.raises(InputError, match=missing):
+        saved.predict(folder / "new.csv")
+    with pytest.raises(InputError, match="accepted: 'flow', 'heat', 'level', 'pH', in any order"):
+        next(saved.evaluate(str(folder / "new.csv")))
+
+
+@pytest.mark.usefixtures("brief")
+def test_runs_and_files_without_names_are_read_by_places_with_a_note(cli, refused, named, here):
+    folder, cases, labels, predicted = named
+    np.savez(here / "nameless.npz", X=cases, y=labels)
+    code, out, err = cli("predict", folder / "wide-run", "nameless.npz")
+    assert (code, len(out.splitlines())) == (0, 1 + len(cases))
+    read_as = "it is read as 'flow', 'heat', 'level', 'pH', in this order"
+    assert err == f"note: nameless.npz has no names of channels; {read_as}\n"
+    # A run of an earlier version.
+    shutil.copytree(folder / "wide-run", here / "old")
+    facts = json.loads((here / "old/data.json").read_text())
+    (here / "old/data.json").write_text(json.dumps({k: v for k, v in facts.items() if k != "channel_names"}))
+    code, out, err = cli("predict", "old", folder / "wide.csv", "--output", "p.json")
+    assert (code, json.loads((here / "p.json").read_text())) == (0, predicted["wide"])
+    assert err.startswith("note: the run keeps no names of channels; ")
+    # A damaged one.
+    (here / "old/data.json").write_text(json.dumps(facts | {"channel_names": ["flow"]}))
+    assert "channel_names are not the names of 4 channels" in refused("predict", "old", folder / "wide.csv")
+
+
+@pytest.mark.usefixtures("brief")
+def test_a_run_does_not_go_on_with_other_columns(refused, named, here):
+    folder, cases, labels, _ = named
+    write_table(folder / "wide.csv", "wide", cases, labels, CHANNELS[::-1])
+    try:
+        said = refused("analyze", folder / "wide-run")
+    finally:
+        write_table(folder / "wide.csv", "wide", cases, labels, CHANNELS)
+    assert "channel_names is ['pH', 'level', 'heat', 'flow'], in the data of the run it was ['flow'" in said
+
+
+@pytest.mark.usefixtures("brief")
+def test_init_notes_channels_that_may_be_steps(cli, here):
+    months = [f"2023-{month:02d}" for month in range(1, 13)]
+    rows = [[case, t, "ab"[case % 2], *range(12)] for case in range(10) for t in range(3)]
+    with (here / "sales.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["id", "t", "target", *months], *rows])
+    code, _, err = cli("init", "sales.csv", "--case_column", "id", "--time_column", "t")
+    assert code == 0
+    assert (
+        "note: sales.csv: 12 channels have names like numbers or times: 2023-01, 2023-02, 2023-03 ...;" in err
+    )
 
 
 FAMILY = """\

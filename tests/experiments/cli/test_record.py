@@ -20,6 +20,9 @@ def test_what_cannot_be_recorded_is_one_line(refused, cli, here, trained, tmp_pa
     assert "record needs --to FOLDER" in refused("record", trained)
     assert "not a run folder" in refused("record", tmp_path, "--to", "results")
     assert "label 'a/b' must be letters, digits" in refused("record", trained, "--to", "x", "--label", "a/b")
+    for label, size in (("a" * 400, 400), ("ü" * 101, 202)):
+        said = refused("record", trained, "--to", "x", "--label", label)
+        assert f"has {size} bytes; accepted: up to 200" in said
     assert cli("record", trained, "--to", "x")[0] == 0
     path = here / "x/primal-1.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"label": "other"}))

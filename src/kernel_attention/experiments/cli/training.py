@@ -71,6 +71,8 @@ def init_command(options: Init) -> int:
 
 def _recipe_for_series(given: dict[str, Any], data_root: str | None, name: str) -> str:
     """The text of a recipe for the file of series among the given keys, or for one to be filled in."""
+    from kernel_attention.experiments.data.series.step_columns import is_step
+    from kernel_attention.experiments.notes import note
     from kernel_attention.experiments.training.template import recipe_template
     from kernel_attention.experiments.training.time_series_experiment import load_data
     from kernel_attention.experiments.training.time_series_recipe import Recipe
@@ -78,6 +80,13 @@ def _recipe_for_series(given: dict[str, Any], data_root: str | None, name: str) 
     if "dataset" not in given and given:
         raise InputError(f"init: --{next(iter(given))} says something of a file, and none is given")
     data = load_data(Recipe(**given), data_root) if given else None
+    steps = [name for name in data.channel_names if is_step(name)] if data is not None else []
+    if len(steps) > 1:
+        note(
+            f"{given['dataset']}: {len(steps)} channels have names like numbers or times: "
+            f"{', '.join(steps[:3])} ...; if they are the steps of one channel, give --layout wide and no "
+            "--channel_columns"
+        )
     return recipe_template(given, data, name)
 
 

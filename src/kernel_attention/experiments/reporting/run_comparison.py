@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -111,7 +112,7 @@ def compare_runs(folders: Sequence[str | Path]) -> RunComparison:
     if len(folders) < 2:
         raise InputError("compare needs at least two runs (see: kernel-attention compare --help)")
     paths = [Path(folder) for folder in folders]
-    resolved = [path.resolve() for path in paths]
+    resolved = [Path(os.path.realpath(path)) for path in paths]  # Path.resolve fails for a link to itself
     for number, path in enumerate(resolved):
         if path in resolved[:number]:
             raise InputError(f"run {folders[number]}: is given twice")

@@ -23,6 +23,7 @@ from kernel_attention.experiments.run_folder import RunFolder, read_json
 SCHEMA = 1
 FIGURES = ("evaluation", "robustness", "diagnostics", "course")  # what a record keeps of a seed
 
+_LONGEST = 200  # file systems take names of 255 bytes, and the name of a temporary file is longer
 _SOFTWARE = ("kernel_attention", "python", "torch", "lightning", "numpy", "platform")
 
 
@@ -102,6 +103,11 @@ def make_records(
         raise InputError(f"run {run}: has no summary.json yet, so give --label")
     if FILE_NAME.fullmatch(label) is None:
         raise InputError(f"label {label!r} must be letters, digits and . _ + -, as it names files")
+    size = len(label.encode())
+    if size > _LONGEST:
+        raise InputError(
+            f"label {label[:20]!r}... has {len(label.encode())} bytes; accepted: up to {_LONGEST}"
+        )
     records = [
         _record(folder, config, seed, label, revision)
         for seed in folder.seeds()
@@ -132,8 +138,10 @@ def write_records(
     folder = Path(folder)
     waiting = {folder / record.file_name: dataclasses.asdict(record) for record in records}
     for path, content in list(waiting.items()):
-        is_there = path.exists() and read_json(path) == content
-        if path.exists() and not is_there and not replace:
+        with writing(f"record {path}"):
+            exists = path.exists()
+        is_there = exists and read_json(path) == content
+        if exists and not is_there and not replace:
             raise InputError(
                 f"record {path} is there with other content; delete it first, or choose another --label"
             )

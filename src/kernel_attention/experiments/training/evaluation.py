@@ -14,7 +14,14 @@ from torch.nn import functional as F
 
 from kernel_attention.analysis import diagnose
 from kernel_attention.errors import InputError
-from kernel_attention.experiments.data import SequenceSplit, SeriesColumns, make_loader, read_series_file
+from kernel_attention.experiments.data import (
+    SequenceSplit,
+    SeriesColumns,
+    SeriesFile,
+    make_loader,
+    read_series_file,
+)
+from kernel_attention.experiments.data.series.own_files import label_texts, order_channels, target_values
 from kernel_attention.experiments.statistics import pack_bits
 from kernel_attention.experiments.training.recipe import BaseRecipe
 from kernel_attention.models import SequenceClassifier
@@ -124,27 +131,38 @@ def kernel_spectra(model: SequenceClassifier, split: SequenceSplit) -> dict[str,
     return {"layers": layers, "note": f"means over {count} test sequences of values relative to the largest"}
 
 
+def fitting_file(path: Path, facts: dict[str, Any], missing: str, columns: SeriesColumns) -> SeriesFile:
+    """The series of a file, checked against the facts of the training data, with its channels in their order.
+
+    Raises:
+        InputError: for a bad file, other channels and longer series than the model takes.
+    """
+    names = facts.get("channel_names") or list(columns.channels)
+    file = order_channels(read_series_file(path, missing, columns), names, str(path), "the run")
+    check_sequences(file.sequences, facts, str(path))
+    return file
+
+
 def labelled_split(
     path: Path, facts: dict[str, Any], missing: str, columns: SeriesColumns | None = None
 ) -> SequenceSplit:
     """The sequences and targets of a labelled file, checked against the facts of the training data."""
-    sequences, labels, *_ = read_series_file(path, missing, columns)
-    if labels is None:
+    file = fitting_file(path, facts, missing, columns or SeriesColumns())
+    if file.labels is None:
         raise InputError(f"{path}: has no labels to evaluate against")
-    check_sequences(sequences, facts, str(path))
+    labels = label_texts(file, str(path))
     if facts["task"] == "regression":
         try:
-            values = labels.astype(np.float32)
-        except ValueError:
-            values = np.array([np.nan])
-        if not np.isfinite(values).all():
-            raise InputError(f"{path}: the model predicts values, but the labels are not finite numbers")
-        return SequenceSplit(sequences, values)
+            return SequenceSplit(file.sequences, target_values(labels, str(path)))
+        except InputError as error:
+            raise InputError(
+                f"{error}: the model predicts values, but the labels are not finite numbers"
+            ) from None
     names = list(facts["class_names"])
-    unseen = sorted({str(label) for label in labels} - set(names))
+    unseen = sorted(set(labels) - set(names))
     if unseen:
         raise InputError(f"{path}: labels {unseen} were not seen in training (accepted: {', '.join(names)})")
-    return SequenceSplit(sequences, np.array([names.index(str(label)) for label in labels], dtype=np.int64))
+    return SequenceSplit(file.sequences, np.array([names.index(label) for label in labels], dtype=np.int64))
 
 
 def predict_rows(

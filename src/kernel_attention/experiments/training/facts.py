@@ -5,6 +5,7 @@ The folder is found at the start of a run, recorded with it, and overridden by a
 
 from __future__ import annotations
 
+import os
 import reprlib
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ def describe_data(data: TimeSeriesData) -> dict[str, Any]:
         "class_names": list(data.class_names),
         "train_cases": len(data.train),
         "test_cases": len(data.test),
-    }
+    } | ({"channel_names": list(data.channel_names)} if data.channel_names else {})
 
 
 def require_same_data(found: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -60,6 +61,12 @@ def check_facts(facts: Any, path: Path) -> None:
     )
     if not is_right:
         raise InputError(f"{path}: does not describe a data set (num_features, max_len, task, class_names)")
+    channels = facts.get("channel_names")
+    is_named = isinstance(channels, list) and all(isinstance(name, str) for name in channels)
+    if channels is not None and not (
+        is_named and len(set(channels)) == facts["num_features"] == len(channels)
+    ):
+        raise InputError(f"{path}: channel_names are not the names of {facts['num_features']} channels")
 
 
 def read_facts(folder: Path, task: str) -> dict[str, Any]:
@@ -80,7 +87,7 @@ def find_data_root(dataset: str, data_root: str | Path | None) -> str | None:
     root = resolve_root(data_root)
     if root is None and not Path(dataset).is_absolute() and Path(dataset).exists():
         root = Path()
-    return None if root is None else str(root.resolve())
+    return None if root is None else os.path.realpath(root)  # Path.resolve fails for a link to itself
 
 
 def recorded_data_root(folder: Path, given: str | Path | None = None) -> str | Path | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -19,12 +20,11 @@ from kernel_attention.experiments.data import (
     load_series_files,
     load_time_series,
     make_loader,
-    read_series_file,
     stratified_split,
 )
 from kernel_attention.experiments.training.evaluation import (
-    check_sequences,
     evaluate_split,
+    fitting_file,
     kernel_spectra,
     labelled_split,
     predict_rows,
@@ -117,8 +117,8 @@ class TimeSeriesExperiment(Experiment):
     def predict(
         model: SequenceClassifier, file: Path, recipe: Recipe, facts: dict[str, Any]
     ) -> list[dict[str, Any]]:
-        found = read_series_file(file, recipe.missing, columns_of(recipe))
-        check_sequences(found.sequences, facts, str(file))
+        columns = dataclasses.replace(columns_of(recipe), reads_target=False)
+        found = fitting_file(file, facts, recipe.missing, columns)
         return predict_rows(model, found.sequences, facts, recipe.precision, found.cases)
 
     def appendices(self, model: SequenceClassifier) -> dict[str, Any]:

@@ -35,7 +35,7 @@ class Recipe(EpochRecipe):
         case_column: column of a table that names the case.
         time_column: column of a long table that orders the steps of a case.
         target_column: column of a table with the label or the value to predict.
-        channel_columns: columns of the channels in a long table, or the names before the numbers in a wide
+        channel_columns: columns of the channels in a long table, or the names before the steps in a wide
             one; by default all other columns.
         stem: how steps become tokens: a linear projection, multi-scale convolutions, or random ones (rocket).
         stem_layers: blocks of the convolution stem.

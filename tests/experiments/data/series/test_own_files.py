@@ -5,11 +5,14 @@ from __future__ import annotations
 import csv
 import datetime
 import re
+from time import process_time
 
 import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.data import (
@@ -250,7 +253,11 @@ def test_tables_that_mean_nothing_are_refused(text, columns, message, tmp_path):
             "the target 'a' of case 0 is not a finite number",
         ),
         ("x0,target\n1,a\n2,b\n", {"test_file": "more.csv"}, "labels c were not seen in training"),
-        ("x0,y0,target\n1,1,a\n2,1,c\n", {"test_file": "more.csv"}, "has 2 channels, .* has 1"),
+        (
+            "x0,y0,target\n1,1,a\n2,1,c\n",
+            {"test_file": "more.csv"},
+            r"more.csv: the channels are not those of own.csv \(missing: 'y'\); accepted: 'x', 'y'",
+        ),
     ],
 )
 def test_data_sets_that_cannot_be_learnt_are_refused(text, options, message, tmp_path, monkeypatch):
@@ -276,3 +283,180 @@ def test_damaged_files_are_refused(tmp_path):
         np.savez(tmp_path / "d.npz", X=X, lengths=lengths)
         with pytest.raises(InputError, match=re.escape("d.npz: with lengths, X must have shape")):
             read_series_file(tmp_path / "d.npz")
+
+
+MARKS = ("", " ", "NA", "NaN", "nan", "-nan", "NaT", "null", "NULL", "None", "<NA>", "N/A", "#N/A", "?")
+ROLES = {
+    "case": ("id", BY_TIME, "column 'id' is empty, or has a mark of missing values"),
+    "time": ("t", BY_TIME, "column 't' is empty, or has a mark of missing values"),
+    "target": ("target", BY_TIME, "column 'target' is empty, or has a mark of missing values"),
+    "channel": ("x", BY_TIME, r"missing value \(NaN\) in case"),
+}
+
+
+@pytest.mark.parametrize("role", ROLES)
+@given(row=st.integers(0, 5), mark=st.sampled_from(MARKS), kind=st.sampled_from(["csv", "parquet"]))
+def test_a_mark_of_missing_values_is_one_in_every_column(role, row, mark, kind, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("marks")
+    name, columns, message = ROLES[role]
+    rows = [[case, float(t), 0.5 * t, "u" if case == "a" else "v"] for case in "ab" for t in range(3)]
+    names = ["id", "t", "x", "target"]
+    place = names.index(name)
+    if kind == "csv":
+        rows[row][place] = mark
+        path, where = write_csv(folder / "s.csv", names, rows), f"line {row + 2}"
+    else:
+        rows[row][place] = mark if isinstance(rows[row][place], str) else np.nan
+        path, where = write_parquet(folder / "s.parquet", names, rows), f"row {row + 1}"
+    with pytest.raises(InputError, match=message) as caught:
+        read_series_file(path, columns=columns)
+    assert role == "channel" or where in str(caught.value)
+
+
+@pytest.mark.parametrize("mark", [None, np.nan])
+@pytest.mark.parametrize("name", ["id", "t", "target"])
+def test_null_of_parquet_is_missing_in_every_column(name, mark, tmp_path):
+    names = ["id", "t", "x", "target"]
+    rows = [[float(case), float(t), 0.5 * t, float(case)] for case in range(2) for t in range(3)]
+    rows[4][names.index(name)] = mark
+    path = write_parquet(tmp_path / "s.parquet", names, rows)
+    with pytest.raises(InputError, match=f"row 5: column '{name}' is empty"):
+        read_series_file(path, columns=BY_TIME)
+
+
+@pytest.mark.parametrize("mark", MARKS)
+def test_a_missing_target_is_no_class(mark, tmp_path):
+    path = tmp_path / "series.csv"
+    path.write_text("t0,t1,target\n" + "".join(f"{i},0,{'ab'[i % 2]}\n" for i in range(9)) + f"1,2,{mark}\n")
+    with pytest.raises(InputError, match="line 11: column 'target' is empty"):
+        load_series_files(str(path))
+
+
+@pytest.mark.parametrize(
+    "y", [np.array([0.5, np.nan] * 5), np.array(["a", "NA"] * 5), np.array([0, np.nan] * 5)]
+)
+def test_a_missing_label_of_arrays_is_no_class(y, tmp_path):
+    np.savez(tmp_path / "s.npz", X=np.zeros((10, 1, 3)), y=y)
+    with pytest.raises(InputError, match="the label of case 1 is missing"):
+        load_series_files(str(tmp_path / "s.npz"))
+
+
+def test_a_class_of_a_ts_file_may_be_called_none(tmp_path):
+    path = tmp_path / "own.ts"
+    labels = ["none", "crack"] * 5
+    path.write_text("@classLabel true none crack\n@data\n" + "".join(f"1,2:{label}\n" for label in labels))
+    assert load_series_files(str(path)).class_names == ("crack", "none")
+
+
+@pytest.mark.parametrize("value", ["inf", "-Infinity", "1e39", "-4e38"])
+@pytest.mark.parametrize("kind", ["csv", "npz", "ts"])
+def test_targets_are_finite_in_the_precision_of_training(value, kind, tmp_path):
+    path = tmp_path / f"s.{kind}"
+    targets = [f"{i / 7:.3f}" for i in range(9)] + [value]
+    if kind == "csv":
+        path.write_text("t0,t1,target\n" + "".join(f"1,2,{target}\n" for target in targets))
+    elif kind == "npz":
+        np.savez(path, X=np.zeros((10, 1, 3)), y=np.array(targets, float))
+    else:
+        path.write_text("@targetLabel true\n@data\n" + "".join(f"1,2:{target}\n" for target in targets))
+    with pytest.raises(InputError, match=r"target .*is not a finite number \(float32 is used\)"):
+        load_series_files(str(path))
+
+
+@pytest.mark.parametrize(("offset", "scale"), [(1e9, 1.0), (-1e8, 0.3), (0.0, 1e-46)])
+def test_targets_that_float32_merges_are_refused(offset, scale, tmp_path):
+    y = offset + scale * np.linspace(0, 1, 20)
+    np.savez(tmp_path / "s.npz", X=np.zeros((20, 1, 3)), y=y)
+    with pytest.raises(InputError, match="float32 cannot tell the targets apart"):
+        load_series_files(str(tmp_path / "s.npz"), target_type="value")
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        ["2024-03-31T00:00:00.000000100", "2024-03-31T00:00:00.000000200"],
+        ["2024-03-31T00:00:00.100000000+01:00", "2024-03-30T23:00:00.100000001Z"],
+        ["1711846200000000000", "1711846200000000001"],
+        ["0.10000000000000000001", "0.10000000000000000002"],
+        ["Jan 2023", "Feb 2023"],
+        ["2022Q4", "2023Q1"],
+        ["31/12/2022", "01/02/2023"],
+    ],
+)
+def test_times_keep_all_their_digits(times, tmp_path):
+    path = tmp_path / "s.csv"
+    for rows in ((0, 1), (1, 0)):
+        path.write_text("id;t;x\n" + "".join(f"a;{times[row]};{row}\n" for row in rows))
+        assert read_series_file(path, columns=SeriesColumns(case="id", time="t")).sequences[0].tolist() == [
+            [0],
+            [1],
+        ]
+
+
+def test_times_whose_order_is_not_clear_are_refused(tmp_path):
+    path = tmp_path / "s.csv"
+    path.write_text("id;t;x\na;05/01/2023;1\na;04/02/2023;2\n")
+    with pytest.raises(InputError, match="can be read in two orders"):
+        read_series_file(path, columns=SeriesColumns(case="id", time="t"))
+
+
+@pytest.mark.parametrize(
+    "kind", [pyarrow.timestamp("ns"), pyarrow.timestamp("ns", "UTC"), pyarrow.duration("ns")]
+)
+def test_times_of_parquet_have_nanoseconds(kind, tmp_path):
+    moments = pyarrow.array([1711846200000000002, 1711846200000000000, 1711846200000000001]).cast(kind)
+    table = {"id": moments, "t": moments, "x": [2.0, 0.0, 1.0], "one": ["a"] * 3}
+    pyarrow.parquet.write_table(pyarrow.table(table), tmp_path / "s.parquet")
+    columns = SeriesColumns(case="one", time="t", channels=["x"])
+    assert read_series_file(tmp_path / "s.parquet", columns=columns).sequences[0].tolist() == [[0], [1], [2]]
+    columns = SeriesColumns(layout="long", case="id", channels=["x"])
+    assert len(set(read_series_file(tmp_path / "s.parquet", columns=columns).cases)) == 3
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pyarrow.array([2**53 + 1, 2**62, None]),
+        pyarrow.array([2**64 - 1, 0, None], pyarrow.uint64()),
+        pyarrow.array([True, False, None]),
+        pyarrow.array([1.5, -2, None], pyarrow.float32()),
+        pyarrow.array(["1.25", "3", None]).cast(pyarrow.decimal128(9, 3)),
+        pyarrow.array([7, 8, None]).dictionary_encode(),
+    ],
+    ids=lambda values: str(values.type),
+)
+def test_numbers_of_parquet_are_those_of_csv(values, tmp_path):
+    pyarrow.parquet.write_table(pyarrow.table({"u0": [1.0] * 3, "u1": values}), tmp_path / "s.parquet")
+    cells = [0 if cell is False else 1 if cell is True else cell for cell in values.to_pylist()]
+    write_csv(tmp_path / "s.csv", ["u0", "u1"], [[1.0, cell] for cell in cells])
+    found, expected = (read_series_file(tmp_path / f"s.{end}").sequences for end in ("parquet", "csv"))
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_the_channels_of_a_test_file_are_found_by_their_names(tmp_path):
+    rows = [f"{i},{-i},{10 * i},{'ab'[i % 2]}" for i in range(8)]
+    (tmp_path / "train.csv").write_text("x0,y0,z0,target\n" + "\n".join(rows))
+    (tmp_path / "test.csv").write_text("y0,z0,x0,target\n-1,10,1,a\n-2,20,2,b\n")
+    data = load_series_files(str(tmp_path / "train.csv"), test_file=str(tmp_path / "test.csv"))
+    assert data.channel_names == ("x", "y", "z")
+    assert [sequence.tolist() for sequence in data.test.sequences] == [[[1, -1, 10]], [[2, -2, 20]]]
+
+
+def test_wide_tables_have_many_columns(tmp_path):
+    path = tmp_path / "wide.csv"
+    names = [f"x{step}" for step in range(30000)]
+    path.write_text(",".join(names) + "\n" + ",".join(map(str, range(30000))) + "\n")
+    start = process_time()
+    assert read_series_file(path).sequences[0][:, 0].tolist() == list(range(30000))
+    assert process_time() - start < 8  # with a list of the names before each it took a minute
+
+
+@pytest.mark.parametrize("index", ["", "__index_level_0__"])
+def test_the_index_of_a_frame_is_no_channel(index, tmp_path):
+    rows = [[i, i // 2, float(i), 2.0 * i] for i in range(6)]
+    long = write_parquet(tmp_path / "long.parquet", [index, "id", "x", "y"], rows)
+    found = read_series_file(long, columns=SeriesColumns(layout="long", case="id"))
+    assert (found.channels, found.cases) == (["x", "y"], ["0", "1", "2"])
+    wide = write_parquet(tmp_path / "wide.parquet", ["x0", "x1", index], [[1.0, 2.0, 7], [3.0, 4.0, 8]])
+    assert read_series_file(wide).cases == ["7", "8"]

@@ -186,3 +186,8 @@ def test_a_damaged_header_is_named(text, what):
     with pytest.raises(InputError) as error:
         read(text)
     assert what in str(error.value)
+
+
+@pytest.mark.parametrize("count", ["1" * 5000, "\N{SUPERSCRIPT TWO}", "-1"])
+def test_a_number_of_dimensions_that_is_none_declares_nothing(count):
+    assert read(f"@dimensions {count}\n@data\n1,2:3,4\n").header.dimensions is None

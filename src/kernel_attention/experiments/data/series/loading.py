@@ -93,12 +93,14 @@ class SeriesFile(NamedTuple):
     labels: (cases,) str or numbers; None where the file has none.
     task: "classification" or "regression" where the file says which.
     cases: the names of the cases, where the file has them.
+    channels: the names of the channels, where the file has them.
     """
 
     sequences: list[np.ndarray]
     labels: np.ndarray | None
     task: str | None = None
     cases: list[str] | None = None
+    channels: list[str] | None = None
 
 
 def read_sequences(
@@ -140,7 +142,7 @@ def read_series_file(
         table = read_series_table(path, columns or SeriesColumns())
         sequences = resolve_missing(table.sequences, missing, str(path), advice=_ADVICE)
         labels = None if table.labels is None else np.array(table.labels)
-        return SeriesFile(sequences, labels, cases=table.cases)
+        return SeriesFile(sequences, labels, cases=table.cases, channels=table.channels)
     if path.suffix in (".npy", ".npz"):
         X, labels = _read_numpy(path)
         try:

@@ -18,20 +18,22 @@ TABLES = (".csv", ".tsv", ".parquet")
 
 _DELIMITERS = ",;\t"
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?|[+-]?inf(inity)?", re.IGNORECASE)
-_GAPS = ("", "?", "na", "nan", "null", "none")
+_INDEX = re.compile(r"__index_level_\d+__")
+# Cells without a value, in any case of letters: what R, pandas, databases and spreadsheets write.
+_GAPS = frozenset(("", "?", "na", "n/a", "#na", "#n/a", "<na>", "nan", "+nan", "-nan", "nat", "null", "none"))
 
 
 class ColumnTable(NamedTuple):
     """Some columns of a file.
 
     source: the file, for messages.
-    cells: the cells of the columns that were asked for as they are: text of CSV, values of Parquet.
+    cells: the texts of the columns that were asked for as they are; None where a cell is missing.
     values: (rows, columns) float64 of those that were asked for as numbers; NaN where a cell is empty.
     lines: the line of every row in the file; empty where rows have no lines.
     """
 
     source: str
-    cells: dict[str, list[Any]]
+    cells: dict[str, list[str | None]]
     values: np.ndarray
     lines: list[int]
 
@@ -47,10 +49,27 @@ def column_names(path: Path) -> list[str]:
     else:
         with _csv(path) as (names, _):
             pass
-    twice = next((name for index, name in enumerate(names) if name in names[:index]), None)
-    if twice is not None:
-        raise InputError(f"{path}: two columns are named {twice!r}")
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise InputError(f"{path}: two columns are named {name!r}")
+        seen.add(name)
     return names
+
+
+def is_index(name: str) -> bool:
+    """Whether a column is the index of a frame as pandas writes it where it has no name."""
+    return not name or _INDEX.fullmatch(name) is not None
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names for a message; the first 24 of many."""
+    return ", ".join(names[:24]) + (", ..." if len(names) > 24 else "")
+
+
+def is_missing(text: str) -> bool:
+    """Whether a cell says that it has no value: it is empty, ``NA``, ``NaN``, ``NaT``, ``null`` and so on."""
+    return text.lower().strip() in _GAPS
 
 
 def read_table(path: Path, plain: Sequence[str], numeric: Sequence[str]) -> ColumnTable:
@@ -61,9 +80,10 @@ def read_table(path: Path, plain: Sequence[str], numeric: Sequence[str]) -> Colu
             ``numeric`` that is no number, a file that cannot be read, and one without rows.
     """
     names = column_names(path)
+    known = set(names)
     for name in (*plain, *numeric):
-        if name not in names:
-            raise unknown(f"column of {path}", name, names)
+        if name not in known:
+            raise unknown(f"column of {path}", name, names, listing="see its first line")
     table = (_read_parquet if path.suffix == ".parquet" else _read_csv)(path, plain, numeric)
     if not len(table.values):
         raise InputError(f"{path}: has no rows below the names of its columns")
@@ -103,18 +123,24 @@ def _rows(path: Path, reader: Any, width: int) -> Iterator[tuple[int, list[str]]
 
 
 def _read_csv(path: Path, plain: Sequence[str], numeric: Sequence[str]) -> ColumnTable:
-    cells: dict[str, list[Any]] = {name: [] for name in plain}
+    cells: dict[str, list[str | None]] = {name: [] for name in plain}
     lines: list[int] = []
     values = array("d")  # a list of Python's numbers would take four times the memory
     with _csv(path) as (names, rows):
-        kept = [(names.index(name), cells[name]) for name in plain]
-        places = [names.index(name) for name in numeric]
+        place_of = {name: place for place, name in enumerate(names)}
+        kept = [(place_of[name], cells[name]) for name in plain]
+        places = [place_of[name] for name in numeric]
         for line, row in rows:
             for place, column in kept:
-                column.append(row[place].strip())
+                column.append(_text(row[place]))
             values.extend(_numbers([row[place] for place in places], numeric, f"{path}, line {line}"))
             lines.append(line)
     return ColumnTable(str(path), cells, np.array(values).reshape(len(lines), len(numeric)), lines)
+
+
+def _text(value: Any) -> str | None:
+    text = str(value).strip()  # of None too
+    return None if is_missing(text) else text
 
 
 def _numbers(cells: list[str], names: Sequence[str], where: str) -> list[float]:
@@ -126,7 +152,7 @@ def _numbers(cells: list[str], names: Sequence[str], where: str) -> list[float]:
     found = []
     for cell, name in zip(cells, names, strict=True):
         text = cell.strip()
-        is_gap = text.lower() in _GAPS
+        is_gap = is_missing(text)
         if not is_gap and not _NUMBER.fullmatch(text):
             shown = repr(text if len(text) <= 30 else text[:30] + "...")
             raise InputError(f"{where}: {shown} in column {name!r} is not a number")
@@ -151,16 +177,55 @@ def _read_parquet(path: Path, plain: Sequence[str], numeric: Sequence[str]) -> C
 
     try:
         table = _parquet(path).read(columns=[*plain, *numeric])
-    except (OSError, pyarrow.ArrowException) as error:
+        cells = {name: _parquet_texts(table[name]) for name in plain}
+        values = np.empty((table.num_rows, len(numeric)))
+        for index, name in enumerate(numeric):
+            values[:, index] = _parquet_numbers(table[name], f"{path}: column {name!r}")
+    except InputError:
+        raise
+    except (OSError, ValueError, OverflowError, pyarrow.ArrowException) as error:
         raise InputError(f"{path} is not a readable Parquet file ({' '.join(str(error).split())})") from None
-    values = np.empty((table.num_rows, len(numeric)))
-    for index, name in enumerate(numeric):
-        kind = table.schema.field(name).type
-        is_number = pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind)
-        if not is_number and not pyarrow.types.is_boolean(kind):
-            raise InputError(f"{path}: column {name!r} holds {kind}, not numbers")
-        values[:, index] = table[name].cast(pyarrow.float64()).to_numpy()
-    return ColumnTable(str(path), {name: table[name].to_pylist() for name in plain}, values, [])
+    return ColumnTable(str(path), cells, values, [])
+
+
+def _parquet_texts(column: Any) -> list[str | None]:
+    """The cells of a column as text; times in ISO 8601 with all of their digits."""
+    from pyarrow import int64, string, timestamp, types
+
+    column = _without_dictionary(column)
+    kind = column.type
+    if types.is_duration(kind):
+        column = column.cast(int64())
+    if not types.is_timestamp(kind) and not types.is_time(kind):
+        return [_text(cell) for cell in column.to_pylist()]
+    if types.is_timestamp(kind):
+        column = column.cast(timestamp(kind.unit))  # without its zone: the stored time is that of UTC
+    end = "+00:00" if types.is_timestamp(kind) and kind.tz else ""
+    texts = column.cast(string()).to_pylist()
+    return [None if text is None else _shortest(text) + end for text in texts]
+
+
+def _shortest(text: str) -> str:
+    """A time without the zeros at the end of its fraction."""
+    return text.rstrip("0").removesuffix(".") if "." in text else text
+
+
+def _parquet_numbers(column: Any, where: str) -> np.ndarray:
+    """A column as float64, rounded as the numbers of a CSV file are; NaN where a cell is missing."""
+    from pyarrow import float64, types
+
+    column = _without_dictionary(column)
+    kind = column.type
+    tests = (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal, types.is_null)
+    if not any(test(kind) for test in tests):
+        raise InputError(f"{where} holds {kind}, not numbers")
+    return np.asarray(column.cast(float64(), safe=False).to_numpy())
+
+
+def _without_dictionary(column: Any) -> Any:
+    from pyarrow import types
+
+    return column.cast(column.type.value_type) if types.is_dictionary(column.type) else column
 
 
 def _place(source: str, row: int, lines: list[int]) -> str:

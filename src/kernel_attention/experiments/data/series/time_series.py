@@ -58,13 +58,17 @@ class SequenceSplit:
 
 @dataclass(frozen=True, eq=False)
 class TimeSeriesData:
-    """A named data set; `class_names[k]` is the label of class index k (empty in regression)."""
+    """A named data set; `class_names[k]` is the label of class index k (empty in regression).
+
+    `channel_names[k]` is the name of channel k; empty where the files name none.
+    """
 
     name: str
     task: str
     train: SequenceSplit
     test: SequenceSplit
     class_names: tuple[str, ...] = ()
+    channel_names: tuple[str, ...] = ()
 
     @property
     def num_features(self) -> int:

@@ -80,7 +80,7 @@ def _read_header(lines: Iterator[tuple[int, str]], source: str) -> Header:
             if not values or values[0].lower() not in ("true", "false"):
                 raise InputError(f"{source}, line {number}: {tag} needs true or false")
             found[name] = values[0].lower() == "true"
-        if name == "dimensions" and values and values[0].isdigit():
+        if name == "dimensions" and values and re.fullmatch(r"[0-9]{1,9}", values[0]):
             found[name] = int(values[0])
         if name == "classlabel" and found[name]:
             if len(values) == 1:
@@ -213,8 +213,12 @@ class _CaseReader:
     def _label(self, label: str) -> str | float:
         value = _to_float(label)
         if self.header.task == "regression":
-            if value is None or not np.isfinite(value):
-                raise InputError(f"{self.where}: target value {label!r} is not a finite number")
+            with np.errstate(over="ignore"):
+                is_finite = value is not None and bool(np.isfinite(np.float64(value).astype(np.float32)))
+            if value is None or not is_finite:
+                raise InputError(
+                    f"{self.where}: target value {label!r} is not a finite number (float32 is used)"
+                )
             return value
         known = self.known.get(label) or (None if value is None else self.numeric.get(value))
         if known is None:
