@@ -136,6 +136,16 @@ def test_the_state_of_a_roll_out_with_primal_layers_does_not_grow():
     assert len(set(sizes)) == 1
 
 
+@pytest.mark.parametrize("attention", ["linear", "rpc"])
+def test_a_backward_pass_through_a_roll_out_is_an_error(attention):
+    """Its steps are computed without gradients, so part of them would be missing."""
+    model = small(attention)
+    returns, states, _, _ = episodes()
+    actions, _ = model.act(returns[:, 0], states[:, 0], model.initial_state(BATCH))
+    with pytest.raises(InputError, match="read after a state have no gradients"):
+        actions.sum().backward()
+
+
 def test_actions_stay_in_their_range_and_their_scale_is_the_models():
     """An affine change of the action space changes the actions by the same map, and nothing else."""
     model, returns_to_actions = small(), episodes()

@@ -158,3 +158,56 @@ def test_a_padded_text_has_the_logits_that_it_has_alone(name, side, tokens):
             torch.testing.assert_close(after[row], alone[-1], rtol=0, atol=1e-12)
         with pytest.raises(InputError, match="only the beginning of a text can be padded"):
             model.prefill(padded, state, real)
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_a_prompt_that_is_read_has_the_gradients_of_the_parallel_form(name, tokens):
+    model = small([name, "softmax"])
+    weights = [p for p in model.parameters() if p.requires_grad]
+    logits, state = model.prefill(tokens[:, :5])
+    with torch.no_grad():
+        model.step(tokens[:, 5], state)  # may write into the state, not into what the backward pass reads
+    found = torch.autograd.grad(logits.square().sum(), weights, allow_unused=True)
+    expected = torch.autograd.grad(model(tokens[:, :5])[:, -1].square().sum(), weights, allow_unused=True)
+    for one, other in zip(found, expected, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            torch.testing.assert_close(one, other)
+    assert not any(tensor.requires_grad for tensor in tensors_of(state))
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_a_backward_pass_through_later_tokens_is_an_error(name, tokens):
+    """Part of the gradients would be missing: a step is computed without."""
+    model = small([name, "softmax"])
+    first, state = model.prefill(tokens[:, :4])
+    step, state = model.step(tokens[:, 4], state)
+    rest, _ = model.prefill(tokens[:, 5:7], state)
+    for logits in (step, rest, first + step):
+        with pytest.raises(InputError, match="read after a state have no gradients"):
+            logits.sum().backward(retain_graph=True)
+    model.requires_grad_(False)
+    assert not model.step(tokens[:, 4], state)[0].requires_grad
+
+
+def test_embedded_tokens_are_read_as_their_numbers_are(tokens):
+    model = small("linear")
+    with torch.no_grad():
+        embedded = model.embedding(tokens)
+        assert torch.equal(model(embedded), model(tokens))
+        logits, state = model.prefill(embedded[:, :4])
+        again, expected = model.prefill(tokens[:, :4])
+        assert torch.equal(logits, again)
+        assert torch.equal(
+            model.prefill(embedded[:, 4:], state)[0], model.prefill(tokens[:, 4:], expected)[0]
+        )
+    for wrong in (embedded[..., 1:], embedded.long()):
+        with pytest.raises(InputError, match="or embedded tokens"):
+            model(wrong)
+
+
+def test_hooks_of_a_layer_see_the_prompt(tokens):
+    model, seen = small("softmax"), []
+    model.layers[1].register_forward_hook(lambda _, inputs, output: seen.append(output.shape))
+    model.prefill(tokens)
+    assert seen == [(3, LENGTH, 6)]

@@ -262,11 +262,17 @@ class AttentionLayer(nn.Module, ABC):
         """
         self._require_decoding()
         y = self(x, attention_mask=attention_mask, is_causal=True)
+        return y, self.state_after(x, attention_mask)
+
+    @torch.no_grad()
+    def state_after(self, x: Tensor, attention_mask: Tensor | None = None) -> Any:
+        """The state that ``prefill`` returns, without the output: x (B, N, d), attention_mask (B, N)."""
+        self._require_decoding()
         if attention_mask is None:
-            return y, self.read_prompt(x, None)
+            return self.read_prompt(x, None)
         x = x.masked_fill(~attention_mask[..., None], 0.0)
         moved = compaction(attention_mask)
-        return y, self.read_prompt(x if moved is None else moved.apply(x), attention_mask.sum(dim=1))
+        return self.read_prompt(x if moved is None else moved.apply(x), attention_mask.sum(dim=1))
 
     def _require_decoding(self) -> None:
         reason = self.why_not(decoding=True)

@@ -24,6 +24,7 @@ from kernel_attention.models.cross_entropy import linear_cross_entropy
 from kernel_attention.models.decoding import DecodingState, decode_step, initial_state, read
 from kernel_attention.models.encoder_layer import EncoderLayer, create_attentions
 from kernel_attention.models.sequence import sinusoidal_positions
+from kernel_attention.models.tokens import are_tokens
 from kernel_attention.tensors.dropout import Dropout
 from kernel_attention.tensors.padding import is_exporting
 
@@ -144,20 +145,30 @@ class CausalLanguageModel(nn.Module):
         x = self.dropout(self.norm(self.hidden(tokens))).flatten(0, 1)
         return linear_cross_entropy(x, self._weight(), self.output_bias, targets.flatten(), ignore_index)
 
-    def hidden(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """Tokens (B, N) and their mask -> (B, N, d) after the last layer, which ``logits`` takes."""
-        if tokens.dim() != 2 or tokens.size(1) == 0 or tokens.is_floating_point():
-            raise InputError(
-                f"tokens has shape {tuple(tokens.shape)} and dtype {tokens.dtype}, expected whole numbers "
-                "of shape (B, N) with N at least 1"
-            )
+    def hidden(
+        self,
+        tokens: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        hidden_states: list[Tensor] | None = None,
+    ) -> Tensor:
+        """Tokens and their mask -> (B, N, d) after the last layer, which ``logits`` takes.
+
+        Args:
+            tokens: (B, N) whole numbers, or (B, N, d), what ``embedding`` gives for them.
+            attention_mask: (B, N) bool, True = real token.
+            hidden_states: a list to which the input of every layer is added, (B, N, d) each.
+        """
+        self.check_tokens(tokens)
         x = self.embed(tokens, 0, attention_mask)
         for layer in self.layers:
+            if hidden_states is not None:
+                hidden_states.append(x)
             x = layer(x, attention_mask, True)
         return x
 
     def embed(self, tokens: Tensor, start: int | Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """Tokens (B, N) that follow the first ``start``, one number or (B,), -> (B, N, d).
+        """Tokens (B, N), or (B, N, d), that follow the first ``start``, one number or (B,), -> (B, N, d).
 
         With a mask (B, N; True = real token), positions count the real tokens.
         """
@@ -170,12 +181,15 @@ class CausalLanguageModel(nn.Module):
             if not is_exporting() and (isinstance(start, Tensor) or tokens.size(1) > self.max_len):
                 self.check_length(int(index.max()) + 1)
             positions = self.positions[index]
-        return self.dropout(self.embedding(tokens) + positions)
+        return self.dropout((tokens if tokens.is_floating_point() else self.embedding(tokens)) + positions)
 
     @staticmethod
     def _positions_of(tokens: Tensor, start: int | Tensor, attention_mask: Tensor | None) -> Tensor:
         """(B, N) int64; padded tokens have any position."""
-        real = torch.ones_like(tokens) if attention_mask is None else attention_mask.long()
+        if attention_mask is None:
+            real = torch.ones(tokens.shape[:2], dtype=torch.int64, device=tokens.device)
+        else:
+            real = attention_mask.long()
         start = start[:, None] if isinstance(start, Tensor) else start
         return (real.cumsum(dim=1) - 1).clamp_min(0) + start
 
@@ -186,6 +200,15 @@ class CausalLanguageModel(nn.Module):
     def _weight(self) -> Tensor:
         """The weight of the logits' map, (V, d)."""
         return self.embedding.weight if self.output_weight is None else self.output_weight
+
+    def check_tokens(self, tokens: Tensor) -> None:
+        """InputError for anything but tokens (B, N), or embedded ones (B, N, d), with N at least 1."""
+        width = self.embedding.embedding_dim
+        if not are_tokens(tokens, width) or tokens.size(1) == 0:
+            raise InputError(
+                f"tokens has shape {tuple(tokens.shape)} and dtype {tokens.dtype}, expected whole numbers of "
+                f"shape (B, N), or embedded tokens (B, N, {width}), with N at least 1"
+            )
 
     def check_length(self, length: int) -> None:
         """InputError for a text that is longer than the model accepts."""
@@ -211,11 +234,19 @@ class CausalLanguageModel(nn.Module):
         return self.logits(x[torch.arange(len(x), device=x.device), places.argmax(dim=1)]), state
 
     def read(
-        self, tokens: Tensor, state: DecodingState | None = None, attention_mask: Tensor | None = None
+        self,
+        tokens: Tensor,
+        state: DecodingState | None = None,
+        attention_mask: Tensor | None = None,
+        *,
+        hidden_states: list[Tensor] | None = None,
     ) -> tuple[Tensor, DecodingState]:
-        """As ``prefill``, with all of (B, N, d) after the last layer, which ``logits`` takes."""
+        """As ``prefill``, with all of (B, N, d) after the last layer, which ``logits`` takes.
+
+        ``tokens`` and ``hidden_states`` are those of ``hidden``.
+        """
         state = self.initial_state(tokens.size(0)) if state is None else state
-        return read(self, tokens, state, attention_mask)
+        return read(self, tokens, state, attention_mask, hidden_states)
 
     def step(self, tokens: Tensor, state: DecodingState) -> tuple[Tensor, DecodingState]:
         """Read one token (B,) -> logits of the next one (B, V), and the state after it.

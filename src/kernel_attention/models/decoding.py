@@ -6,7 +6,6 @@ inputs and attends to all of them again: the output is the same, and time and me
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -45,18 +44,15 @@ class Prefix:
     x: Tensor | None = None
     attention_mask: Tensor | None = None
 
-    def extended(self, x: Tensor, attention_mask: Tensor | None) -> Prefix:
-        """With the next inputs (B, N, d) and their mask (B, N)."""
+    def extended(self, x: Tensor) -> Prefix:
+        """With the next inputs (B, N, d), all of them real tokens."""
         if self.x is None:
-            return Prefix(x, attention_mask)
-        masks = [(self.x, self.attention_mask), (x, attention_mask)]
-        if self.attention_mask is None and attention_mask is None:
-            return Prefix(torch.cat([self.x, x], dim=1))
-        whole = [
-            torch.ones(inputs.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask
-            for inputs, mask in masks
-        ]
-        return Prefix(torch.cat([self.x, x], dim=1), torch.cat(whole, dim=1))
+            return Prefix(x)
+        whole = torch.cat([self.x, x], dim=1)
+        if self.attention_mask is None:
+            return Prefix(whole)
+        real = self.attention_mask.new_ones(x.shape[:2])
+        return Prefix(whole, torch.cat([self.attention_mask, real], dim=1))
 
 
 def is_recurrent(attention: Any) -> bool:
@@ -71,51 +67,100 @@ def initial_state(model: nn.Module, batch_size: int) -> DecodingState:
     return DecodingState(0, tuple(states))
 
 
-def step_through(
-    layers: Iterable[nn.Module], x: Tensor, states: Iterable[Any]
-) -> tuple[Tensor, tuple[Any, ...]]:
-    """One token (B, d) through encoder layers -> (B, d), and the layers' states after it."""
-    after = []
-    for layer, before in zip(layers, states, strict=True):
-        x, state = _through(layer, x, before, _attend_one)  # type: ignore[arg-type]
-        after.append(state)
-    return x, tuple(after)
+def step_through(layers: nn.ModuleList, x: Tensor, states: Iterable[Any]) -> tuple[Tensor, tuple[Any, ...]]:
+    """One token (B, d) through encoder layers -> (B, d), without gradients, and their states after it."""
+    return _continue(layers, x, states, _attend_one)
 
 
 def decode_step(
     model: CausalLanguageModel, tokens: Tensor, state: DecodingState
 ) -> tuple[Tensor, DecodingState]:
-    """One token (B,) -> (B, d) after the last layer, and the next state."""
+    """One token (B,) -> (B, d) after the last layer, without gradients, and the next state."""
     x = model.embed(tokens[:, None], state.position)[:, 0]
     x, states = step_through(model.layers, x, state.layers)
     return x, DecodingState(state.position + 1, states)
 
 
 def read(
-    model: CausalLanguageModel, tokens: Tensor, state: DecodingState, attention_mask: Tensor | None = None
+    model: CausalLanguageModel,
+    tokens: Tensor,
+    state: DecodingState,
+    attention_mask: Tensor | None = None,
+    hidden_states: list[Tensor] | None = None,
 ) -> tuple[Tensor, DecodingState]:
-    """Tokens (B, N) -> (B, N, d) after the last layer, and the state after them."""
-    if tokens.dim() != 2 or tokens.size(1) == 0:
-        raise InputError(f"tokens has shape {tuple(tokens.shape)}, expected (B, N) with N at least 1")
+    """Tokens (B, N), or embedded ones (B, N, d), -> (B, N, d) after the last layer, and the state after them.
+
+    At the beginning of a text the output is that of ``model.hidden`` and has its gradients. After a state it
+    has none. The state never has any.
+    """
+    model.check_tokens(tokens)
     starts = isinstance(state.position, int) and state.position == 0
     if attention_mask is not None:
-        if attention_mask.shape != tokens.shape or attention_mask.dtype != torch.bool:
+        if attention_mask.shape != tokens.shape[:2] or attention_mask.dtype != torch.bool:
             raise InputError(
                 f"attention_mask has shape {tuple(attention_mask.shape)} and dtype {attention_mask.dtype}, "
-                f"expected {tuple(tokens.shape)} and torch.bool (True = real token)"
+                f"expected {tuple(tokens.shape[:2])} and torch.bool (True = real token)"
             )
         if not starts:
             raise InputError("attention_mask: only the beginning of a text can be padded")
-    x = model.embed(tokens, state.position, attention_mask)
-    states = []
-    for layer, before in zip(model.layers, state.layers, strict=True):
-        # A mechanism's ``prefill`` can only start at the beginning of the text.
-        is_first = starts and is_recurrent(layer.attention) and hasattr(layer.attention, "prefill")
-        attend = functools.partial(_attend_many, attention_mask=attention_mask)
-        x, after = _through(layer, x, None if is_first else before, attend)  # type: ignore[arg-type]
-        states.append(after)
     count = tokens.size(1) if attention_mask is None else attention_mask.sum(dim=1)
-    return x, DecodingState(state.position + count, tuple(states))
+    x = model.embed(tokens, state.position, attention_mask)
+    if starts:
+        states = []
+        for layer in model.layers:
+            if hidden_states is not None:
+                hidden_states.append(x)
+            states.append(_state_after(layer, x, attention_mask))  # type: ignore[arg-type]
+            x = layer(x, attention_mask, True)
+        return x, DecodingState(count, tuple(states))
+    x, after = _continue(model.layers, x, state.layers, _attend_many, hidden_states)
+    return x, DecodingState(state.position + count, after)
+
+
+@torch.no_grad()
+def _state_after(layer: EncoderLayer, x: Tensor, attention_mask: Tensor | None) -> Any:
+    """The state of a layer's attention after the beginning of a text, whose tokens reach the layer as x."""
+    x = layer.attention_input(x)
+    if is_recurrent(layer.attention):
+        return layer.attention.state_after(x, attention_mask)
+    return Prefix(x.detach(), attention_mask)
+
+
+def _continue(
+    layers: nn.ModuleList,
+    x: Tensor,
+    states: Iterable[Any],
+    attend: Callable[[Any, Tensor, Any], tuple[Tensor, Any]],
+    hidden_states: list[Tensor] | None = None,
+) -> tuple[Tensor, tuple[Any, ...]]:
+    """The layers after their states: (B, ..., d) -> (B, ..., d), and the states after it."""
+    trained = torch.is_grad_enabled() and (
+        x.requires_grad or any(p.requires_grad for p in layers.parameters())
+    )
+    after = []
+    with torch.no_grad():
+        for layer, before in zip(layers, states, strict=True):
+            if hidden_states is not None:
+                hidden_states.append(_without_gradients(x) if trained else x)
+            x, state = _through(layer, x, before, attend)  # type: ignore[arg-type]
+            after.append(state)
+    return _without_gradients(x) if trained else x, tuple(after)
+
+
+def _without_gradients(x: Tensor) -> Tensor:
+    """x, at which a backward pass ends with an error: part of the gradients would be missing in silence."""
+    if torch.compiler.is_compiling():
+        return x
+    x = x.detach().requires_grad_()
+    x.register_hook(_refuse_gradient)
+    return x
+
+
+def _refuse_gradient(gradient: Tensor) -> None:
+    raise InputError(
+        "tokens that are read after a state have no gradients: compute the loss from whole texts, or decode "
+        "under torch.no_grad()"
+    )
 
 
 def _through(
@@ -140,16 +185,12 @@ def _attend_one(attention: Any, x: Tensor, state: Any) -> tuple[Tensor, Any]:
     return y[:, 0], state
 
 
-def _attend_many(
-    attention: Any, x: Tensor, state: Any, attention_mask: Tensor | None = None
-) -> tuple[Tensor, Any]:
+def _attend_many(attention: Any, x: Tensor, state: Any) -> tuple[Tensor, Any]:
     """x (B, N, d) -> (B, N, d)."""
     if isinstance(state, Prefix):
-        seen = state.extended(x, attention_mask)
+        seen = state.extended(x)
         y = attention(seen.x, attention_mask=seen.attention_mask, is_causal=True)
         return y[:, -x.size(1) :], seen
-    if state is None:
-        return attention.prefill(x, attention_mask)
     outputs = []
     for token in x.unbind(1):
         y, state = attention.step(token, state)

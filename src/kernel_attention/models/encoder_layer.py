@@ -146,10 +146,14 @@ class EncoderLayer(nn.Module):
     ) -> Tensor:
         """The layer with ``attend`` instead of its attention, (B, ..., d) -> (B, ..., d)."""
         if self.norm_first:
-            x = x + self.drop_path(self.dropout(attend(self.norm1(x))))
+            x = x + self.drop_path(self.dropout(attend(self.attention_input(x))))
             return x + self.drop_path(self._feedforward(self.norm2(x), attention_mask))
-        x = self.norm1(x + self.drop_path(self.dropout(attend(x))))
+        x = self.norm1(x + self.drop_path(self.dropout(attend(self.attention_input(x)))))
         return self.norm2(x + self.drop_path(self._feedforward(x, attention_mask)))
+
+    def attention_input(self, x: Tensor) -> Tensor:
+        """The tensor that the attention reads, (B, N, d) -> (B, N, d)."""
+        return self.norm1(x) if self.norm_first else x
 
     def _feedforward(self, x: Tensor, attention_mask: Tensor | None) -> Tensor:
         if self.experts is not None:

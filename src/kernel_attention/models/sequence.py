@@ -144,16 +144,23 @@ class SequenceEncoder(nn.Module):
         reset_module(self.layers)
         self.norm.reset_parameters()
 
-    def forward(self, x: Tensor, attention_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        attention_mask: Tensor | None = None,
+        is_causal: bool = False,
+        hidden_states: list[Tensor] | None = None,
+    ) -> Tensor:
         """(B, N, c) -> (B, N, d); padded positions (attention_mask False) are zero.
 
-        With patches, (B, ceil(N / patch_len), d), and ``token_mask`` says which tokens are real.
+        With patches, (B, ceil(N / patch_len), d), and ``token_mask`` says which tokens are real. The input of
+        every layer and the result are added to the list ``hidden_states``, if there is one.
         """
         start = self._checked_start(x)
         if is_causal:
             self._require_causal()
         tokens = self._embed(x, attention_mask)
-        return self._encoded(tokens, self.token_mask(attention_mask), start, is_causal)
+        return self._encoded(tokens, self.token_mask(attention_mask), start, is_causal, hidden_states)
 
     def features(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """What the learnt part of a rocket stem reads: (B, N, c) -> (B, ceil(N / patch_len), F).
@@ -163,9 +170,15 @@ class SequenceEncoder(nn.Module):
         self._checked_start(x)
         return self._rocket().features(self._viewed(x, attention_mask), attention_mask)
 
-    def from_features(self, features: Tensor, token_mask: Tensor | None = None) -> Tensor:
+    def from_features(
+        self,
+        features: Tensor,
+        token_mask: Tensor | None = None,
+        hidden_states: list[Tensor] | None = None,
+    ) -> Tensor:
         """``forward`` from the ``features`` of a rocket stem on: (B, M, F), (B, M) -> (B, M, d)."""
-        return self._encoded(self._scaled(self._rocket().linear(features)), token_mask)
+        tokens = self._scaled(self._rocket().linear(features))
+        return self._encoded(tokens, token_mask, hidden_states=hidden_states)
 
     def fit_stem(self, x: Tensor, attention_mask: Tensor | None = None) -> None:
         """Set the thresholds of a rocket stem by training series x, (B, N, c), after ``set_scale``."""
@@ -247,15 +260,25 @@ class SequenceEncoder(nn.Module):
         return tokens if isinstance(self.project, ConvolutionStem) else tokens * math.sqrt(self.embed_dim)
 
     def _encoded(
-        self, tokens: Tensor, token_mask: Tensor | None, start: int = 0, is_causal: bool = False
+        self,
+        tokens: Tensor,
+        token_mask: Tensor | None,
+        start: int = 0,
+        is_causal: bool = False,
+        hidden_states: list[Tensor] | None = None,
     ) -> Tensor:
         """Positions, layers and norm of the tokens, the first of which is number ``start``."""
         x = self.dropout(self._with_positions(tokens, token_mask, start))
         for layer in self.layers:
+            if hidden_states is not None:
+                hidden_states.append(x)
             x = layer(x, token_mask, is_causal)
         x = self.norm(x)
         x = self.dropout(F.gelu(x) if self.final_activation == "gelu" else x)
-        return x if token_mask is None else x.masked_fill(~token_mask[..., None], 0.0)
+        x = x if token_mask is None else x.masked_fill(~token_mask[..., None], 0.0)
+        if hidden_states is not None:
+            hidden_states.append(x)
+        return x
 
     def _rocket(self) -> RocketStem:
         if not isinstance(self.project, RocketStem):

@@ -81,20 +81,44 @@ class SequenceClassifier(nn.Module):
         self.readout_weight.copy_(weight)
         self.readout_bias.copy_(bias)
 
-    def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """x (B, N, c), attention_mask (B, N; True = real token) -> (B, num_outputs)."""
+    def forward(
+        self,
+        x: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        hidden_states: list[Tensor] | None = None,
+    ) -> Tensor:
+        """Class logits or values, (B, num_outputs).
+
+        Args:
+            x: (B, N, c).
+            attention_mask: (B, N), True = real token.
+            hidden_states: see ``SequenceEncoder.forward``.
+        """
         if self.has_readout:
             token_mask = self.encoder.token_mask(attention_mask)
-            return self.from_features(self.encoder.features(x, attention_mask), token_mask)
-        return self.head(self.embed(x, attention_mask))
+            return self.from_features(self.encoder.features(x, attention_mask), token_mask, hidden_states)
+        return self.head(self.embed(x, attention_mask, hidden_states))
 
-    def embed(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+    def embed(
+        self,
+        x: Tensor,
+        attention_mask: Tensor | None = None,
+        hidden_states: list[Tensor] | None = None,
+    ) -> Tensor:
         """The vector that the head reads, (B, N, c) -> (B, width)."""
-        return self.pooling(self.encoder(x, attention_mask), self.encoder.token_mask(attention_mask))
+        encoded = self.encoder(x, attention_mask, hidden_states=hidden_states)
+        return self.pooling(encoded, self.encoder.token_mask(attention_mask))
 
-    def from_features(self, features: Tensor, token_mask: Tensor | None = None) -> Tensor:
+    def from_features(
+        self,
+        features: Tensor,
+        token_mask: Tensor | None = None,
+        hidden_states: list[Tensor] | None = None,
+    ) -> Tensor:
         """``forward`` from the ``features`` of the encoder on: (B, M, F), (B, M) -> (B, num_outputs)."""
-        outputs = self.head(self.pooling(self.encoder.from_features(features, token_mask), token_mask))
+        encoded = self.encoder.from_features(features, token_mask, hidden_states)
+        outputs = self.head(self.pooling(encoded, token_mask))
         if self.training or not self.has_readout:
             return outputs
         if token_mask is not None:

@@ -59,13 +59,19 @@ class TokenEncoder(SequenceEncoder):
         nn.init.normal_(self.embed.weight, std=self.embed_dim**-0.5)
 
     def _check_input(self, x: Tensor) -> None:
-        if x.dim() != 2 or x.is_floating_point():
+        if not are_tokens(x, self.embed_dim):
             raise InputError(
-                f"x has shape {tuple(x.shape)} and dtype {x.dtype}, expected (B, N) whole numbers"
+                f"x has shape {tuple(x.shape)} and dtype {x.dtype}, expected (B, N) whole numbers, or "
+                f"embedded tokens (B, N, {self.embed_dim})"
             )
 
     def _embed(self, x: Tensor, attention_mask: Tensor | None) -> Tensor:
-        return self.embed(x) * math.sqrt(self.embed_dim)
+        return (x if x.is_floating_point() else self.embed(x)) * math.sqrt(self.embed_dim)
+
+
+def are_tokens(x: Tensor, embed_dim: int) -> bool:
+    """Whether x holds the numbers of tokens, (B, N), or embedded tokens, (B, N, d)."""
+    return x.dim() == 3 and x.size(2) == embed_dim if x.is_floating_point() else x.dim() == 2
 
 
 class TokenClassifier(nn.Module):
@@ -110,13 +116,30 @@ class TokenClassifier(nn.Module):
         """Draw every parameter of the encoder and the classifier anew."""
         reset_submodules(self)
 
-    def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """x (B, N) token numbers, attention_mask (B, N; True = real token) -> (B, num_outputs)."""
-        return self.head(self.pooled(x, attention_mask))
+    def forward(
+        self,
+        x: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        hidden_states: list[Tensor] | None = None,
+    ) -> Tensor:
+        """Logits (B, num_outputs).
 
-    def pooled(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        Args:
+            x: (B, N) token numbers, or (B, N, d), what ``encoder.embed`` gives for them.
+            attention_mask: (B, N), True = real token.
+            hidden_states: see ``SequenceEncoder.forward``.
+        """
+        return self.head(self.pooled(x, attention_mask, hidden_states))
+
+    def pooled(
+        self,
+        x: Tensor,
+        attention_mask: Tensor | None = None,
+        hidden_states: list[Tensor] | None = None,
+    ) -> Tensor:
         """The mean of the encoded real tokens, (B, d)."""
-        encoded = self.encoder(x, attention_mask, self.is_causal)
+        encoded = self.encoder(x, attention_mask, self.is_causal, hidden_states)
         return mean_token(encoded, attention_mask, self.encoder.sequence_group)
 
     def _make_head(self, width: int, num_outputs: int, **where: Any) -> nn.Module:
@@ -134,10 +157,16 @@ class TokenPairClassifier(TokenClassifier):
             nn.Linear(4 * width, width, **where), nn.GELU(), nn.Linear(width, num_outputs, **where)
         )
 
-    def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        hidden_states: list[Tensor] | None = None,
+    ) -> Tensor:
         """x (B, 2, N) token numbers, attention_mask (B, 2, N) -> (B, num_outputs)."""
         if x.dim() != 3 or x.size(1) != 2:
             raise InputError(f"x has shape {tuple(x.shape)}, expected (B, 2, N)")
         mask = None if attention_mask is None else attention_mask.flatten(0, 1)
-        a, b = self.pooled(x.flatten(0, 1), mask).unflatten(0, (-1, 2)).unbind(1)
+        a, b = self.pooled(x.flatten(0, 1), mask, hidden_states).unflatten(0, (-1, 2)).unbind(1)
         return self.head(torch.cat([a, b, a * b, a - b], dim=-1))

@@ -172,9 +172,15 @@ class VisionTransformer(nn.Module):
         self.input_mean.copy_(torch.as_tensor(mean))
         self.input_std.copy_(torch.as_tensor(std))
 
-    def forward(self, images: Tensor) -> Tensor:
-        """(B, C, H, W) in [0, 1] -> (B, num_outputs)."""
-        tokens = self._tokens(images)
+    def forward(self, images: Tensor, *, hidden_states: list[Tensor] | None = None) -> Tensor:
+        """(B, C, H, W) in [0, 1] -> (B, num_outputs).
+
+        The input of every layer and what ``encode`` returns are added to the list ``hidden_states``, if there
+        is one.
+        """
+        tokens = self._tokens(images, hidden_states)
+        if hidden_states is not None:
+            hidden_states.append(self.norm(tokens))
         # The norm of a token is its own, so the class token's needs no other.
         pooled = self.norm(tokens[:, 0]) if self.pooling == "class" else self.norm(tokens).mean(dim=1)
         return self.head(pooled)
@@ -186,7 +192,7 @@ class VisionTransformer(nn.Module):
         """
         return self.norm(self._tokens(images))
 
-    def _tokens(self, images: Tensor) -> Tensor:
+    def _tokens(self, images: Tensor, hidden_states: list[Tensor] | None = None) -> Tensor:
         expected = (self.input_mean.numel(), *self.image_size)
         if images.dim() != 4 or images.shape[1:] != expected:
             raise InputError(
@@ -201,6 +207,8 @@ class VisionTransformer(nn.Module):
         # Token by token in memory, as a class token leaves them: every layer would copy them otherwise.
         x = self.dropout(x.contiguous() + self.positions)
         for layer in self.layers:
+            if hidden_states is not None:
+                hidden_states.append(x)
             x = layer(x)
         return x
 
