@@ -12,13 +12,15 @@ from transformers import (
     AutoModelForSequenceClassification,
 )
 
+from kernel_attention.hosts.hugging_face.classifiers import (
+    KernelAttentionForImageClassification,
+    KernelAttentionForSequenceClassification,
+    KernelAttentionForTimeSeriesClassification,
+)
 from kernel_attention.hosts.hugging_face.configuration import MODEL_TYPE, KernelAttentionConfig
 from kernel_attention.hosts.hugging_face.models import (
     DecodingCache,
     KernelAttentionForCausalLM,
-    KernelAttentionForImageClassification,
-    KernelAttentionForSequenceClassification,
-    KernelAttentionForTimeSeriesClassification,
     KernelAttentionModel,
 )
 from kernel_attention.hosts.restoring import include_auxiliary_loss, watch_models

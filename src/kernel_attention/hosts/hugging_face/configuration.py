@@ -6,6 +6,8 @@ from typing import Any, ClassVar
 
 from transformers import PreTrainedConfig
 
+from kernel_attention.errors import InputError
+
 MODEL_TYPE = "kernel_attention"
 
 
@@ -27,6 +29,9 @@ class KernelAttentionConfig(PreTrainedConfig):
         feedforward_dim: hidden width of the feed-forward networks.
         options: the other arguments of the model (``image_size``, ``in_features``, ``dropout``, ...), and
             those of ``PreTrainedConfig`` (``num_labels``, ``id2label``, ``pad_token_id``, ...).
+
+    Raises:
+        InputError: for two names of one size with different values.
     """
 
     model_type = MODEL_TYPE
@@ -51,15 +56,30 @@ class KernelAttentionConfig(PreTrainedConfig):
         feedforward_dim: int | None = None,
         **options: Any,
     ) -> None:
+        own = {
+            "vocabulary_size": vocabulary_size, "max_len": max_len, "embed_dim": embed_dim,
+            "num_heads": num_heads, "num_layers": num_layers, "feedforward_dim": feedforward_dim,
+        }  # fmt: skip
+        for theirs, ours in self.attribute_map.items():
+            value = options.pop(theirs, None)
+            if value is not None and own[ours] not in (None, value):
+                raise InputError(f"{theirs}={value!r} and {ours}={own[ours]!r} are two values of one size")
+            own[ours] = own[ours] if value is None else value
         self.attention = attention
-        self.vocabulary_size = vocabulary_size
-        self.max_len = max_len
-        self.embed_dim = embed_dim
-        self.num_heads = num_heads
-        self.num_layers = num_layers
-        self.feedforward_dim = feedforward_dim
+        for name, size in own.items():
+            setattr(self, name, size)
         self.use_cache = options.pop("use_cache", True)
         options.setdefault("tie_word_embeddings", False)  # our models tie by themselves: `tied`
         for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
             setattr(self, name, options.pop(name, None))
         super().__init__(**options)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The values by our names and by Hugging Face's, which peft reads here."""
+        held = super().to_dict()
+        return held | {theirs: held[ours] for theirs, ours in self.attribute_map.items() if ours in held}
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        """The values of ``config.json``, by our names."""
+        held = super().to_diff_dict()
+        return {name: value for name, value in held.items() if name not in self.attribute_map}

@@ -1,6 +1,6 @@
-"""Our models as models of Hugging Face transformers.
+"""The base of our models as models of Hugging Face transformers, and the language model.
 
-Legend: B sequences or images, N tokens, V tokens of the vocabulary, c channels.
+Legend: B texts, N tokens, d model width, V tokens of the vocabulary.
 """
 
 from __future__ import annotations
@@ -11,19 +11,22 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedModel
-from transformers.modeling_outputs import CausalLMOutputWithPast, SequenceClassifierOutput
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from kernel_attention.core.decoding import reorder
+from kernel_attention.core.decoding import reorder, tensors_of
 from kernel_attention.errors import InputError
+from kernel_attention.hosts.hugging_face.arguments import (
+    check_positions,
+    read_kept,
+    read_padding,
+    read_tokens,
+    refuse_others,
+    said,
+    without_padding,
+)
 from kernel_attention.hosts.hugging_face.configuration import KernelAttentionConfig
 from kernel_attention.hosts.restoring import include_auxiliary_loss
-from kernel_attention.models import (
-    CausalLanguageModel,
-    SequenceClassifier,
-    SequenceEncoder,
-    TokenClassifier,
-    VisionTransformer,
-)
+from kernel_attention.models import CausalLanguageModel, SequenceEncoder
 from kernel_attention.models.decoding import DecodingState
 
 
@@ -72,6 +75,9 @@ class KernelAttentionModel(PreTrainedModel):
     def __init__(self, config: KernelAttentionConfig) -> None:
         super().__init__(config)
         self.model: Any = self.kind(**self._arguments(config))
+        for name in config.attribute_map.values():  # other libraries read the sizes from the configuration
+            if getattr(config, name) is None and (size := _constructor(self.kind).get(name)) is not None:
+                setattr(config, name, size.default)
         self.post_init()
         include_auxiliary_loss(self)
 
@@ -103,6 +109,12 @@ class KernelAttentionModel(PreTrainedModel):
                 f"{cls.__name__}: the configuration describes another model ({reason})"
             ) from None
         return new.train(model.training)
+
+    def get_submodule(self, target: str) -> nn.Module:
+        """The module of this path; peft asks for the table of embeddings by the path that BERT gives it."""
+        if target == "embeddings.word_embeddings" and hasattr(self, "get_input_embeddings"):
+            return self.get_input_embeddings()
+        return super().get_submodule(target)
 
     def init_weights(self) -> None:
         """The constructors have drawn every weight."""
@@ -142,161 +154,107 @@ class KernelAttentionForCausalLM(KernelAttentionModel, GenerationMixin):
 
     def forward(
         self,
-        input_ids: Tensor,
+        input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         past_key_values: DecodingCache | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
-        logits_to_keep: int = 0,
-        return_dict: bool = True,
+        logits_to_keep: int | Tensor = 0,
+        return_dict: bool | None = None,
+        *,
+        inputs_embeds: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        cache_position: Tensor | None = None,
+        output_hidden_states: bool | None = None,
         **options: Any,
     ) -> CausalLMOutputWithPast | tuple[Any, ...]:
-        """Logits of the next token after each, (B, N, V).
+        """Logits of the next token after each, (B, N, V). A switch that is None is the configuration's.
 
         Args:
             input_ids: (B, N) tokens; those after ``past_key_values`` where it is given.
             attention_mask: (B, N), 1 = real token; with ``past_key_values`` it covers the tokens read too.
-            past_key_values: the states after the tokens read.
+            past_key_values: the states after the tokens read. There are no gradients after them.
             labels: (B, N) tokens, shifted here; -100 is not predicted.
-            use_cache: whether to return the states after the last token.
-            logits_to_keep: only those of the last tokens; 0: all.
+            use_cache: whether to return the states after the last token, which have no gradients. None in
+                training: no.
+            logits_to_keep: only those of the last tokens, 0: all; or those of the places (K,).
             return_dict: False returns a tuple.
-            options: ``num_items_in_batch`` of the trainer; others have no effect.
+            inputs_embeds: (B, N, d), what ``get_input_embeddings()`` gives, in the place of ``input_ids``.
+            position_ids: (B, N), the places of the real tokens in their texts, which are also the default.
+            token_type_ids: zeros.
+            cache_position: (N,), the places with those of padding, which are also the default.
+            output_hidden_states: whether to return the input of every layer and what the logits are made of,
+                (B, N, d) each.
+            options: ``num_items_in_batch`` of the trainer. Others must be None.
+
+        Raises:
+            InputError: for an argument that would change the result and is not served, for positions that
+                are no places in the texts, and for ``past_key_values`` in training with gradients.
         """
-        tokens, mask = _masked(input_ids, attention_mask)
-        cache = None
-        if past_key_values is not None or use_cache:
-            x, cache = self._read(tokens, mask, past_key_values)
+        refuse_others(self, {"token_type_ids": token_type_ids, **options}, is_causal=True)
+        tokens = read_tokens(input_ids, inputs_embeds)
+        cache = self._checked(past_key_values, len(tokens))
+        before = 0 if cache is None else cache.length
+        mask = read_padding(attention_mask, tokens, cache is not None)
+        check_positions(
+            "position_ids", position_ids, tokens, mask, 0 if cache is None else cache.state.position
+        )
+        check_positions("cache_position", cache_position, tokens[:1], None, before)
+        tokens, kept = without_padding(tokens, mask), read_kept(logits_to_keep)
+        states: list[Tensor] | None = None
+        if said(output_hidden_states, self.config.output_hidden_states):
+            states = []
+        if cache is not None or said(use_cache, self.config.use_cache and not self.training):
+            x, cache = self._read(tokens, mask, cache, states)
         else:
-            x = self.model.hidden(tokens, mask)
-        logits = self.model.logits(x[:, -logits_to_keep:] if logits_to_keep else x)
-        loss = None
+            x = self.model.hidden(tokens, mask, hidden_states=states)
+        logits, loss = self.model.logits(x if labels is not None else x[:, kept]), None
         if labels is not None:
             counted = {"num_items_in_batch": options.get("num_items_in_batch")}
             loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **counted)
-        output = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache)  # type: ignore[arg-type]
-        return output if return_dict else output.to_tuple()
+            logits = logits[:, kept]
+        output = CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits,
+            past_key_values=None if use_cache is False else cache,  # type: ignore[arg-type]
+            hidden_states=None if states is None else (*states, self.model.norm(x)),
+        )
+        return output if said(return_dict, self.config.return_dict) else output.to_tuple()
+
+    def _checked(self, cache: DecodingCache | None, batch: int) -> DecodingCache | None:
+        if cache is None:
+            return None
+        if not isinstance(cache, DecodingCache):
+            raise InputError(
+                f"past_key_values is a {type(cache).__name__}, expected None or the past_key_values of an "
+                "earlier output of this model: its layers keep states of their own"
+            )
+        if (held := tensors_of(cache.state)) and held[0].size(0) != batch:
+            raise InputError(f"past_key_values holds {held[0].size(0)} texts, expected {batch}")
+        if self.training and torch.is_grad_enabled():
+            raise InputError(
+                "past_key_values: tokens that are read after a state have no gradients; train on whole "
+                "texts, or decode under torch.no_grad()"
+            )
+        return cache
 
     def _read(
-        self, tokens: Tensor, mask: Tensor | None, cache: DecodingCache | None
+        self,
+        tokens: Tensor,
+        mask: Tensor | None,
+        cache: DecodingCache | None,
+        states: list[Tensor] | None,
     ) -> tuple[Tensor, DecodingCache]:
+        if mask is not None and not torch.compiler.is_compiling() and bool(mask.all()):
+            mask = None
         if cache is None:
-            padding = None if mask is None or bool(mask.all()) else mask
-            x, state = self.model.read(tokens, attention_mask=padding)
+            x, state = self.model.read(tokens, attention_mask=mask, hidden_states=states)
             return x, DecodingCache(state, tokens.size(1))
-        if mask is not None and not bool(mask.all()):
+        if mask is not None:
             raise InputError("attention_mask: tokens after past_key_values cannot be padding")
-        if tokens.size(1) == 1:
-            x, state = self.model.advance(tokens[:, 0], cache.state)
-            x = x[:, None]
-        else:
-            x, state = self.model.read(tokens, cache.state)
+        x, state = self.model.read(tokens, cache.state, hidden_states=states)
         return x, DecodingCache(state, cache.length + tokens.size(1))
-
-
-class _Classifier(KernelAttentionModel):
-    """A model whose outputs are the logits of classes, or the values of a regression."""
-
-    def _output(
-        self, logits: Tensor, labels: Tensor | None, return_dict: bool, options: dict[str, Any]
-    ) -> SequenceClassifierOutput | tuple[Any, ...]:
-        loss = None
-        if labels is not None:
-            counted = {"num_items_in_batch": options.get("num_items_in_batch")}
-            loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config, **counted)
-        output = SequenceClassifierOutput(loss=loss, logits=logits)
-        return output if return_dict else output.to_tuple()
-
-
-class KernelAttentionForSequenceClassification(_Classifier):
-    """``TokenClassifier``: classes of texts."""
-
-    kind = TokenClassifier
-
-    def get_input_embeddings(self) -> nn.Module:
-        """The table of embeddings."""
-        return self.model.encoder.embed
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        labels: Tensor | None = None,
-        return_dict: bool = True,
-        **options: Any,
-    ) -> SequenceClassifierOutput | tuple[Any, ...]:
-        """Logits (B, num_labels).
-
-        Args:
-            input_ids: (B, N) tokens.
-            attention_mask: (B, N), 1 = real token.
-            labels: (B,) classes, or what ``config.problem_type`` says.
-            return_dict: False returns a tuple.
-            options: ``num_items_in_batch`` of the trainer; others have no effect.
-        """
-        return self._output(self.model(*_masked(input_ids, attention_mask)), labels, return_dict, options)
-
-
-class KernelAttentionForImageClassification(_Classifier):
-    """``VisionTransformer``: classes of images."""
-
-    kind = VisionTransformer
-    main_input_name = "pixel_values"
-
-    def forward(
-        self, pixel_values: Tensor, labels: Tensor | None = None, return_dict: bool = True, **options: Any
-    ) -> SequenceClassifierOutput | tuple[Any, ...]:
-        """Logits (B, num_labels).
-
-        Args:
-            pixel_values: (B, C, H, W) in [0, 1]; the model standardises them itself.
-            labels: (B,) classes, or what ``config.problem_type`` says.
-            return_dict: False returns a tuple.
-            options: ``num_items_in_batch`` of the trainer; others have no effect.
-        """
-        return self._output(self.model(pixel_values), labels, return_dict, options)
-
-
-class KernelAttentionForTimeSeriesClassification(_Classifier):
-    """``SequenceClassifier``: classes of time series, or values, with ``num_labels=1``.
-
-    transformers has no ``Auto`` class for this task: load it by this class.
-    """
-
-    kind = SequenceClassifier
-    main_input_name = "past_values"
-
-    def __init__(self, config: KernelAttentionConfig) -> None:
-        super().__init__(config)
-        self.loss_type = "ForSequenceClassification"  # transformers has no loss of this class's name
-
-    def forward(
-        self,
-        past_values: Tensor,
-        attention_mask: Tensor | None = None,
-        labels: Tensor | None = None,
-        return_dict: bool = True,
-        **options: Any,
-    ) -> SequenceClassifierOutput | tuple[Any, ...]:
-        """Logits (B, num_labels).
-
-        Args:
-            past_values: (B, N, c), the name that transformers' time-series models give their input.
-            attention_mask: (B, N), 1 = real step.
-            labels: (B,) classes, or what ``config.problem_type`` says.
-            return_dict: False returns a tuple.
-            options: ``num_items_in_batch`` of the trainer; others have no effect.
-        """
-        mask = None if attention_mask is None else attention_mask.bool()
-        return self._output(self.model(past_values, mask), labels, return_dict, options)
-
-
-def _masked(tokens: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """The tokens, 0 at padding, and their mask as bool: the number of a padding token may be any."""
-    if attention_mask is None:
-        return tokens, None
-    mask = attention_mask[:, -tokens.size(1) :].bool()
-    return tokens.masked_fill(~mask, 0), mask
 
 
 def _constructor(kind: type[nn.Module]) -> dict[str, inspect.Parameter]:
