@@ -22,7 +22,7 @@ from kernel_attention.analysis.own_layers import captured_own
 from kernel_attention.core.layer import AttentionLayer
 from kernel_attention.errors import InputError
 from kernel_attention.hosts import HostedAttention
-from kernel_attention.hosts.sites import CROSS, Site, find_sites, select
+from kernel_attention.hosts.sites import Site, find_sites, named_cross, select
 
 Batch = Tensor | Sequence[Any] | Mapping[str, Any]
 LayerChoice = int | str | Sequence[int | str]
@@ -53,9 +53,10 @@ def choose_layers(model: nn.Module, batch: Batch, layers: LayerChoice = "all") -
     """Names of the layers that ``layers`` chooses as in ``capture``, in the order of definition."""
     ran = attention_layers(model, batch)
     order = {path: place for place, (path, _) in enumerate(_unwrapped(model).named_modules())}
-    known = dict.fromkeys([*ran, *(site.path for site in find_sites(_unwrapped(model)))])
+    found = {site.path: site.cross for site in find_sites(_unwrapped(model))}
+    known = dict.fromkeys([*ran, *found])
     sites = [
-        Site(path, _unwrapped(model), (), None, CROSS.search(path) is not None)
+        Site(path, _unwrapped(model), (), None, _is_cross(path, found))
         for path in sorted(known, key=lambda path: order.get(path.partition("#")[0], len(order)))
     ]
     keys = [layers] if isinstance(layers, int | str) else list(layers)
@@ -69,6 +70,12 @@ def choose_layers(model: nn.Module, batch: Batch, layers: LayerChoice = "all") -
             f"(layers that did: {', '.join(ran)})"
         )
     return [site.path for site in sites if site.path in paths and site.path in ran]
+
+
+def _is_cross(path: str, found: Mapping[str, bool]) -> bool:
+    """Whether an attention that ran, or the host around it, is cross-attention; ``found`` knows some."""
+    path = path.partition("#")[0]
+    return next((found[name] for name in (path, path.rpartition(".")[0]) if name in found), named_cross(path))
 
 
 @torch.no_grad()

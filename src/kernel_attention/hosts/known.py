@@ -6,14 +6,35 @@ timm and transformers are not imported: a host is recognised by its attributes a
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from kernel_attention.core.layer import AttentionLayer
 from kernel_attention.errors import InputError
 from kernel_attention.hosts.masks import join_padding, kept, padding_of_tokens, read_attention_mask
 from kernel_attention.hosts.projections import is_linear, output_owner, separate_names
+
+CACHES = ("past_key_values", "past_key_value")
+"""The names that transformers gives a cache of keys and values."""
+
+
+@dataclass(frozen=True)
+class HostFacts:
+    """Facts about a host that its own replacement keeps.
+
+    Attributes:
+        dropout: of the attention weights.
+        is_decoder: whether its model is causal.
+        outputs: how many outputs it returns; 0: one tensor; None: not known.
+    """
+
+    dropout: float = 0.0
+    is_decoder: bool = False
+    outputs: int | None = None
 
 
 class HostedAttention(nn.Module):
@@ -22,7 +43,12 @@ class HostedAttention(nn.Module):
     Args:
         attention: the layer.
         dropout: the host's attention dropout, kept for a later replacement. This layer may not use it.
+
+    Attributes:
+        call_names: names of the host's positional arguments, but for the first, which are the tokens.
     """
+
+    call_names: tuple[str, ...] = ()
 
     def __init__(self, attention: AttentionLayer, dropout: float = 0.0) -> None:
         super().__init__()
@@ -38,6 +64,18 @@ class HostedAttention(nn.Module):
     def num_heads(self) -> int:
         """Number of heads."""
         return self.attention.num_heads
+
+    def _bound(self, arguments: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments after the tokens by the names that they have in the host's signature."""
+        if len(arguments) > len(self.call_names):
+            raise InputError(
+                f"the host passes {1 + len(arguments)} arguments by position, expected at most "
+                f"{1 + len(self.call_names)} ({', '.join(self.call_names)} after the tokens)"
+            )
+        given = dict(zip(self.call_names, arguments, strict=False))
+        if twice := sorted(given.keys() & named.keys()):
+            raise InputError(f"the host passes {', '.join(twice)} twice, by position and by name")
+        return {**given, **named}
 
 
 class TorchAttention(HostedAttention):
@@ -68,13 +106,15 @@ class TorchAttention(HostedAttention):
         attn_mask: Tensor | None = None,
         average_attn_weights: bool = True,
         is_causal: bool = False,
+        **host_arguments: Any,
     ) -> tuple[Tensor, None]:
         """The call of nn.MultiheadAttention with its polarity: True in a mask = ignored. Returns no weights.
 
         Raises:
-            InputError: for key and value that differ, nested tensors, or a mask that is neither padding nor
-                causal.
+            InputError: for key and value that differ, nested tensors, a mask that is neither padding nor
+                causal, or another argument that is not None.
         """
+        _refuse_others(host_arguments)
         if key is not value:
             raise InputError("key and value must be one tensor, because this attention computes both from it")
         if query.is_nested:
@@ -106,9 +146,9 @@ class TorchAttention(HostedAttention):
         return isinstance(module, nn.MultiheadAttention)
 
     @classmethod
-    def around(cls, attention: AttentionLayer, host: nn.Module, dropout: float) -> TorchAttention:
+    def around(cls, attention: AttentionLayer, host: nn.Module, facts: HostFacts) -> TorchAttention:
         """The layer with the settings of the module it replaces."""
-        return cls(attention, dropout, batch_first=bool(host.batch_first))
+        return cls(attention, facts.dropout, batch_first=bool(host.batch_first))
 
 
 class TimmAttention(HostedAttention):
@@ -120,23 +160,31 @@ class TimmAttention(HostedAttention):
         proj_drop: dropout of the output, which in timm belongs to the attention.
     """
 
+    call_names: tuple[str, ...] = ("attn_mask", "is_causal")
+
     def __init__(self, attention: AttentionLayer, dropout: float = 0.0, *, proj_drop: float = 0.0) -> None:
         super().__init__(attention, dropout)
         self.proj_drop = nn.Dropout(proj_drop)
 
-    def forward(
-        self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False, **host_arguments: Any
-    ) -> Tensor:
-        """(B, N, d) -> (B, N, d); attn_mask as in scaled_dot_product_attention: True = attended.
+    def forward(self, x: Tensor, *arguments: Any, **host_arguments: Any) -> Tensor:
+        """(B, N, d) -> (B, N, d).
+
+        Args:
+            x: (B, N, d).
+            arguments: those of the host by position.
+            host_arguments: ``attn_mask`` as in scaled_dot_product_attention (True = attended) and
+                ``is_causal``; others must be None.
 
         Raises:
             InputError: for a mask other than padding and causal, or another argument that is not None, such
-                as rotary embeddings or the mask of a shifted window.
+                as rotary embeddings, the size of a grid, or the mask of a shifted window.
         """
-        _refuse_others(host_arguments)
+        given = self._bound(arguments, host_arguments)
+        attn_mask, is_causal = given.pop("attn_mask", None), bool(given.pop("is_causal", False))
+        _refuse_others(given)
         padding = None
         if attn_mask is not None:
-            keep = kept(attn_mask, true_is_kept=True)
+            keep = kept(_mask("attn_mask", attn_mask, (1, 2, 3, 4)), true_is_kept=True)
             keep = keep[(None,) * (4 - keep.dim())]
             padding, is_causal = read_attention_mask(keep, x.size(0), x.size(1), is_causal)
         return self.proj_drop(self.attention(x, attention_mask=padding, is_causal=is_causal))
@@ -149,20 +197,27 @@ class TimmAttention(HostedAttention):
         return inputs and output and hasattr(module, "num_heads") and "x" in _parameters(module)
 
     @classmethod
-    def around(cls, attention: AttentionLayer, host: nn.Module, dropout: float) -> TimmAttention:
+    def around(cls, attention: AttentionLayer, host: nn.Module, facts: HostFacts) -> TimmAttention:
         """The layer with the settings of the module it replaces."""
         proj_drop = getattr(host, "proj_drop", None)
-        return cls(attention, dropout, proj_drop=proj_drop.p if isinstance(proj_drop, nn.Dropout) else 0.0)
+        rate = proj_drop.p if isinstance(proj_drop, nn.Dropout) else 0.0
+        new = cls(attention, facts.dropout, proj_drop=rate)
+        new.call_names = positional_names(host)
+        return new
 
 
 class TransformersAttention(HostedAttention):
-    """Replaces a Hugging Face self-attention; returns (output, None).
+    """Replaces a Hugging Face self-attention; returns (output, None), or as many outputs as the host.
 
     Args:
         attention: the layer.
         dropout: see ``HostedAttention``.
-        is_causal: whether the host is a decoder.
+        is_causal: whether the host is causal where it receives no mask.
+        is_decoder: whether the masks that it receives are causal ones.
+        outputs: how many outputs the host returns; 0: one tensor.
     """
+
+    call_names: tuple[str, ...] = ("attention_mask",)
 
     # Arguments without effect here: those that every module of a model receives ...
     _HARMLESS = frozenset(
@@ -175,47 +230,60 @@ class TransformersAttention(HostedAttention):
     _KNOWN = _HARMLESS | frozenset(
         (
             *("hidden_states", "attention_mask", "is_causal", "kwargs", "head_mask", "layer_head_mask"),
-            *("past_key_values", "past_key_value", "key_value_states"),
+            *CACHES,
+            "key_value_states",
             *("encoder_hidden_states", "encoder_attention_mask"),
         )
     )
 
-    def __init__(self, attention: AttentionLayer, dropout: float = 0.0, *, is_causal: bool = False) -> None:
+    def __init__(
+        self,
+        attention: AttentionLayer,
+        dropout: float = 0.0,
+        *,
+        is_causal: bool = False,
+        is_decoder: bool = False,
+        outputs: int = 2,
+    ) -> None:
         super().__init__(attention, dropout)
-        self.is_causal = is_causal
+        self.is_causal, self.is_decoder, self.outputs = is_causal, is_decoder, outputs
 
     def forward(
-        self, hidden_states: Tensor, attention_mask: Tensor | None = None, **host_arguments: Any
-    ) -> tuple[Tensor, None]:
+        self, hidden_states: Tensor, *arguments: Any, **host_arguments: Any
+    ) -> Tensor | tuple[Tensor | None, ...]:
         """The call of the host's self-attention.
 
         Args:
             hidden_states: (B, N, d).
-            attention_mask: (B, N), 1 = real token; or (B, 1, N or 1, N), bool (True = attended) or additive.
-                The host's implementations "flash_attention_2", "sdpa" and "eager" receive these.
-            host_arguments: must be None, except those without effect here.
+            arguments: those of the host by position.
+            host_arguments: ``attention_mask``, (B, N), 1 = real token, or (B, 1, N or 1, N), bool
+                (True = attended) or additive: the host's implementations "flash_attention_2", "sdpa" and
+                "eager" receive these. Others must be None, except those without effect here.
 
         Raises:
             InputError: for a mask other than padding and causal, a key-value cache, or position embeddings.
         """
-        if host_arguments.get("past_key_values") is not None:
+        given = self._bound(arguments, host_arguments)
+        if any(given.get(name) is not None for name in CACHES):
             raise InputError(
                 "past_key_values: this attention keeps no key-value cache; call with use_cache=False"
             )
-        is_causal = host_arguments.pop("is_causal", None)
-        is_causal = self.is_causal if is_causal is None else is_causal
-        _refuse_others(host_arguments, self._HARMLESS)
+        attention_mask, is_causal = given.pop("attention_mask", None), given.pop("is_causal", None)
+        is_causal = self.is_causal if is_causal is None else bool(is_causal)
+        _refuse_others(given, self._HARMLESS)
         padding = None
         if attention_mask is not None:
-            if not isinstance(attention_mask, Tensor) or attention_mask.dim() not in (2, 4):
-                raise InputError("attention_mask must be a tensor (B, N) or (B, 1, N, N)")
+            _mask("attention_mask", attention_mask, (2, 4))
             if attention_mask.dim() == 2:
                 padding = padding_of_tokens(attention_mask)
             else:
+                # A compiled call cannot look at the mask, so it needs to know.
+                is_causal = is_causal or (self.is_decoder and torch.compiler.is_compiling())
                 keep = kept(attention_mask, true_is_kept=True)
                 batch, length = hidden_states.shape[:2]
                 padding, is_causal = read_attention_mask(keep, batch, length, is_causal)
-        return self.attention(hidden_states, attention_mask=padding, is_causal=is_causal), None
+        y = self.attention(hidden_states, attention_mask=padding, is_causal=is_causal)
+        return (y, *[None] * (self.outputs - 1)) if self.outputs else y
 
     @staticmethod
     def matches(module: nn.Module, parent: nn.Module) -> bool:
@@ -240,9 +308,13 @@ class TransformersAttention(HostedAttention):
         return f"{name} has projections that are not recognised ({_names_of(module, projections)})"
 
     @classmethod
-    def around(cls, attention: AttentionLayer, host: nn.Module, dropout: float) -> TransformersAttention:
+    def around(cls, attention: AttentionLayer, host: nn.Module, facts: HostFacts) -> TransformersAttention:
         """The layer with the settings of the module it replaces."""
-        return cls(attention, dropout, is_causal=bool(getattr(host, "is_causal", False)))
+        outputs = 2 if facts.outputs is None else facts.outputs and max(2, facts.outputs)
+        flags = {"is_causal": bool(getattr(host, "is_causal", False)), "is_decoder": facts.is_decoder}
+        new = cls(attention, facts.dropout, outputs=outputs, **flags)
+        new.call_names = positional_names(host)
+        return new
 
 
 # Arguments by which transformers hands positions to its attentions.
@@ -263,8 +335,34 @@ def _names_of(module: nn.Module, children: list[nn.Module]) -> str:
     return ", ".join(key for key, child in module.named_children() if child in children)
 
 
-def _parameters(module: nn.Module) -> Any:
+def _parameters(module: nn.Module) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(module.forward).parameters
+
+
+def positional_names(module: nn.Module) -> tuple[str, ...]:
+    """Names of the arguments that a module takes by position, but for the first."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return tuple(name for name, parameter in _parameters(module).items() if parameter.kind in kinds)[1:]
+
+
+def takes_cache(module: nn.Module) -> bool:
+    """Whether a cache of keys and values is among the module's arguments."""
+    return any(name in _parameters(module) for name in CACHES)
+
+
+def needed_arguments(module: nn.Module) -> list[str]:
+    """Arguments without a default, but for the first, that no replacement of a timm attention can use."""
+    named = [p for p in _parameters(module).values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    return [p.name for p in named[1:] if p.default is p.empty and p.name not in TimmAttention.call_names]
+
+
+def _mask(name: str, mask: object, dimensions: tuple[int, ...]) -> Tensor:
+    if not isinstance(mask, Tensor):
+        raise InputError(f"{name}={mask!r} must be a tensor")
+    if mask.dim() not in dimensions:
+        shapes = "(B, N) or (B, 1, N, N)" if dimensions == (2, 4) else "(.., N, N)"
+        raise InputError(f"{name} has shape {tuple(mask.shape)}, expected {shapes}")
+    return mask
 
 
 def _refuse_others(arguments: dict[str, Any], harmless: frozenset[str] = frozenset()) -> None:

@@ -12,11 +12,13 @@ from torch import Tensor, nn
 
 from kernel_attention.core.layer import AttentionLayer
 from kernel_attention.errors import InputError
-from kernel_attention.hosts.known import HostedAttention
+from kernel_attention.hosts.known import HostedAttention, takes_cache
 from kernel_attention.hosts.projections import Source, projections, require_own_weights
 
 _HEADS = ("num_heads", "num_attention_heads", "n_heads")
 _HEAD_WIDTHS = ("head_dim", "attention_head_size")
+_WIDTHS = ("all_head_size", "embed_dim", "hidden_size")  # of all heads together
+_CAUSAL = ("is_causal", "is_decoder", "causal")
 _DROPOUTS = ("attn_drop", "attention_dropout", "dropout")
 _OWN_SIZES = ("max_len", "grid_size", "class_tokens")  # attributes of our models
 
@@ -65,12 +67,35 @@ def describe(module: nn.Module, parent: nn.Module) -> HostDescription:
 
 def describe_heads(module: nn.Module) -> HostDescription:
     """Read a module of which only the function between queries, keys and values is replaced."""
-    config: Any = module.config
     num_heads = _heads(module)
-    widths = [getattr(owner, name, None) for owner in (module, config) for name in _HEAD_WIDTHS]
-    width = next((width for width in widths if isinstance(width, int)), config.hidden_size // num_heads)
     like = next(module.parameters(), torch.empty(0))  # a quantized module has no parameters
-    return HostDescription(width * num_heads, num_heads, _dropout(module, module), {}, like)
+    return HostDescription(_all_heads(module, num_heads), num_heads, _dropout(module, module), {}, like)
+
+
+def is_decoder(module: nn.Module, owners: Sequence[nn.Module]) -> bool:
+    """Whether a host's model is causal: the nearest of the host and its owners that says so decides.
+
+    There are several words for it. A host without any of them that takes a cache is a decoder: the cache is
+    of no use to others.
+    """
+    stated = _statements(module, owners)
+    return any(stated.values()) or (not stated and takes_cache(module))
+
+
+def may_cache(module: nn.Module, owners: Sequence[nn.Module]) -> bool:
+    """Whether a host's model may hand it a cache of keys and values."""
+    stated = _statements(module, owners)
+    return any(stated.values()) or ("is_decoder" not in stated and takes_cache(module))
+
+
+def _statements(module: nn.Module, owners: Sequence[nn.Module]) -> dict[str, bool]:
+    stated: dict[str, bool] = {}
+    for part in (module, *reversed(owners)):
+        for holder in (part, getattr(part, "config", None)):
+            for name in _CAUSAL:
+                if isinstance(value := getattr(holder, name, None), bool):
+                    stated.setdefault(name, value)
+    return stated
 
 
 def known_sizes(owners: Sequence[nn.Module]) -> dict[str, Any]:
@@ -141,6 +166,19 @@ def _heads(module: nn.Module) -> int:
             if isinstance(heads := getattr(owner, name, None), int):
                 return heads
     raise InputError(f"{type(module).__name__} does not say how many heads it has")
+
+
+def _all_heads(module: nn.Module, num_heads: int) -> int:
+    """Width of all heads together."""
+    config = getattr(module, "config", None)
+    for owner in (module, config):
+        for name in _HEAD_WIDTHS:
+            if isinstance(width := getattr(owner, name, None), int):
+                return width * num_heads
+        for name in _WIDTHS:
+            if isinstance(width := getattr(owner, name, None), int):
+                return width // num_heads * num_heads
+    raise InputError(f"{type(module).__name__} does not say how wide its heads are")
 
 
 def _dropout(module: nn.Module, parent: nn.Module) -> float:

@@ -11,10 +11,24 @@ from torch import nn
 
 from kernel_attention.core.layer import AttentionLayer, require_causal_form
 from kernel_attention.errors import InputError
+from kernel_attention.hosts.comparing import Comparison, compare
 from kernel_attention.hosts.interface import InterfaceAttention
-from kernel_attention.hosts.known import HostedAttention, TransformersAttention
+from kernel_attention.hosts.known import (
+    HostedAttention,
+    HostFacts,
+    TimmAttention,
+    TransformersAttention,
+    needed_arguments,
+)
 from kernel_attention.hosts.projections import Source, carry, foreign_projection, output_owner
-from kernel_attention.hosts.reading import HostDescription, describe, describe_heads, known_sizes
+from kernel_attention.hosts.reading import (
+    HostDescription,
+    describe,
+    describe_heads,
+    is_decoder,
+    known_sizes,
+    may_cache,
+)
 from kernel_attention.hosts.sites import Site, find_sites, select, why_none
 from kernel_attention.hosts.trace import NewLayer, leave_trace
 from kernel_attention.mechanisms import AttentionSpec, create_attention, get_mechanism, layer_specs
@@ -47,6 +61,9 @@ class Replacement:
         carried: parameters that hold the host's values.
         new: parameters with a fresh initialisation.
         dropped: parameters of the host that were not taken over.
+        differs: how the host is not softmax attention of its projections, found out on random weights and a
+            short random sequence, or why it was not compared. None where it is softmax attention or one of
+            our layers, and where the function between its projections was replaced alone.
     """
 
     layer: int | None
@@ -57,6 +74,7 @@ class Replacement:
     carried: tuple[str, ...]
     new: tuple[str, ...]
     dropped: tuple[str, ...]
+    differs: str | None = None
 
     def __str__(self) -> str:
         options = ", ".join(f"{key}={value}" for key, value in self.options.items())
@@ -64,6 +82,8 @@ class Replacement:
         lines = [f"{number} ({self.path}): {self.old} -> {self.attention}({options})"]
         for what in ("carried", "new", "dropped"):
             lines.append(f"  {what + ':':9}{', '.join(getattr(self, what)) or 'nothing'}")
+        if self.differs is not None:
+            lines.append(f"  differs: {self.differs}")
         return "\n".join(lines)
 
 
@@ -104,7 +124,8 @@ def replace_attention(
 
     Raises:
         InputError: for a layer or mechanism that does not exist, a layer chosen twice, an option that the
-            mechanism does not have, or a host that is not a plain map from d to d features.
+            mechanism does not have, a host that is not a plain map from d to d features, does not attend over
+            tokens, or needs arguments that no layer here can use.
     """
     if not isinstance(layers, Mapping) or not layers:
         raise InputError(
@@ -147,6 +168,8 @@ class _Plan:
     options: Mapping[str, Any]
     layer: AttentionLayer
     carried: tuple[str, ...]
+    facts: HostFacts
+    differs: str | None
 
     @classmethod
     def make(cls, site: Site, name: str, options: dict[str, Any]) -> _Plan:
@@ -155,11 +178,13 @@ class _Plan:
             raise InputError(f"layers: {site.path} is cross-attention, which {name!r} does not have")
         behind_interface = site.host_class is InterfaceAttention
         host = describe_heads(site.module) if behind_interface else describe(site.module, site.owners[-1])
+        sizes = known_sizes(site.owners)
+        comparison = _compare(site, host, sizes.get("max_len"))
         # Options that only the host knows; the user's options come last and take precedence.
-        shared = {"bias": host.bias, "dropout": host.dropout, **known_sizes(site.owners)}
+        shared = {"bias": host.bias, "dropout": host.dropout, **sizes}
         options = {**{key: value for key, value in shared.items() if key in mechanism.options}, **options}
         layer = create_attention(name, host.embed_dim, host.num_heads, **options)
-        if not site.cross and getattr(site.module, "is_causal", False) is True:
+        if decodes := _decodes(site):
             require_causal_form(layer, name)
         if behind_interface:
             if (reason := layer.why_not_heads()) is not None:
@@ -171,7 +196,8 @@ class _Plan:
                 )
             layer.drop_projections()
         layer.to(device=host.like.device, dtype=host.like.dtype).train(site.module.training)
-        return cls(site, host, name, options, layer, carry(layer, host.sources))
+        facts = HostFacts(host.dropout, decodes, comparison.outputs)
+        return cls(site, host, name, options, layer, carry(layer, host.sources), facts, comparison.differs)
 
     def record(self, index: int | None) -> Replacement:
         module = self.site.module
@@ -187,6 +213,7 @@ class _Plan:
             self.carried,
             tuple(name for name in names if name not in self.carried),
             () if kept else _dropped(old, self.host.sources, self.carried),
+            self.differs,
         )
 
     def install(self) -> None:
@@ -202,7 +229,7 @@ class _Plan:
         new: nn.Module = self.layer
         if host_class is not None:
             assert not issubclass(host_class, InterfaceAttention)
-            new = host_class.around(self.layer, module, self.host.dropout).train(module.training)
+            new = host_class.around(self.layer, module, self.facts).train(module.training)
         if host_class is TransformersAttention:
             _settle_transformers(module, self.site.owners)
         for owner in self.site.owners:
@@ -210,6 +237,34 @@ class _Plan:
                 owner.use_nested_tensor = False  # otherwise it passes nested tensors in eval mode
         for parent, name in self.site.places:
             setattr(parent, name, new)
+
+
+def _compare(site: Site, host: HostDescription, longest: int | None) -> Comparison:
+    """Compare a host of which the whole layer is replaced with softmax attention.
+
+    Raises:
+        InputError: for a host that does not attend over tokens, or needs what no layer here can use.
+    """
+    if site.host_class is None or site.host_class is InterfaceAttention:
+        return Comparison()
+    name = type(site.module).__name__
+    if site.host_class is TimmAttention and (needed := needed_arguments(site.module)):
+        raise InputError(
+            f"layers: {site.path}: {name} needs {', '.join(needed)}, which no layer here can use"
+        )
+    try:
+        return compare(site.module, site.owners, host.num_heads, longest)
+    except InputError as error:
+        raise InputError(f"layers: {site.path}: {error}") from None
+
+
+def _decodes(site: Site) -> bool:
+    """Whether the layer belongs to a causal model."""
+    if site.cross:
+        return False
+    if site.host_class in (TransformersAttention, InterfaceAttention):
+        return is_decoder(site.module, site.owners)
+    return any(getattr(site.module, name, False) is True for name in ("is_causal", "is_decoder"))
 
 
 def _settle_transformers(module: nn.Module, owners: Sequence[nn.Module]) -> None:
@@ -222,7 +277,7 @@ def _settle_transformers(module: nn.Module, owners: Sequence[nn.Module]) -> None
 
 def _forget_cache(module: nn.Module, owners: Sequence[nn.Module]) -> None:
     """Let a decoder not use its key-value cache."""
-    if not getattr(module, "is_causal", False):
+    if not may_cache(module, owners):
         return
     # ``generate`` reads the model's generation_config, a copy of the config that the layers read.
     kinds = ("config", "generation_config")

@@ -7,14 +7,18 @@ whose configuration has no trace of ``replace_attention``.
 
 from __future__ import annotations
 
+import copy
 import functools
 import threading
+from collections.abc import Set
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 
+from kernel_attention.core.layer import AttentionLayer
 from kernel_attention.core.objective import ObjectiveCollector, take_calls
 from kernel_attention.core.registry import MECHANISMS
 from kernel_attention.errors import InputError
@@ -45,9 +49,10 @@ def watch_models() -> None:
 
     @functools.wraps(load)
     def from_pretrained(cls: Any, *inputs: Any, **options: Any) -> Any:
-        loaded = load(cls, *inputs, **options)
-        _complete(loaded[0] if isinstance(loaded, tuple) else loaded)
-        return loaded
+        wants_report = options.pop("output_loading_info", False)
+        model, report = load(cls, *inputs, output_loading_info=True, **options)
+        _complete(model, {*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])})
+        return (model, report) if wants_report else model
 
     original.__init__, original.post_init = __init__, post_init
     original.from_pretrained = classmethod(from_pretrained)
@@ -56,10 +61,12 @@ def watch_models() -> None:
 def _prepare(config: Any) -> None:
     """Take the mark back: the layers that were not replaced have the implementation that a new model has."""
     if reasons := getattr(config, LOST, None):
+        stated = reasons if isinstance(reasons, list) else [reasons]
         raise InputError(
             f"{type(config).__name__}: the attention of this model was replaced, and the model cannot be "
-            f"made again: {'; '.join(reasons)}"
+            f"made again: {'; '.join(map(str, stated))}"
         )
+    _check_trace(config)
     implementation = getattr(config, "_attn_implementation", None)
     if implementation in MECHANISMS and implementation not in ALL_ATTENTION_FUNCTIONS.valid_keys():
         setattr(config, _WANTED, implementation)
@@ -67,6 +74,30 @@ def _prepare(config: Any) -> None:
     if implementation == HUGGING_FACE:
         config._attn_implementation = None
         config.attn_implementation = HUGGING_FACE  # for the next save_pretrained
+
+
+def _check_trace(config: Any) -> None:
+    """Refuse a trace that ``replace_attention`` does not write; a damaged file, say."""
+    if not hasattr(config, TRACE):
+        return
+    classes = getattr(config, TRACE)
+    layers = classes.values() if isinstance(classes, dict) else [None]
+    if not all(isinstance(paths, dict) and all(map(_is_spec, paths.values())) for paths in layers):
+        raise InputError(
+            f"{type(config).__name__}: {TRACE}={_short(classes)} of the configuration is not "
+            "{class: {path: {mechanism: options}}}, as replace_attention writes it"
+        )
+
+
+def _is_spec(spec: object) -> bool:
+    return (
+        isinstance(spec, dict) and len(spec) == 1 and all(isinstance(value, dict) for value in spec.values())
+    )
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _restore(model: Any) -> None:
@@ -99,8 +130,12 @@ def _implement(model: Any, name: str) -> None:
         raise InputError(f"attn_implementation={name!r}: {error}") from None
 
 
-def _complete(model: nn.Module) -> None:
-    """Check that every recorded layer is there, and fill the tables that no file of weights holds."""
+def _complete(model: nn.Module, missing: Set[str]) -> None:
+    """Check that every recorded layer is there, and fill what the file of weights does not hold.
+
+    Those are tables, and the missing parameters of our layers. transformers makes the model on ``meta``, and
+    draws parameters of its own layers only.
+    """
     classes = {type(module).__name__ for module in model.modules()}
     for module in model.modules():
         absent = set(getattr(getattr(module, "config", None), TRACE, ())) - classes
@@ -109,8 +144,22 @@ def _complete(model: nn.Module) -> None:
                 f"{type(model).__name__}: the attention of {', '.join(sorted(absent))} was replaced in the "
                 f"saved model, and {type(model).__name__} holds no such part"
             )
+    for path, module in model.named_modules():
         if isinstance(module, HostedAttention):
             fill_tables(module)
+            _draw_missing(module.attention, {key.removeprefix(f"{path}.attention.") for key in missing})
+
+
+@torch.no_grad()
+def _draw_missing(layer: AttentionLayer, missing: Set[str]) -> None:
+    """Draw these parameters as a new layer draws them. Names of other layers have no effect."""
+    if missing.isdisjoint(name for name, _ in layer.named_parameters()):
+        return
+    drawn = copy.deepcopy(layer)
+    drawn.reset_parameters()
+    for name, parameter in layer.named_parameters():
+        if name in missing:
+            parameter.copy_(drawn.get_parameter(name))
 
 
 def fill_tables(model: nn.Module) -> None:

@@ -6,11 +6,13 @@ import operator
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import nn
 
 from kernel_attention.core.layer import AttentionLayer
 from kernel_attention.errors import InputError, unknown
+from kernel_attention.hosts.calls import reads_other_tokens
 from kernel_attention.hosts.interface import InterfaceAttention
 from kernel_attention.hosts.known import (
     HostedAttention,
@@ -26,7 +28,7 @@ HostClass = (
 _HOSTS: tuple[HostClass, ...] = (TorchAttention, TimmAttention, TransformersAttention, InterfaceAttention)
 
 _PATTERN = re.compile(r"all|(first|last)(?:-([1-9]\d*))?")
-CROSS = re.compile(r"cross|multihead_attn|encoder_attn")
+_CROSS = re.compile(r"cross|multihead_attn|encoder_attn")
 
 
 @dataclass
@@ -118,13 +120,34 @@ def _paths(sites: list[Site]) -> str:
     return ", ".join(site.path for site in sites)
 
 
+def _is_cross(attention: nn.Module, owner: nn.Module, path: str) -> bool:
+    """Whether keys and values come from other tokens than the queries.
+
+    An attention that is called with queries and keys is told by its owner's call, and another one by what it
+    says itself. Where there is neither, the names of the attention and of its owner count.
+    """
+    if isinstance(attention, (nn.MultiheadAttention, TorchAttention)):
+        caller: Any = type(owner)
+        stated = reads_other_tokens(caller, path.rpartition(".")[2])
+    else:
+        stated = getattr(attention, "is_cross_attention", None)
+    if isinstance(stated, bool):
+        return stated
+    return named_cross(path)
+
+
+def named_cross(path: str) -> bool:
+    """Whether an attention, or the module around it, has a name of cross-attention."""
+    return _CROSS.search(".".join(path.split(".")[-2:])) is not None
+
+
 def _walk(module: nn.Module, owners: tuple[nn.Module, ...], prefix: str) -> Iterator[Site]:
     for name, child in module._modules.items():  # named_children() lists a shared module only once
         if child is None:
             continue
         path = f"{prefix}{name}"
-        cross = CROSS.search(path) is not None
         host_class = next((host for host in _HOSTS if host.matches(child, module)), None)
+        cross = _is_cross(child, module, path)
         if host_class in (TransformersAttention, InterfaceAttention) and cross:
             continue  # its call has key-value caches
         if host_class is not None or isinstance(child, (AttentionLayer, HostedAttention)):
