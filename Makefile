@@ -28,7 +28,7 @@ KERNELS := tests/tensors tests/features tests/mechanisms
 NUMERIC := $(KERNELS) tests/models tests/solvers tests/theorems
 PROCESSORS := import torch; print({"AVX512": "default avx2 avx512", "AVX2": "default avx2"}.get(torch.backends.cpu.get_cpu_capability(), "default"))
 
-.PHONY: help env demo test test-slow test-processors numeric test-gpu lint format tables exports results performance docs bench clean
+.PHONY: help env demo test test-slow test-processors numeric test-gpu lint format tables exports hosts results performance docs bench clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r name what; do printf '%-16s %s\n' "$$name" "$$what"; done
@@ -104,6 +104,9 @@ tables: env  ## write what follows from the registered mechanisms: tables, navig
 
 exports: env  ## export a model of every mechanism, and write the table of docs/export.md (two minutes)
 	$(BIN)/python tools/exports.py
+
+hosts: env  ## replace the attention of every small model of timm and transformers, and write docs/replaced-hosts.md (ten minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python tools/replaced_hosts.py
 
 results: env  ## write the tables and figures of the documentation that follow from the records in results/
 	$(BIN)/python tools/results.py

@@ -205,3 +205,19 @@ def test_an_implementation_that_cannot_be_served_is_refused_in_one_line(transfor
     with pytest.raises(ka.InputError, match=f"attn_implementation='{name}': {reason}") as error:
         transformers.AutoModel.from_config(config, attn_implementation=name)
     assert "\n" not in str(error.value)
+
+
+def test_heads_that_the_host_does_not_state_are_refused(transformers):
+    """JetMoE makes queries for every expert; a configuration may state another number of heads."""
+    sizes = {"hidden_size": 16, "num_key_value_heads": 2, "kv_channels": 6, "intermediate_size": 17}
+    sizes |= {"num_hidden_layers": 1, "num_local_experts": 3, "num_experts_per_tok": 2, "vocab_size": 50}
+    model = scatter(transformers.JetMoeModel(transformers.JetMoeConfig(**sizes))).eval()
+    text = torch.randint(3, 50, (2, 7))
+    expected = model(text)[0]
+    other = copy.deepcopy(model)
+    other.layers[0].self_attention.num_heads = 2
+    ka.replace_attention(model, {"all": "softmax"})
+    assert largest_difference(model(text)[0], expected) < 1e-5
+    ka.replace_attention(other, {"all": "softmax"})
+    with pytest.raises(ka.InputError, match="4 heads of queries and 4 of keys, expected the 2 that the host"):
+        other(text)

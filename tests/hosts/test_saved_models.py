@@ -1,5 +1,6 @@
 """Hugging Face models with replaced layers: saved, loaded by ``from_pretrained``, trained by ``Trainer``."""
 
+import contextlib
 import copy
 import json
 import subprocess
@@ -7,8 +8,17 @@ import sys
 
 import pytest
 import torch
-from hosts.models_of_hosts import BATCH, EMBED_DIM, LENGTH, real_tokens
+from hosts.models_of_hosts import (
+    BATCH,
+    EMBED_DIM,
+    LENGTH,
+    SEQUENCE_MECHANISMS,
+    real_tokens,
+    small_options,
+)
 from hosts.test_transformers import BART, IMAGE, OPT, TEXT, build, tokens
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import kernel_attention as ka
 from kernel_attention.core.penalized import this_book
@@ -227,3 +237,106 @@ def test_a_fine_tuned_model_is_saved_and_loaded(transformers, tmp_path):
     assert torch.equal(loaded(**tokens()).logits.isfinite(), torch.ones(BATCH, 2, dtype=torch.bool))
     assert torch.equal(loaded(**TEXTS).logits, model(**TEXTS).logits)
     assert loaded.bert.encoder.layer[-1].attention.self.embed_dim == EMBED_DIM
+
+
+def _own(state):
+    return [name for name in state if ".attention.self.attention." in name]
+
+
+@pytest.mark.parametrize("mechanism", SEQUENCE_MECHANISMS, ids=lambda mechanism: mechanism.name)
+def test_weights_that_a_file_lacks_are_drawn_as_in_a_new_layer(
+    transformers, tmp_path, monkeypatch, mechanism
+):
+    """Memory that nobody writes is NaN here. What the file holds stays as it is."""
+    safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
+    model = build(transformers)
+    ka.replace_attention(model, {"last": {mechanism.name: small_options(mechanism)}})
+    model.save_pretrained(tmp_path)
+    state = safetensors.load_file(tmp_path / "model.safetensors")
+    held = _own(state)[0]
+    kept = {name: value for name, value in state.items() if name == held or name not in _own(state)}
+    safetensors.save_file(kept, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    empty = torch.empty_like
+    monkeypatch.setattr(torch, "empty_like", lambda *inputs, **options: _poisoned(empty(*inputs, **options)))
+    loaded, report = transformers.BertModel.from_pretrained(tmp_path, output_loading_info=True)
+    assert set(report["missing_keys"]) == state.keys() - kept.keys()
+    monkeypatch.undo()
+    new = loaded.state_dict()
+    assert torch.equal(new[held], state[held])
+    for name in _own(state)[1:]:
+        assert new[name].isfinite().all(), name
+        assert new[name].abs().max() < 5, name
+        assert new[name].any() or "bias" in name or not state[name].any(), name
+    assert loaded(**TEXTS)[0].isfinite().all()
+
+
+def _poisoned(tensor):
+    return tensor.fill_(torch.nan) if tensor.is_floating_point() and not tensor.is_meta else tensor
+
+
+@pytest.mark.parametrize("name", ["batch_norm", "primal_values", "scaled", "linear"])
+def test_weights_between_a_hosts_projections_are_drawn_too(transformers, tmp_path, monkeypatch, name):
+    from hosts.test_interface import build as build_decoder
+
+    safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
+    options = {"batch_norm": {"learn_beta": True}}.get(name, {})
+    model = build_decoder(transformers)
+    ka.replace_attention(model, {"last": {name: options}})
+    model.save_pretrained(tmp_path)
+    state = safetensors.load_file(tmp_path / "model.safetensors")
+    kept = {key: value for key, value in state.items() if "kernel_attention" not in key}
+    safetensors.save_file(kept, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    empty = torch.empty_like
+    monkeypatch.setattr(torch, "empty_like", lambda *inputs, **options: _poisoned(empty(*inputs, **options)))
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    monkeypatch.undo()
+    assert all(value.isfinite().all() for value in loaded.state_dict().values())
+
+
+def test_the_hosts_own_weights_in_a_recorded_architecture(transformers, tmp_path):
+    """Weights of other shapes are drawn too, where the caller lets them."""
+    model = build(transformers)
+    model.save_pretrained(tmp_path / "plain")
+    ka.replace_attention(model, PRIMAL)
+    loaded = transformers.BertModel.from_pretrained(tmp_path / "plain", config=model.config).eval()
+    assert loaded(**TEXTS)[0].abs().max() < 100
+    model.save_pretrained(tmp_path / "replaced")
+    config = json.loads((tmp_path / "replaced" / "config.json").read_text())
+    config["kernel_attention"]["BertModel"]["encoder.layer.1.attention.self"]["primal"]["rank"] = 4
+    (tmp_path / "replaced" / "config.json").write_text(json.dumps(config))
+    other = transformers.BertModel.from_pretrained(tmp_path / "replaced", ignore_mismatched_sizes=True).eval()
+    assert other.encoder.layer[1].attention.self.attention.w_e.abs().max() < 5
+    assert other(**TEXTS)[0].abs().max() < 100
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 3) | st.text("aB.", max_size=3) | st.floats(0, 1),
+    lambda inner: (
+        st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["BertModel", "primal"]), inner)
+    ),
+    max_leaves=4,
+)
+
+
+@given(trace=JSON, depth=st.integers(0, 3))
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_damaged_trace_is_refused_in_one_line(transformers, trace, depth):
+    """Any JSON in the place of the trace, of its classes, of its layers or of a mechanism."""
+    for key in ("BertModel", "encoder.layer.1.attention.self", "primal")[:depth][::-1]:
+        trace = {key: trace}
+    config = transformers.BertConfig(**TEXT, kernel_attention=trace)
+    with contextlib.suppress(ka.InputError):
+        transformers.BertModel(config)
+
+
+@pytest.mark.parametrize(
+    "trace", [None, "text", 3, [], {"BertModel": None}, {"BertModel": {"encoder": "primal"}}]
+)
+def test_a_trace_of_another_kind_is_refused_by_name(transformers, tmp_path, trace):
+    model = build(transformers)
+    ka.replace_attention(model, PRIMAL)
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "kernel_attention": trace}))
+    with pytest.raises(ka.InputError, match=r"kernel_attention=.* is not \{class: \{path"):
+        transformers.AutoModel.from_pretrained(tmp_path)

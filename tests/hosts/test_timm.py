@@ -160,3 +160,60 @@ def test_a_window_is_served_and_a_shifted_window_is_refused(timm):
     ka.replace_attention(model, {1: "softmax"})
     with pytest.raises(ka.InputError, match="the host passes mask, which this attention cannot use"):
         model(images)
+
+
+class Hosted(torch.nn.Module):
+    """An attention with a signature of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.proj, self.num_heads = torch.nn.Linear(14, 42), torch.nn.Linear(14, 14), 2
+
+    def forward(self, x, size=None, is_causal=False, attn_mask=None):
+        q, k, v = self.qkv(x).unflatten(-1, (3, 2, 7)).permute(2, 0, 3, 1, 4)
+        out = torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=attn_mask, is_causal=is_causal
+        )
+        return self.proj(out.transpose(1, 2).flatten(2))
+
+
+def test_arguments_by_position_are_those_of_the_hosts_signature():
+    host = torch.nn.ModuleDict({"a": Hosted()})
+    swapped, x = copy.deepcopy(host), torch.randn(3, 5, 14)
+    ka.replace_attention(swapped, {0: "softmax"})
+    mask = torch.ones(5, 5, dtype=torch.bool).tril()
+    for call in ((), (None,), (None, True), (None, False, mask), (False, False, mask.float().log())):
+        assert largest_difference(swapped["a"](x, *call), host["a"](x, *call)) < 1e-6, call
+    refused = {
+        "the host passes size, which this attention cannot use": ([2, 3],),
+        "5 arguments by position, expected at most 4": (None, None, None, None),
+        r"attn_mask=\[5, 5\] must be a tensor": (None, False, [5, 5]),
+        r"attn_mask has shape \(1, 1, 1, 5, 5\), expected": (None, False, mask[None, None, None]),
+        "the mask has dtype torch.int64": (None, False, mask.long()),
+    }
+    for message, call in refused.items():
+        with pytest.raises(ka.InputError, match=message):
+            swapped["a"](x, *call)
+    with pytest.raises(ka.InputError, match="passes attn_mask twice, by position and by name"):
+        swapped["a"](x, None, False, mask, attn_mask=mask)
+    for other in (mask[:4, :4], mask.expand(2, 1, 5, 5), mask[:, :3]):  # of other tokens, of another batch
+        with pytest.raises(ka.InputError):
+            swapped["a"](x, attn_mask=other)
+    assert largest_difference(copy.deepcopy(swapped)["a"](x, None, True), host["a"](x, None, True)) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("mvitv2_tiny", "MultiScaleAttention needs feat_size"),
+        ("twins_svt_small", "LocallyGroupedAttn needs size"),
+        ("coat_tiny", "FactorAttnConvRelPosEnc needs size"),
+        ("nest_tiny", "Attention reads tensors of 4 dimensions"),
+    ],
+)
+def test_a_host_that_needs_more_than_tokens_is_refused_at_once(timm, name, message):
+    model = timm.create_model(name)
+    before = str(model)
+    with pytest.raises(ka.InputError, match=message):
+        ka.replace_attention(model, {"last": "softmax"})
+    assert str(model) == before

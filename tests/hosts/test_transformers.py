@@ -252,3 +252,113 @@ def test_an_exported_model_takes_every_length(transformers):
         real = torch.arange(count) < torch.tensor([4, 2, 1, 3, 4])[:, None] * count // 4
         call = {"input_ids": torch.randint(3, 50, (BATCH, count)), "attention_mask": real.long()}
         assert largest_difference(exported(**call)[0], model(**call)[0], real) < 1e-5
+
+
+XGLM = {"d_model": EMBED_DIM, "ffn_dim": 17, "num_layers": 2, "attention_heads": HEADS}
+SPEECH = {"d_model": EMBED_DIM, "decoder_layers": 2, "decoder_attention_heads": HEADS, "decoder_ffn_dim": 17}
+LED = {
+    "attention_window": 4,
+    **BART,
+    "max_encoder_position_embeddings": 64,
+    "max_decoder_position_embeddings": 64,
+}
+GIT = {
+    **TEXT,
+    "vision_config": {**{key: TEXT[key] for key in list(TEXT)[:4]}, "image_size": 16, "patch_size": 8},
+}
+TOKENS = {"vocab_size": 50, "max_position_embeddings": 64, "pad_token_id": 0}
+# Each has other words for a decoder: on the attention, in the configuration, in both, or nowhere (GIT).
+DECODERS = {
+    "XGLMForCausalLM": {**XGLM, **TOKENS},
+    "TrOCRForCausalLM": {**SPEECH, **TOKENS},
+    "RemBertForCausalLM": {**TEXT, "is_decoder": True, "input_embedding_size": 8, "output_embedding_size": 8},
+    "MegatronBertForCausalLM": {**TEXT, "is_decoder": True},
+    "BigBirdForCausalLM": {**TEXT, "is_decoder": True, "attention_type": "original_full"},
+    "BertLMHeadModel": {**TEXT, "is_decoder": True},
+    "GitForCausalLM": GIT,
+    "LEDForConditionalGeneration": {**LED, "attention_window": 4},
+}
+
+
+def decoder(transformers, name):
+    family = name.partition("For")[0].removesuffix("LMHeadModel")
+    torch.manual_seed(0)
+    model = getattr(transformers, name)(getattr(transformers, f"{family}Config")(**DECODERS[name]))
+    return scatter(model).eval()
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_decoder_is_told_by_any_of_its_words(transformers, name):
+    """The plain call and ``generate`` work, a mechanism that cannot be causal is refused, nothing leaks."""
+    model, prompt = decoder(transformers, name), torch.randint(3, 50, (3, 5))
+    call = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
+    expected, scores = model.generate(prompt, **call), model(input_ids=prompt)[0]
+    places = {"all" if name.startswith(("XGLM", "TrOCR")) else "last": "softmax"}
+    with pytest.raises(ka.InputError, match="'tensor' cannot be a layer of a causal model"):
+        ka.replace_attention(model, {key: {"tensor": {"max_len": 64}} for key in places})
+    (record, *_) = ka.replace_attention(model, places)
+    assert record.differs is None
+    assert model.config.use_cache is False
+    assert model.generation_config.use_cache in (False, None)
+    assert largest_difference(model(input_ids=prompt)[0], scores) < 1e-5
+    assert torch.equal(model.generate(prompt, **call), expected)
+
+
+def test_an_encoder_beside_a_decoder_keeps_the_decoders_cache(transformers):
+    model = transformers.BartForConditionalGeneration(
+        transformers.BartConfig(**BART, max_position_embeddings=40)
+    )
+    ka.replace_attention(model, {0: "tensor"}, bias=True)
+    assert model.config.use_cache is True
+
+
+def test_a_host_is_called_by_position_as_its_signature_says(transformers):
+    """YOSO hands ``output_attentions`` on by position, Swin v2 two masks and a flag."""
+    config = transformers.YosoConfig(**{**TEXT, "max_position_embeddings": 40}, use_expectation=True)
+    model, text = transformers.YosoModel(config).eval(), torch.randint(3, 50, (3, LENGTH))
+    (record, *_) = ka.replace_attention(model, {"all": "softmax"})
+    assert record.differs is not None
+    assert model(input_ids=text)[0].isfinite().all()
+    sizes = {"image_size": 16, "patch_size": 2, "window_size": 4, "depths": [2], "num_heads": [2]}
+    swin = transformers.Swinv2Model(transformers.Swinv2Config(**sizes, embed_dim=12)).eval()
+    ka.replace_attention(swin, {0: "softmax"})
+    assert swin(torch.randn(2, 3, 16, 16))[0].isfinite().all()
+    ka.replace_attention(swin, {1: "softmax"})
+    with pytest.raises(ka.InputError, match=r"attention_mask has shape \(4, 16, 16\), expected"):
+        swin(torch.randn(2, 3, 16, 16))
+
+
+def test_a_host_without_one_hidden_size(transformers):
+    """SegFormer has a width for every stage, and in the first ones fewer keys than queries."""
+    config = transformers.SegformerConfig(
+        num_encoder_blocks=2, depths=[1, 1], sr_ratios=[2, 1], hidden_sizes=[8, 16], patch_sizes=[3, 3],
+        strides=[2, 2], num_attention_heads=[1, 2], mlp_ratios=[2, 2],
+    )  # fmt: skip
+    model, images = scatter(transformers.SegformerModel(config)).eval(), torch.randn(2, 3, 16, 16)
+    expected = model(images)[0]
+    ka.replace_attention(model, {"all": "softmax"})
+    assert largest_difference(model(images)[0], expected) < 1e-5
+    ka.replace_attention(model, {1: "batch_norm"})
+    assert model(images)[0].isfinite().all()
+    ka.replace_attention(model, {0: "batch_norm"})
+    with pytest.raises(ka.InputError, match="64 queries and 16 keys: 'batch_norm' needs as many"):
+        model(images)
+
+
+POOLED = {"SiglipVisionModel": "SiglipVisionConfig", "Siglip2VisionModel": "Siglip2VisionConfig"}
+
+
+@pytest.mark.parametrize("name", POOLED)
+def test_a_pooling_head_is_no_self_attention(transformers, name):
+    sizes = {key: TEXT[key] for key in list(TEXT)[:4]} | {"patch_size": 8}
+    sizes |= {"num_patches": 4} if "2" in name else {"image_size": 16}
+    model = getattr(transformers, name)(getattr(transformers, POOLED[name])(**sizes)).eval()
+    assert [record.layer for record in ka.replace_attention(model, {"all": "softmax"})] == [0, 1]
+    (record,) = ka.replace_attention(model, {"last": "primal"}, rank=3)
+    assert (record.layer, record.path) == (1, "encoder.layers.1.self_attn")
+    if name == "SiglipVisionModel":
+        images = torch.randn(3, 3, 16, 16)
+        expected = model(images).pooler_output
+        (record,) = ka.replace_attention(model, {"head.attention": "softmax"})
+        assert record.layer is None
+        assert largest_difference(model(images).pooler_output, expected) < 1e-5

@@ -29,11 +29,8 @@ _GRIDS = ((2, 7), (7, 7), (8, 8))
 _LONGEST = 1024  # of the sequences tried; a host's own length may be one that it needs
 _CLOSE = 1e-3  # of the largest output, in float32; other functions are off by a tenth and more
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_SIZES = (
-    "window_area",
-    "window_size",
-    "seq_len",
-)  # attributes that say for how many tokens a host has tables
+# Attributes that say for how many tokens a host has tables.
+_SIZES = ("window_area", "window_size", "resolution", "seq_len")
 
 
 @dataclass(frozen=True)
@@ -226,7 +223,9 @@ def _copy(module: nn.Module, owners: Iterable[nn.Module]) -> Any:
             id(hooks): OrderedDict() for name in _HOOKS if (hooks := getattr(part, name, None)) is not None
         }
     try:
-        copied = copy.deepcopy(module, memo).float().eval()
+        copied: Any = copy.deepcopy(module, memo)
+        copied.eval()  # a host's own method may return nothing
+        copied = copied.float()
     except Exception as error:  # a foreign module may hold what cannot be copied
         raise _ForeignError(f"its copy fails ({str(error).partition(chr(10))[0]})") from None
     for part in copied.modules():

@@ -39,7 +39,7 @@ class AttentionHeads(HostedAttention):
     ) -> Tensor:
         """q (B, h, N, p), k and v (B, g, S, p) of g groups of heads -> (B, N, h, p).
 
-        Queries after a cache are one token: N = 1.
+        Queries of a causal host after a cache are one token: N = 1.
 
         Raises:
             InputError: for a mask other than padding and causal, and for a cache that the mechanism cannot
@@ -47,7 +47,7 @@ class AttentionHeads(HostedAttention):
         """
         length, keys = q.size(2), k.size(2)
         if length != keys:
-            self._require_cache(length)
+            self._require_other_keys(length, keys, is_causal)
             is_causal = False  # the last token sees all
         padding = None
         if attention_mask is not None and attention_mask.dim() == 2:
@@ -55,18 +55,30 @@ class AttentionHeads(HostedAttention):
         elif attention_mask is not None:
             keep = kept(attention_mask, true_is_kept=True)[..., :keys]
             padding, is_causal = read_attention_mask(keep, len(q), length, is_causal)
+        if q.size(1) != self.num_heads or self.num_heads % k.size(1):
+            raise InputError(
+                f"{q.size(1)} heads of queries and {k.size(1)} of keys, expected the {self.num_heads} that "
+                "the host states, or a part of them for keys"
+            )
         groups = self.num_heads // k.size(1)
         k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
         out = self.attention.attend_heads(q, k, v, attention_mask=padding, is_causal=is_causal)
-        return out.transpose(1, 2)
+        return out.transpose(1, 2).contiguous()
 
-    def _require_cache(self, length: int) -> None:
+    def _require_other_keys(self, length: int, keys: int, is_causal: bool) -> None:
+        """Refuse keys that are not of the queries' tokens where the mechanism needs those.
+
+        A causal host has them from its cache. Another one makes fewer keys than queries, as SegFormer does.
+        """
+        name = self.attention.mechanism_name
         if not self.attention.reads_queries_alone():
             raise InputError(
-                f"past_key_values: {self.attention.mechanism_name!r} needs what a cache of keys and values "
-                "does not hold; call with use_cache=False"
+                f"past_key_values: {name!r} needs what a cache of keys and values does not hold; call with "
+                "use_cache=False"
+                if is_causal
+                else f"{length} queries and {keys} keys: {name!r} needs as many keys as queries"
             )
-        if length > 1:
+        if is_causal and length > 1:
             raise InputError(
                 f"{length} queries after a cache of keys and values, expected 1: prefill the prompt at once"
             )

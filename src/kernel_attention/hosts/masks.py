@@ -89,6 +89,8 @@ def read_attention_mask(keep: Tensor, batch: int, length: int, is_causal: bool) 
             "needs is_causal=True",
         )
         return real.expand(batch, -1), is_causal
+    if keep.size(0) not in (1, batch):
+        raise InputError(f"a mask of shape {tuple(keep.shape)} is for another batch than one of {batch}")
     if not is_causal and not bool(matches(False)):
         is_causal = square
     verify(
