@@ -362,3 +362,34 @@ def test_a_pooling_head_is_no_self_attention(transformers, name):
         (record,) = ka.replace_attention(model, {"head.attention": "softmax"})
         assert record.layer is None
         assert largest_difference(model(images).pooler_output, expected) < 1e-5
+
+
+MASKS = {
+    "a row": torch.zeros(1, 1, 1, LENGTH),
+    "padding": torch.zeros(BATCH, 1, 1, LENGTH).masked_fill(~real_tokens()[:, None, None], -torch.inf),
+    "all pairs": torch.zeros(1, 1, LENGTH, LENGTH),
+    "bool": torch.ones(BATCH, 1, LENGTH, LENGTH, dtype=torch.bool),
+    "causal": torch.ones(1, 1, LENGTH, LENGTH, dtype=torch.bool).tril(),
+    "none": None,
+}
+
+
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+@pytest.mark.parametrize("family", ["Bert", "Llama"])
+def test_the_mask_of_a_causal_host_decides_alone(transformers, family, mask):
+    """``is_causal`` of a host counts where it receives no mask, in a layer and behind the interface."""
+    x = torch.randn(BATCH, LENGTH, EMBED_DIM)
+    if family == "Bert":
+        model = build(transformers, "bert_decoder").eval()
+        call = (model.encoder if hasattr(model, "encoder") else model.bert.encoder).layer[0].attention
+        options = {}
+    else:
+        config = transformers.LlamaConfig(**{**TEXT, "num_attention_heads": 1})
+        model = scatter(transformers.LlamaModel(config)).eval()
+        call = model.layers[0].self_attn
+        options = {"position_embeddings": model.rotary_emb(x, torch.arange(LENGTH)[None])}
+    expected = call(x, attention_mask=mask, **options)[0]
+    ka.replace_attention(model, {0: "softmax"})
+    call = call if family == "Bert" else model.layers[0].self_attn
+    real = real_tokens() if mask is MASKS["padding"] else None
+    assert largest_difference(call(x, attention_mask=mask, **options)[0], expected, real) < 1e-5

@@ -92,10 +92,10 @@ class _Pair:
         self.generator = torch.Generator().manual_seed(0)
         own = {id(parameter) for parameter in host.parameters()}
         self._draw(own)
-        softmax = create_attention(
-            "softmax", self.embed_dim, num_heads, device=self.device, dtype=torch.float32
-        )
-        self.softmax: AttentionLayer = softmax.eval()
+        # Made on meta, because nothing that is drawn there stays.
+        made = create_attention("softmax", self.embed_dim, num_heads, device="meta", dtype=torch.float32)
+        softmax = made.to_empty(device=self.device).eval()
+        self.softmax: AttentionLayer = softmax
         inside = {name: source for name, source in self.sources.items() if id(source.parameter) in own}
         carried = set(carry(softmax, inside))
         if "out_proj.weight" not in inside:  # it stands beside the host
@@ -118,8 +118,9 @@ class _Pair:
                 source.tensor.copy_(scale * self._random(source.tensor.shape))
 
     def _random(self, shape: Iterable[int]) -> Tensor:
-        drawn = torch.randn(tuple(shape), generator=self.generator, dtype=torch.float32, device="cpu")
-        return drawn.to(self.device)
+        """Numbers of mean 0 and variance 1."""
+        drawn = torch.rand(tuple(shape), generator=self.generator, dtype=torch.float32, device="cpu")
+        return drawn.sub_(0.5).mul_(12**0.5).to(self.device)
 
     def find_input(self, lengths: Iterable[int]) -> Any:
         """Find a sequence that the host reads; return what the host returns.

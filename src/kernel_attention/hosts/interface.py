@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from kernel_attention.core.layer import AttentionLayer
 from kernel_attention.errors import InputError
 from kernel_attention.hosts.known import HostedAttention
-from kernel_attention.hosts.masks import kept, padding_of_tokens, read_attention_mask
+from kernel_attention.hosts.masks import causal_hint, kept, padding_of_tokens, read_attention_mask
 
 IMPLEMENTATION = "kernel_attention"
 """The name of our function among the attention implementations of transformers."""
@@ -54,7 +54,8 @@ class AttentionHeads(HostedAttention):
             padding = padding_of_tokens(attention_mask)
         elif attention_mask is not None:
             keep = kept(attention_mask, true_is_kept=True)[..., :keys]
-            padding, is_causal = read_attention_mask(keep, len(q), length, is_causal)
+            hint = causal_hint(keep, is_causal)
+            padding, is_causal = read_attention_mask(keep, len(q), length, hint)
         if q.size(1) != self.num_heads or self.num_heads % k.size(1):
             raise InputError(
                 f"{q.size(1)} heads of queries and {k.size(1)} of keys, expected the {self.num_heads} that "

@@ -10,12 +10,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from kernel_attention.core.layer import AttentionLayer
 from kernel_attention.errors import InputError
-from kernel_attention.hosts.masks import join_padding, kept, padding_of_tokens, read_attention_mask
+from kernel_attention.hosts.masks import (
+    causal_hint,
+    join_padding,
+    kept,
+    padding_of_tokens,
+    read_attention_mask,
+)
 from kernel_attention.hosts.projections import is_linear, output_owner, separate_names
 
 CACHES = ("past_key_values", "past_key_value")
@@ -277,11 +282,10 @@ class TransformersAttention(HostedAttention):
             if attention_mask.dim() == 2:
                 padding = padding_of_tokens(attention_mask)
             else:
-                # A compiled call cannot look at the mask, so it needs to know.
-                is_causal = is_causal or (self.is_decoder and torch.compiler.is_compiling())
                 keep = kept(attention_mask, true_is_kept=True)
                 batch, length = hidden_states.shape[:2]
-                padding, is_causal = read_attention_mask(keep, batch, length, is_causal)
+                hint = causal_hint(keep, is_causal or self.is_decoder)
+                padding, is_causal = read_attention_mask(keep, batch, length, hint)
         y = self.attention(hidden_states, attention_mask=padding, is_causal=is_causal)
         return (y, *[None] * (self.outputs - 1)) if self.outputs else y
 

@@ -100,6 +100,15 @@ def read_attention_mask(keep: Tensor, batch: int, length: int, is_causal: bool) 
     return (None if bool(real.all()) else real.expand(batch, -1)), is_causal
 
 
+def causal_hint(keep: Tensor, is_causal: bool) -> bool:
+    """``is_causal`` for ``read_attention_mask`` in a host where a mask over pairs alone decides.
+
+    So it is in transformers: ``is_causal`` counts where there is no such mask. A compiled call cannot look at
+    the mask, and takes the host at its word.
+    """
+    return is_causal and torch.compiler.is_compiling() and keep.size(2) > 1
+
+
 def join_padding(first: Tensor | None, second: Tensor | None) -> Tensor | None:
     """Tokens that are real in both masks; None: all are real."""
     if first is None or second is None:
