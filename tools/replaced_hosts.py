@@ -236,6 +236,7 @@ def call_transformers(model: Any) -> Tensor:
     reasons: list[Exception] = []
     for trial in trials:
         if trial.keys() <= takes.keys():
+            torch.manual_seed(0)  # some models hide a part of their input
             try:
                 return first_tensor(model(**trial))
             except ka.InputError:

@@ -375,17 +375,21 @@ MASKS = {
 
 
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 @pytest.mark.parametrize("family", ["Bert", "Llama"])
-def test_the_mask_of_a_causal_host_decides_alone(transformers, family, mask):
-    """``is_causal`` of a host counts where it receives no mask, in a layer and behind the interface."""
+def test_the_mask_of_a_causal_host_decides_alone(transformers, family, implementation, mask):
+    """``is_causal`` of a host counts where it receives no mask and its implementation reads it."""
+    if implementation == "eager" and mask is not None and mask.dtype == torch.bool:
+        mask = torch.zeros(mask.shape).masked_fill(~mask, -torch.inf)
     x = torch.randn(BATCH, LENGTH, EMBED_DIM)
     if family == "Bert":
-        model = build(transformers, "bert_decoder").eval()
+        model = build(transformers, "bert_decoder", implementation).eval()
         call = (model.encoder if hasattr(model, "encoder") else model.bert.encoder).layer[0].attention
         options = {}
     else:
         config = transformers.LlamaConfig(**{**TEXT, "num_attention_heads": 1})
-        model = scatter(transformers.LlamaModel(config)).eval()
+        model = transformers.LlamaModel._from_config(config, attn_implementation=implementation)
+        model = scatter(model).eval()
         call = model.layers[0].self_attn
         options = {"position_embeddings": model.rotary_emb(x, torch.arange(LENGTH)[None])}
     expected = call(x, attention_mask=mask, **options)[0]

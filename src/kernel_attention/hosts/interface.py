@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from kernel_attention.core.layer import AttentionLayer
 from kernel_attention.errors import InputError
-from kernel_attention.hosts.known import HostedAttention
+from kernel_attention.hosts.known import HostedAttention, needs_masks
 from kernel_attention.hosts.masks import causal_hint, kept, padding_of_tokens, read_attention_mask
 
 IMPLEMENTATION = "kernel_attention"
@@ -32,7 +32,12 @@ class AttentionHeads(HostedAttention):
     Args:
         attention: the layer, without its projections.
         dropout: see ``HostedAttention``.
+        needs_masks: whether the host is causal by its masks alone.
     """
+
+    def __init__(self, attention: AttentionLayer, dropout: float = 0.0, *, needs_masks: bool = False) -> None:
+        super().__init__(attention, dropout)
+        self.needs_masks = needs_masks
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None, is_causal: bool
@@ -112,7 +117,10 @@ class InterfaceAttention:
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
         ALL_ATTENTION_FUNCTIONS.register(IMPLEMENTATION, attend_by_mechanism)
-        module.kernel_attention = AttentionHeads(attention, dropout).train(module.training)
+        before = getattr(module, "kernel_attention", None)
+        alone = before.needs_masks if isinstance(before, AttentionHeads) else needs_masks(module)
+        heads = AttentionHeads(attention, dropout, needs_masks=alone)
+        module.kernel_attention = heads.train(module.training)
         module.config = copy.copy(module.config)
         module.config._attn_implementation = IMPLEMENTATION
 
@@ -149,4 +157,6 @@ def attend_by_mechanism(
     if not math.isclose(factor, 1.0):
         query = query * factor
     causal = bool(getattr(module, "is_causal", True)) if is_causal is None else is_causal
+    if attention_mask is None and heads.needs_masks:
+        causal = False
     return heads(query, key, value, attention_mask, causal), None

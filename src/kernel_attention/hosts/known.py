@@ -315,7 +315,8 @@ class TransformersAttention(HostedAttention):
     def around(cls, attention: AttentionLayer, host: nn.Module, facts: HostFacts) -> TransformersAttention:
         """The layer with the settings of the module it replaces."""
         outputs = 2 if facts.outputs is None else facts.outputs and max(2, facts.outputs)
-        flags = {"is_causal": bool(getattr(host, "is_causal", False)), "is_decoder": facts.is_decoder}
+        is_causal = bool(getattr(host, "is_causal", False)) and not needs_masks(host)
+        flags = {"is_causal": is_causal, "is_decoder": facts.is_decoder}
         new = cls(attention, facts.dropout, outputs=outputs, **flags)
         new.call_names = positional_names(host)
         return new
@@ -347,6 +348,12 @@ def positional_names(module: nn.Module) -> tuple[str, ...]:
     """Names of the arguments that a module takes by position, but for the first."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return tuple(name for name, parameter in _parameters(module).items() if parameter.kind in kinds)[1:]
+
+
+def needs_masks(module: nn.Module) -> bool:
+    """Whether a host of transformers is causal by its masks alone: "eager" does not read ``is_causal``."""
+    config = getattr(module, "config", None)
+    return getattr(config, "_attn_implementation", "sdpa") in (None, "eager")
 
 
 def takes_cache(module: nn.Module) -> bool:
