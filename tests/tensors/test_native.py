@@ -83,3 +83,40 @@ def test_what_no_kernel_takes_is_said():
     x = torch.randn(1, 2, 4)
     assert native.why_not_native(x, torch.float32) is None
     assert "bfloat16" in native.why_not_native(x, torch.bfloat16)
+
+
+@pytest.mark.parametrize("damage", ["empty", "half", "text", "folder"])
+def test_a_damaged_library_is_compiled_again(source, damage):
+    """Half of one would end the process where the missing half is read."""
+    native.load_kernels(source)
+    (library,) = (native.cache_folder() / "kernels").iterdir()
+    whole = library.read_bytes()
+    library.unlink()  # its bytes stay for this process, which has loaded them
+    if damage == "folder":
+        library.mkdir()
+    else:
+        library.write_bytes({"empty": b"", "half": whole[: len(whole) // 2], "text": b"hello"}[damage])
+    native.load_kernels.cache_clear()
+    if damage == "folder":
+        with pytest.raises(InputError, match="cannot be written"):
+            native.load_kernels(source)
+    else:
+        assert native.load_kernels(source).twice(21) == 42
+        assert library.read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("#!/bin/sh", r"does not compile twice\.cpp \(it says nothing\)"),
+        ("#!/bin/sh\nfor last; do :; done; echo hello > $last", r"cannot be loaded \("),
+        ("#!/no/such/shell", r"cannot be run \("),
+    ],
+)
+def test_a_compiler_that_makes_no_library_is_named(source, tmp_path, monkeypatch, script, message):
+    compiler = tmp_path / "compiler"
+    compiler.write_text(script)
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    with pytest.raises(InputError, match=message):
+        native.load_kernels(source)

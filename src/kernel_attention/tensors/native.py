@@ -47,15 +47,20 @@ def why_not_native(x: Tensor, dtype: torch.dtype) -> str | None:
 def load_kernels(source: Path) -> ctypes.CDLL:
     """The functions of a C++ file, compiled for this processor; from the cache folder where they lie there.
 
+    A library's name holds a digest of its bytes. One that is damaged would end the process when it is used,
+    so it is compiled again.
+
     Raises:
         InputError: where no compiler is found or it fails, or the cache folder cannot be written.
     """
-    text = source.read_bytes()
-    key = hashlib.sha256(b"\0".join([text, " ".join(_FLAGS).encode(), _processor()])).hexdigest()[:16]
-    library = cache_folder() / "kernels" / f"{source.stem}-{key}.so"
-    if not library.exists():
-        _compile(source, library)
-    return ctypes.CDLL(str(library))
+    key = _digest(b"\0".join([source.read_bytes(), " ".join(_FLAGS).encode(), _processor()]))
+    folder = cache_folder() / "kernels"
+    kept = sorted(folder.glob(f"{source.stem}-{key}-*.so"))
+    library = next((one for one in kept if _is_whole(one)), None) or _compile(source, folder, key)
+    try:
+        return ctypes.CDLL(str(library))
+    except OSError as error:
+        raise InputError(f"native kernels: {library} cannot be loaded ({error}); use impl='auto'") from None
 
 
 @functools.cache
@@ -82,28 +87,53 @@ def find_compiler() -> str | None:
     return next((found for name in names if (found := shutil.which(name))), None)
 
 
-def _compile(source: Path, library: Path) -> None:
-    """Write ``library`` whole or not at all; another process may do the same at the same time."""
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def _is_whole(library: Path) -> bool:
+    """Whether a kept library has the bytes that its name says; one that has not is removed."""
+    try:
+        if _digest(library.read_bytes()) == library.stem.rpartition("-")[2]:
+            return True
+        library.unlink()
+    except OSError:  # not readable, or another process has just removed it
+        pass
+    return False
+
+
+def _compile(source: Path, folder: Path, key: str) -> Path:
+    """Compile into ``folder``, whole or not at all; another process may do the same at the same time."""
     compiler = find_compiler()
     if compiler is None:
         raise InputError(
             "native kernels need a C++ compiler, and none of $CXX, c++, g++ and clang++ is installed; "
             "install one, or use impl='auto'"
         )
-    with writing(library.parent):
-        library.parent.mkdir(parents=True, exist_ok=True)
-        folder = tempfile.TemporaryDirectory(dir=library.parent)
-    with folder as name:
-        made = Path(name) / library.name
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary = tempfile.TemporaryDirectory(dir=folder)
+    with temporary as name:
+        made = Path(name) / "made.so"
         command = [compiler, *_FLAGS, str(source), "-o", str(made)]
-        run = subprocess.run(command, capture_output=True, text=True, errors="replace")
-        if run.returncode != 0:
+        try:
+            run = subprocess.run(command, capture_output=True, text=True, errors="replace")
+        except OSError as error:
+            raise InputError(
+                f"native kernels: {compiler} cannot be run ({error.strerror}); use impl='auto'"
+            ) from None
+        if run.returncode != 0 or not made.is_file():
             lines = run.stderr.strip().splitlines() or ["it says nothing"]
             said = next((line for line in lines if "error" in line), lines[-1])
             raise InputError(
                 f"native kernels: {compiler} does not compile {source.name} ({said}); use impl='auto'"
             )
-        os.replace(made, library)
+        library = folder / f"{source.stem}-{key}-{_digest(made.read_bytes())}.so"
+        with writing(library):
+            with made.open("rb+") as file:
+                os.fsync(file.fileno())  # else a power cut can leave the name without the bytes
+            os.replace(made, library)
+    return library
 
 
 def _processor() -> bytes:

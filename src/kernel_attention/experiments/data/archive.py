@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib.util
 import logging
@@ -12,9 +13,9 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernel_attention.errors import InputError
+from kernel_attention.errors import InputError, reading
 from kernel_attention.experiments.data.fetching import require_download
-from kernel_attention.user_cache import cache_folder
+from kernel_attention.user_cache import cache_folder, expand_home
 
 DATA_ROOT_VARIABLE = "KERNEL_ATTENTION_DATA"
 # The archive's variants of a set (equal lengths, gaps filled) are in the folder of the set.
@@ -52,8 +53,10 @@ def resolve_root(data_root: str | os.PathLike[str] | None) -> Path | None:
         given, origin = os.environ.get(DATA_ROOT_VARIABLE), f"environment variable {DATA_ROOT_VARIABLE}"
     if not given:
         return None
-    root = Path(given).expanduser()
-    if not root.is_dir():
+    with reading(f"{origin} {str(given)!r}"):
+        root = expand_home(given)
+        is_folder = root.is_dir()
+    if not is_folder:
         kind = "is not a folder" if root.exists() else "does not exist"
         raise InputError(
             f"{origin} {str(given)!r} {kind}; accepted: a folder with <Name>/<Name>_TRAIN.ts or <Name>.zip"
@@ -86,7 +89,9 @@ def _places(root: Path | None) -> list[tuple[str, Path]]:
     places = [] if root is None else [("data root", root), ("data root", root / "uea")]
     bundled = bundled_folder()
     places += [] if bundled is None else [("aeon", bundled)]
-    return [*places, ("cache", cache_folder())]
+    with contextlib.suppress(InputError):  # no home folder, so nothing in it
+        places.append(("cache", cache_folder()))
+    return places
 
 
 def _scan(folder: Path) -> list[tuple[str, Path]]:

@@ -16,6 +16,7 @@ from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import InputError, reading, unknown
 from kernel_attention.experiments.data.archive import DatasetInfo, resolve_root
 from kernel_attention.experiments.data.splits import SPLITS, load_splits, split_names
+from kernel_attention.user_cache import expand_home
 
 IGNORED = -100
 """The target of positions that the loss ignores (PyTorch's ``ignore_index``)."""
@@ -140,7 +141,7 @@ def _has_text(folder: Path) -> bool:
 def _locate(dataset: str, data_root: str | os.PathLike[str] | None) -> Path:
     root = resolve_root(data_root)
     places = [] if root is None else [root / folder / dataset for folder in _SUBFOLDERS]
-    for place in [*places, Path(dataset).expanduser()]:
+    for place in [*places, expand_home(dataset)]:
         if place.exists():
             return place
     looked = ", ".join(str(place) for place in [*places, dataset])
