@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from kernel_attention.errors import InputError
 
@@ -13,19 +14,19 @@ _loaded: list[str] = []
 
 
 def load_plugins(names: Iterable[str]) -> None:
-    """Import modules by name, as ``import name`` does. The working folder is searched last.
+    """Import modules by name, as ``import name`` does. The working folder is searched too, last.
 
     A module registers its mechanisms when it is imported. A module that is already imported is not imported
-    again.
+    again. Outside of these imports the working folder is not searched: it may be somebody's run folder, with
+    a file named as a package that is not installed.
 
     Raises:
         InputError: for a module that does not exist, or whose import fails.
     """
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # last, so that a file here cannot replace an installed package
     for name in names:
         try:
-            importlib.import_module(name)
+            with _working_folder_searched():
+                importlib.import_module(name)
         except Exception as error:
             why = " ".join(f"{type(error).__name__}: {error}".split())
             raise InputError(
@@ -34,6 +35,23 @@ def load_plugins(names: Iterable[str]) -> None:
             ) from None
         if name not in _loaded:
             _loaded.append(name)
+
+
+@contextmanager
+def _working_folder_searched() -> Iterator[None]:
+    """Inside the block the working folder is on the path: last, so that it replaces no installed package."""
+    try:
+        folder = os.getcwd()
+    except FileNotFoundError:  # it was removed
+        folder = ""
+    is_added = bool(folder) and folder not in sys.path
+    if is_added:
+        sys.path.append(folder)
+    try:
+        yield
+    finally:
+        if is_added and folder in sys.path:
+            sys.path.remove(folder)
 
 
 def loaded_plugins() -> list[str]:

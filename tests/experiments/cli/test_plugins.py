@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -140,3 +141,54 @@ def test_a_plugin_that_cannot_be_imported(plugin, message, refused, here, monkey
 def test_names_that_are_no_names(refused, here):
     recipe = write_recipe(here / "recipe.yaml", plugins="our_plugin")
     assert "plugins='our_plugin' must be names" in refused("train", recipe)
+
+
+def test_the_working_folder_is_searched_for_plugins_alone(cli, here):
+    """A run folder may hold files named as packages that are not installed, which commands try to import."""
+    (here / "no_such_package.py").write_text("open('executed', 'w')\n")
+    (here / "empty_plugin.py").write_text("")
+    for plugins in ([], ["--plugin", "empty_plugin"]):
+        assert cli("list", "attention", *plugins)[0] == 0
+        with pytest.raises(ModuleNotFoundError):
+            importlib.import_module("no_such_package")
+        assert str(here) not in sys.path
+    assert not (here / "executed").exists()
+
+
+@pytest.mark.parametrize("started", ["spawn", "module"])
+def test_processes_of_a_command_execute_nothing_from_the_working_folder(here, started):
+    """Python searches it first in processes that multiprocessing starts, and after ``python -m``."""
+    for module in ("pickle", "socket", "selectors", "runpy", "torch"):
+        (here / f"{module}.py").write_text("open('executed', 'w')\n")
+    start = {
+        "spawn": "from multiprocessing import get_context\n"
+        "    process = get_context('spawn').Process(target=print)\n    process.start()\n    process.join()",
+        "module": "import subprocess, sys\n    subprocess.run([sys.executable, '-m', 'site'], check=True)",
+    }[started]
+    (here.parent / "script.py").write_text(
+        "from kernel_attention.experiments import cli\n"
+        f"def command(options):\n    {start}\n    return 0\n"
+        "if __name__ == '__main__':\n"
+        "    cli._COMMANDS['list'] = command\n    raise SystemExit(cli.main(['list', 'attention']))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(here.parent / "script.py")],
+        env=os.environ | {"PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"}, cwd=here, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert not (here / "executed").exists()
+
+
+def test_a_sweep_that_goes_on_imports_no_plugins_by_itself(cli, refused, here, waves):
+    recipe = write_recipe(here / "recipe.yaml", epochs=1)
+    (here / "sweep_plugin.py").write_text("import pathlib\npathlib.Path('executed').write_text('x')\n")
+    grid = ("--grid", "learning_rate=0.1", "--data-root", waves, "--output", "sweep")
+    code, _, err = cli("sweep", recipe, *grid, "--plugin", "sweep_plugin")
+    assert code == 0, err
+    (here / "executed").unlink()
+    del sys.modules["sweep_plugin"]
+    assert "give --plugin sweep_plugin" in refused("sweep", "--resume", "sweep", "--data-root", waves)
+    assert not (here / "executed").exists()
+    sys.modules.pop("sweep_plugin", None)
+    assert cli("sweep", "--resume", "sweep", "--data-root", waves, "--plugin", "sweep_plugin")[0] == 0

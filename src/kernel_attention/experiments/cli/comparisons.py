@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.cli.progress import progress
 from kernel_attention.experiments.options import Bench, Reproduce, Sweep
-from kernel_attention.experiments.plugins import load_plugins
+from kernel_attention.experiments.plugins import load_plugins, require_plugins
 
 if TYPE_CHECKING:
     from kernel_attention.experiments.benchmarking import Plan
@@ -165,7 +165,7 @@ def sweep_command(options: Sweep, typed: dict[str, Any]) -> int:
         sweep = start_sweep(plan, Path(options.output or f"runs/sweep-{plan.recipe}"))
     else:
         sweep = open_sweep(Path(options.resume))
-        load_plugins(sweep.plan.keys["plugins"])
+        require_plugins(sweep.plan.keys["plugins"])
     return _run_sweep(sweep, options)
 
 

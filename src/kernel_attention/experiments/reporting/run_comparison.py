@@ -145,7 +145,7 @@ def _names(paths: Sequence[Path]) -> list[str]:
         names = ["/".join(path.parts[-count:]) for path in paths]
         if len(set(names)) == len(names):
             break
-    return names
+    return [name.encode(errors="backslashreplace").decode() for name in names]  # plots take text alone
 
 
 def comparison_rows(comparison: RunComparison) -> list[dict[str, Any]]:

@@ -133,6 +133,6 @@ def machine_id() -> str:
 def _read(path: Path) -> dict[str, object] | None:
     try:
         found = json.loads(path.read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None

@@ -94,7 +94,8 @@ def sweep_record(sweep: SweepFolder, with_importances: bool = True) -> SweepReco
 
 def resume_command(folder: Path) -> str:
     """The command that goes on with a sweep, on this machine or on another that sees the folder."""
-    return f"kernel-attention sweep --resume {shlex.quote(str(folder))}"
+    plugins = "".join(f" --plugin {name}" for name in loaded_plugins())
+    return f"kernel-attention sweep --resume {shlex.quote(str(folder))}{plugins}"
 
 
 def _run_processes(sweep: SweepFolder, workers: int, data_root: str | None) -> None:

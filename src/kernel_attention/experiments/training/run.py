@@ -196,6 +196,10 @@ def machine() -> str:
 def _check_unused(output: Path) -> None:
     """InputError unless ``output`` is empty, absent, or holds a run that was killed before it began."""
     try:
+        str(output).encode()
+    except UnicodeEncodeError:  # files of weights are opened by the path's text
+        raise InputError(f"output {str(output)!a}: its path is no UTF-8 (accepted: a path that is)") from None
+    try:
         found = [path for path in output.iterdir() if not is_unfinished(path)] if output.exists() else []
     except OSError as error:
         raise InputError(f"output {output}: cannot be a run folder ({error.strerror or error})") from None
