@@ -19,6 +19,8 @@ from experiments.training.decision_data import (
     write_minari,
 )
 from gymnasium.spaces import Box, Discrete
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.data.decisions.batches import (
@@ -340,3 +342,108 @@ def test_metadata_run_no_code(tmp_path, monkeypatch):
     spec = json.dumps({"id": "CartPole-v1", "entry_point": "boom:Boom", "kwargs": {}})
     write_minari(tmp_path, "x-v0", played("CartPole-v1", 3), "CartPole-v1", SPACES, env_spec=spec)
     assert load_decisions("x-v0", tmp_path).environment == "CartPole-v1"
+
+
+WHOLE = st.integers(0, 4)
+ACTIONS = st.one_of(
+    st.lists(WHOLE, min_size=4, max_size=4),
+    st.lists(st.one_of(WHOLE, st.integers(-(2**63), 2**64 - 1)), min_size=4, max_size=4),
+    st.lists(st.floats(width=64), min_size=4, max_size=4),
+    st.lists(st.sampled_from([True, False]), min_size=4, max_size=4),
+)
+
+
+@given(values=ACTIONS, numbers=st.lists(st.floats(width=64), min_size=4, max_size=4), wide=st.booleans())
+def test_what_is_kept_is_what_was_given_or_the_episode_is_refused(values, numbers, wide):
+    """Discrete actions are whole numbers from 0 on; nothing becomes infinite or another number."""
+    actions = np.array(values)
+    given = actions[:, None] if wide else actions
+    states = np.array(numbers)[:, None]
+    try:
+        found = join_episodes([Episode(states, given, np.array(numbers))], "drawn")
+    except InputError:
+        return
+    for values in (found.states, found.actions, found.rewards, found.returns_to_go):
+        assert np.isfinite(values).all()
+    if wide:
+        np.testing.assert_allclose(found.actions, given.astype(float), rtol=1e-6, atol=1e-30)
+    else:
+        assert [int(value) for value in found.actions] == [float(value) for value in actions.tolist()]
+        assert found.actions.min() >= 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"actions": np.linspace(-1, 1, 30)},
+            r"episode 0: its action is -1.0 at step 0; accepted .*\(T, a\)",
+        ),
+        ({"actions": np.full(30, -1)}, "its action is -1 at step 0"),
+        ({"actions": np.full(30, 2**64 - 1, np.uint64)}, "its action is 18446744073709551615 at step 0"),
+        ({"observations": np.full((30, 3), 1e39)}, "episode 0: states are not finite at step 0"),
+        ({"rewards": np.full(30, 1e38)}, "episode 0: returns are not finite at step 0"),
+        ({"timeouts": np.ones(5, bool)}, "different lengths"),
+        ({"terminals": np.zeros((30, 2))}, r"terminals have the shape \(30, 2\)"),
+        ({"rewards": np.float64(3)}, "rewards are no array of numbers"),
+        ({"observations": np.full((30, 3), b"x")}, "observations are no array of numbers"),
+        ({"actions": np.zeros((30, 0))}, "one is empty"),
+        ({"actions": np.full((30, 1), 1.5)}, "an action is 1.5"),
+    ],
+)
+def test_d4rl_data_of_another_kind_are_refused(d4rl, tmp_path, change, message):
+    path = d4rl("x.hdf5", **change)
+    for read in (
+        lambda: load_decisions(str(path)),
+        lambda: convert_d4rl(path, "a/b-v0", "Pendulum-v1", tmp_path / "made"),
+    ):
+        with pytest.raises(InputError, match=message):
+            read()
+    assert not (tmp_path / "made").exists()
+
+
+def test_arrays_that_no_memory_holds_are_refused_before_they_are_made(d4rl, root, tmp_path, monkeypatch):
+    """A few kilobytes can claim any number of rows."""
+    path = d4rl(actions=None)
+    with h5py.File(path, "a") as file:
+        file.create_dataset("actions", (10**9, 3), np.float32, chunks=(1000, 3))
+    monkeypatch.setenv("KERNEL_ATTENTION_MEMORY_LIMIT", "1")
+    with pytest.raises(InputError, match=r"hopper_medium-v2.hdf5 would take about 11\.\d+ GiB"):
+        read_d4rl(path)
+    monkeypatch.setenv("KERNEL_ATTENTION_MEMORY_LIMIT", "1e-6")
+    with pytest.raises(InputError, match=f"dataset {CART} would take"):
+        load_decisions(CART, root)
+
+
+@pytest.mark.parametrize(
+    ("actions", "space", "message"),
+    [
+        (lambda n: np.arange(n) % 3, Discrete(2), r"has action 2, and its actions are Discrete\(2\): 0 to 1"),
+        (lambda n: np.full(n, -1), Discrete(2), "its action is -1 at step 0"),
+        (lambda n: np.full(n, 0.7), Discrete(2), "its action is 0.7 at step 0"),
+        (lambda n: np.zeros((n, 1)), Discrete(2), r"are Discrete\(2\), and their arrays \(T, 1\)"),
+        (lambda n: np.zeros(n), Box(-1, 1, (1,)), r"and their arrays \(T,\)"),
+        (lambda n: np.zeros((n, 2)), Box(-1, 1, (1,)), "and have 2 numbers"),
+        (
+            lambda n: np.zeros((n, 1), int),
+            Box(0, 4, (1,), np.int64),
+            "accepted: Discrete, or a Box of floats",
+        ),
+    ],
+)
+def test_actions_are_what_a_set_declares(tmp_path, actions, space, message):
+    episodes = played("CartPole-v1", 2)
+    for episode in episodes:
+        episode["actions"] = actions(len(episode["actions"]))
+    write_minari(tmp_path, "a-v0", episodes, "CartPole-v1", (BOX, space_text(space)))
+    with pytest.raises(InputError, match=message):
+        load_decisions("a-v0", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "described", ['{"id": "CartPole-v1", "kwargs": [1]}', "[" * 100_000, "[]", '"x"', "null"]
+)
+def test_a_description_of_an_environment_that_is_none_is_named(tmp_path, described):
+    write_minari(tmp_path, "a-v0", played("CartPole-v1", 2), "CartPole-v1", SPACES, env_spec=described)
+    with pytest.raises(InputError, match="env_spec does not describe an environment"):
+        load_decisions("a-v0", tmp_path)

@@ -15,13 +15,15 @@ from kernel_attention.errors import InputError
 from kernel_attention.experiments.data.decisions.episodes import Episode, Episodes, join_episodes
 from kernel_attention.experiments.data.decisions.sets import check_environment_name
 from kernel_attention.experiments.plain_yaml import require_file
+from kernel_attention.memory_limit import require_memory
 
 _PARTS = ("observations", "actions", "rewards", "terminals")
+_ENDS = ("terminals", "timeouts")
 _LONGEST = 1000  # steps of an episode where the file does not say which ones were cut off
 
 
 def read_d4rl(path: str | os.PathLike[str]) -> Episodes:
-    """The episodes of a D4RL file.
+    """The episodes of a D4RL file: actions (T,) are discrete, actions (T, a) continuous, from -1 to 1.
 
     An episode ends at a terminal state, or where ``timeouts`` say so; a file without them has episodes of at
     most 1000 steps. The steps after the last end are left out, as in the decision transformer's code: their
@@ -39,29 +41,50 @@ def read_d4rl(path: str | os.PathLike[str]) -> Episodes:
             missing = [part for part in _PARTS if part not in file]
             if missing:
                 raise InputError(f"{path}: not a D4RL file (it has no {', '.join(missing)})")
-            states, actions, rewards, terminals = (np.asarray(file[part]) for part in _PARTS)
-            timeouts = np.asarray(file["timeouts"]) if "timeouts" in file else None
-    except (OSError, RuntimeError, ValueError, KeyError) as error:
-        if isinstance(error, InputError):
-            raise
-        reason = " ".join(str(error).split())[:200]
+            found = _arrays(file, path)
+    except InputError:
+        raise
+    except Exception as error:  # h5py raises many kinds for a damaged file
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise InputError(f"{path}: truncated or not an HDF5 file ({reason})") from None
-    lengths = {len(part) for part in (states, actions, rewards, terminals)}
+    lengths = sorted({len(array) for array in found.values()})
     if len(lengths) > 1:
-        raise InputError(f"{path}: its arrays have different lengths ({sorted(lengths)})")
-    ends = _ends(terminals.reshape(-1).astype(bool), timeouts)
+        raise InputError(f"{path}: its arrays have different lengths ({lengths})")
+    states, actions = found["observations"], found["actions"]
+    rewards = _flat(found["rewards"], "rewards", path)
+    ends = _ends(*(_flat(found[part], part, path).astype(bool) for part in _ENDS if part in found))
     if not len(ends):
         raise InputError(f"{path}: no episode in it ends")
     cut = [slice(start, end) for start, end in pairwise([0, *ends])]
-    return join_episodes(
-        [Episode(states[one], actions[one], rewards[one].reshape(-1)) for one in cut], str(path)
-    )
+    episodes = join_episodes([Episode(states[one], actions[one], rewards[one]) for one in cut], str(path))
+    largest = 0.0 if episodes.is_discrete else float(np.abs(episodes.actions).max())
+    if largest > 1.0:
+        raise InputError(f"{path}: an action is {largest:g}, expected actions between -1 and 1, as D4RL's")
+    return episodes
 
 
-def _ends(terminals: np.ndarray, timeouts: np.ndarray | None) -> list[int]:
+def _arrays(file: Any, path: Path) -> dict[str, np.ndarray]:
+    """The arrays of a file that is open, with an axis of steps each."""
+    import h5py
+
+    held = {part: file[part] for part in dict.fromkeys((*_PARTS, *_ENDS)) if part in file}
+    for part, array in held.items():
+        if not isinstance(array, h5py.Dataset) or not array.ndim or array.dtype.kind not in "biuf":
+            raise InputError(f"{path}: not a D4RL file (its {part} are no array of numbers)")
+    require_memory(f"{path}", sum(array.nbytes for array in held.values()), "take a smaller file")
+    return {part: np.asarray(array) for part, array in held.items()}
+
+
+def _flat(array: np.ndarray, part: str, path: Path) -> np.ndarray:
+    if array.size != len(array):
+        raise InputError(f"{path}: its {part} have the shape {array.shape}, expected one number a step")
+    return array.reshape(-1)
+
+
+def _ends(terminals: np.ndarray, timeouts: np.ndarray | None = None) -> list[int]:
     """One past the last step of every episode."""
     if timeouts is not None:
-        return (np.flatnonzero(terminals | timeouts.reshape(-1).astype(bool)) + 1).tolist()
+        return (np.flatnonzero(terminals | timeouts) + 1).tolist()
     ends, start = [], 0
     for step, is_terminal in enumerate(terminals):
         if is_terminal or step + 1 - start == _LONGEST:

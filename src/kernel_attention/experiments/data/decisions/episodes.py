@@ -115,37 +115,63 @@ def join_episodes(episodes: Sequence[Episode], source: str) -> Episodes:
     """Check the episodes of a file and put them one after the other.
 
     Raises:
-        InputError: for no episode, one without a step, parts of different lengths, and values that are not
-            finite. The message names the episode and the step.
+        InputError: for no episode, one without a step, parts of different lengths, values that are no numbers
+            or not finite as they are kept, and discrete actions that are not whole numbers from 0 on. The
+            message names the episode and the step.
     """
     if not episodes:
         raise InputError(f"{source}: has no episode")
     for number, (states, actions, rewards) in enumerate(episodes):
+        for name, values in (("states", states), ("actions", actions), ("rewards", rewards)):
+            if values.dtype.kind not in "biuf":
+                raise InputError(f"{source}: episode {number}: {name} are no numbers ({values.dtype})")
         where = f"{source}: episode {number}"
         if states.ndim != 2 or rewards.ndim != 1 or actions.ndim not in (1, 2):
             shapes = f"states {states.shape}, actions {actions.shape}, rewards {rewards.shape}"
             raise InputError(f"{where} has {shapes}, expected (T, o), (T, a) or (T,), (T,)")
         if len(rewards) == 0:
             raise InputError(f"{where} has no step")
+        if 0 in (*states.shape, *actions.shape):
+            raise InputError(f"{where} has states {states.shape} and actions {actions.shape}: one is empty")
         if len(actions) != len(rewards) or len(states) - len(rewards) not in (0, 1):
             raise InputError(
                 f"{where} has {len(states)} states, {len(actions)} actions and {len(rewards)} rewards: it is "
                 "not whole"
             )
-        for name, values in (("states", states), ("actions", actions), ("rewards", rewards)):
-            finite = np.isfinite(values.reshape(len(values), -1)).all(axis=1)
-            if not finite.all():
-                raise InputError(f"{where}: {name} are not finite at step {int(np.argmin(finite))}")
         widths = [(one.states.shape[1:], one.actions.shape[1:]) for one in (episodes[0], episodes[number])]
         if widths[0] != widths[1]:
             raise InputError(
                 f"{where} has states and actions of {widths[1]} numbers, episode 0 of {widths[0]}"
             )
-    lengths = [len(episode.rewards) for episode in episodes]
-    kind = np.int64 if episodes[0].actions.ndim == 1 else np.float32
-    return Episodes(
-        np.concatenate([one.states[: len(one.rewards)] for one in episodes]).astype(np.float32),
-        np.concatenate([one.actions for one in episodes]).astype(kind),
-        np.concatenate([one.rewards for one in episodes]).astype(np.float64),
-        np.cumsum(lengths),
-    )
+    kept = [_kept(*one, f"{source}: episode {number}") for number, one in enumerate(episodes)]
+    states, actions, rewards = (np.concatenate(part) for part in zip(*kept, strict=True))
+    return Episodes(states, actions, rewards, np.cumsum([len(one.rewards) for one in episodes]))
+
+
+def _kept(states: np.ndarray, actions: np.ndarray, rewards: np.ndarray, where: str) -> Episode:
+    """An episode in the types of ``Episodes``, checked as it is kept: a cast can make infinities."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        to_go = rewards.astype(np.float64)[::-1].cumsum()[::-1].astype(np.float32)
+        found = Episode(
+            states.astype(np.float32),
+            actions.astype(np.int64 if actions.ndim == 1 else np.float32),
+            rewards.astype(np.float64),
+        )
+    for name, values in (
+        ("states", found.states),
+        ("actions", actions if actions.ndim == 1 else found.actions),
+        ("rewards", found.rewards),
+        ("returns", to_go),
+    ):
+        finite = np.isfinite(values.reshape(len(values), -1)).all(axis=1)
+        if not finite.all():
+            raise InputError(f"{where}: {name} are not finite at step {int(np.argmin(finite))}")
+    if actions.ndim == 1:
+        right = (found.actions == actions) & (found.actions >= 0)
+        if not right.all():
+            step = int(np.argmin(right))
+            raise InputError(
+                f"{where}: its action is {actions[step]} at step {step}; accepted where actions have the "
+                "shape (T,), so that they are discrete: whole numbers from 0 on. Continuous ones have (T, a)"
+            )
+    return found._replace(states=found.states[: len(rewards)])

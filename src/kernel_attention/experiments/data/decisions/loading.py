@@ -69,11 +69,6 @@ def _read(name: str, root: Path | None) -> DecisionData:
         actions: dict[str, Any] = {"action_dim": int(episodes.actions.max()) + 1}
     else:
         width = episodes.actions.shape[1]
-        largest = float(np.abs(episodes.actions).max())
-        if largest > 1.0:
-            raise InputError(
-                f"{path}: an action is {largest:g}, expected actions between -1 and 1, as D4RL's"
-            )
         actions = {"action_dim": width, "low": (-1.0,) * width, "high": (1.0,) * width}
     kind = path.name.replace("-", "_").partition("_")[0].lower()
     return DecisionData(name, episodes, environment=_OF_FILES.get(kind, ""), **actions)

@@ -6,6 +6,7 @@ environment is taken by its registered name.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -24,6 +25,8 @@ from kernel_attention.experiments.data.decisions.episodes import Episode, Episod
 from kernel_attention.experiments.data.fetching import require_download
 from kernel_attention.experiments.notes import note
 from kernel_attention.experiments.plain_yaml import require_file
+from kernel_attention.memory_limit import require_memory
+from kernel_attention.user_cache import expand_home
 
 PATH_VARIABLE = "MINARI_DATASETS_PATH"
 _NAME = re.compile(r"(?:[\w-]+/)*[\w-]+-v\d+")
@@ -67,8 +70,10 @@ def minari_folders(root: Path | None) -> list[tuple[str, Path]]:
     if root is not None:
         places = [("data root", root / "minari" if (root / "minari").is_dir() else root)]
     given = os.environ.get(PATH_VARIABLE)
-    own = Path(given).expanduser() if given else Path.home() / ".minari" / "datasets"
-    return [*places, (f"${PATH_VARIABLE}" if given else "cache", own)]
+    with contextlib.suppress(InputError):  # no home folder, so nothing in it
+        own = expand_home(given or "~/.minari/datasets")
+        places.append((f"${PATH_VARIABLE}" if given else "cache", own))
+    return places
 
 
 def list_decision_sets(data_root: str | os.PathLike[str] | None = None) -> list[DatasetInfo]:
@@ -177,16 +182,21 @@ def _read(name: str, folder: Path) -> DecisionData:
     range_of_actions = _check_spaces(name, states, actions)
     episodes = []
     try:
+        _require_memory(name, folder)
         for one in storage.get_episodes(range(storage.total_episodes)):
             parts = (np.asarray(one[key]) for key in ("observations", "actions", "rewards"))
             episodes.append(Episode(*parts))
+    except InputError:
+        raise
     except Exception as error:  # h5py raises many kinds for a damaged file
         raise _damaged(folder, error) from None
     environment, options = _environment(folder, metadata)
     bounds = (metadata.get("ref_min_score"), metadata.get("ref_max_score"))
+    joined = join_episodes(episodes, f"dataset {name}")
+    _check_actions(name, joined, actions)
     return DecisionData(
         name,
-        join_episodes(episodes, f"dataset {name}"),
+        joined,
         environment=environment,
         environment_options=options,
         reference=_reference(bounds),
@@ -199,7 +209,7 @@ def _metadata(folder: Path) -> dict[str, Any]:
     require_file(path)
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: not readable as JSON ({error})") from None
     if not isinstance(found, dict):
         raise InputError(f"{path}: does not describe a data set")
@@ -209,6 +219,19 @@ def _metadata(folder: Path) -> dict[str, Any]:
 def _damaged(folder: Path, error: Exception) -> InputError:
     reason = " ".join(str(error).split())[:200] or type(error).__name__
     return InputError(f"{folder}: truncated or not a Minari data set ({reason})")
+
+
+def _require_memory(name: str, folder: Path) -> None:
+    """Refuse arrays that no memory holds by the sizes in their file, before they are made."""
+    file = folder / "main_data.hdf5"
+    if not file.is_file():
+        return
+    import h5py
+
+    sizes: list[int] = []
+    with h5py.File(file, "r") as opened:
+        opened.visititems(lambda _, found: sizes.append(getattr(found, "nbytes", 0)))
+    require_memory(f"dataset {name}", sum(sizes), "take a smaller set")
 
 
 def _check_spaces(name: str, states: Any, actions: Any) -> dict[str, Any]:
@@ -225,10 +248,31 @@ def _check_spaces(name: str, states: Any, actions: Any) -> dict[str, Any]:
         raise InputError(
             f"dataset {name}: its actions are {actions}, accepted: Discrete, or a Box of one dimension"
         )
+    if actions.dtype.kind != "f":
+        raise InputError(f"dataset {name}: its actions are {actions}, accepted: Discrete, or a Box of floats")
     low, high = (tuple(float(value) for value in bound) for bound in (actions.low, actions.high))
     if not np.isfinite([*low, *high]).all():
         raise InputError(f"dataset {name}: its actions {actions} have no bounds")
     return {"action_dim": len(low), "low": low, "high": high}
+
+
+def _check_actions(name: str, episodes: Episodes, declared: Any) -> None:
+    """InputError where the actions are other than the data set declares."""
+    from gymnasium.spaces import Discrete
+
+    if isinstance(declared, Discrete) != episodes.is_discrete:
+        found = "(T,)" if episodes.is_discrete else f"(T, {episodes.actions.shape[1]})"
+        raise InputError(f"dataset {name}: its actions are {declared}, and their arrays {found}")
+    if episodes.is_discrete:
+        if episodes.actions.max() >= declared.n:
+            raise InputError(
+                f"dataset {name}: has action {episodes.actions.max()}, and its actions are {declared}: 0 to "
+                f"{declared.n - 1}"
+            )
+    elif episodes.actions.shape[1:] != declared.shape:
+        raise InputError(
+            f"dataset {name}: its actions are {declared}, and have {episodes.actions.shape[1]} numbers"
+        )
 
 
 def _environment(folder: Path, metadata: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -239,10 +283,12 @@ def _environment(folder: Path, metadata: dict[str, Any]) -> tuple[str, dict[str,
     try:
         described = json.loads(text)
         name, options = described["id"], described.get("kwargs") or {}
-    except (TypeError, ValueError, KeyError):
+        if not isinstance(options, dict):
+            raise TypeError
+    except (TypeError, ValueError, KeyError, AttributeError, RecursionError):
         raise InputError(f"{folder / 'metadata.json'}: env_spec does not describe an environment") from None
     check_environment_name(name, str(folder / "metadata.json"))
-    return name, dict(options)
+    return name, options
 
 
 def check_environment_name(name: Any, source: str) -> None:
