@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 from experiments.data.images.image_data import CLASSES, encoded, gray_of, grays, make_set, pack, square
+from PIL import Image
 
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.data import fetching, load_images
@@ -252,3 +255,41 @@ def test_a_set_that_is_not_there(tmp_path):
         load_images("cifar_10", tmp_path)
     with pytest.raises(InputError, match="no data root was given"):
         load_images("cifar10")
+
+
+def fixed(place, seed):
+    """A set whose files have the sizes and times of every other seed's."""
+    draw = np.random.default_rng(seed)
+    for part in ("train", "test"):
+        for label in ("cat", "dog"):
+            folder = place / part / label
+            folder.mkdir(parents=True)
+            for number in range(2):
+                pixels = draw.integers(0, 256, (8, 8, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / f"{number}.ppm")
+    for path in place.rglob("*"):
+        os.utime(path, ns=(0, 0))
+
+
+@pytest.mark.parametrize("kind", ["folder", "tar", "replaced"])
+def test_two_sets_of_one_name_have_caches_of_their_own(tmp_path, kind):
+    """Sizes and times are equal in layers of containers and in archives made with one time."""
+    places = []
+    for seed, home in enumerate(("a", "b")):
+        place = tmp_path / home / "photos"
+        fixed(place, seed)
+        if kind == "tar":
+            with tarfile.open(place.with_suffix(".tar"), "w") as archive:
+                archive.add(place, "photos")
+            place = place.with_suffix(".tar")
+            os.utime(place, ns=(0, 0))
+        places.append(place)
+    first = cached_parts(places[0])
+    if kind == "replaced":
+        shutil.rmtree(places[0])
+        places[1].rename(places[0])
+        second = cached_parts(places[0])
+    else:
+        second = cached_parts(places[1])
+    part = next(part for part in first if part.endswith("train"))
+    assert not np.array_equal(first[part].images, second[part].images)

@@ -13,8 +13,13 @@ from PIL import Image
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.data.images import decoding as image_decoding
 from kernel_attention.experiments.data.images.decoding import decode_image, decode_images
+from kernel_attention.experiments.data.segmentation.label_maps import classes_of, decode_labels
 
 RAMP = np.arange(48, dtype=np.uint8).reshape(4, 4, 3) * 5
+READERS = (
+    lambda content: decode_image(content, "photo"),
+    lambda content: decode_labels(content, "photo", classes_of(None)),
+)
 
 
 def test_an_rgb_image_is_its_pixels():
@@ -161,3 +166,67 @@ class _Ending(ProcessPoolExecutor):
 
     def submit(self, function, /, *arguments):
         return super().submit(os._exit, 1)
+
+
+@pytest.mark.parametrize("read", READERS)
+def test_only_the_accepted_formats_are_opened_whatever_the_name(read, monkeypatch):
+    """Pillow runs Ghostscript on PostScript, and other formats have decoders of their own."""
+    Image.init()
+    small = np.zeros((8, 8), np.uint8)
+    wanted = {"BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP"}
+    for kind in sorted(wanted - {"JPEG", "WEBP"}):
+        assert read(encoded(small, kind)).shape[:2] == (8, 8)
+    opened = []
+    for kind in set(Image.OPEN) - wanted:
+        accept = Image.OPEN[kind][1]
+        monkeypatch.setitem(Image.OPEN, kind, (lambda *a, kind=kind: opened.append(kind), accept))
+    script = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n{} loop\n"
+    for content in (script, *(encoded(small, kind) for kind in ("TGA", "ICO", "PDF"))):
+        with pytest.raises(InputError, match=r"no image of a known format\); accepted: BMP, GIF, JPEG"):
+            read(content)
+    assert opened == []
+
+
+@pytest.mark.parametrize("read", READERS)
+def test_more_pixels_than_memory_allows_are_refused_before_they_are_decoded(read, monkeypatch):
+    monkeypatch.setenv("KERNEL_ATTENTION_MEMORY_LIMIT", "0.001")
+    with pytest.raises(InputError, match=r"photo: 1000 x 1000 pixels would take"):
+        read(encoded(np.zeros((1000, 1000), np.uint8)))
+
+
+@pytest.mark.parametrize("read", READERS)
+def test_a_lack_of_memory_is_named(read, monkeypatch):
+    def fail(*_, **__):
+        raise MemoryError
+
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", fail)
+    with pytest.raises(InputError, match=r"photo: not readable as an image \(MemoryError\)"):
+        read(encoded(np.zeros((8, 8), np.uint8)))
+
+
+@pytest.mark.parametrize(("height", "width"), [(2, 90), (90, 2), (1, 4000), (3, 211), (211, 3)])
+def test_the_middle_of_a_narrow_image_is_that_of_the_whole_resized(height, width):
+    """In the other order of the two directions, so each rounds once more; no value is clipped."""
+    draw = np.random.default_rng(0)
+    pixels = draw.integers(90, 160, (height, width, 3), dtype=np.uint8)
+    size = 16
+    scale = size / min(height, width)
+    shape = (max(round(width * scale), size), max(round(height * scale), size))
+    whole = np.asarray(Image.fromarray(pixels).resize(shape, Image.Resampling.BICUBIC), dtype=int)
+    top, left = (shape[1] - size) // 2, (shape[0] - size) // 2
+    found = decode_image(encoded(pixels), "photo", size)
+    assert np.abs(found - whole[top : top + size, left : left + size]).max() <= 2
+
+
+def test_a_narrow_image_takes_the_memory_of_its_middle(monkeypatch):
+    sizes = []
+    resize = Image.Image.resize
+
+    def measured(image, shape, *rest):
+        sizes.append(shape[0] * shape[1])
+        return resize(image, shape, *rest)
+
+    monkeypatch.setattr(Image.Image, "resize", measured)
+    assert decode_image(encoded(np.zeros((1, 100_000), np.uint8)), "photo", 64).shape == (64, 64, 3)
+    assert sizes
+    assert max(sizes) <= 64 * 64 * 8

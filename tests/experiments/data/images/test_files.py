@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import lzma
 import os
 import random
 import stat
 import tarfile
+import tracemalloc
 import zipfile
 
 import pytest
 from experiments.data.images.image_data import make_set, pack, square
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.data.images.files import file_stamps, read_files, read_images
@@ -182,4 +186,96 @@ def test_a_pipe_is_no_file_of_a_set(tmp_path):
     make_set(tmp_path / "set")
     os.mkfifo(tmp_path / "set/train/cat/9.png")
     with pytest.raises(InputError, match=r"9\.png: is no file"):
+        list(read_images(tmp_path / "set"))
+
+
+def header(name, size, kind=tarfile.REGTYPE):
+    """The header of a tar member that claims ``size`` bytes."""
+    member = tarfile.TarInfo(name)
+    member.size, member.type = size, kind
+    return member.tobuf(tarfile.GNU_FORMAT)
+
+
+@pytest.mark.parametrize("name", ["notes.txt", ".hidden.png", "train/cat/0.png"])
+@pytest.mark.parametrize("size", [10_000, 2**36, 2**62])
+def test_a_member_that_claims_more_than_there_is_ends_at_once(tmp_path, name, size):
+    (tmp_path / "a.tar").write_bytes(header(name, size) + bytes(4000))
+    with pytest.raises(InputError, match=r"a\.tar: (cannot be read as an archive|train/cat)"):
+        list(read_images(tmp_path / "a.tar"))
+
+
+@pytest.mark.parametrize("kind", [tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE, tarfile.XGLTYPE])
+def test_a_header_that_memory_would_hold_whole_is_refused(tmp_path, kind):
+    """A GiB of it is 160 kB of xz; of the 64 MiB here no more than a few may be read."""
+    content = header("long", 1 << 26, kind) + bytes((1 << 26) + 1024)
+    (tmp_path / "a.tar.xz").write_bytes(lzma.compress(content, preset=0))
+    tracemalloc.start()
+    with pytest.raises(InputError, match="header has more than 1048576 bytes"):
+        list(read_images(tmp_path / "a.tar.xz"))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 24
+
+
+def test_a_zip_member_is_read_no_further_than_it_claims(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a/0.png", bytes(1 << 26))
+    content = (tmp_path / "a.zip").read_bytes()
+    small = (1000).to_bytes(4, "little")
+    (tmp_path / "a.zip").write_bytes(content.replace((1 << 26).to_bytes(4, "little"), small))
+    tracemalloc.start()
+    with contextlib.suppress(InputError):
+        list(read_images(tmp_path / "a.zip"))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 24
+
+
+SPARSE = [
+    f"GNU.sparse.{name}" for name in ("map", "major", "minor", "realsize", "size", "numblocks", "offset")
+]
+RECORDS = st.dictionaries(
+    st.sampled_from([*SPARSE, "size", "path", "mtime"]),
+    st.one_of(st.sampled_from(["0", "1", "0,", "0,x", "-1", "1e9", "9" * 5000]), st.text(max_size=5)),
+    max_size=4,
+)
+
+
+@given(records=RECORDS, damage=st.lists(st.tuples(st.integers(0, 511), st.integers(0, 255)), max_size=6))
+def test_any_header_of_a_tar_is_read_or_refused(tmp_path_factory, records, damage):
+    lines = [f"{key}={value}\n".encode(errors="replace") for key, value in records.items()]
+    body = b"".join(b"%d %s" % (len(line) + 1 + len(str(len(line) + 4)), line) for line in lines)
+    member = bytearray(header("train/cat/0.png", 100))
+    for place, value in damage:
+        member[place] = value
+    member[148:156] = b" " * 8
+    member[148:156] = b"%06o\0 " % sum(member)
+    content = header("records", len(body), tarfile.XHDTYPE) + body + bytes(-len(body) % 512)
+    path = tmp_path_factory.getbasetemp() / "any.tar"
+    path.write_bytes(content + bytes(member) + bytes(512) + bytes(1024))
+    read = 0
+    with contextlib.suppress(InputError):  # and nothing else
+        read = sum(len(file.content or b"") for file in read_files(path, lambda name: True))
+    assert read <= 2048
+
+
+@pytest.mark.parametrize("suffix", [".tar", ".zip", ""])
+def test_a_name_that_is_no_text_is_escaped(tmp_path, suffix):
+    make_set(tmp_path / "set")
+    os.rename(tmp_path / "set/test/cat", os.fsencode(tmp_path / "set/test") + b"/caf\xe9")
+    place = tmp_path / f"set{suffix}"
+    if suffix:
+        try:
+            pack(tmp_path / "set", place)
+        except UnicodeEncodeError:
+            pytest.skip("this archive holds no such name")
+    paths = [path for path, _ in read_images(place)]
+    assert "test/caf\\udce9/0.png" in paths
+    assert all(path.encode() for path in paths)
+
+
+def test_a_link_in_a_circle_is_named(tmp_path):
+    make_set(tmp_path / "set")
+    (tmp_path / "set/train/loop.png").symlink_to("loop.png")
+    with pytest.raises(InputError, match=r"loop\.png: cannot be read"):
         list(read_images(tmp_path / "set"))

@@ -1,7 +1,8 @@
 """Decoded images on disk: one array of pixels and one of class numbers for every part of an image set.
 
 A cache is a folder that is whole or absent. It is made once, in one pass over the files, and then mapped into
-memory. Its name holds the size and time of the source, so that a source that changed is read again.
+memory. Its name holds where the source lies, and the sizes and times of its files, so that another source of
+the same name is not taken for it, and one that changed is read again.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def _open(folder: Path) -> dict[str, Part] | None:
             parts[name] = Part(images, targets, class_names)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, RecursionError) as error:
         note_once(f"cache {folder} is damaged ({error}) and made again")
         return None
     return parts
@@ -207,11 +208,12 @@ def cached_folder(
 
 
 def cache_name(place: Path, settings: str, label: str) -> str:
-    """The source's name, ``label``, and a hash of ``settings`` and of the source's size and time."""
-    digest = hashlib.sha256(settings.encode())
-    for path, size, changed in file_stamps(place):
-        digest.update(f"\n{path} {size} {changed}".encode(errors="surrogateescape"))
-    stem = place.name.partition(".")[0] or place.resolve().name
+    """The source's name, ``label``, and a hash of ``settings``, the source's place and its files' stamps."""
+    source = place.resolve()
+    digest = hashlib.sha256(f"{settings}\n{source}".encode(errors="backslashreplace"))
+    for stamp in file_stamps(place):
+        digest.update(f"\n{tuple(stamp)}".encode())
+    stem = place.name.partition(".")[0] or source.name
     return f"{stem}-{label}-{digest.hexdigest()[:16]}"
 
 

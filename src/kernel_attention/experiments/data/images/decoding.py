@@ -8,6 +8,7 @@ With an ``image_size`` the short side is resized to it (bicubic) and the middle 
 from __future__ import annotations
 
 import io
+import math
 import os
 import time
 import warnings
@@ -15,6 +16,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -22,7 +24,11 @@ import numpy as np
 
 from kernel_attention.errors import InputError, missing_package
 from kernel_attention.experiments.child_process import process_pool
+from kernel_attention.memory_limit import require_memory
 
+# Those of the accepted suffixes. Pillow knows more, and starts Ghostscript on a program in PostScript.
+_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+_NARROW = 16  # long side by short side
 _BATCH_FILES = 256
 _BATCH_BYTES = 1 << 23
 _PATIENCE = 30.0  # seconds of decoding here before other processes are started, which takes seconds too
@@ -42,27 +48,49 @@ def decode_image(content: Content, where: str, image_size: int = 0) -> np.ndarra
         image_size: height and width of the result; 0 keeps those of the file.
 
     Raises:
-        InputError: where the bytes are no whole image, or one of too many pixels (Pillow's
-            ``MAX_IMAGE_PIXELS``), or one of floating-point values.
+        InputError: as ``opened_image``, and for an image of floating-point values.
+    """
+    if isinstance(content, np.ndarray):
+        from PIL import Image
+
+        return np.asarray(_fit(Image.fromarray(content), image_size), dtype=np.uint8)
+    with opened_image(content, where) as image:
+        from PIL import ImageOps
+
+        upright = ImageOps.exif_transpose(image)
+        return np.asarray(_fit(_rgb(upright, where), image_size), dtype=np.uint8)
+
+
+@contextmanager
+def opened_image(content: bytes, where: str) -> Iterator[Any]:
+    """Pillow's image of a file, to be decoded inside the block.
+
+    Raises:
+        InputError: where the bytes are no whole image of a format in ``IMAGE_SUFFIXES``, or one of more
+            pixels than memory allows, or than Pillow's ``MAX_IMAGE_PIXELS``.
     """
     try:
-        from PIL import Image, ImageOps, UnidentifiedImageError
+        from PIL import Image, UnidentifiedImageError
     except ModuleNotFoundError as error:
         raise InputError(missing_package(error, "reading images") or str(error)) from None
-    if isinstance(content, np.ndarray):
-        return np.asarray(_fit(Image.fromarray(content), image_size), dtype=np.uint8)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(io.BytesIO(content)) as image:
-                upright = ImageOps.exif_transpose(image)
-                return np.asarray(_fit(_rgb(upright, where), image_size), dtype=np.uint8)
+            with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
+                width, height = image.size
+                require_memory(f"{where}: {width} x {height} pixels", 4 * width * height, "leave it out")
+                yield image
     except InputError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise InputError(f"{where}: has too many pixels ({error})") from None
+    except UnidentifiedImageError:
+        raise InputError(
+            f"{where}: not readable as an image (it is no image of a known format); accepted: "
+            f"{', '.join(_FORMATS)}"
+        ) from None
     except Exception as error:  # Pillow's plugins raise anything for a damaged file
-        reason = "it is no image of a known format" if isinstance(error, UnidentifiedImageError) else error
+        reason = str(error) or type(error).__name__
         raise InputError(f"{where}: not readable as an image ({reason})") from None
 
 
@@ -86,9 +114,26 @@ def _fit(image: Any, size: int) -> Any:
         return image
     scale = size / min(image.size)
     width, height = (max(round(side * scale), size) for side in image.size)
-    image = image.resize((width, height), Image.Resampling.BICUBIC)
     left, top = (width - size) // 2, (height - size) // 2
+    if max(width, height) > _NARROW * size:  # the whole of it at that size could fill the memory
+        across, down = _needed(image.width, width, size), _needed(image.height, height, size)
+        scale = image.width / width, image.height / height
+        box = (across[0] * scale[0], down[0] * scale[1], across[1] * scale[0], down[1] * scale[1])
+        width, height = across[1] - across[0], down[1] - down[0]
+        left, top = left - across[0], top - down[0]
+        image = image.resize((width, height), Image.Resampling.BICUBIC, box)
+    else:
+        image = image.resize((width, height), Image.Resampling.BICUBIC)
     return image.crop((left, top, left + size, top + size))
+
+
+def _needed(side: int, resized: int, size: int) -> tuple[int, int]:
+    """Of ``resized`` pixels, where those begin and end to which those below the middle ``size`` reach.
+
+    Bicubic interpolation reaches over two pixels of the image or of the result, whichever are larger.
+    """
+    first, reach = (resized - size) // 2, math.ceil(3 * max(1.0, resized / side))
+    return max(first - reach, 0), min(first + size + reach, resized)
 
 
 def decode_images(

@@ -9,9 +9,9 @@ import io
 import lzma
 import os
 import stat
+import sys
 import tarfile
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import NamedTuple, Protocol
@@ -24,19 +24,33 @@ ARCHIVE_SUFFIXES = (".tar", ".tar.bz2", ".tar.gz", ".tar.xz", ".tbz2", ".tgz", "
 
 _BLOCK = 512  # of a tar file; one block of zeros ends it
 _READ_AT_ONCE = 1 << 16  # bytes; tarfile copies the unread ones at every read, so many are slow
+_MOST_HEADER = 1 << 20  # bytes of a member's header, long names and records of attributes among them
 _LOOKED_AT = 100  # files
 _OPENERS = ((b"\xfd7zXZ\x00", lzma.open), (b"\x1f\x8b", gzip.open), (b"BZh", bz2.open))
-_DAMAGED = (
-    OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile, NotImplementedError,
-    RuntimeError,
-)  # fmt: skip
 
 
 class SetFile(NamedTuple):
-    """A file of an image set: its path below the place, with ``/``, and its bytes; None for a folder."""
+    """A file of an image set: its path below the place, with ``/``, and its bytes; None for a folder.
+
+    The path is text that can be written anywhere: what is no UTF-8 in it is escaped.
+    """
 
     path: str
     content: bytes | None
+
+
+class FileStamp(NamedTuple):
+    """Tells whether a file is another one: path, bytes, times in ns, and its number in the file system.
+
+    ``changed`` is when the system last saw a change of the file. Programs set ``modified``, and archives and
+    images of containers often to one moment for all files.
+    """
+
+    path: str
+    size: int
+    modified: int
+    changed: int
+    number: int
 
 
 def is_image(name: str) -> bool:
@@ -83,37 +97,40 @@ def read_files(place: Path, wanted: Callable[[str], bool]) -> Iterator[SetFile]:
     return entries
 
 
-def file_stamps(place: Path) -> Iterator[tuple[str, int, int]]:
-    """(path, size, time of the last change in ns) of an archive, or of every file of a folder.
+def file_stamps(place: Path) -> Iterator[FileStamp]:
+    """The stamp of an archive, or of every file of a folder.
 
     Raises:
         InputError: where it cannot be read.
     """
     try:
         if not place.is_dir():
-            state = place.stat()
-            yield place.name, state.st_size, state.st_mtime_ns
+            yield _stamp(place.name, place.stat())
             return
-        for path, entry in _walk(place):
-            if not entry.is_dir():
-                state = entry.stat()
-                yield path, state.st_size, state.st_mtime_ns
+        for path, file, is_folder in _walk(place):
+            if not is_folder:
+                yield _stamp(path, file.stat())
     except OSError as error:
         raise InputError(f"{error.filename or place}: cannot be read ({error.strerror or error})") from None
 
 
+def _stamp(path: str, state: os.stat_result) -> FileStamp:
+    return FileStamp(path, state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino)
+
+
 def _folder(folder: Path, wanted: Callable[[str], bool]) -> Iterator[SetFile]:
-    for path, entry in _walk(folder):
-        if entry.is_dir():
+    for path, file, is_folder in _walk(folder):
+        if is_folder:
             yield SetFile(path, None)
-        elif wanted(entry.name):
-            yield SetFile(path, _read(Path(entry.path)))
+        elif wanted(file.name):
+            yield SetFile(path, read_file(file))
 
 
-def _walk(
-    folder: Path, path: str = "", above: tuple[str, ...] = ()
-) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """Folders and files below a folder in the order of names; a folder is followed by what it holds."""
+def _walk(folder: Path, path: str = "", above: tuple[str, ...] = ()) -> Iterator[tuple[str, Path, bool]]:
+    """(path below the folder, path, whether it is a folder) of what a folder holds, in the order of names.
+
+    A folder is followed by what it holds.
+    """
     real = os.path.realpath(folder)
     if real in above:  # a link to a folder that contains it
         return
@@ -121,12 +138,21 @@ def _walk(
         entries = sorted(found, key=lambda entry: entry.name)
     for entry in entries:
         if not _is_hidden(entry.name):
-            yield f"{path}{entry.name}", entry
-            if entry.is_dir():
-                yield from _walk(Path(entry.path), f"{path}{entry.name}/", (*above, real))
+            name = f"{path}{readable(entry.name)}"
+            with reading(entry.path):
+                is_folder = entry.is_dir()  # it may be a link in a circle
+            yield name, Path(entry.path), is_folder
+            if is_folder:
+                yield from _walk(Path(entry.path), f"{name}/", (*above, real))
 
 
-def _read(path: Path) -> bytes:
+def readable(name: str) -> str:
+    """A file's name as text that can be written: what is no UTF-8 in it is escaped, as by ``ascii``."""
+    return name.encode(errors="backslashreplace").decode()
+
+
+def read_file(path: Path) -> bytes:
+    """The bytes of a regular file; InputError where it is another thing, or larger than memory allows."""
     with reading(f"file {path}"):
         state = path.stat()
         if not stat.S_ISREG(state.st_mode):
@@ -151,8 +177,10 @@ def _archive(place: Path, wanted: Callable[[str], bool]) -> Iterator[SetFile]:
             yield from _tar_members(stream, place, wanted)
     except InputError:
         raise
-    except _DAMAGED as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or error or type(error).__name__
+    except Exception as error:  # the standard library's readers raise anything for a damaged file
+        reason = (
+            (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+        )
         raise InputError(f"file {place}: cannot be read as an archive ({reason})") from None
 
 
@@ -160,24 +188,38 @@ class _Readable(Protocol):
     def read(self, size: int = -1, /) -> bytes: ...
 
 
-class _Tail(io.RawIOBase):
-    """A stream that remembers its last bytes: tarfile takes a tar that was cut between members as whole."""
+class _TarStream(io.RawIOBase):
+    """The bytes of a tar, with what tarfile does not look after.
+
+    It remembers its last bytes, because tarfile takes a tar that was cut between members as whole. It ends
+    the reading of a truncated one, which tarfile goes on with for as many bytes as a header claims. It reads
+    no further than ``limit``, as tarfile takes headers of any size into memory.
+    """
 
     def __init__(self, stream: _Readable) -> None:
         self.stream = stream
         self.last = b""
+        self.position, self.limit = 0, _MOST_HEADER
+        self.has_ended = False
 
     def read(self, size: int = -1) -> bytes:
+        if self.has_ended:
+            raise EOFError("it is truncated")
+        if self.position >= self.limit + _READ_AT_ONCE:
+            raise tarfile.ReadError(f"a member's header has more than {_MOST_HEADER} bytes")
         found = self.stream.read(size)
+        self.position += len(found)
+        self.has_ended = not found
         self.last = (self.last + found)[-_BLOCK:] if len(found) < _BLOCK else found[-_BLOCK:]
         return found
 
 
 def _tar_members(stream: _Readable, place: Path, wanted: Callable[[str], bool]) -> Iterator[SetFile]:
-    tail = _Tail(stream)
-    with tarfile.open(fileobj=tail, mode="r|", bufsize=_READ_AT_ONCE) as archive:
+    tar = _TarStream(stream)
+    with tarfile.open(fileobj=tar, mode="r|", bufsize=_READ_AT_ONCE) as archive:
         while (member := archive.next()) is not None:
             archive.members = []  # type: ignore[attr-defined]  # else tarfile keeps every member that it has seen
+            tar.limit = archive.offset + _MOST_HEADER  # where the next one begins
             path = _inside(member.name, place)
             if path is None:
                 continue
@@ -192,9 +234,10 @@ def _tar_members(stream: _Readable, place: Path, wanted: Callable[[str], bool]) 
                 content = archive.extractfile(member)
                 assert content is not None
                 yield SetFile(path, content.read())
-    while tail.read(_READ_AT_ONCE):  # the rest of a compressed stream is checked as it is read
-        pass
-    if len(tail.last) < _BLOCK or any(tail.last):
+    tar.limit = sys.maxsize
+    while not tar.has_ended:  # the rest of a compressed stream is checked as it is read
+        tar.read(_READ_AT_ONCE)
+    if len(tar.last) < _BLOCK or any(tar.last):
         raise InputError(f"file {place}: cannot be read as an archive (it is truncated)")
 
 
@@ -210,7 +253,8 @@ def _zip_members(place: Path, wanted: Callable[[str], bool]) -> Iterator[SetFile
                 yield SetFile(path, None)
             elif wanted(PurePosixPath(path).name):
                 require_memory(f"{place}: {path}", member.file_size, "leave it out")
-                yield SetFile(path, archive.read(member))
+                with archive.open(member) as content:  # no more of it than its header says
+                    yield SetFile(path, content.read(member.file_size))
 
 
 def _inside(name: str, place: Path) -> str | None:
@@ -220,7 +264,7 @@ def _inside(name: str, place: Path) -> str | None:
         raise InputError(f"{place}: member {name!r} has a path that leads out of the archive")
     if not path.parts or any(map(_is_hidden, path.parts)):
         return None
-    return path.as_posix()
+    return readable(path.as_posix())
 
 
 def _distinct(entries: Iterator[SetFile], place: Path) -> Iterator[SetFile]:

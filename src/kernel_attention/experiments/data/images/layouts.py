@@ -62,7 +62,7 @@ def read_list(path: str, content: bytes, where: str) -> dict[str, str]:
             for record in records
             if record.get("label") is not None
         }
-    except (ValueError, KeyError, TypeError, AttributeError, csv.Error) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, csv.Error, RecursionError) as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else error
         raise InputError(f"{where}: {path} is not a list of images and classes ({reason})") from None
 

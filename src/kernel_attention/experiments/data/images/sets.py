@@ -20,6 +20,7 @@ from kernel_attention.experiments.data.images.sources import holds_images
 from kernel_attention.experiments.data.images.splits import ImageData, ImageSplit
 from kernel_attention.experiments.data.splits import hold_out
 from kernel_attention.experiments.notes import note
+from kernel_attention.user_cache import expand_home
 
 __all__ = [
     "ClassSubset",
@@ -179,7 +180,7 @@ def locate_images(name: str, data_root: str | os.PathLike[str] | None = None) ->
             candidates = [folder / stem, *(folder / f"{stem}{suffix}" for suffix in ARCHIVE_SUFFIXES)]
             if found := next((path for path in candidates if path.exists()), None):
                 return found
-    path = Path(name).expanduser()
+    path = expand_home(name)
     if path.exists():
         return path
     near = nearest(name, [info.name for info in list_image_sets(root)])

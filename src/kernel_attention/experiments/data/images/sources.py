@@ -16,7 +16,7 @@ from kernel_attention.experiments.data.images.cifar_batches import (
     read_cifar_file,
 )
 from kernel_attention.experiments.data.images.decoding import Content
-from kernel_attention.experiments.data.images.files import holds_file, is_image, read_files
+from kernel_attention.experiments.data.images.files import holds_file, is_image, read_file, read_files
 from kernel_attention.experiments.data.images.layouts import LIST_NAMES, place_of, read_list
 from kernel_attention.experiments.data.splits import load_splits
 
@@ -140,6 +140,6 @@ def _file(record: dict[str, Any] | None, where: str) -> bytes:
     if record["bytes"] is not None:
         return bytes(record["bytes"])
     try:
-        return Path(record["path"]).read_bytes()
-    except OSError as error:
-        raise InputError(f"{where}: {record['path']} cannot be read ({error.strerror or error})") from None
+        return read_file(Path(record["path"]))
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None

@@ -29,6 +29,7 @@ from kernel_attention.experiments.data.segmentation.label_maps import (
     pair_file,
 )
 from kernel_attention.experiments.notes import note, note_once
+from kernel_attention.memory_limit import require_memory
 from kernel_attention.user_cache import cache_folder
 
 _VERSION = 1  # of the format and of the decoding
@@ -93,7 +94,7 @@ def _read(folder: Path) -> tuple[dict[str, Pairs], tuple[str, ...]] | None:
         return splits, tuple(index["class_names"])
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         note_once(f"cache {folder} is damaged ({error}) and made again")
         return None
 
@@ -162,7 +163,7 @@ class _Store:
         self._check_size(entry, path, array.shape[:2])
         own = array.shape[:2]
         if self.image_size and not (entry.is_label and entry.split in ("validation", "test")):
-            array = _resized(array, self.image_size)
+            array = _resized(array, self.image_size, where)
         file = self.files[entry.is_label]
         self.found[entry] = (path, [file.tell(), *array.shape], own)
         file.write(np.ascontiguousarray(array).data)
@@ -194,11 +195,13 @@ class _Store:
         return found
 
 
-def _resized(array: np.ndarray, size: int) -> np.ndarray:
+def _resized(array: np.ndarray, size: int, where: str) -> np.ndarray:
     """An image or a label map whose short side is ``size``: bilinear, or the nearest label."""
     from PIL import Image
 
     scale = size / min(array.shape[:2])
     height, width = (max(round(side * scale), size) for side in array.shape[:2])
+    what = f"{where}: resized to {width} x {height} pixels"
+    require_memory(what, 4 * height * width, "leave it out, or lower image_size")
     method = Image.Resampling.NEAREST if array.ndim == 2 else Image.Resampling.BILINEAR
     return np.asarray(Image.fromarray(array).resize((width, height), method))

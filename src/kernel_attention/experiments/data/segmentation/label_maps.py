@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from typing import NamedTuple
 
 import numpy as np
 
 from kernel_attention.errors import InputError
+from kernel_attention.experiments.data.images.decoding import opened_image
 from kernel_attention.experiments.data.images.layouts import split_of
 
 VOID = 255
@@ -122,13 +122,8 @@ def decode_labels(content: bytes, where: str, classes: LabelClasses) -> np.ndarr
     Raises:
         InputError: for a file that is no image, a coloured one, and a value that is no class.
     """
-    from PIL import Image
-
-    try:
-        with Image.open(io.BytesIO(content)) as image:
-            mode, values = image.mode, np.asarray(image)
-    except Exception as error:  # Pillow's plugins raise anything for a damaged file
-        raise InputError(f"{where}: not readable as an image ({error})") from None
+    with opened_image(content, where) as image:
+        mode, values = image.mode, np.asarray(image)
     if values.ndim != 2 or mode == "F":
         raise InputError(
             f"{where}: is an image of mode {mode}; accepted: one class number a pixel (8-bit gray or palette)"

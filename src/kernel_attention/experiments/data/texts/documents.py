@@ -48,7 +48,7 @@ def read_labelled_lines(path: Path, classes: int) -> Documents:
         if not line.strip():
             continue
         label, _, text = line.partition(" ")
-        if not label.isdecimal() or int(label) >= classes or not text.strip():
+        if not (label.isdecimal() and len(label) < 10 and int(label) < classes) or not text.strip():
             raise InputError(
                 f"file {path}: line {number} begins with {label[:20]!r}, expected a class from 0 to "
                 f"{classes - 1} and a text"
@@ -67,7 +67,7 @@ def read_jsonl(path: Path, classes: int = 2) -> Documents:
         try:
             record = json.loads(line)
             text, label = record["text"], record["label"]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise InputError(f"file {path}: line {number} is not an object with text and label") from None
         _append(documents, text, label, classes, f"file {path}: line {number}")
     return _filled(documents, path)
