@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Call ``write`` on a temporary file next to ``path``, flush it to disk, and rename it to ``path``."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """Call ``write`` on a temporary file next to ``path``, flush it to disk, and rename it to ``path``.
+
+    The temporary file is this call's alone: processes of several machines or containers, which may have one
+    number, and threads may write ``path`` at the same time.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     try:
-        with temporary.open("wb") as file:
+        with temporary.open("xb") as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
@@ -23,5 +28,5 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
 
 
 def write_text_atomically(path: Path, text: str) -> None:
-    """Write a text in UTF-8 in the same way."""
-    write_atomically(path, lambda file: file.write(text.encode()))
+    """Write a text in UTF-8 in the same way; what is no text in it, as of the names of files, is escaped."""
+    write_atomically(path, lambda file: file.write(text.encode(errors="backslashreplace")))

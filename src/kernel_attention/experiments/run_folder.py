@@ -10,6 +10,7 @@ import json
 import math
 import re
 import zipfile
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,7 +122,7 @@ class RunFolder:
             _check_examples(content)
         except KeyError as error:
             raise InputError(f"{path}: has no {error}") from None
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, MemoryError) as error:
             raise InputError(f"{path}: not readable as examples ({error})") from None
         return content
 

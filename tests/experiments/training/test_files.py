@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
@@ -219,3 +220,22 @@ def test_run_files_hold_plain_json(trained):
     assert texts
     for text in texts:
         json.loads(text, parse_constant=lambda name: pytest.fail(f"a file holds {name}"))
+
+
+def test_a_state_that_the_disk_does_not_take_is_an_error_of_the_system(tmp_path):
+    """PyTorch words it as a failed check of its file format."""
+    code = (
+        "import resource, signal, sys, torch\n"
+        "from pathlib import Path\n"
+        "from kernel_attention.experiments.training.checkpoint import write_state\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
+        "try: write_state(Path(sys.argv[1]), {'a': torch.zeros(100_000)})\n"
+        "except OSError as error: print(error.strerror)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "last.ckpt")],
+        env=os.environ | {"PYTHONPATH": str(SRC)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout.strip() == os.strerror(errno.EFBIG), done.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -6,6 +6,7 @@ import base64
 import io
 import math
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -177,7 +178,7 @@ def _maps(run: RunRecord, record: SeedRecord) -> dict[str, np.ndarray]:
     try:
         with np.load(path, allow_pickle=False) as arrays:
             return select_maps({name: arrays[name] for name in arrays.files})
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, MemoryError):
         return {}
 
 

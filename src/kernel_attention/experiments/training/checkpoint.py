@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 import random
 import warnings
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -20,8 +21,36 @@ _PARTS = ("figures", "generators", "global_step", "optimizer", "recipe", "record
 
 
 def write_state(path: Path, state: dict[str, Any]) -> None:
-    """Write the state to a temporary file and rename it."""
-    write_atomically(path, lambda file: torch.save(state, file))
+    """Write the state to a temporary file and rename it.
+
+    Raises:
+        OSError: where it cannot be written, for example because the disk is full.
+    """
+
+    def write(file: IO[bytes]) -> None:
+        watched = _Watched(file)
+        try:
+            torch.save(state, watched)  # type: ignore[arg-type]  # it needs no more than write
+        except RuntimeError as error:
+            # PyTorch words a failed write as a failed check of its own file format.
+            raise watched.failure or error from None
+
+    write_atomically(path, write)
+
+
+class _Watched(io.RawIOBase):
+    """A file that remembers why it could not be written."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file = file
+        self.failure: OSError | None = None
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return self.file.write(data)
+        except OSError as error:
+            self.failure = error
+            raise
 
 
 def read_state(path: Path) -> dict[str, Any]:

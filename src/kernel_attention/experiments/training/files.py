@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 def is_unfinished(path: Path) -> bool:
     """Whether this is the temporary file of a killed write."""
-    return re.fullmatch(r"\..+\.\d+\.tmp", path.name) is not None
+    return re.fullmatch(r"\..+\.[0-9a-f]+\.tmp", path.name) is not None
 
 
 def remove_unfinished(folder: Path) -> None:
@@ -86,7 +86,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         with safetensors.safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
-    except (OSError, safetensors.SafetensorError) as error:
+    except (OSError, UnicodeError, safetensors.SafetensorError) as error:
         raise InputError(f"{path}: not readable as safetensors weights ({error})") from None
     if _CHECKSUM not in metadata:
         _say_unchecked(path)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import zipfile
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -162,5 +163,5 @@ def _arrays_in(path: Path) -> dict[str, np.ndarray] | None:
         # Opened here, because NumPy leaves a damaged file open.
         with path.open("rb") as content, np.load(content, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, KeyError):
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, KeyError, MemoryError):
         return None
