@@ -13,16 +13,19 @@ from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 from torch import Tensor
 
+from kernel_attention.containers import as_targets, require_names
 from kernel_attention.core.validation import require_positive, require_weight
 from kernel_attention.errors import InputError, missing_package
 from kernel_attention.estimators.ensemble import member_outputs, plan_members, train_members
 from kernel_attention.estimators.files import load_estimator, save_estimator
 from kernel_attention.estimators.importance import integrated_gradients
 from kernel_attention.estimators.parameters import Callback, member_seeds, refused_in_one_line
-from kernel_attention.experiments.data import SequenceSplit, as_sequences
+from kernel_attention.experiments.data import SequenceSplit, Standardizer, as_sequences
 from kernel_attention.experiments.data.series.augmentation import AugmentationName
+from kernel_attention.experiments.data.series.sequences import channel_names
 from kernel_attention.experiments.settings import plain
-from kernel_attention.experiments.training.evaluation import require_in_range
+from kernel_attention.experiments.training.evaluation import model_scale, require_in_range
+from kernel_attention.experiments.training.modes import in_plain_modes
 from kernel_attention.mechanisms import AttentionFactory, AttentionSpec
 from kernel_attention.models import SequenceClassifier
 from kernel_attention.models.sequence import Positions
@@ -153,6 +156,7 @@ class AttentionEstimator(TransformerMixin, BaseEstimator):
             self.attention_options = {**(self.attention_options or {}), **named}
         return self
 
+    @in_plain_modes
     def transform(self, X: Any) -> np.ndarray:
         """The vectors that the members' classifiers read, side by side, (n, width) float32.
 
@@ -162,6 +166,7 @@ class AttentionEstimator(TransformerMixin, BaseEstimator):
         parts = [member_outputs(self, model, sequences, self.max_len_, pooled=True) for model in self.models_]
         return torch.cat(parts, dim=-1).numpy()
 
+    @in_plain_modes
     def feature_importance(
         self, X: Any, nodes: int = 64, output: int | None = None
     ) -> np.ndarray | list[np.ndarray]:
@@ -212,10 +217,26 @@ class AttentionEstimator(TransformerMixin, BaseEstimator):
         """Sequences and their targets; InputError where they are none, or not as many."""
         raise NotImplementedError
 
-    def _checked_pair(self, data: Any) -> tuple[list[np.ndarray], np.ndarray]:
+    def _checked_pair(self, data: Any, names: list[str] | None) -> tuple[list[np.ndarray], np.ndarray]:
+        """``_checked`` of held-out cases, whose channels have these names."""
         if not isinstance(data, list | tuple) or len(data) != 2:
             raise InputError("validation_data must be a pair (X, y)")
+        require_names(channel_names(data[0]), names, "validation_data")
         return self._checked(*data)
+
+    def _names(self, X: Any) -> list[str] | None:
+        """The names of the channels of the X of a fit, which are those of the fit that it continues."""
+        names = channel_names(X)
+        if self.warm_start and "models_" in vars(self):
+            known = getattr(self, "feature_names_in_", None)
+            require_names(names, known)
+            return names if known is None else list(known)
+        return names
+
+    def _remember_names(self, names: list[str] | None) -> None:
+        vars(self).pop("feature_names_in_", None)
+        if names is not None:
+            self.feature_names_in_ = np.array(names, dtype=object)
 
     def _weighted(
         self, sequences: list[np.ndarray], y: np.ndarray, sample_weight: Any
@@ -224,7 +245,8 @@ class AttentionEstimator(TransformerMixin, BaseEstimator):
         if sample_weight is None:
             return sequences, y, None
         with refused_in_one_line("sample_weight"):
-            weights = _check_sample_weight(sample_weight, y, dtype=np.float64, ensure_non_negative=True)
+            given = as_targets(sample_weight, "sample_weight")
+            weights = _check_sample_weight(given, y, dtype=np.float64, ensure_non_negative=True)
         kept = np.flatnonzero(weights)
         if not len(kept):
             raise InputError("sample_weight is 0 for every case: at least one must count")
@@ -233,6 +255,7 @@ class AttentionEstimator(TransformerMixin, BaseEstimator):
             return sequences, y, None
         return sequences, y, (weights / weights.mean()).astype(np.float32)
 
+    @in_plain_modes
     def _train(self, split: SequenceSplit, num_outputs: int, validation: SequenceSplit | None = None) -> None:
         """Fit ``models_`` and set the fitted attributes. If training fails, no attribute is set."""
         if self.patience and validation is None and self.validation_fraction is None:
@@ -243,6 +266,9 @@ class AttentionEstimator(TransformerMixin, BaseEstimator):
             require_weight(time_limit=self.time_limit)
         self._require_trainer()
         earlier = self._earlier(split, num_outputs)
+        scale = model_scale(earlier[0]) if earlier else Standardizer.fit(split.sequences)
+        split = split.in_precision(scale.dtype)
+        validation = None if validation is None else validation.in_precision(scale.dtype)
         seeds = member_seeds(self.random_state, self._count())
         seeds = [*(self.seeds_ if earlier else []), *seeds[len(earlier) :]]
         sequences = [*split.sequences, *(validation.sequences if validation else [])]
@@ -311,6 +337,7 @@ class AttentionEstimator(TransformerMixin, BaseEstimator):
             raise InputError(f"max_len={max_len} must be at least {longest}, the longest sequence of X")
         return max_len
 
+    @in_plain_modes
     def _outputs(self, X: Any) -> Tensor:
         """Raw outputs for every case of X, the mean over the members, (n, outputs) float32."""
         sequences = self._fitting(X)
@@ -320,6 +347,7 @@ class AttentionEstimator(TransformerMixin, BaseEstimator):
     def _fitting(self, X: Any) -> list[np.ndarray]:
         """X as sequences that the fitted model takes."""
         check_is_fitted(self)
+        require_names(channel_names(X), getattr(self, "feature_names_in_", None))
         sequences = as_sequences(X, self.missing)
         channels = sequences[0].shape[1]
         if channels != self.n_features_in_:
@@ -330,6 +358,6 @@ class AttentionEstimator(TransformerMixin, BaseEstimator):
                     f"case {case} of X has {len(sequence)} steps, and every sequence in fit had "
                     f"{self.max_len_}; fit with max_len={len(sequence)} or more to leave room"
                 )
-        scale = self.model_.encoder
-        require_in_range(sequences, scale.input_mean.numpy(), scale.input_std.numpy(), "X")
+        scale = model_scale(self.model_)
+        require_in_range(sequences, scale.mean, scale.std, "X")
         return sequences

@@ -13,6 +13,7 @@ from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets
 from torch import Tensor
 
+from kernel_attention.containers import as_targets
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.estimators.base import FEWEST_JUDGED, AttentionEstimator
 from kernel_attention.estimators.parameters import refused_in_one_line
@@ -106,6 +107,8 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):
     Attributes:
         classes_: the labels, sorted, (k,).
         n_features_in_: channels c.
+        feature_names_in_: the names of the columns of X, where it was a frame with names of text. They are
+            then compared with those of a frame to predict.
         max_len_: longest sequence that the model takes whole.
         seeds_: the seed of every member.
         equal_length_: whether all training sequences had ``max_len_`` steps; longer sequences are then
@@ -138,6 +141,7 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):
             validation_data: (X, y) of held-out cases, which choose the epoch instead of a
                 ``validation_fraction``.
         """
+        names = self._names(X)
         sequences, y = self._checked(X, y)
         sequences, y, weights = self._weighted(sequences, y, sample_weight)
         classes, indices = np.unique(y, return_inverse=True)
@@ -152,8 +156,9 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):
             )
         weights = self._class_weighted(classes, y, weights)
         split = SequenceSplit(sequences, indices.astype(np.int64), weights)
-        self._train(split, len(classes), self._validation(validation_data, classes))
+        self._train(split, len(classes), self._validation(validation_data, classes, names))
         self.classes_ = classes
+        self._remember_names(names)
         return self
 
     def predict_proba(self, X: Any) -> np.ndarray:
@@ -177,7 +182,7 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):
     def _checked(self, X: Any, y: Any) -> tuple[list[np.ndarray], np.ndarray]:
         sequences = as_sequences(X, self.missing)
         with refused_in_one_line("y"):
-            y = column_or_1d(y, warn=True)
+            y = column_or_1d(as_targets(y), warn=True)
             check_consistent_length(sequences, y)
             _require_one_type(y)
             assert_all_finite(y, input_name="y")
@@ -211,10 +216,12 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):
             raise InputError(f"class_weight={self.class_weight!r} must give finite weights above 0")
         return (product / product.mean()).astype(np.float32)
 
-    def _validation(self, data: tuple[Any, Any] | None, classes: np.ndarray) -> SequenceSplit | None:
+    def _validation(
+        self, data: tuple[Any, Any] | None, classes: np.ndarray, names: list[str] | None
+    ) -> SequenceSplit | None:
         if data is None:
             return None
-        sequences, y = self._checked_pair(data)
+        sequences, y = self._checked_pair(data, names)
         unseen = sorted({str(label) for label in y if label not in classes})
         if unseen:
             raise InputError(f"validation_data has labels that y does not have: {', '.join(unseen)}")

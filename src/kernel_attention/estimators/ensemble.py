@@ -18,6 +18,7 @@ from kernel_attention.experiments.settings import checked, plain
 from kernel_attention.experiments.training import Recipe, predict_outputs
 from kernel_attention.experiments.training.fit import training_device
 from kernel_attention.experiments.training.members import Member, train_member
+from kernel_attention.experiments.training.modes import in_plain_modes
 from kernel_attention.models import SequenceClassifier
 
 _CALIBRATION_PART = 0.2
@@ -117,6 +118,7 @@ def train_members(
     return members, judged
 
 
+@in_plain_modes
 def member_outputs(
     estimator: Any, model: SequenceClassifier, sequences: list[Any], max_len: int, pooled: bool = False
 ) -> Tensor:

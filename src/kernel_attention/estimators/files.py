@@ -7,17 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from kernel_attention.errors import InputError, writing
 from kernel_attention.experiments.settings import plain
 from kernel_attention.experiments.training.files import read_metadata, read_weights, write_weights
+from kernel_attention.experiments.training.modes import plain_modes
 from kernel_attention.models import SequenceClassifier
 from kernel_attention.version import __version__
 
 _KEY = "estimator"
 _FITTED = (
     "n_features_in_", "seeds_", "max_len_", "equal_length_", "model_options_", "history_", "best_epoch_",
-    "best_epochs_", "temperature_", "target_mean_", "target_scale_", "residuals_",
+    "best_epochs_", "temperature_", "target_mean_", "target_scale_", "residuals_", "feature_names_in_",
 )  # fmt: skip
 
 
@@ -32,7 +34,7 @@ def save_estimator(estimator: Any, path: Path) -> None:
         "class": type(estimator).__name__,
         "version": __version__,
         "parameters": plain(estimator.get_params(deep=False)),
-        "fitted": {name: getattr(estimator, name) for name in _FITTED if hasattr(estimator, name)},
+        "fitted": {name: _plain(getattr(estimator, name)) for name in _FITTED if hasattr(estimator, name)},
     }
     if isinstance(state["parameters"]["random_state"], np.random.RandomState):
         state["parameters"]["random_state"] = None  # its state has been used up
@@ -53,6 +55,10 @@ def save_estimator(estimator: Any, path: Path) -> None:
         write_weights(path, weights, {_KEY: text})
 
 
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, np.ndarray) else value
+
+
 def load_estimator(kind: type, path: Path) -> Any:
     """The estimator in a file of ``save_estimator``; nothing in the file is executed.
 
@@ -70,13 +76,14 @@ def load_estimator(kind: type, path: Path) -> Any:
     models = []
     for index, options in enumerate(state["fitted"]["model_options_"]):
         prefix = f"members.{index}."
-        model = SequenceClassifier(**options)
+        with plain_modes():
+            model = SequenceClassifier(**options, dtype=torch.float32)
         model.load_state_dict(
             {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
         )
         models.append(model.eval())
     for name, value in state["fitted"].items():
-        setattr(estimator, name, value)
+        setattr(estimator, name, np.array(value, dtype=object) if name == "feature_names_in_" else value)
     if "classes" in state:
         estimator.classes_ = np.array(state["classes"]["values"], dtype=np.dtype(state["classes"]["dtype"]))
     estimator.models_ = models

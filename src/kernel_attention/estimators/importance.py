@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernel_attention.experiments.training.modes import in_plain_modes
 from kernel_attention.models import SequenceClassifier
 from kernel_attention.models.rocket_stem import RocketStem
 
@@ -40,6 +41,7 @@ class _RampAlongLine(torch.autograd.Function):
         return grads[0] * slope
 
 
+@in_plain_modes
 def integrated_gradients(
     models: Sequence[SequenceClassifier],
     series: np.ndarray,
@@ -65,10 +67,9 @@ def integrated_gradients(
     for model in exact:
         if isinstance(model.encoder.project, RocketStem) and nodes > 1:
             model.encoder.project.ramp = _RampAlongLine.apply
-    baseline = exact[0].encoder.input_mean
+    baseline, _ = exact[0].encoder.scale_in(torch.float64)
     difference = torch.from_numpy(series).double() - baseline
     line = (baseline + places[:, None, None] ** _POWER * difference).requires_grad_()
-    with torch.enable_grad():
-        outputs = torch.stack([model(line) for model in exact]).mean(dim=0)
-        (gradient,) = torch.autograd.grad(answer(outputs).sum(), line)
+    outputs = torch.stack([model(line) for model in exact]).mean(dim=0)
+    (gradient,) = torch.autograd.grad(answer(outputs).sum(), line)
     return (difference * (share[:, None, None] * gradient).sum(dim=0)).numpy()

@@ -14,12 +14,15 @@ from sklearn.utils import check_array, check_consistent_length
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
+from kernel_attention.containers import as_targets
 from kernel_attention.errors import InputError
 from kernel_attention.estimators.base import FEWEST_JUDGED, AttentionEstimator
 from kernel_attention.estimators.parameters import refused_in_one_line
 from kernel_attention.experiments.data import SequenceSplit, as_sequences
+from kernel_attention.experiments.training.modes import in_plain_modes
 
 _LARGEST = 1e150  # its square is finite in float64
+_SMALLEST = 1e-140  # its square has all digits
 
 
 class AttentionRegressor(RegressorMixin, AttentionEstimator):
@@ -34,7 +37,8 @@ class AttentionRegressor(RegressorMixin, AttentionEstimator):
 
     Attributes:
         target_mean_: mean of the training targets; of y (n, m), a list of m.
-        target_scale_: their standard deviation, 1 where they are constant; of y (n, m), a list of m.
+        target_scale_: their standard deviation, 0 where they are constant, which is then what is predicted; of
+            y (n, m), a list of m.
         residuals_: absolute errors on held-out cases, in units of ``target_scale_``, sorted; of y (n, m),
             lists of m.
         others: those of ``AttentionClassifier`` without ``classes_`` and ``temperature_``.
@@ -53,22 +57,25 @@ class AttentionRegressor(RegressorMixin, AttentionEstimator):
         self, X: Any, y: Any, sample_weight: Any = None, *, validation_data: tuple[Any, Any] | None = None
     ) -> Self:
         """Train on X and its targets y, (n,) or (n, m); other arguments as in ``AttentionClassifier``."""
+        names = self._names(X)
         sequences, y = self._checked(X, y)
         sequences, y, weights = self._weighted(sequences, y, sample_weight)
         shape = y.shape[1:]
         if self.warm_start and "models_" in vars(self) and np.shape(self.target_mean_) == shape:
             mean, scale = np.asarray(self.target_mean_), np.asarray(self.target_scale_)
+            # A constant target has no unit that another one could be learnt in.
+            own_mean, own_scale = _units(y)
+            mean, scale = np.where(scale > 0, mean, own_mean), np.where(scale > 0, scale, own_scale)
         else:
-            mean, scale = y.mean(axis=0), y.std(axis=0)
-            scale = np.where(scale > 0, scale, 1.0)
+            mean, scale = _units(y)
 
         def standard(sequences: list[np.ndarray], targets: np.ndarray) -> SequenceSplit:
-            values = ((targets - mean) / scale).astype(np.float32)
+            values = _standardized(targets, mean, scale)
             return SequenceSplit(sequences, values[:, 0] if shape == (1,) else values)
 
         validation = None
         if validation_data is not None:
-            held_out, targets = self._checked_pair(validation_data)
+            held_out, targets = self._checked_pair(validation_data, names)
             if targets.shape[1:] != shape:
                 raise InputError(
                     f"validation_data has targets of shape {targets.shape}, y has shape {y.shape}"
@@ -77,6 +84,7 @@ class AttentionRegressor(RegressorMixin, AttentionEstimator):
         split = dataclasses.replace(standard(sequences, y), weights=weights)
         self._train(split, math.prod(shape), validation)
         self.target_mean_, self.target_scale_ = mean.tolist(), scale.tolist()
+        self._remember_names(names)
         return self
 
     def predict(self, X: Any) -> np.ndarray:
@@ -113,13 +121,17 @@ class AttentionRegressor(RegressorMixin, AttentionEstimator):
             raise InputError(f"{type(self).__name__} requires y to be passed, but the target y is None")
         sequences = as_sequences(X, self.missing)
         with refused_in_one_line("y"):
-            targets = check_array(y, dtype=np.float64, ensure_2d=False, input_name="y")
+            plain = as_targets(y)
+            if plain.dtype.kind in "cmM":
+                raise InputError(f"y: {plain.dtype} is not accepted; targets are real numbers")
+            targets = check_array(plain, dtype=np.float64, ensure_2d=False, input_name="y")
             check_consistent_length(sequences, targets)
         largest = np.abs(targets).max()
         if largest > _LARGEST:
             raise InputError(f"y has a value of size {largest:g}; accepted: up to {_LARGEST:g}")
         return sequences, targets
 
+    @in_plain_modes
     def _in_units(self, outputs: Tensor) -> Tensor:
         """Outputs in the units and the shape of y, float64."""
         units = (self.target_mean_, self.target_scale_)
@@ -136,3 +148,27 @@ class AttentionRegressor(RegressorMixin, AttentionEstimator):
     def _judge(self, judged: list[tuple[Tensor, SequenceSplit]]) -> None:
         errors = [np.abs(outputs.squeeze(-1).numpy() - split.targets) for outputs, split in judged]
         self.residuals_ = np.sort(np.concatenate(errors), axis=0).tolist() if errors else []
+
+
+def _units(y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation of targets (n,) or (n, m); where they are constant, that value and 0."""
+    is_constant = (y == y[0]).all(axis=0)
+    mean, scale = y.mean(axis=0), y.std(axis=0)
+    unit = np.abs(y - mean).max(axis=0)
+    if np.any(unit < _SMALLEST):
+        divisor = np.where(unit > 0, unit, 1.0)
+        scale = np.where(unit < _SMALLEST, np.maximum(unit * ((y - mean) / divisor).std(axis=0), unit / 2), scale)
+    return np.where(is_constant, y[0], mean), np.where(is_constant, 0.0, scale)
+
+
+def _standardized(targets: np.ndarray, mean: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """Targets in units of the training targets, float32; InputError where one has no such number."""
+    with np.errstate(over="ignore"):
+        values = ((targets - mean) / np.where(scale > 0, scale, 1.0)).astype(np.float32)
+    if not np.isfinite(values).all():
+        row = int(np.argwhere(~np.isfinite(values))[0][0])
+        raise InputError(
+            f"the target {targets[row]} of row {row} is too far from the training targets (mean {mean}, "
+            f"standard deviation {scale}): float32 is used"
+        )
+    return values

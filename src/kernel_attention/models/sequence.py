@@ -43,6 +43,14 @@ _FINAL_ACTIVATIONS = ("gelu", "none")
 
 NUM_HEADS = 8
 
+# Of the spacing of float32 numbers: rounding changes such a deviation in the third digit.
+_FEWEST_STEPS = 1000
+
+
+def is_resolved(mean: Any, std: Any) -> Any:
+    """Whether float32 numbers at this mean resolve this deviation; of arrays or tensors, entry by entry."""
+    return abs(mean) * (_FEWEST_STEPS * torch.finfo(torch.float32).eps) <= std
+
 
 class SequenceEncoder(nn.Module):
     """A stem, positions, encoder layers, final norm and activation; padding zeroed.
@@ -81,6 +89,7 @@ class SequenceEncoder(nn.Module):
 
     positions: Tensor
     input_mean: Tensor
+    input_mean_rest: Tensor
     input_std: Tensor
 
     def __init__(
@@ -212,13 +221,30 @@ class SequenceEncoder(nn.Module):
         return pool_mask(attention_mask, self.patch_len)
 
     def set_scale(self, mean: Sequence[float] | Tensor, std: Sequence[float] | Tensor) -> None:
-        """Standardise every input by these statistics of the training data, (c,) each."""
-        self.input_mean.copy_(torch.as_tensor(mean))
-        self.input_std.copy_(torch.as_tensor(std))
+        """Standardise every input by these statistics of the training data, (c,) each.
+
+        Where a channel lies so far from zero that the parameters' precision rounds its signal away, the mean
+        is kept in two parts, and the input should be float64. It is centred before it is rounded.
+        """
+        mean, std = (torch.as_tensor(each).to(self.input_mean.device) for each in (mean, std))
+        self.input_mean.copy_(mean)
+        self.input_std.copy_(std)
+        self.input_mean_rest.copy_(torch.where(is_resolved(mean, std), 0.0, mean - self.input_mean))
+
+    def scale_in(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """The mean and the deviation of the training data in this precision, (c,) each."""
+        return self.input_mean.to(dtype) + self.input_mean_rest.to(dtype), self.input_std.to(dtype)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        mean, rest = (f"{prefix}{name}" for name in ("input_mean", "input_mean_rest"))
+        if mean in state_dict and rest not in state_dict:  # weights of a version that had one part only
+            state_dict[rest] = torch.zeros_like(state_dict[mean])
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _set_input(self, in_features: int, stem: str, stem_layers: int, dropout: float, **where: Any) -> None:
         # The training data's scale is part of the model, so it is loaded with the weights.
         self.register_buffer("input_mean", torch.zeros(in_features, **where))
+        self.register_buffer("input_mean_rest", torch.zeros(in_features, **where))
         self.register_buffer("input_std", torch.ones(in_features, **where))
         width = in_features * len(self.views)
         self.project: LinearStem | ConvolutionStem | RocketStem
@@ -233,6 +259,7 @@ class SequenceEncoder(nn.Module):
 
     def _reset_input(self) -> None:
         self.input_mean.zero_()
+        self.input_mean_rest.zero_()
         self.input_std.fill_(1.0)
         reset_module(self.project)
 
@@ -253,7 +280,9 @@ class SequenceEncoder(nn.Module):
 
     def _viewed(self, x: Tensor, attention_mask: Tensor | None) -> Tensor:
         """The views of the standardised series, which the stem reads."""
-        return series_views((x - self.input_mean) / self.input_std, attention_mask, self.views)
+        # Centred in the precision of the input, and then rounded.
+        scaled = ((x - self.input_mean) - self.input_mean_rest) / self.input_std
+        return series_views(scaled.to(self.input_std.dtype), attention_mask, self.views)
 
     def _scaled(self, tokens: Tensor) -> Tensor:
         """Tokens of a linear map times sqrt(d), as in the papers' stem."""

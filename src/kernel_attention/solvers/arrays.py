@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.utils.validation import validate_data
+from sklearn.utils.validation import check_array, validate_data
 from torch import Tensor
 
+from kernel_attention.containers import as_numbers
 from kernel_attention.errors import InputError
 from kernel_attention.solvers.finite import require_finite
 
@@ -27,18 +28,17 @@ def read_matrix(
         ValueError: scikit-learn's, for anything else.
     """
     if not isinstance(X, Tensor):
-        types = [np.float64, np.float32]
         checked = validate_data(
-            estimator, X, reset=reset, dtype=types, ensure_min_samples=min_samples,
+            estimator, unmasked(X), reset=reset, dtype=_TYPES, ensure_min_samples=min_samples,
             ensure_all_finite="allow-nan" if allow_nan else True,
         )  # fmt: skip
-        return torch.from_numpy(np.array(checked, order="C"))
+        return _cpu_tensor(checked)
     if X.dim() != 2 or X.size(0) < min_samples or X.size(1) < 1:
         raise InputError(
             f"X has shape {tuple(X.shape)}, expected (n, features) with n at least {min_samples}"
         )
     X = X.detach()
-    X = X if X.is_floating_point() else X.to(torch.get_default_dtype())
+    X = X if X.is_floating_point() else X.to(torch.float64)
     require_finite("X", X.nan_to_num(nan=0.0, posinf=math.inf, neginf=-math.inf) if allow_nan else X)
     if reset:
         estimator.n_features_in_ = X.size(1)
@@ -47,6 +47,44 @@ def read_matrix(
     elif X.size(1) != estimator.n_features_in_:
         raise InputError(f"X has {X.size(1)} features, expected {estimator.n_features_in_} as in fit")
     return X
+
+
+def read_array(name: str, values: Any, **options: Any) -> Tensor:
+    """Numbers of any shape as a floating tensor: a tensor as it is, all else as scikit-learn checks it.
+
+    Args:
+        name: of the argument, for errors.
+        values: the numbers.
+        options: of ``sklearn.utils.check_array``.
+
+    Raises:
+        InputError: for a tensor that is not finite.
+        ValueError: scikit-learn's, for anything else.
+    """
+    if isinstance(values, Tensor):
+        values = values.detach()
+        require_finite(name, values)
+        return values if values.is_floating_point() else values.to(torch.float64)
+    return _cpu_tensor(check_array(unmasked(values), dtype=_TYPES, input_name=name, **options))
+
+
+def unmasked(values: Any) -> Any:
+    """What scikit-learn checks, with NaN where a mask says that a value is missing; a frame keeps its names."""
+    of_objects = isinstance(values, np.ndarray) and values.dtype == object
+    is_column = hasattr(values, "isna") and not hasattr(values, "columns")
+    if not (of_objects or is_column or isinstance(values, np.ma.MaskedArray | list | tuple)):
+        return values
+    try:
+        return as_numbers(values)
+    except (TypeError, ValueError, RuntimeError):
+        return values  # scikit-learn says why it is no array
+
+
+def _cpu_tensor(array: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.array(array, order="C"))
+
+
+_TYPES = [np.float64, np.float32]
 
 
 def give_back(result: Tensor, X: Any) -> Any:

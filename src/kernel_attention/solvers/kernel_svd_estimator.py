@@ -10,10 +10,11 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
+from kernel_attention.containers import column_names, require_names
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.features.feature_maps import FeatureMapSpec
 from kernel_attention.features.kernel_functions import KernelFunction, get_kernel_function, parameters_of
-from kernel_attention.solvers.arrays import fitted, give_back
+from kernel_attention.solvers.arrays import fitted, give_back, read_array
 from kernel_attention.solvers.closed_form import sketched_weights
 from kernel_attention.solvers.finite import require_range
 from kernel_attention.solvers.frequent_directions import FrequentDirections
@@ -137,9 +138,11 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         else:
             x = read_first(self, X, reset=True)
         z = None if Z is None else read_second(Z, None if operator else x)
+        names = self._names_of_second(Z)
         by_kernel = self.solver == "dual"
         found = self._dual(x, z) if by_kernel else self._primal(x, x if z is None else z)
         self._forget()
+        self._second_names = names
         # An operator on tensors gives tensors, one on arrays gives arrays.
         self._remember(found, found.values if hasattr(X, "matmul") else X)
         kept = by_kernel and self.kernel != "precomputed"
@@ -147,10 +150,29 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         self._z_fit: Tensor | None = (x if z is None else z) if kept else None
         return self
 
+    def _names_of_second(self, Z: Any) -> list[str] | None:
+        """The names of Z's columns, or of X's where these are the same ones.
+
+        Raises:
+            InputError: where a kernel compares the columns of Z with those of X, and they have other names.
+        """
+        first = getattr(self, "feature_names_in_", None)
+        if Z is None:
+            return first if first is None else list(first)
+        if self.solver == "dual":
+            compares = self.kernel != "precomputed"
+        else:
+            compares = self.compatibility is None and self.feature_map_z is None
+        names = column_names(Z)
+        if not compares or first is None or (names is not None and len(names) != len(first)):
+            return names
+        require_names(names, first, "Z")
+        return list(first)
+
     def _forget(self) -> None:
         """A fit leaves nothing of the one before."""
         for name in ("w_e_", "w_r_", "left_singular_vectors_", "right_singular_vectors_", "left_scores_",
-                     "right_scores_", "objective_", "_sketches"):  # fmt: skip
+                     "right_scores_", "objective_", "_sketches", "_second_names"):  # fmt: skip
             self.__dict__.pop(name, None)
 
     def _dual(self, x: Any, z: Tensor | None) -> SingularDirections:
@@ -180,7 +202,7 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
 
     def _primal(self, x: Tensor, z: Tensor) -> SingularDirections:
         if self.solver == "primal":
-            matrix = None if self.compatibility is None else fitted(self.compatibility, x)
+            matrix = self._compatibility(x)
             phi_x, phi_z = self._features(x, "x"), self._features(z, "z")
             return primal_kernel_svd(
                 phi_x, phi_z, self.n_components, compatibility=matrix, center=self.center
@@ -207,8 +229,10 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         )
 
     def _compatible(self, phi_x: Tensor, width: int) -> Tensor:
-        matrix = None if self.compatibility is None else fitted(self.compatibility, phi_x)
-        return compatible(phi_x, width, matrix)
+        return compatible(phi_x, width, self._compatibility(phi_x))
+
+    def _compatibility(self, like: Tensor) -> Tensor | None:
+        return None if self.compatibility is None else read_array("compatibility", self.compatibility).to(like)
 
     def _features(self, x: Tensor, side: Literal["x", "z"]) -> Tensor:
         """phi of the rows of (n, d), (n, p)."""
@@ -244,6 +268,9 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             )
         sketches = getattr(self, "_sketches", None)
         x = read_first(self, X, reset=sketches is None)
+        names = self._names_of_second(Z)
+        if sketches is not None:
+            require_names(names, self._second_names, "Z")
         phi_z = self._features(read_second(Z, x), "z")
         phi_x = self._compatible(self._features(x, "x"), phi_z.size(1))
         check_components(self.n_components, (phi_z.size(1),))
@@ -251,6 +278,7 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             size = 2 * (self.n_components + self.n_oversamples)
             sketches = (FrequentDirections(size), FrequentDirections(size))
             self._forget()
+            self._second_names = names
             self.n_iter_ = 0
         for sketch, phi in zip(sketches, (phi_x, phi_z), strict=True):
             sketch.update(phi)
@@ -274,6 +302,7 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         e = self._left_scores(read_first(self, X, reset=False))
         if Z is None:
             return give_back(e, X)
+        require_names(column_names(Z), getattr(self, "_second_names", None), "Z")
         r = self._right_scores(read_second(Z, e))
         return give_back(e, X), give_back(r, Z)
 

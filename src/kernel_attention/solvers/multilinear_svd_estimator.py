@@ -13,9 +13,10 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
+from kernel_attention.containers import column_names, require_names
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.features.feature_maps import FeatureMapSpec, get_feature_map
-from kernel_attention.solvers.arrays import give_back
+from kernel_attention.solvers.arrays import give_back, read_array, unmasked
 from kernel_attention.solvers.finite import require_finite, require_range
 from kernel_attention.solvers.kernel_multilinear_svd import (
     kernel_multilinear_svd,
@@ -164,6 +165,8 @@ class MultilinearSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
 
     def _mode_scores(self, X: Any, mode: int) -> Any:
         samples, core = list(self._samples_), self._svd_.core
+        if "_names_" in vars(self):  # not in what an earlier version pickled
+            require_names(column_names(X), self._names_[mode], f"sample {mode} of X")
         new = _matrix(X, mode).to(samples[mode])
         if new.size(1) != samples[mode].size(1):
             raise InputError(
@@ -207,7 +210,9 @@ class MultilinearSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         return [phi(sample[None, None], None, False)[0, 0] for phi, sample in zip(maps, samples, strict=True)]
 
     def _compatibility(self, like: Tensor) -> Tensor | None:
-        return None if self.compatibility is None else torch.as_tensor(self.compatibility).to(like)
+        if self.compatibility is None:
+            return None
+        return read_array("compatibility", self.compatibility, ensure_2d=False, allow_nd=True).to(like)
 
     def _samples(self, X: Any) -> list[Tensor]:
         if isinstance(X, (Tensor, np.ndarray)) or len(X) < 2:
@@ -215,6 +220,14 @@ class MultilinearSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
                 f"X must be a list of two samples (N_n, p_n) or more with kernel={self.kernel!r}"
             )
         samples = [_matrix(sample, n) for n, sample in enumerate(X)]
+        names = [column_names(sample) for sample in X]
+        # These kernels multiply entries of the samples that stand in one column.
+        if self.kernel == "cubemax" or (self.kernel == "features" and self.compatibility is None):
+            known = next((each for each in names if each is not None), None)
+            for n, each in enumerate(names):
+                require_names(each, known, f"sample {n} of X")
+            names = [known] * len(names)
+        self._names_ = names
         common = torch.promote_types(torch.float32, samples[0].dtype)
         return [sample.to(samples[0].device, common) for sample in samples]
 
@@ -223,8 +236,8 @@ class MultilinearSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
             if reset:
                 self.n_features_in_ = X.size(1) if X.dim() > 1 else 0
             require_finite("X", X)
-            return X.detach() if X.is_floating_point() else X.to(torch.get_default_dtype())
-        array = validate_data(self, X, reset=reset, dtype=[np.float64, np.float32], allow_nd=True)
+            return X.detach() if X.is_floating_point() else X.to(torch.float64)
+        array = validate_data(self, unmasked(X), reset=reset, dtype=[np.float64, np.float32], allow_nd=True)
         return torch.from_numpy(np.array(array, order="C"))
 
     @property
@@ -234,11 +247,9 @@ class MultilinearSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
 
 def _matrix(X: Any, mode: int) -> Tensor:
     """One sample as a floating tensor (N_n, p_n)."""
-    sample = torch.as_tensor(X).detach()
-    sample = sample if sample.is_floating_point() else sample.to(torch.float64)
+    sample = read_array(f"sample {mode} of X", X, ensure_2d=False, ensure_min_samples=0, allow_nd=True)
     if sample.dim() != 2 or sample.numel() == 0:
         raise InputError(
             f"sample {mode} of X has shape {tuple(sample.shape)}, expected (N_n, p_n), not empty"
         )
-    require_finite(f"sample {mode} of X", sample)
     return sample

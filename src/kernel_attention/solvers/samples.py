@@ -6,13 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from sklearn.utils import check_array, check_random_state
+from sklearn.utils import check_random_state
 from torch import Tensor, nn
 
 from kernel_attention.errors import InputError
 from kernel_attention.features.feature_maps import FeatureMapSpec, frobenius, get_feature_map
-from kernel_attention.solvers.arrays import read_matrix
-from kernel_attention.solvers.finite import require_finite
+from kernel_attention.solvers.arrays import read_array, read_matrix
 
 
 def read_first(estimator: Any, X: Any, *, reset: bool) -> Tensor:
@@ -35,12 +34,10 @@ def read_second(Z: Any, like: Tensor | None) -> Tensor:
         InputError: for a tensor that is not a finite matrix.
         ValueError: scikit-learn's, for anything else.
     """
-    if not isinstance(Z, Tensor):
-        Z = torch.from_numpy(check_array(Z, dtype="numeric", input_name="Z", copy=True))
-    elif Z.dim() != 2 or Z.size(0) < 1 or Z.size(1) < 1:
+    if isinstance(Z, Tensor) and (Z.dim() != 2 or Z.size(0) < 1 or Z.size(1) < 1):
         raise InputError(f"Z has shape {tuple(Z.shape)}, expected (m, features) with m at least 1")
-    require_finite("Z", Z)
-    return Z.detach() if like is None else Z.detach().to(like)
+    z = read_array("Z", Z)
+    return z if like is None else z.to(like)
 
 
 def features(feature_map: FeatureMapSpec | Callable[[Tensor], Tensor], x: Tensor, name: str) -> Tensor:

@@ -17,12 +17,13 @@ import numpy as np
 import torch
 from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
 from sklearn.svm import SVR
-from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted
+from sklearn.utils.validation import check_consistent_length, check_is_fitted
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from kernel_attention.containers import as_targets
 from kernel_attention.errors import InputError
-from kernel_attention.solvers.arrays import fitted, give_back, read_matrix
+from kernel_attention.solvers.arrays import fitted, give_back, read_array, read_matrix
 from kernel_attention.solvers.finite import require_finite, require_range, times_exp
 from kernel_attention.tensors.statistics import accumulation_dtype
 
@@ -181,4 +182,4 @@ class SupportVectorExpansion(MultiOutputMixin, RegressorMixin, BaseEstimator):
 def _targets(y: Any) -> Tensor:
     if isinstance(y, Tensor):
         return y.detach()
-    return torch.from_numpy(np.array(check_array(y, ensure_2d=False, dtype=np.float64, input_name="y")))
+    return read_array("y", as_targets(y), ensure_2d=False).double()

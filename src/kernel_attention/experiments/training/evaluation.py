@@ -18,10 +18,12 @@ from kernel_attention.experiments.data import (
     SequenceSplit,
     SeriesColumns,
     SeriesFile,
+    Standardizer,
     make_loader,
     read_series_file,
 )
 from kernel_attention.experiments.data.series.own_files import label_texts, order_channels, target_values
+from kernel_attention.experiments.data.series.time_series import in_precision
 from kernel_attention.experiments.statistics import pack_bits
 from kernel_attention.experiments.training.recipe import BaseRecipe
 from kernel_attention.models import SequenceClassifier
@@ -69,11 +71,19 @@ def predict_outputs(
         InputError: for a sequence with a value that is too large for the model.
     """
     cases = sequences.sequences if isinstance(sequences, SequenceSplit) else sequences
-    require_in_range(cases, model.encoder.input_mean.cpu().numpy(), model.encoder.input_std.cpu().numpy())
+    scale = model_scale(model)
+    require_in_range(cases, scale.mean, scale.std)
     called = _Pooled(model) if pooled else model
-    outputs = collect_outputs(called, make_loader(sequences, batch_size), precision)
+    batches = make_loader(in_precision(cases, scale.dtype), batch_size)
+    outputs = collect_outputs(called, batches, precision)
     require_finite_outputs(outputs, cases)
     return outputs
+
+
+def model_scale(model: SequenceClassifier) -> Standardizer:
+    """The scale that is part of a model's weights."""
+    mean, std = (part.cpu().numpy() for part in model.encoder.scale_in(torch.float64))
+    return Standardizer(mean, std)
 
 
 class _Pooled(nn.Module):

@@ -30,6 +30,7 @@ from kernel_attention.experiments.training.checkpoint import (
     set_generators,
     write_state,
 )
+from kernel_attention.experiments.training.modes import default_dtype, plain_modes
 from kernel_attention.experiments.training.processes import ALONE, Processes, ProcessPlace
 from kernel_attention.experiments.training.progress import ProgressBar
 from kernel_attention.experiments.training.shares import Share, shared_loader
@@ -73,13 +74,15 @@ def make_fabric(recipe: BaseRecipe, place: ProcessPlace) -> Fabric:
             precision=resolve_precision(recipe),
             plugins=[PlaceEnvironment(place)] if place.world > 1 else None,
         )
-        return fabric
     except (MisconfigurationException, ImportError, RuntimeError, ValueError) as error:
         reason = " ".join(str(error).split())
         asked = f"accelerator={recipe.accelerator!r}"
         if recipe.processes > 1:
             asked += f" with devices={recipe.devices} and strategy={recipe.strategy!r}"
         raise InputError(f"{asked} cannot be used here: {reason}") from None
+    # A model centres its input, and a loss its targets, before autocast narrows them; Fabric would do so first.
+    fabric.strategy.precision.convert_input = lambda data: data  # type: ignore[method-assign]
+    return fabric
 
 
 def check_trainer(recipe: BaseRecipe, place: ProcessPlace | None = None) -> None:
@@ -114,7 +117,7 @@ def fit(
     recipe, place = task.recipe, processes.place
     if recipe.threads or place.world > 1:
         torch.set_num_threads(recipe.threads or max((os.cpu_count() or 1) // place.local_world, 1))
-    with torch.enable_grad(), ProgressBar(shown=progress and place.is_first) as bar:
+    with plain_modes(), ProgressBar(shown=progress and place.is_first) as bar:
         training = Training(task, train_batches, val_batches, observers, processes, bar)
         try:
             if checkpoint is not None:
@@ -353,7 +356,8 @@ def training_device(accelerator: str, local_rank: int = 0) -> torch.device:
 def private_generators(seed: int, device: torch.device) -> Iterator[None]:
     """Seed the generators that training on ``device`` draws from, and restore the caller's states afterwards.
 
-    One thread at a time may do this, because generators belong to the whole process.
+    The default dtype is float32 meanwhile, so that layers and random numbers are the same whatever it was.
+    One thread at a time may do this, because both belong to the whole process.
     """
     on_cpu = device.type == "cpu"
     devices = [] if on_cpu else list(range(torch.accelerator.device_count()))
@@ -365,7 +369,8 @@ def private_generators(seed: int, device: torch.device) -> Iterator[None]:
             seed_torch(seed)
             np.random.seed(seed)
             random.seed(seed)
-            yield
+            with default_dtype(torch.float32):
+                yield
         finally:
             random.setstate(python)
             np.random.set_state(numpy)

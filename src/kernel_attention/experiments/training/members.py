@@ -14,6 +14,7 @@ from torch import Tensor
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.data import SequenceSplit, make_loader
 from kernel_attention.experiments.training.fit import fit, private_generators, training_device
+from kernel_attention.experiments.training.modes import plain_modes
 from kernel_attention.experiments.training.readout import fit_readout
 from kernel_attention.experiments.training.recorder import MemoryRecorder
 from kernel_attention.experiments.training.rocket_features import (
@@ -115,7 +116,7 @@ def train_member(
     )
     recorder = MemoryRecorder(variance, watch)
     options = recipe.encoder_options()
-    with private_generators(seed, training_device(recipe.accelerator)):
+    with plain_modes(), private_generators(seed, training_device(recipe.accelerator)):
         model = SequenceClassifier(split.sequences[0].shape[1], num_outputs, max_len, **options)
         _start(model, split, start)
         trained: SequenceClassifier | OnFeatures = model

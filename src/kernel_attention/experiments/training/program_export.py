@@ -21,6 +21,7 @@ from kernel_attention.hosts.exporting import (
     onnx_step_error,
     program_lengths,
 )
+from kernel_attention.models.sequence import is_resolved
 from kernel_attention.version import __version__
 
 _SEQUENCES = 3  # of the inputs that a program is traced and checked with
@@ -94,7 +95,10 @@ def _facts(run: SavedRun, remark: str) -> dict[str, str]:
 
 def _time_series(model: Any, facts: dict[str, Any]) -> tuple[Tensor, Tensor]:
     mask = _mask(_SEQUENCES, facts["max_len"])
-    return torch.randn(*mask.shape, facts["num_features"]), mask
+    x = torch.randn(*mask.shape, facts["num_features"])
+    mean, std = model.encoder.scale_in(torch.float64)
+    # A program takes one type. A signal far from zero needs the wider one, or it is lost before it is centred.
+    return (x if is_resolved(mean, std).all() else x * std + mean), mask
 
 
 def _tokens(model: Any, facts: dict[str, Any]) -> tuple[Tensor, Tensor]:

@@ -97,7 +97,7 @@ def series_features(
     encoder = model.encoder
     for x, mask, *_ in make_loader(sequences, _CASES_AT_ONCE):
         if augmentation:
-            x = augment_unscaled(x, mask, augmentation, encoder.input_mean, encoder.input_std)
+            x = augment_unscaled(x, mask, augmentation, *encoder.scale_in(x.dtype))
         with torch.no_grad():
             features = encoder.features(x, mask)
         tokens = pool_mask(mask, encoder.patch_len).sum(dim=1)

@@ -50,7 +50,7 @@ class TimeSeriesTask(AveragedTask, SequenceTask):
         recipe = self.recipe
         if not recipe.augmentation and not recipe.mixup:
             return super().training_step(batch)
-        mean, std, mask = self.model.encoder.input_mean, self.model.encoder.input_std, batch.attention_mask
+        (mean, std), mask = self.model.encoder.scale_in(batch.x.dtype), batch.attention_mask
         if not recipe.mixup:
             x = augment_unscaled(batch.x, mask, recipe.augmentation, mean, std)
             return super().training_step(batch._replace(x=x))

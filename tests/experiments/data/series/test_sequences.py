@@ -1,4 +1,4 @@
-"""Arrays in aeon's conventions become (time, channels) float32, or hear in one line why not."""
+"""Arrays in aeon's conventions become (time, channels) in their own precision, or hear in one line why not."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,8 @@ X = np.arange(2 * 3 * 5, dtype=np.float64).reshape(2, 3, 5)  # (cases, channels,
 )
 def test_cases_channels_time_becomes_time_by_channels(given_as):
     sequences = as_sequences(given_as)
-    assert all(sequence.dtype == np.float32 and sequence.flags.c_contiguous for sequence in sequences)
+    precision = np.float32 if getattr(given_as, "dtype", None) in (np.int16, np.float16) else np.float64
+    assert all(sequence.dtype == precision and sequence.flags.c_contiguous for sequence in sequences)
     np.testing.assert_array_equal(np.stack(sequences), X.transpose(0, 2, 1))
 
 

@@ -32,8 +32,8 @@ def assert_equals_aeon(path):
     sequences, ours = read_sequences(path)
     assert len(sequences) == len(expected)
     for sequence, case in zip(sequences, expected, strict=True):
-        assert sequence.dtype == np.float32
-        np.testing.assert_array_equal(sequence, case.T.astype(np.float32))
+        assert sequence.dtype == np.float64
+        np.testing.assert_array_equal(sequence, case.T)
     if meta["targetlabel"]:
         np.testing.assert_array_equal(ours, labels)
     else:

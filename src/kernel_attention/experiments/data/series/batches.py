@@ -18,7 +18,7 @@ from kernel_attention.experiments.data.series.time_series import SequenceSplit
 class Batch(NamedTuple):
     """Padded sequences. A named tuple, so that it moves between devices as a whole.
 
-    x: (B, N, c) float32, zero to the right of each sequence.
+    x: (B, N, c), zero to the right of each sequence; float32, or float64 where the sequences are.
     attention_mask: (B, N) bool, True = real step.
     target: (B,) int64 or float32; None for unlabelled sequences.
     weight: (B,) float32, how much each counts; None: all the same.
@@ -68,15 +68,16 @@ class _Cases(Dataset[_Case]):
 
 
 def _kept(sequence: np.ndarray) -> type[np.floating]:
-    """The precision in which a loader keeps a sequence; its batches are float32."""
-    return np.float16 if sequence.dtype == np.float16 else np.float32
+    """The precision in which a loader keeps a sequence; of float16, the batches are float32."""
+    return sequence.dtype.type if sequence.dtype in (np.float16, np.float64) else np.float32
 
 
 def collate(cases: Sequence[_Case]) -> Batch:
     """Pad cases (n_i, c) on the right with zeros to the longest of them."""
     sequences, targets, weights = zip(*cases, strict=True)
     lengths = torch.tensor([len(sequence) for sequence in sequences])
-    x = torch.nn.utils.rnn.pad_sequence(list(sequences), batch_first=True).float()
+    x = torch.nn.utils.rnn.pad_sequence(list(sequences), batch_first=True)
+    x = x if x.dtype == torch.float64 else x.float()
     mask = torch.arange(x.shape[1])[None, :] < lengths[:, None]
     target, weight = (None if values[0] is None else torch.stack(values) for values in (targets, weights))
     return Batch(x, mask, target, weight)

@@ -1,18 +1,23 @@
-"""Users' arrays as sequences (n_i, c) float32, and the treatment of missing values."""
+"""Users' arrays as sequences (n_i, c), and the treatment of missing values."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from kernel_attention.containers import as_array, as_numbers, column_names, row_names
 from kernel_attention.errors import InputError, unknown
 
 MISSING = ("auto", "interpolate", "error")
 
 
 def as_sequences(X: Any, missing: str = "error", advice: str | None = None) -> list[np.ndarray]:
-    """Collections in aeon's conventions to a list of float32 sequences (n_i, c), time first.
+    """Collections in aeon's conventions to a list of sequences (n_i, c), time first.
+
+    They are float32 where the input is no more precise, else float64, because only a centred series can be
+    rounded to float32 without loss. Masked values, ``pd.NA``, ``None`` and ``NaT`` are missing, as NaN is.
 
     X: array (cases, channels, time), or (cases, time) for one channel, or a list of arrays (channels, time)
        or (time,), whose lengths may differ; or a data frame: nested (a case a row, a channel a column, a
@@ -23,7 +28,7 @@ def as_sequences(X: Any, missing: str = "error", advice: str | None = None) -> l
     advice: as in `resolve_missing`.
 
     Raises InputError for no cases, no steps, no channels, differing channel counts, values that are not real
-    numbers, NaN unless interpolated, and infinite values.
+    numbers, missing ones unless interpolated, values beyond float32, and missing or repeated keys of a frame.
     """
     check_missing(missing)
     if hasattr(X, "columns") and hasattr(X, "index"):
@@ -50,6 +55,27 @@ def as_sequences(X: Any, missing: str = "error", advice: str | None = None) -> l
     return resolve_missing([np.atleast_2d(case).T for case in cases], missing, "X", advice=advice or ADVICE)
 
 
+def channel_names(X: Any) -> list[str] | None:
+    """The names of the columns of a frame, or of the channels of the frames in a list; None without any.
+
+    Raises:
+        InputError: where the frames of a list have other names, or others in their order.
+    """
+    if isinstance(X, np.ndarray) and X.dtype == object and X.ndim == 1:
+        X = list(X)
+    if not isinstance(X, (list, tuple)):
+        return column_names(X)
+    known: list[str] | None = None
+    for index, case in enumerate(X):
+        if not hasattr(case, "columns"):
+            continue
+        names = column_names(case) or row_names(case)
+        known = known or names
+        if names is not None and names != known:
+            raise InputError(f"case {index} of X has the channels {names}, a case before it has {known}")
+    return known
+
+
 def _from_frame(X: Any) -> Any:
     """A data frame of pandas as an array (cases, time) or a list of arrays (channels, time)."""
     if X.index.nlevels > 2 or X.columns.nlevels > 1:
@@ -58,9 +84,9 @@ def _from_frame(X: Any) -> Any:
             "accepted: rows of one level, or of two (case, time)"
         )
     if X.index.nlevels == 2:
-        return [_in_time(case, group) for case, group in X.groupby(level=0, sort=False)]
-    cells = X.to_numpy()
-    if not cells.size or not hasattr(cells.flat[0], "__len__") or isinstance(cells.flat[0], str | dict):
+        return _cases_of(X)
+    cells = _contents(as_array, X, "X")
+    if cells.dtype != object or not any(_is_series(cell) for cell in cells.flat):
         return cells
     cases = []
     for index, row in enumerate(cells):
@@ -74,13 +100,32 @@ def _from_frame(X: Any) -> Any:
     return cases
 
 
-def _in_time(case: Any, group: Any) -> np.ndarray:
-    """A case of a frame with two levels, (channels, time), in the order of its times."""
-    times = group.index.get_level_values(1)
-    if times.has_duplicates:
-        twice = times[times.duplicated()][0]
-        raise InputError(f"case {case} of X has the time {twice} twice")
-    return group.iloc[times.argsort()].to_numpy().T
+def _is_series(cell: Any) -> bool:
+    return hasattr(cell, "__len__") and not isinstance(cell, str | bytes | dict)
+
+
+def _cases_of(X: Any) -> list[np.ndarray]:
+    """The cases of a frame with two levels, (channels, time) each, in the order of their times."""
+    for level, what in enumerate(("case", "time")):
+        missing = X.index.get_level_values(level).isna()
+        if missing.any():
+            raise InputError(
+                f"row {int(missing.argmax())} of X has no {what}: level {level} of its index "
+                f"({X.index.names[level]!r}) is missing there"
+            )
+    values, times = _numeric(X, "X"), X.index.get_level_values(1)
+    number = X.groupby(level=0, sort=False, observed=True).ngroup().to_numpy()
+    order = number.argsort(kind="stable")
+    cases = []
+    for rows in np.split(order, np.flatnonzero(np.diff(number[order])) + 1) if len(order) else []:
+        case, own = X.index.get_level_values(0)[rows[0]], times[rows]
+        if own.has_duplicates:
+            raise InputError(f"case {case} of X has the time {own[own.duplicated()][0]} twice")
+        try:
+            cases.append(values[rows[own.argsort()]].T)
+        except TypeError as error:
+            raise InputError(f"case {case} of X has times that cannot be sorted together ({error})") from None
+    return cases
 
 
 def _channels_first(case: Any) -> Any:
@@ -88,7 +133,8 @@ def _channels_first(case: Any) -> Any:
     if not hasattr(case, "columns"):
         return case
     has_names = any(isinstance(name, str) for name in case.columns)
-    return case.to_numpy().T if has_names else case.to_numpy()
+    values = _contents(as_array, case, "a frame of X")
+    return values.T if has_names else values
 
 
 def windows_of(sequences: list[np.ndarray], length: int) -> tuple[list[np.ndarray], list[int]]:
@@ -115,23 +161,24 @@ def check_missing(missing: str) -> None:
 def _numeric(values: Any, where: str) -> np.ndarray:
     if hasattr(values, "tocsr"):
         raise InputError(f"{where} is a sparse matrix: sparse input is not supported, pass a dense array")
-    if hasattr(values, "detach"):
-        values = values.detach().cpu().numpy()
-    try:
-        array = np.asarray(values)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"{where} is not an array of numbers ({error})") from None
+    array = _contents(as_array, values, where)
     if np.iscomplexobj(array):
         raise InputError(f"{where} holds complex numbers: Complex data not supported")
-    if array.dtype.kind == "O":
-        try:
-            array = array.astype(np.float64)
-        except (TypeError, ValueError) as error:
-            raise InputError(f"{where} is not an array of numbers ({error})") from None
+    array = _contents(as_numbers, array, where)
     if array.dtype.kind not in "biuf":
         raise InputError(f"{where} is not an array of numbers (its dtype is {array.dtype})")
     return array
 
+
+def _contents(read: Callable[[Any], np.ndarray], values: Any, where: str) -> np.ndarray:
+    try:
+        return read(values)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"{where} is not an array of numbers ({reason})") from None
+
+
+_LARGEST = np.finfo(np.float32).max  # the models compute in float32
 
 ADVICE = "missing='interpolate' fills such gaps"
 
@@ -139,7 +186,7 @@ ADVICE = "missing='interpolate' fills such gaps"
 def resolve_missing(
     sequences: list[np.ndarray], missing: str, where: str, *, declared: bool = False, advice: str = ADVICE
 ) -> list[np.ndarray]:
-    """Check sequences (n_i, c) and return them as float32 without a NaN.
+    """Check sequences (n_i, c) and return them without a NaN, all float32 or all float64.
 
     missing: "interpolate" fills a gap linearly within its case and channel and continues the nearest value to
         the ends; "error" refuses; "auto" interpolates where the file's header declares missing values.
@@ -149,6 +196,8 @@ def resolve_missing(
     check_missing(missing)
     fill = missing == "interpolate" or (missing == "auto" and declared)
     channels = sequences[0].shape[1]
+    exact = all(np.can_cast(sequence.dtype, np.float32) for sequence in sequences)
+    dtype = np.float32 if exact else np.float64
     resolved = []
     for case, sequence in enumerate(sequences):
         if sequence.shape[0] == 0 or sequence.shape[1] == 0:
@@ -161,15 +210,15 @@ def resolve_missing(
                 f"case {case} of {where} has {sequence.shape[1]} channels, case 0 has {channels}"
             )
         with np.errstate(over="ignore"):
-            values = np.ascontiguousarray(sequence, dtype=np.float32)
-        if not np.isfinite(values).all():
+            values = np.ascontiguousarray(sequence, dtype=dtype)
+        if not np.abs(values).max() <= _LARGEST:
             values = _finite(values, fill, f"of {where}", case, advice)
         resolved.append(values)
     return resolved
 
 
 def _finite(values: np.ndarray, fill: bool, where: str, case: int, advice: str) -> np.ndarray:
-    infinite = np.argwhere(np.isinf(values))
+    infinite = np.argwhere(np.abs(values) > _LARGEST)
     if len(infinite):
         step, channel = infinite[0]
         raise InputError(

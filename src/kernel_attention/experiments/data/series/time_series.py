@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from kernel_attention.errors import InputError, unknown
+from kernel_attention.models.sequence import is_resolved
 
 TASKS = ("classification", "regression")
+
+_ROUNDINGS = 1024  # of float64 that the arithmetic before may have left in a channel that never changes
 
 
 @dataclass(frozen=True, eq=False)
 class SequenceSplit:
     """Cases and their targets.
 
-    sequences: one float32 array (n_i, c) a case, time first; lengths may differ.
+    sequences: one array (n_i, c) a case, time first; lengths may differ. float32, or float64 where float32
+        would round a channel's signal away.
     targets: (cases,) int64 class indices, or float32 values in regression, (cases,) or (cases, values).
     weights: (cases,) float32, how much each case counts in losses and accuracies; None: all the same.
     """
@@ -33,6 +38,10 @@ class SequenceSplit:
 
     def __len__(self) -> int:
         return len(self.sequences)
+
+    def in_precision(self, dtype: DTypeLike) -> SequenceSplit:
+        """The same cases in another precision."""
+        return replace(self, sequences=in_precision(self.sequences, dtype))
 
     def subset(self, indices: Sequence[int] | np.ndarray) -> SequenceSplit:
         """The cases at `indices`, in that order; the arrays are shared, not copied."""
@@ -61,6 +70,7 @@ class TimeSeriesData:
     """A named data set; `class_names[k]` is the label of class index k (empty in regression).
 
     `channel_names[k]` is the name of channel k; empty where the files name none.
+    The sequences are kept in the precision that the channels of the training split need, see `Standardizer`.
     """
 
     name: str
@@ -69,6 +79,12 @@ class TimeSeriesData:
     test: SequenceSplit
     class_names: tuple[str, ...] = ()
     channel_names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if any(sequence.dtype == np.float64 for sequence in (*self.train.sequences, *self.test.sequences)):
+            dtype = Standardizer.fit(self.train.sequences).dtype
+            for name in ("train", "test"):
+                object.__setattr__(self, name, getattr(self, name).in_precision(dtype))
 
     @property
     def num_features(self) -> int:
@@ -90,6 +106,8 @@ class Standardizer:
     """Shift and scale per channel: (x - mean) / std over all time steps of the sequences it was fitted on.
 
     mean, std: (c,) float64; a channel that never changes keeps std 1, so it becomes zero instead of noise.
+    dtype: the precision in which sequences resolve their deviations: float32, or float64 where a channel lies
+        so far from zero that float32 would round its signal away before it is centred.
     """
 
     def __init__(self, mean: Sequence[float] | np.ndarray, std: Sequence[float] | np.ndarray) -> None:
@@ -102,6 +120,10 @@ class Standardizer:
         if not (np.isfinite(self.mean).all() and np.isfinite(self.std).all() and (self.std > 0).all()):
             raise InputError("mean and std must be finite and std positive")
 
+    @property
+    def dtype(self) -> type[np.floating]:
+        return np.float32 if np.all(is_resolved(self.mean, self.std)) else np.float64
+
     @classmethod
     def fit(cls, sequences: Sequence[np.ndarray]) -> Standardizer:
         """Statistics of the training sequences, each (n_i, c). Every time step has equal weight."""
@@ -109,10 +131,14 @@ class Standardizer:
             raise InputError("sequences is empty: there is nothing to fit a standardizer on")
         # Case by case in float64: one array of all steps would double the memory of a set like PEMS-SF.
         steps = sum(len(sequence) for sequence in sequences)
-        mean = sum(sequence.sum(axis=0, dtype=np.float64) for sequence in sequences) / steps
+        # From the first step on, so that the sums keep the digits of a signal far from zero.
+        origin = sequences[0][0].astype(np.float64)
+        mean = origin + sum((sequence - origin).sum(axis=0) for sequence in sequences) / steps
         std = np.sqrt(sum(((sequence - mean) ** 2).sum(axis=0) for sequence in sequences) / steps)
-        # Sequences are float32: a spread below its resolution at this mean is rounding, not signal.
-        constant = std <= np.finfo(np.float32).eps * np.abs(mean)
+        # A spread below the resolution of the sequences at this mean is rounding, not signal.
+        is_exact = all(sequence.dtype == np.float64 for sequence in sequences)
+        rounding = _ROUNDINGS * np.finfo(np.float64).eps if is_exact else np.finfo(np.float32).eps
+        constant = std <= rounding * np.abs(mean)
         return cls(mean, np.where(constant, 1.0, std))
 
     def transform(self, sequences: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -124,6 +150,11 @@ class Standardizer:
                     f"the standardizer was fitted on {len(self.mean)}"
                 )
         return [((sequence - self.mean) / self.std).astype(np.float32) for sequence in sequences]
+
+
+def in_precision(sequences: Sequence[np.ndarray], dtype: DTypeLike) -> list[np.ndarray]:
+    """Sequences in this precision; those that have it are shared, not copied."""
+    return [sequence.astype(dtype, copy=False) for sequence in sequences]
 
 
 def stratified_split(

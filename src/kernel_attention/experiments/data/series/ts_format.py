@@ -180,9 +180,10 @@ class _CaseReader:
                 "and the header says @equalLength true"
             )
         with np.errstate(over="ignore"):
-            values = np.array(rows, dtype=np.float64).T.astype(np.float32, order="C")
-        if np.isinf(values).any():
-            step, channel = np.argwhere(np.isinf(values))[0]
+            values = np.ascontiguousarray(np.array(rows, dtype=np.float64).T)
+            infinite = np.isinf(values.astype(np.float32))
+        if infinite.any():
+            step, channel = np.argwhere(infinite)[0]
             raise InputError(
                 f"{self.where}: infinite value in channel {channel}, step {step} (float32 is used)"
             )
