@@ -69,13 +69,16 @@ def read_array(name: str, values: Any, **options: Any) -> Tensor:
 
 
 def unmasked(values: Any) -> Any:
-    """What scikit-learn checks, with NaN where a mask says that a value is missing; a frame keeps its names."""
-    of_objects = isinstance(values, np.ndarray) and values.dtype == object
-    is_column = hasattr(values, "isna") and not hasattr(values, "columns")
-    if not (of_objects or is_column or isinstance(values, np.ma.MaskedArray | list | tuple)):
+    """What scikit-learn checks, with NaN at every mark of a missing value; a frame keeps its names."""
+    is_frame = hasattr(values, "columns") and hasattr(values, "iloc")
+    is_plain = isinstance(values, np.ndarray) and values.dtype != object
+    if not isinstance(values, np.ma.MaskedArray) and (is_plain or hasattr(values, "tocsr")):
+        return values
+    if not (is_frame or isinstance(values, np.ndarray | list | tuple) or hasattr(values, "isna")):
         return values
     try:
-        return as_numbers(values)
+        numbers = as_numbers(values)
+        return type(values)(numbers, columns=values.columns) if is_frame else numbers
     except (TypeError, ValueError, RuntimeError):
         return values  # scikit-learn says why it is no array
 

@@ -86,7 +86,7 @@ def support_vector_expansion(
     scaled = torch.from_numpy(np.stack(duals, axis=1))
     # alpha / h: either may leave the range of floating point where the quotient does not.
     values = times_exp(scaled, (-log_unit - log_h)[:, None])
-    intercept = torch.tensor(intercepts, dtype=torch.float64)
+    intercept = torch.tensor(intercepts, dtype=torch.float64, device="cpu")
     parts = (values, intercept, times_exp(scaled, -log_unit), log_unit.exp())
     dtype = accumulation_dtype(keys.dtype)
     values, intercept, coefficients, unit = (part.to(keys.device, dtype) for part in parts)

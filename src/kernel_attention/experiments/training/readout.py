@@ -65,7 +65,7 @@ def fit_temperature(logits: Tensor, targets: Tensor) -> float:
     logits, targets = logits.double(), torch.as_tensor(targets)
 
     def surprise(log_temperature: float) -> float:
-        nll = F.cross_entropy(logits / torch.tensor(log_temperature).double().exp(), targets, reduction="sum")
+        nll = F.cross_entropy(logits / torch.tensor(log_temperature, dtype=torch.float32).double().exp(), targets, reduction="sum")
         return nll.item() + (log_temperature / _PRIOR_DEVIATION) ** 2 / 2
 
     low, high = -_RANGE, _RANGE
@@ -75,4 +75,4 @@ def fit_temperature(logits: Tensor, targets: Tensor) -> float:
             high = second
         else:
             low = first
-    return float(torch.tensor((low + high) / 2).double().exp())
+    return float(torch.tensor((low + high) / 2, dtype=torch.float32).double().exp())
