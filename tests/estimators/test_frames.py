@@ -1,4 +1,4 @@
-"""Frames and arrays of every kind hold the same series: missing marks, names, keys and whole numbers count."""
+"""Frames and arrays of every kind hold the same series; missing marks, names and keys count."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HIDDEN = -9999.0  # what stands behind a mask
 
 @st.composite
 def series_with_gaps(draw):
-    """Whole numbers (cases, channels, time), which every type of column can hold, and where they are missing."""
+    """Whole numbers (cases, channels, time), which every type of column holds, and where they are missing."""
     shape = draw(st.tuples(st.integers(1, 4), st.integers(1, 3), st.integers(1, 5)))
     values = draw(nps.arrays(np.float64, shape, elements=st.integers(-3, 3)))
     return values, draw(nps.arrays(np.bool_, shape))
@@ -131,7 +131,9 @@ def named_frames(X):
     cases, _, time = X.shape
     index = pd.MultiIndex.from_product([range(cases), range(time)])
     yield pd.DataFrame(X.transpose(0, 2, 1).reshape(-1, 2), index=index, columns=["flow", "pressure"])
-    yield pd.DataFrame({name: [pd.Series(case[c]) for case in X] for c, name in enumerate(["flow", "pressure"])})
+    yield pd.DataFrame(
+        {name: [pd.Series(case[c]) for case in X] for c, name in enumerate(["flow", "pressure"])}
+    )
     yield [pd.DataFrame(case.T, columns=["flow", "pressure"]) for case in X]
     yield [pd.DataFrame(case, index=["flow", "pressure"]) for case in X]
 
@@ -190,7 +192,9 @@ def test_the_names_of_the_steps_of_a_wide_frame_count(estimator, arrays):
 def test_frames_of_a_list_agree_on_their_names(small, arrays):
     frames = list(named_frames(arrays[0][:, :2]))[2]
     frames[3] = frames[3][["pressure", "flow"]]
-    with pytest.raises(ka.InputError, match=r"case 3 of X has the channels \['pressure', 'flow'\], a case before"):
+    with pytest.raises(
+        ka.InputError, match=r"case 3 of X has the channels \['pressure', 'flow'\], a case before"
+    ):
         AttentionClassifier(**small).fit(frames, arrays[1])
 
 
@@ -217,9 +221,13 @@ def test_names_of_which_some_are_text_are_refused(small, arrays):
 def test_a_row_without_a_case_or_a_time_is_refused(keys, level):
     levels = [["a", "a", "b", "b"], [0, 1, 0, 1]]
     levels[level] = keys
-    frame = pd.DataFrame({"u": np.arange(4.0)}, index=pd.MultiIndex.from_arrays(levels, names=["case", "time"]))
+    frame = pd.DataFrame(
+        {"u": np.arange(4.0)}, index=pd.MultiIndex.from_arrays(levels, names=["case", "time"])
+    )
     word = ("case", "time")[level]
-    with pytest.raises(ka.InputError, match=f"row 2 of X has no {word}: level {level} of its index \\('{word}'\\)"):
+    with pytest.raises(
+        ka.InputError, match=f"row 2 of X has no {word}: level {level} of its index \\('{word}'\\)"
+    ):
         as_sequences(frame)
 
 
@@ -292,7 +300,10 @@ def test_a_missing_target_is_refused_with_its_row(estimator, arrays, number):
 
 def test_a_missing_weight_is_refused_with_its_row(estimator, arrays):
     y = arrays[1] if isinstance(estimator, AttentionClassifier) else arrays[2]
-    for weights in (np.ma.masked_array(np.ones(23), np.arange(23) == 4), pd.array([1] * 4 + [None] + [1] * 18)):
+    for weights in (
+        np.ma.masked_array(np.ones(23), np.arange(23) == 4),
+        pd.array([1] * 4 + [None] + [1] * 18),
+    ):
         with pytest.raises(ka.InputError, match="Input sample_weight contains NaN: the value of row 4"):
             estimator.fit(arrays[0], y, sample_weight=weights)
 

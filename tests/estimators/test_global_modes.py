@@ -32,9 +32,7 @@ def default_device(device):
 MODES = {
     "float64": lambda: default_dtype(torch.float64),
     "bfloat16": lambda: default_dtype(torch.bfloat16),
-    "float16": lambda: default_dtype(torch.float16),
     "meta": lambda: default_device("meta"),
-    "meta context": lambda: torch.device("meta"),
     "no_grad": torch.no_grad,
     "inference": torch.inference_mode,
     "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
@@ -67,7 +65,12 @@ def same(found, expected):
 def test_an_estimator_is_the_same_in_every_mode(mode, kind, stem, small, arrays, tmp_path):
     X = arrays[0]
     y = arrays[1] if kind is AttentionClassifier else arrays[2]
-    options = small | {"stem": stem, "calibrate": True, "readout": stem == "rocket", "augmentation": ["jitter"]}
+    options = small | {
+        "stem": stem,
+        "calibrate": True,
+        "readout": stem == "rocket",
+        "augmentation": ["jitter"],
+    }
     outside = kind(**options).fit(X, y)
     expected = list(answers(outside, X))
     with mode():

@@ -82,7 +82,9 @@ def test_importance_sums_to_the_change_far_from_zero(small):
     regressor = AttentionRegressor(**small, stem="linear", views=("raw",)).fit(X, y)
     level = model_scale(regressor.model_).mean[:, None] + np.zeros(X.shape[1:])
     change = regressor.predict(X[:1]) - regressor.predict(level[None])
-    np.testing.assert_allclose(regressor.feature_importance(X[:1]).sum(), change, rtol=1e-2, atol=1e-3 * y.std())
+    np.testing.assert_allclose(
+        regressor.feature_importance(X[:1]).sum(), change, rtol=1e-2, atol=1e-3 * y.std()
+    )
 
 
 def test_a_warm_start_keeps_the_precision_of_the_scale(small):

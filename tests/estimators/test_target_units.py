@@ -70,5 +70,7 @@ def test_predictions_are_of_the_size_of_the_targets(small, arrays, size):
 def test_a_target_that_float32_cannot_hold_in_these_units_is_refused(small, arrays):
     y = arrays[2] * 1e-300
     held_out = (arrays[0][:2], [0.0, 1e9])
-    with pytest.raises(ka.InputError, match=r"the target 1000000000\.0 of row 1 is too far from the training"):
+    with pytest.raises(
+        ka.InputError, match=r"the target 1000000000\.0 of row 1 is too far from the training"
+    ):
         AttentionRegressor(**small).fit(arrays[0], y, validation_data=held_out)

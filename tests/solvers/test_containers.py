@@ -72,8 +72,8 @@ def holed(array):
 @pytest.mark.parametrize("name", FITS)
 def test_a_missing_value_is_refused_in_every_argument(name):
     array, fit = FITS[name]
-    for form, values in holed(array):
-        with pytest.raises(ValueError, match="NaN|missing|finite"):
+    for _, values in holed(array):
+        with pytest.raises(ValueError, match=r"NaN|missing|finite"):
             fit(values)
 
 
@@ -108,11 +108,11 @@ def frame(array, names="abcd"):
 @pytest.mark.parametrize("order", ["dcba", "abce"])
 def test_the_columns_of_z_are_those_of_x(kernel, order):
     solver = KernelSVD(kernel=kernel, random_state=0)
-    with pytest.raises(InputError, match="The feature names should match .* Z has"):
+    with pytest.raises(InputError, match=r"The feature names should match .* Z has"):
         solver.fit(frame(A), frame(B, order))
     for z in (frame(B), B, None):
         solver.fit(frame(A), z)
-        with pytest.raises(InputError, match="The feature names should match .* Z has"):
+        with pytest.raises(InputError, match=r"The feature names should match .* Z has"):
             solver.transform(frame(A), frame(B, order))
         solver.transform(frame(A), frame(B))
 
@@ -133,7 +133,7 @@ def test_where_z_has_columns_of_its_own_they_are_compared_with_those_of_the_fit(
     ):
         solver.fit(frame(A), frame(B, "wxyz"))
         solver.transform(frame(A), frame(B, "wxyz"))
-        with pytest.raises(InputError, match="The feature names should match .* Z has"):
+        with pytest.raises(InputError, match=r"The feature names should match .* Z has"):
             solver.transform(frame(A), frame(B, "zyxw"))
 
 
@@ -141,11 +141,11 @@ def test_where_z_has_columns_of_its_own_they_are_compared_with_those_of_the_fit(
 def test_the_columns_of_samples_are_compared(kernel):
     samples = [frame(A), frame(B), frame(B[:5])]
     solver = MultilinearSVD(kernel=kernel)
-    with pytest.raises(InputError, match="names should match .* sample 1 of X has"):
+    with pytest.raises(InputError, match=r"names should match .* sample 1 of X has"):
         solver.fit([frame(A), frame(B, "dcba"), frame(B[:5])])
     solver.fit(samples)
     solver.transform([None, frame(A), None])
-    with pytest.raises(InputError, match="names should match .* sample 1 of X has"):
+    with pytest.raises(InputError, match=r"names should match .* sample 1 of X has"):
         solver.transform([None, frame(A, "dcba"), None])
 
 
@@ -153,7 +153,7 @@ def test_other_samples_have_columns_of_their_own():
     lift = np.ones((4, 4))
     solver = MultilinearSVD(kernel="features", compatibility=lift).fit([frame(A), frame(B, "wxyz")])
     solver.transform([None, frame(B, "wxyz")])
-    with pytest.raises(InputError, match="names should match .* sample 1 of X has"):
+    with pytest.raises(InputError, match=r"names should match .* sample 1 of X has"):
         solver.transform([None, frame(B, "zyxw")])
 
 

@@ -40,6 +40,7 @@ FEWEST_JUDGED = 20
 class AttentionEstimator(TransformerMixin, BaseEstimator):
     """The parameters, training and raw outputs that classification and regression share."""
 
+    feature_names_in_: np.ndarray
     max_len_: int
     equal_length_: bool
     seeds_: list[int]
@@ -234,9 +235,10 @@ class AttentionEstimator(TransformerMixin, BaseEstimator):
         return names
 
     def _remember_names(self, names: list[str] | None) -> None:
-        vars(self).pop("feature_names_in_", None)
         if names is not None:
             self.feature_names_in_ = np.array(names, dtype=object)
+        elif hasattr(self, "feature_names_in_"):
+            del self.feature_names_in_
 
     def _weighted(
         self, sequences: list[np.ndarray], y: np.ndarray, sample_weight: Any

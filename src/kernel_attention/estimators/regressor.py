@@ -37,8 +37,8 @@ class AttentionRegressor(RegressorMixin, AttentionEstimator):
 
     Attributes:
         target_mean_: mean of the training targets; of y (n, m), a list of m.
-        target_scale_: their standard deviation, 0 where they are constant, which is then what is predicted; of
-            y (n, m), a list of m.
+        target_scale_: their standard deviation; 0 where they are constant, and that value is predicted. Of y
+            (n, m), a list of m.
         residuals_: absolute errors on held-out cases, in units of ``target_scale_``, sorted; of y (n, m),
             lists of m.
         others: those of ``AttentionClassifier`` without ``classes_`` and ``temperature_``.
@@ -157,7 +157,9 @@ def _units(y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     unit = np.abs(y - mean).max(axis=0)
     if np.any(unit < _SMALLEST):
         divisor = np.where(unit > 0, unit, 1.0)
-        scale = np.where(unit < _SMALLEST, np.maximum(unit * ((y - mean) / divisor).std(axis=0), unit / 2), scale)
+        scale = np.where(
+            unit < _SMALLEST, np.maximum(unit * ((y - mean) / divisor).std(axis=0), unit / 2), scale
+        )
     return np.where(is_constant, y[0], mean), np.where(is_constant, 0.0, scale)
 
 

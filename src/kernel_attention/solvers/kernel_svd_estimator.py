@@ -232,7 +232,9 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         return compatible(phi_x, width, self._compatibility(phi_x))
 
     def _compatibility(self, like: Tensor) -> Tensor | None:
-        return None if self.compatibility is None else read_array("compatibility", self.compatibility).to(like)
+        return (
+            None if self.compatibility is None else read_array("compatibility", self.compatibility).to(like)
+        )
 
     def _features(self, x: Tensor, side: Literal["x", "z"]) -> Tensor:
         """phi of the rows of (n, d), (n, p)."""

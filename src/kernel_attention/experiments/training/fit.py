@@ -80,7 +80,7 @@ def make_fabric(recipe: BaseRecipe, place: ProcessPlace) -> Fabric:
         if recipe.processes > 1:
             asked += f" with devices={recipe.devices} and strategy={recipe.strategy!r}"
         raise InputError(f"{asked} cannot be used here: {reason}") from None
-    # A model centres its input, and a loss its targets, before autocast narrows them; Fabric would do so first.
+    # A model centres its input before autocast narrows it; Fabric would narrow input and targets first.
     fabric.strategy.precision.convert_input = lambda data: data  # type: ignore[method-assign]
     return fabric
 

@@ -97,7 +97,7 @@ def _time_series(model: Any, facts: dict[str, Any]) -> tuple[Tensor, Tensor]:
     mask = _mask(_SEQUENCES, facts["max_len"])
     x = torch.randn(*mask.shape, facts["num_features"])
     mean, std = model.encoder.scale_in(torch.float64)
-    # A program takes one type. A signal far from zero needs the wider one, or it is lost before it is centred.
+    # A program takes one type. A signal far from zero needs the wider one.
     return (x if is_resolved(mean, std).all() else x * std + mean), mask
 
 

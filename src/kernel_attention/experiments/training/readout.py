@@ -65,7 +65,11 @@ def fit_temperature(logits: Tensor, targets: Tensor) -> float:
     logits, targets = logits.double(), torch.as_tensor(targets)
 
     def surprise(log_temperature: float) -> float:
-        nll = F.cross_entropy(logits / torch.tensor(log_temperature, dtype=torch.float32).double().exp(), targets, reduction="sum")
+        nll = F.cross_entropy(
+            logits / torch.tensor(log_temperature, dtype=torch.float32).double().exp(),
+            targets,
+            reduction="sum",
+        )
         return nll.item() + (log_temperature / _PRIOR_DEVIATION) ** 2 / 2
 
     low, high = -_RANGE, _RANGE

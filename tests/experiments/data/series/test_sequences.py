@@ -1,4 +1,4 @@
-"""Arrays in aeon's conventions become (time, channels) in their own precision, or hear in one line why not."""
+"""Arrays in aeon's conventions become (time, channels) in their precision, or hear in one line why not."""
 
 import numpy as np
 import pytest

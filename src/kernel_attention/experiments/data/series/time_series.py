@@ -106,8 +106,8 @@ class Standardizer:
     """Shift and scale per channel: (x - mean) / std over all time steps of the sequences it was fitted on.
 
     mean, std: (c,) float64; a channel that never changes keeps std 1, so it becomes zero instead of noise.
-    dtype: the precision in which sequences resolve their deviations: float32, or float64 where a channel lies
-        so far from zero that float32 would round its signal away before it is centred.
+    dtype: float32, or float64 where a channel lies so far from zero that float32 would round its signal away
+        before it is centred.
     """
 
     def __init__(self, mean: Sequence[float] | np.ndarray, std: Sequence[float] | np.ndarray) -> None:
@@ -122,6 +122,7 @@ class Standardizer:
 
     @property
     def dtype(self) -> type[np.floating]:
+        """The precision in which sequences resolve their deviations."""
         return np.float32 if np.all(is_resolved(self.mean, self.std)) else np.float64
 
     @classmethod
