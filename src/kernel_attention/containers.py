@@ -15,6 +15,8 @@ import numpy as np
 
 from kernel_attention.errors import InputError
 
+_SHOWN = 5  # names in a message
+
 
 def as_array(values: Any) -> np.ndarray:
     """The contents of any container as an array, in their own type where nothing is missing.
@@ -119,9 +121,6 @@ def require_names(names: Sequence[str] | None, expected: Sequence[str] | None, w
         f"The feature names should match those that were passed during fit. {where} has "
         + ("; ".join(differences) or "them in another order: they must be in the same order as in fit")
     )
-
-
-_SHOWN = 5  # names in a message
 
 
 def _text_labels(labels: Any, what: str) -> list[str] | None:

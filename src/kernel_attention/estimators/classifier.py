@@ -91,7 +91,8 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):
             for this. Fewer than 20 cases, or a class of one case, have temperature 1.
         class_weight: "balanced" gives all classes the same weight; a dict gives the weight of every label.
         time_limit: seconds for all members; the schedule then follows the clock where that is ahead.
-        missing: "error" refuses NaN, "interpolate" fills it linearly within its case and channel.
+        missing: "error" refuses missing values (NaN, ``None``, ``pd.NA``, masked), "interpolate" fills them
+            linearly within their case and channel.
         warm_start: whether ``fit`` continues the members of the last fit, with their scale and ``max_len_``,
             for ``epochs`` more; the classes must be the same. Members beyond those start anew, and so does
             the second model that gives a single member its temperature. The learning rate warms up and falls

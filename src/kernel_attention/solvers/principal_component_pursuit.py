@@ -169,8 +169,8 @@ def _require_positive(**numbers: float | None) -> None:
 class PrincipalComponentPursuit(BaseEstimator):
     """Robust PCA of one matrix: low rank plus sparse. Numpy or torch in, the same out.
 
-    NaN marks a missing entry: ``low_rank_`` fills it in. A ``sklearn.exceptions.ConvergenceWarning``
-    says where ``max_iter`` ends the iteration.
+    NaN, a mask or ``pd.NA`` marks a missing entry: ``low_rank_`` fills it in. A
+    ``sklearn.exceptions.ConvergenceWarning`` says where ``max_iter`` ends the iteration.
 
     Args:
         lam: lambda; None: 1 / sqrt(f max(m, n)) with f the fraction of entries that are there.

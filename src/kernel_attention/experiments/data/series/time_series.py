@@ -70,6 +70,7 @@ class TimeSeriesData:
     """A named data set; `class_names[k]` is the label of class index k (empty in regression).
 
     `channel_names[k]` is the name of channel k; empty where the files name none.
+
     The sequences are kept in the precision that the channels of the training split need, see `Standardizer`.
     """
 
