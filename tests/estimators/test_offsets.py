@@ -1,5 +1,7 @@
 """A signal far from zero is learnt as one at zero: series are centred in float64 before they are rounded."""
 
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -106,6 +108,14 @@ def test_weights_of_a_version_with_one_part_of_the_mean_open(small, arrays):
     model.encoder.input_mean_rest.fill_(3.0)
     model.load_state_dict(weights)
     assert torch.equal(predict_outputs(model, [case.T for case in X]), expected)
+
+
+def test_an_estimator_that_was_pickled_with_one_part_opens(small, arrays):
+    classifier = AttentionClassifier(**small).fit(*arrays[:2])
+    expected = classifier.predict_proba(arrays[0])
+    del classifier.model_.encoder._buffers["input_mean_rest"]
+    opened = pickle.loads(pickle.dumps(classifier))
+    assert (opened.predict_proba(arrays[0]) == expected).all()
 
 
 def test_series_near_zero_are_float32_as_before(small, arrays):

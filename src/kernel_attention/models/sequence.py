@@ -241,6 +241,13 @@ class SequenceEncoder(nn.Module):
             state_dict[rest] = torch.zeros_like(state_dict[mean])
         super()._load_from_state_dict(state_dict, prefix, *args)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if (
+            "input_mean" in self._buffers and "input_mean_rest" not in self._buffers
+        ):  # pickled by such a version
+            self.register_buffer("input_mean_rest", torch.zeros_like(self.input_mean))
+
     def _set_input(self, in_features: int, stem: str, stem_layers: int, dropout: float, **where: Any) -> None:
         # The training data's scale is part of the model, so it is loaded with the weights.
         self.register_buffer("input_mean", torch.zeros(in_features, **where))

@@ -82,8 +82,12 @@ def predict_outputs(
 
 def model_scale(model: SequenceClassifier) -> Standardizer:
     """The scale that is part of a model's weights."""
-    mean, std = (part.cpu().numpy() for part in model.encoder.scale_in(torch.float64))
-    return Standardizer(mean, std)
+    encoder = model.encoder  # on the CPU, because not every device has float64
+    mean, rest, std = (
+        part.cpu().double().numpy()
+        for part in (encoder.input_mean, encoder.input_mean_rest, encoder.input_std)
+    )
+    return Standardizer(mean + rest, std)
 
 
 class _Pooled(nn.Module):
