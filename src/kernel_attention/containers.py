@@ -66,8 +66,8 @@ def as_targets(y: Any, name: str = "y") -> np.ndarray:
         objects = np.array(y, dtype=object)
         array = array if all(isinstance(entry, str | bytes) for entry in objects.flat) else objects
     missing = is_missing(array)
-    if missing.any():
-        row = int(np.argwhere(missing)[0][0]) if array.ndim else 0
+    if array.ndim and missing.any():  # a single None is no targets at all, which the caller says
+        row = int(np.argwhere(missing)[0][0])
         raise InputError(f"Input {name} contains NaN: the value of row {row} is missing")
     return array
 
