@@ -156,10 +156,8 @@ def _units(y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     mean, scale = y.mean(axis=0), y.std(axis=0)
     unit = np.abs(y - mean).max(axis=0)
     if np.any(unit < _SMALLEST):
-        divisor = np.where(unit > 0, unit, 1.0)
-        scale = np.where(
-            unit < _SMALLEST, np.maximum(unit * ((y - mean) / divisor).std(axis=0), unit / 2), scale
-        )
+        exact = unit * ((y - mean) / np.where(unit > 0, unit, 1.0)).std(axis=0)
+        scale = np.where(unit < _SMALLEST, np.where(exact > 0, exact, unit), scale)
     return np.where(is_constant, y[0], mean), np.where(is_constant, 0.0, scale)
 
 
