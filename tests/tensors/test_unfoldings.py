@@ -165,3 +165,20 @@ def test_the_gradient_of_the_pseudo_inverse_is_that_of_a_change_of_constant_rank
         return (x @ probe).mT @ pseudo_inverse(x @ x.mT) @ (x @ probe)
 
     assert torch.autograd.gradcheck(seen, torch.randn(3, 3, dtype=F64, requires_grad=True))
+
+
+# Forward mode imports torch's own scripted derivatives.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+@pytest.mark.parametrize(
+    "function", [lambda gram: leading_eigenvectors(gram, 3), lambda gram: pseudo_inverse(gram)]
+)
+def test_forward_mode_is_the_transpose_of_the_backward_pass(function):
+    # Also at the eigenvalues of equal size of a matrix of rank 4, where eigh's own derivative is NaN.
+    x = torch.randn(7, 4, dtype=F64)
+    gram, tangent = x @ x.mT, x @ torch.randn(4, 4, dtype=F64) @ x.mT
+    leaf = gram.clone().requires_grad_()
+    y = function(leaf)
+    probe = torch.randn_like(y)
+    (pulled,) = torch.autograd.grad(y, leaf, probe)
+    _, pushed = torch.func.jvp(function, (gram,), (tangent,))
+    torch.testing.assert_close((probe * pushed).sum(), (pulled * tangent).sum())

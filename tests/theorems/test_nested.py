@@ -254,3 +254,18 @@ def test_bad_input():
     layer = PrimalAttention(8, 2, rank=2, max_len=9, eta=0.1, objective_form="nested")
     assert "every token has its own rows" in layer.why_not_causal()
     assert PrimalAttention(8, 2, rank=2, max_len=9, objective_form="nested").why_not_causal() is None
+
+
+@pytest.mark.parametrize("feature_map", ["identity", "cosine"])
+@pytest.mark.parametrize("impl", ["reference", "fused"])
+@pytest.mark.parametrize("size", [1e-6, 1e2, 1e4, 1e6])
+def test_the_objective_of_a_layer_does_not_depend_on_the_size_of_the_input(feature_map, impl, size):
+    torch.manual_seed(0)
+    options = {"rank": 2, "rank_multiplier": 1, "eta": 0.1, "bias": False, "feature_map": feature_map}
+    layer = PrimalAttention(12, 2, objective_form="nested", impl=impl, **options)
+    x = torch.randn(2, 300, 12)
+    found = [layer.measure_objective(factor * x) for factor in (1.0, size)]
+    torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=0.0)
+    layer(size * x)
+    auxiliary_loss(layer).backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in layer.parameters())

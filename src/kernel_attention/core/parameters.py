@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 Device = torch.device | str | int | None
@@ -34,11 +35,12 @@ def is_plain(linear: nn.Module) -> bool:
     """Whether the module's weight and bias are all that its call computes with.
 
     They are not in a module that is not ordinary, where ``forward`` was replaced (accelerate fetches weights
-    there), or where there are hooks.
+    there), or where there are hooks: its own, or those of all modules, which profilers register.
     """
     before = linear._forward_pre_hooks or linear._backward_pre_hooks
     after = linear._forward_hooks or linear._backward_hooks
-    return is_ordinary(linear) and not ("forward" in vars(linear) or before or after)
+    is_changed = "forward" in vars(linear) or before or after or _has_any_global_hook()
+    return is_ordinary(linear) and not is_changed
 
 
 def why_not_by_weight(layer: nn.Module, *names: str) -> str | None:

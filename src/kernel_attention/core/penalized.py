@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from kernel_attention.core.layer import AttentionLayer
 from kernel_attention.errors import InputError
 from kernel_attention.tensors.recompute import is_traced
+from kernel_attention.tensors.statistics import mean_or_zero
 
 _log = logging.getLogger(__name__)
 
@@ -310,7 +311,7 @@ class PenalizedAttention(AttentionLayer, PenalizedModule):
         twin.training = True
         with collecting_alone() as calls:
             twin.attend(x, None, attention_mask, is_causal)
-        return calls[-1].objective.value.mean() if calls else None
+        return mean_or_zero(calls[-1].objective.value) if calls else None
 
 
 def checked_bound(objective_bound: float | None) -> float:

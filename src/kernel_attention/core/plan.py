@@ -50,6 +50,8 @@ def choose_form(
     """
     if impl == "reference":
         return LayerPlan("reference", "impl='reference'")
+    if not (torch.compiler.is_compiling() or is_sharded) and x.size(0) == 0:
+        return LayerPlan("reference", "there are no sequences")
     lacking = lacking or only_formulas()
     if impl != "auto":
         if lacking is not None:

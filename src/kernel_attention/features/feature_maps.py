@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from kernel_attention.errors import InputError
 from kernel_attention.features.softmax_features import SoftmaxPlusFeatures, TaylorFeatures
 from kernel_attention.specs import Spec, SpecReader
+from kernel_attention.tensors.affine import wide
 from kernel_attention.tensors.padding import zero_padding
 from kernel_attention.tensors.statistics import accumulation_dtype, exactly, smallest
 from kernel_attention.tensors.unit_rows import unit_rows
@@ -165,6 +166,14 @@ def is_positive(feature_map: FeatureMap) -> bool:
 def is_tokenwise(feature_map: FeatureMap) -> bool:
     """Whether phi of a token is known to depend on that token alone."""
     return feature_map in (cosine, elu, identity, relu) or isinstance(feature_map, TaylorFeatures)
+
+
+def features_in_range(
+    feature_map: FeatureMap, x: Tensor, attention_mask: Tensor | None, is_causal: bool
+) -> Tensor:
+    """phi(x), in float32 in the place of float16 where phi holds powers or exponentials of x."""
+    grows = isinstance(feature_map, SoftmaxPlusFeatures | TaylorFeatures)
+    return feature_map(wide(x) if grows else x, attention_mask, is_causal)
 
 
 def energy_before(feature_map: FeatureMap, x: Tensor) -> Tensor | None:

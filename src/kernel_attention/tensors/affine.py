@@ -16,8 +16,13 @@ def apply_affine(x: Tensor, parameters: Affine) -> Tensor:
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
-    """The precision of products with x: that of autocast, or x's own where autocast is off."""
+    """The precision of products with x: that of autocast, or x's own where autocast is off.
+
+    Autocast leaves float64 alone.
+    """
     device = x.device.type
+    if x.dtype == torch.float64:
+        return x.dtype
     is_on = not x.is_meta and torch.is_autocast_enabled(device)  # PyTorch has none for meta tensors
     return torch.get_autocast_dtype(device) if is_on else x.dtype
 
@@ -25,3 +30,13 @@ def product_dtype(x: Tensor) -> torch.dtype:
 def autocast(x: Tensor) -> Tensor:
     """x in the precision that autocast gives to products; x itself where autocast is off."""
     return x.to(product_dtype(x))
+
+
+def wide(x: Tensor) -> Tensor:
+    """x in the precision of products with it, and in float32 where that is float16.
+
+    A sum over the tokens, or a number over a small variance, leaves the range of float16. bfloat16 has the
+    range of float32.
+    """
+    dtype = product_dtype(x)
+    return x.to(torch.float32 if dtype == torch.float16 else dtype)

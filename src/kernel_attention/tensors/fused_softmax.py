@@ -35,18 +35,19 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from kernel_attention.tensors.dropout import draws_masks
+from kernel_attention.tensors.dropout import draws_masks, dropout
 from kernel_attention.tensors.padding import is_exporting
 from kernel_attention.tensors.recompute import (
     differentiable_gradients,
     differentiable_leaves,
     eager_twin,
+    is_forward_mode,
     is_transformed,
     needs_gradient,
 )
 from kernel_attention.tensors.softmax_dropout import softmax_dropout_attention
 from kernel_attention.tensors.softmax_weights import additive_mask, logit_gradients, softmax_weights
-from kernel_attention.tensors.statistics import accumulation_dtype
+from kernel_attention.tensors.statistics import accumulation_dtype, exactly
 
 _SLICE = 2**22  # the number of weights that the backward pass holds at a time
 
@@ -81,7 +82,8 @@ def fused_attention(
 
     This is ``torch.nn.functional.scaled_dot_product_attention`` itself where no gradient is wanted, and where
     PyTorch uses no fused kernel of the CPU: with values of another width, in exported programs, under the
-    transforms of torch.func, and on GPUs. It can be differentiated any number of times. PyTorch has no fused
+    transforms of torch.func, and on GPUs. It can be differentiated any number of times, and in forward mode,
+    where the formula holds all weights. PyTorch has no fused
     kernel with dropout on a CPU; this function takes ``softmax_dropout_attention`` there.
 
     Args:
@@ -99,6 +101,8 @@ def fused_attention(
     if dropout_p > 0.0 and draws_masks(q) and q.dtype == v.dtype and not torch.is_autocast_enabled("cpu"):
         scale = q.size(3) ** -0.5 if scale is None else scale
         return softmax_dropout_attention(q, k, v, additive_mask(mask, q), is_causal, dropout_p, scale)
+    if is_forward_mode():  # of which PyTorch's kernels have no derivative
+        return _by_formula(q, k, v, mask, is_causal, dropout_p, scale)
     if not _is_ours(q, k, v, dropout_p):
         return scaled_dot_product_attention(
             q, k, v, attn_mask=mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale
@@ -112,6 +116,16 @@ def fused_attention(
     is_eager = type(q) is Tensor and not is_watched
     arguments = q, k, v, additive_mask(mask, q), is_causal, scale
     return _eager_attention(*arguments) if is_eager else _attention(*arguments)[0]
+
+
+def _by_formula(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, dropout_p: float,
+    scale: float | None,
+) -> Tensor:  # fmt: skip
+    """``fused_attention`` in differentiable operations, which hold all weights."""
+    scale = q.size(3) ** -0.5 if scale is None else scale
+    weights = softmax_weights(exactly(q) * scale, exactly(k), additive_mask(mask, exactly(q)), is_causal)
+    return dropout(weights.to(v.dtype), dropout_p) @ v
 
 
 def _is_ours(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> bool:
@@ -177,6 +191,8 @@ def _has_small_logits(q: Tensor, k: Tensor, scale: float) -> bool:
 
 def _largest_logit(q: Tensor, k: Tensor, scale: float, row: int | tuple[int, int] = 3) -> float:
     """L, an upper bound of |scale q_i . k_j|, from the norms over ``row``: of heads, or of whole tokens."""
+    if q.numel() == 0:  # no sequences
+        return 0.0
     dtype = accumulation_dtype(q.dtype)
     k_norm = torch.linalg.vector_norm(k, dim=row, dtype=dtype).amax().item()
     q_norm = k_norm if q is k else torch.linalg.vector_norm(q, dim=row, dtype=dtype).amax().item()

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernel_attention.tensors.recompute import is_traced
+from kernel_attention.tensors.recompute import is_forward_mode, is_traced
 
 
 class Compaction(NamedTuple):
@@ -42,7 +42,8 @@ def compaction(attention_mask: Tensor) -> Compaction | None:
     answer would wait for the device or break the graph. The tokens are then always moved, even if to their
     own places.
     """
-    if not is_traced() and attention_mask.device.type == "cpu":
+    is_known = not (is_traced() or is_forward_mode())  # torch.func.linearize traces in forward mode
+    if is_known and attention_mask.device.type == "cpu":
         late = attention_mask[:, 1:] & ~attention_mask[:, :-1]
         if not late.any():
             return None

@@ -19,9 +19,14 @@ def is_traced() -> bool:
 def is_transformed() -> bool:
     """Whether a transform of torch.func (vmap, grad, jvp) traces what runs.
 
-    This and the level of forward-mode differentiation below have no public name in torch.
+    This and the level of forward-mode differentiation have no public name in torch.
     """
     return torch._C._are_functorch_transforms_active()
+
+
+def is_forward_mode() -> bool:
+    """Whether forward-mode differentiation is on, as in torch.func.jvp, hessian and linearize."""
+    return forward_ad._current_level >= 0
 
 
 def is_for_all_sizes() -> bool:
@@ -92,7 +97,7 @@ def only_formulas() -> str | None:
         return "formulas_only() asks for the formulas"
     if is_transformed():
         return "torch.func transforms the formulas"
-    if forward_ad._current_level >= 0:
+    if is_forward_mode():
         return "forward-mode differentiation needs the formulas"
     # An exporter always traces, and torch's own question imports modules for a third of a second.
     if is_for_all_sizes() and torch.onnx.is_in_onnx_export():

@@ -176,7 +176,8 @@ def grid_row(
     """The number m of the grid's row at ``position``, or None; (B, M) of 0 and 1 for positions (B,)."""
     if isinstance(position, Tensor):
         # An exported program cannot raise the error of a position that it does not know yet.
-        length = required_max_len(max_len, 1 if is_exporting() else int(position.max()) + 1)
+        is_unknown = is_exporting() or position.numel() == 0
+        length = required_max_len(max_len, 1 if is_unknown else int(position.max()) + 1)
         grid = evenly_spaced(num_rows, length, position.device)
         return (grid == position[:, None]).to(dtype)
     length = required_max_len(max_len, position + 1)

@@ -11,7 +11,7 @@ Legend: B batch, h heads, N queries, S keys, p head width, p_v width of the valu
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -167,7 +167,8 @@ class _DroppedAttention(torch.autograd.Function):
         (grad,) = grads
         q, k, v, mask = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return (*_differentiable_gradients(ctx, grad), None, None, None, None)
+            found = _differentiable_gradients(q, k, v, mask, ctx.options, ctx.needs_input_grad[:3], grad)
+            return (*found, None, None, None, None)
         *_, scale, _ = ctx.options
         grad_q, grad_k, grad_v = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
         drawn = _Weights(q, k, mask, *ctx.options)
@@ -181,12 +182,13 @@ class _DroppedAttention(torch.autograd.Function):
         return grad_q.mul_(scale), grad_k, grad_v, None, None, None, None
 
 
-def _differentiable_gradients(ctx: Any, grad: Tensor) -> list[Tensor | None]:
+def _differentiable_gradients(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: list[Any], needed: Sequence[bool],
+    grad: Tensor,
+) -> list[Tensor | None]:  # fmt: skip
     """The gradients of q, k and v by the formula, which holds all weights."""
-    q, k, v, mask = ctx.saved_tensors
-    is_causal, _, scale, _ = ctx.options
-    factors = _Weights(q, k, mask, *ctx.options).factors()
-    needed = ctx.needs_input_grad[:3]
+    is_causal, _, scale, _ = options
+    factors = _Weights(q, k, mask, *options).factors()
     leaves = differentiable_leaves((q, k, v), needed)
     queries, keys, values = leaves
     y = (softmax_weights(queries * scale, keys, mask, is_causal) * factors) @ values

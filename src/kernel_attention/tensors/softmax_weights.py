@@ -8,13 +8,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernel_attention.tensors.recompute import only_formulas
+
 
 def additive_mask(mask: Tensor | None, q: Tensor) -> Tensor | None:
     """The mask as a four-dimensional term of the logits: 0 where a key is seen and -inf elsewhere."""
     if mask is None:
         return None
     return (
-        torch.zeros((), dtype=q.dtype)
+        torch.zeros((), dtype=q.dtype, device=q.device)
         .masked_fill(~mask, -torch.inf)
         .expand(*(1,) * (4 - mask.dim()), *mask.shape)
     )
@@ -57,14 +59,17 @@ def softmax_weights(
         (B, h, N, S). A query that sees no key has zeros.
     """
     logits = queries @ keys.mT
+    # In place, but for torch.func: a vmap over the masks alone needs more room, a linearisation a new tensor.
+    is_new = only_formulas() is not None
+    add, fill = (Tensor.add, Tensor.masked_fill) if is_new else (Tensor.add_, Tensor.masked_fill_)
     if mask is not None:
-        logits += mask
+        logits = add(logits, mask)
     if is_causal:
         position = torch.arange(start, start + logits.size(2), device=logits.device)
         future = torch.arange(logits.size(3), device=logits.device) > position[:, None]
-        logits.masked_fill_(future, -torch.inf)
+        logits = fill(logits, future, -torch.inf)
     if mask is None or all_see:
         return logits.softmax(dim=-1)
     # A query that sees no key has no softmax. Its weights are zero, and so are their gradients.
     unseen = logits.detach().amax(dim=-1, keepdim=True) == -torch.inf
-    return logits.masked_fill_(unseen, 0.0).softmax(dim=-1).masked_fill(unseen, 0.0)
+    return fill(logits, unseen, 0.0).softmax(dim=-1).masked_fill(unseen, 0.0)

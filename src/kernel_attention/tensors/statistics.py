@@ -80,6 +80,11 @@ def running_mean(
     return (total / count).to(x.dtype)
 
 
+def mean_or_zero(x: Tensor) -> Tensor:
+    """The mean of all numbers of x; 0 of none, as of the objectives of no sequences."""
+    return x.mean() if x.numel() > 0 else x.sum()
+
+
 def smallest(dtype: torch.dtype) -> float:
     """The smallest number that counts as non-zero: below it digits are lost, and slopes of 1 / x overflow."""
     precision = torch.finfo(accumulation_dtype(dtype))

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from kernel_attention.tensors.recompute import is_forward_mode, is_transformed, needs_gradient
+
 
 def unfold(tensor: Tensor, mode: int, order: int) -> Tensor:
     """Mode-n unfolding X_(n): (..., I_1..I_D) -> (..., I_mode, product of the other sizes in order)."""
@@ -65,10 +67,12 @@ def deterministic_signs(vectors: Tensor) -> Tensor:
 def _scaled_eigh(gram: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Descending eigenvalues of gram / largest, their eigenvectors, and ``largest``, the largest |entry|.
 
+    They are constants: forward-mode differentiation would look into a block without gradients too.
+
     MKL returns NaN for some Gram matrices whose entries span many powers of ten, down to denormals. A shift
     by the rounding error keeps the eigenvectors and avoids the failure.
     """
-    precision = torch.finfo(gram.dtype)
+    precision, gram = torch.finfo(gram.dtype), gram.detach()
     largest = gram.abs().amax(dim=(-2, -1), keepdim=True).clamp_min(precision.tiny / precision.eps)
     shift = precision.eps * torch.eye(gram.size(-1), dtype=gram.dtype, device=gram.device)
     values, vectors = torch.linalg.eigh(gram / largest + shift)
@@ -106,7 +110,7 @@ def leading_eigenvectors(gram: Tensor, rank: int) -> Tensor:
         vectors = deterministic_signs(vectors)
         # Zero columns, so that `rank` of them exist for any n without asking which is larger.
         leading = torch.nn.functional.pad(vectors, (0, rank))[..., :rank]
-    if not (gram.requires_grad and torch.is_grad_enabled()):
+    if not (needs_gradient(gram) or is_transformed() or is_forward_mode()):
         return leading
     with torch.no_grad():
         leading_values = torch.nn.functional.pad(values, (0, rank))[..., :rank]

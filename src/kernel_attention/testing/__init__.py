@@ -25,6 +25,7 @@ from kernel_attention.testing import (  # noqa: F401
     padding,
     shapes,
     training,
+    transforms,
 )
 from kernel_attention.testing.battery import CHECKS, Check, check_attention, checks_of
 from kernel_attention.testing.decoding import decoded

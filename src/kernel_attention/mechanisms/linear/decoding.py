@@ -13,9 +13,16 @@ import torch
 from torch import Tensor
 
 from kernel_attention.core.decoding import Position, State, before, new_where
-from kernel_attention.features.feature_maps import FeatureMap, energy_before, features_of, frobenius
+from kernel_attention.features.feature_maps import (
+    FeatureMap,
+    energy_before,
+    features_in_range,
+    features_of,
+    frobenius,
+)
 from kernel_attention.features.softmax_features import SoftmaxPlusFeatures
-from kernel_attention.tensors.statistics import accumulation_dtype, divide, exactly
+from kernel_attention.tensors.affine import product_dtype, wide
+from kernel_attention.tensors.statistics import accumulation_dtype, divide, exactly, without_autocast
 
 
 @dataclass(frozen=True)
@@ -52,8 +59,9 @@ def read_sum(
     """The sum after a prompt q, k, v (B, h, N, p); row i of k and v is the open block at token i."""
     _, phi_k, v = _features(feature_map, normalize, q, k, v)
     done = before(lengths // factor, phi_k.size(2) // factor)
-    phi_k, v = (exactly(x[:, :, factor - 1 :: factor]) for x in (phi_k, v))
-    total = phi_k.masked_fill(~done, 0.0).mT @ v
+    with without_autocast(v):
+        phi_k, v = (exactly(x[:, :, factor - 1 :: factor]) for x in (phi_k, v))
+        total = phi_k.masked_fill(~done, 0.0).mT @ v
     if feature_map is not frobenius:
         return RunningSum(total, None, None)
     real = before(lengths, k.size(2))
@@ -74,6 +82,7 @@ def linear_step(
     factor: int = 1,
 ) -> tuple[Tensor, RunningSum]:
     """The attention of one token, (B, h, 1, p), and the sum with it; q, k, v (B, h, 1, p)."""
+    dtype = product_dtype(v)
     if memory.k_energy is None:
         phi_q, phi_k, v = _features(feature_map, normalize, q, k, v)
         q_energy, k_energy = None, None
@@ -81,10 +90,12 @@ def linear_step(
         phi_q, q_energy = features_of(feature_map, q, memory.q_energy)
         phi_k, k_energy = features_of(feature_map, k, memory.k_energy)
         v = _with_ones(v) if normalize else v
-    total = memory.total + exactly(phi_k).mT @ exactly(v)
-    out = (exactly(phi_q) @ total).to(q.dtype)
-    if normalize:
-        out = divide(out[..., :-1], out[..., -1:])
+    with without_autocast(v):
+        total = memory.total + exactly(phi_k).mT @ exactly(v)
+        out = exactly(phi_q) @ total
+        if normalize:
+            out = divide(out[..., :-1], out[..., -1:])
+    out = out.to(dtype)
     return out, RunningSum(new_where(position.completes(factor), total, memory.total), q_energy, k_energy)
 
 
@@ -93,9 +104,9 @@ def _features(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """phi(q), phi(k), and v with a column of ones where the weights are summed too."""
     if normalize and isinstance(phi, SoftmaxPlusFeatures):
-        phi_q, phi_k = phi.normalized_pair(q, k, None, True)
+        phi_q, phi_k = phi.normalized_pair(wide(q), wide(k), None, True)
     else:
-        phi_q, phi_k = phi(q, None, True), phi(k, None, True)
+        phi_q, phi_k = (features_in_range(phi, x, None, True) for x in (q, k))
     return phi_q, phi_k, _with_ones(v) if normalize else v
 
 

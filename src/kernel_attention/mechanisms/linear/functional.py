@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from kernel_attention.core.sequence_group import SequenceGroup
-from kernel_attention.features.feature_maps import FeatureMap, cosine, elu
+from kernel_attention.features.feature_maps import FeatureMap, cosine, elu, features_in_range
 from kernel_attention.features.softmax_features import SoftmaxPlusFeatures
 from kernel_attention.mechanisms.linear.triton_operators import causal_sums_by_kernels
+from kernel_attention.tensors.affine import product_dtype, wide
 from kernel_attention.tensors.blocks import by_offset, completed, for_each_offset, from_offset
 from kernel_attention.tensors.padding import in_blocks, zero_padding
-from kernel_attention.tensors.statistics import accumulation_dtype, divide, exactly
+from kernel_attention.tensors.statistics import accumulation_dtype, divide, exactly, without_autocast
 
 
 def linear_attention(
@@ -58,14 +59,25 @@ def linear_attention(
             PyTorch's products, chunk by chunk.
 
     Returns:
-        (B, h, N, p_v).
+        (B, h, N, p_v), in the precision of products with v. In the place of float16 everything in between is
+        in float32: a few hundred keys of unit size already sum to more than float16 holds.
     """
     if normalize and isinstance(feature_map, SoftmaxPlusFeatures):
-        phi_q, phi_k = feature_map.normalized_pair(q, k, attention_mask, is_causal)
+        phi_q, phi_k = feature_map.normalized_pair(wide(q), wide(k), attention_mask, is_causal)
     else:
-        phi_q = feature_map(q, query_mask, is_causal)
-        phi_k = feature_map(k, attention_mask, is_causal)
-    phi_k = zero_padding(phi_k, attention_mask)
+        phi_q = features_in_range(feature_map, q, query_mask, is_causal)
+        phi_k = features_in_range(feature_map, k, attention_mask, is_causal)
+    dtype = product_dtype(v)
+    phi_q, phi_k, v = wide(phi_q), wide(zero_padding(phi_k, attention_mask)), wide(v)
+    with without_autocast(v):
+        return _by_features(phi_q, phi_k, v, normalize, is_causal, factor, group, impl).to(dtype)
+
+
+def _by_features(
+    phi_q: Tensor, phi_k: Tensor, v: Tensor, normalize: bool, is_causal: bool, factor: int,
+    group: SequenceGroup | None, impl: str,
+) -> Tensor:  # fmt: skip
+    """``linear_attention`` of features, which are zero for padded keys, in their precision."""
     if group is not None:
         return _over_ranks(phi_q, phi_k, v, group, normalize, is_causal)
     if not is_causal:
@@ -145,6 +157,7 @@ def cosine_attention(
     Shapes are as in ``linear_attention``. Time and memory are linear in the sequence: the right product is
     computed first, and the causal form carries the p x p_v state from chunk to chunk.
     """
-    phi_q, phi_k = cosine(q), cosine(k)
-    phi_k, v = zero_padding(phi_k, attention_mask), zero_padding(v, attention_mask)
-    return causal_product(phi_q, phi_k, v) if is_causal else phi_q @ _state(phi_k, v)
+    return linear_attention(
+        q, k, zero_padding(v, attention_mask), feature_map=cosine, normalize=False,
+        attention_mask=attention_mask, is_causal=is_causal,
+    )  # fmt: skip

@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from kernel_attention.tensors.kernel_tensors import cubemax_kernel, masked_logits
-from kernel_attention.tensors.recompute import only_formulas
+from kernel_attention.tensors.recompute import is_transformed, only_formulas
 from kernel_attention.tensors.statistics import accumulation_dtype, without_autocast
 from kernel_attention.tensors.unfoldings import fold, leading_eigenvectors, mode_gram, project_modes, unfold
 
@@ -93,13 +93,11 @@ def _over_slices(reading: _Reading, size: int | None, tokens: Tensor, *shared: T
         return _read(reading, 0, length, tokens, *shared)
     if not torch.compiler.is_compiling() and only_formulas() is None:
         return _Slices.apply(reading, size, tokens, *shared)
-    parts = [
-        checkpoint(
-            _read, reading, start, start + size, tokens, *shared, use_reentrant=False,
-            preserve_rng_state=False,
-        )
-        for start in range(0, length, size)
-    ]  # fmt: skip
+    # torch.func has no checkpointing: its slices keep what they have.
+    read = _read if is_transformed() else functools.partial(
+        checkpoint, _read, use_reentrant=False, preserve_rng_state=False
+    )  # fmt: skip
+    parts = [read(reading, start, start + size, tokens, *shared) for start in range(0, length, size)]
     return functools.reduce(torch.add, parts) if reading.wanted == "gram" else torch.cat(parts, dim=2)
 
 

@@ -63,10 +63,12 @@ def kmlsvd_objective(
         operands = list(zip(grams, factors, core_grams, strict=True))
         if alike(grams) and alike(factors) and alike(core_grams):  # modes of one size share their steps
             operands = [(torch.stack(grams), torch.stack(list(factors)), torch.stack(core_grams))]
-        energy = torch.stack([_energy(*each) for each in operands]).sum()
         # vec(C)^T (W_D (x) .. (x) W_1) vec(S) = Tr(W_1^T C_(1) (W_D (x) .. (x) W_2) S_(1)^T): the first
         # factor contains all of it but W_1.
         alignment = (weights[0] * factors[0]).sum()
+        if grams[0].size(0) == 0:  # no sequences: J is 0, and its graph holds every weight
+            return 0.0 * (alignment + torch.stack([gram.sum() for gram in grams]).sum())
+        energy = torch.stack([_energy(*each) for each in operands]).sum()
         objective = 0.5 * energy - (order - 1) * alignment
         if order > 2:
             objective = objective + 0.5 * (order - 2) * _kernel_energy(grams, compatibility) / grams[0].size(

@@ -237,7 +237,7 @@ def _through_sums(
     assert parts.gram is not None and parts.total is not None  # noqa: PT018
     reach = _seen(weight, parts.total, level) + count[:, None, None] * level  # of all tokens of a mode
     if by_met is not None:
-        left = (by_met.flatten(1, 2) @ weight).view(*by_met.shape[:3], -1)  # (J, B, p, d)
+        left = (by_met.flatten(1, 2) @ weight).view(*by_met.shape[:3], weight.size(2))  # (J, B, p, d)
         by_weight += (left @ parts.gram).sum(dim=1)
         by_gram = weight.flatten(0, 1).mT @ left.transpose(0, 1).flatten(1, 2)
         both = (by_met @ torch.stack([level, reach], dim=-1).transpose(0, 1)).transpose(0, 1)
@@ -282,7 +282,7 @@ def _mode_grams(weight: Tensor, gram: Tensor, seen: Tensor, level: Tensor, count
     """The Gram matrices of X W_j^T + 1 l_j^T, (J, B, p, p); one product serves all sequences of a mode."""
     right = gram @ weight.flatten(0, 1).mT  # (B, d, J p)
     right = right.unflatten(-1, weight.shape[:2]).permute(2, 1, 0, 3).flatten(2)  # (J, d, B p)
-    centred = (weight @ right).unflatten(-1, (gram.size(0), -1)).transpose(1, 2)
+    centred = (weight @ right).unflatten(-1, (gram.size(0), weight.size(1))).transpose(1, 2)
     # seen l^T + l seen^T + N l l^T = (seen + N l / 2) l^T and its transpose
-    half = (seen + 0.5 * count[:, None, None] * level)[..., None] * level[:, :, None]
+    half = (seen + 0.5 * (count[:, None, None] * level))[..., None] * level[:, :, None]
     return centred + (half + half.mT).transpose(0, 1)

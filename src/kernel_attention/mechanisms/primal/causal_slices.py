@@ -77,12 +77,12 @@ def causal_primal_layer(
     with without_autocast(x):
         shared = (weight, bias, *seen, maps, constant)
         y = _SeenMap.apply(
-            x.reshape(-1, block, x.size(-1)),
+            x.reshape(batch * (x.size(1) // block), block, x.size(-1)),
             *(None if each is None else each.to(x.dtype) for each in shared),
             places.seen.expand(batch, -1, -1, -1).flatten(0, 1),
             Tokens(num_heads, normalize, None),
         )
-    y = y.view(batch, -1, y.size(-1))
+    y = y.view(batch, length + missing, y.size(-1))
     return y[:, :length] if missing else y
 
 
@@ -136,7 +136,7 @@ class _Own(torch.autograd.Function):
                 outputs = leaves[0], *_own(leaves[0], leaves[1], leaves[2], tokens, index, is_other)
                 return (*differentiable_gradients(outputs, leaves, needed, grads), None, None)
             by_x = grads[0].contiguous()
-            by_rows, by_w = _own_back(*seen, *grads[1:], batch=x.size(0))
+            by_rows, by_w = _own_back(*seen, *grads[1:], blocks=is_other.size(1))
             by_rows.masked_fill_(is_other[..., None], 0.0)
             # x goes from here to operators whose gradient of it is a tensor of its own.
             by_x.flatten(0, 1).index_add_(0, tokens, by_rows.flatten(0, 2).to(x.dtype))
@@ -149,27 +149,28 @@ def _own(
     x: Tensor, w_e: Tensor, w_r: Tensor, tokens: Tensor, index: Tensor, is_other: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The results of ``_Own`` but x, where the rows (K C,) are these tokens of the batch."""
-    batch, (num_heads, _, rank), most = x.size(0), w_e.shape, is_other.size(-1)
-    rows = exactly(x.flatten(0, 1).index_select(0, tokens)).view(batch, -1, most, x.size(-1))
+    batch, (num_heads, _, rank), (blocks, most) = x.size(0), w_e.shape, is_other.shape[1:]
+    rows = exactly(x.flatten(0, 1).index_select(0, tokens)).view(batch, blocks, most, x.size(-1))
     rows = rows.masked_fill(is_other[..., None], 0.0).flatten(0, 1)
     rows = rows.unflatten(-1, (num_heads, -1)).transpose(1, 2).contiguous()
-    own = torch.stack([w_e, w_r], dim=2).index_select(1, index).view(num_heads, -1, most, 2, rank)
+    own = torch.stack([w_e, w_r], dim=2).index_select(1, index)
+    own = own.view(num_heads, batch * blocks, most, 2, rank)
     own = own.permute(1, 0, 3, 2, 4).contiguous()
-    sums = (rows[:, :, None].mT @ own).unflatten(0, (batch, -1))
+    sums = (rows[:, :, None].mT @ own).unflatten(0, (batch, blocks))
     return rows, own, pad(sums, (0, 0) * 4 + (1, -1)).cumsum(dim=1).flatten(0, 1)
 
 
 def _own_back(
-    rows: Tensor, own: Tensor, by_rows: Tensor, by_own: Tensor, by_before: Tensor, *, batch: int
+    rows: Tensor, own: Tensor, by_rows: Tensor, by_own: Tensor, by_before: Tensor, *, blocks: int
 ) -> tuple[Tensor, Tensor]:
     """The gradients of ``_own`` by the rows, (B, blocks, C, d), and by their weights, (h, K C, 2, s)."""
-    by_sum = torch.zeros_like(by_before).unflatten(0, (batch, -1))
+    by_sum = torch.zeros_like(by_before).unflatten(0, (-1, blocks))
     # a block's sum is part of all sums after it
     by_sum[:, :-1] = by_before.view_as(by_sum)[:, 1:].flip(1).cumsum(1).flip(1)
     by_sum = by_sum.flatten(0, 1)
     by_own = by_own + rows[:, :, None] @ by_sum
     by_rows = by_rows + (own @ by_sum.mT).sum(dim=2)
-    by_rows = by_rows.transpose(1, 2).flatten(2).unflatten(0, (batch, -1))
+    by_rows = by_rows.transpose(1, 2).flatten(2).unflatten(0, (-1, blocks))
     return by_rows, by_own.permute(1, 0, 3, 2, 4).flatten(1, 2)
 
 
@@ -216,7 +217,8 @@ class _SeenMap(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        tensors, last = ctx.saved_tensors[:9], _Slice(*ctx.saved_tensors[9:])
+        saved = ctx.saved_tensors  # once: activation checkpointing hands them out a single time
+        tensors, last = saved[:9], _Slice(*saved[9:])
         num_heads, normalize = ctx.options
         tokens, needed = Tokens(num_heads, normalize, None), ctx.needs_input_grad[:8]
         with without_autocast(grad):

@@ -195,6 +195,8 @@ def objective_from_energy(
     """
     if form not in ("mean", "sum"):
         raise unknown("objective form", form, ("mean", "sum"))
+    if energy.size(0) == 0:  # no sequences: J is 0
+        return energy if per_sequence else energy.sum()
     with without_autocast(energy):
         trace = (exactly(w_e) * exactly(w_r)).sum() / w_e.size(0)
         if form == "sum":

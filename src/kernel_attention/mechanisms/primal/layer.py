@@ -59,7 +59,7 @@ from kernel_attention.tensors.sampling import (
     sample_positions,
     sampled_rows,
 )
-from kernel_attention.tensors.statistics import num_real, running_mean
+from kernel_attention.tensors.statistics import mean_or_zero, num_real, running_mean
 
 _log = logging.getLogger(__name__)
 
@@ -237,7 +237,7 @@ class PrimalAttention(PenalizedAttention):
             tokens: Tensor | int | None = None
             if self.objective_form == "sum":
                 unit = (num_real(x, attention_mask) if num_tokens is None else num_tokens).clamp_min(1)
-                unit = unit.to(energy) if self.square_per == "sequence" else unit.to(energy).mean()
+                unit = unit.to(energy) if self.square_per == "sequence" else mean_or_zero(unit.to(energy))
             elif num_tokens is not None:
                 tokens = num_tokens.sum()
             elif attention_mask is not None or torch.compiler.is_compiling():
@@ -407,8 +407,8 @@ class PrimalAttention(PenalizedAttention):
         if objective is None:
             return None
         if self._is_nested:
-            return self.eta * objective.value.mean()
-        return self.eta * self.squared_objective(objective.value, objective.unit).mean()
+            return self.eta * mean_or_zero(objective.value)
+        return self.eta * mean_or_zero(self.squared_objective(objective.value, objective.unit))
 
     def kernel_matrix(self, x: Tensor, *, attention_mask: Tensor | None = None) -> Tensor:
         """The kernel whose singular vectors the layer learns (theorem 3.2), (B, h, N, N); O(N^2)."""

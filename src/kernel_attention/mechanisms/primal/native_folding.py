@@ -37,12 +37,13 @@ class _Fold(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        rows, *weights = ctx.saved_tensors[:8]
+        saved = ctx.saved_tensors  # once: activation checkpointing hands them out a single time
+        rows, *weights = saved[:8]
         if torch.is_grad_enabled():
             leaves = differentiable_leaves((rows, *weights), ctx.needs_input_grad)
             found = fold_readout(Readout._make(leaves[1:]), leaves[0])
             return tuple(differentiable_gradients(found, leaves, ctx.needs_input_grad, grads))
-        return _pull_back(rows, Readout._make(weights), ctx.saved_tensors[8:], grads)
+        return _pull_back(rows, Readout._make(weights), saved[8:], grads)
 
 
 class _FoldSizes(ctypes.Structure):

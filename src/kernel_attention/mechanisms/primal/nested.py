@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from kernel_attention.errors import unknown
-from kernel_attention.features.feature_maps import FeatureMap, cosine
+from kernel_attention.features.feature_maps import FeatureMap, balancing, cosine
 from kernel_attention.tensors.statistics import divide, exactly, running_mean, smallest, without_autocast
 
 Nesting = Literal["sequential", "joint", "none"]
@@ -80,6 +80,8 @@ def kernel_grams(
         target: a kernel of queries and keys, (B, h, N, S), that the features are to be a model of in the
             place of phi's own, without ``rows``; zero at padded tokens. It takes O(N S p) time.
     """
+    # Forward-mode differentiation looks into a block without gradients too.
+    q, k, rows = q.detach(), k.detach(), None if rows is None else rows.detach()
     with without_autocast(q):
         both = []
         for x, mask in ((q, query_mask), (k, attention_mask)):
@@ -129,7 +131,8 @@ def nested_objective(
     if nesting not in ("sequential", "joint", "none"):
         raise unknown("nesting", nesting, ("sequential", "joint", "none"))
     with without_autocast(w_e):
-        c_q, c_k, rows, target, squared_norm = grams
+        # Norms of the kernel are products of four matrices, and large inputs would leave the range.
+        c_q, c_k, rows, target, squared_norm = _balanced(grams)
         root = exactly(sqrt_lambda)[:, None, :]
         left, right = exactly(w_e) * root, exactly(w_r) * root
         if rows is not None:
@@ -150,6 +153,24 @@ def nested_objective(
         if squared_norm is None:
             squared_norm = _squared_norm(c_q, c_k, inner)
         return (value / squared_norm.clamp_min(smallest(value.dtype))).mean(dim=1)
+
+
+def _balanced(grams: KernelGrams) -> KernelGrams:
+    """The same with entries of about 1. No factor of the kernel, or of the rows, changes the objective."""
+    c_q, c_k, rows, target, squared_norm = grams
+    by_q, by_k = _scale(c_q), _scale(c_k)
+    return KernelGrams(
+        c_q * by_q,
+        c_k * by_k,
+        None if rows is None else rows * _scale(rows),
+        None if target is None else target * by_q * by_k,
+        None if squared_norm is None else squared_norm * (by_q * by_k)[..., 0, 0],
+    )
+
+
+def _scale(x: Tensor) -> Tensor:
+    """One over the size of the largest entry of every head, a power of two, (B, h, 1, 1)."""
+    return balancing(x.detach().abs().amax(dim=(-2, -1), keepdim=True), x.dtype)
 
 
 def _joint(crossed: Tensor, f_gram: Tensor, g_gram: Tensor) -> Tensor:

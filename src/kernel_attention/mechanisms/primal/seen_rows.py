@@ -56,7 +56,9 @@ def own_places(rank: Tensor, grid: Tensor, block: int, dtype: torch.dtype) -> Ro
     rank = rank.unflatten(1, (-1, block))
     after = torch.searchsorted(grid, rank[..., -1].contiguous(), right=True)
     first = pad(after, (1, -1))  # rows that the blocks before have seen
-    index = first[..., None] + torch.arange(int((after - first).max()), device=grid.device)
+    own = after - first
+    most = max(1, int(own.max())) if own.numel() else 1  # no size is 0 where no token is real
+    index = first[..., None] + torch.arange(most, device=grid.device)
     is_other = index >= after[..., None]
     index.clamp_max_(grid.numel() - 1)
     bits = _BITS[dtype.itemsize]

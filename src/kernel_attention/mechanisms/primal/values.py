@@ -34,6 +34,7 @@ from kernel_attention.features.feature_maps import (
     FEATURE_MAPS,
     FeatureMapSpec,
     cosine,
+    features_in_range,
     get_feature_map,
     identity,
     is_positive,
@@ -44,7 +45,14 @@ from kernel_attention.mechanisms.linear.functional import linear_attention
 from kernel_attention.mechanisms.primal.functional import PrimalScores
 from kernel_attention.mechanisms.primal.nested import kernel_grams, nested_objective
 from kernel_attention.memory_limit import require_parameters
-from kernel_attention.tensors.statistics import accumulation_dtype, divide, exactly
+from kernel_attention.tensors.affine import product_dtype, wide
+from kernel_attention.tensors.statistics import (
+    accumulation_dtype,
+    divide,
+    exactly,
+    mean_or_zero,
+    without_autocast,
+)
 
 Normalization = Literal["output", "keys", "rows"]
 
@@ -191,20 +199,27 @@ class PrimalValueKernel(AttentionKernel):
         """``weigh`` by the features of q and k. No weights are formed, so none are dropped."""
         return self.weigh(
             *self.features(q, k), v, attention_mask=attention_mask, is_causal=is_causal, group=group
-        )
+        ).to(product_dtype(v))
 
     def features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """phi of queries and keys, (B, h, N, m) and (B, h, S, m)."""
-        return self.feature_map(q, None, True), self.feature_map(k, None, True)
+        q, k = (features_in_range(self.feature_map, x, None, True) for x in (q, k))
+        return q, k
 
     def weigh(self, phi_q: Tensor, phi_k: Tensor, v: Tensor, **options: Any) -> Tensor:
-        """``primal_value_attention``, with its options, by the features of queries and keys."""
-        # Lambda costs less on the weights than on the scores of every token.
-        scores = PrimalScores(phi_q @ self.w_e, phi_k @ (self.w_r * self.sqrt_lambda[:, None].square()))
-        return primal_value_attention(
-            scores, v,
-            features=(phi_q, phi_k) if self.by_row_sums else None, **options,
-        )  # fmt: skip
+        """``primal_value_attention``, with its options, by the features of queries and keys.
+
+        The outputs are in float32 in the place of float16.
+        """
+        phi_q, phi_k, v = wide(phi_q), wide(phi_k), wide(v)
+        w_e, w_r, root = wide(self.w_e), wide(self.w_r), wide(self.sqrt_lambda)
+        with without_autocast(v):
+            # Lambda costs less on the weights than on the scores of every token.
+            scores = PrimalScores(phi_q @ w_e, phi_k @ (w_r * root[:, None].square()))
+            return primal_value_attention(
+                scores, v,
+                features=(phi_q, phi_k) if self.by_row_sums else None, **options,
+            )  # fmt: skip
 
     def empty_memory(self, like: Tensor) -> PrimalValueMemory:
         """The sums of no keys and values."""
@@ -230,20 +245,29 @@ class PrimalValueKernel(AttentionKernel):
     def step(
         self, q: Tensor, k: Tensor, v: Tensor, memory: PrimalValueMemory, position: Position, factor: int = 1
     ) -> tuple[Tensor, PrimalValueMemory]:
-        """Add one key and value to the sums and apply the query to them, (B, h, 1, p) each."""
+        """Add one key and value to the sums and apply the query to them, (B, h, 1, p) each.
+
+        The output is in float32 in the place of float16.
+        """
         phi_q, phi_k = self.features(q, k)
         e, r = self._scores(phi_q, phi_k)
-        e = e * exactly(self.sqrt_lambda)[:, None].square().to(e.dtype)
-        out, values = linear_step(identity, False, e, r, v, memory.values, position, factor)
-        if memory.features is None:
-            seen = torch.as_tensor(position.tokens + 1, device=out.device).to(out.dtype)
-            return out / seen.reshape(-1, 1, 1, 1), PrimalValueMemory(values, None)
-        ones = torch.ones_like(v[..., :1])
-        total, features = linear_step(identity, False, phi_q, phi_k, ones, memory.features, position, factor)
-        return divide(out, total), PrimalValueMemory(values, features)
+        phi_q, phi_k, v = wide(phi_q), wide(phi_k), wide(v)
+        with without_autocast(v):
+            e = e * exactly(self.sqrt_lambda)[:, None].square().to(e.dtype)
+            out, values = linear_step(identity, False, e, r, v, memory.values, position, factor)
+            if memory.features is None:
+                seen = torch.as_tensor(position.tokens + 1, device=out.device).to(out.dtype)
+                return out / seen.reshape(-1, 1, 1, 1), PrimalValueMemory(values, None)
+            ones = torch.ones_like(v[..., :1])
+            total, features = linear_step(
+                identity, False, phi_q, phi_k, ones, memory.features, position, factor
+            )
+            return divide(out, total), PrimalValueMemory(values, features)
 
     def _scores(self, phi_q: Tensor, phi_k: Tensor) -> PrimalScores:
-        return PrimalScores(phi_q @ self.w_e, phi_k @ self.w_r)
+        phi_q, phi_k = wide(phi_q), wide(phi_k)
+        with without_autocast(phi_q):
+            return PrimalScores(phi_q @ wide(self.w_e), phi_k @ wide(self.w_r))
 
     def why_not_sharded(self) -> str | None:
         """None: the ranks add up their sums."""
@@ -354,13 +378,14 @@ class PrimalValueAttention(QueryKeyValueAttention, PenalizedAttention):
             self.record_objective(nested_objective(grams, *weights))
         group = self.sequence_group
         heads = self.kernel.weigh(phi_q, phi_k, v, attention_mask=mask, is_causal=is_causal, group=group)
-        return self.scale_heads(heads)
+        return self.scale_heads(heads).to(product_dtype(v))
 
     def decode_token(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         """Add the token's key and value to the kernel's memory, then read the memory with its query."""
         q, k = self.queries_and_keys(x, x)
-        out, memory = self.kernel.step(q, k, self.split_heads(self.v_proj(x)), state.memory, state.position)
-        y = self.out_proj(self.merge_heads(self.scale_heads(out)))
+        v = self.split_heads(self.v_proj(x))
+        out, memory = self.kernel.step(q, k, v, state.memory, state.position)
+        y = self.out_proj(self.merge_heads(self.scale_heads(out).to(v.dtype)))
         return y, QueryKeyValueState(state.position.next(), memory)
 
     def scale_heads(self, heads: Tensor) -> Tensor:
@@ -375,7 +400,7 @@ class PrimalValueAttention(QueryKeyValueAttention, PenalizedAttention):
     def penalty(self, objective: Objective | None = None) -> Tensor | None:
         """eta times the nested objective; of the last forward in training mode by default."""
         objective = self.last_objective if objective is None else objective
-        return None if objective is None else self.eta * objective.value.mean()
+        return None if objective is None else self.eta * mean_or_zero(objective.value)
 
     def named_scores(
         self, x: Tensor, *, attention_mask: Tensor | None = None, is_causal: bool = False

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from kernel_attention.core.decoding import KeyValueCache, Position
+from kernel_attention.tensors.fused_softmax import fused_attention
+from kernel_attention.tensors.statistics import without_autocast
 
 
 def empty_cache(like: Tensor) -> KeyValueCache:
@@ -54,4 +55,14 @@ def softmax_step(
     cache, keys, values = append_to_cache(k, v, cache, position, factor)
     reached = blocks_reached(position, keys.size(2), factor)
     mask = None if reached is None else reached[:, None, None]
-    return scaled_dot_product_attention(q, keys, values, attn_mask=mask), cache
+    return attend_to_cache(q, keys, values, mask), cache
+
+
+def attend_to_cache(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Softmax attention of one token, (B, h, 1, p), in the precision of its query and that of the values.
+
+    Attention-BN's queries are wider than a cache in float16, see ``kernel_attention.functional.recentre``.
+    """
+    with without_autocast(q):
+        keys, wide_values = keys.to(q.dtype), values.to(q.dtype)
+        return fused_attention(q, keys, wide_values, mask=mask).to(values.dtype)

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from kernel_attention.core.decoding import KeyValueCache, Position
 from kernel_attention.core.kernel import AttentionKernel
@@ -15,6 +14,7 @@ from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import unknown
 from kernel_attention.mechanisms.softmax.decoding import (
     append_to_cache,
+    attend_to_cache,
     blocks_reached,
     empty_cache,
     read_cache,
@@ -108,8 +108,8 @@ def sparse_step(
     if isinstance(token, Tensor):
         assert reached is not None
         mask = (reached & positions_seen(pattern, token, num_keys, factor=factor))[:, None, None]
-        return scaled_dot_product_attention(q, keys, values, attn_mask=mask), cache
+        return attend_to_cache(q, keys, values, mask), cache
     query = torch.full((1,), token, device=q.device)
     seen = positions_seen(pattern, query, num_keys, factor=factor)[0].nonzero()[:, 0]
     keys, values = keys.index_select(2, seen), values.index_select(2, seen)
-    return scaled_dot_product_attention(q, keys, values), cache
+    return attend_to_cache(q, keys, values), cache

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kernel_attention.core.decoding import Position, State, before, new_where, scale_by
+from kernel_attention.tensors.affine import wide
 from kernel_attention.tensors.pooling import Pooling
 from kernel_attention.tensors.statistics import accumulation_dtype, exactly
 
@@ -36,7 +37,7 @@ def empty_moments(like: Tensor) -> Moments:
 def read_moments(k: Tensor, lengths: Tensor, factor: int = 1) -> Moments:
     """The moments after a prompt k (B, h, N, p); row i is the open block at token i; lengths (B,)."""
     first = k[:, :, :1]
-    blocks = exactly((k - first)[:, :, factor - 1 :: factor])
+    blocks = (exactly(k) - first)[:, :, factor - 1 :: factor]
     done = before(lengths // factor, blocks.size(2))
     count = done.sum(dim=2, keepdim=True).clamp_min(1)
     mean = blocks.masked_fill(~done, 0.0).sum(dim=2, keepdim=True) / count
@@ -61,7 +62,7 @@ def recentre_step(
     statistics, so the keys in the cache never change. Welford's recurrence adds the new key.
     """
     first = new_where(position.tokens == 0, k, moments.first)
-    shifted = exactly(k - first)
+    shifted = exactly(k) - first
     count = scale_by(position.block(factor), shifted)
     change = shifted - moments.mean
     mean = moments.mean + change / (count + 1)
@@ -73,6 +74,7 @@ def recentre_step(
     query = q - beta * (mean + first)
     if not normalize:
         return query.to(q.dtype), k, after
+    q, k = wide(q), wide(k)
     return (query / (squares / (count + 1) + eps)).to(q.dtype), k - first, after
 
 

@@ -20,10 +20,17 @@ from torch import Tensor
 
 from kernel_attention.core.sequence_group import SequenceGroup
 from kernel_attention.mechanisms.support_vector.head_groups import head_groups
+from kernel_attention.tensors.affine import product_dtype, wide
 from kernel_attention.tensors.blocks import completed, softmax_over_blocks
 from kernel_attention.tensors.padding import zero_padding
 from kernel_attention.tensors.pooling import Pooling, pool, pool_mask, running_pool
-from kernel_attention.tensors.statistics import accumulation_dtype, num_real, running_mean
+from kernel_attention.tensors.statistics import (
+    accumulation_dtype,
+    exactly,
+    num_real,
+    running_mean,
+    without_autocast,
+)
 
 EPSILON = 1e-5
 
@@ -64,7 +71,8 @@ def recentre(
         group: processes that hold the parts of every sequence; not causal.
 
     Returns:
-        queries (B, h, N, p) and keys (B, h, S, p).
+        queries (B, h, N, p) and keys (B, h, S, p). With ``normalize`` they are in float32 in the place of
+        float16: over a small variance they leave its range.
     """
     if is_causal:
         if not shift_invariant:
@@ -74,6 +82,7 @@ def recentre(
     shift = mean * -beta  # added, so that no matrix of gradients is negated
     if not normalize:
         return (q + shift).to(q.dtype), k if shift_invariant else (k + shift).to(k.dtype)
+    q, k = wide(q), wide(k)
     centred = k - mean
     inverse = (_mean(centred.square(), attention_mask, group) + eps).rsqrt()
     if not shift_invariant:
@@ -102,10 +111,11 @@ def _recentre_causal(
     if not normalize and factor == 1:
         return (q - beta * running_mean(k)).to(q.dtype), k
     first = k[:, :, :1]
-    mean, variance = _prefix_moments(k - first, factor)
+    mean, variance = _prefix_moments(exactly(k) - first, factor)
     queries = q - beta * (mean + first)
     if not normalize:
         return queries.to(q.dtype), k
+    q, k = wide(q), wide(k)
     return (queries / (variance + eps)).to(q.dtype), k - first
 
 
@@ -180,7 +190,12 @@ def support_vector_attention(
         )  # fmt: skip
     if group is not None:
         options["group"] = group
-    return attention(q, k, v, factor=factor, attention_mask=attention_mask, is_causal=is_causal, **options)
+    options |= {"factor": factor, "attention_mask": attention_mask, "is_causal": is_causal}
+    dtype = product_dtype(v)
+    if not normalize or dtype != torch.float16:
+        return attention(q, k, v, **options)
+    with without_autocast(v):
+        return attention(q, k, v.float(), **options).to(dtype)
 
 
 def batch_norm_attention(
