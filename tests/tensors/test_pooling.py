@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kernel_attention import create_attention
 from kernel_attention.mechanisms.support_vector.token_convolution import convolve_grid, convolve_sequence
 from kernel_attention.tensors.padding import compaction, in_blocks
 from kernel_attention.tensors.pooling import pool, pool_mask, running_pool
 
 BATCH, LENGTH, WIDTH = 3, 11, 5
 MODES = pytest.mark.parametrize("mode", ["average", "max", "conv"])
-FACTORS = pytest.mark.parametrize("factor", [1, 2, 3, 4, 11, 12])
+FACTORS = pytest.mark.parametrize("factor", [1, 2, 3, 4, 11, 12, 40])
 
 
 def by_hand(tokens, factor, mode, weight):
@@ -101,7 +102,7 @@ def test_what_is_on_the_right_already_is_not_moved():
     assert compaction(torch.ones(2, 3, dtype=torch.bool)) is None
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 40, 2001])
 def test_convolution_along_a_sequence_is_torchs_with_the_extra_padding_in_front(size):
     x, weight = (
         torch.randn(BATCH, LENGTH, WIDTH, dtype=torch.float64),
@@ -138,7 +139,7 @@ def test_a_shared_kernel_over_blocks_equals_its_shifts(length, size, is_causal):
     )
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 9, 20])
 def test_convolution_over_a_grid_is_torchs_with_the_extra_padding_in_front(size):
     x, weight = (
         torch.randn(BATCH, 3, 4, WIDTH, dtype=torch.float64),
@@ -151,3 +152,29 @@ def test_convolution_over_a_grid_is_torchs_with_the_extra_padding_in_front(size)
     torch.testing.assert_close(
         convolve_grid(x, weight[0]), convolve_grid(x, weight[:1].expand(WIDTH, -1, -1))
     )
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("scaled_heads", {}),
+        ("scaled_heads", {"kernel": "sparse"}),
+        ("scaled_heads", {"kernel": "linear"}),
+        ("scaled_heads", {"pooling": "max"}),
+        ("batch_norm_scaled_heads", {"normalize": True}),
+    ],
+)
+def test_blocks_far_beyond_the_sequence_are_the_sequence(name, options, is_causal):
+    x, mask, found = torch.randn(2, 4, 8, dtype=torch.float64), torch.ones(2, 4, dtype=torch.bool), []
+    mask[1, 2:] = False
+    for factor in (4, 10**7):
+        torch.manual_seed(1)
+        layer = create_attention(name, embed_dim=8, num_heads=2, factors=factor, **options).double()
+        found.append(layer(x, attention_mask=mask, is_causal=is_causal)[mask])
+    torch.testing.assert_close(*found)
+
+
+def test_a_kernel_far_beyond_the_grid_costs_what_the_grid_costs():
+    layer = create_attention("conv2d", embed_dim=8, num_heads=2, kernel_size=3000, grid_size=(2, 2))
+    assert layer(torch.randn(2, 4, 8)).isfinite().all()

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kernel_attention.tensors.padding import in_blocks
+from kernel_attention.tensors.recompute import is_for_all_sizes
 from kernel_attention.tensors.statistics import accumulation_dtype
 
 Pooling = Literal["average", "max", "conv"]
@@ -38,6 +39,8 @@ def pool(
     if factor == 1:
         return x
     length = x.size(-2)
+    kernel = _scaled(weight, factor) if mode == "conv" else None
+    factor = block_within(factor, length)
     if mask is not None:
         x = x.masked_fill(~mask[..., None], 0.0 if mode != "max" else -torch.inf)
     blocks = in_blocks(x, factor, -torch.inf if mode == "max" else 0.0)
@@ -48,8 +51,8 @@ def pool(
     if mode == "max":
         pooled = blocks.amax(dim=-2)
         return pooled if mask is None else pooled.masked_fill(count[..., None] == 0, 0.0)
-    if mode == "conv":
-        blocks = blocks * _scaled(weight, factor)
+    if kernel is not None:
+        blocks = blocks * kernel[:factor]
     dtype = accumulation_dtype(blocks.dtype)
     return (blocks.sum(dim=-2, dtype=dtype) / count.clamp_min(1)[..., None]).to(x.dtype)
 
@@ -64,12 +67,14 @@ def running_pool(
     """
     if factor == 1:
         return x
+    kernel = _scaled(weight, factor) if mode == "conv" else None
+    factor = block_within(factor, x.size(-2))
     blocks = in_blocks(x, factor, -torch.inf if mode == "max" else 0.0)
     if mode == "max":
         pooled = blocks.cummax(dim=-2).values
     else:
-        if mode == "conv":
-            blocks = blocks * _scaled(weight, factor)
+        if kernel is not None:
+            blocks = blocks * kernel[:factor]
         dtype = accumulation_dtype(blocks.dtype)
         count = torch.arange(1, factor + 1, device=x.device, dtype=dtype)[:, None]
         pooled = (blocks.cumsum(dim=-2, dtype=dtype) / count).to(x.dtype)
@@ -82,6 +87,11 @@ def pool_mask(mask: Tensor, factor: int) -> Tensor:
         return mask
     count = (mask.size(1) + factor - 1) // factor
     return mask.index_select(1, torch.arange(count, device=mask.device) * factor)
+
+
+def block_within(factor: int, length: int) -> int:
+    """The tokens of a block, no more than the sequence has; a compiler's form serves all lengths."""
+    return factor if is_for_all_sizes() else min(factor, length)
 
 
 def _block_lengths(length: int, factor: int, device: torch.device) -> Tensor:

@@ -23,7 +23,7 @@ from kernel_attention.mechanisms.support_vector.head_groups import head_groups
 from kernel_attention.tensors.affine import product_dtype, wide
 from kernel_attention.tensors.blocks import completed, softmax_over_blocks
 from kernel_attention.tensors.padding import zero_padding
-from kernel_attention.tensors.pooling import Pooling, pool, pool_mask, running_pool
+from kernel_attention.tensors.pooling import Pooling, block_within, pool, pool_mask, running_pool
 from kernel_attention.tensors.statistics import (
     accumulation_dtype,
     exactly,
@@ -183,6 +183,8 @@ def support_vector_attention(
     Returns:
         (B, h, N, p_v).
     """
+    if is_causal and group is None:
+        factor = block_within(factor, k.size(-2))
     if normalize or isinstance(beta, Tensor) or beta != 0:
         q, k = recentre(
             q, k, beta=beta, normalize=normalize, eps=eps, shift_invariant=shift_invariant,

@@ -187,8 +187,11 @@ def convolve_sequence(x: Tensor, weight: Tensor, *, is_causal: bool = False) -> 
     """
     size = weight.size(-1)
     front = size - 1 if is_causal else size // 2
-    if weight.dim() == 1 and not is_for_all_sizes():  # the shifts have one form for all lengths
-        return _convolve_blocks(x, weight, front)
+    if not is_for_all_sizes():  # elsewhere one form serves all lengths
+        reach, front, back = _reach(size, front, x.size(1))
+        weight, size = weight[..., reach], front + 1 + back
+        if weight.dim() == 1:
+            return _convolve_blocks(x, weight, front)
     padded = pad(x.contiguous(), (0, 0, front, size - 1 - front))
     # A sum of shifts keeps the layout of the tokens; torch's own convolution wants the channels first.
     length = x.size(1)
@@ -217,12 +220,19 @@ def _convolve_blocks(x: Tensor, weight: Tensor, front: int) -> Tensor:
 
 def convolve_grid(x: Tensor, weight: Tensor) -> Tensor:
     """The same over a grid of tokens: x (B, H, W, d), weight (s, s) or (d, s, s) -> (B, H, W, d)."""
-    size = weight.size(-1)
-    front, back = size // 2, size - 1 - size // 2
-    padded = pad(x.contiguous(), (0, 0, front, back, front, back))
-    height, width = x.size(1), x.size(2)
-    shifts = itertools.product(range(size), repeat=2)
+    size, height, width = weight.size(-1), x.size(1), x.size(2)
+    rows, above, below = _reach(size, size // 2, height)
+    columns, left, right = _reach(size, size // 2, width)
+    weight = weight[..., rows, columns]
+    padded = pad(x.contiguous(), (0, 0, left, right, above, below))
+    shifts = itertools.product(range(above + 1 + below), range(left + 1 + right))
     return _sum([padded[:, i : i + height, j : j + width] * weight[..., i, j] for i, j in shifts]).to(x.dtype)
+
+
+def _reach(size: int, front: int, length: int) -> tuple[slice, int, int]:
+    """The part of a kernel that reaches one token from another, and its elements in front and behind."""
+    before, behind = min(front, length - 1), min(size - 1 - front, length - 1)
+    return slice(front - before, front + behind + 1), before, behind
 
 
 def _sum(terms: list[Tensor]) -> Tensor:
