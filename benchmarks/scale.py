@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 from long_encoder import CLASSES, measure
-from torch.utils.flop_counter import FlopCounterMode
 
+from kernel_attention.experiments.benchmarking.operations import operation_counter
 from kernel_attention.experiments.training.recipe import make_recipe
 from kernel_attention.experiments.training.recipe_files import read_recipe
 from kernel_attention.models import SequenceClassifier
@@ -85,7 +85,7 @@ def operations_of_a_token(keys: dict[str, Any], length: int) -> float:
     """Operations of a training step, a token, of matrix products."""
     recipe = make_recipe(keys | {"devices": 1})
     model = SequenceClassifier(1, CLASSES, length, **recipe.encoder_options())
-    with FlopCounterMode(display=False) as counter:
+    with operation_counter() as counter:
         model(torch.randn(1, length, 1)).sum().backward()
     return counter.get_total_flops() / length
 

@@ -50,7 +50,7 @@ def as_numbers(values: Any) -> np.ndarray:
     array = as_array(values)
     if array.dtype.kind != "O":
         return array
-    return np.where(is_missing(array), np.nan, array).astype(np.float64)
+    return np.where(missing_marks(array), np.nan, array).astype(np.float64)
 
 
 def as_targets(y: Any, name: str = "y") -> np.ndarray:
@@ -65,14 +65,14 @@ def as_targets(y: Any, name: str = "y") -> np.ndarray:
         # NumPy writes a NaN, or a number, among words as a word.
         objects = np.array(y, dtype=object)
         array = array if all(isinstance(entry, str | bytes) for entry in objects.flat) else objects
-    missing = is_missing(array)
+    missing = missing_marks(array)
     if array.ndim and missing.any():  # a single None is no targets at all, which the caller says
         row = int(np.argwhere(missing)[0][0])
         raise InputError(f"Input {name} contains NaN: the value of row {row} is missing")
     return array
 
 
-def is_missing(array: np.ndarray) -> np.ndarray:
+def missing_marks(array: np.ndarray) -> np.ndarray:
     """Which entries are NaN, ``None``, ``pd.NA`` or ``NaT``, in the shape of the array."""
     if array.dtype.kind in "fcmM":
         return array != array
@@ -85,7 +85,7 @@ def is_missing(array: np.ndarray) -> np.ndarray:
     return found if pandas is None else found | pandas.isna(array)
 
 
-def column_names(X: Any) -> list[str] | None:
+def feature_names(X: Any) -> list[str] | None:
     """The names of a frame's columns; None where they are no text, or X has none.
 
     Raises:
@@ -96,7 +96,7 @@ def column_names(X: Any) -> list[str] | None:
 
 
 def row_names(X: Any) -> list[str] | None:
-    """The labels of a frame's rows, as ``column_names``."""
+    """The labels of a frame's rows, as ``feature_names``."""
     index = getattr(X, "index", None)
     return None if index is None or callable(index) else _text_labels(index, "row")
 

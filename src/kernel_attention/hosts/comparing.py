@@ -34,7 +34,7 @@ _SIZES = ("window_area", "window_size", "resolution", "seq_len")
 
 
 @dataclass(frozen=True)
-class Comparison:
+class HostComparison:
     """What was found out about a host.
 
     Attributes:
@@ -48,7 +48,7 @@ class Comparison:
 
 def compare(
     module: nn.Module, owners: tuple[nn.Module, ...], num_heads: int, longest: int | None
-) -> Comparison:
+) -> HostComparison:
     """Compare a host's attention with our softmax layer, in evaluation mode and float32.
 
     Args:
@@ -72,9 +72,9 @@ def compare(
             outputs = len(found) if isinstance(found, tuple) else 0
             if any(tensor.is_meta for tensor in held):
                 raise _ForeignError("its weights are on the device meta")
-            return Comparison(pair.difference(), outputs)
+            return HostComparison(pair.difference(), outputs)
         except _ForeignError as error:
-            return Comparison(f"not compared with softmax attention: {error}", outputs)
+            return HostComparison(f"not compared with softmax attention: {error}", outputs)
 
 
 class _ForeignError(Exception):

@@ -11,7 +11,7 @@ from torch import nn
 
 from kernel_attention.core.layer import AttentionLayer, require_causal_form
 from kernel_attention.errors import InputError
-from kernel_attention.hosts.comparing import Comparison, compare
+from kernel_attention.hosts.comparing import HostComparison, compare
 from kernel_attention.hosts.interface import InterfaceAttention
 from kernel_attention.hosts.known import (
     HostedAttention,
@@ -239,14 +239,14 @@ class _Plan:
             setattr(parent, name, new)
 
 
-def _compare(site: Site, host: HostDescription, longest: int | None) -> Comparison:
+def _compare(site: Site, host: HostDescription, longest: int | None) -> HostComparison:
     """Compare a host of which the whole layer is replaced with softmax attention.
 
     Raises:
         InputError: for a host that does not attend over tokens, or needs what no layer here can use.
     """
     if site.host_class is None or site.host_class is InterfaceAttention:
-        return Comparison()
+        return HostComparison()
     name = type(site.module).__name__
     if site.host_class is TimmAttention and (needed := needed_arguments(site.module)):
         raise InputError(

@@ -10,7 +10,7 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from kernel_attention.containers import column_names, require_names
+from kernel_attention.containers import feature_names, require_names
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.features.feature_maps import FeatureMapSpec
 from kernel_attention.features.kernel_functions import KernelFunction, get_kernel_function, parameters_of
@@ -163,7 +163,7 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             compares = self.kernel != "precomputed"
         else:
             compares = self.compatibility is None and self.feature_map_z is None
-        names = column_names(Z)
+        names = feature_names(Z)
         if not compares or first is None or (names is not None and len(names) != len(first)):
             return names
         require_names(names, first, "Z")
@@ -304,7 +304,7 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         e = self._left_scores(read_first(self, X, reset=False))
         if Z is None:
             return give_back(e, X)
-        require_names(column_names(Z), getattr(self, "_second_names", None), "Z")
+        require_names(feature_names(Z), getattr(self, "_second_names", None), "Z")
         r = self._right_scores(read_second(Z, e))
         return give_back(e, X), give_back(r, Z)
 

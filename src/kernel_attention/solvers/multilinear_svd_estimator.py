@@ -13,7 +13,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from kernel_attention.containers import column_names, require_names
+from kernel_attention.containers import feature_names, require_names
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.features.feature_maps import FeatureMapSpec, get_feature_map
 from kernel_attention.solvers.arrays import give_back, read_array, unmasked
@@ -166,7 +166,7 @@ class MultilinearSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
     def _mode_scores(self, X: Any, mode: int) -> Any:
         samples, core = list(self._samples_), self._svd_.core
         if "_names_" in vars(self):  # not in what an earlier version pickled
-            require_names(column_names(X), self._names_[mode], f"sample {mode} of X")
+            require_names(feature_names(X), self._names_[mode], f"sample {mode} of X")
         new = _matrix(X, mode).to(samples[mode])
         if new.size(1) != samples[mode].size(1):
             raise InputError(
@@ -220,7 +220,7 @@ class MultilinearSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
                 f"X must be a list of two samples (N_n, p_n) or more with kernel={self.kernel!r}"
             )
         samples = [_matrix(sample, n) for n, sample in enumerate(X)]
-        names = [column_names(sample) for sample in X]
+        names = [feature_names(sample) for sample in X]
         # These kernels multiply entries of the samples that stand in one column.
         if self.kernel == "cubemax" or (self.kernel == "features" and self.compatibility is None):
             known = next((each for each in names if each is not None), None)

@@ -19,7 +19,7 @@ from experiments.training.runs import SRC
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.plain_yaml import read_yaml
 from kernel_attention.experiments.run_folder import read_json
-from kernel_attention.experiments.training import files
+from kernel_attention.experiments.training import checkpoint, files
 from kernel_attention.experiments.training.checkpoint import check_checkpoint, read_state
 
 
@@ -204,6 +204,22 @@ def test_any_damage_to_a_trainer_state_is_refused_or_without_effect(trained, tmp
             continue
         assert plain(found) == plain(torch.load(trained / "seed-0/last.ckpt", weights_only=True))
     assert refused > 150
+
+
+def test_every_flipped_bit_of_a_checkpoint_is_refused_or_without_effect(tmp_path):
+    state = dict.fromkeys(checkpoint._PARTS) | {
+        "optimizer": {"first": torch.arange(4.0), "second": torch.ones(2)}
+    }
+    checkpoint.write_state(path := tmp_path / "last.ckpt", state)
+    whole, expected = path.read_bytes(), plain(read_state(path))
+    for place in range(len(whole)):
+        for bit in range(8) if whole[place] or place > len(whole) - 600 else [place % 8]:
+            path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << bit]) + whole[place + 1 :])
+            try:
+                found = read_state(path)
+            except InputError:
+                continue
+            assert plain(found) == expected, f"bit {bit} of byte {place}"
 
 
 def plain(state):

@@ -20,6 +20,9 @@ from kernel_attention.experiments.plain_yaml import require_file
 _PARTS = ("figures", "generators", "global_step", "optimizer", "recipe", "recorder", "round", "state_dict")
 
 
+_IS_FOLDER = 0x10  # of a zip archive's attributes of a part
+
+
 def write_state(path: Path, state: dict[str, Any]) -> None:
     """Write the state to a temporary file and rename it.
 
@@ -86,16 +89,18 @@ def check_checkpoint(path: Path) -> None:
     read them.
     """
     require_file(path)
-    if not zipfile.is_zipfile(path):
-        return  # the reader says what else it is
     try:
+        if not zipfile.is_zipfile(path):
+            return  # the reader says what else it is
         with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip()
+            # PyTorch reads a part that is marked as a folder as zeros.
+            folders = [part.filename for part in archive.infolist() if part.external_attr & _IS_FOLDER]
+            damaged = folders[0] if folders else archive.testzip()
     except Exception as error:  # a damaged archive can raise anything
         reason = str(error) or type(error).__name__
         raise InputError(f"checkpoint {path}: truncated or not a checkpoint ({reason})") from None
     if damaged is not None:
-        raise InputError(f"checkpoint {path}: damaged, its part {damaged} does not have its checksum")
+        raise InputError(f"checkpoint {path}: damaged, its part {damaged} does not have its checksum or kind")
 
 
 def get_generators() -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from kernel_attention.containers import as_array, as_numbers, column_names, row_names
+from kernel_attention.containers import as_array, as_numbers, feature_names, row_names
 from kernel_attention.errors import InputError, unknown
 
 MISSING = ("auto", "interpolate", "error")
@@ -64,12 +64,12 @@ def channel_names(X: Any) -> list[str] | None:
     if isinstance(X, np.ndarray) and X.dtype == object and X.ndim == 1:
         X = list(X)
     if not isinstance(X, (list, tuple)):
-        return column_names(X)
+        return feature_names(X)
     known: list[str] | None = None
     for index, case in enumerate(X):
         if not hasattr(case, "columns"):
             continue
-        names = column_names(case) or row_names(case)
+        names = feature_names(case) or row_names(case)
         known = known or names
         if names is not None and names != known:
             raise InputError(f"case {index} of X has the channels {names}, a case before it has {known}")
