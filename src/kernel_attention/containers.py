@@ -18,6 +18,10 @@ from kernel_attention.errors import InputError
 _SHOWN = 5  # names in a message
 
 
+# Texts without a value, in any case of letters: what R, pandas, databases and spreadsheets write.
+_GAPS = frozenset(("", "?", "na", "n/a", "#na", "#n/a", "<na>", "nan", "+nan", "-nan", "nat", "null", "none"))
+
+
 def as_array(values: Any) -> np.ndarray:
     """The contents of any container as an array, in their own type where nothing is missing.
 
@@ -70,6 +74,11 @@ def as_targets(y: Any, name: str = "y") -> np.ndarray:
         row = int(np.argwhere(missing)[0][0])
         raise InputError(f"Input {name} contains NaN: the value of row {row} is missing")
     return array
+
+
+def is_missing(text: str) -> bool:
+    """Whether a text says that it has no value: it is empty, ``NA``, ``NaN``, ``NaT``, ``null`` and so on."""
+    return text.lower().strip() in _GAPS
 
 
 def missing_marks(array: np.ndarray) -> np.ndarray:

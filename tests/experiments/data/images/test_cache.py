@@ -235,6 +235,14 @@ def test_class_folders_of_one_image_cannot_be_divided(tmp_path):
         load_images("set", tmp_path)
 
 
+@pytest.mark.parametrize("mark", ["", "NA", "nan", "None", " "])
+def test_a_missing_label_is_no_class(mark, tmp_path):
+    make_set(tmp_path / "set")
+    as_text("train/metadata.csv", f"file_name,label\ncat/0.png,{mark}\n")(tmp_path / "set")
+    with pytest.raises(InputError, match=r"cat/0\.png has the label .*, a missing value"):
+        load_images("set", tmp_path)
+
+
 def test_a_caption_is_no_class(tmp_path):
     make_set(tmp_path / "set")
     (tmp_path / "set/train/metadata.jsonl").write_text('{"file_name": "cat/0.png", "text": "a cat"}\n')

@@ -8,6 +8,7 @@ import json
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
+from kernel_attention.containers import is_missing
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.data.splits import SPLITS, split_names
 
@@ -49,22 +50,29 @@ def split_of(part: str) -> str | None:
 def read_list(path: str, content: bytes, where: str) -> dict[str, str]:
     """The class of each image that a list names, by the image's path.
 
-    A list without a column ``label`` names none: it may hold captions.
+    A list without a column ``label``, or with a null there, names none: it may hold captions.
 
     Raises:
-        InputError: where the list cannot be read.
+        InputError: where the list cannot be read, or a label is a missing value such as an empty cell or NaN.
     """
     folder = PurePosixPath(path).parent
     try:
         records = _records(path, content.decode("utf-8-sig"))
         return {
-            (folder / record["file_name"]).as_posix(): str(record["label"])
+            (folder / record["file_name"]).as_posix(): _label(record)
             for record in records
             if record.get("label") is not None
         }
     except (ValueError, KeyError, TypeError, AttributeError, csv.Error, RecursionError) as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else error
         raise InputError(f"{where}: {path} is not a list of images and classes ({reason})") from None
+
+
+def _label(record: dict[str, Any]) -> str:
+    label = str(record["label"])
+    if is_missing(label):
+        raise ValueError(f"{record['file_name']} has the label {label!r}, a missing value")
+    return label
 
 
 def _records(path: str, text: str) -> list[dict[str, Any]]:

@@ -10,12 +10,13 @@ from typing import Literal
 
 import numpy as np
 
+from kernel_attention.containers import is_missing
 from kernel_attention.errors import InputError
 from kernel_attention.experiments.data.archive import resolve_root
 from kernel_attention.experiments.data.series.loading import SeriesFile, read_series_file
 from kernel_attention.experiments.data.series.order_keys import as_number
 from kernel_attention.experiments.data.series.series_tables import SeriesColumns
-from kernel_attention.experiments.data.series.tables import TABLES, is_missing, listed
+from kernel_attention.experiments.data.series.tables import TABLES, listed
 from kernel_attention.experiments.data.series.time_series import (
     SequenceSplit,
     TimeSeriesData,

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from kernel_attention.containers import is_missing
 from kernel_attention.errors import InputError, missing_package, unknown
 
 TABLES = (".csv", ".tsv", ".parquet")
@@ -19,8 +20,6 @@ TABLES = (".csv", ".tsv", ".parquet")
 _DELIMITERS = ",;\t"
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?|[+-]?inf(inity)?", re.IGNORECASE)
 _INDEX = re.compile(r"__index_level_\d+__")
-# Cells without a value, in any case of letters: what R, pandas, databases and spreadsheets write.
-_GAPS = frozenset(("", "?", "na", "n/a", "#na", "#n/a", "<na>", "nan", "+nan", "-nan", "nat", "null", "none"))
 
 
 class ColumnTable(NamedTuple):
@@ -65,11 +64,6 @@ def is_index(name: str) -> bool:
 def listed(names: Sequence[str]) -> str:
     """Names for a message; the first 24 of many."""
     return ", ".join(names[:24]) + (", ..." if len(names) > 24 else "")
-
-
-def is_missing(text: str) -> bool:
-    """Whether a cell says that it has no value: it is empty, ``NA``, ``NaN``, ``NaT``, ``null`` and so on."""
-    return text.lower().strip() in _GAPS
 
 
 def read_table(path: Path, plain: Sequence[str], numeric: Sequence[str]) -> ColumnTable:
