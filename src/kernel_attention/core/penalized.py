@@ -155,8 +155,9 @@ class LastCall:
         """Let go of the graph of this objective, and note that a gradient has passed through it."""
         if self.note.objective is objective:
             self.spent = self.note.page
-            value = objective._replace(value=objective.value.detach())
-            self.note = self.note._replace(objective=value)
+            core = None if objective.core is None else objective.core.detach()
+            constant = objective._replace(value=objective.value.detach(), core=core)
+            self.note = self.note._replace(objective=constant)
 
     @property
     def is_dead(self) -> bool:
