@@ -7,17 +7,8 @@ import pytest
 import torch
 
 from kernel_attention.estimators import AttentionClassifier, AttentionRegressor
+from kernel_attention.experiments.training.modes import default_dtype
 from kernel_attention.mechanisms import MECHANISMS
-
-
-@contextlib.contextmanager
-def default_dtype(dtype):
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 @contextlib.contextmanager
