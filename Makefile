@@ -1,5 +1,5 @@
 # Everything a person does here is one target; `make help` lists them.
-# The environment is made once and redone only when pyproject.toml or constraints.txt change.
+# The environment is made once and redone only when a pyproject.toml or constraints.txt changes.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -36,7 +36,7 @@ help:  ## list the targets
 env: $(STAMP)  ## make the virtual environment with everything in it
 
 # torch goes first and alone, held at its pinned version: nothing installed later may choose another build.
-$(TORCH_STAMP): pyproject.toml constraints.txt
+$(TORCH_STAMP): pyproject.toml lab/pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("kernel-attention needs Python 3.11 or newer; $(PYTHON) is " + sys.version.split()[0] + ". Say: make PYTHON=/path/to/python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) torch
@@ -46,20 +46,20 @@ $(TORCH_STAMP): pyproject.toml constraints.txt
 # among them), so both stand apart, where only the tests that need them look (tests/hosts/conftest.py). So does
 # torchao, which transformers would import in every process (tests/hosts/test_quantization.py), and Triton, which
 # is here for its interpreter (tests/mechanisms/test_triton.py), and so do two libraries of attacks that ours are
-# compared with; they pin old versions of what they need (tests/experiments/robustness).
+# compared with; they pin old versions of what they need (lab/tests/robustness).
 # The trainer of transformers needs accelerate (tests/hosts/test_saved_models.py).
 # The corruptions' library asks for the OpenCV that opens windows, which needs libGL; the headless one serves.
 # Bytecode is made at the end, by all cores; pip would take one. Files for other versions of Python fail in silence.
 $(STAMP): $(TORCH_STAMP)
 	$(INSTALL) --no-deps --target $(VENV)/hosts --upgrade timm torchvision torchao triton cleverhans torchattacks & \
 	$(INSTALL) --editable '.[all]' foolbox pyautoattack opencv-python-headless scikit-image accelerate && wait $$!
-	$(INSTALL) --no-deps imagecorruptions-imaug
+	$(INSTALL) --no-deps --editable lab imagecorruptions-imaug
 	@$(BIN)/python -m compileall -qq -j 0 -x '$(SELDOM)' $(VENV)/lib $(VENV)/hosts || true
 	@touch $@
 
 # The demo needs a part of the environment, and someone waits for it.
 $(DEMO_STAMP): $(TORCH_STAMP)
-	$(INSTALL) --editable '.[train,timeseries]'
+	$(INSTALL) --editable '.[train,timeseries]' && $(INSTALL) --no-deps --editable lab
 	@touch $@
 
 demo: $(or $(wildcard $(STAMP)),$(DEMO_STAMP))  ## train a Primal-Attention classifier on JapaneseVowels and write its report
@@ -87,7 +87,7 @@ numeric:
 # They run where nothing can be installed too, by the python3 that has a CUDA build of PyTorch. Only their
 # files are collected, because the others import what may be missing there.
 test-gpu:  ## the tests that need a CUDA device
-	PYTHONPATH=src $(or $(wildcard $(BIN)/python),$(PYTHON)) -m pytest -m gpu $$(grep -rl --include="*.py" "pytest.mark.gpu" tests)
+	PYTHONPATH=src:lab/src $(or $(wildcard $(BIN)/python),$(PYTHON)) -m pytest -m gpu $$(grep -rl --include="*.py" "pytest.mark.gpu" tests lab/tests)
 
 lint: env  ## ruff, mypy and the import contracts
 	$(BIN)/ruff check .

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 import kernel_attention as ka
-from kernel_attention.experiments.benchmarking.machine import write_rows
+from kernel_attention_lab.benchmarking.machine import write_rows
 
 LAYERS = {
     "primal, objective": ("primal", {"rank": 30, "eta": 0.1}),

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 import kernel_attention as ka
-from kernel_attention.experiments.benchmarking.machine import write_rows
 from kernel_attention.functional import state_bytes
+from kernel_attention_lab.benchmarking.machine import write_rows
 
 WITHOUT_STATE = "softmax, whole prefix"
 OPTIONS = {

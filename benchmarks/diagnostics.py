@@ -20,16 +20,16 @@ import torch
 from lightning_fabric import seed_everything
 
 import kernel_attention as ka
-from kernel_attention.experiments.data import Standardizer, load_time_series, make_loader, stratified_split
-from kernel_attention.experiments.training.evaluation import evaluate_split
-from kernel_attention.experiments.training.facts import describe_data
-from kernel_attention.experiments.training.fit import Training, fit
-from kernel_attention.experiments.training.module import SequenceTask
-from kernel_attention.experiments.training.observer import Observer
-from kernel_attention.experiments.training.recipe_files import read_recipe
-from kernel_attention.experiments.training.run import build_model
-from kernel_attention.experiments.training.time_series_recipe import Recipe
 from kernel_attention.models import SequenceClassifier
+from kernel_attention_lab.data import Standardizer, load_time_series, make_loader, stratified_split
+from kernel_attention_lab.training.evaluation import evaluate_split
+from kernel_attention_lab.training.facts import describe_data
+from kernel_attention_lab.training.fit import Training, fit
+from kernel_attention_lab.training.module import SequenceTask
+from kernel_attention_lab.training.observer import Observer
+from kernel_attention_lab.training.recipe_files import read_recipe
+from kernel_attention_lab.training.run import build_model
+from kernel_attention_lab.training.time_series_recipe import Recipe
 
 MECHANISMS = ("softmax", "batch_norm", "scaled_heads", "batch_norm_scaled_heads", "symmetric", "rpc")
 PROJECTED = ("softmax", "symmetric", "rpc")  # those with a kernel-PCA reading

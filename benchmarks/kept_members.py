@@ -28,7 +28,7 @@ def kept_members(folder: Path | None) -> Iterator[list[float]]:
         The seconds that the training of every member from the folder took.
     """
     from kernel_attention.estimators import ensemble
-    from kernel_attention.experiments.provenance import code_revision
+    from kernel_attention_lab.provenance import code_revision
 
     seconds: list[float] = []
     if folder is None:

@@ -21,13 +21,13 @@ from torch import nn
 
 import kernel_attention as ka
 from kernel_attention.analysis import kernel_model_errors
-from kernel_attention.experiments.data import make_loader
-from kernel_attention.experiments.reporting.figures import PALETTE, legend_below, report_style
-from kernel_attention.experiments.run_folder import read_json
-from kernel_attention.experiments.training.recipe_files import read_recipe
-from kernel_attention.experiments.training.run import train
-from kernel_attention.experiments.training.saved import load_run
-from kernel_attention.experiments.training.time_series_recipe import Recipe
+from kernel_attention_lab.data import make_loader
+from kernel_attention_lab.reporting.figures import PALETTE, legend_below, report_style
+from kernel_attention_lab.run_folder import read_json
+from kernel_attention_lab.training.recipe_files import read_recipe
+from kernel_attention_lab.training.run import train
+from kernel_attention_lab.training.saved import load_run
+from kernel_attention_lab.training.time_series_recipe import Recipe
 
 SEQUENCES = 24
 KEYS = ("kernel", "least", "output")

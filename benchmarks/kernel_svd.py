@@ -54,8 +54,8 @@ def contend(options: argparse.Namespace) -> dict:
     from sklearn.decomposition import TruncatedSVD
     from sklearn.utils.extmath import randomized_svd
 
-    from kernel_attention.experiments.peak_memory import peak_resident
     from kernel_attention.solvers import kernel_svd
+    from kernel_attention_lab.peak_memory import peak_resident
 
     s, seed, name = options.components, options.seed, options.contender
     if name == "reference":

@@ -25,17 +25,17 @@ from long_rows import print_row, require_equal
 from torch.utils.data import DataLoader
 from traffic import Sent, count_gradients, counted_collectives
 
-from kernel_attention.experiments.benchmarking.machine import write_rows
-from kernel_attention.experiments.data.samplers import StepSampler
-from kernel_attention.experiments.data.series.batches import Batch
-from kernel_attention.experiments.peak_memory import peak_resident
-from kernel_attention.experiments.training.fit import Training, fit
-from kernel_attention.experiments.training.observer import Observer
-from kernel_attention.experiments.training.processes import ProcessPlace, joined
-from kernel_attention.experiments.training.recipe import make_recipe
-from kernel_attention.experiments.training.recipe_files import read_recipe
-from kernel_attention.experiments.training.time_series_task import TimeSeriesTask
 from kernel_attention.models import SequenceClassifier
+from kernel_attention_lab.benchmarking.machine import write_rows
+from kernel_attention_lab.data.samplers import StepSampler
+from kernel_attention_lab.data.series.batches import Batch
+from kernel_attention_lab.peak_memory import peak_resident
+from kernel_attention_lab.training.fit import Training, fit
+from kernel_attention_lab.training.observer import Observer
+from kernel_attention_lab.training.processes import ProcessPlace, joined
+from kernel_attention_lab.training.recipe import make_recipe
+from kernel_attention_lab.training.recipe_files import read_recipe
+from kernel_attention_lab.training.time_series_task import TimeSeriesTask
 
 CLASSES = 2
 

@@ -24,7 +24,7 @@ from long_rows import print_row, require_equal
 from traffic import counted_collectives
 
 import kernel_attention as ka
-from kernel_attention.experiments.peak_memory import peak_resident
+from kernel_attention_lab.peak_memory import peak_resident
 
 _BLOCKS = 16  # of tokens, each with its own seed
 

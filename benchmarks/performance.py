@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 
 from kernel_attention.atomic import write_text_atomically
-from kernel_attention.experiments.provenance import code_revision
+from kernel_attention_lab.provenance import code_revision
 
 ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "results" / "benchmarks"
@@ -56,7 +56,8 @@ SCRIPTS = {  # those of one thread, which measure its CPU time
 
 def measure_suite(name: str, folder: Path, record_path: Path) -> None:
     """A plan of ``kernel-attention bench``; its record without the orders of the rounds."""
-    command = [sys.executable, "-m", "kernel_attention", "bench", "--suite", name, "--output", str(folder)]
+    command = [sys.executable, "-m", "kernel_attention_lab", "bench", "--suite", name]
+    command += ["--output", str(folder)]
     command += OPTIONS.get(name, [])
     if name in PLUGINS:
         command += ["--plugin", PLUGINS[name]]

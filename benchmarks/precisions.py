@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from primal_forms import Ratio, compare, step_of
 
-from kernel_attention.experiments.benchmarking.machine import write_rows
 from kernel_attention.mechanisms import create_attention
+from kernel_attention_lab.benchmarking.machine import write_rows
 
 LAYERS: dict[str, tuple[str, dict[str, Any]]] = {
     "softmax": ("softmax", {}),

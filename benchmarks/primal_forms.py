@@ -23,8 +23,8 @@ from typing import Any
 import torch
 
 import kernel_attention as ka
-from kernel_attention.experiments.benchmarking.machine import write_rows
 from kernel_attention.mechanisms import create_attention
+from kernel_attention_lab.benchmarking.machine import write_rows
 
 Ratio = tuple[str, str, float]  # of the first to the second; at most that was asked
 

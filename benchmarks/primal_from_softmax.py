@@ -28,11 +28,11 @@ from torch import Tensor, nn
 
 import kernel_attention as ka
 from kernel_attention.analysis import primal_from_softmax, primal_values_from_softmax
-from kernel_attention.experiments.data import SequenceSplit, load_time_series, make_loader, stratified_split
-from kernel_attention.experiments.training.evaluation import evaluate_split
-from kernel_attention.experiments.training.fit import fit
-from kernel_attention.experiments.training.module import SequenceTask
-from kernel_attention.experiments.training.saved import SavedRun, load_run
+from kernel_attention_lab.data import SequenceSplit, load_time_series, make_loader, stratified_split
+from kernel_attention_lab.training.evaluation import evaluate_split
+from kernel_attention_lab.training.fit import fit
+from kernel_attention_lab.training.module import SequenceTask
+from kernel_attention_lab.training.saved import SavedRun, load_run
 
 METHODS = ("svd", "values", "random", "new", "zero")
 WITH_VALUES = ("distilled, output", "distilled, keys", "new values, output")

@@ -28,8 +28,8 @@ from typing import Any
 import torch
 
 from kernel_attention.core.decoding import state_bytes
-from kernel_attention.experiments.benchmarking.machine import write_rows
 from kernel_attention.models import DecisionTransformer, Memory, RecurrentMemory, SlidingMemory
+from kernel_attention_lab.benchmarking.machine import write_rows
 
 STATE, ACTION = 17, 6  # of HalfCheetah and Walker2d
 PRIMAL = {"primal": {"rank": 64, "data_dependent": False}}

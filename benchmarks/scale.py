@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from long_encoder import CLASSES, measure
 
-from kernel_attention.experiments.benchmarking.operations import operation_counter
-from kernel_attention.experiments.training.recipe import make_recipe
-from kernel_attention.experiments.training.recipe_files import read_recipe
 from kernel_attention.models import SequenceClassifier
+from kernel_attention_lab.benchmarking.operations import operation_counter
+from kernel_attention_lab.training.recipe import make_recipe
+from kernel_attention_lab.training.recipe_files import read_recipe
 
 COUNTED_ON = 2  # processes
 STRATEGIES: dict[str, dict[str, Any]] = {

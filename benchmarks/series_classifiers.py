@@ -150,7 +150,7 @@ def load(name: str, split: str, options: argparse.Namespace) -> Cases:
 
 def read_split(name: str, split: str, options: argparse.Namespace) -> Cases:
     """A split from the files of the archive; of a large one, cases evenly over the classes."""
-    from kernel_attention.experiments.data import load_time_series
+    from kernel_attention_lab.data import load_time_series
 
     data = getattr(load_time_series(name, options.data_root), split)
     cases = Cases([sequence.T for sequence in data.sequences], data.targets)
@@ -207,7 +207,7 @@ def make_rival(name: str, seed: int) -> Any:
 
 def make_ours(options: dict[str, Any], seed: int, cases: int, steps: int | None, accelerator: str) -> Any:
     from kernel_attention.estimators import AttentionClassifier
-    from kernel_attention.experiments.training.members import automatic_batch_size, automatic_epochs
+    from kernel_attention_lab.training.members import automatic_batch_size, automatic_epochs
 
     options = {"random_state": seed, "accelerator": accelerator} | options
     steps_factor = options.pop("steps_factor", 1)

@@ -40,8 +40,8 @@ def measure(attention: str, options: argparse.Namespace) -> dict[str, Any]:
     import torch
 
     from kernel_attention.estimators import AttentionClassifier
-    from kernel_attention.experiments.peak_memory import peak_resident, reset_peak_resident
-    from kernel_attention.experiments.training.run import machine
+    from kernel_attention_lab.peak_memory import peak_resident, reset_peak_resident
+    from kernel_attention_lab.training.run import machine
 
     torch.set_num_threads(options.threads)
     X, y = make_series(options.cases, options.length, options.channels)

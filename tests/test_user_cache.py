@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from kernel_attention.errors import InputError
-from kernel_attention.experiments.data.archive import list_time_series
-from kernel_attention.experiments.data.decisions.sets import list_decision_sets
 from kernel_attention.user_cache import cache_folder, expand_home
+from kernel_attention_lab.data.archive import list_time_series
+from kernel_attention_lab.data.decisions.sets import list_decision_sets
 
 
 @pytest.fixture

@@ -10,14 +10,14 @@ from typing import TypeAlias
 from generated import NOTHING, table
 from robustness_tables import cell
 
-from kernel_attention.experiments.reproduction import Cell, Suite, read_suite
-from kernel_attention.experiments.results import (
+from kernel_attention_lab.reproduction import Cell, Suite, read_suite
+from kernel_attention_lab.results import (
     Measurement,
     ResultRecord,
     read_records,
     require_same_config,
 )
-from kernel_attention.experiments.training.position_recipe import PositionRecipe, point_name
+from kernel_attention_lab.training.position_recipe import PositionRecipe, point_name
 
 PAGE = Path("docs/abilities.md")
 FIGURES = Path("docs/figures")
@@ -124,7 +124,7 @@ def task_lines(
 
 def drawn(points: Points, titles: Mapping[str, str], rows: Sequence[str]) -> str:
     """Means over the seeds, with their range, against the test sets, as SVG."""
-    from kernel_attention.experiments.reporting.figures import (
+    from kernel_attention_lab.reporting.figures import (
         legend_below,
         panel_grid,
         report_style,

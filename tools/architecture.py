@@ -15,6 +15,7 @@ from pathlib import Path
 FIGURE = Path("docs/figures/architecture.svg")
 PAGE = Path("docs/architecture.md")
 PACKAGE = Path("src/kernel_attention")
+LABORATORY = "kernel_attention_lab"
 
 _HEADING = re.compile(r"^## `(\w+)`: (.+)$", re.MULTILINE)
 _WIDTH, _ROW, _GAP, _LINE = 900, 46, 8, 20  # pixels
@@ -22,8 +23,9 @@ _CHARACTERS = 115  # of a line across the picture, in the widest of the usual fo
 
 
 def layers(root: Path) -> list[list[str]]:
-    """The rooms of the package, a list for every layer, the highest first."""
-    return [[room.strip() for room in layer.split("|")] for layer in _contract(root, "Arrows")["layers"]]
+    """The laboratory, then the rooms of the library, a list for every layer, the highest first."""
+    library = [[room.strip() for room in layer.split("|")] for layer in _contract(root, "Arrows")["layers"]]
+    return [[LABORATORY], *library]
 
 
 def purposes(root: Path) -> dict[str, str]:
@@ -41,7 +43,7 @@ def details(root: Path) -> dict[str, list[str]]:
         above, below = re.findall(r"mechanisms\.(\w+)", entry)
         built_on.setdefault(above, []).append(below)
     return {
-        "experiments": textwrap.wrap(" › ".join(inside), _CHARACTERS),
+        LABORATORY: textwrap.wrap(" › ".join(inside), _CHARACTERS),
         "mechanisms": [
             ", ".join(family for family in families if family not in built_on),
             *(f"{above}, built on {', '.join(sorted(below))}" for above, below in sorted(built_on.items())),
@@ -58,7 +60,7 @@ def picture(root: Path) -> str:
         width = (_WIDTH - _GAP * (len(layer) - 1)) / len(layer)
         for column, room in enumerate(layer):
             left = column * (width + _GAP)
-            folder = "/" if (root / PACKAGE / room).is_dir() else ""
+            folder = "" if (root / PACKAGE / f"{room}.py").is_file() else "/"
             parts.append(
                 f'<rect x="{left:.0f}" y="{top}" width="{width:.0f}" height="{height}" rx="5" fill="#e8eaf6" '
                 'stroke="#3f51b5"/>'

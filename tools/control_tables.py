@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 from generated import NOTHING, table
 from performance_tables import read, said_of
 
-from kernel_attention.experiments.reproduction import Suite, read_suite
-from kernel_attention.experiments.results import ResultRecord, read_records, require_same_config
+from kernel_attention_lab.reproduction import Suite, read_suite
+from kernel_attention_lab.results import ResultRecord, read_records, require_same_config
 
 PAGE = Path("docs/control-results.md")
 RESULTS = Path("results")

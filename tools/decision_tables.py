@@ -13,10 +13,10 @@ from typing import NamedTuple
 from ability_tables import set_titles
 from generated import table
 
-from kernel_attention.experiments.reproduction import Cell, Places, Suite, read_suite
-from kernel_attention.experiments.reproduction.findings import suite_records
-from kernel_attention.experiments.results import ResultRecord, robustness_columns
-from kernel_attention.experiments.results.comparison import Measurement
+from kernel_attention_lab.reproduction import Cell, Places, Suite, read_suite
+from kernel_attention_lab.reproduction.findings import suite_records
+from kernel_attention_lab.results import ResultRecord, robustness_columns
+from kernel_attention_lab.results.comparison import Measurement
 
 PAGE = Path("docs/mechanisms/index.md")
 NEAR = 0.01  # rows this near to the best are named with it: points of accuracy, or the share of an error

@@ -15,10 +15,10 @@ import numpy as np
 from generated import NOTHING, svg_text, table
 from matplotlib.figure import Figure
 
-from kernel_attention.experiments.reporting.course_plots import COURSES
-from kernel_attention.experiments.reporting.diagnostic_plots import free_panels
-from kernel_attention.experiments.reporting.figures import PALETTE, legend_below, report_style
-from kernel_attention.experiments.reporting.formats import format_number
+from kernel_attention_lab.reporting.course_plots import COURSES
+from kernel_attention_lab.reporting.diagnostic_plots import free_panels
+from kernel_attention_lab.reporting.figures import PALETTE, legend_below, report_style
+from kernel_attention_lab.reporting.formats import format_number
 
 PAGE = Path("docs/diagnostics.md")
 RECORDS = Path("results/vision/cifar10_deep_course")

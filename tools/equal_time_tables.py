@@ -10,10 +10,10 @@ from pathlib import Path
 from generated import NOTHING, table
 from robustness_tables import cell
 
-from kernel_attention.experiments.reproduction import Cell, Places, Suite, read_suite
-from kernel_attention.experiments.reproduction.findings import suite_records
-from kernel_attention.experiments.results import Measurement, ResultRecord
-from kernel_attention.experiments.training.recipe import StepRecipe
+from kernel_attention_lab.reproduction import Cell, Places, Suite, read_suite
+from kernel_attention_lab.reproduction.findings import suite_records
+from kernel_attention_lab.results import Measurement, ResultRecord
+from kernel_attention_lab.training.recipe import StepRecipe
 
 PAGE = Path("docs/equal-time.md")
 FIGURES = Path("docs/figures")
@@ -175,7 +175,7 @@ def search_lines(suite: Suite, search: Suite, tried: Records) -> list[str]:
 
 def drawn(trained: Mapping[str, Mapping[int, ResultRecord]], rows: Sequence[str]) -> str:
     """The courses of all seeds, a colour for each mechanism, as SVG."""
-    from kernel_attention.experiments.reporting.figures import (
+    from kernel_attention_lab.reporting.figures import (
         legend_below,
         panel_grid,
         report_style,

@@ -32,7 +32,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 def svg_text(figure: Figure) -> str:
     """A figure as SVG that is the same every time."""
-    from kernel_attention.experiments.reporting.figures import report_style
+    from kernel_attention_lab.reporting.figures import report_style
 
     buffer = io.StringIO()
     with report_style():

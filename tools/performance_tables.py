@@ -16,7 +16,7 @@ from typing import Any
 
 from generated import ROOT, table
 
-from kernel_attention.experiments.reporting.benchmark_tables import CASES, number, number_of_cases
+from kernel_attention_lab.reporting.benchmark_tables import CASES, number, number_of_cases
 
 PAGE = Path("docs/performance.md")
 RECORDS = Path("results/benchmarks")
@@ -356,7 +356,7 @@ def size(number_of_bytes: int) -> str:
 
 def picture(record: dict[str, Any]) -> str:
     """Milliseconds of a training step against the number of tokens, as SVG."""
-    from kernel_attention.experiments.reporting.figures import legend_below, panel_grid, report_style
+    from kernel_attention_lab.reporting.figures import legend_below, panel_grid, report_style
 
     cells = {cell["setting"]["length"]: measured(cell) for cell in record["cells"]}
     buffer = io.StringIO()

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from generated import table
 from result_tables import figure
 
-from kernel_attention.experiments.reproduction import Places, read_suite
-from kernel_attention.experiments.reproduction.findings import measurements
+from kernel_attention_lab.reproduction import Places, read_suite
+from kernel_attention_lab.reproduction.findings import measurements
 
 PAGE = Path("README.md")
 

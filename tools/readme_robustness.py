@@ -8,7 +8,7 @@ from pathlib import Path
 import robustness_tables
 from robustness_tables import ATTACKS, COLUMNS, RECORDS, ROWS, SIGNIFICANT, SMALLER_IS_BETTER
 
-from kernel_attention.experiments.results import Comparison, read_records
+from kernel_attention_lab.results import Comparison, read_records
 
 PAGE = Path("README.md")
 

@@ -11,11 +11,11 @@ from robustness_tables import cell
 
 from kernel_attention.core.decoding import state_bytes
 from kernel_attention.core.layer import AttentionLayer
-from kernel_attention.experiments.reproduction import Cell, Places, Suite, read_suite
-from kernel_attention.experiments.reproduction.findings import measurements, suite_records
-from kernel_attention.experiments.results import require_same_config
-from kernel_attention.experiments.training.position_experiment import PositionExperiment
-from kernel_attention.experiments.training.position_recipe import PositionRecipe
+from kernel_attention_lab.reproduction import Cell, Places, Suite, read_suite
+from kernel_attention_lab.reproduction.findings import measurements, suite_records
+from kernel_attention_lab.results import require_same_config
+from kernel_attention_lab.training.position_experiment import PositionExperiment
+from kernel_attention_lab.training.position_recipe import PositionRecipe
 
 PAGE = Path("docs/concepts/low-rank-attention.md")
 FIGURE = Path("docs/figures/recall.svg")

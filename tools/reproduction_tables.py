@@ -7,11 +7,11 @@ from pathlib import Path
 
 from generated import svg_text, table
 
-from kernel_attention.experiments.reporting import html
-from kernel_attention.experiments.reporting.suite_plots import critical_difference
-from kernel_attention.experiments.reproduction import Findings, Places, Suite, find, list_suites, read_suite
-from kernel_attention.experiments.reproduction.findings import SIGNIFICANT
-from kernel_attention.experiments.reproduction.page import (
+from kernel_attention_lab.reporting import html
+from kernel_attention_lab.reporting.suite_plots import critical_difference
+from kernel_attention_lab.reproduction import Findings, Places, Suite, find, list_suites, read_suite
+from kernel_attention_lab.reproduction.findings import SIGNIFICANT
+from kernel_attention_lab.reproduction.page import (
     comparison_tables,
     facts,
     figure_tables,
@@ -19,7 +19,7 @@ from kernel_attention.experiments.reproduction.page import (
     missing_lines,
     record_table,
 )
-from kernel_attention.experiments.training.recipe import PROTOCOLS
+from kernel_attention_lab.training.recipe import PROTOCOLS
 
 PAGE = Path("docs/reproduction.md")
 FIGURES = Path("docs/figures")

@@ -8,11 +8,11 @@ from pathlib import Path
 from generated import table
 from reproduction_tables import markdown
 
-from kernel_attention.experiments.reporting.formats import format_seeds, is_share, metric_name
-from kernel_attention.experiments.reproduction import Findings, Places, Suite, find, read_suite
-from kernel_attention.experiments.reproduction.findings import Measured, measurements
-from kernel_attention.experiments.reproduction.page import facts, record_table
-from kernel_attention.experiments.results import Measurement, spread
+from kernel_attention_lab.reporting.formats import format_seeds, is_share, metric_name
+from kernel_attention_lab.reproduction import Findings, Places, Suite, find, read_suite
+from kernel_attention_lab.reproduction.findings import Measured, measurements
+from kernel_attention_lab.reproduction.page import facts, record_table
+from kernel_attention_lab.results import Measurement, spread
 
 PAGE = Path("docs/results.md")
 

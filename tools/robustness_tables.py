@@ -10,8 +10,8 @@ from typing import Any
 
 from generated import table
 
-from kernel_attention.experiments.reporting.formats import format_seeds
-from kernel_attention.experiments.results import (
+from kernel_attention_lab.reporting.formats import format_seeds
+from kernel_attention_lab.results import (
     Comparison,
     Measurement,
     ResultRecord,
@@ -303,7 +303,7 @@ def panels(records: Sequence[ResultRecord]) -> dict[str, dict[str, dict[float, d
 
 def curves_figure(records: Sequence[ResultRecord]) -> str | None:
     """Means over the seeds against eps as SVG, with their range; None without curves."""
-    from kernel_attention.experiments.reporting.figures import (
+    from kernel_attention_lab.reporting.figures import (
         PALETTE,
         legend_below,
         panel_grid,

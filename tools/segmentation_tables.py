@@ -9,7 +9,7 @@ from pathlib import Path
 from generated import NOTHING, table
 from robustness_tables import cell
 
-from kernel_attention.experiments.results import Measurement, ResultRecord, read_records, require_same_config
+from kernel_attention_lab.results import Measurement, ResultRecord, read_records, require_same_config
 
 PAGE = Path("docs/segmentation.md")
 RECORDS = Path("results/vision/camvid")

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from generated import NOTHING, svg_text, table
 
-from kernel_attention.experiments.statistics import holm, signed_rank_test
+from kernel_attention_lab.statistics import holm, signed_rank_test
 
 PAGE = Path("docs/time-series.md")
 REPORTED = Path("results/reported/series_classifiers.json")
@@ -135,8 +135,8 @@ def compared(records: Records) -> dict[str, dict[str, float]]:
 
 def ranks_figure(records: Records) -> str | None:
     """The critical-difference diagram as SVG; None for fewer than three classifiers."""
-    from kernel_attention.experiments.reporting.suite_plots import critical_difference
-    from kernel_attention.experiments.reproduction.findings import SIGNIFICANT
+    from kernel_attention_lab.reporting.suite_plots import critical_difference
+    from kernel_attention_lab.reproduction.findings import SIGNIFICANT
 
     scores = compared(records)
     if len(scores) < FEWEST_RANKED:

@@ -12,17 +12,17 @@ from typing import NamedTuple
 from generated import table
 from reproduction_tables import suites
 
-from kernel_attention.experiments.reporting.formats import is_share, metric_name
-from kernel_attention.experiments.reproduction import Places, Suite
-from kernel_attention.experiments.reproduction.findings import (
+from kernel_attention_lab.reporting.formats import is_share, metric_name
+from kernel_attention_lab.reproduction import Places, Suite
+from kernel_attention_lab.reproduction.findings import (
     Measured,
     chance,
     column_sentence,
     column_verdict,
     measurements,
 )
-from kernel_attention.experiments.reproduction.page import signed
-from kernel_attention.experiments.results import ColumnComparison, columns_needed, compare_over_columns
+from kernel_attention_lab.reproduction.page import signed
+from kernel_attention_lab.results import ColumnComparison, columns_needed, compare_over_columns
 
 PAGE = Path("docs/significance.md")
 NOTHING = ["", "No two rows of a suite have been measured on two common data sets yet.", ""]

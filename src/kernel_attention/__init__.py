@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from kernel_attention.core.registry import register_attention
     from kernel_attention.core.sharding import shard_sequence
     from kernel_attention.estimators import AttentionClassifier, AttentionRegressor
-    from kernel_attention.experiments import reporting
     from kernel_attention.hosts import replace_attention, timm_attention
     from kernel_attention.mechanisms import create_attention, list_attention
     from kernel_attention.mechanisms.kernel_pca import RobustPrincipalAttention, ScaledAttention
@@ -66,17 +65,13 @@ __all__ = [
     "models",
     "register_attention",
     "replace_attention",
-    "reporting",
     "shard_sequence",
     "solvers",
     "testing",
     "timm_attention",
 ]
 
-_ROOMS = {
-    **{room: room for room in ("analysis", "functional", "hosts", "models", "solvers", "testing")},
-    "reporting": "experiments.reporting",
-}
+_ROOMS = ("analysis", "functional", "hosts", "models", "solvers", "testing")
 _HOMES = {
     "PrimalValueAttention": "mechanisms.primal",
     "AttentionClassifier": "estimators",
@@ -113,7 +108,7 @@ def __getattr__(name: str) -> Any:
     """
     try:
         if name in _ROOMS:
-            return importlib.import_module(f"{__name__}.{_ROOMS[name]}")
+            return importlib.import_module(f"{__name__}.{name}")
         if name in _HOMES:
             return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
     except ModuleNotFoundError as error:

@@ -25,9 +25,9 @@ GENERATED = {
 USE = """
 import torch
 import kernel_attention as ka
-from kernel_attention.experiments.benchmarking import plan_from_options, run_benchmark
-from kernel_attention.experiments.cli import main
-from kernel_attention.experiments.training import make_recipe
+from kernel_attention_lab.benchmarking import plan_from_options, run_benchmark
+from kernel_attention_lab.cli import main
+from kernel_attention_lab.training import make_recipe
 
 assert main(["list", "attention"]) == 0
 model = ka.models.SequenceClassifier(
@@ -48,7 +48,7 @@ def files_of(folder: Path) -> dict[str, str]:
     """The text files of a checkout by path."""
     return {
         str(path.relative_to(folder)): path.read_text(encoding="utf-8")
-        for part in ("src", "tests", "docs", "tools", "recipes")
+        for part in ("src", "lab", "tests", "docs", "tools")
         for path in (folder / part).rglob("*")
         if path.suffix in {".py", ".md", ".yaml", ".svg"} and path.is_file()
     } | {path.name: path.read_text(encoding="utf-8") for path in folder.iterdir() if path.is_file()}
@@ -57,7 +57,8 @@ def files_of(folder: Path) -> dict[str, str]:
 def run(folder: Path, *arguments: str) -> str:
     """Python in the checkout ``folder``; what it prints."""
     environment = os.environ | {
-        "PYTHONPATH": str(folder / "src"), "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "300",
+        "PYTHONPATH": os.pathsep.join(str(folder / place) for place in ("src", "lab/src")),
+        "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "300",
     }  # fmt: skip
     result = subprocess.run(
         [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False
@@ -71,7 +72,7 @@ def checkout(tmp_path_factory) -> Path:
     """A copy of this checkout with the dummy's files, and what the command writes."""
     folder = tmp_path_factory.mktemp("new") / "checkout"
     folder.mkdir()
-    for part in ("src", "tests", "docs", "tools", "recipes"):
+    for part in ("src", "lab", "tests", "docs", "tools"):
         shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
     for path in ROOT.iterdir():
         if path.is_file():

@@ -12,8 +12,8 @@ from torch import nn
 from kernel_attention import InputError, PrimalAttention, SoftmaxAttention, auxiliary_loss, create_attention
 from kernel_attention.core import penalized as base
 from kernel_attention.core.penalized import Objective, bounded_square
-from kernel_attention.experiments.data import load_time_series
 from kernel_attention.models import SequenceClassifier
+from kernel_attention_lab.data import load_time_series
 
 
 def layers(*etas: float) -> nn.Sequential:

@@ -93,7 +93,7 @@ def test_code_is_not_saved(arrays, small, tmp_path):
 
 
 def test_recipes_take_names_only(small):
-    from kernel_attention.experiments.training import Recipe
+    from kernel_attention_lab.training import Recipe
 
     with pytest.raises(ka.InputError, match=r"must be a name or \{name: options\}"):
         Recipe("JapaneseVowels", attention=Averages)

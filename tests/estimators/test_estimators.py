@@ -156,8 +156,8 @@ def test_a_model_is_the_one_of_a_run_with_the_same_seed(tmp_path):
     """The estimator adds conventions, not another way of training: same seed, same weights as ``train``."""
     from aeon.datasets import load_japanese_vowels
 
-    from kernel_attention.experiments.training import Recipe, train
-    from kernel_attention.experiments.training.saved import load_run
+    from kernel_attention_lab.training import Recipe, train
+    from kernel_attention_lab.training.saved import load_run
 
     shared = {"embed_dim": 8, "num_heads": 2, "num_layers": 1, "feedforward_dim": 16, "epochs": 2}
     shared |= {"validation_fraction": 0.25, "batch_size": 32, "accelerator": "cpu"}

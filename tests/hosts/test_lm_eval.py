@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from kernel_attention.experiments.data.texts.vocabulary import build_vocabulary
+from kernel_attention_lab.data.texts.vocabulary import build_vocabulary
 
 TEXT = "the cat sat on a dog ran . "
 TASK = """
@@ -34,8 +34,8 @@ def test_lm_eval_gives_every_choice_the_probability_that_our_model_gives_it(tmp_
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
 
-    from kernel_attention.experiments.training.export import make_tokenizer
     from kernel_attention.hosts.hugging_face import KernelAttentionConfig, KernelAttentionForCausalLM
+    from kernel_attention_lab.training.export import make_tokenizer
 
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     texts = ["the cat sat", "the dog ran", "a dog sat on the"]

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from kernel_attention.experiments.data import load_time_series
 from kernel_attention.solvers import KernelSVD
 from kernel_attention.solvers.frequent_directions import FrequentDirections
+from kernel_attention_lab.data import load_time_series
 from reference.subspaces import angles, two_samples, unit_columns
 
 S = 5

@@ -122,9 +122,7 @@ def capture_chosen(model: nn.Module, batch: Batch, names: Sequence[str]) -> dict
 def _call(model: nn.Module, batch: Batch) -> None:
     if isinstance(batch, Tensor):
         model(batch)
-    elif hasattr(
-        batch, "attention_mask"
-    ):  # a kernel_attention.experiments.data.Batch, which has a target too
+    elif hasattr(batch, "attention_mask"):  # a Batch of a loader, which has a target too
         model(batch.x, batch.attention_mask)  # type: ignore[union-attr]
     elif isinstance(batch, Mapping):
         model(**batch)

@@ -12,14 +12,14 @@ from sklearn.base import is_regressor
 from torch import Tensor
 
 from kernel_attention.estimators.parameters import Callback, callback_list, derived_seed, member_recipe
-from kernel_attention.experiments.data import SequenceSplit, stratified_split, windows_of
-from kernel_attention.experiments.notes import note_once
-from kernel_attention.experiments.settings import checked, plain
-from kernel_attention.experiments.training import Recipe, predict_outputs
-from kernel_attention.experiments.training.fit import training_device
-from kernel_attention.experiments.training.members import Member, train_member
-from kernel_attention.experiments.training.modes import in_plain_modes
 from kernel_attention.models import SequenceClassifier
+from kernel_attention_lab.data import SequenceSplit, stratified_split, windows_of
+from kernel_attention_lab.notes import note_once
+from kernel_attention_lab.settings import checked, plain
+from kernel_attention_lab.training import Recipe, predict_outputs
+from kernel_attention_lab.training.fit import training_device
+from kernel_attention_lab.training.members import Member, train_member
+from kernel_attention_lab.training.modes import in_plain_modes
 
 _CALIBRATION_PART = 0.2
 _PREDICTED_AT_ONCE = 64

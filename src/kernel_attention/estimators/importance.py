@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernel_attention.experiments.training.modes import in_plain_modes
 from kernel_attention.models import SequenceClassifier
 from kernel_attention.models.rocket_stem import RocketStem
+from kernel_attention_lab.training.modes import in_plain_modes
 
 _POWER = 4
 _SMALLEST_RUN = 1e-9  # of widths of a threshold, below which a cell has no slope of its own

@@ -13,17 +13,17 @@ from sklearn.utils import check_random_state
 
 from kernel_attention.core.validation import require_probability
 from kernel_attention.errors import InputError, unknown
-from kernel_attention.experiments.data.series.augmentation import AugmentationName
-from kernel_attention.experiments.settings import checked, plain
-from kernel_attention.experiments.training import Recipe
-from kernel_attention.experiments.training.members import (
+from kernel_attention.mechanisms import factory_options, layer_specs
+from kernel_attention.models.series_stem import LARGEST_NUMBER_OF_TOKENS, Stem, automatic_patch_len
+from kernel_attention_lab.data.series.augmentation import AugmentationName
+from kernel_attention_lab.settings import checked, plain
+from kernel_attention_lab.training import Recipe
+from kernel_attention_lab.training.members import (
     MemberRecipe,
     automatic_batch_size,
     automatic_epochs,
     automatic_steps,
 )
-from kernel_attention.mechanisms import factory_options, layer_specs
-from kernel_attention.models.series_stem import LARGEST_NUMBER_OF_TOKENS, Stem, automatic_patch_len
 
 Callback = Callable[[list[dict[str, Any]]], Any]
 

@@ -1,0 +1,234 @@
+"""The commands that compare: ``bench`` layers, ``sweep`` recipes, ``reproduce`` the tables of papers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kernel_attention.errors import InputError
+from kernel_attention_lab.cli.progress import progress
+from kernel_attention_lab.options import Bench, Reproduce, Sweep
+from kernel_attention_lab.plugins import load_plugins, require_plugins
+
+if TYPE_CHECKING:
+    from kernel_attention_lab.benchmarking import Plan
+    from kernel_attention_lab.sweeping import SweepFolder, SweepPlan
+
+_MOST_WORKERS = 256
+
+
+def bench_command(options: Bench) -> int:
+    """Measure attention layers side by side."""
+    from rich.console import Console
+
+    from kernel_attention_lab.benchmarking import plan_from_options, run_benchmark
+    from kernel_attention_lab.reporting import benchmark_tables, write_benchmark
+
+    plan = plan_from_options(options.suite, options.attention, vars(options), options.causal)
+    if options.against is not None:
+        return _bench_against(options.against, options, plan)
+    folder = Path(
+        options.output or f"runs/bench-{options.suite or 'layers'}-{time.strftime('%Y%m%d-%H%M%S')}"
+    )
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    with progress() as told:
+        record = run_benchmark(
+            plan,
+            seed=options.seed,
+            warmup=options.warmup,
+            told=told,
+            kept=lambda record: write_benchmark(record, folder),
+        )
+    files = write_benchmark(record, folder)
+    for table in benchmark_tables(record):
+        console.print(table)
+    for entry in record["absent"]:
+        console.print(f"{entry['contender']}: absent ({entry['reason']})")
+    console.print(f"written: {', '.join(map(str, files))}", soft_wrap=True)
+    return 0
+
+
+def _bench_against(reference: str, options: Bench, plan: Plan) -> int:
+    """Time this code against a revision. The exit code is 1 where something got slower."""
+    from rich.console import Console
+
+    from kernel_attention_lab.benchmarking import measure_against
+    from kernel_attention_lab.benchmarking.contenders import find_contender
+    from kernel_attention_lab.benchmarking.plans import check_plan
+    from kernel_attention_lab.benchmarking.revisions import ROUNDS, BenchmarkFailedError
+    from kernel_attention_lab.reporting.benchmark_tables import (
+        revision_table,
+        verdict_lines,
+        write_revisions,
+    )
+
+    check_plan(plan)
+    for spec in plan.contenders:
+        find_contender(spec)
+    folder = Path(options.output or f"runs/bench-against-{time.strftime('%Y%m%d-%H%M%S')}")
+    rounds = ROUNDS if options.rounds is None else options.rounds
+    try:
+        with progress() as told:
+            record = measure_against(
+                reference, _bench_arguments(options), rounds=rounds, seed=options.seed, told=told
+            )
+    except BenchmarkFailedError as error:
+        print(f"failed: {error}; nothing was written", file=sys.stderr)
+        return 1
+    files = write_revisions(record, folder)
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    console.print(revision_table(record))
+    for line in verdict_lines(record):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    console.print(f"written: {', '.join(map(str, files))}", soft_wrap=True)
+    return 1 if any(row["verdict"] == "slower" for row in record["rows"]) else 0
+
+
+def _bench_arguments(options: Bench) -> list[str]:
+    """The words of ``bench`` that say what is measured."""
+    words = [spec if isinstance(spec, str) else json.dumps(spec) for spec in options.attention]
+    sizes = ("length", "embed_dim", "num_heads", "batch_size", "threads", "dtype", "device", "passes")
+    chosen = {name: getattr(options, name) for name in (*sizes, "suite", "causal", "warmup")}
+    for name, value in chosen.items():
+        if value is not None:
+            values = value if isinstance(value, list) else [value]
+            words += [
+                f"--{name}",
+                *(str(each).lower() if isinstance(each, bool) else str(each) for each in values),
+            ]
+    return [*words, *(word for plugin in options.plugin for word in ("--plugin", plugin))]
+
+
+def reproduce_command(options: Reproduce) -> int:
+    """Run what a suite lacks, and compare."""
+    from rich.console import Console
+
+    from kernel_attention_lab.reporting.suite_tables import missing_notes, state_table, suite_table
+    from kernel_attention_lab.reproduction import (
+        Places,
+        estimates,
+        measurements,
+        read_suite,
+        run_cells,
+        untrained_starts,
+        write_page,
+    )
+
+    suite = read_suite(options.suite).with_protocol(options.protocol)
+    places = Places(Path(options.runs), Path(options.results), options.data_root)
+    cells = list(suite.cells(options.rows, options.columns, options.seeds))
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    if options.dry_run:
+        found = estimates(suite, cells, places)
+        console.print(state_table(suite.title, found))
+        for note in missing_notes(found):
+            console.print(note, markup=False, soft_wrap=True)
+        for start in untrained_starts(suite, cells, places):
+            console.print(f"trained before them: {start.cell} of suite {start.suite.name}", markup=False)
+        return 0
+    with progress(seconds=0) as told:
+        outcome = run_cells(suite, cells, places, told, workers=options.workers, plugins=options.plugin)
+    for cell in outcome.left:
+        print(f"{cell}: left to the process that works on it", file=sys.stderr)
+    for failure in outcome.failures:
+        print(f"{failure.cell}: {failure.reason}", file=sys.stderr)
+    if outcome.dead:
+        print(
+            f"failed: {outcome.dead} of {outcome.workers} workers died; the same command goes on",
+            file=sys.stderr,
+        )
+    measured = measurements(suite, places)
+    columns = [name for name in suite.columns if any(name in found for found in measured.values())]
+    console.print(suite_table(suite.title, suite.metric, columns or suite.columns, measured, suite.reported))
+    console.print(f"page: {write_page(suite, places)}", markup=False, soft_wrap=True)
+    if any(failure.is_input for failure in outcome.failures):
+        return 2
+    return 1 if outcome.failures or outcome.dead else 0
+
+
+def sweep_command(options: Sweep, typed: dict[str, Any]) -> int:
+    """Train the points of a sweep, and compare them."""
+    from kernel_attention_lab.sweeping import open_sweep, start_sweep
+
+    if (options.recipe is None) == (options.resume is None):
+        raise InputError(
+            "sweep needs either a recipe or --resume FOLDER (see: kernel-attention sweep --help)"
+        )
+    if not 1 <= options.workers <= _MOST_WORKERS:
+        raise InputError(f"workers={options.workers} must be a whole number between 1 and {_MOST_WORKERS}")
+    if options.resume is None:
+        plan = _plan_of_sweep(options, typed)
+        sweep = start_sweep(plan, Path(options.output or f"runs/sweep-{plan.recipe}"))
+    else:
+        sweep = open_sweep(Path(options.resume))
+        require_plugins(sweep.plan.keys["plugins"])
+    return _run_sweep(sweep, options)
+
+
+def _plan_of_sweep(options: Sweep, typed: dict[str, Any]) -> SweepPlan:
+    from kernel_attention_lab.sweeping import make_plan, read_space
+    from kernel_attention_lab.training.recipe import recipe_plugins
+    from kernel_attention_lab.training.recipe_files import read_recipe
+    from kernel_attention_lab.training.tasks import DEFAULT_TASK, recipe_class
+
+    assert options.recipe is not None
+    name, keys = read_recipe(options.recipe)
+    if "dataset" not in keys | typed:
+        raise InputError(f"recipe {options.recipe}: has no key dataset (or give it with --dataset)")
+    space = read_space(
+        recipe_class(keys.get("task", DEFAULT_TASK)), options.grid, options.range, options.space
+    )
+    for key in typed:
+        if key in space:
+            raise InputError(f"--{key} is the same for every point, but the space has {key} too")
+    plugins = recipe_plugins(keys, options.plugin)
+    load_plugins(plugins)
+    return make_plan(
+        name,
+        keys | typed | {"plugins": plugins},
+        space,
+        sampler=options.sampler,
+        sampler_seed=options.sampler_seed,
+        points=options.points,
+        data_root=options.data_root,
+    )
+
+
+def _run_sweep(sweep: SweepFolder, options: Sweep) -> int:
+    """Run the points, show them as they come, and write the report; also after a failure."""
+    from rich.console import Console
+    from rich.live import Live
+
+    from kernel_attention_lab.reporting.sweep_record import sweep_table
+    from kernel_attention_lab.reporting.sweep_report import write_sweep_report
+    from kernel_attention_lab.sweeping import run_sweep, sweep_record
+
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    live = Live(
+        get_renderable=lambda: sweep_table(sweep_record(sweep, with_importances=False)),
+        console=console,
+        refresh_per_second=1,
+        transient=True,
+    )
+    failure: BaseException | None = None
+    try:
+        with live if console.is_terminal else contextlib.nullcontext():
+            run_sweep(sweep, options.workers, options.data_root)
+    except (KeyboardInterrupt, OSError) as error:
+        failure = error
+    record = sweep_record(sweep)
+    console.print(sweep_table(record))
+    failed = [point for point in record.points if point.state == "failed"]
+    if failed:
+        print(f"{len(failed)} points failed, for the reasons in the report", file=sys.stderr)
+    if failure is not None:
+        line = "interrupted" if isinstance(failure, KeyboardInterrupt) else f"failed: {failure}"
+        print(f"{line}\nsaved: every point so far, in {sweep.folder}", file=sys.stderr)
+        print(f"resume: {record.command}", file=sys.stderr)
+    page = write_sweep_report(record, sweep.folder / "report.html")
+    console.print(f"report: {page}", soft_wrap=True)
+    return 1 if failed or failure is not None else 0

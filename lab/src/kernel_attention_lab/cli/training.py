@@ -1,0 +1,181 @@
+"""The commands ``train`` and ``init``."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import sys
+import time
+import traceback
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kernel_attention.errors import InputError, missing_package, writing
+from kernel_attention_lab.options import Init, Train
+from kernel_attention_lab.plugins import load_plugins
+
+if TYPE_CHECKING:
+    from kernel_attention_lab.training.recipe import BaseRecipe
+
+
+def train_command(options: Train, typed: dict[str, Any]) -> int:
+    """Train a recipe, or go on with a run."""
+    from kernel_attention_lab.training.processes import started_devices
+    from kernel_attention_lab.training.recipe import make_recipe, recipe_plugins
+    from kernel_attention_lab.training.recipe_files import read_recipe
+
+    if (options.recipe is None) == (options.resume is None):
+        raise InputError("train needs either a recipe or --resume RUN (see: kernel-attention train --help)")
+    if options.resume is not None:
+        return _run_training(None, Path(options.resume), None, options.data_root, options.progress)
+    assert options.recipe is not None
+    name, keys = read_recipe(options.recipe)
+    if "dataset" not in keys | typed:
+        raise InputError(f"recipe {options.recipe}: has no key dataset (or give it with --dataset)")
+    plugins = recipe_plugins(keys, options.plugin)
+    load_plugins(plugins)
+    recipe = make_recipe(keys | typed | {"plugins": plugins})
+    if recipe.processes == 1:  # torchrun says how many there are
+        recipe = make_recipe(recipe.keys() | started_devices())
+    folder = Path(options.output or f"runs/{name}-{recipe.attention_name()}-{time.strftime('%Y%m%d-%H%M%S')}")
+    return _run_training(recipe, folder, name, options.data_root, options.progress)
+
+
+def init_command(options: Init) -> int:
+    """Write a recipe for own series, or a copy of a recipe."""
+    from kernel_attention.atomic import write_text_atomically
+    from kernel_attention_lab.training.recipe_files import recipe_text
+
+    path = Path(options.output)
+    if path.suffix not in (".yaml", ".yml"):
+        raise InputError(f"output {path}: the name must end in .yaml")
+    if path.exists():
+        raise InputError(f"output {path} exists: choose another name with --output")
+    names = (
+        "dataset", "test_file", "target_type", "layout", "case_column", "time_column", "target_column",
+        "channel_columns",
+    )  # fmt: skip
+    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    if options.recipe is None:
+        text = _recipe_for_series(given, options.data_root, str(path))
+    elif given:
+        raise InputError(f"init: --recipe copies a whole recipe, and goes without {', '.join(given)}")
+    else:
+        text = recipe_text(options.recipe)
+    with writing(f"output {path}"):
+        write_text_atomically(path, text)
+    print(f"written: {path}")
+    return 0
+
+
+def _recipe_for_series(given: dict[str, Any], data_root: str | None, name: str) -> str:
+    """The text of a recipe for the file of series among the given keys, or for one to be filled in."""
+    from kernel_attention_lab.data.series.step_columns import is_step
+    from kernel_attention_lab.notes import note
+    from kernel_attention_lab.training.template import recipe_template
+    from kernel_attention_lab.training.time_series_experiment import load_data
+    from kernel_attention_lab.training.time_series_recipe import Recipe
+
+    if "dataset" not in given and given:
+        raise InputError(f"init: --{next(iter(given))} says something of a file, and none is given")
+    data = load_data(Recipe(**given), data_root) if given else None
+    steps = [name for name in data.channel_names if is_step(name)] if data is not None else []
+    if len(steps) > 1:
+        note(
+            f"{given['dataset']}: {len(steps)} channels have names like numbers or times: "
+            f"{', '.join(steps[:3])} ...; if they are the steps of one channel, give --layout wide and no "
+            "--channel_columns"
+        )
+    return recipe_template(given, data, name)
+
+
+def _run_training(
+    recipe: BaseRecipe | None, folder: Path, name: str | None, data_root: str | None, progress: bool
+) -> int:
+    from rich.console import Console
+
+    from kernel_attention_lab.reporting import summary_table
+    from kernel_attention_lab.training import train
+    from kernel_attention_lab.training.processes import is_first_process
+    from kernel_attention_lab.training.saved import read_config
+
+    resume = recipe is None
+    recipe = recipe or read_config(folder)
+    try:
+        summary = train(
+            recipe, folder, name=name or folder.name, data_root=data_root, resume=resume, progress=progress
+        )
+    except InputError:
+        raise
+    except (KeyboardInterrupt, Exception) as error:
+        if isinstance(error, ModuleNotFoundError) and missing_package(error, "this run") is not None:
+            raise
+        if is_first_process():
+            _tell_failure(error, folder, data_root)
+        return 1
+    if not is_first_process():
+        return 0
+    console = Console()
+    console.print(summary_table(summary))
+    console.print(f"report: {folder / 'report.html'}", soft_wrap=True)
+    return 0
+
+
+def _tell_failure(error: BaseException, folder: Path, data_root: str | None) -> None:
+    """Print the failure, the saved state, and the command that resumes."""
+    is_expected = isinstance(error, KeyboardInterrupt | FloatingPointError | OSError)
+    failure = " ".join(f"failed: {type(error).__name__}: {error}".split())
+    lines = ["interrupted" if isinstance(error, KeyboardInterrupt) else failure]
+    if not (folder / "config.yaml").is_file():
+        lines.append("nothing is saved: the run had not begun")
+    else:
+        lines.append(f"saved: {folder} ({_saved_state(folder)})")
+        if not is_expected:
+            with contextlib.suppress(OSError):
+                (folder / "error.txt").write_text("".join(traceback.format_exception(error)))
+                lines.append(f"details: {folder / 'error.txt'}")
+        if isinstance(error, FloatingPointError):
+            lines.append(
+                "a resumed run would fail again: start a new one, with a lower --learning_rate perhaps"
+            )
+        else:
+            root = f" --data_root {shlex.quote(data_root)}" if data_root else ""
+            lines.append(f"resume: kernel-attention train --resume {shlex.quote(str(folder))}{root}")
+    print("\n".join(lines), file=sys.stderr)
+
+
+def _saved_state(folder: Path) -> str:
+    """The finished seeds of a run folder, and the points where the others would resume."""
+    found = sorted(
+        (int(path.name.removeprefix("seed-")), path)
+        for path in folder.glob("seed-*")
+        if path.name.removeprefix("seed-").isdecimal()
+    )
+    states = [f"seed {seed}: {state}" for seed, path in found if (state := _seed_state(path))]
+    return "; ".join(states) or "its recipe, no checkpoint yet"
+
+
+def _seed_state(folder: Path) -> str | None:
+    if (folder / "evaluation.json").is_file():
+        return "finished"
+    if not (folder / "last.ckpt").is_file():
+        return None
+    step = _step(folder / "last.ckpt")
+    if step is None:
+        return "checkpoint"
+    return f"checkpoint after step {step}" if step else "checkpoint of step 0, nothing trained yet"
+
+
+def _step(checkpoint: Path) -> int | None:
+    """Optimizer steps so far; None where the file cannot be read."""
+    import torch
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            # Mapped, so that one number does not cost the reading of a large checkpoint.
+            state = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
+        return int(state["global_step"])
+    except Exception:  # this text reports another failure, which it must not hide
+        return None

@@ -1,0 +1,125 @@
+"""The trainer's state: written by atomic rename, read back without executing anything from the file."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import random
+import warnings
+import zipfile
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+
+from kernel_attention.atomic import write_atomically
+from kernel_attention.errors import InputError
+from kernel_attention_lab.plain_yaml import require_file
+
+_PARTS = ("figures", "generators", "global_step", "optimizer", "recipe", "recorder", "round", "state_dict")
+
+
+_IS_FOLDER = 0x10  # of a zip archive's attributes of a part
+
+
+def write_state(path: Path, state: dict[str, Any]) -> None:
+    """Write the state to a temporary file and rename it.
+
+    Raises:
+        OSError: where it cannot be written, for example because the disk is full.
+    """
+
+    def write(file: IO[bytes]) -> None:
+        watched = _Watched(file)
+        try:
+            torch.save(state, watched)  # type: ignore[arg-type]  # it needs no more than write
+        except RuntimeError as error:
+            # PyTorch words a failed write as a failed check of its own file format.
+            raise watched.failure or error from None
+
+    write_atomically(path, write)
+
+
+class _Watched(io.RawIOBase):
+    """A file that remembers why it could not be written."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file = file
+        self.failure: OSError | None = None
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return self.file.write(data)
+        except OSError as error:
+            self.failure = error
+            raise
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """The state on the CPU, always with ``weights_only=True``.
+
+    Raises:
+        InputError: for a file that is damaged or no checkpoint of this version.
+    """
+    check_checkpoint(path)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the errors below say what is wrong with the file
+            state = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        raise InputError(
+            f"checkpoint {path}: refused, it is damaged or holds more than tensors and plain values"
+        ) from None
+    except Exception as error:  # a damaged pickle can raise anything
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(f"checkpoint {path}: truncated or not a checkpoint ({reason})") from None
+    if isinstance(state, dict) and "pytorch-lightning_version" in state:
+        raise InputError(f"checkpoint {path}: written by an earlier version; only that version can resume it")
+    missing = [part for part in _PARTS if not isinstance(state, dict) or part not in state]
+    if missing:
+        raise InputError(f"checkpoint {path}: not a trainer's state (it has no {', '.join(missing)})")
+    return state
+
+
+def check_checkpoint(path: Path) -> None:
+    """InputError where the file is damaged.
+
+    A checkpoint is a zip archive with a checksum of every part. PyTorch writes the checksums and does not
+    read them.
+    """
+    require_file(path)
+    try:
+        if not zipfile.is_zipfile(path):
+            return  # the reader says what else it is
+        with zipfile.ZipFile(path) as archive:
+            # PyTorch reads a part that is marked as a folder as zeros.
+            folders = [part.filename for part in archive.infolist() if part.external_attr & _IS_FOLDER]
+            damaged = folders[0] if folders else archive.testzip()
+    except Exception as error:  # a damaged archive can raise anything
+        reason = str(error) or type(error).__name__
+        raise InputError(f"checkpoint {path}: truncated or not a checkpoint ({reason})") from None
+    if damaged is not None:
+        raise InputError(f"checkpoint {path}: damaged, its part {damaged} does not have its checksum or kind")
+
+
+def get_generators() -> dict[str, Any]:
+    """States of all global generators, in types that ``weights_only`` loading accepts."""
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "numpy": [str(kind), [int(key) for key in keys], *rest],
+        "python": random.getstate(),
+    }
+
+
+def set_generators(state: dict[str, Any]) -> None:
+    """Continue with these states, of ``get_generators``."""
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(state["cuda"])
+    kind, keys, *rest = state["numpy"]
+    np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))

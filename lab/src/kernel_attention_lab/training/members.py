@@ -1,0 +1,159 @@
+"""One trained model of an estimator, and the sizes of training that follow from the size of the data."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from kernel_attention.errors import InputError
+from kernel_attention.mechanisms import ATTENTION_SPECS
+from kernel_attention.memory_limit import require_memory
+from kernel_attention.models import SequenceClassifier
+from kernel_attention.specs import Choice
+from kernel_attention_lab.data import SequenceSplit, make_loader
+from kernel_attention_lab.training.fit import fit, private_generators, training_device
+from kernel_attention_lab.training.modes import plain_modes
+from kernel_attention_lab.training.readout import fit_readout
+from kernel_attention_lab.training.recorder import MemoryRecorder
+from kernel_attention_lab.training.rocket_features import (
+    OnFeatures,
+    can_keep_features,
+    fit_input,
+    series_features,
+    split_features,
+    training_features,
+)
+from kernel_attention_lab.training.time_series_recipe import Recipe
+from kernel_attention_lab.training.time_series_task import TimeSeriesTask
+
+_BATCH_SIZES = (8, 64)
+_STEPS = (1000, 1500)
+_TOKENS = 1_500_000  # that a model reads in training: a minute or two of one processor core
+_FEWEST_EPOCHS = 20
+
+
+def automatic_batch_size(cases: int) -> int:
+    """A sixteenth of the training cases, as a power of two from 8 to 64."""
+    smallest, largest = _BATCH_SIZES
+    return min(max(2 ** round(math.log2(max(cases / 16, 1))), smallest), largest)
+
+
+def automatic_steps(batch_size: int, num_tokens: int) -> int:
+    """Steps that read about 1.5 million tokens in batches of series of ``num_tokens``; from 1000 to 1500."""
+    fewest, most = _STEPS
+    return min(max(round(_TOKENS / (batch_size * num_tokens)), fewest), most)
+
+
+def automatic_epochs(cases: int, batch_size: int, steps: int) -> int:
+    """Passes over the training cases that make about ``steps`` steps, and at least 20 of them."""
+    return max(round(steps / math.ceil(cases / batch_size)), _FEWEST_EPOCHS)
+
+
+@dataclass(frozen=True)
+class MemberRecipe(Recipe):
+    """A recipe that is never written, so that a class or a function may make its attention layers."""
+
+    def _layers(self) -> list[Choice]:
+        specs = ATTENTION_SPECS.per_layer(self.attention, self.num_layers)
+        return [ATTENTION_SPECS.read(spec) for spec in specs if not callable(spec)]
+
+
+class Member(NamedTuple):
+    """A trained model, on the CPU, its options, the figures of every epoch and the epoch that was kept."""
+
+    model: SequenceClassifier
+    options: dict[str, Any]
+    rows: list[dict[str, float]]
+    best_epoch: int
+
+
+def train_member(
+    recipe: Recipe,
+    split: SequenceSplit,
+    held_out: SequenceSplit | None,
+    num_outputs: int,
+    max_len: int,
+    *,
+    is_regression: bool = False,
+    max_seconds: float = 0.0,
+    progress: bool = False,
+    start: Mapping[str, Tensor] | None = None,
+    watch: Callable[[list[dict[str, Any]]], bool] | None = None,
+) -> Member:
+    """Train a model of the recipe on a split, with the recipe's first seed.
+
+    The last epoch is kept, or, with held-out cases, the best on these. The caller's random generators do not
+    change.
+
+    Args:
+        recipe: the model and its training.
+        split: the cases that train.
+        held_out: the cases that choose the epoch; None: the last epoch stays.
+        num_outputs: classes, or values.
+        max_len: longest sequence that the model takes.
+        is_regression: whether the outputs are values.
+        max_seconds: end training after this time; 0 sets no limit.
+        progress: show a progress bar.
+        start: weights and scale of the model before training; None: drawn anew, and the scale of the split.
+        watch: called after every epoch with the figures of all epochs so far; True ends training.
+
+    Raises:
+        InputError: for a ``start`` that is that of another model.
+    """
+    require_memory(f"max_len={max_len}", 4 * max_len * recipe.embed_dim, "lower max_len")
+    require_memory(
+        f"patch_len={recipe.patch_len}", 4 * recipe.patch_len * recipe.embed_dim, "lower patch_len"
+    )
+    seed = recipe.seeds[0]
+    variance = (
+        float(np.var(held_out.targets, axis=0).mean()) if held_out is not None and is_regression else None
+    )
+    recorder = MemoryRecorder(variance, watch)
+    options = recipe.encoder_options()
+    with plain_modes(), private_generators(seed, training_device(recipe.accelerator)):
+        model = SequenceClassifier(split.sequences[0].shape[1], num_outputs, max_len, **options)
+        _start(model, split, start)
+        trained: SequenceClassifier | OnFeatures = model
+        copies: list[list[np.ndarray]] = []
+        started = time.monotonic()
+        features: Iterable[np.ndarray] = series_features(model, split.sequences)  # computed as they are read
+        if can_keep_features(model, recipe, split):
+            split, copies = training_features(model, split, recipe.augmentation)
+            held_out = None if held_out is None else split_features(model, held_out)
+            trained, recipe, features = OnFeatures(model), replace(recipe, augmentation=[]), split.sequences
+        if recipe.readout:
+            fit_readout(model, features, split, is_regression)
+        if max_seconds:
+            max_seconds = max(max_seconds - (time.monotonic() - started), 0.1)
+        task = TimeSeriesTask(trained, recipe, is_regression, max_seconds)
+        fit(
+            task,
+            make_loader(split, recipe.batch_size, shuffle=True, seed=seed, others=copies),
+            None if held_out is None else make_loader(held_out, recipe.batch_size),
+            observers=[recorder],
+            progress=progress,
+        )
+    weights = task.evaluated.state_dict() if recorder.weights is None else recorder.weights
+    trained.load_state_dict(weights)
+    model.zero_grad(set_to_none=True)
+    return Member(model.cpu().eval(), options, recorder.rows, recorder.best_epoch or len(recorder.rows))
+
+
+def _start(model: SequenceClassifier, split: SequenceSplit, start: Mapping[str, Tensor] | None) -> None:
+    """Set the scale of the training data and what the stem takes from it, or those of a trained model."""
+    if start is None:
+        fit_input(model.encoder, split.sequences)
+        return
+    try:
+        model.load_state_dict(start)
+    except RuntimeError:
+        raise InputError(
+            "warm_start=True continues the model of the last fit, and its weights do not fit a model of "
+            "these parameters: restore attention and sizes, or fit with warm_start=False"
+        ) from None

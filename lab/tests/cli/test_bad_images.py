@@ -1,0 +1,178 @@
+"""Images that cannot be trained on, predicted or evaluated: one clear line, exit code 2, nothing written."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import tarfile
+
+import pytest
+from training.image_sets import COLOURS, make_colours, write_image, write_image_recipe
+
+from kernel_attention_lab.cli import main
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path_factory, monkeypatch):
+    """No data root, and a cache outside of the folders that must stay as they are."""
+    monkeypatch.delenv("KERNEL_ATTENTION_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture
+def root(tmp_path):
+    return make_colours(tmp_path / "data", train=3, test=2)
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    return write_image_recipe(tmp_path / "recipe.yaml")
+
+
+def add_member(path, name, content=b"", link=""):
+    with tarfile.open(path, "w") as archive:
+        member = tarfile.TarInfo(name)
+        member.size = len(content)
+        if link:
+            member.type, member.linkname = tarfile.SYMTYPE, link
+        archive.addfile(member, io.BytesIO(content))
+
+
+def truncate(root):
+    path = root / "colours" / "train" / "red" / "1.png"
+    path.write_bytes(path.read_bytes()[:-200])
+
+
+def not_an_image(root):
+    (root / "colours" / "test" / "red" / "1.jpg").write_text("no image")
+
+
+def one_class(root):
+    for split in ("train", "test"):
+        for name in ("green", "red"):
+            shutil.rmtree(root / "colours" / split / name)
+
+
+def mixed_sizes(root):
+    write_image(root / "colours" / "train" / "red" / "9.png", COLOURS["red"], (13, 12))
+
+
+def unseen_class(root):
+    write_image(root / "colours" / "test" / "blue" / "0.png", COLOURS["red"])
+
+
+def no_images(root):
+    shutil.rmtree(root / "colours")
+    (root / "colours" / "train").mkdir(parents=True)
+
+
+def archive_of(content):
+    def make(root):
+        shutil.rmtree(root / "colours")
+        (root / "colours.tar").write_bytes(content)
+
+    return make
+
+
+def member(name, **options):
+    def make(root):
+        shutil.rmtree(root / "colours")
+        add_member(root / "colours.tar", name, **options)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (truncate, "train/red/1.png: not readable as an image"),
+        (not_an_image, "test/red/1.jpg: not readable as an image (it is no image of a known format)"),
+        (one_class, "has one class only, 'violet' (accepted: 2 or more)"),
+        (mixed_sizes, "train/red/9.png has 13 x 12 pixels; image_size resizes all of them"),
+        (unseen_class, "the test split has classes unseen in training: blue"),
+        (no_images, "images"),
+        (archive_of(b"no archive" * 100), "colours.tar: cannot be read as an archive"),
+        (member("../train/red/0.png", content=b"x"), "has a path that leads out of the archive"),
+        (member("/train/red/0.png", content=b"x"), "has a path that leads out of the archive"),
+        (member("train/red/0.png", link="/etc/passwd"), "is a link to /etc/passwd"),
+        (lambda root: shutil.rmtree(root / "colours"), "dataset 'colours': no such folder or archive"),
+    ],
+    ids=["truncated", "no image", "one class", "mixed sizes", "unseen class", "empty", "no archive", "climbs",
+         "absolute", "link", "missing"],
+)  # fmt: skip
+def test_sets_that_cannot_be_trained_on(damage, message, refused, root, recipe):
+    damage(root)
+    line = refused("train", recipe, "--data_root", root, "--output", "run")
+    assert message in line
+    assert "colours" in line, "the message names the place"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--patch_size", "5"), "image_size=(12, 12) must be a multiple of patch_size=5"),
+        (("--crop_ratio", "0.875"), "crop_ratio=0.875 needs an image_size"),
+        (("--image_size", "-3"), "image_size"),
+        (("--attention", "[softmax]"), "lists 1 entries for num_layers=2"),
+        (("--attention", "scaled_head"), "did you mean 'scaled_heads'"),
+        (("--augmentation", "autoaugment"), "must be one of none, crop_flip, deit"),
+        (("--min_learning_rate", "1"), "min_learning_rate=1.0 exceeds learning_rate=0.01"),
+    ],
+)
+def test_options_that_the_model_cannot_take(options, message, refused, root, recipe):
+    assert message in refused("train", recipe, "--data_root", root, "--output", "run", *options)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        make_colours(folder / "data", train=4, test=2, size=(16, 12))
+        recipe = write_image_recipe(folder / "recipe.yaml", epochs=1)
+        arguments = [
+            "train",
+            recipe,
+            "--data_root",
+            folder / "data",
+            "--output",
+            folder / "run",
+            "--progress",
+            "false",
+        ]
+        assert main([str(argument) for argument in arguments]) == 0
+    return folder / "run"
+
+
+@pytest.mark.parametrize("command", ["predict", "evaluate"])
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda place: None, "does not exist (accepted: "),
+        (lambda place: place.mkdir(), "images"),
+        (lambda place: place.write_text("no archive" * 100), "cannot be read as an archive"),
+        (lambda place: add_member(place, "../red/0.png", b"x"), "has a path that leads out of the archive"),
+        (lambda place: write_image(place / "red" / "0.png", COLOURS["red"], (12, 12)),
+         "12 x 12 pixels (accepted: 16 x 12, the size of the training images)"),
+        (lambda place: (place / "red").mkdir(parents=True) or (place / "red" / "0.png").write_bytes(b"x"),
+         "red/0.png: not readable as an image (it is no image of a known format)"),
+    ],
+    ids=["missing", "empty", "no archive", "climbs", "another size", "no image"],
+)  # fmt: skip
+def test_files_that_a_trained_model_cannot_take(command, damage, message, refused, trained, tmp_path):
+    place = tmp_path / "new"
+    damage(place)
+    line = refused(command, trained, place, "--output", "out.json")
+    assert message in line
+    assert str(place) in line
+
+
+def test_a_single_file_that_is_no_image(refused, trained, tmp_path):
+    (tmp_path / "photo.jpg").write_bytes(b"no image")
+    message = "photo.jpg: not readable as an image (it is no image of a known format)"
+    assert message in refused("predict", trained, tmp_path / "photo.jpg")
+
+
+def test_evaluation_refuses_a_class_it_never_saw(refused, trained, tmp_path):
+    write_image(tmp_path / "new" / "blue" / "0.png", (0, 0, 200), (16, 12))
+    assert "it has classes unseen in training: blue" in refused("evaluate", trained, tmp_path / "new")

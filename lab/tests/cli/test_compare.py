@@ -1,0 +1,74 @@
+"""Several runs in one table and one page."""
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from training.runs import train_small
+
+pytestmark = pytest.mark.usefixtures("brief")
+
+
+@pytest.fixture
+def other(waves, tmp_path):
+    """A run that has seed 1 in common with ``trained``, and seed 2 of its own."""
+    changes = {"attention": "softmax", "learning_rate": 0.01}
+    return train_small(tmp_path / "other", waves, "--seeds", "1", "2", **changes)
+
+
+def accuracy(run, seed):
+    return json.loads((run / f"seed-{seed}" / "evaluation.json").read_text())["accuracy"]
+
+
+def test_runs_stand_in_one_table_and_one_page(cli, trained, other, here):
+    code, out, err = cli("compare", trained, other, "--table", "all.csv")
+    assert (code, err) == (0, "")
+    assert "page: runs/comparison.html" in out
+    first, second = csv.DictReader((here / "all.csv").read_text().splitlines())
+    assert (first["run"], second["run"], second["attention"]) == ("run", "other", "softmax")
+    assert second["learning_rate"] == "0.01"
+    assert "epochs" not in first, "the same in both"
+    assert float(first["seed_0"]) == accuracy(trained, 0)
+    assert second["seed_0"] == "", "it has no seed 0"
+    assert float(second["mean"]) == pytest.approx((accuracy(other, 1) + accuracy(other, 2)) / 2)
+    assert float(second["difference"]) == pytest.approx(accuracy(other, 1) - accuracy(trained, 1))
+    assert (first["difference"], second["shared_seeds"]) == ("", "1")
+    page = (here / "runs" / "comparison.html").read_text()
+    assert f"{100 * accuracy(other, 2):.2f} %" in page
+    assert page.count("<img ") >= 3, "the seeds, the loss and the accuracy"
+    assert "<script" not in page
+
+
+def test_what_makes_figures_hard_to_compare_is_said(cli, trained, other, here, tmp_path):
+    copy = shutil.copytree(other, tmp_path / "copy")
+    shutil.rmtree(copy / "seed-2")
+    config = (copy / "config.yaml").read_text()
+    (copy / "config.yaml").write_text(config.replace("dataset: Waves", "dataset: Seas"))
+    summary = json.loads((copy / "summary.json").read_text()) | {"dataset": "Seas"}
+    (copy / "summary.json").write_text(json.dumps(summary))
+    code, out, _ = cli("compare", trained, copy)
+    assert code == 0
+    assert "note: the runs have different data sets: Seas, Waves" in out
+    assert "note: copy: not evaluated yet: seed 2" in out
+
+
+def test_options_of_one_mechanism_are_told_apart(cli, trained, waves, tmp_path):
+    wider = {"primal": {"rank": 2, "eta": 0.1, "rank_multiplier": 2}}
+    code, out, _ = cli("compare", trained, train_small(tmp_path / "wider", waves, attention=wider))
+    assert code == 0
+    assert "rank 2" in out
+    assert "rank 3" in out
+
+
+def test_runs_that_cannot_stand_together_are_refused(refused, trained, trained_regression):
+    assert "at least two runs" in refused("compare", trained)
+    assert "is given twice" in refused("compare", trained, trained)
+    Path("loop").symlink_to("loop")
+    assert "loop" in refused("compare", trained, "loop")
+    message = refused("compare", trained, trained_regression)
+    assert "different figures" in message
+    assert "rmse" in message
+    assert "does not exist" in refused("compare", trained, "nowhere")
+    assert ".csv or .json" in refused("compare", trained, trained_regression, "--table", "all.txt")

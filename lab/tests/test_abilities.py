@@ -1,0 +1,128 @@
+"""The page of abilities is what the records say; the suite's models can be trained."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from suite_records import suite_record
+from torch.nn import functional as F
+
+from kernel_attention.errors import InputError
+from kernel_attention_lab.data.texts.text import IGNORED
+from kernel_attention_lab.reproduction import Cell, read_suite
+from kernel_attention_lab.results import ResultRecord, write_records
+from kernel_attention_lab.training.position_experiment import PositionExperiment
+
+ROOT = Path(__file__).parents[2]
+SUITE = read_suite("abilities")
+
+
+@pytest.fixture
+def tables(tool) -> ModuleType:
+    """The module of the tables."""
+    return tool("ability_tables")
+
+
+def record(label: str, seed: int, column: str, accuracies: list[float], **config) -> ResultRecord:
+    _, recipe = SUITE.recipe(Cell(label, column, seed))
+    figures = {f"accuracy_{name}": value for name, value in zip(recipe.test_tasks(), accuracies, strict=True)}
+    return suite_record(
+        SUITE, label, column, seed, config=config,
+        budget={"steps": recipe.steps, "seconds": 100.0 + seed, "threads": 1},
+        figures={"evaluation": {"accuracy": float(np.mean(accuracies))} | figures},
+    )  # fmt: skip
+
+
+@pytest.fixture
+def root(tmp_path):
+    """Two mechanisms of associative recall, two seeds of one of them, and one of parity."""
+    write_records(
+        [
+            record("softmax", 0, "mqar", [1.0, 1.0, 0.9, 0.5]),
+            record("softmax", 1, "mqar", [1.0, 0.9, 0.9, 0.6]),
+            record("linear", 0, "mqar", [0.8, 0.4, 0.2, 0.1]),
+        ],
+        tmp_path / "results/abilities/mqar",
+    )
+    write_records(
+        [record("linear", 0, "parity", [1.0, 0.5, 0.5, 0.5])], tmp_path / "results/abilities/parity"
+    )
+    return tmp_path
+
+
+def rows_of(lines: list[str]) -> list[list[str]]:
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
+
+
+def test_the_page_has_a_region_for_every_task(tables, tmp_path):
+    regions, figures = tables.texts(tmp_path)
+    assert figures == {}
+    assert set(regions) == {"abilities-map", *SUITE.columns}
+    assert all(lines == ["", "Not measured yet.", ""] for lines in regions.values())
+    page = (ROOT / tables.PAGE).read_text(encoding="utf-8")
+    assert set(re.findall(r"<!-- ([\w-]+): begin \(make results\) -->", page)) == set(regions)
+
+
+def test_the_tables(tables, root):
+    regions, _ = tables.texts(root)
+    assert "3 models, 100 to 101 s of training each, x86_64" in regions["mqar"][1]
+    assert rows_of(regions["mqar"]) == [
+        ["mechanism", "seeds", "length 64, items 4", "length 128, items 8", "length 256, items 16",
+         "length 512, items 64"],
+        ["`softmax`", "2", "100.0 ± 0.0", "95.0 ± 7.1", "90.0 ± 0.0", "55.0 ± 7.1"],
+        ["`linear`", "1", "80.0", "40.0", "20.0", "10.0"],
+    ]  # fmt: skip
+    assert rows_of(regions["abilities-map"])[1:] == [
+        ["`softmax`", "2", "85.0 ± 0.0", "", "", "", "", "", "", ""],
+        ["`linear`", "1", "37.5", "", "", "", "", "", "62.5", ""],
+    ]
+    assert regions["majority"] == ["", "Not measured yet.", ""]
+
+
+def test_a_picture_for_each_measured_task(tables, root):
+    regions, figures = tables.texts(root)
+    assert {path.name for path in figures} == {"abilities-mqar.svg", "abilities-parity.svg"}
+    for path, svg in figures.items():
+        assert svg.startswith("<?xml")
+        assert svg == tables.texts(root)[1][path], "the same records give the same file"
+    assert any("figures/abilities-mqar.svg" in line for line in regions["mqar"])
+
+
+def test_records_that_do_not_belong_together_are_refused(tables, root):
+    folder = root / "results/abilities/mqar"
+    write_records([record("sparse", 0, "mqar", [0.1] * 4, learning_rate=0.5)], folder)
+    with pytest.raises(InputError, match="differ in learning_rate"):
+        tables.texts(root)
+    (folder / "sparse-0.json").write_text(
+        (folder / "linear-0.json").read_text().replace('"label": "linear"', '"label": "cosine"')
+    )
+    (folder / "sparse-0.json").rename(folder / "cosine-0.json")
+    with pytest.raises(SystemExit, match="suite abilities has no row cosine"):
+        tables.texts(root)
+
+
+@pytest.mark.parametrize("row", SUITE.rows)
+@pytest.mark.parametrize("column", ["mqar", "mqar_published", "noisy_retrieval"])
+def test_every_mechanism_of_the_suite_trains_on_tokens_and_on_vectors(row, column):
+    """With max_len of the longest set, on a batch of the shortest."""
+    _, recipe = SUITE.recipe(Cell(row, column, 0))
+    experiment = PositionExperiment(recipe)
+    torch.manual_seed(0)
+    model = experiment.build_model(recipe, experiment.facts())
+    inputs, targets = recipe.train_tasks()[0].batch(2, np.random.default_rng(0))
+    labelled = targets != IGNORED
+    F.cross_entropy(model.logits_at(inputs, labelled), targets[labelled]).backward()
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    assert all(torch.isfinite(gradient).all() for gradient in gradients.values())
+    assert any(".layers.0.attention." in name and g.abs().max() > 0 for name, g in gradients.items())
+
+
+@pytest.mark.parametrize("column", SUITE.columns)
+def test_every_column_of_the_suite_has_a_model_for_this_machine(column):
+    _, recipe = SUITE.recipe(Cell("softmax", column, 0))
+    PositionExperiment(recipe).check()

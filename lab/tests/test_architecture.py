@@ -1,0 +1,80 @@
+"""The page of the architecture names the rooms that exist, in the order of the import contract."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import matplotlib
+from checkout import PACKAGES, ROOT
+from PIL import ImageFont
+
+PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
+    "contracts"
+]
+
+
+def contract(name: str) -> dict:
+    """The import contract whose name begins so."""
+    return next(each for each in CONTRACTS if each["name"].startswith(name))
+
+
+def modules_of(package: str, room: str = "") -> set[str]:
+    """The modules and packages of a folder of a package, private ones apart."""
+    folder = PACKAGES[package] / room
+    found = {path.stem for path in folder.glob("*.py")} | {
+        path.parent.name for path in folder.glob("*/__init__.py")
+    }
+    return {name for name in found if not name.startswith("_")}
+
+
+def rooms_of(layers: list[str]) -> list[str]:
+    """The modules of a contract's layers, in their order."""
+    return [room.strip() for layer in layers for room in layer.split("|")]
+
+
+def test_the_rooms_of_the_page_are_those_of_the_contract_and_of_the_package():
+    headings = re.findall(r"^## `(\w+)`: \S", PAGE, re.MULTILINE)
+    assert headings == re.findall(r"^## `?(\w+)", PAGE, re.MULTILINE), "a heading that names no room"
+    assert headings == ["kernel_attention_lab", *rooms_of(contract("Arrows")["layers"])]
+    assert set(headings[1:]) == modules_of("kernel_attention")
+
+
+def test_every_room_has_a_paragraph():
+    for section in PAGE.split("\n## ")[1:]:
+        assert len(section.partition("\n")[2].split()) >= 5, section
+
+
+def test_the_order_within_the_laboratory_is_the_contracts():
+    assert set(rooms_of(contract("The laboratory")["layers"])) == modules_of("kernel_attention_lab")
+    order = rooms_of(contract("The laboratory")["layers"])
+    section = PAGE.partition("## `kernel_attention_lab`")[2].partition("\n## ")[0]
+    named = re.findall(r"`(\w+)`", section.partition("Inside,")[2])
+    assert [order.index(name) for name in named] == sorted(order.index(name) for name in named)
+    assert len(named) > 4
+
+
+def test_what_a_family_is_built_on_is_in_its_docstring_and_in_the_picture():
+    picture = (ROOT / "docs" / "figures" / "architecture.svg").read_text(encoding="utf-8")
+    families = modules_of("kernel_attention", "mechanisms")
+    assert all(re.search(rf"\b{family}\b", picture) for family in families)
+    for entry in contract("Families")["ignore_imports"]:
+        above, below = re.findall(r"mechanisms\.(\w+)", entry)
+        assert {above, below} <= families
+        package = ROOT / "src" / "kernel_attention" / "mechanisms" / above / "__init__.py"
+        stated = package.read_text(encoding="utf-8").split('"""')[1]
+        assert below.replace("_", " ") in stated, (
+            f"{above} is built on {below}, which its docstring does not say"
+        )
+
+
+def test_no_line_of_the_picture_runs_out_of_it():
+    """In DejaVu Sans, the widest of the usual fonts, which comes with matplotlib."""
+    font_file = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"
+    picture = (ROOT / "docs" / "figures" / "architecture.svg").read_text(encoding="utf-8")
+    left, width = (float(re.search(r'viewBox="(-\d+) -\d+ (\d+)', picture)[place]) for place in (1, 2))
+    font = ImageFont.truetype(str(font_file), float(re.search(r'font-size="(\d+)"', picture)[1]))
+    for x, words in re.findall(r'<text x="(\d+)"[^>]*>([^<]*)</text>', picture):
+        assert float(x) + font.getlength(words) < left + width, words

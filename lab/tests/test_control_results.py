@@ -1,0 +1,108 @@
+"""The page of control is what the records say."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from suite_records import suite_record
+
+from kernel_attention.errors import InputError
+from kernel_attention_lab.reproduction import read_suite
+from kernel_attention_lab.results import ResultRecord, write_records
+
+ROOT = Path(__file__).parents[2]
+SUITE = read_suite("primal_attention_d4rl")
+
+
+@pytest.fixture
+def tables(tool) -> ModuleType:
+    """The module of the tables."""
+    return tool("control_tables")
+
+
+def record(label: str, seed: int, column: str, score: float, **config) -> ResultRecord:
+    figures = {
+        "normalized_score": score,
+        "normalized_score_deviation": 10.0 + seed,
+        "normalized_score_target_1800": score - 5.0,
+        "loss": 0.1 + seed / 100,
+        "episode_length": 300.0,
+        "episodes": 20,
+        "memory": "sliding",
+        "data_normalized_score": 67.2,
+        "best_data_normalized_score": 113.4,
+        "random_normalized_score": 1.1,
+        "gymnasium": "1.4.0",
+        "mujoco": "4.0.0",
+    }
+    return suite_record(
+        SUITE, label, column, seed, config=config, revision="0123456789abcdef",
+        budget={"steps": 5000, "seconds": 100.0 + seed, "threads": 1}, figures={"evaluation": figures},
+    )  # fmt: skip
+
+
+def rows_of(lines: list[str]) -> list[list[str]]:
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
+
+
+def test_the_page_has_every_region(tables, tmp_path):
+    regions, figures = tables.texts(tmp_path)
+    assert figures == {}
+    assert all(lines == ["", "Not measured yet.", ""] for lines in regions.values())
+    page = (ROOT / tables.PAGE).read_text(encoding="utf-8")
+    assert set(re.findall(r"<!-- ([\w-]+): begin \(make results\) -->", page)) == set(regions)
+
+
+def test_the_tables_are_those_of_the_records(tables, tmp_path):
+    """Three seeds of primal, one of cloning; 80, 90 and 100 have mean 90 and deviation 10."""
+    column = "hopper_medium_expert"
+    records = [record("primal", seed, column, 80.0 + 10 * seed) for seed in range(3)]
+    records.append(record("cloning_best_tenth", 0, column, 75.0))
+    write_records(records, tmp_path / "results" / SUITE.records / column)
+    regions, _ = tables.texts(tmp_path)
+    head, scores = rows_of(regions["control-scores"])
+    assert head[0] == "data"
+    assert scores == [
+        "hopper, medium-expert", "", "90.0 ± 10.0", "", "75.0 (1 seed)", "67.2", "112.0",
+    ]  # fmt: skip
+    assert rows_of(regions["control-targets"])[1] == [
+        "hopper, medium-expert", "", "90.0 / 85.0", "", "0.110", "",
+    ]  # fmt: skip
+    assert rows_of(regions["control-spread"])[1] == [
+        "hopper, medium-expert", "", "11.0 (300)", "", "10.0 (300)",
+    ]  # fmt: skip
+    assert rows_of(regions["control-data"])[1] == ["hopper, medium-expert", "67.2", "113.4", "1.1"]
+    text = " ".join(regions["control-runs"])
+    assert "4 models, 100 to 102 s of training each" in text
+    assert "gymnasium 1.4.0, MuJoCo 4.0.0; 20 episodes" in text
+
+
+def test_records_that_cannot_be_compared_are_refused(tables, tmp_path):
+    """A row that the suite does not have, and models that differ in more than the policy."""
+    column = "hopper_medium"
+    folder = tmp_path / "results" / SUITE.records / column
+    write_records([record("primal", 0, column, 1.0), record("softmax", 0, column, 2.0, steps=7)], folder)
+    with pytest.raises(InputError, match="steps"):
+        tables.texts(tmp_path)
+    for path in folder.iterdir():
+        path.unlink()
+    made = record("primal", 0, column, 1.0)
+    write_records([ResultRecord(**(vars(made) | {"label": "other"}))], folder)
+    with pytest.raises(SystemExit, match="has no row other"):
+        tables.texts(tmp_path)
+
+
+def test_the_table_of_roll_outs_is_the_record(tables):
+    rows = [
+        {"contender": "softmax, sliding", "context": 20, "length": length, "steps_per_second": 100.4 * length}
+        for length in (5, 300)
+    ]
+    rows.append({"contender": "primal", "context": None, "length": 5, "steps_per_second": 7.0})
+    machine = {"processor": "P", "cores": 2, "instructions": "AVX2", "torch": "2", "date": "2026-11-22T10"}
+    lines = tables.rollout_lines({"machine": machine, "episodes": 20, "rows": rows})
+    assert "20 episodes at once, one thread. P, 2 cores, AVX2, torch 2, 2026-11-22." in lines
+    assert rows_of(lines)[1] == ["softmax, sliding", "20", "502", "30120"]
+    assert rows_of(lines)[2][:3] == ["primal", "all", "7"]

@@ -1,0 +1,74 @@
+"""The curve of associative recall is what the records say; every row of its suite can be trained."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from suite_records import write_suite_record
+from torch.nn import functional as F
+
+from kernel_attention.errors import InputError
+from kernel_attention_lab.data.texts.text import IGNORED
+from kernel_attention_lab.reproduction import Cell, read_suite
+from kernel_attention_lab.training.position_experiment import PositionExperiment
+
+SUITE = read_suite("recall")
+
+
+@pytest.fixture
+def tables(tool) -> ModuleType:
+    """The module of the table."""
+    return tool("recall_tables")
+
+
+def write(root, row: str, column: str, seed: int, accuracy: float, **config) -> None:
+    figures = {"evaluation": {"accuracy": accuracy}}
+    write_suite_record(root, SUITE, row, column, seed, config=config, figures=figures)
+
+
+def test_without_a_record_the_page_says_so(tables, tmp_path):
+    assert tables.texts(tmp_path) == ({"recall": ["", "Not measured yet.", ""]}, {})
+
+
+def test_the_table_has_states_and_accuracies(tables, tmp_path):
+    write(tmp_path, "softmax", "pairs_4", 0, 1.0)
+    write(tmp_path, "values_8", "pairs_4", 0, 0.9)
+    write(tmp_path, "values_8", "pairs_4", 1, 0.7)
+    write(tmp_path, "values_8", "pairs_8", 0, 0.5)
+    regions, figures = tables.texts(tmp_path)
+    rows = [
+        [part.strip() for part in line.strip("|").split("|")] for line in regions["recall"] if "| " in line
+    ]
+    assert rows == [
+        ["row", "state", "seeds", "pairs 2", "pairs 4", "pairs 8", "pairs 16"],
+        ["`softmax`", "8,192", "1", "", "100.0", "", ""],
+        ["`values_8`", "512", "2", "", "80.0 ± 14.1", "50.0 (seed 0)", ""],
+    ]
+    assert figures[tables.FIGURE].startswith("<?xml")
+    write(tmp_path, "linear", "pairs_2", 0, 0.1, learning_rate=0.5)
+    with pytest.raises(InputError, match="differ in learning_rate"):
+        tables.texts(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("heads", "row"), [(4, "values_16"), (8, "values_8"), (16, "values_4"), (2, "values_32")]
+)
+def test_linear_attention_stands_beside_each_rank_with_as_large_a_state(tables, heads, row):
+    """d^2 / h and s d numbers; linear attention keeps the d sums of its keys' features beside them."""
+    linear = "linear" if heads == 2 else f"linear_{heads}_heads"
+    assert tables.state_size(SUITE, linear) - 64 == tables.state_size(SUITE, row) == 64**2 // heads
+
+
+@pytest.mark.parametrize("row", SUITE.rows)
+def test_every_row_trains(row):
+    _, recipe = SUITE.recipe(Cell(row, "pairs_8", 0))
+    experiment = PositionExperiment(recipe)
+    torch.manual_seed(0)
+    model = experiment.build_model(recipe, experiment.facts())
+    inputs, targets = recipe.train_tasks()[0].batch(2, np.random.default_rng(0))
+    labelled = targets != IGNORED
+    F.cross_entropy(model.logits_at(inputs, labelled), targets[labelled]).backward()
+    assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)

@@ -1,0 +1,134 @@
+"""The page of results has no figure of its own: all of them follow from records."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from suite_records import write_suite_record
+
+from kernel_attention_lab.reproduction import read_suite
+
+ROOT = Path(__file__).parents[2]
+REGION = re.compile(r"<!-- ([\w-]+): begin \(make results\) -->\n.*?<!-- \1: end -->", re.DOTALL)
+
+
+@pytest.fixture
+def tables(tool) -> ModuleType:
+    """The module of the tables."""
+    return tool("result_tables")
+
+
+def write(root, suite, row, column, seed, **figures):
+    """A record of a suite's cell with these figures."""
+    write_suite_record(
+        root, suite, row, column, seed, budget={"seconds": 60.0}, software={"torch": "2.13.0"},
+        machine="x86_64, 2 cores", revision="0123456789abcdef", figures={"evaluation": figures},
+    )  # fmt: skip
+
+
+@pytest.fixture
+def root(tmp_path):
+    """Two seeds of the demo, one of softmax on another set, sentences clean and swapped, a perplexity."""
+    every, sentences = read_suite("every_mechanism"), read_suite("kernel_pca_sst2")
+    write(tmp_path, every, "primal", "JapaneseVowels", 0, accuracy=0.96)
+    write(tmp_path, every, "primal", "JapaneseVowels", 1, accuracy=0.98)
+    write(tmp_path, every, "primal", "BasicMotions", 0, accuracy=0.9)
+    write(tmp_path, every, "softmax", "BasicMotions", 2, accuracy=0.95)
+    write(tmp_path, sentences, "rpc", "SST-2", 0, accuracy=0.801, swapped_accuracy=0.7654)
+    write(tmp_path, read_suite("kernel_pca_ptb"), "symmetric", "PTB", 0, perplexity=131.26)
+    write(
+        tmp_path,
+        read_suite("primal_dual_uea").with_protocol("paper"),
+        "softmax",
+        "Handwriting",
+        0,
+        accuracy=0.3,
+    )
+    return tmp_path
+
+
+def rows_of(lines: list[str]) -> list[list[str]]:
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
+
+
+def test_the_page_has_every_region_and_no_figure_outside(tables, tmp_path):
+    """No table but the one of the other pages, and no share in per cent that was measured."""
+    page = (ROOT / tables.PAGE).read_text(encoding="utf-8")
+    assert set(REGION.findall(page)) == set(tables.texts(tmp_path)[0])
+    typed = REGION.sub("", page)
+    figures = re.findall(r"\d\.\d|\d ± \d|\d(?:\.\d+)? %", typed)
+    assert figures == ["0 %"], "one tenth of the words is a setting: 10 %"
+    links = [line for line in typed.splitlines() if line.startswith("| ") and "](" not in line]
+    assert links == ["| what | where |"]
+
+
+def test_without_records_nothing_is_claimed(tables, tmp_path):
+    regions, figures = tables.texts(tmp_path)
+    assert figures == {}
+    assert regions["demo"] == ["", "No record of it yet.", ""]
+    for mark, suites in tables.SECTIONS.items():
+        said = [line for line in regions[mark] if line]
+        assert len(said) == len(suites)
+        assert all(f"reproduce {name}`" in line for name, line in zip(suites, said, strict=True))
+        assert all("no record yet" in line for line in said)
+
+
+def test_the_readme_has_the_figures_of_its_tasks(tables, tool, root, tmp_path_factory):
+    readme = tool("readme_accuracy")
+    lines = readme.texts(root)[0]["accuracy"]
+    assert rows_of(lines) == [
+        ["task", "mean ± deviation (seeds)"],
+        ["JapaneseVowels, accuracy, %", "`primal` 97.00 ± 1.41 (seeds 0, 1)"],
+        ["SST-2 from scratch, accuracy, %", "`rpc` 80.10 (seed 0)"],
+        ["Penn Treebank, test perplexity (smaller is better)", "`symmetric` 131.26 (seed 0)"],
+    ]
+    nothing = readme.texts(tmp_path_factory.mktemp("empty"))[0]["accuracy"]
+    assert nothing == ["", "No model of a short task has a record yet.", ""]
+    for task in readme.TASKS:
+        suite = read_suite(task.suite)
+        assert task.column in suite.columns
+        assert set(task.rows) <= set(suite.rows)
+
+
+def test_the_tables_have_what_the_records_say(tables, root):
+    regions, _ = tables.texts(root)
+    assert regions["demo"] == ["", "Test accuracy, %: 97.00 ± 1.41 (seeds 0, 1).", ""]
+    lines = regions["every-mechanism"]
+    assert "(reproduction.md#every_mechanism)), protocol `holdout`, 4 of 84 models:" in lines[1]
+    assert rows_of(lines)[:3] == [
+        ["row", "seeds", "JapaneseVowels: accuracy, %", "BasicMotions: accuracy, %"],
+        ["`softmax`", "1", "", "95.00"],
+        ["`primal`", "2", "97.00 ± 1.41", "90.00 (seed 0)"],
+    ]
+    assert rows_of(lines)[4] == ["x86_64, 2 cores", "0123456789ab", "2.13.0", "4", "2026-11-22", "4 min 00 s"]
+    assert rows_of(regions["sentences"])[:2] == [
+        ["row", "seeds", "SST-2: accuracy, %", "SST-2: swapped accuracy, %"],
+        ["`rpc`", "1", "80.10", "76.54"],
+    ]
+    assert rows_of(regions["language"])[:2] == [
+        ["row", "seeds", "PTB: perplexity"],
+        ["`symmetric`", "1", "131.26"],
+    ]
+    uea = "\n".join(regions["uea"])
+    assert "primal_dual_uea-paper), protocol `paper`, 1 of 120 models:" in uea.replace("))", ")")
+    assert "`kernel-attention reproduce primal_attention_uea` makes them" in uea
+
+
+def test_several_sets_have_a_table_for_each_figure(tables, tmp_path):
+    uea = read_suite("primal_dual_uea")
+    write(tmp_path, uea, "softmax", "Handwriting", 0, accuracy=0.3, head_distance=0.4)
+    write(tmp_path, uea, "softmax", "JapaneseVowels", 0, accuracy=0.98)
+    lines = tables.texts(tmp_path)[0]["uea"]
+    assert [line for line in lines if line.endswith(":") and "suite" not in line] == [
+        "Accuracy, %:",
+        "Head distance:",
+    ]
+    assert rows_of(lines)[:4] == [
+        ["row", "seeds", "Handwriting", "JapaneseVowels"],
+        ["`softmax`", "1", "30.00", "98.00"],
+        ["row", "seeds", "Handwriting"],
+        ["`softmax`", "1", "0.40"],
+    ]

@@ -1,0 +1,289 @@
+"""The pages of results are what the records say, and their tables say what was measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from types import ModuleType
+
+import numpy as np
+import pytest
+from checkout import ROOT, SOURCES
+from results.conftest import attack_entry, corruption_entry, make_record  # noqa: F401
+
+from kernel_attention.errors import InputError
+from kernel_attention_lab.results import write_records
+from kernel_attention_lab.robustness import CORRUPTIONS
+
+
+@pytest.fixture
+def tables(tool) -> ModuleType:
+    """The module of the robustness tables."""
+    return tool("robustness_tables")
+
+
+@pytest.fixture
+def root(tmp_path, tables, make_record):  # noqa: F811
+    """A root with records of unfinished rows: softmax has two seeds, symmetric and rpc have one of them."""
+
+    def right(count, cases=40):
+        return np.arange(cases) < count
+
+    def corrupted(count):
+        return corruption_entry({name: np.tile(right(count, 20), (5, 1)) for name in CORRUPTIONS})
+
+    def record(label, seed, clean, fgsm, corruptions, curve=()):
+        attacks = [attack_entry("clean", right(clean), eps=None), attack_entry("fgsm", right(fgsm))]
+        attacks += [attack_entry("pgd", right(fgsm - 2), options={"restarts": 5, "gradient": "exact"})]
+        attacks += [attack_entry("fgsm", right(count), eps=(2 + at) / 255) for at, count in enumerate(curve)]
+        attacks += [attack_entry("pgd", right(count), eps=(1 + at) / 255, protocol="paper")
+                    for at, count in enumerate(curve)]  # fmt: skip
+        warnings = ["square breaks more than pgd"] if label == "symmetric" else []
+        return make_record(
+            label, seed, warnings=warnings, attacks=attacks, corruptions=corrupted(corruptions),
+            out_of_distribution={"aupr": 0.25 + seed / 100},
+        )  # fmt: skip
+
+    records = [
+        record("softmax", 0, 30, 10, 10, curve=(8, 4)),
+        record("softmax", 1, 32, 12, 12),
+        record("symmetric", 1, 31, 3, 16),
+        record("rpc_first_layer", 1, 32, 24, 18),
+    ]
+    write_records(records, tmp_path / tables.RECORDS)
+    shutil.copytree(ROOT / "results/reported", tmp_path / "results/reported")
+    return tmp_path
+
+
+def cells(lines: list[str], row: str) -> list[str]:
+    """The cells of a row of a table."""
+    (line,) = (line for line in lines if line.startswith(f"| {row} |"))
+    return [cell.strip() for cell in line.strip("|").split("|")][1:]
+
+
+def test_the_committed_pages_are_those_that_make_results_writes():
+    command = [sys.executable, str(ROOT / "tools" / "results.py"), "--check"]
+    environment = os.environ | {"PYTHONPATH": SOURCES}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout) == (0, ""), result.stdout + result.stderr
+
+
+def test_the_robustness_table(tables, root):
+    lines = tables.texts(root)[0]["robustness"]
+    assert "4 models, 900 to 900 s of training each, x86_64, 2 cores" in lines[1]
+    assert "Test images: 20 for corrupted; 40 for clean, FGSM." in lines[1]
+    assert cells(lines, "attention") == [
+        "seeds",
+        "test split",
+        "clean",
+        "FGSM",
+        "corrupted",
+        "mCE / baseline",
+        "AUPR",
+    ]
+    assert cells(lines, "softmax") == [
+        "2",
+        "60.0 ± 0.0",
+        "77.5 ± 3.5",
+        "27.5 ± 3.5",
+        "55.0 ± 7.1",
+        "100.0 ± 0.0",
+        "25.5 ± 0.7",
+    ]
+    # Against softmax with seed 1: 4 of 20 images wrong instead of 8.
+    assert cells(lines, "symmetric") == ["1", "60.0", "77.5", "7.5 ↓", "80.0", "50.0", "26.0"]
+    # Against symmetric: 21 of 40 images more under FGSM, p = 2^-20; 2 of 20 wrong instead of 4.
+    rpc = cells(lines, "rpc, 4 iterations, first layer")
+    assert rpc == ["1", "60.0", "80.0", "60.0 ↑", "90.0", "50.0", "26.0"]
+
+
+def test_the_differences(tables, root):
+    lines = tables.texts(root)[0]["comparisons"]
+    parts = [line.strip("|").split("|") for line in lines if line.startswith("| ")]
+    rows = [[part.strip() for part in row] for row in parts[1:]]
+    columns = ["test split", "clean", "FGSM", "corrupted", "mCE / baseline", "AUPR"]
+    assert [(row[0], row[1], row[2], row[3]) for row in rows] == [
+        (label, baseline, column, "1")
+        for label, baseline in (("symmetric", "softmax"), ("rpc, 4 iterations, first layer", "symmetric"))
+        for column in columns
+    ]
+    by_column = {(row[0], row[2]): row[4:] for row in rows}
+    # 9 of 40 images right only for softmax: p = 2^-8, times 7 that are left after the smallest.
+    fgsm = by_column["symmetric", "FGSM"]
+    assert (fgsm[0], *fgsm[2:]) == ("−22.5", "0.0039", "0.027", "0.0039")
+    fgsm = by_column["rpc, 4 iterations, first layer", "FGSM"]
+    assert (fgsm[0], *fgsm[2:]) == ("+52.5", "< 0.0001", "< 0.0001", "< 0.0001")
+    assert by_column["symmetric", "corrupted"][4] == "", "several trials of an image: no McNemar's test"
+    # Half the errors of softmax under every corruption, in an interval that is below 1 throughout.
+    mce = by_column["symmetric", "mCE / baseline"]
+    assert mce[0] == "−50.0"
+    assert "+" not in mce[1]
+    assert float(mce[2]) < float(mce[3])
+    untested = ["no paired test", "", "", ""]
+    assert by_column["symmetric", "test split"] == ["+0.0", *untested]
+    assert by_column["symmetric", "AUPR"] == ["+0.0", *untested]
+
+
+def test_a_cell_says_which_seeds_it_has(tables):
+    from kernel_attention_lab.results import Measurement
+
+    assert tables.cell({0: Measurement(0.5), 2: Measurement(0.7)}, 3) == "60.0 ± 14.1 (seeds 0, 2)"
+    assert tables.cell({2: Measurement(0.5)}, 3) == "50.0 (seed 2)"
+    assert tables.cell({}, 3) == ""
+
+
+def test_the_other_tables(tables, root):
+    regions, figures = tables.texts(root)
+    assert cells(regions["paper-protocol"], "softmax") == ["1", "20.0", "10.0"]
+    assert cells(regions["paper-protocol"], "attention") == ["seeds", "PGD 1/255", "PGD 2/255"]
+    corruptions = regions["corruptions"]
+    assert cells(corruptions, "corruption")[:2] == ["softmax (2)", "symmetric (1)"]
+    assert cells(corruptions, "gaussian noise") == ["55.0 ± 7.1", "80.0", "90.0"]
+    assert len([line for line in corruptions if line.startswith("| ")]) == 16
+    assert cells(regions["masking"], "attention") == ["seeds", "PGD, 5 restarts"]
+    assert cells(regions["masking"], "symmetric") == ["1", "2.5"]
+    assert regions["masking"][-2:] == ["* symmetric, seed 1: square breaks more than pgd.", ""]
+    reported = cells(regions["reported"], "SymViT")
+    assert reported[:3] == ["70.44", "23.38", "4.98"]
+    (path, svg), = figures.items()  # fmt: skip
+    assert path == tables.FIGURE
+    assert svg.startswith("<?xml")
+    assert svg == tables.texts(root)[1][path], "the same records give the same file"
+    assert path.name in "".join(regions["curves"])
+
+
+def test_without_records_the_page_says_so(tables, root):
+    shutil.rmtree(root / tables.RECORDS)
+    regions, figures = tables.texts(root)
+    assert regions["robustness"] == ["", "No run has been recorded yet.", ""]
+    assert figures == {}
+
+
+@pytest.mark.parametrize(
+    ("label", "key", "value"), [("scaled", "epochs", 20), ("softmax", "attention", "rpc")]
+)
+def test_records_of_other_recipes_are_refused(tables, root, make_record, label, key, value):  # noqa: F811
+    other = make_record(label, 7)
+    other.config[key] = value
+    write_records([other], root / tables.RECORDS)
+    with pytest.raises(InputError, match=rf"records .* and .* differ in {key}"):
+        tables.texts(root)
+
+
+def test_a_row_that_is_not_known_is_refused(tables, root, make_record):  # noqa: F811
+    write_records([make_record("rcp", 0)], root / tables.RECORDS)
+    with pytest.raises(SystemExit, match=r"no row for rcp; add it to ROWS in robustness_tables\.py"):
+        tables.texts(root)
+
+
+def test_the_readme_says_what_the_comparisons_found(tables, root):
+    import readme_robustness
+
+    (_, line, _) = readme_robustness.texts(root)[0]["robustness"]
+    # The differences with arrows in the table of these records.
+    assert "8 comparisons of 4 small vision transformers with their baselines have found these diff" in line
+    assert "better are rpc, 4 iterations, first layer (FGSM); worse are symmetric (FGSM). " in line
+    assert "We have found no other difference so far." in line
+    for name in ("rpc_first_layer-1", "symmetric-1"):
+        (root / tables.RECORDS / f"{name}.json").unlink()
+    (_, line, _) = readme_robustness.texts(root)[0]["robustness"]
+    assert "0 comparisons of 2 small vision transformers with their baselines have found no diff" in line
+
+
+def test_the_gpu_tables_are_the_records(tables):
+    import gpu_tables
+
+    (path,) = (ROOT / gpu_tables.RECORDS).glob("gpu_*.json")
+    record = json.loads(path.read_text(encoding="utf-8"))
+    rows = gpu_tables.ratio_rows(record)
+    assert len(rows) == 24, "three numbers of steps, two forms, two precisions, two lengths"
+    chosen = ["rpc (iterations 4, impl triton)", "bfloat16", "4096"]
+    (row,) = [row for row in rows if row[:3] == chosen]
+    (cell,) = [
+        cell["rows"]
+        for cell in record["cells"]
+        if (cell["setting"]["dtype"], cell["setting"]["length"], cell["setting"]["is_causal"])
+        == ("bfloat16", 4096, False)
+    ]
+    own, other = ({row["contender"]: row for row in cell}[name] for name in (chosen[0], "symmetric"))
+    expected = np.median(np.divide(own["time"]["step"]["seconds"], other["time"]["step"]["seconds"])) / 4
+    assert float(row[4]) == pytest.approx(expected, abs=0.005)
+    assert float(row[5]) == pytest.approx(own["memory"]["step"] / other["memory"]["step"], abs=0.005)
+
+
+def timed(seconds: list[float], baseline: list[float]) -> dict[str, object]:
+    low, middle, high = np.quantile(seconds, [0.25, 0.5, 0.75])
+    ratios = np.quantile(np.divide(seconds, baseline), [0.25, 0.5, 0.75])
+    named = dict(zip(("ratio_lower", "ratio_median", "ratio_upper"), map(float, ratios), strict=True))
+    return {"seconds": seconds, "median": middle, "lower": low, "upper": high, **named}
+
+
+def layer_record(plan: str, steps: dict[str, list[float]], lengths=(256, 4096)) -> dict[str, object]:
+    """What ``kernel-attention bench`` writes of layers whose forward pass takes half of a step."""
+    machine = {
+        "processor": "A Processor", "cores": 2, "instructions": "AVX2", "torch": "2.13.0",
+        "date": "2026-11-22T12:00:00+00:00", "revision": "0123456789abcdef", "load_before": [0.1, 0.1, 0.1],
+        "load_after": [1.5, 1.0, 0.5],
+    }  # fmt: skip
+    baseline = steps["sdpa"]
+    rows = [
+        {
+            "contender": name,
+            "time": {
+                "step": timed(own, baseline),
+                "forward": timed([s / 2 for s in own], [s / 2 for s in baseline]),
+            },
+            "memory": {"step": 40e6 if name == "sdpa" else 10e6},
+        }
+        for name, own in steps.items()
+    ]
+    rows.append({"contender": "another library", "failed": "it broke"})
+    setting = {"threads": 2, "embed_dim": 64, "num_heads": 2}
+    cells = [{"setting": setting | {"length": n}, "rounds": 3, "rows": rows} for n in lengths]
+    return {"machine": machine, "plan": {"title": plan, "baseline": "sdpa"}, "absent": [], "cells": cells}
+
+
+def test_the_performance_tables_are_the_records(tool, tmp_path):
+    performance, speed = tool("performance_tables"), tool("readme_speed")
+    assert performance.texts(tmp_path) == ({}, {}), "regions without a record stay as they are"
+    steps = {"sdpa": [0.3, 0.4, 0.5], "primal (rank 30, eta 0.1)": [0.02, 0.02, 0.01],
+             "primal (rank 30, eta 0.1, impl native)": [0.01, 0.01, 0.01],
+             "multilinear (eta 0.1)": [0.01, 0.01, 0.01]}  # fmt: skip
+    folder = tmp_path / performance.RECORDS
+    folder.mkdir(parents=True)
+    for name in ("primal", "multilinear"):
+        (folder / f"{name}.json").write_text(json.dumps(layer_record(name, steps)), encoding="utf-8")
+    regions, figures = performance.texts(tmp_path)
+    assert set(regions) == {"primal", "multilinear"}
+    assert figures[performance.FIGURE].count("<svg") == 1
+    assert regions["primal"][1] == (
+        "A Processor, 2 cores, AVX2, torch 2.13.0, 2026-11-22, revision 0123456, load 0.1 before and 1.5 "
+        "after; threads 2; 3 rounds."
+    )
+    # The median of the rounds' own ratios, 0.02 / 0.4, and not the ratio of the medians.
+    row = "| primal (rank 30, eta 0.1) | 4096 | 10.0 | 20.0 | 15.0–20.0 | 0.050 | 20.0 | 10.0 |"
+    assert row in regions["primal"]
+    assert len([line for line in regions["primal"] if line.startswith("| ")]) == 1 + 2 * len(steps)
+    (_, line, _) = speed.texts(tmp_path)[0]["speed"]
+    assert "20.0 times at 256 tokens, in 0.25 of the memory; 20.0 times at 4,096 tokens, in 0.25" in line
+    assert '(`impl="native"`) it is 40.0 and 40.0 times as fast' in line
+
+
+def test_the_steps_on_two_processors_stand_side_by_side(tool, tmp_path):
+    """Of layers and settings that both have; those of RPC over the number of their products."""
+    processors = tool("processor_tables")
+    assert processors.texts(tmp_path)[0]["processors-rpc"] == ["", "Not measured yet.", ""]
+    folder = tmp_path / "results/benchmarks"
+    folder.mkdir(parents=True)
+    steps = {"sdpa": [0.3, 0.4, 0.5], "rpc (iterations 4)": [1.2, 1.6, 2.0], "only here": [0.1, 0.1, 0.1]}
+    first, second = layer_record("rpc", steps), layer_record("rpc", dict(list(steps.items())[:2]))
+    second["machine"] = second["machine"] | {"processor": "B Processor"}
+    (folder / "rpc.json").write_text(json.dumps(first), encoding="utf-8")
+    (folder / f"rpc_{processors.SECOND}.json").write_text(json.dumps(second), encoding="utf-8")
+    lines = processors.texts(tmp_path)[0]["processors-rpc"]
+    assert [line.partition(",")[0] for line in lines[1:3]] == ["A Processor", "B Processor"]
+    assert lines[4] == "| layer | N 256, A | N 256, B | N 4096, A | N 4096, B |"
+    assert lines[6:-1] == ["| rpc (iterations 4) | " + " | ".join(4 * ["1.00 (1.00–1.00)"]) + " |"]

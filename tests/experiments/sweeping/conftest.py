@@ -1,3 +1,0 @@
-"""Fixtures of the sweeps that these tests look at."""
-
-from experiments.training.runs import brief, waves  # noqa: F401
