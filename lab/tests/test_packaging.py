@@ -142,6 +142,8 @@ def test_the_conda_recipe_and_the_citation_say_what_the_project_says():
     recipe = yaml.safe_load((ROOT / "conda.recipe" / "recipe.yaml").read_text(encoding="utf-8"))
     pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     project, python = pyproject["project"], f"python {pyproject['project']['requires-python']}"
+    laboratory = tomllib.loads((ROOT / "lab" / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    scripts = laboratory["scripts"]
     version = run_path(str(ROOT / "src/kernel_attention/version.py"))["__version__"]
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert (recipe["context"]["version"], citation["version"]) == (version, version)
@@ -150,7 +152,7 @@ def test_the_conda_recipe_and_the_citation_say_what_the_project_says():
         project["description"],
         project["license"],
     )
-    assert recipe["build"]["python"]["entry_points"] == [f"{k} = {v}" for k, v in project["scripts"].items()]
+    assert recipe["build"]["python"]["entry_points"] == [f"{k} = {v}" for k, v in scripts.items()]
     needs = recipe["requirements"]
     assert needs["host"] == [python, "pip", *map(conda_spec, pyproject["build-system"]["requires"])]
     assert needs["run"] == [python, *map(conda_spec, project["dependencies"])]

@@ -114,8 +114,8 @@ def test_the_battery_and_the_documentation_cover_it(checkout):
     printed = run(
         checkout, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", "-k",
         "mine or tables or every_mechanism",
-        "tests/contracts", "tests/core", "tests/mechanisms/mine", "tests/test_readme.py",
-        "tests/test_documentation.py", "--deselect=tests/contracts/test_new_mechanism.py",
+        "tests/contracts", "tests/core", "tests/mechanisms/mine", "lab/tests/test_readme.py",
+        "lab/tests/test_documentation.py", "--deselect=tests/contracts/test_new_mechanism.py",
     )  # fmt: skip
     assert int(re.search(r"(\d+) passed", printed)[1]) > 40
 
