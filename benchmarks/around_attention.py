@@ -22,9 +22,9 @@ import numpy as np
 import torch
 
 from kernel_attention.tensors import dropout, fused_softmax
+from kernel_attention.training.task import OPTIMIZERS
 from kernel_attention_lab.benchmarking import Setting, find_contender, timing
 from kernel_attention_lab.benchmarking.machine import write_rows
-from kernel_attention_lab.training.module import OPTIMIZERS
 
 DEMO = {"primal": {"rank": 20, "eta": 0.1, "rank_multiplier": 5}}
 SERIES = {"body": "series", "num_heads": 4, "batch_size": 16}

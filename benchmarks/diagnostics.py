@@ -21,12 +21,13 @@ from lightning_fabric import seed_everything
 
 import kernel_attention as ka
 from kernel_attention.models import SequenceClassifier
-from kernel_attention_lab.data import Standardizer, load_time_series, make_loader, stratified_split
+from kernel_attention.series import Standardizer, make_loader, stratified_split
+from kernel_attention.series.task import SequenceTask
+from kernel_attention.training.loop import Training, fit
+from kernel_attention.training.observer import Observer
+from kernel_attention_lab.data import load_time_series
 from kernel_attention_lab.training.evaluation import evaluate_split
 from kernel_attention_lab.training.facts import describe_data
-from kernel_attention_lab.training.fit import Training, fit
-from kernel_attention_lab.training.module import SequenceTask
-from kernel_attention_lab.training.observer import Observer
 from kernel_attention_lab.training.recipe_files import read_recipe
 from kernel_attention_lab.training.run import build_model
 from kernel_attention_lab.training.time_series_recipe import Recipe

@@ -21,7 +21,7 @@ from torch import nn
 
 import kernel_attention as ka
 from kernel_attention.analysis import kernel_model_errors
-from kernel_attention_lab.data import make_loader
+from kernel_attention.series import make_loader
 from kernel_attention_lab.reporting.figures import PALETTE, legend_below, report_style
 from kernel_attention_lab.run_folder import read_json
 from kernel_attention_lab.training.recipe_files import read_recipe

@@ -26,16 +26,16 @@ from torch.utils.data import DataLoader
 from traffic import Sent, count_gradients, counted_collectives
 
 from kernel_attention.models import SequenceClassifier
+from kernel_attention.series import Batch
+from kernel_attention.series.task import TimeSeriesTask
+from kernel_attention.training.loop import Training, fit
+from kernel_attention.training.observer import Observer
+from kernel_attention.training.processes import ProcessPlace, joined
+from kernel_attention.training.samplers import StepSampler
 from kernel_attention_lab.benchmarking.machine import write_rows
-from kernel_attention_lab.data.samplers import StepSampler
-from kernel_attention_lab.data.series.batches import Batch
 from kernel_attention_lab.peak_memory import peak_resident
-from kernel_attention_lab.training.fit import Training, fit
-from kernel_attention_lab.training.observer import Observer
-from kernel_attention_lab.training.processes import ProcessPlace, joined
 from kernel_attention_lab.training.recipe import make_recipe
 from kernel_attention_lab.training.recipe_files import read_recipe
-from kernel_attention_lab.training.time_series_task import TimeSeriesTask
 
 CLASSES = 2
 

@@ -28,10 +28,11 @@ from torch import Tensor, nn
 
 import kernel_attention as ka
 from kernel_attention.analysis import primal_from_softmax, primal_values_from_softmax
-from kernel_attention_lab.data import SequenceSplit, load_time_series, make_loader, stratified_split
+from kernel_attention.series import SequenceSplit, make_loader, stratified_split
+from kernel_attention.series.task import SequenceTask
+from kernel_attention.training.loop import fit
+from kernel_attention_lab.data import load_time_series
 from kernel_attention_lab.training.evaluation import evaluate_split
-from kernel_attention_lab.training.fit import fit
-from kernel_attention_lab.training.module import SequenceTask
 from kernel_attention_lab.training.saved import SavedRun, load_run
 
 METHODS = ("svd", "values", "random", "new", "zero")

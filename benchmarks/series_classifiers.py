@@ -207,7 +207,7 @@ def make_rival(name: str, seed: int) -> Any:
 
 def make_ours(options: dict[str, Any], seed: int, cases: int, steps: int | None, accelerator: str) -> Any:
     from kernel_attention.estimators import AttentionClassifier
-    from kernel_attention_lab.training.members import automatic_batch_size, automatic_epochs
+    from kernel_attention.series.members import automatic_batch_size, automatic_epochs
 
     options = {"random_state": seed, "accelerator": accelerator} | options
     steps_factor = options.pop("steps_factor", 1)

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 import kernel_attention as ka
 from kernel_attention.functional import KernelGrams, kernel_grams, nested_objective
-from kernel_attention_lab.data import make_loader
+from kernel_attention.series import make_loader
 from kernel_attention_lab.reporting.figures import PALETTE, report_style
 from kernel_attention_lab.run_folder import read_json
 from kernel_attention_lab.training.recipe_files import read_recipe

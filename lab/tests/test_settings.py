@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 
 from kernel_attention.errors import InputError
-from kernel_attention_lab.options import COMMANDS
-from kernel_attention_lab.plain_yaml import parse_yaml, read_yaml
-from kernel_attention_lab.settings import (
+from kernel_attention.fields import (
     DIFFERENT,
     Count,
     NonNegative,
@@ -26,8 +24,10 @@ from kernel_attention_lab.settings import (
     checked,
     field_helps,
     field_names,
-    from_text,
 )
+from kernel_attention_lab.arguments import from_text
+from kernel_attention_lab.options import COMMANDS
+from kernel_attention_lab.plain_yaml import parse_yaml, read_yaml
 from kernel_attention_lab.training.tasks import TASKS, recipe_class
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 
 _FEW = 24  # the number of names that fit into a message
 
@@ -21,6 +23,14 @@ def reading(what: object) -> AbstractContextManager[None]:
 def writing(what: object) -> AbstractContextManager[None]:
     """Inside the block an OSError becomes an InputError: ``what: cannot be written (reason)``."""
     return _refused(f"{what}: cannot be written")
+
+
+def require_file(path: Path) -> None:
+    """InputError unless this is a regular file or a link to one: a device or a pipe might never end."""
+    with reading(path):
+        mode = path.stat().st_mode
+    if not stat.S_ISREG(mode):
+        raise InputError(f"{path}: cannot be read (it is not a regular file)")
 
 
 @contextmanager

@@ -20,8 +20,8 @@ import kernel_attention as ka
 from kernel_attention.analysis import CapturedAttention, capture, diagnose, measures
 from kernel_attention.analysis.layer_measures import CaseSettings, measure_case
 from kernel_attention.models import SequenceEncoder
+from kernel_attention.series import SequenceSplit, make_loader
 from kernel_attention.solvers import eigenvalue_ratios, projection_error, projection_loss
-from kernel_attention_lab.data import SequenceSplit, make_loader
 
 
 def encoder(*attention, seed=0, **sizes):

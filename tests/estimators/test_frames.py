@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as nps
 
 import kernel_attention as ka
 from kernel_attention.estimators import AttentionClassifier, AttentionRegressor
-from kernel_attention_lab.data import as_sequences
+from kernel_attention.series import as_sequences
 
 HIDDEN = -9999.0  # what stands behind a mask
 

@@ -8,7 +8,7 @@ import torch
 
 from kernel_attention.estimators import AttentionClassifier, AttentionRegressor
 from kernel_attention.mechanisms import MECHANISMS
-from kernel_attention_lab.training.modes import default_dtype
+from kernel_attention.training.modes import default_dtype
 
 
 @contextlib.contextmanager

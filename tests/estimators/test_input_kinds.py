@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as nps
 
 import kernel_attention as ka
 from kernel_attention.estimators import AttentionClassifier, AttentionRegressor
-from kernel_attention_lab.data import as_sequences
+from kernel_attention.series import as_sequences
 
 QUICK = {
     "attention": "softmax", "embed_dim": 4, "num_heads": 2, "num_layers": 1, "feedforward_dim": 4,

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernel_attention.estimators import AttentionClassifier, AttentionRegressor
-from kernel_attention_lab.data import Standardizer
-from kernel_attention_lab.training.evaluation import model_scale, predict_outputs
+from kernel_attention.series import Standardizer
+from kernel_attention.series.outputs import model_scale, predict_outputs
 
 OFFSETS = [1e6, 1.7e9, 1e12]
 STEPS = 24

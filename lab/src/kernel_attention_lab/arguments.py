@@ -2,7 +2,7 @@
 
 The options are the fields of the classes in ``kernel_attention_lab.options``; ``train`` and
 ``sweep`` take the keys of the recipe's class too. argparse splits the words and writes the help. Values are
-read and checked as those of a recipe are (``kernel_attention_lab.settings``).
+read and checked as those of a recipe are (``kernel_attention.fields``).
 """
 
 from __future__ import annotations
@@ -98,12 +98,12 @@ class _Line:
 
     def value(self, name: str, text: str | list[str]) -> Any:
         """The value of a field, converted to its type."""
+        from kernel_attention.fields import checked, field_schema
         from kernel_attention_lab.plain_yaml import parse_yaml
-        from kernel_attention_lab.settings import checked, field_schema, from_text
 
         owner, label = self.owners[name], name if self.is_positional(name) else f"--{name}"
         if isinstance(text, str):
-            return from_text(owner, name, text, f"{label} {text!r}")
+            return _from_text(owner, name, text, f"{label} {text!r}")
         is_words = field_schema(owner, name)["items"].get("type") == "string"
         entries = text if is_words else [parse_yaml(entry, f"{label} {entry!r}") for entry in text]
         return checked(owner, name, entries, f"{label} {' '.join(map(repr, text))}")
@@ -114,7 +114,7 @@ class _Line:
         Positional fields appear in the help text alone, because argparse would assign the words before it has
         seen all options.
         """
-        from kernel_attention_lab.settings import field_helps
+        from kernel_attention.fields import field_helps
 
         parser = _Parser(
             usage=f"kernel-attention {self.options.usage}",
@@ -136,13 +136,13 @@ class _Line:
 
     def is_positional(self, name: str) -> bool:
         """Whether the field's value is given without its name."""
-        from kernel_attention_lab.settings import field_metadata
+        from kernel_attention.fields import field_metadata
 
         return POSITIONAL in field_metadata(self.owners[name], name)
 
     def positionals(self, words: list[str]) -> dict[str, Any]:
         """The positional words, by the field they fill."""
-        from kernel_attention_lab.settings import field_schema
+        from kernel_attention.fields import field_schema
 
         texts: dict[str, Any] = {}
         missing = []
@@ -163,7 +163,7 @@ class _Line:
 
     def takers_of_numbers(self) -> set[str]:
         """The options that take several whole numbers."""
-        from kernel_attention_lab.settings import field_schema
+        from kernel_attention.fields import field_schema
 
         schemas = {f"--{name}": field_schema(owner, name) for name, owner in self.owners.items()}
         return {name for name, schema in schemas.items() if schema.get("items", {}).get("type") == "integer"}
@@ -242,7 +242,7 @@ def _join_numbers(words: list[str], takers: Collection[str]) -> list[str]:
 
 def _form(settings: type, name: str) -> dict[str, Any]:
     """The number of words that the option takes, and their name in the help."""
-    from kernel_attention_lab.settings import field_metadata, field_schema
+    from kernel_attention.fields import field_metadata, field_schema
 
     for entry in field_metadata(settings, name):
         if isinstance(entry, Repeated):
@@ -266,3 +266,12 @@ def _default_text(settings: type, name: str) -> str:
     if value is dataclasses.MISSING or value is None or value == []:
         return ""
     return f" (default: {str(value).lower() if isinstance(value, bool) else value})"
+
+
+def _from_text(settings: type, name: str, text: str, label: str) -> Any:
+    """The value of the field ``name`` from the text of an option: a string unchanged, all else as YAML."""
+    from kernel_attention.fields import checked, field_schema
+    from kernel_attention_lab.plain_yaml import parse_yaml
+
+    value = text if field_schema(settings, name).get("type") == "string" else parse_yaml(text, label)
+    return checked(settings, name, value, label)

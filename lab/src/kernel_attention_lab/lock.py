@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from kernel_attention.errors import InputError
-from kernel_attention_lab.notes import note
+from kernel_attention.notes import note
 
 LOCK_NAME = ".lock"
 

@@ -1,4 +1,4 @@
-"""The options of every command, as classes of settings (``kernel_attention_lab.settings``).
+"""The options of every command, as classes of settings (``kernel_attention.fields``).
 
 The docstring of a class is the description in the command's help, and its ``Args`` are the help of the
 options. A field marked ``POSITIONAL`` is given without its name.

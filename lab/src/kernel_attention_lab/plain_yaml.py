@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import re
-import stat
 from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from kernel_attention.errors import InputError, reading
-
-
-def require_file(path: Path) -> None:
-    """InputError unless this is a regular file or a link to one: a device or a pipe might never end."""
-    with reading(path):
-        mode = path.stat().st_mode
-    if not stat.S_ISREG(mode):
-        raise InputError(f"{path}: cannot be read (it is not a regular file)")
+from kernel_attention.errors import InputError, reading, require_file
 
 
 def read_yaml(path: Path) -> Any:

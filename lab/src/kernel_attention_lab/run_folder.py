@@ -18,8 +18,8 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from kernel_attention.errors import InputError, reading
-from kernel_attention_lab.plain_yaml import read_yaml, require_file
+from kernel_attention.errors import InputError, reading, require_file
+from kernel_attention_lab.plain_yaml import read_yaml
 
 _MAPS = ("labels", "predictions")  # of the examples of a segmentation
 

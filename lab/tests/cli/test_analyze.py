@@ -10,7 +10,7 @@ import pytest
 from training.runs import train_small
 
 from kernel_attention.analysis import diagnose
-from kernel_attention_lab.data import make_loader
+from kernel_attention.series import make_loader
 from kernel_attention_lab.training import analyze
 from kernel_attention_lab.training.saved import load_run
 

@@ -27,10 +27,10 @@ from training.text_data import make_text
 from training.token_data import make_images, make_tokens
 
 import kernel_attention as ka
+from kernel_attention.fields import field_names
 from kernel_attention_lab.arguments import parse
 from kernel_attention_lab.data import load_time_series
 from kernel_attention_lab.options import Train
-from kernel_attention_lab.settings import field_names
 from kernel_attention_lab.training import Recipe, list_recipes
 
 

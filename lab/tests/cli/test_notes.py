@@ -10,7 +10,7 @@ import pytest
 from training.runs import write_recipe
 
 import kernel_attention as ka
-from kernel_attention_lab.notes import note_once
+from kernel_attention.notes import note_once
 from kernel_attention_lab.training import list_recipes, make_recipe, read_recipe
 
 SILENT = "trains without an auxiliary objective: eta is 0 unless it is given"

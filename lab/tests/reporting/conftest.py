@@ -13,8 +13,8 @@ from training.runs import SMALL, make_waves
 from training.text_data import LANGUAGE, make_text
 from training.token_data import TOKENS, make_tokens
 
-from kernel_attention_lab.training import Interrupted, make_recipe, run
-from kernel_attention_lab.training.fit import Training
+from kernel_attention.training.loop import Interrupted, Training
+from kernel_attention_lab.training import make_recipe, run
 
 KINDS: dict[str, dict[str, Any]] = {
     "one seed": {},

@@ -22,9 +22,10 @@ from training.runs import CHANNELS, make_waves, write_recipe
 from training.text_data import LANGUAGE, sentences
 from training.token_data import TOKENS, make_tokens
 
+from kernel_attention.training.task import TrainingTask
 from kernel_attention_lab.cli import main
 from kernel_attention_lab.reporting.records import read_run
-from kernel_attention_lab.training import RecipeTask, analyze, run
+from kernel_attention_lab.training import analyze, run
 
 TASKS = ("time series", "tokens", "language")
 CASES = 600  # of every task and state
@@ -58,7 +59,7 @@ def healthy(request, data, tmp_path_factory):
     work = tmp_path_factory.mktemp("runs")
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(run, "write_report", brief_report)
-        steps, objective = 0, RecipeTask.objective
+        steps, objective = 0, TrainingTask.objective
 
         def stop(self, loss, batch, objectives):
             nonlocal steps
@@ -67,7 +68,7 @@ def healthy(request, data, tmp_path_factory):
                 os.kill(os.getpid(), signal.SIGINT)
             return objective(self, loss, batch, objectives)
 
-        patched.setattr(RecipeTask, "objective", stop)
+        patched.setattr(TrainingTask, "objective", stop)
         arguments = ["train", str(recipe_of(task, work / "run.yaml")), "--output", str(work / "run")]
         code = main([*arguments, "--data-root", str(data), "--progress", "false"])
     assert code == (state == "stopped")

@@ -12,17 +12,12 @@ import signal
 import pytest
 from training.runs import assert_same_outcome, train_small, write_recipe
 
+from kernel_attention.series.task import SequenceTask
+from kernel_attention.training.loop import Interrupted
 from kernel_attention_lab.cli import main
 from kernel_attention_lab.reporting import report
 from kernel_attention_lab.run_folder import read_json
-from kernel_attention_lab.training import (
-    Interrupted,
-    SequenceTask,
-    evaluation,
-    recorder,
-    run,
-    time_series_experiment,
-)
+from kernel_attention_lab.training import evaluation, recorder, run, time_series_experiment
 
 pytestmark = pytest.mark.usefixtures("brief")
 

@@ -17,10 +17,10 @@ import torch
 from training.runs import SRC
 
 from kernel_attention.errors import InputError
+from kernel_attention.training.checkpoint import check_checkpoint, read_state
 from kernel_attention_lab.plain_yaml import read_yaml
 from kernel_attention_lab.run_folder import read_json
 from kernel_attention_lab.training import checkpoint, files
-from kernel_attention_lab.training.checkpoint import check_checkpoint, read_state
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
@@ -243,7 +243,7 @@ def test_a_state_that_the_disk_does_not_take_is_an_error_of_the_system(tmp_path)
     code = (
         "import resource, signal, sys, torch\n"
         "from pathlib import Path\n"
-        "from kernel_attention_lab.training.checkpoint import write_state\n"
+        "from kernel_attention.training.checkpoint import write_state\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
         "try: write_state(Path(sys.argv[1]), {'a': torch.zeros(100_000)})\n"

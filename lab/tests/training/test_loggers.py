@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file
 from training.runs import SMALL, launch, stopped_at, train_arguments, train_small, write_recipe
 
+from kernel_attention.series.task import SequenceTask
 from kernel_attention_lab.cli import main
-from kernel_attention_lab.training.module import SequenceTask
 
 pytestmark = pytest.mark.usefixtures("brief")
 

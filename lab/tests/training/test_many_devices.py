@@ -38,11 +38,11 @@ from training.text_data import LANGUAGE, make_text
 from training.token_data import TOKENS, make_tokens
 
 from kernel_attention.errors import InputError
+from kernel_attention.series import make_loader
+from kernel_attention.training.checkpoint import read_state
+from kernel_attention.training.shares import shared_loader
+from kernel_attention.weights import read_weights
 from kernel_attention_lab.cli import main
-from kernel_attention_lab.data.series.batches import make_loader
-from kernel_attention_lab.training.checkpoint import read_state
-from kernel_attention_lab.training.files import read_weights
-from kernel_attention_lab.training.shares import shared_loader
 
 pytestmark = [
     pytest.mark.usefixtures("brief"),

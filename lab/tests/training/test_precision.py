@@ -11,8 +11,8 @@ import torch
 import yaml
 from training.runs import SMALL, train_small
 
+from kernel_attention.training.devices import has_bfloat16, resolve_precision, with_precision
 from kernel_attention_lab.training import Recipe, list_recipes, make_recipe, read_recipe
-from kernel_attention_lab.training.precision import has_bfloat16, resolve_precision, with_precision
 
 CPUINFO = Path("/proc/cpuinfo")
 LACKING = dict.fromkeys(("avx512_bf16", "amx_bf16", "avx512_f"), False)

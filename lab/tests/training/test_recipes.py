@@ -11,9 +11,10 @@ import torch
 from kernel_attention.core.objective import auxiliary_loss
 from kernel_attention.core.penalized import PenalizedAttention
 from kernel_attention.mechanisms.primal.layer import PrimalAttention
+from kernel_attention.series import Batch
+from kernel_attention.series.task import SequenceTask
 from kernel_attention_lab.arguments import parse
-from kernel_attention_lab.data import Batch
-from kernel_attention_lab.training import Recipe, SequenceTask, list_recipes, read_recipe, recipe_text
+from kernel_attention_lab.training import Recipe, list_recipes, read_recipe, recipe_text
 from kernel_attention_lab.training.run import build_model
 
 # Name, s, eta, rank multiplier, reported accuracy (Primal-Attention, supplement, table 1), shape of the data:

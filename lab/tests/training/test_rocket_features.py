@@ -9,11 +9,11 @@ import torch
 from kernel_attention import InputError
 from kernel_attention.estimators import AttentionClassifier, AttentionRegressor
 from kernel_attention.models import SequenceClassifier
+from kernel_attention.series import SequenceSplit, make_loader
+from kernel_attention.series.members import MemberRecipe, train_member
+from kernel_attention.series.readout import fit_temperature
 from kernel_attention.solvers import least_squares_svm
-from kernel_attention_lab.data import SequenceSplit, make_loader
 from kernel_attention_lab.training import rocket_features
-from kernel_attention_lab.training.members import MemberRecipe, train_member
-from kernel_attention_lab.training.readout import fit_temperature
 
 MODEL = {
     "stem": "rocket", "embed_dim": 8, "num_heads": 2, "num_layers": 1, "feedforward_dim": 16, "patch_len": 0,

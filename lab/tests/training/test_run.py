@@ -15,7 +15,9 @@ from training.runs import SMALL, assert_same_outcome, train_small
 
 from kernel_attention.errors import InputError
 from kernel_attention.models import SequenceClassifier
-from kernel_attention_lab.data import SequenceSplit, TimeSeriesData, load_time_series
+from kernel_attention.series import SequenceSplit
+from kernel_attention_lab.data import load_time_series
+from kernel_attention_lab.data.series.time_series import TimeSeriesData
 from kernel_attention_lab.training import Metric, Recipe, run, time_series_experiment, train
 from kernel_attention_lab.training.saved import load_run
 

@@ -13,17 +13,17 @@ from torch.nn import functional as F
 
 from kernel_attention.errors import InputError
 from kernel_attention.models import SequenceClassifier
-from kernel_attention_lab.data import SequenceSplit, make_loader
-from kernel_attention_lab.data.series.augmentation import mix_series
-from kernel_attention_lab.training import Recipe, SequenceTask
-from kernel_attention_lab.training.members import (
+from kernel_attention.series import SequenceSplit, make_loader
+from kernel_attention.series.augmentation import mix_series
+from kernel_attention.series.members import (
     automatic_batch_size,
     automatic_epochs,
     automatic_steps,
     train_member,
 )
-from kernel_attention_lab.training.readout import fit_temperature
-from kernel_attention_lab.training.time_series_task import TimeSeriesTask
+from kernel_attention.series.readout import fit_temperature
+from kernel_attention.series.task import SequenceTask, TimeSeriesTask
+from kernel_attention_lab.training import Recipe
 
 SMALL = {
     "dataset": "array", "attention": "softmax", "embed_dim": 8, "num_heads": 2, "num_layers": 1,

@@ -11,10 +11,11 @@ from training.runs import assert_same_outcome, stopped_at, train_arguments, trai
 from training.text_data import LANGUAGE
 from training.token_data import BAD, GOOD, OTHER, TOKENS, make_tokens
 
+from kernel_attention.series.task import SequenceTask
 from kernel_attention_lab.cli import main
 from kernel_attention_lab.data.texts.vocabulary import vocabulary_from_state
 from kernel_attention_lab.data.tokens.loading import words_of
-from kernel_attention_lab.training import SequenceTask, make_recipe
+from kernel_attention_lab.training import make_recipe
 from kernel_attention_lab.training.saved import load_run
 from kernel_attention_lab.training.token_experiment import TokenExperiment
 

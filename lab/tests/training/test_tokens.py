@@ -10,9 +10,10 @@ from training.runs import assert_same_outcome, read_json, stopped_at, train_argu
 from training.token_data import TOKENS, make_tokens
 
 from kernel_attention.mechanisms import list_attention
+from kernel_attention.series.task import SequenceTask
 from kernel_attention_lab.cli import main
 from kernel_attention_lab.statistics import unpack_bits
-from kernel_attention_lab.training import SequenceTask, make_recipe
+from kernel_attention_lab.training import make_recipe
 from kernel_attention_lab.training.saved import load_run
 from kernel_attention_lab.training.token_experiment import TokenExperiment
 

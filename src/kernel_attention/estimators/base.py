@@ -20,17 +20,17 @@ from kernel_attention.estimators.ensemble import member_outputs, plan_members, t
 from kernel_attention.estimators.files import load_estimator, save_estimator
 from kernel_attention.estimators.importance import integrated_gradients
 from kernel_attention.estimators.parameters import Callback, member_seeds, refused_in_one_line
+from kernel_attention.fields import plain
 from kernel_attention.mechanisms import AttentionFactory, AttentionSpec
 from kernel_attention.models import SequenceClassifier
 from kernel_attention.models.sequence import Positions
 from kernel_attention.models.sequence_pooling import SequencePooling
 from kernel_attention.models.series_stem import Stem, View
-from kernel_attention_lab.data import SequenceSplit, Standardizer, as_sequences
-from kernel_attention_lab.data.series.augmentation import AugmentationName
-from kernel_attention_lab.data.series.sequences import channel_names
-from kernel_attention_lab.settings import plain
-from kernel_attention_lab.training.evaluation import model_scale, require_in_range
-from kernel_attention_lab.training.modes import in_plain_modes
+from kernel_attention.series import SequenceSplit, Standardizer, as_sequences
+from kernel_attention.series.augmentation import AugmentationName
+from kernel_attention.series.outputs import model_scale, require_in_range
+from kernel_attention.series.sequences import channel_names
+from kernel_attention.training.modes import in_plain_modes
 
 _OPTION = "attention__"
 FEWEST_JUDGED = 20

@@ -17,8 +17,8 @@ from kernel_attention.containers import as_targets
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.estimators.base import FEWEST_JUDGED, AttentionEstimator
 from kernel_attention.estimators.parameters import refused_in_one_line
-from kernel_attention_lab.data import SequenceSplit, as_sequences
-from kernel_attention_lab.training.readout import fit_temperature
+from kernel_attention.series import SequenceSplit, as_sequences
+from kernel_attention.series.readout import fit_temperature
 
 
 class AttentionClassifier(ClassifierMixin, AttentionEstimator):

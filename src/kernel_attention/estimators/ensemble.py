@@ -11,15 +11,17 @@ import torch
 from sklearn.base import is_regressor
 from torch import Tensor
 
-from kernel_attention.estimators.parameters import Callback, callback_list, derived_seed, member_recipe
+from kernel_attention.estimators.parameters import Callback, callback_list, derived_seed, member_settings
+from kernel_attention.fields import checked, plain
+from kernel_attention.mechanisms import dropped_objective
 from kernel_attention.models import SequenceClassifier
-from kernel_attention_lab.data import SequenceSplit, stratified_split, windows_of
-from kernel_attention_lab.notes import note_once
-from kernel_attention_lab.settings import checked, plain
-from kernel_attention_lab.training import Recipe, predict_outputs
-from kernel_attention_lab.training.fit import training_device
-from kernel_attention_lab.training.members import Member, train_member
-from kernel_attention_lab.training.modes import in_plain_modes
+from kernel_attention.notes import note_once
+from kernel_attention.series import SequenceSplit, stratified_split, windows_of
+from kernel_attention.series.members import Member, train_member
+from kernel_attention.series.outputs import predict_outputs
+from kernel_attention.series.settings import MemberSettings
+from kernel_attention.training.devices import training_device
+from kernel_attention.training.modes import in_plain_modes
 
 _CALIBRATION_PART = 0.2
 _PREDICTED_AT_ONCE = 64
@@ -51,7 +53,7 @@ def plan_members(
         return [MemberPlan(seed, split, validation, True) for seed in seeds]
     fraction = estimator.validation_fraction
     if fraction is not None:
-        checked(Recipe, "validation_fraction", fraction)
+        checked(MemberSettings, "validation_fraction", fraction)
         return [MemberPlan(seed, *stratified_split(split, fraction, seed, task), True) for seed in seeds]
     plan = [MemberPlan(seed, split) for seed in seeds]
     if judges:
@@ -88,10 +90,11 @@ def train_members(
     members: list[Member] = []
     judged: list[tuple[Tensor, SequenceSplit]] = []
     for index, (seed, kept, held_out, selects) in enumerate(plan):
-        recipe = member_recipe(estimator, seed, len(kept), max_len, index)
+        settings = member_settings(estimator, seed, len(kept), max_len, index)
         if index == 0:
-            for remark in recipe.remarks():
-                note_once(remark)
+            dropped = dropped_objective(settings.named_layers())
+            if dropped is not None:
+                note_once(dropped)
         limit = 0.0
         if estimator.time_limit is not None:
             left = estimator.time_limit - (time.monotonic() - started)
@@ -104,14 +107,14 @@ def train_members(
             "progress": bool(estimator.verbose), "start": earlier[index].state_dict() if continues else None,
         }  # fmt: skip
         watch = _watch(callbacks, before, index)
-        member = train_member(recipe, kept, held_out if selects else None, *sizes, watch=watch, **options)
+        member = train_member(settings, kept, held_out if selects else None, *sizes, watch=watch, **options)
         if held_out is not None:
             outputs = member_outputs(estimator, member.model, held_out.sequences, max_len)
             judged.append((outputs, held_out))
         if selects and estimator.refit:
             epochs = member.best_epoch
-            warmup = min(recipe.warmup_epochs, epochs - 1)
-            again = dataclasses.replace(recipe, epochs=epochs, warmup_epochs=warmup)
+            warmup = min(settings.warmup_epochs, epochs - 1)
+            again = dataclasses.replace(settings, epochs=epochs, warmup_epochs=warmup)
             member = train_member(again, split, None, *sizes, **options)
         rows = _history(before, member.rows, index)
         members.append(member._replace(rows=rows, best_epoch=len(before) + member.best_epoch))

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 
 from kernel_attention.errors import InputError, writing
+from kernel_attention.fields import plain
 from kernel_attention.models import SequenceClassifier
+from kernel_attention.training.modes import plain_modes
 from kernel_attention.version import __version__
-from kernel_attention_lab.settings import plain
-from kernel_attention_lab.training.files import read_metadata, read_weights, write_weights
-from kernel_attention_lab.training.modes import plain_modes
+from kernel_attention.weights import read_metadata, read_weights, write_weights
 
 _KEY = "estimator"
 _FITTED = (

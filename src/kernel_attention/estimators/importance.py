@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kernel_attention.models import SequenceClassifier
 from kernel_attention.models.rocket_stem import RocketStem
-from kernel_attention_lab.training.modes import in_plain_modes
+from kernel_attention.training.modes import in_plain_modes
 
 _POWER = 4
 _SMALLEST_RUN = 1e-9  # of widths of a threshold, below which a cell has no slope of its own

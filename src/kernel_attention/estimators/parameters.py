@@ -1,4 +1,4 @@
-"""What the parameters of an estimator stand for: the recipe and the seed of every member."""
+"""The parameters of an estimator as the settings and the seed of every member."""
 
 from __future__ import annotations
 
@@ -13,23 +13,22 @@ from sklearn.utils import check_random_state
 
 from kernel_attention.core.validation import require_probability
 from kernel_attention.errors import InputError, unknown
+from kernel_attention.fields import checked, plain
 from kernel_attention.mechanisms import factory_options, layer_specs
 from kernel_attention.models.series_stem import LARGEST_NUMBER_OF_TOKENS, Stem, automatic_patch_len
-from kernel_attention_lab.data.series.augmentation import AugmentationName
-from kernel_attention_lab.settings import checked, plain
-from kernel_attention_lab.training import Recipe
-from kernel_attention_lab.training.members import (
-    MemberRecipe,
+from kernel_attention.series.augmentation import AugmentationName
+from kernel_attention.series.members import (
     automatic_batch_size,
     automatic_epochs,
     automatic_steps,
 )
+from kernel_attention.series.settings import MemberSettings
 
 Callback = Callable[[list[dict[str, Any]]], Any]
 
 _WARPED: tuple[AugmentationName, ...] = ("jitter", "scale", "time_warp", "window")
 _LONGEST_LEARNT = 2 * LARGEST_NUMBER_OF_TOKENS["convolution"]  # steps of a series
-_OF_A_RECIPE = ("optimizer", "schedule", "gradient_clip", "patience", "accelerator")
+_OF_ALL = ("optimizer", "schedule", "gradient_clip", "patience", "accelerator")
 _OF_A_MEMBER = (
     "attention", "attention_options", "embed_dim", "num_heads", "num_layers", "feedforward_dim", "dropout",
     "stem", "stem_layers", "patch_len", "views", "positions", "pooling", "readout", "epochs", "batch_size",
@@ -49,9 +48,9 @@ def refused_in_one_line(name: str) -> Iterator[None]:
         raise InputError(reason if name in reason else f"{name}: {reason}") from None
 
 
-def member_recipe(estimator: Any, seed: int, cases: int, max_len: int, index: int) -> Recipe:
-    """The parameters of member number ``index`` as a recipe of the trainer, which also checks them."""
-    given = {name: plain(getattr(estimator, name)) for name in (*_OF_A_RECIPE, *_OF_A_MEMBER)}
+def member_settings(estimator: Any, seed: int, cases: int, max_len: int, index: int) -> MemberSettings:
+    """The parameters of member number ``index`` as settings, which also checks them."""
+    given = {name: plain(getattr(estimator, name)) for name in (*_OF_ALL, *_OF_A_MEMBER)}
     given |= _overrides(estimator.members, index)
     if given["stem"] is None:
         given["stem"] = _automatic_stem(max_len, index)
@@ -62,24 +61,24 @@ def member_recipe(estimator: Any, seed: int, cases: int, max_len: int, index: in
         given["augmentation"] = _automatic_augmentation(given["stem"], index)
     elif isinstance(augmentation, list | tuple) and not all(isinstance(each, str) for each in augmentation):
         given["augmentation"] = _in_turn("augmentation", augmentation, index)
-    given["readout"] = checked(Recipe, "readout", given["readout"]) and given["stem"] == "rocket"
+    given["readout"] = checked(MemberSettings, "readout", given["readout"]) and given["stem"] == "rocket"
     attention = _merged_attention(given.pop("attention"), given.pop("attention_options"))
     batch_size, epochs = given.pop("batch_size"), given.pop("epochs")
     if batch_size is None:
         batch_size = automatic_batch_size(cases)
     if epochs is None:
-        stem = checked(Recipe, "stem", given["stem"])
-        patch_len = checked(Recipe, "patch_len", given["patch_len"]) or automatic_patch_len(max_len, stem)
-        batch_size = checked(Recipe, "batch_size", batch_size)
+        stem = checked(MemberSettings, "stem", given["stem"])
+        patch_len = checked(MemberSettings, "patch_len", given["patch_len"])
+        patch_len = patch_len or automatic_patch_len(max_len, stem)
+        batch_size = checked(MemberSettings, "batch_size", batch_size)
         steps = automatic_steps(batch_size, -(-max_len // patch_len))
         epochs = automatic_epochs(cases, batch_size, steps)
     warmup = given.pop("warmup")
     require_probability(warmup=warmup)
-    given["warmup_epochs"] = int(warmup * checked(Recipe, "epochs", epochs))
+    given["warmup_epochs"] = int(warmup * checked(MemberSettings, "epochs", epochs))
     if estimator.validation_fraction is not None:
         given["validation_fraction"] = estimator.validation_fraction
-    sizes = {"epochs": epochs, "batch_size": batch_size, "seeds": [seed]}
-    return MemberRecipe(dataset="array", attention=attention, **sizes, **given)
+    return MemberSettings(attention=attention, epochs=epochs, batch_size=batch_size, seed=seed, **given)
 
 
 def _automatic_stem(max_len: int, index: int) -> Stem:
@@ -153,7 +152,7 @@ def derived_seed(seed: int, index: int) -> int:
 
 
 def _seed(random_state: int | np.random.RandomState | None) -> int:
-    """A whole number is the seed itself, as in a recipe; None takes fresh entropy from the system."""
+    """A whole number is the seed itself, as in a run; None takes fresh entropy from the system."""
     if random_state is None:
         return int(np.random.SeedSequence().generate_state(1)[0])
     generator = check_random_state(random_state)

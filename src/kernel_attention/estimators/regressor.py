@@ -18,8 +18,8 @@ from kernel_attention.containers import as_targets
 from kernel_attention.errors import InputError
 from kernel_attention.estimators.base import FEWEST_JUDGED, AttentionEstimator
 from kernel_attention.estimators.parameters import refused_in_one_line
-from kernel_attention_lab.data import SequenceSplit, as_sequences
-from kernel_attention_lab.training.modes import in_plain_modes
+from kernel_attention.series import SequenceSplit, as_sequences
+from kernel_attention.training.modes import in_plain_modes
 
 _LARGEST = 1e150  # its square is finite in float64
 _SMALLEST = 1e-140  # its square has all digits

@@ -83,10 +83,10 @@ def measure_against(
     load = machine.load()
     with _worktree(checkout, commit) as tree, tempfile.TemporaryDirectory() as scratch:
         trees = {"old": tree, "new": checkout}
-        for name, place in trees.items():
-            if not (place / "src" / "kernel_attention" / "__init__.py").is_file():
+        for name, checked_out in trees.items():
+            if not (checked_out / "src" / "kernel_attention" / "__init__.py").is_file():
                 raise InputError(f"--against {reference}: that revision has no kernel_attention in src")
-            _require_import(name, place, scratch)
+            _require_import(name, checked_out, scratch)
         for turn in range(rounds):
             for place, name in enumerate(order.sample(["old", "new"], 2)):
                 revision = reference if name == "old" else "the working tree"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def train_command(options: Train, typed: dict[str, Any]) -> int:
     """Train a recipe, or go on with a run."""
-    from kernel_attention_lab.training.processes import started_devices
+    from kernel_attention.training.processes import started_devices
     from kernel_attention_lab.training.recipe import make_recipe, recipe_plugins
     from kernel_attention_lab.training.recipe_files import read_recipe
 
@@ -71,8 +71,8 @@ def init_command(options: Init) -> int:
 
 def _recipe_for_series(given: dict[str, Any], data_root: str | None, name: str) -> str:
     """The text of a recipe for the file of series among the given keys, or for one to be filled in."""
+    from kernel_attention.notes import note
     from kernel_attention_lab.data.series.step_columns import is_step
-    from kernel_attention_lab.notes import note
     from kernel_attention_lab.training.template import recipe_template
     from kernel_attention_lab.training.time_series_experiment import load_data
     from kernel_attention_lab.training.time_series_recipe import Recipe
@@ -95,9 +95,9 @@ def _run_training(
 ) -> int:
     from rich.console import Console
 
+    from kernel_attention.training.processes import is_first_process
     from kernel_attention_lab.reporting import summary_table
     from kernel_attention_lab.training import train
-    from kernel_attention_lab.training.processes import is_first_process
     from kernel_attention_lab.training.saved import read_config
 
     resume = recipe is None

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from kernel_attention.errors import InputError, missing_package
+from kernel_attention.notes import note_once
 from kernel_attention_lab.data.decisions.sets import check_environment_name
-from kernel_attention_lab.notes import note_once
 
 
 def make_environment(name: str, options: Mapping[str, Any] | None = None, **more: Any) -> Any:

@@ -4,6 +4,16 @@ generated tasks.
 Legend of shapes: n_i steps of case i, c channels, B cases of a batch, N steps of its longest case.
 """
 
+from kernel_attention.series import (
+    Batch,
+    SequenceSplit,
+    Standardizer,
+    as_sequences,
+    make_loader,
+    stratified_split,
+    windows_of,
+)
+from kernel_attention.training.samplers import EpochSampler
 from kernel_attention_lab.data.archive import DatasetInfo, list_time_series
 from kernel_attention_lab.data.decisions.d4rl import convert_d4rl, read_d4rl
 from kernel_attention_lab.data.decisions.episodes import Episodes
@@ -19,13 +29,11 @@ from kernel_attention_lab.data.images.sets import (
 from kernel_attention_lab.data.images.splits import ImageData, ImageSplit
 from kernel_attention_lab.data.positions import POSITION_TASKS, make_position_task
 from kernel_attention_lab.data.positions.task import PositionTask
-from kernel_attention_lab.data.samplers import EpochSampler
 from kernel_attention_lab.data.segmentation.sets import (
     SegmentationData,
     SegmentationSplit,
     load_segmentation,
 )
-from kernel_attention_lab.data.series.batches import Batch, make_loader
 from kernel_attention_lab.data.series.loading import (
     SeriesFile,
     load_time_series,
@@ -33,14 +41,8 @@ from kernel_attention_lab.data.series.loading import (
     read_series_file,
 )
 from kernel_attention_lab.data.series.own_files import is_series_file, load_series_files
-from kernel_attention_lab.data.series.sequences import as_sequences, windows_of
 from kernel_attention_lab.data.series.series_tables import SeriesColumns
-from kernel_attention_lab.data.series.time_series import (
-    SequenceSplit,
-    Standardizer,
-    TimeSeriesData,
-    stratified_split,
-)
+from kernel_attention_lab.data.series.time_series import TimeSeriesData
 
 __all__ = [
     "POSITION_TASKS",

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 from kernel_attention.errors import InputError, unknown
+from kernel_attention.fields import DIFFERENT, Count, check_fields, field_names
 from kernel_attention_lab.families import (
     FILE_NAME,
     FileEntry,
@@ -16,7 +17,6 @@ from kernel_attention_lab.families import (
     read_entry,
     recipes_dir,
 )
-from kernel_attention_lab.settings import DIFFERENT, Count, check_fields, field_names
 from kernel_attention_lab.training.recipe import (
     BaseRecipe,
     Protocol,

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from kernel_attention.fields import Count, NonNegative, Positive, Share
 from kernel_attention.tensors.recompute import formulas_only
 from kernel_attention_lab.robustness.image_attack import Bounds, ImageAttack
-from kernel_attention_lab.settings import Count, NonNegative, Positive, Share
 
 if TYPE_CHECKING:
     from foolbox.attacks.sparse_l1_descent_attack import SparseL1DescentAttack

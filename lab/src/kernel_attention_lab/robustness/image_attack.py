@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from kernel_attention.errors import InputError
-from kernel_attention_lab.settings import check_fields
+from kernel_attention.fields import check_fields
 
 Bounds = tuple[float, float]
 PIXELS: Bounds = (0.0, 1.0)

@@ -14,8 +14,8 @@ from types import FrameType
 from typing import Any
 
 from kernel_attention.errors import InputError
+from kernel_attention.notes import note, notes_on_stderr
 from kernel_attention_lab.child_process import stop_with_parent
-from kernel_attention_lab.notes import note, notes_on_stderr
 from kernel_attention_lab.plugins import load_plugins, loaded_plugins
 from kernel_attention_lab.reporting.sweep_record import SweepRecord
 from kernel_attention_lab.sweeping.space import space_as_json

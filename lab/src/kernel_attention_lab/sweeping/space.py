@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from kernel_attention.errors import InputError, unknown
+from kernel_attention.fields import checked, field_names, field_schema, plain
 from kernel_attention_lab.plain_yaml import parse_yaml, read_yaml
-from kernel_attention_lab.settings import checked, field_names, field_schema, plain
 from kernel_attention_lab.training.recipe import BaseRecipe
 
 _FIXED = {

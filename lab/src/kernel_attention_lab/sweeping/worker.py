@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from kernel_attention.errors import InputError, missing_package
+from kernel_attention.training.devices import with_precision
+from kernel_attention.training.loop import check_trainer
 from kernel_attention_lab.lock import HeldByAnother
 from kernel_attention_lab.run_folder import RunFolder
 from kernel_attention_lab.sweeping.lease import Watch, leased
 from kernel_attention_lab.sweeping.study import POINTS, SweepFolder
 from kernel_attention_lab.training.experiment import Metric
-from kernel_attention_lab.training.fit import check_trainer
-from kernel_attention_lab.training.precision import with_precision
 from kernel_attention_lab.training.recipe import BaseRecipe
 from kernel_attention_lab.training.run import train
 from kernel_attention_lab.training.saved import read_config
@@ -52,7 +52,7 @@ def work(sweep: SweepFolder, data_root: str | None = None, watch: Watch | None =
 def check_machine(sweep: SweepFolder, data_root: str | None) -> None:
     """InputError where this machine cannot train a sweep's recipe, or does not have its data."""
     recipe = with_precision(sweep.plan.example())
-    check_trainer(recipe)
+    check_trainer(recipe.train_settings())
     experiment_class(recipe.task_name)(recipe, data_root)
 
 

@@ -15,10 +15,12 @@ from kernel_attention_lab.training.recipe_files import list_recipes, read_recipe
 from kernel_attention_lab.training.time_series_recipe import Recipe
 
 if TYPE_CHECKING:
-    from kernel_attention_lab.training.evaluation import evaluate_split, predict_outputs
+    from kernel_attention.series.outputs import predict_outputs
+    from kernel_attention.series.task import SequenceTask
+    from kernel_attention.training.loop import Interrupted
+    from kernel_attention.training.task import TrainingTask
+    from kernel_attention_lab.training.evaluation import evaluate_split
     from kernel_attention_lab.training.experiment import Experiment, Metric
-    from kernel_attention_lab.training.fit import Interrupted
-    from kernel_attention_lab.training.module import RecipeTask, SequenceTask
     from kernel_attention_lab.training.recorder import RunRecorder
     from kernel_attention_lab.training.run import train
 
@@ -29,10 +31,10 @@ __all__ = [
     "Interrupted",
     "Metric",
     "Recipe",
-    "RecipeTask",
     "RunRecorder",
     "SequenceTask",
     "StepRecipe",
+    "TrainingTask",
     "evaluate_split",
     "list_recipes",
     "make_recipe",
@@ -48,7 +50,7 @@ __getattr__ = lazy_names(
     evaluation=("evaluate_split", "predict_outputs"),
     experiment=("Experiment", "Metric"),
     fit=("Interrupted",),
-    module=("RecipeTask", "SequenceTask"),
+    module=("TrainingTask", "SequenceTask"),
     recorder=("RunRecorder",),
     run=("train",),
 )

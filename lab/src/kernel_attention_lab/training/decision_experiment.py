@@ -13,6 +13,7 @@ from torch import nn
 from kernel_attention.errors import InputError
 from kernel_attention.models.decision_transformer import DecisionTransformer
 from kernel_attention.models.policies import Policy, StatePolicy
+from kernel_attention.series.outputs import batch_outputs
 from kernel_attention_lab.control.environments import (
     check_spaces,
     longest_episode,
@@ -36,7 +37,6 @@ from kernel_attention_lab.data.decisions.sets import check_environment_name
 from kernel_attention_lab.run_folder import is_number
 from kernel_attention_lab.training.decision_recipe import DecisionRecipe
 from kernel_attention_lab.training.decision_task import DecisionTask, action_loss
-from kernel_attention_lab.training.evaluation import batch_outputs
 from kernel_attention_lab.training.experiment import Experiment, Loaders, Metric
 from kernel_attention_lab.training.recipe import StepRecipe
 from kernel_attention_lab.training.step_recorder import StepRecorder

@@ -8,8 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from kernel_attention.errors import InputError
+from kernel_attention.fields import Count, Number, Part, Positive, Whole
 from kernel_attention.specs import Choice
-from kernel_attention_lab.settings import Count, Number, Part, Positive, Whole
 from kernel_attention_lab.training.recipe import StepRecipe
 
 NO_ATTENTION = "none"

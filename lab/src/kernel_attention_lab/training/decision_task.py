@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kernel_attention.models.policies import Policy
+from kernel_attention.training.task import SameLossTask
 from kernel_attention_lab.data.decisions.batches import DecisionBatch
 from kernel_attention_lab.training.decision_recipe import DecisionRecipe
-from kernel_attention_lab.training.module import SameLossTask
 
 
 class DecisionTask(SameLossTask):
@@ -33,7 +33,7 @@ class DecisionTask(SameLossTask):
         recipe: DecisionRecipe,
         played: Callable[[Policy], dict[str, float]] | None = None,
     ) -> None:
-        super().__init__(model, recipe)
+        super().__init__(model, recipe.train_settings(), recipe.learning_rate_factor)
         self.played = played
 
     def on_validation_epoch_end(self) -> None:

@@ -18,7 +18,7 @@ from kernel_attention.memory_limit import require_memory
 from kernel_attention_lab.training.recorder import RunRecorder
 
 if TYPE_CHECKING:
-    from kernel_attention_lab.training.module import RecipeTask
+    from kernel_attention.training.task import TrainingTask
     from kernel_attention_lab.training.recipe import BaseRecipe
 
 Loaders: TypeAlias = "tuple[DataLoader[Any], DataLoader[Any]]"
@@ -54,7 +54,7 @@ class Experiment(ABC):
     """Whether ``data.json`` must have the list ``class_names`` too."""
 
     divides_sequences: ClassVar[bool] = False
-    """Whether several processes can share a sequence; see ``RecipeTask.part``."""
+    """Whether several processes can share a sequence; see ``TrainingTask.part``."""
 
     def __init__(self, recipe: BaseRecipe, data_root: str | Path | None = None) -> None:
         self.recipe = recipe
@@ -126,7 +126,7 @@ class Experiment(ABC):
         """
 
     @abstractmethod
-    def task(self, model: nn.Module) -> RecipeTask:
+    def task(self, model: nn.Module) -> TrainingTask:
         """The loss, the optimizer and the figures with which ``model`` is trained."""
 
     @abstractmethod
@@ -145,7 +145,7 @@ class Experiment(ABC):
 
     def recorder(self, folder: Path, seed: int) -> RunRecorder:
         """What writes a seed's metrics, weights and checkpoints."""
-        return RunRecorder(folder)
+        return RunRecorder(folder, self.recipe)
 
     def appendices(self, model: Any) -> dict[str, Any]:
         """Further JSON files of a finished seed, {file name: content}."""

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from kernel_attention.errors import InputError
-from kernel_attention_lab.data import TimeSeriesData
 from kernel_attention_lab.data.archive import resolve_root
+from kernel_attention_lab.data.series.time_series import TimeSeriesData
 from kernel_attention_lab.run_folder import RunFolder, read_json
 from kernel_attention_lab.training.tasks import experiment_class
 

@@ -14,10 +14,11 @@ from torch import Tensor
 from kernel_attention.analysis import capture
 from kernel_attention.analysis.captured import CapturedAttention
 from kernel_attention.models.vision import VisionTransformer
+from kernel_attention.series.outputs import collect_outputs
 from kernel_attention_lab.data.images.batches import central, make_image_loader
 from kernel_attention_lab.data.images.sets import ImageSplit, load_images
 from kernel_attention_lab.data.splits import hold_out
-from kernel_attention_lab.training.evaluation import classification_figures, collect_outputs
+from kernel_attention_lab.training.evaluation import classification_figures
 from kernel_attention_lab.training.experiment import Experiment, Loaders, Metric
 from kernel_attention_lab.training.image_prediction import labelled_images, predict_images
 from kernel_attention_lab.training.image_recipe import ImageRecipe, VisionRecipe

@@ -12,12 +12,12 @@ import torch
 
 from kernel_attention.errors import InputError, reading
 from kernel_attention.models.vision import VisionTransformer
+from kernel_attention.series.outputs import collect_outputs
 from kernel_attention_lab.data.images.batches import ImageBatch, central, channels_first
 from kernel_attention_lab.data.images.decoding import decode_image
 from kernel_attention_lab.data.images.files import IMAGE_SUFFIXES, is_image, read_images
 from kernel_attention_lab.data.images.sets import ClassSubset, load_class_subset
 from kernel_attention_lab.data.images.splits import ImageSplit
-from kernel_attention_lab.training.evaluation import collect_outputs
 from kernel_attention_lab.training.image_recipe import ImageRecipe
 
 

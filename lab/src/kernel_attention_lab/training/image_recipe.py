@@ -8,16 +8,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from kernel_attention.errors import InputError
-from kernel_attention_lab.settings import (
-    Count,
-    NonNegative,
-    Part,
-    Positive,
-    Probability,
-    Share,
-    Whole,
-)
-from kernel_attention_lab.training.recipe import EpochRecipe, scheduled_factor
+from kernel_attention.fields import Count, NonNegative, Part, Positive, Probability, Share, Whole
+from kernel_attention.training.settings import scheduled_factor
+from kernel_attention_lab.training.recipe import EpochRecipe
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kernel_attention.models.vision import VisionTransformer
+from kernel_attention.training.task import AveragedTask
 from kernel_attention_lab.data.images.augmentation import Augmentation, mix
 from kernel_attention_lab.data.images.batches import ImageBatch
 from kernel_attention_lab.training.image_recipe import ImageRecipe
-from kernel_attention_lab.training.module import AveragedTask
 
 
 class ImageTask(AveragedTask):
@@ -30,7 +30,7 @@ class ImageTask(AveragedTask):
     model: VisionTransformer
 
     def __init__(self, model: VisionTransformer, recipe: ImageRecipe, size: tuple[int, int]) -> None:
-        super().__init__(model, recipe)
+        super().__init__(model, recipe.train_settings())
         self.recipe: ImageRecipe = recipe
         self.augmentation = Augmentation(recipe.augmentation, size, recipe.random_erasing)
         self.start_average(recipe.ema_decay)

@@ -15,6 +15,7 @@ from kernel_attention.analysis.perplexity import Perplexity, perplexity
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.models.causal import CausalLanguageModel
 from kernel_attention.models.decoding import generate
+from kernel_attention.training.task import SameLossTask
 from kernel_attention_lab.data.splits import SPLITS
 from kernel_attention_lab.data.texts.contexts import TextBatch, ordered_contexts, training_contexts
 from kernel_attention_lab.data.texts.text import IGNORED, load_text, read_text
@@ -27,7 +28,6 @@ from kernel_attention_lab.data.texts.vocabulary import (
 from kernel_attention_lab.robustness import swap_words
 from kernel_attention_lab.training.experiment import Experiment, Loaders, Metric
 from kernel_attention_lab.training.language_recipe import LanguageRecipe
-from kernel_attention_lab.training.module import SameLossTask
 from kernel_attention_lab.training.saved import SavedRun
 from kernel_attention_lab.training.step_recorder import StepRecorder
 
@@ -115,7 +115,7 @@ class LanguageExperiment(Experiment):
         return [(part,) for part in windows.split(_DIAGNOSED_AT_ONCE)]
 
     def task(self, model: nn.Module) -> LanguageTask:
-        return LanguageTask(model, self.recipe)
+        return LanguageTask(model, self.recipe.train_settings(), self.recipe.learning_rate_factor)
 
     def recorder(self, folder: Path, seed: int) -> StepRecorder:
         return StepRecorder(folder, self.recipe)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from kernel_attention.errors import InputError
-from kernel_attention_lab.settings import Count, Share, Whole
+from kernel_attention.fields import Count, Share, Whole
 from kernel_attention_lab.training.recipe import StepRecipe
 
 

@@ -22,12 +22,7 @@ import torch
 import torch.distributed as dist
 
 from kernel_attention.errors import InputError
-from kernel_attention_lab.training.processes import (
-    Processes,
-    ProcessPlace,
-    joined,
-    place_from_environment,
-)
+from kernel_attention.training.processes import Processes, ProcessPlace, joined, place_from_environment
 from kernel_attention_lab.training.recipe import BaseRecipe, make_recipe
 
 _MODULE = "kernel_attention_lab.training.launch"

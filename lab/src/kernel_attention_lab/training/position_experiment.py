@@ -10,15 +10,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kernel_attention.models.positions import PositionClassifier
+from kernel_attention.series.outputs import batch_outputs
+from kernel_attention.training.task import SameLossTask
 from kernel_attention_lab.data.positions.task import (
     PositionBatch,
     fixed_positions,
     training_positions,
 )
 from kernel_attention_lab.data.texts.text import IGNORED
-from kernel_attention_lab.training.evaluation import batch_outputs
 from kernel_attention_lab.training.experiment import Experiment, Loaders, Metric
-from kernel_attention_lab.training.module import SameLossTask
 from kernel_attention_lab.training.position_recipe import PositionRecipe
 from kernel_attention_lab.training.step_recorder import StepRecorder
 
@@ -83,7 +83,7 @@ class PositionExperiment(Experiment):
         return train, fixed_positions(tested, "validation", recipe.evaluation_cases, recipe.effective_batch)
 
     def task(self, model: Any) -> PositionLearning:
-        return PositionLearning(model, self.recipe)
+        return PositionLearning(model, self.recipe.train_settings(), self.recipe.learning_rate_factor)
 
     def recorder(self, folder: Any, seed: int) -> StepRecorder:
         return StepRecorder(folder, self.recipe)

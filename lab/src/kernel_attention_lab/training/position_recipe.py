@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from kernel_attention.errors import InputError
+from kernel_attention.fields import Count
 from kernel_attention_lab.data.positions import make_position_task
 from kernel_attention_lab.data.positions.task import PositionTask
-from kernel_attention_lab.settings import Count
 from kernel_attention_lab.training.recipe import StepRecipe
 
 

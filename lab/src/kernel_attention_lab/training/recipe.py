@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -12,9 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from kernel_attention.errors import InputError, unknown
-from kernel_attention.specs import Choice
-from kernel_attention_lab.plugins import require_plugins
-from kernel_attention_lab.settings import (
+from kernel_attention.fields import (
     DIFFERENT,
     UNIQUE,
     Count,
@@ -27,6 +24,9 @@ from kernel_attention_lab.settings import (
     checked,
     field_names,
 )
+from kernel_attention.specs import Choice
+from kernel_attention.training.settings import TrainSettings
+from kernel_attention_lab.plugins import require_plugins
 from kernel_attention_lab.training.tasks import DEFAULT_TASK, recipe_class
 
 Protocol = Literal["holdout", "paper", "thesis-1", "thesis-3"]
@@ -142,6 +142,19 @@ class BaseRecipe(ABC):
     def processes(self) -> int:
         """Processes that train one model together."""
         return self.devices * self.num_nodes
+
+    def train_settings(self) -> TrainSettings:
+        """The settings of the loop."""
+        own = set(field_names(type(self)))
+        shared: dict[str, Any] = {
+            name: getattr(self, name) for name in field_names(TrainSettings) if name in own
+        }
+        return TrainSettings(
+            **shared,
+            rounds=self.rounds,
+            rounds_per_evaluation=self.rounds_per_evaluation,
+            leaves_unused=bool(getattr(self, "experts", 0)),
+        )
 
     @property
     def effective_batch(self) -> int:
@@ -284,22 +297,6 @@ class EpochRecipe(BaseRecipe):
     @property
     def rounds_per_evaluation(self) -> int:
         return min(self.evaluate_every, self.epochs)
-
-
-def scheduled_factor(
-    schedule: Literal["constant", "cosine"], step: int, warmup: int, steps: int, least: float = 0.0
-) -> float:
-    """The factor of the learning rate at step number ``step``, counted from 0.
-
-    It grows linearly from ``least`` / 10 in ``warmup`` steps; then it is 1, or falls along a cosine to
-    ``least`` at the end of ``steps``.
-    """
-    if step < warmup:
-        return least / 10 + (1 - least / 10) * (step + 1) / warmup
-    if schedule == "constant":
-        return 1.0
-    progress = min((step - warmup) / max(steps - warmup, 1), 1.0)
-    return least + (1 - least) * (1 + math.cos(math.pi * progress)) / 2
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from kernel_attention.errors import unknown
+from kernel_attention.fields import field_names
 from kernel_attention_lab.families import (
     ALONE,
     FileEntry,
@@ -24,7 +25,6 @@ from kernel_attention_lab.families import (
     table_of,
 )
 from kernel_attention_lab.plain_yaml import key_lines
-from kernel_attention_lab.settings import field_names
 from kernel_attention_lab.training.recipe import check_keys
 
 

@@ -1,25 +1,24 @@
-"""What a run keeps of every round: files, and the state from which it resumes exactly; or figures alone."""
+"""What a run keeps of every round: files, and the state from which it resumes exactly."""
 
 from __future__ import annotations
 
-import copy
-import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
+from kernel_attention.errors import InputError
+from kernel_attention.training.course import Course
+from kernel_attention.training.recorder import Recorder
+from kernel_attention.weights import write_weights
 from kernel_attention_lab.run_folder import kept_weights_path
-from kernel_attention_lab.training.files import write_csv, write_json, write_weights
-from kernel_attention_lab.training.observer import Observer
-
-if TYPE_CHECKING:
-    from kernel_attention_lab.training.fit import Training
+from kernel_attention_lab.training.files import write_csv, write_json
+from kernel_attention_lab.training.recipe import BaseRecipe
 
 
-class RunRecorder(Observer):
+class RunRecorder(Recorder):
     """Metrics, best and last weights, and the trainer's state: at step 0 and at every round's end.
 
     ``last.ckpt`` is written last and by rename, so it decides where a run resumes: files written after the
@@ -31,50 +30,53 @@ class RunRecorder(Observer):
 
     Args:
         folder: the seed's folder.
-        target_variance: variance of the evaluated targets, for R^2; None for classification.
-        quality: the figure that chooses the round, the higher the better. Rows without it have the loss.
+        recipe: of the run.
+        target_variance: as in ``Recorder``.
+        quality: as in ``Recorder``.
 
     Attributes:
-        told: called with every row that has been written, and the number of steps.
+        on_row: called with every row that has been written, and the number of steps.
     """
 
     can_resume: ClassVar[bool] = True
 
-    def __init__(self, folder: Path, target_variance: float | None = None, quality: str = "accuracy") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        recipe: BaseRecipe,
+        target_variance: float | None = None,
+        quality: str = "accuracy",
+    ) -> None:
+        super().__init__(target_variance, quality, getattr(recipe, "patience", 0))
         self.folder = folder
-        self.target_variance = target_variance
-        self.quality = quality
-        self.rows: list[dict[str, Any]] = []
-        self.best_epoch: int | None = None
-        self.best: tuple[float, float] | None = None
-        self.told: Callable[[dict[str, Any], int], object] | None = None
+        self.recipe = recipe
+        self.on_row: Callable[[dict[str, Any], int], object] | None = None
         self._partial: dict[str, Any] | None = None
-        self._started = 0.0
 
     @property
     def checkpoint(self) -> Path:
         """The trainer's state."""
         return self.folder / "last.ckpt"
 
-    def on_train_start(self, training: Training) -> None:
+    def on_train_start(self, training: Course) -> None:
         """Write a checkpoint of step 0."""
         if training.step == 0:
             self._keep_weights(training, training.weights())
             self._save(training)
         self._end_early(training)
 
-    def on_round_start(self, training: Training) -> None:
-        self._started = time.perf_counter()
+    def on_round_start(self, training: Course) -> None:
+        super().on_round_start(training)
         if self._partial is not None:
             self._continue_round(self._partial)
             self._partial = None
 
-    def on_stop(self, training: Training) -> None:
+    def on_stop(self, training: Course) -> None:
         """Write a checkpoint inside the round."""
         self._partial = self._state_within_round()
         self._save(training)
 
-    def on_round_end(self, training: Training) -> None:
+    def on_round_end(self, training: Course) -> None:
         """Write all files, the checkpoint last."""
         row = self._row(training)
         self.rows.append(row)
@@ -87,34 +89,28 @@ class RunRecorder(Observer):
             write_csv(self.folder / "metrics.csv", self.rows)
         self._keep_weights(training, weights)
         self._save(training)
-        if self.told is not None:
-            self.told(row, training.step)
+        if self.on_row is not None:
+            self.on_row(row, training.step)
         training.bar.show(row)
         self._end_early(training)
 
     def restore(self, state: dict[str, Any]) -> None:
+        require_recipe(self.recipe, state)
         found = state["recorder"]
         self.rows, self.best_epoch, self.best = found["rows"], found["best_epoch"], found["best"]
         self._partial = found["partial"]
 
-    def _save(self, training: Training) -> None:
+    def _save(self, training: Course) -> None:
         state = {
             "rows": self.rows, "best_epoch": self.best_epoch, "best": self.best, "partial": self._partial
         }  # fmt: skip
-        training.save(self.checkpoint, {"recorder": state})
+        training.save(self.checkpoint, {"recipe": self.recipe.keys(), "recorder": state})
 
-    def _keep_weights(self, training: Training, weights: dict[str, Tensor]) -> None:
+    def _keep_weights(self, training: Course, weights: dict[str, Tensor]) -> None:
         """Write the copy of this round where the recipe has one; 0 is before the first step."""
-        every = training.recipe.keep_weights_every
+        every = self.recipe.keep_weights_every
         if every and training.round % every == 0 and training.processes.is_first:
             write_weights(kept_weights_path(self.folder, training.round), weights)
-
-    def _end_early(self, training: Training) -> None:
-        """End training where the recipe has a patience that is used up."""
-        patience = getattr(training.recipe, "patience", 0)
-        since = [row for row in self.rows if "val_loss" in row and row["epoch"] > (self.best_epoch or 0)]
-        if patience and len(since) >= patience:
-            training.should_stop = True
 
     def _state_within_round(self) -> dict[str, Any]:
         """The counts of the row of an unfinished round, in addition to the sums of its figures."""
@@ -128,65 +124,20 @@ class RunRecorder(Observer):
         """The entries of ``evaluation.json`` about the round whose weights were chosen."""
         return {"best_epoch": self.best_epoch}
 
-    def _row(self, training: Training) -> dict[str, Any]:
-        row: dict[str, Any] = {"epoch": training.round}
-        for name, value in training.figures().items():
-            stage, _, metric = name.partition("_")
-            if not math.isfinite(value):
-                raise FloatingPointError(f"{name} is {value} in epoch {training.round}")
-            if metric == "mse":
-                row[f"{stage}_rmse"] = math.sqrt(value)
-                if stage == "val" and self.target_variance:
-                    row["val_r2"] = 1.0 - value / self.target_variance
-            else:
-                row[name] = value
-        row["seconds"] = round(time.perf_counter() - self._started, 3)
-        return row
 
-    def _improves(self, row: dict[str, Any]) -> bool:
-        """Higher quality or lower error; the lower loss among equals. False without an evaluation."""
-        if "val_loss" not in row:
-            return False
-        quality = (row.get(f"val_{self.quality}", -row["val_loss"]), -row["val_loss"])
-        if self.best is not None and quality <= tuple(self.best):
-            return False
-        self.best, self.best_epoch = quality, row["epoch"]
-        return True
+_CHANGEABLE = ("epochs", "seeds", "threads", "accelerator", "loggers")
+"""Keys that may change when a run is resumed."""
 
 
-class MemoryRecorder(RunRecorder):
-    """The figures of a run and its best epoch, kept in memory.
-
-    Args:
-        target_variance: as in ``RunRecorder``.
-        watch: called after every epoch with the figures of all epochs so far; True ends training.
-
-    Attributes:
-        rows: the figures of every epoch.
-        weights: state dict of the model in its best epoch; None where no epoch was evaluated.
-    """
-
-    can_resume: ClassVar[bool] = False
-
-    def __init__(
-        self,
-        target_variance: float | None = None,
-        watch: Callable[[list[dict[str, Any]]], bool] | None = None,
-    ) -> None:
-        super().__init__(Path(), target_variance)
-        self.watch = watch
-        self.weights: dict[str, Tensor] | None = None
-
-    def on_train_start(self, training: Training) -> None:
-        """Nothing to write."""
-
-    def on_round_end(self, training: Training) -> None:
-        """Record the figures; keep the weights if they are the best so far."""
-        row = self._row(training)
-        self.rows.append(row)
-        if self._improves(row):
-            self.weights = copy.deepcopy(training.weights())
-        training.bar.show(row)
-        self._end_early(training)
-        if self.watch is not None and self.watch(self.rows):
-            training.should_stop = True
+def require_recipe(recipe: BaseRecipe, state: Mapping[str, Any]) -> None:
+    """Refuse the checkpoint of another recipe: to continue it gives the result of neither recipe."""
+    missing = [part for part in ("recipe", "recorder") if part not in state]
+    if missing:
+        raise InputError(f"checkpoint: not that of a run (it has no {', '.join(missing)})")
+    current = recipe.keys()
+    for key, value in state["recipe"].items():
+        if key not in _CHANGEABLE and current.get(key) != value:
+            raise InputError(
+                f"the checkpoint was written with {key}={value!r}, the run's config.yaml says "
+                f"{current.get(key)!r}: undo the change, or start a new run with it"
+            )

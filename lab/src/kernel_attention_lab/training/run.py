@@ -19,13 +19,17 @@ import numpy as np
 import torch
 
 from kernel_attention.errors import InputError
+from kernel_attention.notes import note
+from kernel_attention.training.checkpoint import check_checkpoint
+from kernel_attention.training.devices import training_device, with_precision
+from kernel_attention.training.loop import check_trainer, fit
+from kernel_attention.training.processes import Processes
 from kernel_attention.version import __version__
+from kernel_attention.weights import read_weights
 from kernel_attention_lab.lock import LOCK_NAME, locked
-from kernel_attention_lab.notes import note
 from kernel_attention_lab.provenance import code_revision, processor_name
 from kernel_attention_lab.reporting import write_report
 from kernel_attention_lab.run_folder import is_number, read_json
-from kernel_attention_lab.training.checkpoint import check_checkpoint
 from kernel_attention_lab.training.experiment import Experiment, Metric
 from kernel_attention_lab.training.facts import (
     find_data_root,
@@ -35,17 +39,13 @@ from kernel_attention_lab.training.facts import (
 )
 from kernel_attention_lab.training.files import (
     is_unfinished,
-    read_weights,
     remove_unfinished,
     write_arrays,
     write_json,
     write_yaml,
 )
-from kernel_attention_lab.training.fit import check_trainer, fit, training_device
 from kernel_attention_lab.training.launch import recipe_place, together
 from kernel_attention_lab.training.loggers import RunLoggers, require_loggers
-from kernel_attention_lab.training.precision import with_precision
-from kernel_attention_lab.training.processes import Processes
 from kernel_attention_lab.training.recipe import BaseRecipe
 from kernel_attention_lab.training.recorder import RunRecorder
 from kernel_attention_lab.training.tasks import experiment_class
@@ -89,7 +89,7 @@ def train(
     if not resume and place.is_first:
         _check_unused(output)
     recipe = with_precision(recipe)
-    check_trainer(recipe, place)
+    check_trainer(recipe.train_settings(), place)
     require_loggers(recipe.loggers)
     if resume:
         data_root = recorded_data_root(output, data_root)
@@ -360,7 +360,7 @@ class _Run:
         recipe = self.experiment.recipe
         names = recipe.loggers if self.processes.is_first else []
         loggers = RunLoggers(names, folder, self.name, recipe.keys())
-        recorder.told = loggers.tell_row
+        recorder.on_row = loggers.tell_row
         is_done = False
         try:
             yield loggers

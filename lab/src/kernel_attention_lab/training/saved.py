@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kernel_attention.errors import InputError
-from kernel_attention_lab.data import SequenceSplit
+from kernel_attention.fields import field_names
+from kernel_attention.series import SequenceSplit
+from kernel_attention.training.devices import training_device
+from kernel_attention.weights import read_weights
 from kernel_attention_lab.families import read_keys
 from kernel_attention_lab.run_folder import RunFolder
-from kernel_attention_lab.settings import field_names
 from kernel_attention_lab.training.experiment import Experiment
 from kernel_attention_lab.training.facts import read_facts, recorded_data_root, require_same_data
-from kernel_attention_lab.training.files import read_weights
-from kernel_attention_lab.training.fit import training_device
 from kernel_attention_lab.training.recipe import BaseRecipe, make_recipe
 from kernel_attention_lab.training.run import build_model
 from kernel_attention_lab.training.tasks import experiment_class

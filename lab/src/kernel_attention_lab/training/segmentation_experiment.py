@@ -14,6 +14,7 @@ from torch import Tensor
 from kernel_attention.errors import unknown
 from kernel_attention.models.segmenter import Segmenter
 from kernel_attention.models.vision import VisionTransformer
+from kernel_attention.series.outputs import batch_outputs
 from kernel_attention_lab.data.segmentation.batches import make_crop_loader, make_whole_loader
 from kernel_attention_lab.data.segmentation.sets import (
     VOID,
@@ -21,7 +22,6 @@ from kernel_attention_lab.data.segmentation.sets import (
     hold_out_pairs,
     load_segmentation,
 )
-from kernel_attention_lab.training.evaluation import batch_outputs
 from kernel_attention_lab.training.experiment import Loaders, Metric
 from kernel_attention_lab.training.image_experiment import VisionExperiment, channel_statistics
 from kernel_attention_lab.training.recorder import RunRecorder
@@ -114,7 +114,7 @@ class SegmentationExperiment(VisionExperiment):
         return SegmentationTask(model, self.recipe)
 
     def recorder(self, folder: Path, seed: int) -> RunRecorder:
-        return RunRecorder(folder, quality=self.metric.name)
+        return RunRecorder(folder, self.recipe, quality=self.metric.name)
 
     def evaluate(self, model: Segmenter) -> dict[str, Any]:
         recipe = self.recipe

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kernel_attention.errors import InputError
+from kernel_attention.series.outputs import batch_outputs
 from kernel_attention_lab.data.images.batches import ImageBatch
 from kernel_attention_lab.data.segmentation.batches import make_whole_loader
 from kernel_attention_lab.data.segmentation.sets import VOID, SegmentationSplit, even_places
 from kernel_attention_lab.robustness.corruptions import CORRUPTIONS, SMALLEST, corrupt_image
-from kernel_attention_lab.training.evaluation import batch_outputs
 from kernel_attention_lab.training.segmentation_recipe import SegmentationRecipe
 
 _GRID = (128, 128)  # of the majority baseline, where label maps differ in size

@@ -8,14 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from kernel_attention.errors import InputError
-from kernel_attention_lab.settings import (
-    DIFFERENT,
-    Count,
-    NonNegative,
-    Positive,
-    Probability,
-    Whole,
-)
+from kernel_attention.fields import DIFFERENT, Count, NonNegative, Positive, Probability, Whole
 from kernel_attention_lab.training.image_recipe import VisionRecipe
 
 _POWER = 0.9

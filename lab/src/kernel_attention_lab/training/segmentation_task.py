@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from kernel_attention.models.segmenter import Segmenter
+from kernel_attention.training.task import TrainingTask
 from kernel_attention_lab.data.images.batches import ImageBatch
 from kernel_attention_lab.data.segmentation.sets import VOID
 from kernel_attention_lab.training.image_task import decay_groups
-from kernel_attention_lab.training.module import RecipeTask
 from kernel_attention_lab.training.segmentation_figures import (
     count_pixels,
     enlarged,
@@ -24,7 +24,7 @@ from kernel_attention_lab.training.segmentation_recipe import SegmentationRecipe
 _FIGURES = ("mean_iou", "mean_accuracy", "pixel_accuracy")
 
 
-class SegmentationTask(RecipeTask):
+class SegmentationTask(TrainingTask):
     """Cross-entropy of the pixels that have a class.
 
     Logs per epoch: ``train_loss`` and ``train_pixel_accuracy`` of the crops, ``objective_layer_i`` (J), and
@@ -39,7 +39,7 @@ class SegmentationTask(RecipeTask):
     model: Segmenter
 
     def __init__(self, model: Segmenter, recipe: SegmentationRecipe) -> None:
-        super().__init__(model, recipe)
+        super().__init__(model, recipe.train_settings())
         self.recipe: SegmentationRecipe = recipe
         self.classes = model.encoder.head.out_features
         self._counts = torch.zeros(self.classes, self.classes, dtype=torch.int64)

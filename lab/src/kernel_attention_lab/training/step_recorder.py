@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from kernel_attention.training.course import Course
 from kernel_attention_lab.peak_memory import peak_resident
 from kernel_attention_lab.training.recipe import StepRecipe
 from kernel_attention_lab.training.recorder import RunRecorder
-
-if TYPE_CHECKING:
-    from kernel_attention_lab.training.fit import Training
 
 CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}
 """Seconds by the name of the clock."""
@@ -34,7 +32,7 @@ class StepRecorder(RunRecorder):
     """
 
     def __init__(self, folder: Path, recipe: StepRecipe) -> None:
-        super().__init__(folder)
+        super().__init__(folder, recipe)
         self.steps_per_round = recipe.steps_per_round
         self.max_seconds = recipe.max_seconds
         self._clock = CLOCKS[recipe.clock]
@@ -43,21 +41,21 @@ class StepRecorder(RunRecorder):
         self._training_seconds = 0.0  # of all rows, by the recipe's clock
         self._step_started = (0.0, 0.0)
 
-    def on_round_start(self, training: Training) -> None:
+    def on_round_start(self, training: Course) -> None:
         self._tokens, self._row_seconds = 0, 0.0
         super().on_round_start(training)
 
-    def on_train_start(self, training: Training) -> None:
+    def on_train_start(self, training: Course) -> None:
         super().on_train_start(training)
         # Runs of earlier versions count from where they resume.
         self._training_seconds = self.rows[-1].get("training_seconds", 0.0) if self.rows else 0.0
         if self._partial is None and self._is_over():  # stopped between its last row and its test figures
             training.should_stop = True
 
-    def on_step_start(self, training: Training) -> None:
+    def on_step_start(self, training: Course) -> None:
         self._step_started = time.perf_counter(), self._clock()
 
-    def on_step_end(self, training: Training, batches: list[Any]) -> None:
+    def on_step_end(self, training: Course, batches: list[Any]) -> None:
         """Count the time, and the real tokens, without padding."""
         if torch.accelerator.is_available() and training.steps_in_round == training.steps_per_round:
             torch.accelerator.synchronize()  # the steps are only launched; the last one waits for them all
@@ -66,7 +64,7 @@ class StepRecorder(RunRecorder):
         self._training_seconds += self._clock() - counted
         self._tokens += sum(count_tokens(batch) for batch in batches)
 
-    def on_round_end(self, training: Training) -> None:
+    def on_round_end(self, training: Course) -> None:
         """Also end training where the recipe's seconds are over."""
         super().on_round_end(training)
         if self._is_over():
@@ -91,9 +89,9 @@ class StepRecorder(RunRecorder):
     def _is_over(self) -> bool:
         return 0 < self.max_seconds <= self._training_seconds
 
-    def _row(self, training: Training) -> dict[str, Any]:
+    def _row(self, training: Course) -> dict[str, Any]:
         row = super()._row(training)
-        tokens = training.processes.total([float(self._tokens)])[0] / training.recipe.sequence_shards
+        tokens = training.processes.total([float(self._tokens)])[0] / training.settings.sequence_shards
         measured = {
             "step": row["epoch"] * self.steps_per_round,
             "training_seconds": round(self._training_seconds, 3),

@@ -5,13 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from kernel_attention.models.series_stem import automatic_patch_len
-from kernel_attention_lab.data import TimeSeriesData
+from kernel_attention.series.members import automatic_batch_size, automatic_epochs, automatic_steps
+from kernel_attention_lab.data.series.time_series import TimeSeriesData
 from kernel_attention_lab.plain_yaml import key_lines
-from kernel_attention_lab.training.members import (
-    automatic_batch_size,
-    automatic_epochs,
-    automatic_steps,
-)
 from kernel_attention_lab.training.time_series_experiment import split_data
 from kernel_attention_lab.training.time_series_recipe import Recipe
 

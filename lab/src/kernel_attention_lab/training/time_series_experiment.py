@@ -11,33 +11,24 @@ import numpy as np
 
 from kernel_attention.errors import InputError
 from kernel_attention.models import SequenceClassifier
-from kernel_attention_lab.data import (
-    Batch,
-    SequenceSplit,
-    SeriesColumns,
-    Standardizer,
-    TimeSeriesData,
-    is_series_file,
-    load_series_files,
-    load_time_series,
-    make_loader,
-    stratified_split,
-)
+from kernel_attention.series import Batch, SequenceSplit, Standardizer, make_loader, stratified_split
+from kernel_attention.series.outputs import require_in_range
+from kernel_attention.series.readout import fit_readout
+from kernel_attention.series.rocket_features import fit_input, series_features
+from kernel_attention.series.task import TimeSeriesTask
+from kernel_attention_lab.data import SeriesColumns, is_series_file, load_series_files, load_time_series
+from kernel_attention_lab.data.series.time_series import TimeSeriesData
 from kernel_attention_lab.training.evaluation import (
     evaluate_split,
     fitting_file,
     kernel_spectra,
     labelled_split,
     predict_rows,
-    require_in_range,
 )
 from kernel_attention_lab.training.experiment import Experiment, Loaders, Metric
 from kernel_attention_lab.training.facts import check_facts, describe_data
-from kernel_attention_lab.training.readout import fit_readout
 from kernel_attention_lab.training.recorder import RunRecorder
-from kernel_attention_lab.training.rocket_features import fit_input, series_features
 from kernel_attention_lab.training.time_series_recipe import Recipe
-from kernel_attention_lab.training.time_series_task import TimeSeriesTask
 
 _DIAGNOSED_AT_ONCE = 8
 
@@ -97,11 +88,13 @@ class TimeSeriesExperiment(Experiment):
         return train.balanced() if is_balanced else train
 
     def task(self, model: Any) -> TimeSeriesTask:
-        return TimeSeriesTask(model, self.recipe, self.is_regression)
+        return TimeSeriesTask(
+            model, self.recipe.train_settings(), self.recipe.series_training(), self.is_regression
+        )
 
     def recorder(self, folder: Path, seed: int) -> RunRecorder:
         val = split_data(self.data, self.recipe, seed).selection
-        return RunRecorder(folder, float(np.var(val.targets)) if self.is_regression else None)
+        return RunRecorder(folder, self.recipe, float(np.var(val.targets)) if self.is_regression else None)
 
     def evaluate(self, model: SequenceClassifier) -> dict[str, Any]:
         return evaluate_split(model, self.test, self.recipe, self.is_regression)

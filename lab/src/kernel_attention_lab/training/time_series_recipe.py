@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from kernel_attention.errors import InputError
-from kernel_attention_lab.settings import (
+from kernel_attention.fields import (
     DIFFERENT,
     UNIQUE,
     Count,
@@ -14,9 +14,13 @@ from kernel_attention_lab.settings import (
     Part,
     Probability,
     Whole,
+    field_names,
 )
-from kernel_attention_lab.training.recipe import EpochRecipe, scheduled_factor
+from kernel_attention_lab.training.recipe import EpochRecipe
 from kernel_attention_lab.training.tasks import DEFAULT_TASK
+
+if TYPE_CHECKING:
+    from kernel_attention.series.settings import SeriesTraining
 
 
 @dataclass(frozen=True)
@@ -101,10 +105,11 @@ class Recipe(EpochRecipe):
                 f"mixup={self.mixup:g}: they change whole series (accepted: [] and 0)"
             )
 
-    def learning_rate_factor(self, step: int, steps_per_epoch: int) -> float:
-        """The factor of ``learning_rate`` at step number ``step``, counted from 0."""
-        warmup, steps = self.warmup_epochs * steps_per_epoch, self.epochs * steps_per_epoch
-        return scheduled_factor(self.schedule, step, warmup, steps)
+    def series_training(self) -> SeriesTraining:
+        """The loss, the schedule and the augmentation."""
+        from kernel_attention.series.settings import SeriesTraining  # brings torch
+
+        return SeriesTraining(**{name: getattr(self, name) for name in field_names(SeriesTraining)})
 
     def encoder_options(self) -> dict[str, Any]:
         """The fields that ``kernel_attention.models.SequenceClassifier`` takes."""

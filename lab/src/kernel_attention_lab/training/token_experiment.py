@@ -12,6 +12,8 @@ from torch import Tensor
 
 from kernel_attention.errors import InputError
 from kernel_attention.models.tokens import TokenClassifier, TokenPairClassifier
+from kernel_attention.series.outputs import collect_outputs
+from kernel_attention.series.task import SequenceTask
 from kernel_attention_lab.data.splits import hold_out
 from kernel_attention_lab.data.texts.documents import read_lines
 from kernel_attention_lab.data.texts.vocabulary import vocabulary_from_state
@@ -23,9 +25,8 @@ from kernel_attention_lab.data.tokens.batches import (
 from kernel_attention_lab.data.tokens.loading import Limits, encode_texts, load_tokens
 from kernel_attention_lab.data.tokens.sets import TokenSplit, fit_length
 from kernel_attention_lab.robustness import swap_words
-from kernel_attention_lab.training.evaluation import classification_figures, collect_outputs
+from kernel_attention_lab.training.evaluation import classification_figures
 from kernel_attention_lab.training.experiment import Experiment, Loaders, Metric
-from kernel_attention_lab.training.module import SequenceTask
 from kernel_attention_lab.training.start import load_language_model
 from kernel_attention_lab.training.step_recorder import StepRecorder
 from kernel_attention_lab.training.token_recipe import TokenRecipe
@@ -92,7 +93,7 @@ class TokenExperiment(Experiment):
             load_language_model(model, self.recipe, self.data.vocabulary, seed)
 
     def task(self, model: Any) -> SequenceTask:
-        return SequenceTask(model, self.recipe)
+        return SequenceTask(model, self.recipe.train_settings(), schedule=self.recipe.learning_rate_factor)
 
     def recorder(self, folder: Path, seed: int) -> StepRecorder:
         return StepRecorder(folder, self.recipe)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from kernel_attention_lab.settings import Count, Part, Share, Whole
+from kernel_attention.fields import Count, Part, Share, Whole
 from kernel_attention_lab.training.recipe import StepRecipe
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kernel_attention import InputError
-from kernel_attention_lab.data.series.augmentation import (
+from kernel_attention.series.augmentation import (
     AUGMENTATIONS,
     augment,
     cut,

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernel_attention.errors import InputError
-from kernel_attention_lab.data import Batch, EpochSampler, SequenceSplit, make_loader
+from kernel_attention.series import Batch, SequenceSplit, make_loader
+from kernel_attention.training.samplers import EpochSampler
 
 LENGTHS = (5, 2, 7, 3, 1)
 CHANNELS = 3

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernel_attention.errors import InputError
-from kernel_attention_lab.data import as_sequences
+from kernel_attention.series import as_sequences
 
 X = np.arange(2 * 3 * 5, dtype=np.float64).reshape(2, 3, 5)  # (cases, channels, time)
 

@@ -8,13 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernel_attention.errors import InputError
-from kernel_attention_lab.data import (
-    SequenceSplit,
-    Standardizer,
-    TimeSeriesData,
-    load_time_series,
-    stratified_split,
-)
+from kernel_attention.series import SequenceSplit, Standardizer, stratified_split
+from kernel_attention_lab.data import load_time_series
+from kernel_attention_lab.data.series.time_series import TimeSeriesData
 
 
 def numbered(targets):

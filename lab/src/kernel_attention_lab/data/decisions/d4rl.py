@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from kernel_attention.errors import InputError
+from kernel_attention.errors import InputError, require_file
 from kernel_attention.memory_limit import require_memory
 from kernel_attention_lab.data.decisions.episodes import Episode, Episodes, join_episodes
 from kernel_attention_lab.data.decisions.sets import check_environment_name
-from kernel_attention_lab.plain_yaml import require_file
 
 _PARTS = ("observations", "actions", "rewards", "terminals")
 _ENDS = ("terminals", "timeouts")

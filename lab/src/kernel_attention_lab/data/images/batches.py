@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, SequentialSampler
 
 from kernel_attention.errors import InputError
+from kernel_attention.training.samplers import EpochSampler
 from kernel_attention_lab.data.images.sets import ImageSplit
-from kernel_attention_lab.data.samplers import EpochSampler
 
 
 class ImageBatch(NamedTuple):

@@ -20,13 +20,13 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from kernel_attention.errors import InputError
+from kernel_attention.notes import note, note_once
 from kernel_attention.user_cache import cache_folder
 from kernel_attention_lab.data.fetching import made_once
 from kernel_attention_lab.data.images.decoding import decode_images
 from kernel_attention_lab.data.images.files import IMAGE_SUFFIXES, file_stamps
 from kernel_attention_lab.data.images.layouts import place_of
 from kernel_attention_lab.data.images.sources import Classes, read_cases
-from kernel_attention_lab.notes import note, note_once
 
 _VERSION = 1  # of the format and of the decoding
 _NOTE_EVERY = 30.0  # seconds

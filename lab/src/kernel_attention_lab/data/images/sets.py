@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kernel_attention.errors import InputError, nearest
+from kernel_attention.notes import note
 from kernel_attention.user_cache import expand_home
 from kernel_attention_lab.data.archive import DatasetInfo, resolve_root
 from kernel_attention_lab.data.images.cache import Part, cached_parts
@@ -20,7 +21,6 @@ from kernel_attention_lab.data.images.layouts import split_of
 from kernel_attention_lab.data.images.sources import holds_images
 from kernel_attention_lab.data.images.splits import ImageData, ImageSplit
 from kernel_attention_lab.data.splits import hold_out
-from kernel_attention_lab.notes import note
 
 __all__ = [
     "ClassSubset",

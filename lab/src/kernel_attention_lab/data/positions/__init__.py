@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from kernel_attention.errors import InputError, unknown
+from kernel_attention.fields import field_names
 from kernel_attention_lab.data.positions.bit_counting import Majority, Parity
 from kernel_attention_lab.data.positions.copying import LongRangeCopy, SelectiveCopying
 from kernel_attention_lab.data.positions.noisy_retrieval import NoisyRetrieval
 from kernel_attention_lab.data.positions.recall import AssociativeRecall, InductionHeads
 from kernel_attention_lab.data.positions.task import PositionTask
-from kernel_attention_lab.settings import field_names
 
 POSITION_TASKS: dict[str, type[PositionTask]] = {
     "mqar": AssociativeRecall,

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from kernel_attention.errors import InputError
+from kernel_attention.fields import Count
 from kernel_attention_lab.data.positions.task import PositionTask, distinct, unlabelled
-from kernel_attention_lab.settings import Count
 
 BLANK = 0  # the token between those to copy
 

@@ -9,8 +9,8 @@ import numpy as np
 from pydantic import Field
 
 from kernel_attention.errors import InputError
+from kernel_attention.fields import Count, NonNegative, Positive
 from kernel_attention_lab.data.positions.task import PositionTask, distinct, unlabelled
-from kernel_attention_lab.settings import Count, NonNegative, Positive
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from kernel_attention.errors import InputError
+from kernel_attention.fields import Count, Positive
 from kernel_attention_lab.data.positions.task import PositionTask, distinct, unlabelled
-from kernel_attention_lab.settings import Count, Positive
 
 FILLER = 0  # the token between the queries of associative recall
 

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from kernel_attention_lab.data.samplers import StepSampler
+from kernel_attention.fields import Count, check_fields
+from kernel_attention.training.samplers import StepSampler
 from kernel_attention_lab.data.texts.text import IGNORED
-from kernel_attention_lab.settings import Count, check_fields
 
 _STREAMS = {"train": 0, "validation": 1, "test": 2}
 

@@ -15,8 +15,8 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from kernel_attention.errors import InputError
+from kernel_attention.training.samplers import EpochSampler
 from kernel_attention_lab.data.images.batches import ImageBatch, channels_first
-from kernel_attention_lab.data.samplers import EpochSampler
 from kernel_attention_lab.data.segmentation.sets import VOID, SegmentationSplit
 
 SCALES = (0.5, 2.0)

@@ -15,6 +15,7 @@ import numpy as np
 
 from kernel_attention.errors import InputError
 from kernel_attention.memory_limit import require_memory
+from kernel_attention.notes import note, note_once
 from kernel_attention.user_cache import cache_folder
 from kernel_attention_lab.data.images.cache import cache_name, cached_folder
 from kernel_attention_lab.data.images.decoding import decode_image
@@ -30,7 +31,6 @@ from kernel_attention_lab.data.segmentation.label_maps import (
     decode_labels,
     pair_file,
 )
-from kernel_attention_lab.notes import note, note_once
 
 _VERSION = 1  # of the format and of the decoding
 _NOTE_EVERY = 30.0  # seconds

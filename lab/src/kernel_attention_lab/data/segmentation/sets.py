@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from kernel_attention.errors import InputError
+from kernel_attention.notes import note
 from kernel_attention_lab.data.images.sets import locate_images
 from kernel_attention_lab.data.segmentation.cache import Pairs, cached_pairs
 from kernel_attention_lab.data.segmentation.label_maps import VOID
-from kernel_attention_lab.notes import note
 
 _TEST_SHARE = 0.2  # of a set without splits
 

@@ -16,11 +16,12 @@ import numpy as np
 
 from kernel_attention.errors import InputError
 from kernel_attention.memory_limit import require_memory
+from kernel_attention.series import SequenceSplit, as_sequences
+from kernel_attention.series.sequences import check_missing, resolve_missing
 from kernel_attention_lab.data.archive import Location, locate
-from kernel_attention_lab.data.series.sequences import as_sequences, check_missing, resolve_missing
 from kernel_attention_lab.data.series.series_tables import SeriesColumns, read_series_table
 from kernel_attention_lab.data.series.tables import TABLES
-from kernel_attention_lab.data.series.time_series import SequenceSplit, TimeSeriesData
+from kernel_attention_lab.data.series.time_series import TimeSeriesData
 from kernel_attention_lab.data.series.ts_format import TsFile, read_ts
 
 # The commands that read files have no option `missing`; the trained model has it.

@@ -12,17 +12,14 @@ import numpy as np
 
 from kernel_attention.containers import is_missing
 from kernel_attention.errors import InputError
+from kernel_attention.notes import note_once
+from kernel_attention.series import SequenceSplit, stratified_split
 from kernel_attention_lab.data.archive import resolve_root
 from kernel_attention_lab.data.series.loading import SeriesFile, read_series_file
 from kernel_attention_lab.data.series.order_keys import as_number
 from kernel_attention_lab.data.series.series_tables import SeriesColumns
 from kernel_attention_lab.data.series.tables import TABLES, listed
-from kernel_attention_lab.data.series.time_series import (
-    SequenceSplit,
-    TimeSeriesData,
-    stratified_split,
-)
-from kernel_attention_lab.notes import note_once
+from kernel_attention_lab.data.series.time_series import TimeSeriesData
 
 TargetType = Literal["auto", "class", "value"]
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from kernel_attention_lab.data.samplers import EpochSampler, StepSampler
+from kernel_attention.training.samplers import EpochSampler, StepSampler
 from kernel_attention_lab.data.texts.text import pack_contexts
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from kernel_attention_lab.data.samplers import StepSampler
-from kernel_attention_lab.data.series.batches import Batch
+from kernel_attention.series import Batch
+from kernel_attention.training.samplers import StepSampler
 from kernel_attention_lab.data.tokens.sets import TokenSplit
 
 _POOL = 50

@@ -7,43 +7,31 @@ step, and several processes do what one would do with their batches together.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
-import random
-import threading
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
 from kernel_attention.core.sequence_group import SequenceGroup
 from kernel_attention.core.sharding import ReadsSequence, shard_sequence
 from kernel_attention.errors import InputError
-from kernel_attention_lab.training.checkpoint import (
-    get_generators,
-    read_state,
-    set_generators,
-    write_state,
-)
-from kernel_attention_lab.training.modes import default_dtype, plain_modes
-from kernel_attention_lab.training.processes import ALONE, Processes, ProcessPlace
-from kernel_attention_lab.training.progress import ProgressBar
-from kernel_attention_lab.training.shares import Share, shared_loader
-from kernel_attention_lab.training.stopping import StopRequest
+from kernel_attention.training.checkpoint import read_state, write_state
+from kernel_attention.training.modes import get_generators, plain_modes, set_generators
+from kernel_attention.training.observer import Observer
+from kernel_attention.training.processes import ALONE, Processes, ProcessPlace
+from kernel_attention.training.progress import ProgressBar
+from kernel_attention.training.settings import TrainSettings
+from kernel_attention.training.shares import Share, shared_loader
+from kernel_attention.training.stopping import StopRequest
+from kernel_attention.training.task import TrainingTask
 
-if TYPE_CHECKING:  # Fabric takes seconds to import, and some commands train nothing
+if TYPE_CHECKING:  # Fabric takes seconds to import, and some programs train nothing
     from lightning_fabric import Fabric
-
-    from kernel_attention_lab.training.module import RecipeTask
-    from kernel_attention_lab.training.observer import Observer
-    from kernel_attention_lab.training.recipe import BaseRecipe
-
-_one_at_a_time = threading.Lock()
 
 
 class Interrupted(KeyboardInterrupt):
@@ -53,8 +41,8 @@ class Interrupted(KeyboardInterrupt):
     """
 
 
-def make_fabric(recipe: BaseRecipe, place: ProcessPlace) -> Fabric:
-    """The device, the precision and the strategy of a recipe, for the process at this place.
+def make_fabric(settings: TrainSettings, place: ProcessPlace) -> Fabric:
+    """The device, the precision and the strategy of a training, for the process at this place.
 
     Raises:
         InputError: for an accelerator that this machine does not have.
@@ -62,36 +50,36 @@ def make_fabric(recipe: BaseRecipe, place: ProcessPlace) -> Fabric:
     from lightning_fabric import Fabric
     from lightning_fabric.utilities.exceptions import MisconfigurationException
 
-    from kernel_attention_lab.training.precision import resolve_precision
-    from kernel_attention_lab.training.strategies import PlaceEnvironment, make_strategy
+    from kernel_attention.training.devices import resolve_precision
+    from kernel_attention.training.strategies import PlaceEnvironment, make_strategy
 
     try:
         fabric = Fabric(
-            accelerator=recipe.accelerator,
-            devices=recipe.devices,
-            num_nodes=recipe.num_nodes,
-            strategy=make_strategy(recipe),
-            precision=resolve_precision(recipe),
+            accelerator=settings.accelerator,
+            devices=settings.devices,
+            num_nodes=settings.num_nodes,
+            strategy=make_strategy(settings),
+            precision=resolve_precision(settings),
             plugins=[PlaceEnvironment(place)] if place.world > 1 else None,
         )
     except (MisconfigurationException, ImportError, RuntimeError, ValueError) as error:
         reason = " ".join(str(error).split())
-        asked = f"accelerator={recipe.accelerator!r}"
-        if recipe.processes > 1:
-            asked += f" with devices={recipe.devices} and strategy={recipe.strategy!r}"
+        asked = f"accelerator={settings.accelerator!r}"
+        if settings.processes > 1:
+            asked += f" with devices={settings.devices} and strategy={settings.strategy!r}"
         raise InputError(f"{asked} cannot be used here: {reason}") from None
     # A model centres its input before autocast narrows it; Fabric would narrow input and targets first.
     fabric.strategy.precision.convert_input = lambda data: data  # type: ignore[method-assign]
     return fabric
 
 
-def check_trainer(recipe: BaseRecipe, place: ProcessPlace | None = None) -> None:
-    """InputError where this machine cannot train the recipe."""
-    make_fabric(recipe, place or ProcessPlace(0, recipe.processes, 0, recipe.devices))
+def check_trainer(settings: TrainSettings, place: ProcessPlace | None = None) -> None:
+    """InputError where this machine cannot train the settings."""
+    make_fabric(settings, place or ProcessPlace(0, settings.processes, 0, settings.devices))
 
 
 def fit(
-    task: RecipeTask,
+    task: TrainingTask,
     train_batches: DataLoader,
     val_batches: DataLoader | None,
     *,
@@ -114,9 +102,9 @@ def fit(
     Raises:
         Interrupted: Ctrl-C or SIGTERM.
     """
-    recipe, place = task.recipe, processes.place
-    if recipe.threads or place.world > 1:
-        torch.set_num_threads(recipe.threads or max((os.cpu_count() or 1) // place.local_world, 1))
+    settings, place = task.settings, processes.place
+    if settings.threads or place.world > 1:
+        torch.set_num_threads(settings.threads or max((os.cpu_count() or 1) // place.local_world, 1))
     with plain_modes(), ProgressBar(shown=progress and place.is_first) as bar:
         training = Training(task, train_batches, val_batches, observers, processes, bar)
         try:
@@ -133,14 +121,15 @@ def fit(
 class Training:
     """The loop. A round is a pass over the training batches, with the evaluation behind it.
 
-    A step reads one batch of all processes together. Each takes its share, in ``accumulate`` passes where the
-    recipe asks for them. Losses count by how many cases, tokens or pixels they are the mean of, so the sum of
-    the gradients is that of one process with the whole batch.
+    A step reads one batch of all processes together. Each takes its share, in ``accumulate`` passes. Losses
+    count by how many cases, tokens or pixels they are the mean of, so the sum of the gradients is that of one
+    process with the whole batch.
 
     Attributes:
         round: rounds done.
         step: steps done.
         steps_in_round: of these, since the last whole round.
+        steps_per_round: steps of a round.
         total_steps: steps of all rounds.
         replicas: the group of processes with other sequences, over which J is averaged; None for none.
         should_stop: set by a task or an observer to end training.
@@ -148,23 +137,23 @@ class Training:
 
     def __init__(
         self,
-        task: RecipeTask,
+        task: TrainingTask,
         train_batches: DataLoader,
         val_batches: DataLoader | None,
         observers: Sequence[Observer],
         processes: Processes,
         bar: ProgressBar,
     ) -> None:
-        self.task, self.recipe = task, task.recipe
+        self.task, self.settings = task, task.settings
         self.train_batches, self.val_batches = train_batches, val_batches
         self.observers, self.processes, self.bar = observers, processes, bar
         self.round = self.step = self.steps_in_round = 0
         self.steps_per_round = len(train_batches)
-        self.total_steps = self.steps_per_round * self.recipe.rounds
+        self.total_steps = self.steps_per_round * self.settings.rounds
         self.should_stop = False
         self.stop = StopRequest()
         task.trainer = self
-        self.fabric = make_fabric(self.recipe, processes.place)
+        self.fabric = make_fabric(self.settings, processes.place)
         self.fabric.launch()
         if processes.sharing is not None:
             shard_sequence(task, processes.sharing)
@@ -178,7 +167,7 @@ class Training:
         """Train to the last round, or until something stops it."""
         self.task.on_train_start()
         self._tell("on_train_start")
-        while self.round < self.recipe.rounds and not self.should_stop:
+        while self.round < self.settings.rounds and not self.should_stop:
             self._train_round()
             if self.val_batches is not None and self.is_evaluated:
                 self._evaluate()
@@ -191,7 +180,7 @@ class Training:
     @property
     def is_evaluated(self) -> bool:
         """Whether the evaluation belongs to the round that is being done."""
-        return (self.round + 1) % self.recipe.rounds_per_evaluation == 0
+        return (self.round + 1) % self.settings.rounds_per_evaluation == 0
 
     def _train_round(self) -> None:
         self.task.train()
@@ -202,9 +191,9 @@ class Training:
         sampler.set_epoch(self.round)
         if self.steps_in_round:
             sampler.skip(self.steps_in_round, self.train_batches.batch_size or 1)
-        self.bar.start_round(self.round, self.recipe.rounds, self.steps_per_round, self.steps_in_round)
-        shares = self._shares(self.train_batches, self.recipe.accumulate)
-        while passes := list(islice(shares, self.recipe.accumulate)):
+        self.bar.start_round(self.round, self.settings.rounds, self.steps_per_round, self.steps_in_round)
+        shares = self._shares(self.train_batches, self.settings.accumulate)
+        while passes := list(islice(shares, self.settings.accumulate)):
             weights = [self.task.weight(share.batch) if share.counts else 0 for share in passes]
             total, stopped, enough = self._sum(sum(weights), self.stop.is_made, self.should_stop)
             if stopped and self.steps_in_round:
@@ -224,13 +213,13 @@ class Training:
         self.optimizer.zero_grad()
         for number, (share, weight) in enumerate(zip(passes, weights, strict=True), start=1):
             self._counts = self.task.figures.counts = share.counts
-            is_shared = self.recipe.processes * self.recipe.accumulate > 1
+            is_shared = self.settings.processes * self.settings.accumulate > 1
             self.task.share = weight * self.processes.place.world / max(total, 1) if is_shared else 1.0
             with self.fabric.no_backward_sync(self.module, enabled=number < len(passes)):
                 self.fabric.backward(self.module(self._on_device(share.batch)))
-        if self.recipe.gradient_clip:
+        if self.settings.gradient_clip:
             self.fabric.clip_gradients(
-                self.module, self.optimizer, max_norm=self.recipe.gradient_clip, error_if_nonfinite=False
+                self.module, self.optimizer, max_norm=self.settings.gradient_clip, error_if_nonfinite=False
             )
         self.optimizer.step()
         if self.schedule is not None:
@@ -251,7 +240,7 @@ class Training:
 
     def _on_device(self, batch: Any) -> Any:
         """The batch, or this process's part of its sequences, on the device."""
-        shards = self.recipe.sequence_shards
+        shards = self.settings.sequence_shards
         return self.fabric.to_device(
             batch if shards == 1 else self.task.part(batch, self.processes.shard, shards)
         )
@@ -271,7 +260,7 @@ class Training:
             path: of the checkpoint.
             more: what the caller keeps in it.
         """
-        from kernel_attention_lab.training.strategies import module_state, optimizer_state
+        from kernel_attention.training.strategies import module_state, optimizer_state
 
         state = {
             "global_step": self.step,
@@ -283,7 +272,6 @@ class Training:
             "optimizer": optimizer_state(self.optimizer.optimizer),
             "schedule": None if self.schedule is None else self.schedule.state_dict(),
             "precision": self.fabric.strategy.precision.state_dict(),
-            "recipe": self.recipe.keys(),
             **more,
         }
         if self.processes.is_first:
@@ -291,9 +279,10 @@ class Training:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from this state, with the random numbers that the interrupted run would have had."""
-        from kernel_attention_lab.training.strategies import load_module_state, load_optimizer_state
+        from kernel_attention.training.strategies import load_module_state, load_optimizer_state
 
-        self.task.require_recipe(state["recipe"])
+        for observer in self.observers:
+            observer.restore(state)
         rank = self.processes.place.rank
         self.step, self.round = state["global_step"], state["round"]
         self.steps_in_round = state["steps_in_round"]
@@ -303,13 +292,11 @@ class Training:
         if self.schedule is not None:
             self.schedule.load_state_dict(state["schedule"])
         self.fabric.strategy.precision.load_state_dict(state["precision"])
-        for observer in self.observers:
-            observer.restore(state)
         set_generators(state["generators"][rank])
 
     def weights(self) -> dict[str, torch.Tensor]:
         """The evaluated weights under the model's own names. All processes must call it."""
-        from kernel_attention_lab.training.strategies import module_state
+        from kernel_attention.training.strategies import module_state
 
         return module_state(self.task.evaluated)
 
@@ -342,35 +329,3 @@ class Training:
     def _tell(self, event: str) -> None:
         for observer in self.observers:
             getattr(observer, event)(self)
-
-
-def training_device(accelerator: str, local_rank: int = 0) -> torch.device:
-    """The device on which a process trains with this accelerator, by its number on its machine."""
-    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    if accelerator == "cpu" or found is None:
-        return torch.device("cpu")
-    return torch.device(found.type, local_rank) if local_rank else found
-
-
-@contextlib.contextmanager
-def private_generators(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed the generators that training on ``device`` draws from, and restore the caller's states afterwards.
-
-    The default dtype is float32 meanwhile, so that layers and random numbers are the same whatever it was.
-    One thread at a time may do this, because both belong to the whole process.
-    """
-    on_cpu = device.type == "cpu"
-    devices = [] if on_cpu else list(range(torch.accelerator.device_count()))
-    # On a CPU, torch.manual_seed would seed the GPUs too, whose states are not kept.
-    seed_torch = torch.default_generator.manual_seed if on_cpu else torch.manual_seed
-    with _one_at_a_time, torch.random.fork_rng(devices, device_type="cuda" if on_cpu else device.type):
-        python, numpy = random.getstate(), np.random.get_state()
-        try:
-            seed_torch(seed)
-            np.random.seed(seed)
-            random.seed(seed)
-            with default_dtype(torch.float32):
-                yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy)

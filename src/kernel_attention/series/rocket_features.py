@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from kernel_attention.models import SequenceClassifier
 from kernel_attention.models.rocket_stem import RocketStem
 from kernel_attention.models.sequence import SequenceEncoder
+from kernel_attention.series.augmentation import augment_unscaled
+from kernel_attention.series.batches import make_loader
+from kernel_attention.series.splits import SequenceSplit, Standardizer
 from kernel_attention.tensors.pooling import pool_mask
-from kernel_attention_lab.data import SequenceSplit, Standardizer, make_loader
-from kernel_attention_lab.data.series.augmentation import augment_unscaled
-from kernel_attention_lab.training.time_series_recipe import Recipe
 
 _FITTED_CASES = 64  # that give thresholds and the scale of the features
 _CASES_AT_ONCE = 32
@@ -81,10 +81,10 @@ def split_features(model: SequenceClassifier, split: SequenceSplit) -> SequenceS
     return SequenceSplit(list(series_features(model, split.sequences)), split.targets, split.weights)
 
 
-def can_keep_features(model: SequenceClassifier, recipe: Recipe, split: SequenceSplit) -> bool:
+def can_keep_features(model: SequenceClassifier, mixup: float, split: SequenceSplit) -> bool:
     """Whether features of all cases are there and need no more than 1 GiB."""
     project = model.encoder.project
-    if not isinstance(project, RocketStem) or recipe.mixup:
+    if not isinstance(project, RocketStem) or mixup:
         return False
     tokens = sum(-(-len(sequence) // project.patch_len) for sequence in split.sequences)
     return 2 * tokens * project.num_features <= _MOST_BYTES

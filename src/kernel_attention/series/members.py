@@ -5,23 +5,18 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
 from kernel_attention.errors import InputError
-from kernel_attention.mechanisms import ATTENTION_SPECS
 from kernel_attention.memory_limit import require_memory
 from kernel_attention.models import SequenceClassifier
-from kernel_attention.specs import Choice
-from kernel_attention_lab.data import SequenceSplit, make_loader
-from kernel_attention_lab.training.fit import fit, private_generators, training_device
-from kernel_attention_lab.training.modes import plain_modes
-from kernel_attention_lab.training.readout import fit_readout
-from kernel_attention_lab.training.recorder import MemoryRecorder
-from kernel_attention_lab.training.rocket_features import (
+from kernel_attention.series.batches import make_loader
+from kernel_attention.series.readout import fit_readout
+from kernel_attention.series.rocket_features import (
     OnFeatures,
     can_keep_features,
     fit_input,
@@ -29,8 +24,13 @@ from kernel_attention_lab.training.rocket_features import (
     split_features,
     training_features,
 )
-from kernel_attention_lab.training.time_series_recipe import Recipe
-from kernel_attention_lab.training.time_series_task import TimeSeriesTask
+from kernel_attention.series.settings import MemberSettings
+from kernel_attention.series.splits import SequenceSplit
+from kernel_attention.series.task import TimeSeriesTask
+from kernel_attention.training.devices import training_device
+from kernel_attention.training.loop import fit
+from kernel_attention.training.modes import plain_modes, private_generators
+from kernel_attention.training.recorder import MemoryRecorder
 
 _BATCH_SIZES = (8, 64)
 _STEPS = (1000, 1500)
@@ -55,15 +55,6 @@ def automatic_epochs(cases: int, batch_size: int, steps: int) -> int:
     return max(round(steps / math.ceil(cases / batch_size)), _FEWEST_EPOCHS)
 
 
-@dataclass(frozen=True)
-class MemberRecipe(Recipe):
-    """A recipe that is never written, so that a class or a function may make its attention layers."""
-
-    def _layers(self) -> list[Choice]:
-        specs = ATTENTION_SPECS.per_layer(self.attention, self.num_layers)
-        return [ATTENTION_SPECS.read(spec) for spec in specs if not callable(spec)]
-
-
 class Member(NamedTuple):
     """A trained model, on the CPU, its options, the figures of every epoch and the epoch that was kept."""
 
@@ -74,7 +65,7 @@ class Member(NamedTuple):
 
 
 def train_member(
-    recipe: Recipe,
+    settings: MemberSettings,
     split: SequenceSplit,
     held_out: SequenceSplit | None,
     num_outputs: int,
@@ -86,13 +77,13 @@ def train_member(
     start: Mapping[str, Tensor] | None = None,
     watch: Callable[[list[dict[str, Any]]], bool] | None = None,
 ) -> Member:
-    """Train a model of the recipe on a split, with the recipe's first seed.
+    """Train a model of these settings on a split.
 
     The last epoch is kept, or, with held-out cases, the best on these. The caller's random generators do not
     change.
 
     Args:
-        recipe: the model and its training.
+        settings: the model and its training.
         split: the cases that train.
         held_out: the cases that choose the epoch; None: the last epoch stays.
         num_outputs: classes, or values.
@@ -106,36 +97,37 @@ def train_member(
     Raises:
         InputError: for a ``start`` that is that of another model.
     """
-    require_memory(f"max_len={max_len}", 4 * max_len * recipe.embed_dim, "lower max_len")
+    require_memory(f"max_len={max_len}", 4 * max_len * settings.embed_dim, "lower max_len")
     require_memory(
-        f"patch_len={recipe.patch_len}", 4 * recipe.patch_len * recipe.embed_dim, "lower patch_len"
+        f"patch_len={settings.patch_len}", 4 * settings.patch_len * settings.embed_dim, "lower patch_len"
     )
-    seed = recipe.seeds[0]
+    seed = settings.seed
     variance = (
         float(np.var(held_out.targets, axis=0).mean()) if held_out is not None and is_regression else None
     )
-    recorder = MemoryRecorder(variance, watch)
-    options = recipe.encoder_options()
-    with plain_modes(), private_generators(seed, training_device(recipe.accelerator)):
+    recorder = MemoryRecorder(variance, settings.patience, watch)
+    options = settings.encoder_options()
+    with plain_modes(), private_generators(seed, training_device(settings.accelerator)):
         model = SequenceClassifier(split.sequences[0].shape[1], num_outputs, max_len, **options)
         _start(model, split, start)
         trained: SequenceClassifier | OnFeatures = model
         copies: list[list[np.ndarray]] = []
         started = time.monotonic()
         features: Iterable[np.ndarray] = series_features(model, split.sequences)  # computed as they are read
-        if can_keep_features(model, recipe, split):
-            split, copies = training_features(model, split, recipe.augmentation)
+        if can_keep_features(model, settings.mixup, split):
+            split, copies = training_features(model, split, settings.augmentation)
             held_out = None if held_out is None else split_features(model, held_out)
-            trained, recipe, features = OnFeatures(model), replace(recipe, augmentation=[]), split.sequences
-        if recipe.readout:
+            settings = replace(settings, augmentation=[])
+            trained, features = OnFeatures(model), split.sequences
+        if settings.readout:
             fit_readout(model, features, split, is_regression)
         if max_seconds:
             max_seconds = max(max_seconds - (time.monotonic() - started), 0.1)
-        task = TimeSeriesTask(trained, recipe, is_regression, max_seconds)
+        task = TimeSeriesTask(trained, settings.train_settings(), settings, is_regression, max_seconds)
         fit(
             task,
-            make_loader(split, recipe.batch_size, shuffle=True, seed=seed, others=copies),
-            None if held_out is None else make_loader(held_out, recipe.batch_size),
+            make_loader(split, settings.batch_size, shuffle=True, seed=seed, others=copies),
+            None if held_out is None else make_loader(held_out, settings.batch_size),
             observers=[recorder],
             progress=progress,
         )

@@ -5,22 +5,18 @@ from __future__ import annotations
 import functools
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from kernel_attention.core.objective import ObjectiveCollector, collect_objectives
 from kernel_attention.core.penalized import PenalizedAttention
 from kernel_attention.errors import InputError
-from kernel_attention_lab.data import Batch
-from kernel_attention_lab.training.processes import Processes
-from kernel_attention_lab.training.recipe import BaseRecipe, StepRecipe
-
-if TYPE_CHECKING:
-    from kernel_attention_lab.training.fit import Training
+from kernel_attention.training.course import Course
+from kernel_attention.training.processes import Processes
+from kernel_attention.training.settings import TrainSettings
 
 # A small model on a CPU has more calls than arithmetic in an optimizer that takes one tensor after another.
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -29,13 +25,6 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adamw": functools.partial(torch.optim.AdamW, fused=True),
     "sgd": functools.partial(torch.optim.SGD, momentum=0.9),
 }
-_CHANGEABLE = (
-    "epochs",
-    "seeds",
-    "threads",
-    "accelerator",
-    "loggers",
-)  # keys that may change when a run is resumed
 
 
 class Figures:
@@ -91,7 +80,7 @@ def _accumulator(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-class RecipeTask(nn.Module):
+class TrainingTask(nn.Module):
     """The common part of tasks: optimizer, schedule, figures, and J of the layers.
 
     A subclass has ``training_step(batch)``, which returns the task's own loss, and
@@ -99,7 +88,8 @@ class RecipeTask(nn.Module):
 
     Args:
         model: a model that has ``layers``, or whose ``encoder`` has them; each has an ``attention``.
-        recipe: optimizer, learning rate and the reduction of the auxiliary loss.
+        settings: of the loop.
+        schedule: the factor of the learning rate at a step, counted from 0; None: a constant rate.
 
     Attributes:
         trainer: the loop that trains the task, while it does.
@@ -108,13 +98,16 @@ class RecipeTask(nn.Module):
             process. Otherwise the loop sets it, so that the parts of a batch count by their ``weight``.
     """
 
-    trainer: Training
+    trainer: Course
     share: float = 1.0
 
-    def __init__(self, model: nn.Module, recipe: BaseRecipe) -> None:
+    def __init__(
+        self, model: nn.Module, settings: TrainSettings, schedule: Callable[[int], float] | None = None
+    ) -> None:
         super().__init__()
         self.model = model
-        self.recipe = recipe
+        self.settings = settings
+        self.schedule = schedule
         self.figures = Figures()
         self.objectives = {
             f"objective_layer_{index}": layer.attention
@@ -147,7 +140,7 @@ class RecipeTask(nn.Module):
     def part(self, batch: Any, number: int, parts: int) -> Any:
         """The tokens of part ``number`` of the sequences of a batch, of ``parts`` consecutive ones."""
         raise InputError(
-            f"sequence_shards={parts}: task {self.recipe.task_name} has no sequences that can be divided"
+            f"sequence_shards={parts}: {type(self).__name__} has no sequences that can be divided"
         )
 
     def log(self, name: str, value: Tensor | float, weight: float = 1) -> None:
@@ -171,8 +164,8 @@ class RecipeTask(nn.Module):
         for name, layer in self.objectives.items():
             if found := objectives.of(layer):
                 self.log(name, torch.stack(found).mean(), cases)
-        penalty = objectives.total(self.recipe.auxiliary_reduction)
-        return self.share * loss + penalty / self.recipe.accumulate
+        penalty = objectives.total(self.settings.auxiliary_reduction)
+        return self.share * loss + penalty / self.settings.accumulate
 
     @property
     def evaluated(self) -> nn.Module:
@@ -185,13 +178,13 @@ class RecipeTask(nn.Module):
 
     def learning_rate_factor(self) -> Callable[[int], float] | None:
         """The factor of the learning rate at a step, counted from 0; None for a constant rate."""
-        return self.recipe.learning_rate_factor if isinstance(self.recipe, StepRecipe) else None
+        return self.schedule
 
     def make_optimizer(self) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LambdaLR | None]:
-        """The recipe's optimizer, and its schedule where the rate is not constant."""
-        recipe = self.recipe
-        optimizer = OPTIMIZERS[recipe.optimizer](
-            self.parameter_groups(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay
+        """The optimizer, and its schedule where the rate is not constant."""
+        settings = self.settings
+        optimizer = OPTIMIZERS[settings.optimizer](
+            self.parameter_groups(), lr=settings.learning_rate, weight_decay=settings.weight_decay
         )
         factor = self.learning_rate_factor()
         return optimizer, None if factor is None else torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
@@ -208,18 +201,8 @@ class RecipeTask(nn.Module):
     def on_validation_epoch_end(self) -> None:
         """What follows an evaluation, such as figures of all its cases together."""
 
-    def require_recipe(self, keys: Mapping[str, Any]) -> None:
-        """Refuse the state of another recipe: to continue it gives the result of neither recipe."""
-        current = self.recipe.keys()
-        for key, value in keys.items():
-            if key not in _CHANGEABLE and current.get(key) != value:
-                raise InputError(
-                    f"the checkpoint was written with {key}={value!r}, the run's config.yaml says "
-                    f"{current.get(key)!r}: undo the change, or start a new run with it"
-                )
 
-
-class AveragedTask(RecipeTask):
+class AveragedTask(TrainingTask):
     """A task that may evaluate an exponential moving average of its weights instead of the weights."""
 
     average: AveragedModel | None
@@ -243,7 +226,7 @@ class AveragedTask(RecipeTask):
             self.average.update_parameters(self.model)
 
 
-class SameLossTask(RecipeTask):
+class SameLossTask(TrainingTask):
     """A task that measures the batches of training and of evaluation in the same way."""
 
     def training_step(self, batch: Any) -> Tensor:
@@ -257,51 +240,3 @@ class SameLossTask(RecipeTask):
     @abstractmethod
     def _log_step(self, stage: str, batch: Any) -> Tensor:
         """The task's loss, logged with the task's other figures under names that begin with the stage."""
-
-
-class SequenceTask(SameLossTask):
-    """Classification (cross-entropy) or regression (mean squared error) of sequences.
-
-    Logs per epoch: ``train_loss`` (the task's own), ``train_accuracy`` or ``train_mse``,
-    ``objective_layer_i`` (J), and the same ``val_`` figures.
-
-    Args:
-        model: (x, attention_mask) -> (B, outputs).
-        recipe: optimizer, learning rate and the reduction of the auxiliary loss.
-        is_regression: outputs are values, not class logits.
-    """
-
-    def __init__(self, model: nn.Module, recipe: BaseRecipe, is_regression: bool = False) -> None:
-        super().__init__(model, recipe)
-        self.is_regression = is_regression
-
-    def part(self, batch: Batch, number: int, parts: int) -> Batch:
-        """Every part has a token or more; those beyond the end of a short sequence are padding."""
-        x, mask = batch.arguments
-        features = x.dim() - mask.dim()  # dimensions behind that of the tokens
-        if (lacking := parts - mask.size(-1)) > 0:
-            mask, x = F.pad(mask, (0, lacking)), F.pad(x, (0, 0) * features + (0, lacking))
-        first, end = (mask.size(-1) * place // parts for place in (number, number + 1))
-        x = x.narrow(mask.dim() - 1, first, end - first)
-        return batch._replace(x=x, attention_mask=mask[..., first:end])
-
-    def _log_step(self, stage: str, batch: Batch) -> Tensor:
-        assert batch.target is not None, "training and evaluation need labelled batches"
-        model = self.model if stage == "train" else self.evaluated
-        loss, metric, value = self._measure(model(*batch.arguments).float(), batch)
-        self._log_figures(stage, loss, metric, value, len(batch.x))
-        return loss
-
-    def _log_figures(self, stage: str, loss: Tensor, metric: str, value: Tensor, cases: int) -> None:
-        figures = {f"{stage}_loss": loss.detach(), f"{stage}_{metric}": value}
-        self.log_dict(figures, cases)
-
-    def _measure(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, str, Tensor]:
-        """(loss, name of the figure beside it, its value) of a batch."""
-        target = batch.target
-        assert target is not None
-        if self.is_regression:
-            loss = F.mse_loss(outputs.squeeze(-1), target)
-            return loss, "mse", loss.detach()
-        accuracy = (outputs.argmax(dim=-1) == target).float().mean()
-        return F.cross_entropy(outputs, target), "accuracy", accuracy

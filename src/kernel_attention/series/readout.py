@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kernel_attention.models import SequenceClassifier
+from kernel_attention.series.splits import SequenceSplit
 from kernel_attention.solvers import least_squares_svm
-from kernel_attention_lab.data import SequenceSplit
 
 _SMALLEST_DEVIATION = 1e-3  # of a feature's mean over the tokens
 _RANGE = 3.0  # of the temperature's logarithm, on both sides of 0

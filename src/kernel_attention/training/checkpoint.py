@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import io
 import pickle
-import random
 import warnings
 import zipfile
 from pathlib import Path
 from typing import IO, Any
 
-import numpy as np
 import torch
 
 from kernel_attention.atomic import write_atomically
-from kernel_attention.errors import InputError
-from kernel_attention_lab.plain_yaml import require_file
+from kernel_attention.errors import InputError, require_file
 
-_PARTS = ("figures", "generators", "global_step", "optimizer", "recipe", "recorder", "round", "state_dict")
+_PARTS = ("figures", "generators", "global_step", "optimizer", "round", "state_dict")
 
 
 _IS_FOLDER = 0x10  # of a zip archive's attributes of a part
@@ -101,25 +98,3 @@ def check_checkpoint(path: Path) -> None:
         raise InputError(f"checkpoint {path}: truncated or not a checkpoint ({reason})") from None
     if damaged is not None:
         raise InputError(f"checkpoint {path}: damaged, its part {damaged} does not have its checksum or kind")
-
-
-def get_generators() -> dict[str, Any]:
-    """States of all global generators, in types that ``weights_only`` loading accepts."""
-    kind, keys, *rest = np.random.get_state(legacy=True)
-    return {
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-        "numpy": [str(kind), [int(key) for key in keys], *rest],
-        "python": random.getstate(),
-    }
-
-
-def set_generators(state: dict[str, Any]) -> None:
-    """Continue with these states, of ``get_generators``."""
-    torch.set_rng_state(state["torch"])
-    if state["cuda"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state["cuda"])
-    kind, keys, *rest = state["numpy"]
-    np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
-    version, internal, gauss = state["python"]
-    random.setstate((version, tuple(internal), gauss))

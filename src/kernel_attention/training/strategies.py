@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
@@ -14,12 +14,8 @@ from lightning_fabric.strategies.strategy import Strategy, _BackwardSyncControl
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from kernel_attention_lab.training.processes import ProcessPlace
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from kernel_attention_lab.training.recipe import BaseRecipe
+from kernel_attention.training.processes import ProcessPlace
+from kernel_attention.training.settings import TrainSettings
 
 
 class PlaceEnvironment(ClusterEnvironment):
@@ -125,14 +121,14 @@ def _unsynchronised(module: Any) -> Iterator[None]:
         module.set_requires_gradient_sync(True)
 
 
-def make_strategy(recipe: BaseRecipe) -> Strategy | str:
-    """The strategy of a recipe."""
-    if recipe.processes == 1:
+def make_strategy(settings: TrainSettings) -> Strategy | str:
+    """The strategy of a training."""
+    if settings.processes == 1:
         return "auto"
-    if recipe.strategy == "fsdp":
+    if settings.strategy == "fsdp":
         return ShardedStrategy()
     # An expert that no token of a batch chose has no gradient.
-    return CopiedStrategy(find_unused_parameters=bool(getattr(recipe, "experts", 0)))
+    return CopiedStrategy(find_unused_parameters=settings.leaves_unused)
 
 
 def module_state(module: nn.Module) -> dict[str, Any]:

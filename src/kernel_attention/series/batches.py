@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, SequentialSampler
 
 from kernel_attention.errors import InputError
-from kernel_attention_lab.data.samplers import EpochSampler
-from kernel_attention_lab.data.series.time_series import SequenceSplit
+from kernel_attention.series.splits import SequenceSplit
+from kernel_attention.training.samplers import EpochSampler
 
 
 class Batch(NamedTuple):

@@ -1,8 +1,8 @@
 """Settings: dataclasses that recipes and command-line options fill, with one clear line for a wrong value.
 
 A class of settings is a frozen dataclass. The annotation of a field says which values it accepts, and the
-``Args`` of the docstring say what they mean. Recipes (``kernel_attention_lab.training.recipe``) and
-the options of every command (``kernel_attention_lab.options``) are such classes.
+``Args`` of the docstring say what they mean. The settings of trainings, the laboratory's
+recipes and the options of its commands are such classes.
 
 The values are checked by pydantic. It compiles a validator from the annotation, bounds included, and gives
 the same annotation as a JSON schema, from which the messages and the help texts are worded. So the accepted
@@ -22,7 +22,6 @@ from typing import Annotated, Any, get_type_hints
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from kernel_attention.errors import InputError, nearest
-from kernel_attention_lab.plain_yaml import parse_yaml
 
 Count = Annotated[int, Field(ge=1)]
 Whole = Annotated[int, Field(ge=0)]
@@ -89,12 +88,6 @@ def checked(settings: type, name: str, value: Any, label: str | None = None) -> 
     near = nearest(value, schema["enum"], count=1) if "enum" in schema else []
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise InputError(f"{what} must be {accepted(schema)}{hint}")
-
-
-def from_text(settings: type, name: str, text: str, label: str) -> Any:
-    """The value of the field ``name`` from the text of an option: a string unchanged, all else as YAML."""
-    value = text if field_schema(settings, name).get("type") == "string" else parse_yaml(text, label)
-    return checked(settings, name, value, label)
 
 
 def field_metadata(settings: type, name: str) -> tuple[Any, ...]:
