@@ -8,8 +8,7 @@ import threading
 
 import pytest
 
-from kernel_attention.atomic import write_atomically, write_text_atomically
-from kernel_attention_lab.training.files import is_unfinished
+from kernel_attention.atomic import is_unfinished, write_atomically, write_text_atomically
 
 
 def test_writers_of_one_number_leave_whole_files(tmp_path):

@@ -10,7 +10,6 @@ from kernel_attention.errors import InputError, unknown
 from kernel_attention.features.feature_maps import get_feature_map
 from kernel_attention.mechanisms import create_attention, layer_specs
 from kernel_attention.specs import Choice, SpecReader
-from kernel_attention_lab.benchmarking import find_contender
 
 FRUIT = {"apple": ("size", "colour"), "pear": ()}
 READER = SpecReader(argument="fruit", kind="fruit", names=FRUIT, options_of=FRUIT.__getitem__)
@@ -60,11 +59,10 @@ def test_anything_else_is_refused_in_one_line(spec, message):
     "read",
     [
         lambda spec: layer_specs(spec, 1),
-        find_contender,
         lambda spec: get_feature_map(spec, 4),
         lambda spec: create_attention("batch_norm", 8, 2, kernel=spec),
     ],
-    ids=["attention", "contender", "feature_map", "kernel"],
+    ids=["attention", "feature_map", "kernel"],
 )
 def test_everything_with_options_is_said_in_this_way_alone(read):
     for pair in (("linear", {}), ("elu", {})):

@@ -9,8 +9,6 @@ import pytest
 
 from kernel_attention.errors import InputError
 from kernel_attention.user_cache import cache_folder, expand_home
-from kernel_attention_lab.data.archive import list_time_series
-from kernel_attention_lab.data.decisions.sets import list_decision_sets
 
 
 @pytest.fixture
@@ -37,7 +35,5 @@ def test_without_a_home_folder_the_message_says_what_to_set(monkeypatch, tmp_pat
         with pytest.raises(InputError, match="set the environment variable HOME"):
             call()
     assert expand_home(tmp_path) == tmp_path
-    assert list_decision_sets() == []
-    assert {info.source for info in list_time_series()} <= {"aeon"}
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_folder() == Path(tmp_path, "kernel-attention")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 from collections.abc import Callable
 from pathlib import Path
@@ -30,3 +31,15 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
 def write_text_atomically(path: Path, text: str) -> None:
     """Write a text in UTF-8 in the same way; what is no text in it, as of the names of files, is escaped."""
     write_atomically(path, lambda file: file.write(text.encode(errors="backslashreplace")))
+
+
+def is_unfinished(path: Path) -> bool:
+    """Whether this is the temporary file of a killed write."""
+    return re.fullmatch(r"\..+\.[0-9a-f]+\.tmp", path.name) is not None
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Delete the temporary files of killed writes in a folder and its subfolders."""
+    for path in folder.rglob(".*.tmp"):
+        if is_unfinished(path):
+            path.unlink(missing_ok=True)

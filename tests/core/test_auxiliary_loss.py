@@ -13,7 +13,6 @@ from kernel_attention import InputError, PrimalAttention, SoftmaxAttention, auxi
 from kernel_attention.core import penalized as base
 from kernel_attention.core.penalized import Objective, bounded_square
 from kernel_attention.models import SequenceClassifier
-from kernel_attention_lab.data import load_time_series
 
 
 def layers(*etas: float) -> nn.Sequential:
@@ -165,8 +164,9 @@ def test_large_objectives_are_warned_of_once(caplog):
 def test_the_loop_of_getting_started_holds_on_real_data_as_it_comes():
     # BasicMotions in its own units, eta 0.1, RAdam 1e-3, no clipping. With the bare J^2 the penalty was 2e3,
     # 6e7, infinite.
-    data = load_time_series("BasicMotions").train
-    x, target = torch.from_numpy(np.stack(data.sequences)), torch.from_numpy(data.targets)
+    series, labels = pytest.importorskip("aeon.datasets").load_basic_motions(split="train")
+    x = torch.from_numpy(series.swapaxes(1, 2)).float()
+    target = torch.from_numpy(np.unique(labels, return_inverse=True)[1])
     model = SequenceClassifier(
         in_features=6, num_outputs=4, max_len=100,
         attention={"primal": {"rank": 10, "eta": 0.1}}, embed_dim=32, num_heads=2, feedforward_dim=64,

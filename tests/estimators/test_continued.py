@@ -92,13 +92,6 @@ def test_code_is_not_saved(arrays, small, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_recipes_take_names_only(small):
-    from kernel_attention_lab.training import Recipe
-
-    with pytest.raises(ka.InputError, match=r"must be a name or \{name: options\}"):
-        Recipe("JapaneseVowels", attention=Averages)
-
-
 # Warm starts
 
 

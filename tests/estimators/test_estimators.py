@@ -152,27 +152,6 @@ def test_with_a_validation_fraction_the_best_epoch_stays(estimator, arrays):
     assert (estimator.predict(X) == predicted).all()
 
 
-def test_a_model_is_the_one_of_a_run_with_the_same_seed(tmp_path):
-    """The estimator adds conventions, not another way of training: same seed, same weights as ``train``."""
-    from aeon.datasets import load_japanese_vowels
-
-    from kernel_attention_lab.training import Recipe, train
-    from kernel_attention_lab.training.saved import load_run
-
-    shared = {"embed_dim": 8, "num_heads": 2, "num_layers": 1, "feedforward_dim": 16, "epochs": 2}
-    shared |= {"validation_fraction": 0.25, "batch_size": 32, "accelerator": "cpu"}
-    X, y = load_japanese_vowels(split="train")
-    shared |= {"label_smoothing": 0.1, "schedule": "cosine", "augmentation": ["jitter", "window"]}
-    shared |= {"optimizer": "adamw", "learning_rate": 1e-3, "weight_decay": 0.01, "patch_len": 2}
-    shared |= {"stem": "convolution", "positions": "fixed", "pooling": "mean_max", "views": ["raw"]}
-    train(Recipe("JapaneseVowels", seeds=[3], **shared), tmp_path / "run", progress=False)
-    single = {"n_estimators": 1, "calibrate": False, "warmup": 0.0}
-    classifier = AttentionClassifier(max_len=29, random_state=3, **single, **shared).fit(X, y)
-    expected = load_run(tmp_path / "run").model().state_dict()
-    for name, value in classifier.model_.state_dict().items():
-        assert torch.equal(value, expected[name]), name
-
-
 def test_random_state(arrays, small):
     """A whole number repeats bit for bit, whatever the global generators say; None differs every time."""
     X, labels, _ = arrays

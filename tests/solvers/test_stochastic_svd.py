@@ -9,7 +9,6 @@ import torch
 
 from kernel_attention.solvers import KernelSVD
 from kernel_attention.solvers.frequent_directions import FrequentDirections
-from kernel_attention_lab.data import load_time_series
 from reference.subspaces import angles, two_samples, unit_columns
 
 S = 5
@@ -58,18 +57,24 @@ def test_small_directions_are_as_true_as_the_first(seed):
 _OUTSIDE = Path(os.environ.get("KERNEL_ATTENTION_DATA") or Path(__file__).parents[3] / "shared" / "data")
 
 
+def _training_series(name):
+    """Series (n_i, c) of the training split."""
+    bundled = {"JapaneseVowels": "load_japanese_vowels", "BasicMotions": "load_basic_motions"}
+    if name in bundled:
+        series, _ = getattr(pytest.importorskip("aeon.datasets"), bundled[name])(split="train")
+        return [np.asarray(x).T for x in series]
+    if not (_OUTSIDE / "uea" / f"{name}.zip").is_file():
+        pytest.skip(f"no uea/{name}.zip in {_OUTSIDE} (set KERNEL_ATTENTION_DATA to the folder of real data)")
+    return pytest.importorskip("kernel_attention_lab.data").load_time_series(name, _OUTSIDE).train.sequences
+
+
 @pytest.mark.parametrize(
     "name", ["JapaneseVowels", "BasicMotions", "SelfRegulationSCP1", "UWaveGestureLibrary", "LSST"]
 )
 @pytest.mark.parametrize("feature_map", ["cosine", "identity"])
 def test_stochastic_agrees_with_the_svd_on_time_series(name, feature_map):
     """X: windows of a series; Z: the windows that follow them, through a projection of their own."""
-    bundled = name in {"JapaneseVowels", "BasicMotions"}
-    if bundled:
-        pytest.importorskip("aeon")
-    elif not (_OUTSIDE / "uea" / f"{name}.zip").is_file():
-        pytest.skip(f"no uea/{name}.zip in {_OUTSIDE} (set KERNEL_ATTENTION_DATA to the folder of real data)")
-    series = load_time_series(name, None if bundled else _OUTSIDE).train.sequences[:40]
+    series = _training_series(name)[:40]
     width = 6
     windows = [torch.from_numpy(np.asarray(x, np.float64)).unfold(0, width, 3).flatten(1) for x in series]
     X = torch.cat([part[:-1] for part in windows])[:600]

@@ -103,7 +103,7 @@ class _Line:
 
         owner, label = self.owners[name], name if self.is_positional(name) else f"--{name}"
         if isinstance(text, str):
-            return _from_text(owner, name, text, f"{label} {text!r}")
+            return from_text(owner, name, text, f"{label} {text!r}")
         is_words = field_schema(owner, name)["items"].get("type") == "string"
         entries = text if is_words else [parse_yaml(entry, f"{label} {entry!r}") for entry in text]
         return checked(owner, name, entries, f"{label} {' '.join(map(repr, text))}")
@@ -268,7 +268,7 @@ def _default_text(settings: type, name: str) -> str:
     return f" (default: {str(value).lower() if isinstance(value, bool) else value})"
 
 
-def _from_text(settings: type, name: str, text: str, label: str) -> Any:
+def from_text(settings: type, name: str, text: str, label: str) -> Any:
     """The value of the field ``name`` from the text of an option: a string unchanged, all else as YAML."""
     from kernel_attention.fields import checked, field_schema
     from kernel_attention_lab.plain_yaml import parse_yaml

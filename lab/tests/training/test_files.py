@@ -16,11 +16,14 @@ import safetensors.torch
 import torch
 from training.runs import SRC
 
+from kernel_attention.atomic import is_unfinished, remove_unfinished, write_atomically
 from kernel_attention.errors import InputError
+from kernel_attention.training import checkpoint
 from kernel_attention.training.checkpoint import check_checkpoint, read_state
+from kernel_attention.weights import read_weights, write_weights
 from kernel_attention_lab.plain_yaml import read_yaml
 from kernel_attention_lab.run_folder import read_json
-from kernel_attention_lab.training import checkpoint, files
+from kernel_attention_lab.training import files
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
@@ -32,7 +35,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
         raise RuntimeError("the disk is gone")
 
     with pytest.raises(RuntimeError):
-        files.write_atomically(path, fail)
+        write_atomically(path, fail)
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 
@@ -42,7 +45,7 @@ def test_a_killed_write_leaves_the_old_file_and_a_leftover_that_is_cleaned(tmp_p
     path.write_text("old")
     script = (
         "import os, signal, sys; from pathlib import Path\n"
-        "from kernel_attention_lab.training.files import write_atomically\n"
+        "from kernel_attention.atomic import write_atomically\n"
         "def write(file): file.write(b'ne'); file.flush(); os.kill(os.getpid(), signal.SIGKILL)\n"
         "write_atomically(Path(sys.argv[1]), write)"
     )
@@ -52,8 +55,8 @@ def test_a_killed_write_leaves_the_old_file_and_a_leftover_that_is_cleaned(tmp_p
     assert process.returncode == -signal.SIGKILL
     assert path.read_text() == "old"
     (leftover,) = set(tmp_path.iterdir()) - {path}
-    assert files.is_unfinished(leftover)
-    files.remove_unfinished(tmp_path)
+    assert is_unfinished(leftover)
+    remove_unfinished(tmp_path)
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -61,7 +64,7 @@ def test_cleaning_takes_nothing_of_the_users(tmp_path):
     names = [".hidden", ".notes.tmp", "x.12.tmp", "seed-0", ".gitignore"]
     for name in names:
         (tmp_path / name).touch()
-    files.remove_unfinished(tmp_path)
+    remove_unfinished(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
 
 
@@ -91,15 +94,15 @@ def test_weights_come_back_bit_for_bit(tmp_path):
         "b": torch.tensor([1, 2]),
         "c": torch.randn(2, dtype=torch.bfloat16),
     }
-    files.write_weights(tmp_path / "w.safetensors", weights)
-    found = files.read_weights(tmp_path / "w.safetensors")
+    write_weights(tmp_path / "w.safetensors", weights)
+    found = read_weights(tmp_path / "w.safetensors")
     assert all(torch.equal(found[name], weights[name]) for name in weights)
 
 
 @pytest.mark.parametrize("damage", ["missing", "empty", "truncated", "header", "pickle"])
 def test_damaged_weights_are_refused(damage, tmp_path):
     path = tmp_path / "w.safetensors"
-    files.write_weights(path, {"a": torch.randn(3, 5)})
+    write_weights(path, {"a": torch.randn(3, 5)})
     whole = path.read_bytes()
     damaged = {
         "empty": b"",
@@ -109,21 +112,21 @@ def test_damaged_weights_are_refused(damage, tmp_path):
     }
     path.unlink() if damage == "missing" else path.write_bytes(damaged[damage])
     with pytest.raises(InputError, match="cannot be read" if damage == "missing" else "not readable as safe"):
-        files.read_weights(path)
+        read_weights(path)
 
 
 def test_any_flipped_bit_of_weights_is_refused_or_without_effect(tmp_path):
     """Every byte of a file: in the header, the checksum, the tensors."""
     path = tmp_path / "w.safetensors"
     weights = {"a": torch.randn(3, 5), "b": torch.arange(4), "scalar": torch.tensor(2.0)}
-    files.write_weights(path, weights)
+    write_weights(path, weights)
     whole = path.read_bytes()
     begin = 8 + int.from_bytes(whole[:8], "little")
     for place in range(len(whole)):
         for bit in (0, 5, 7):
             path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << bit]) + whole[place + 1 :])
             try:
-                found = files.read_weights(path)
+                found = read_weights(path)
             except InputError as error:
                 message = str(error)
             else:
@@ -137,13 +140,13 @@ def test_weights_of_an_earlier_version_open_and_it_is_said_once(tmp_path, caplog
     path = tmp_path / "w.safetensors"
     safetensors.torch.save_file({"a": torch.ones(2)}, path)
     for _ in range(3):
-        assert torch.equal(files.read_weights(path)["a"], torch.ones(2))
+        assert torch.equal(read_weights(path)["a"], torch.ones(2))
     assert [record.getMessage() for record in caplog.records] == [
         f"{path} has no checksum (it was written by an earlier version): its weights are not checked"
     ]
 
 
-@pytest.mark.parametrize("read", [read_json, read_yaml, files.read_weights, check_checkpoint])
+@pytest.mark.parametrize("read", [read_json, read_yaml, read_weights, check_checkpoint])
 def test_a_file_without_an_end_is_not_read(read, tmp_path):
     (tmp_path / "device").symlink_to("/dev/zero")
     (tmp_path / "loop").symlink_to("loop")

@@ -28,7 +28,7 @@ def killed(data: Path, folder: Path, plans: object) -> list[dict]:
     process = subprocess.run(
         [
             sys.executable,
-            str(TESTS / "experiments" / "training" / "killed.py"),
+            str(TESTS / "training" / "killed.py"),
             str(data),
             str(folder),
             json.dumps(plans),

@@ -80,7 +80,11 @@ def test_the_learning_rate_warms_up_and_decays(root):
     np.testing.assert_allclose(factors, [0.5, 1.0, (4 / 5) ** 0.5, 0.5, 0.2])
     without_warmup = make_recipe(TOKENS | {"dataset": "sst2", "warmup_steps": 0, "schedule": "inverse_sqrt"})
     assert [without_warmup.learning_rate_factor(step) for step in (0, 3)] == [1.0, 0.5]
-    task = SequenceTask(TokenExperiment.build_model(recipe, facts()), recipe)
+    task = SequenceTask(
+        TokenExperiment.build_model(recipe, facts()),
+        recipe.train_settings(),
+        schedule=recipe.learning_rate_factor,
+    )
     optimizer, _ = task.make_optimizer()
     assert optimizer.param_groups[0]["lr"] == 0.25 * recipe.learning_rate
 

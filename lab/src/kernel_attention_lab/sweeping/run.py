@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from kernel_attention.atomic import is_unfinished
 from kernel_attention.errors import InputError
 from kernel_attention.notes import note, notes_on_stderr
 from kernel_attention_lab.child_process import stop_with_parent
@@ -21,7 +22,6 @@ from kernel_attention_lab.reporting.sweep_record import SweepRecord
 from kernel_attention_lab.sweeping.space import space_as_json
 from kernel_attention_lab.sweeping.study import POINTS, SweepFolder, open_sweep
 from kernel_attention_lab.sweeping.worker import check_machine, work
-from kernel_attention_lab.training.files import is_unfinished
 
 
 def run_sweep(sweep: SweepFolder, workers: int = 1, data_root: str | None = None) -> None:

@@ -30,6 +30,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 from optuna.trial import FrozenTrial, TrialState
 
+from kernel_attention.atomic import is_unfinished
 from kernel_attention.errors import InputError, writing
 from kernel_attention_lab.lock import HeldByAnother, locked
 from kernel_attention_lab.reporting.sweep_record import SweepPoint
@@ -41,7 +42,7 @@ from kernel_attention_lab.sweeping.plan import (
     require_same_plan,
 )
 from kernel_attention_lab.sweeping.space import Choices, Range, Space, grid_points
-from kernel_attention_lab.training.files import is_unfinished, write_json
+from kernel_attention_lab.training.files import write_json
 
 JOURNAL_NAME = "study.journal"
 POINTS = "points"

@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import logging
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,18 +18,6 @@ from kernel_attention.atomic import write_atomically, write_text_atomically
 _CHECKSUM = "sha256"
 
 _log = logging.getLogger(__name__)
-
-
-def is_unfinished(path: Path) -> bool:
-    """Whether this is the temporary file of a killed write."""
-    return re.fullmatch(r"\..+\.[0-9a-f]+\.tmp", path.name) is not None
-
-
-def remove_unfinished(folder: Path) -> None:
-    """Delete the temporary files of killed writes in a folder and its subfolders."""
-    for path in folder.rglob(".*.tmp"):
-        if is_unfinished(path):
-            path.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: Any) -> None:

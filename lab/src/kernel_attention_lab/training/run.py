@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from kernel_attention.atomic import is_unfinished, remove_unfinished
 from kernel_attention.errors import InputError
 from kernel_attention.notes import note
 from kernel_attention.training.checkpoint import check_checkpoint
@@ -37,13 +38,7 @@ from kernel_attention_lab.training.facts import (
     recorded_data_root,
     require_same_data,
 )
-from kernel_attention_lab.training.files import (
-    is_unfinished,
-    remove_unfinished,
-    write_arrays,
-    write_json,
-    write_yaml,
-)
+from kernel_attention_lab.training.files import write_arrays, write_json, write_yaml
 from kernel_attention_lab.training.launch import recipe_place, together
 from kernel_attention_lab.training.loggers import RunLoggers, require_loggers
 from kernel_attention_lab.training.recipe import BaseRecipe

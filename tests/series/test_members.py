@@ -22,17 +22,19 @@ from kernel_attention.series.members import (
     train_member,
 )
 from kernel_attention.series.readout import fit_temperature
+from kernel_attention.series.settings import MemberSettings
 from kernel_attention.series.task import SequenceTask, TimeSeriesTask
-from kernel_attention_lab.training import Recipe
 
 SMALL = {
-    "dataset": "array", "attention": "softmax", "embed_dim": 8, "num_heads": 2, "num_layers": 1,
+    "attention": "softmax", "stem": "linear", "patch_len": 1, "views": ["raw"], "pooling": "flatten",
+    "positions": "learnt", "optimizer": "radam", "learning_rate": 1e-3, "weight_decay": 0.0,
+    "embed_dim": 8, "num_heads": 2, "num_layers": 1,
     "feedforward_dim": 16, "dropout": 0.0, "batch_size": 8, "epochs": 3, "accelerator": "cpu",
 }  # fmt: skip
 
 
-def recipe(**changes) -> Recipe:
-    return Recipe(**SMALL | changes)
+def settings(**changes) -> MemberSettings:
+    return MemberSettings(**SMALL | changes)
 
 
 def split(weights=None) -> SequenceSplit:
@@ -46,62 +48,69 @@ def split(weights=None) -> SequenceSplit:
     return SequenceSplit(sequences, targets.astype(np.int64), weights)
 
 
-def model(recipe: Recipe) -> SequenceClassifier:
+def model(settings: MemberSettings) -> SequenceClassifier:
     torch.manual_seed(0)
-    return SequenceClassifier(2, 3, 8, **recipe.encoder_options())
+    return SequenceClassifier(2, 3, 8, **settings.encoder_options())
 
 
-def loss_of(recipe: Recipe, batch, kind=TimeSeriesTask) -> torch.Tensor:
+def made_task(made: MemberSettings, **options) -> TimeSeriesTask:
+    return TimeSeriesTask(model(made), made.train_settings(), made, **options)
+
+
+def loss_of(made: MemberSettings, batch, task=None) -> torch.Tensor:
     """The loss of a training step, without a trainer to log to."""
-    task = kind(model(recipe), recipe)
+    task = task or made_task(made)
     task.log_dict = lambda *_, **__: None
     return task.training_step(batch)
 
 
 def test_the_cosine_falls_from_the_warm_up_to_zero():
-    made = recipe(epochs=10, warmup_epochs=2, schedule="cosine")
+    made = settings(epochs=10, warmup_epochs=2, schedule="cosine")
     factors = [made.learning_rate_factor(step, 5) for step in range(51)]
     assert factors[:10] == pytest.approx([(step + 1) / 10 for step in range(10)])
     assert factors[30] == pytest.approx(0.5)
     assert factors[50] == pytest.approx(0.0, abs=1e-15)
     assert all(later <= earlier for earlier, later in itertools.pairwise(factors[10:]))
-    constant = recipe(epochs=10, warmup_epochs=2)
+    constant = settings(epochs=10, warmup_epochs=2)
     assert {constant.learning_rate_factor(step, 5) for step in range(10, 50)} == {1.0}
 
 
 def test_the_defaults_train_as_before():
-    """Bit for bit: the papers' recipes have none of the options."""
+    """Bit for bit: the papers' models have none of the options."""
     batch = next(iter(make_loader(split(), 8, shuffle=True)))
-    assert torch.equal(loss_of(recipe(), batch), loss_of(recipe(), batch, SequenceTask))
+    assert torch.equal(
+        loss_of(settings(), batch),
+        loss_of(settings(), batch, SequenceTask(model(settings()), settings().train_settings())),
+    )
 
 
 def test_label_smoothing_is_that_of_torch_and_of_training_alone():
-    made, batch = recipe(label_smoothing=0.2), next(iter(make_loader(split(), 8, shuffle=True)))
+    made, batch = settings(label_smoothing=0.2), next(iter(make_loader(split(), 8, shuffle=True)))
     logits = model(made)(*batch.arguments)
     expected = F.cross_entropy(logits, batch.target, label_smoothing=0.2)
     torch.testing.assert_close(loss_of(made, batch), expected)
-    task = TimeSeriesTask(model(made), made).eval()
+    task = made_task(made).eval()
     torch.testing.assert_close(task._measure(logits, batch)[0], F.cross_entropy(logits, batch.target))
 
 
 def test_weights_multiply_the_losses():
     weights = np.linspace(0.1, 1.9, 30).astype(np.float32)
     batch = next(iter(make_loader(split(weights), 8, shuffle=True)))
-    logits = model(recipe())(*batch.arguments)
+    logits = model(settings())(*batch.arguments)
     losses = F.cross_entropy(logits, batch.target, reduction="none")
-    torch.testing.assert_close(loss_of(recipe(), batch), (losses * batch.weight).mean())
+    torch.testing.assert_close(loss_of(settings(), batch), (losses * batch.weight).mean())
     same = next(iter(make_loader(split(np.ones(30, np.float32)), 8, shuffle=True)))
-    torch.testing.assert_close(loss_of(recipe(), same), losses.mean())
+    torch.testing.assert_close(loss_of(settings(), same), losses.mean())
 
 
 def test_several_targets_of_a_case_count_the_same():
     """The loss of a case is the mean over its targets, times its weight, with or without weights."""
-    made = recipe()
+    made = settings()
     values = np.random.default_rng(1).normal(size=(30, 3)).astype(np.float32)
     weights = np.linspace(0.1, 1.9, 30).astype(np.float32)
     for given in (None, weights):
         batch = next(iter(make_loader(SequenceSplit(split().sequences, values, given), 8, shuffle=True)))
-        task = TimeSeriesTask(model(made), made, is_regression=True)
+        task = made_task(made, is_regression=True)
         outputs = task.model(*batch.arguments)
         losses = ((outputs - batch.target) ** 2).mean(dim=1)
         weight = torch.ones(8) if given is None else batch.weight
@@ -123,7 +132,7 @@ def test_balanced_weights_give_every_class_the_same_sum():
 
 
 def test_the_loss_of_a_mixture_is_the_mixture_of_the_losses():
-    made, batch = recipe(mixup=1.0), next(iter(make_loader(split(), 8, shuffle=True)))
+    made, batch = settings(mixup=1.0), next(iter(make_loader(split(), 8, shuffle=True)))
     loss = loss_of(made, batch)
     net = model(made)  # leaves the generator where the training step found it
     mixed = mix_series(batch.x, batch.attention_mask, 1.0)
@@ -143,13 +152,13 @@ def test_the_loss_of_a_mixture_is_the_mixture_of_the_losses():
     ],
 )
 def test_a_seed_repeats_a_training_bit_for_bit(changes):
-    made = recipe(seeds=[5], **changes)
+    made = settings(seed=5, **changes)
     first, second = (train_member(made, split(), None, 3, 8).model.state_dict() for _ in range(2))
     assert all(torch.equal(value, second[name]) for name, value in first.items())
 
 
 def test_the_weights_that_are_kept_are_their_moving_average():
-    made = recipe(ema_decay=0.5, epochs=1, batch_size=30)
+    made = settings(ema_decay=0.5, epochs=1, batch_size=30)
     start = model(made).state_dict()
     end = train_member(dataclasses.replace(made, ema_decay=0.0), split(), None, 3, 8).model
     average = train_member(made, split(), None, 3, 8).model
@@ -166,16 +175,16 @@ def test_training_ends_when_its_patience_is_used_up():
     """Targets without a pattern: the held-out loss soon rises."""
     noise = SequenceSplit(split().sequences, np.random.default_rng(1).permutation(split().targets))
     train, held_out = noise.subset(np.arange(0, 30, 2)), noise.subset(np.arange(1, 30, 2))
-    made = recipe(epochs=200, learning_rate=0.05, patience=3)
+    made = settings(epochs=200, learning_rate=0.05, patience=3)
     member = train_member(made, train, held_out, 3, 8)
     assert len(member.rows) == member.best_epoch + 3 < 200
 
 
 def test_training_ends_when_its_time_is_over_and_the_rate_falls_with_the_clock():
-    made = recipe(epochs=100_000, schedule="cosine")
+    made = settings(epochs=100_000, schedule="cosine")
     member = train_member(made, split(), None, 3, 8, max_seconds=1.0)
     assert 1 <= len(member.rows) < 100_000
-    task = TimeSeriesTask(model(made), made, max_seconds=10.0)
+    task = made_task(made, max_seconds=10.0)
     assert task._steps_by_clock(1000) == 0
     task._started = -math.inf
     assert task._steps_by_clock(1000) == 1000
@@ -210,6 +219,6 @@ def test_few_cases_that_are_all_right_make_no_model_certain():
 
 def test_warm_up_must_end_before_training():
     with pytest.raises(InputError, match="warmup_epochs=3 must be below epochs=3"):
-        recipe(warmup_epochs=3)
+        settings(warmup_epochs=3)
     with pytest.raises(InputError, match=r"augmentation=.*must be"):
-        recipe(augmentation=["warp"])
+        settings(augmentation=["warp"])

@@ -9,11 +9,11 @@ import torch
 from kernel_attention import InputError
 from kernel_attention.estimators import AttentionClassifier, AttentionRegressor
 from kernel_attention.models import SequenceClassifier
-from kernel_attention.series import SequenceSplit, make_loader
-from kernel_attention.series.members import MemberRecipe, train_member
+from kernel_attention.series import SequenceSplit, make_loader, rocket_features
+from kernel_attention.series.members import train_member
 from kernel_attention.series.readout import fit_temperature
+from kernel_attention.series.settings import MemberSettings
 from kernel_attention.solvers import least_squares_svm
-from kernel_attention_lab.training import rocket_features
 
 MODEL = {
     "stem": "rocket", "embed_dim": 8, "num_heads": 2, "num_layers": 1, "feedforward_dim": 16, "patch_len": 0,
@@ -34,8 +34,11 @@ def waves(cases: int = 24) -> SequenceSplit:
 
 
 def member(**keys):
-    recipe = MemberRecipe(dataset="array", seeds=[0], epochs=4, batch_size=8, **MODEL, **keys)
-    return train_member(recipe, waves(), waves(8), 2, 40)
+    settings = MemberSettings(
+        epochs=4, batch_size=8, optimizer="radam", learning_rate=1e-3, weight_decay=0.0,
+        positions="learnt", **MODEL, **keys,
+    )  # fmt: skip
+    return train_member(settings, waves(), waves(8), 2, 40)
 
 
 def test_training_on_kept_features_is_training_on_series(monkeypatch):
@@ -155,7 +158,7 @@ def test_outputs_are_the_mean_of_head_and_readout_and_the_head_learns_alone():
 
 def test_a_readout_needs_random_convolutions():
     with pytest.raises(InputError, match="readout=true needs stem=rocket"):
-        MemberRecipe(dataset="array", readout=True)
+        MemberSettings(epochs=1, stem="linear", readout=True)
     with pytest.raises(InputError, match="readout=True needs stem='rocket'"):
         SequenceClassifier(2, 2, 9, embed_dim=8, num_heads=2, feedforward_dim=8, readout=True)
 
