@@ -14,6 +14,8 @@ TORCH_STAMP := $(VENV)/.kernel-attention-torch
 STAMP := $(VENV)/.kernel-attention-installed
 DEMO_STAMP := $(VENV)/.kernel-attention-demo
 THREADS := 1
+# Where the library is tested alone: outside the checkout.
+ALONE := $(or $(TMPDIR),/tmp)/kernel-attention-alone-$(shell id -u)
 PYTEST = OMP_NUM_THREADS=$(THREADS) MPLBACKEND=Agg $(BIN)/python -m pytest
 # A test that hangs is ended with the stacks of its threads, and not the whole run with nothing.
 STALLED := -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
@@ -28,7 +30,7 @@ KERNELS := tests/tensors tests/features tests/mechanisms
 NUMERIC := $(KERNELS) tests/models tests/solvers tests/theorems
 PROCESSORS := import torch; print({"AVX512": "default avx2 avx512", "AVX2": "default avx2"}.get(torch.backends.cpu.get_cpu_capability(), "default"))
 
-.PHONY: help env demo test test-slow test-processors numeric test-gpu lint format tables exports hosts results performance docs bench clean
+.PHONY: help env demo test test-library test-slow test-processors numeric test-gpu lint format tables exports hosts results performance docs bench clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r name what; do printf '%-16s %s\n' "$$name" "$$what"; done
@@ -52,14 +54,14 @@ $(TORCH_STAMP): pyproject.toml lab/pyproject.toml constraints.txt
 # Bytecode is made at the end, by all cores; pip would take one. Files for other versions of Python fail in silence.
 $(STAMP): $(TORCH_STAMP)
 	$(INSTALL) --no-deps --target $(VENV)/hosts --upgrade timm torchvision torchao triton cleverhans torchattacks & \
-	$(INSTALL) --editable '.[all]' foolbox pyautoattack opencv-python-headless scikit-image accelerate && wait $$!
-	$(INSTALL) --no-deps --editable lab imagecorruptions-imaug
+	$(INSTALL) --editable '.[all]' --editable 'lab[all]' foolbox pyautoattack opencv-python-headless scikit-image accelerate && wait $$!
+	$(INSTALL) --no-deps imagecorruptions-imaug
 	@$(BIN)/python -m compileall -qq -j 0 -x '$(SELDOM)' $(VENV)/lib $(VENV)/hosts || true
 	@touch $@
 
 # The demo needs a part of the environment, and someone waits for it.
 $(DEMO_STAMP): $(TORCH_STAMP)
-	$(INSTALL) --editable '.[train,timeseries]' && $(INSTALL) --no-deps --editable lab
+	$(INSTALL) --editable '.[estimators]' --editable 'lab[timeseries]'
 	@touch $@
 
 demo: $(or $(wildcard $(STAMP)),$(DEMO_STAMP))  ## train a Primal-Attention classifier on JapaneseVowels and write its report
@@ -69,6 +71,13 @@ test: env  ## what CI runs: lint, types, contracts, docs, every test that is not
 	$(MAKE) --jobs=2 lint docs
 	$(PYTEST) $(SHARED)
 	ATEN_CPU_CAPABILITY=default $(PYTEST) $(SHARED) $(KERNELS) --ignore=tests/mechanisms/test_triton.py -k "not compile and not memory"
+
+test-library: env  ## the tests of the library alone, from outside the checkout
+	rm -rf $(ALONE) && mkdir -p $(ALONE)
+	$(INSTALL) --no-deps --target $(ALONE)/site .
+	cp -r tests conftest.py pyproject.toml $(ALONE)
+	cd $(ALONE) && KERNEL_ATTENTION_ALONE=1 PYTHONPATH=$(ALONE)/site OMP_NUM_THREADS=$(THREADS) \
+		$(abspath $(BIN))/python -m pytest $(SHARED) tests
 
 # Lightning's own trainer (tests/core/test_sharding.py) stands apart, because what it needs takes seconds to import.
 test-slow: env  ## the tests that take minutes

@@ -17,6 +17,10 @@ import pytest
 import torch
 from hypothesis import settings
 
+# `make test-library`: the library is installed alone. An editable laboratory must not be found either.
+if os.environ.get("KERNEL_ATTENTION_ALONE"):
+    sys.modules["kernel_attention_lab"] = None  # type: ignore[assignment]
+
 settings.register_profile("reproducible", derandomize=True, deadline=None, database=None, max_examples=60)
 settings.load_profile("reproducible")
 

@@ -61,7 +61,7 @@ def measure_suite(name: str, folder: Path, record_path: Path) -> None:
     command += OPTIONS.get(name, [])
     if name in PLUGINS:
         command += ["--plugin", PLUGINS[name]]
-    found = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    found = os.pathsep.join([str(ROOT / "tests" / "hosts"), *filter(None, [os.environ.get("PYTHONPATH")])])
     subprocess.run(command, check=True, env=os.environ | {"PYTHONPATH": found})
     record = json.loads((folder / "benchmark.json").read_text(encoding="utf-8"))
     for cell in record["cells"]:

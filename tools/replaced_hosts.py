@@ -271,7 +271,7 @@ def first_tensor(output: Any) -> Tensor:
 
 def examples() -> Iterator[Example]:
     """All models that may be tried."""
-    runpy.run_path(str(ROOT / "benchmarks" / "timm_beside_cpu_torch.py"))
+    runpy.run_path(str(ROOT / "tests" / "hosts" / "timm_beside_cpu_torch.py"))
     yield from timm_examples()
     yield from transformers_examples()
 

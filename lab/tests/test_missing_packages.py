@@ -34,7 +34,7 @@ def test_every_command_of_a_bare_installation_names_the_extra():
     assert len(lines) == 6
     for line in lines:
         assert line.startswith("error: kernel-attention needs ")
-        assert line.endswith(", which is not installed: pip install 'kernel-attention[train]'")
+        assert line.endswith(", which is not installed: pip install kernel-attention-lab")
 
 
 @pytest.mark.parametrize("package", ["pydantic", "lightning_fabric", "aeon"])
@@ -46,9 +46,9 @@ def test_a_package_that_is_missing_alone(package, tmp_path):
         f"sys.exit(main(['train', 'demo', '--epochs', '1', '--output', {str(output)!r}]))"
     )
     process = run(script, package)
-    extra = "timeseries" if package == "aeon" else "train"
+    asked = "'kernel-attention-lab[timeseries]'" if package == "aeon" else "kernel-attention-lab"
     assert process.returncode == 2, process.stderr
-    assert f"pip install 'kernel-attention[{extra}]'" in process.stderr.splitlines()[-1], process.stderr
+    assert f"pip install {asked}" in process.stderr.splitlines()[-1], process.stderr
     assert "Traceback" not in process.stderr
     assert not output.exists()
 
@@ -68,7 +68,8 @@ def test_estimators_name_the_extra(package, what):
     )
     process = run(script, package)
     assert process.stdout.splitlines() == [
-        f"{what.format(name)} needs {package}, which is not installed: pip install 'kernel-attention[train]'"
+        f"{what.format(name)} needs {package}, which is not installed: "
+        "pip install 'kernel-attention[estimators]'"
         for name in ("AttentionClassifier", "AttentionRegressor")
     ], process.stderr
 

@@ -13,6 +13,7 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 from runpy import run_path
 
+import pytest
 import yaml
 from checkout import PACKAGES, ROOT
 
@@ -75,10 +76,10 @@ def test_the_wheel_of_the_laboratory_has_recipes_and_templates(tmp_path):
     assert {str(path.relative_to(ROOT / "lab" / "src")) for path in templates.iterdir()} <= found
 
 
-def imported_packages() -> set[str]:
+def imported_packages(folder: Path) -> set[str]:
     """The top-level names of other people's packages in the source, those imported inside functions too."""
     found = set()
-    for path in (path for folder in PACKAGES.values() for path in folder.rglob("*.py")):
+    for path in folder.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
                 found |= {alias.name.partition(".")[0] for alias in node.names}
@@ -87,39 +88,52 @@ def imported_packages() -> set[str]:
     return found - sys.stdlib_module_names - set(PACKAGES)
 
 
-def test_what_is_declared_is_what_the_source_imports():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    extras = project["optional-dependencies"]
+def projects() -> dict[str, dict]:
+    """The section ``project`` of both packages."""
+    files = {"kernel_attention": ROOT / "pyproject.toml", "kernel_attention_lab": ROOT / "lab/pyproject.toml"}
+    return {name: tomllib.loads(path.read_text(encoding="utf-8"))["project"] for name, path in files.items()}
 
-    def names(*lists: list[str]) -> set[str]:
+
+# Triton comes with the CUDA builds of torch; PyTorch Lightning has the loggers of two services.
+# OpenCV comes with the library of the corruptions; which of its builds, the machine decides.
+BROUGHT = {"triton", "pytorch-lightning", "pytorch_lightning", "opencv-python", "opencv-python-headless"}
+# Fabric imports the first for its logger, `replace_attention` knows the others' modules by name.
+NOT_IMPORTED = {"tensorboardx", "timm", "torchvision"}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_what_is_declared_is_what_the_source_imports(package):
+    def names(lists: list[list[str]]) -> set[str]:
         """The distributions, and the extras asked of them: gymnasium[mujoco] brings mujoco."""
-        entries = [entry for entries in lists for entry in entries]
         return {
             name.lower()
+            for entries in lists
             for entry in entries
             for name in re.findall(r"[\w-]+", re.split(r"[<>=!~;]", entry)[0])
         }
 
+    project = projects()[package]
+    extras = {
+        name: entries
+        for name, entries in project["optional-dependencies"].items()
+        if name not in {"test", "docs", "bench", "all"}
+    }
+    declared = names([project["dependencies"], *extras.values()])
+    if package == "kernel_attention_lab":
+        library = projects()["kernel_attention"]
+        below = names([library["dependencies"], library["optional-dependencies"]["estimators"]])
+        below |= names([library["optional-dependencies"]["export"]])
+    else:
+        below = set()
     distributions = packages_distributions()
-    declared = names(project["dependencies"], *extras.values())
     imported = set()
-    for package in imported_packages():
+    for found in imported_packages(PACKAGES[package]):
         # Several distributions may share a package, as mujoco and mujoco-core do: a declared one counts.
-        owners = [name.lower() for name in distributions.get(package, [package])]
-        imported.add(next((name for name in owners if name in declared), owners[0]))
-    needed = names(project["dependencies"], *(extras[name] for name in ("solvers", "train", "timeseries")))
-    assert needed - {"tensorboardx"} <= imported  # which Fabric imports, for its logger
-    # Triton comes with the CUDA builds of torch; PyTorch Lightning has the loggers of two services.
-    # OpenCV comes with the library of the corruptions; which of its builds, the machine decides.
-    imported -= {name for name in imported if name.startswith("opencv-python")}
-    assert imported - {"triton", "pytorch_lightning"} <= needed | names(
-        extras["language"],
-        extras["images"],
-        extras["robustness"],
-        extras["sweep"],
-        extras["control"],
-        extras["export"],
-    )
+        owners = [name.lower() for name in distributions.get(found, [found])]
+        imported.add(next((name for name in owners if name in declared | below), owners[0]))
+    ours = {"kernel-attention", "estimators", "export"}
+    assert declared - NOT_IMPORTED - ours <= imported
+    assert imported - BROUGHT <= declared | below
 
 
 # What conda-forge calls otherwise, and the extras whose packages it lacks or users do not need.
@@ -158,8 +172,10 @@ def test_the_conda_recipe_and_the_citation_say_what_the_project_says():
     assert needs["run"] == [python, *map(conda_spec, project["dependencies"])]
     optional = {
         conda_spec(requirement)
-        for extra, requirements in project["optional-dependencies"].items()
+        for each in (project, laboratory)
+        for extra, requirements in each["optional-dependencies"].items()
         if extra not in NOT_FOR_CONDA
         for requirement in requirements
-    }
+    } | {conda_spec(requirement) for requirement in laboratory["dependencies"]}
+    optional = {spec for spec in optional if not spec.startswith("kernel-attention")}
     assert set(needs["run_constraints"]) == {spec for spec in optional if " " in spec}

@@ -105,7 +105,7 @@ def test_the_published_site_has_versions():
     }
     steps = workflow["jobs"]["site"]["steps"]
     (install,) = (step["run"] for step in steps if "pip install" in step.get("run", ""))
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = tomllib.loads((ROOT / "lab" / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert sorted(re.findall(r'"([^"]+)"', install)) == sorted(extras["optional-dependencies"]["docs"])
     make = (ROOT / "Makefile").read_text(encoding="utf-8")
     for step in steps[3:5]:

@@ -65,16 +65,11 @@ def nearest(value: object, names: Iterable[str], count: int = 3, cutoff: float =
     return [by_lower[name] for name in difflib.get_close_matches(asked, by_lower, n=count, cutoff=cutoff)]
 
 
-# The extra of pyproject.toml that installs a package that the core does not need.
+# The extra of pyproject.toml that installs a package that the layers do not need.
 _EXTRAS = {
-    "aeon": "timeseries", "cv2": "robustness", "datasets": "language", "eagerpy": "robustness",
-    "foolbox": "robustness", "gymnasium": "control", "h5py": "control", "imagecorruptions": "robustness",
-    "jinja2": "train", "kornia": "images", "lightning_fabric": "train", "matplotlib": "train",
-    "minari": "control", "mujoco": "control", "onnx": "export", "onnxruntime": "export",
-    "onnxscript": "export", "optuna": "sweep", "PIL": "train", "pyarrow": "timeseries",
-    "pyautoattack": "robustness", "pydantic": "train", "rich": "train", "safetensors": "train",
-    "skimage": "robustness", "sklearn": "train", "tensorboardX": "train", "timm": "vision",
-    "tokenizers": "language", "transformers": "language", "yaml": "train",
+    "aeon": "timeseries", "lightning_fabric": "estimators", "onnx": "export", "onnxruntime": "export",
+    "onnxscript": "export", "pydantic": "estimators", "rich": "estimators", "safetensors": "estimators",
+    "sklearn": "estimators", "timm": "vision", "transformers": "transformers",
 }  # fmt: skip
 
 

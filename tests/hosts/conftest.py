@@ -21,4 +21,4 @@ def transformers() -> ModuleType:
 
 
 # timm and torchvision: made importable as for the benchmarks.
-runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "timm_beside_cpu_torch.py"))
+runpy.run_path(str(Path(__file__).parent / "timm_beside_cpu_torch.py"))

@@ -32,6 +32,8 @@ LENGTH = 12
 @pytest.fixture(scope="module")
 def exports():
     """``tools/exports.py``, which exports a model and compares what comes out with it."""
+    if not (ROOT / "tools").is_dir():
+        pytest.skip("needs the checkout")
     sys.path.insert(0, str(ROOT / "tools"))
     try:
         yield importlib.import_module("exports")

@@ -32,7 +32,7 @@ from kernel_attention_lab.training.recipe import make_recipe
 from kernel_attention_lab.training.recipe_files import read_recipe
 
 TINY = Setting(length=5, embed_dim=12, num_heads=2, batch_size=3, body="vit")
-PLUGIN = Path(__file__).parents[3] / "benchmarks" / "timm_beside_cpu_torch.py"
+PLUGIN = Path(__file__).parents[3] / "tests" / "hosts" / "timm_beside_cpu_torch.py"
 TINY_IN = {
     body: Setting(
         length=4, embed_dim=12, num_heads=2, batch_size=3, body=body, is_causal=BODIES[body].is_causal

@@ -129,7 +129,7 @@ def test_a_missing_package_is_named_with_its_extra(tmp_path):
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert process.returncode == 0, process.stderr
-    needs = "needs {}, which is not installed: pip install 'kernel-attention[control]'"
+    needs = "needs {}, which is not installed: pip install 'kernel-attention-lab[control]'"
     for package, said in zip(packages, process.stderr.splitlines(), strict=True):
         assert needs.format(package) in said, said
     assert not (tmp_path / "run").exists()

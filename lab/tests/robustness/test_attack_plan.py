@@ -155,7 +155,7 @@ def test_a_missing_library_is_named_with_its_extra():
     script = (
         "import sys; sys.modules['foolbox'] = None\n"
         "import torch\n"
-        "from kernel_attention.errors import missing_package\n"
+        "from kernel_attention_lab.extras import missing_package\n"
         "from kernel_attention_lab.robustness import attack_images, make_attack\n"
         "model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 4))\n"
         "images = torch.rand(2, 3, 4, 4)\n"
@@ -166,5 +166,6 @@ def test_a_missing_library_is_named_with_its_extra():
     done = subprocess.run(
         [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False
     )
-    expected = "attack needs foolbox, which is not installed: pip install 'kernel-attention[robustness]'\n"
+    install = "pip install 'kernel-attention-lab[robustness]'"
+    expected = f"attack needs foolbox, which is not installed: {install}\n"
     assert done.stdout == expected, done.stderr

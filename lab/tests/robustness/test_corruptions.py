@@ -209,7 +209,7 @@ def test_an_opencv_that_cannot_be_loaded_is_one_line(tmp_path):
 def test_without_the_library_the_extra_is_named():
     script = (
         "import sys, numpy as np; sys.modules['imagecorruptions'] = None\n"
-        "from kernel_attention.errors import missing_package\n"
+        "from kernel_attention_lab.extras import missing_package\n"
         "from kernel_attention_lab.robustness import corrupt_image\n"
         "try: corrupt_image(np.zeros((32, 32, 3), np.uint8), 'fog', 1)\n"
         "except ModuleNotFoundError as error: print(missing_package(error, 'this'))"
@@ -221,5 +221,6 @@ def test_without_the_library_the_extra_is_named():
         text=True,
     )
     assert found.stdout == (
-        "this needs imagecorruptions, which is not installed: pip install 'kernel-attention[robustness]'\n"
+        "this needs imagecorruptions, which is not installed: "
+        "pip install 'kernel-attention-lab[robustness]'\n"
     ), found.stderr

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from kernel_attention.errors import InputError, missing_package
+from kernel_attention.errors import InputError
 from kernel_attention.notes import notes_on_stderr
 from kernel_attention_lab.arguments import parse
 from kernel_attention_lab.cli.comparisons import bench_command, reproduce_command, sweep_command
@@ -30,6 +30,7 @@ from kernel_attention_lab.cli.runs import (
     record_command,
 )
 from kernel_attention_lab.cli.training import init_command, train_command
+from kernel_attention_lab.extras import missing_package
 from kernel_attention_lab.plugins import load_plugins
 
 __all__ = ["main"]

@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernel_attention.errors import InputError, missing_package, writing
+from kernel_attention.errors import InputError, writing
 from kernel_attention_lab.cli.progress import progress
+from kernel_attention_lab.extras import missing_package
 from kernel_attention_lab.options import (
     Analyze,
     Attack,

@@ -11,7 +11,8 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernel_attention.errors import InputError, missing_package, writing
+from kernel_attention.errors import InputError, writing
+from kernel_attention_lab.extras import missing_package
 from kernel_attention_lab.options import Init, Train
 from kernel_attention_lab.plugins import load_plugins
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from kernel_attention.errors import InputError, missing_package
+from kernel_attention.errors import InputError
 from kernel_attention.notes import note_once
 from kernel_attention_lab.data.decisions.sets import check_environment_name
+from kernel_attention_lab.extras import missing_package
 
 
 def make_environment(name: str, options: Mapping[str, Any] | None = None, **more: Any) -> Any:

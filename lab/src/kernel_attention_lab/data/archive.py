@@ -205,7 +205,7 @@ def _unknown_dataset(name: str, root: Path | None, archive: dict[str, str]) -> I
     by_lower = {known.lower(): known for known in (*archive, *at_hand)}
     near = difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.6)
     hint = f"; did you mean {' or '.join(repr(by_lower[match]) for match in near)}?" if near else ""
-    more = "; more with aeon: pip install 'kernel-attention[timeseries]'"
+    more = "; more with aeon: pip install 'kernel-attention-lab[timeseries]'"
     if archive:
         more = f", and {len(archive)} sets of the archive by download"
     return InputError(f"unknown dataset {name!r}{hint} (at hand: {', '.join(at_hand) or 'none'}{more})")

@@ -72,7 +72,7 @@ def load_splits(folder: Path) -> Any:
         import datasets
     except ImportError:
         raise InputError(
-            f"dataset {folder}: needs Hugging Face's datasets: pip install 'kernel-attention[language]'"
+            f"dataset {folder}: needs Hugging Face's datasets: pip install 'kernel-attention-lab[language]'"
         ) from None
     try:
         return datasets.load_from_disk(str(folder))

@@ -9,9 +9,10 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from kernel_attention.errors import InputError, missing_package
+from kernel_attention.errors import InputError
 from kernel_attention.training.devices import with_precision
 from kernel_attention.training.loop import check_trainer
+from kernel_attention_lab.extras import missing_package
 from kernel_attention_lab.lock import HeldByAnother
 from kernel_attention_lab.run_folder import RunFolder
 from kernel_attention_lab.sweeping.lease import Watch, leased

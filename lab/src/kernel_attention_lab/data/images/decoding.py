@@ -22,9 +22,10 @@ from typing import Any
 
 import numpy as np
 
-from kernel_attention.errors import InputError, missing_package
+from kernel_attention.errors import InputError
 from kernel_attention.memory_limit import require_memory
 from kernel_attention_lab.child_process import process_pool
+from kernel_attention_lab.extras import missing_package
 
 # Those of the accepted suffixes. Pillow knows more, and starts Ghostscript on a program in PostScript.
 _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")

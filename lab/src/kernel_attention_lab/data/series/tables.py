@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kernel_attention.containers import is_missing
-from kernel_attention.errors import InputError, missing_package, unknown
+from kernel_attention.errors import InputError, unknown
+from kernel_attention_lab.extras import missing_package
 
 TABLES = (".csv", ".tsv", ".parquet")
 

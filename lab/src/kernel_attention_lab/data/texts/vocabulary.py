@@ -256,6 +256,6 @@ def _tokenizers() -> Any:
         import tokenizers
     except ImportError:
         raise InputError(
-            "vocabulary 'bpe' needs Hugging Face's tokenizers: pip install 'kernel-attention[language]'"
+            "vocabulary 'bpe' needs Hugging Face's tokenizers: pip install 'kernel-attention-lab[language]'"
         ) from None
     return tokenizers

@@ -1,6 +1,6 @@
 """Makes timm importable beside a CPU build of PyTorch; a plugin of ``kernel-attention bench``.
 
-    PYTHONPATH=benchmarks kernel-attention bench --suite vision --plugin timm_beside_cpu_torch
+    PYTHONPATH=tests/hosts kernel-attention bench --suite vision --plugin timm_beside_cpu_torch
 
 timm needs torchvision, whose wheel on the registry is built for a CUDA build of PyTorch. Its import fails on
 describing operators that are missing then. Their signatures are all that it needs: nothing here calls them.
