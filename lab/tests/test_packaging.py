@@ -97,8 +97,8 @@ def projects() -> dict[str, dict]:
 # Triton comes with the CUDA builds of torch; PyTorch Lightning has the loggers of two services.
 # OpenCV comes with the library of the corruptions; which of its builds, the machine decides.
 BROUGHT = {"triton", "pytorch-lightning", "pytorch_lightning", "opencv-python", "opencv-python-headless"}
-# Fabric imports the first for its logger, `replace_attention` knows the others' modules by name.
-NOT_IMPORTED = {"tensorboardx", "timm", "torchvision"}
+# Fabric and PyTorch's exporter import the first two, `replace_attention` knows the others' modules by name.
+NOT_IMPORTED = {"tensorboardx", "onnx", "timm", "torchvision"}
 
 
 @pytest.mark.parametrize("package", PACKAGES)

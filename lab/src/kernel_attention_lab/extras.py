@@ -15,7 +15,7 @@ _EXTRAS = {
 }  # fmt: skip
 
 
-def missing_package(error: ModuleNotFoundError, what: str) -> str | None:
+def install_hint(error: ModuleNotFoundError, what: str) -> str | None:
     """One line that names a missing package and what installs it.
 
     Args:

@@ -155,12 +155,12 @@ def test_a_missing_library_is_named_with_its_extra():
     script = (
         "import sys; sys.modules['foolbox'] = None\n"
         "import torch\n"
-        "from kernel_attention_lab.extras import missing_package\n"
+        "from kernel_attention_lab.extras import install_hint\n"
         "from kernel_attention_lab.robustness import attack_images, make_attack\n"
         "model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 4))\n"
         "images = torch.rand(2, 3, 4, 4)\n"
         "try: attack_images(model, images, model(images).argmax(1), make_attack('fgsm'))\n"
-        "except ModuleNotFoundError as error: print(missing_package(error, 'attack'))\n"
+        "except ModuleNotFoundError as error: print(install_hint(error, 'attack'))\n"
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(

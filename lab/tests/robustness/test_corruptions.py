@@ -209,10 +209,10 @@ def test_an_opencv_that_cannot_be_loaded_is_one_line(tmp_path):
 def test_without_the_library_the_extra_is_named():
     script = (
         "import sys, numpy as np; sys.modules['imagecorruptions'] = None\n"
-        "from kernel_attention_lab.extras import missing_package\n"
+        "from kernel_attention_lab.extras import install_hint\n"
         "from kernel_attention_lab.robustness import corrupt_image\n"
         "try: corrupt_image(np.zeros((32, 32, 3), np.uint8), 'fog', 1)\n"
-        "except ModuleNotFoundError as error: print(missing_package(error, 'this'))"
+        "except ModuleNotFoundError as error: print(install_hint(error, 'this'))"
     )
     found = subprocess.run(
         [sys.executable, "-c", script],

@@ -30,7 +30,7 @@ from kernel_attention_lab.cli.runs import (
     record_command,
 )
 from kernel_attention_lab.cli.training import init_command, train_command
-from kernel_attention_lab.extras import missing_package
+from kernel_attention_lab.extras import install_hint
 from kernel_attention_lab.plugins import load_plugins
 
 __all__ = ["main"]
@@ -66,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
             code = _COMMANDS[command](options) if with_keys is None else with_keys(options, keys)
         sys.stdout.flush()
     except ModuleNotFoundError as error:
-        missing = missing_package(error, "kernel-attention")
+        missing = install_hint(error, "kernel-attention")
         if missing is None:
             raise
         return _refuse(missing)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernel_attention.errors import InputError, writing
 from kernel_attention_lab.cli.progress import progress
-from kernel_attention_lab.extras import missing_package
+from kernel_attention_lab.extras import install_hint
 from kernel_attention_lab.options import (
     Analyze,
     Attack,
@@ -217,7 +217,7 @@ def attack_command(options: Attack) -> int:
     except InputError:
         raise
     except (KeyboardInterrupt, Exception) as error:
-        if isinstance(error, ModuleNotFoundError) and missing_package(error, "this attack") is not None:
+        if isinstance(error, ModuleNotFoundError) and install_hint(error, "this attack") is not None:
             raise
         failure = " ".join(f"failed: {type(error).__name__}: {error}".split())
         print("interrupted" if isinstance(error, KeyboardInterrupt) else failure, file=sys.stderr)

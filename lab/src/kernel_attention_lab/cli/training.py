@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernel_attention.errors import InputError, writing
-from kernel_attention_lab.extras import missing_package
+from kernel_attention_lab.extras import install_hint
 from kernel_attention_lab.options import Init, Train
 from kernel_attention_lab.plugins import load_plugins
 
@@ -110,7 +110,7 @@ def _run_training(
     except InputError:
         raise
     except (KeyboardInterrupt, Exception) as error:
-        if isinstance(error, ModuleNotFoundError) and missing_package(error, "this run") is not None:
+        if isinstance(error, ModuleNotFoundError) and install_hint(error, "this run") is not None:
             raise
         if is_first_process():
             _tell_failure(error, folder, data_root)

@@ -12,7 +12,7 @@ import numpy as np
 from kernel_attention.errors import InputError
 from kernel_attention.notes import note_once
 from kernel_attention_lab.data.decisions.sets import check_environment_name
-from kernel_attention_lab.extras import missing_package
+from kernel_attention_lab.extras import install_hint
 
 
 def make_environment(name: str, options: Mapping[str, Any] | None = None, **more: Any) -> Any:
@@ -37,7 +37,7 @@ def make_environment(name: str, options: Mapping[str, Any] | None = None, **more
     except gymnasium.error.DependencyNotInstalled as error:
         wanted = error.__cause__ if isinstance(error.__cause__, ModuleNotFoundError) else None
         package = ModuleNotFoundError(name="mujoco" if "mujoco" in str(error).lower() else None)
-        said = missing_package(wanted or package, f"environment {name}")
+        said = install_hint(wanted or package, f"environment {name}")
         raise InputError(said or f"environment {name}: {_in_one_line(error)}") from None
     except (gymnasium.error.Error, ImportError, TypeError, AttributeError, ValueError, OSError) as error:
         raise InputError(f"environment {name!r} cannot be made: {_in_one_line(error)}") from None

@@ -12,7 +12,7 @@ from typing import Any
 from kernel_attention.errors import InputError
 from kernel_attention.training.devices import with_precision
 from kernel_attention.training.loop import check_trainer
-from kernel_attention_lab.extras import missing_package
+from kernel_attention_lab.extras import install_hint
 from kernel_attention_lab.lock import HeldByAnother
 from kernel_attention_lab.run_folder import RunFolder
 from kernel_attention_lab.sweeping.lease import Watch, leased
@@ -89,7 +89,7 @@ def _try_point(sweep: SweepFolder, number: int, data_root: str | None, watch: Wa
         except Exception as error:
             if isinstance(error.__context__, OSError):  # a folder that cannot be written, worded by `train`
                 raise error.__context__ from None
-            if isinstance(error, ModuleNotFoundError) and missing_package(error, "this sweep") is not None:
+            if isinstance(error, ModuleNotFoundError) and install_hint(error, "this sweep") is not None:
                 raise
             if lease.is_held():
                 _give_up(sweep, number, error)

@@ -15,10 +15,6 @@ from kernel_attention_lab.training.recipe_files import list_recipes, read_recipe
 from kernel_attention_lab.training.time_series_recipe import Recipe
 
 if TYPE_CHECKING:
-    from kernel_attention.series.outputs import predict_outputs
-    from kernel_attention.series.task import SequenceTask
-    from kernel_attention.training.loop import Interrupted
-    from kernel_attention.training.task import TrainingTask
     from kernel_attention_lab.training.evaluation import evaluate_split
     from kernel_attention_lab.training.experiment import Experiment, Metric
     from kernel_attention_lab.training.recorder import RunRecorder
@@ -28,17 +24,13 @@ __all__ = [
     "PROTOCOLS",
     "BaseRecipe",
     "Experiment",
-    "Interrupted",
     "Metric",
     "Recipe",
     "RunRecorder",
-    "SequenceTask",
     "StepRecipe",
-    "TrainingTask",
     "evaluate_split",
     "list_recipes",
     "make_recipe",
-    "predict_outputs",
     "read_recipe",
     "recipe_text",
     "train",
@@ -47,10 +39,8 @@ __all__ = [
 # torch, Lightning and scikit-learn take seconds to import, and some commands only read recipes.
 __getattr__ = lazy_names(
     __name__,
-    evaluation=("evaluate_split", "predict_outputs"),
+    evaluation=("evaluate_split",),
     experiment=("Experiment", "Metric"),
-    fit=("Interrupted",),
-    module=("TrainingTask", "SequenceTask"),
     recorder=("RunRecorder",),
     run=("train",),
 )

@@ -25,7 +25,7 @@ import numpy as np
 from kernel_attention.errors import InputError
 from kernel_attention.memory_limit import require_memory
 from kernel_attention_lab.child_process import process_pool
-from kernel_attention_lab.extras import missing_package
+from kernel_attention_lab.extras import install_hint
 
 # Those of the accepted suffixes. Pillow knows more, and starts Ghostscript on a program in PostScript.
 _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
@@ -73,7 +73,7 @@ def opened_image(content: bytes, where: str) -> Iterator[Any]:
     try:
         from PIL import Image, UnidentifiedImageError
     except ModuleNotFoundError as error:
-        raise InputError(missing_package(error, "reading images") or str(error)) from None
+        raise InputError(install_hint(error, "reading images") or str(error)) from None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)

@@ -14,7 +14,7 @@ import numpy as np
 
 from kernel_attention.containers import is_missing
 from kernel_attention.errors import InputError, unknown
-from kernel_attention_lab.extras import missing_package
+from kernel_attention_lab.extras import install_hint
 
 TABLES = (".csv", ".tsv", ".parquet")
 
@@ -160,7 +160,7 @@ def _parquet(path: Path) -> Any:
         import pyarrow
         from pyarrow.parquet import ParquetFile
     except ModuleNotFoundError as error:
-        raise InputError(missing_package(error, str(path)) or str(error)) from None
+        raise InputError(install_hint(error, str(path)) or str(error)) from None
     try:
         return ParquetFile(path)
     except (OSError, pyarrow.ArrowException) as error:
