@@ -31,7 +31,7 @@ def step(model: nn.Module, x: torch.Tensor, cases: int, group: SequenceGroup | N
     with ka.collect_objectives() as objectives:
         y = model(x)
     if group is not None:
-        objectives.average(cases, group)
+        ka.average_objectives(objectives, cases, group)
     loss = y.square().mean() + objectives.total()
     loss.backward()
     return loss.detach()

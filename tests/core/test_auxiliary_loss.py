@@ -11,7 +11,8 @@ from torch import nn
 
 from kernel_attention import InputError, PrimalAttention, SoftmaxAttention, auxiliary_loss, create_attention
 from kernel_attention.core import penalized as base
-from kernel_attention.core.penalized import Objective, bounded_square
+from kernel_attention.core.calls import Objective
+from kernel_attention.core.penalized import bounded_square
 from kernel_attention.models import SequenceClassifier
 
 

@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 import kernel_attention as ka
 from kernel_attention.core import penalized
+from kernel_attention.core.layer import AttentionLayer
 
 ETA = 0.3
 
@@ -500,21 +501,41 @@ def test_a_saved_layer_of_an_earlier_version_opens():
     assert torch.equal(ka.auxiliary_loss(opened), ka.auxiliary_loss(model))
 
 
-def test_a_mechanism_that_assigns_its_objective_is_collected():
-    class Own(penalized.PenalizedModule):
-        def forward(self, x: Tensor) -> Tensor:
-            self.objective = x.square().mean()
-            return x
+class Mean(penalized.PenalizedAttention):
+    """Attention with equal weights and the objective of the mean square, handed over in one of four ways."""
 
-        def penalty(self, objective=None):
-            return (
-                None
-                if (objective or self.last_objective) is None
-                else (objective or self.last_objective).value
-            )
+    def __init__(self, way: str) -> None:
+        super().__init__(8, 2)
+        self.way = way
 
-    x = data()
+    def attend(self, x, context, attention_mask, is_causal):
+        value = x.square().mean()
+        if self.way == "assigned":
+            self.objective = value
+        if self.way == "recorded":
+            self.record_objective(value)
+        found = {"tensor": value, "objective": penalized.Objective(value)}
+        return (x, found[self.way]) if self.way in found else x
+
+    def weigh_objective(self, objective):
+        return objective.value
+
+
+@pytest.mark.parametrize("way", ["tensor", "objective", "assigned", "recorded"])
+def test_a_mechanism_returns_its_objective_or_hands_it_over_itself(way):
+    model, x = Mean(way), torch.randn(2, 7, 8)
     with ka.collect_objectives() as objectives:
-        Own()(x)
-        Own()(2 * x)
+        assert model(x) is x
+        model(2 * x)
     torch.testing.assert_close(objectives.total(), 5 * x.square().mean())
+    torch.testing.assert_close(model.penalty(), 4 * x.square().mean())
+    torch.testing.assert_close(model.measure_objective(3 * x), 9 * x.square().mean())
+
+
+def test_an_objective_of_a_layer_without_a_penalty_is_refused():
+    class Plain(AttentionLayer):
+        attend = Mean.attend
+        way = "tensor"
+
+    with pytest.raises(TypeError, match="make the layer a PenalizedAttention"):
+        Plain(8, 2)(torch.randn(2, 7, 8))

@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import kernel_attention as ka
-from kernel_attention.core.penalized import this_book
+from kernel_attention.core.calls import this_book
 
 PRIMAL = {"last": {"primal": {"rank": 3, "eta": 0.1}}}
 # The features of Taylor's series are tables that no file of weights holds.

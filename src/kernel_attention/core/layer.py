@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from kernel_attention.core.calls import Objective
 from kernel_attention.core.parameters import reset_submodules
 from kernel_attention.core.plan import LayerPlan
 from kernel_attention.core.sequence_group import SequenceGroup
@@ -83,13 +84,28 @@ class AttentionLayer(nn.Module, ABC):
             InputError: for a wrong shape or dtype, or cross-attention that the mechanism does not have.
         """
         self._check(x, context, attention_mask, is_causal)
-        return self.attend(x, context, attention_mask, is_causal)
+        found = self.attend(x, context, attention_mask, is_causal)
+        y, objective = (found, None) if isinstance(found, Tensor) else found
+        if objective is not None:
+            self.record_objective(objective)
+        return y
 
     @abstractmethod
     def attend(
         self, x: Tensor, context: Tensor | None, attention_mask: Tensor | None, is_causal: bool
-    ) -> Tensor:
-        """The mechanism itself. The arguments are those of ``forward``, checked."""
+    ) -> tuple[Tensor, Objective | Tensor | None] | Tensor:
+        """The mechanism itself. The arguments are those of ``forward``, checked.
+
+        Returns:
+            y (B, N, d) and the call's objective in training mode: a tensor where it is J alone, None where
+            there is none. y alone has none either.
+        """
+
+    def record_objective(self, objective: Objective | Tensor) -> None:
+        """Refuse the objective of a call. A ``PenalizedAttention`` hands it to the loss."""
+        raise TypeError(
+            f"{type(self).__name__}.attend returned an objective: make the layer a PenalizedAttention"
+        )
 
     def reset_parameters(self) -> None:
         """Draw every parameter anew, and fill the buffers, as in a new layer; after ``to_empty``, say.

@@ -9,16 +9,8 @@ from types import TracebackType
 import torch
 from torch import Tensor, nn
 
-from kernel_attention.core.penalized import (
-    Call,
-    Note,
-    Objective,
-    Page,
-    PenalizedAttention,
-    PenalizedModule,
-    belongs_to_ended_transform,
-    this_book,
-)
+from kernel_attention.core.calls import Call, Note, Objective, Page, belongs_to_ended_transform, this_book
+from kernel_attention.core.penalized import PenalizedAttention, PenalizedModule
 from kernel_attention.core.sequence_group import SequenceGroup
 from kernel_attention.errors import InputError
 from kernel_attention.tensors.recompute import is_traced
@@ -72,13 +64,6 @@ class ObjectiveCollector:
     def of(self, module: nn.Module) -> list[Tensor]:
         """J of every call of this module, without a graph."""
         return [call.objective.value.detach() for call in self.calls if call.module is module]
-
-    def average(self, cases: int, group: SequenceGroup) -> None:
-        """Replace every J by its mean over the batches of several processes; see ``average_objectives``."""
-        places = [index for index, call in enumerate(self.calls) if _is_shared(call.module, call.objective)]
-        found = _averages([self.calls[place].objective for place in places], cases, group)
-        for place, objective in zip(places, found, strict=True):
-            self.calls[place] = self.calls[place]._replace(objective=objective)
 
 
 def collect_objectives() -> ObjectiveCollector:
@@ -143,39 +128,36 @@ def auxiliary_loss(model: nn.Module, reduction: str = "sum") -> Tensor:
             "backward, after the forward. For a second backward pass keep its first result; for a number to "
             "log, call it under torch.no_grad()"
         )
-    calls = [
-        Call(module, note.objective, note.with_gradients)
-        for module, note in notes
-        if note.objective is not None
-    ]
-    total = _total(calls, reduction, next((p.device for p in model.parameters()), None))
+    total = _total(_calls(notes), reduction, next((p.device for p in model.parameters()), None))
     # What is called from now on belongs to another step.
     this_book().page = Page(0 if torch.compiler.is_compiling() else next(_pages))
     return total
 
 
-def average_objectives(model: nn.Module, cases: int, group: SequenceGroup) -> None:
-    """Replace J of every layer by its mean over the batches of several processes; one all-reduce each way.
+def average_objectives(
+    source: nn.Module | ObjectiveCollector, num_sequences: int, group: SequenceGroup
+) -> None:
+    """Replace every J by its mean over the batches of several processes; one all-reduce each way.
 
-    Call it between the forward and ``auxiliary_loss``, on all processes. The square is then that of J of the
-    whole batch. Every process adds the same penalty, and DistributedDataParallel, which averages the
-    gradients, gives those of one process with the whole batch. A collector has it as ``average``.
+    Call it after the forward and before ``auxiliary_loss`` or ``total``, on all processes. The square is then
+    that of J of the whole batch. Every process adds the same penalty, and DistributedDataParallel, which
+    averages the gradients, gives those of one process with the whole batch.
 
     A J per sequence is squared per sequence and stays as it is, and so do terms of other modules.
 
     Args:
-        model: any module that holds our layers.
-        cases: sequences of this process's batch; 0 for one that does not count.
+        source: a collector; or a module that holds our layers, each of which was called once.
+        num_sequences: sequences of this process's batch; 0 for one that does not count.
         group: the processes, each with sequences of its own.
     """
-    last = [
-        (module, note, note.objective)
-        for module, note in _last_notes(_penalized(model))
-        if note.objective is not None and _is_shared(module, note.objective)
-    ]
-    found = _averages([objective for *_, objective in last], cases, group)
-    for (module, note, _), objective in zip(last, found, strict=True):
-        module.last_call.note = note._replace(objective=objective)
+    calls = _calls(_last_notes(_penalized(source))) if isinstance(source, nn.Module) else source.calls
+    places = [index for index, call in enumerate(calls) if _is_shared(call)]
+    found = _averages([calls[place].objective for place in places], num_sequences, group)
+    for place, objective in zip(places, found, strict=True):
+        module = calls[place].module
+        calls[place] = calls[place]._replace(objective=objective)
+        if isinstance(source, nn.Module):
+            module.last_call.note = module.last_call.note._replace(objective=objective)
 
 
 def take_calls(calls: Sequence[Call], reduction: str = "sum") -> Tensor:
@@ -204,6 +186,14 @@ def _last_notes(modules: Iterable[PenalizedModule]) -> list[tuple[PenalizedModul
             called.append((module, note))
     newest = max([note.page.number for _, note in called], default=0)
     return [(module, note) for module, note in called if note.page.number == newest]
+
+
+def _calls(notes: Iterable[tuple[PenalizedModule, Note]]) -> list[Call]:
+    return [
+        Call(module, note.objective, note.with_gradients)
+        for module, note in notes
+        if note.objective is not None
+    ]
 
 
 def _require_forward(modules: Iterable[PenalizedModule]) -> None:
@@ -268,17 +258,17 @@ def _spend_after_backward(total: Tensor, calls: Sequence[Call]) -> None:
     total.register_hook(spend)
 
 
-def _is_shared(module: PenalizedModule, objective: Objective) -> bool:
-    """Whether J is one number over the batch, and not one a sequence."""
-    return isinstance(module, PenalizedAttention) and objective.value.dim() == 0
+def _is_shared(call: Call) -> bool:
+    """True where J is one number over the batch, and not one a sequence."""
+    return isinstance(call.module, PenalizedAttention) and call.objective.value.dim() == 0
 
 
-def _averages(objectives: Sequence[Objective], cases: int, group: SequenceGroup) -> list[Objective]:
+def _averages(objectives: Sequence[Objective], num_sequences: int, group: SequenceGroup) -> list[Objective]:
     if not objectives:
         return []
     values = torch.stack([objective.value for objective in objectives])
-    counts = [cases if objective.tokens is None else objective.tokens for objective in objectives]
-    weights = torch.stack([torch.as_tensor(count).to(values) for count in counts]) * (cases > 0)
+    counts = [num_sequences if objective.tokens is None else objective.tokens for objective in objectives]
+    weights = torch.stack([torch.as_tensor(count).to(values) for count in counts]) * (num_sequences > 0)
     units = torch.stack([torch.as_tensor(objective.unit).to(values) for objective in objectives])
     sums = group.total(torch.stack([values * weights, units * weights, weights]))
     means = sums[:2] / sums[2].clamp_min(1)

@@ -1,4 +1,4 @@
-"""Modules with a term of their own in the loss: what a call adds, and where it is kept."""
+"""Modules with a term of their own in the loss."""
 
 from __future__ import annotations
 
@@ -6,16 +6,12 @@ import copy
 import functools
 import logging
 import math
-import threading
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
 from numbers import Real
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from kernel_attention.core.calls import Call, LastCall, LastCalls, Objective, collecting_alone, this_book
 from kernel_attention.core.layer import AttentionLayer
 from kernel_attention.errors import InputError
 from kernel_attention.tensors.recompute import is_traced
@@ -27,177 +23,28 @@ OBJECTIVE_BOUND = 16.0
 """Up to this |J| a layer's penalty is the papers' J^2; beyond, it grows with log |J|."""
 
 
-class Objective(NamedTuple):
-    """The objective of one call of a module in training mode.
-
-    Attributes:
-        value: J, a 0-dimensional tensor, or (B,) where the module squares it per sequence.
-        core: J_S of a core tensor; None for a module without one.
-        unit: the unit of the layer's bound: 1, or the number of tokens where J is a sum over them.
-        tokens: the real tokens of the call, where J is a mean over tokens; None where it is a mean over
-            sequences.
-    """
-
-    value: Tensor
-    core: Tensor | None = None
-    unit: float | Tensor = 1.0
-    tokens: Tensor | int | None = None
-
-
-class Call(NamedTuple):
-    """A call of a module, its objective, and whether gradients were enabled."""
-
-    module: PenalizedModule
-    objective: Objective
-    with_gradients: bool
-
-
-class Page:
-    """The calls of a thread between two readings by ``auxiliary_loss``.
-
-    Attributes:
-        number: later pages of a thread have higher ones.
-    """
-
-    def __init__(self, number: int = 0) -> None:
-        self.number = number
-
-
-class Book:
-    """What a thread writes its calls to.
-
-    Attributes:
-        lists: the calls of every open collector, the innermost last.
-        page: the present page.
-    """
-
-    def __init__(self) -> None:
-        self.lists: tuple[list[Call], ...] = ()
-        self.page = Page()
-
-
-class _Thread(threading.local):
-    # A compiler cannot read a ContextVar, and it loses what is written to a threading.local itself.
-    def __init__(self) -> None:
-        self.book = Book()
-
-
-_THREAD = _Thread()
-
-
-def this_book() -> Book:
-    """The book of this thread."""
-    return _THREAD.book
-
-
-@contextmanager
-def collecting_alone() -> Iterator[list[Call]]:
-    """The calls inside the block, which no other collector gets."""
-    book = this_book()
-    calls: list[Call] = []
-    before, book.lists = book.lists, (calls,)
-    try:
-        yield calls
-    finally:
-        book.lists = before
-
-
-class Note(NamedTuple):
-    """The last call of a module in a thread, and what is remembered of the one before.
-
-    Attributes:
-        objective: of the call; None before it, and where a model's own ``loss`` has taken it.
-        page: the page of the call.
-        with_gradients: whether gradients were enabled.
-        earlier: the page of the call before.
-        earlier_with_gradients: whether they were enabled there.
-        is_taken: whether a model's own ``loss`` has it.
-    """
-
-    objective: Objective | None
-    page: Page
-    with_gradients: bool
-    earlier: Page
-    earlier_with_gradients: bool
-    is_taken: bool = False
-
-    @property
-    def is_repeated(self) -> bool:
-        """Whether another call on the same page may belong to the same loss."""
-        # A call without gradients before one with them does not.
-        return self.earlier is self.page and (self.earlier_with_gradients or not self.with_gradients)
-
-
-class LastCall:
-    """The last call of a module in one thread.
-
-    Attributes:
-        note: what is known of it.
-        spent: the page of the last term that a gradient has passed through.
-    """
-
-    def __init__(self) -> None:
-        self.spent: Page | None = None
-        self.clear()
-
-    def clear(self) -> None:
-        """Forget the call, as before the first one."""
-        self.note = Note(None, Page(), True, Page(), True)
-
-    def write(self, objective: Objective, with_gradients: bool) -> None:
-        """Replace the call by the next one."""
-        # Nothing is asked, and one attribute is written: a compiler would make a graph for each answer, and
-        # may write attributes in another order.
-        before, page = self.note, this_book().page
-        self.note = Note(objective, page, with_gradients, before.page, before.with_gradients)
-
-    def spend(self, objective: Objective) -> None:
-        """Let go of the graph of this objective, and note that a gradient has passed through it."""
-        if self.note.objective is objective:
-            self.spent = self.note.page
-            core = None if objective.core is None else objective.core.detach()
-            constant = objective._replace(value=objective.value.detach(), core=core)
-            self.note = self.note._replace(objective=constant)
-
-    @property
-    def is_dead(self) -> bool:
-        """Whether the objective belongs to a transform of torch.func that has ended."""
-        return self.note.objective is not None and belongs_to_ended_transform(self.note.objective.value)
-
-
-class _LastCalls(threading.local):
-    def __init__(self) -> None:
-        self.own = LastCall()
-
-
-def belongs_to_ended_transform(x: Tensor) -> bool:
-    """Whether x is a tensor inside a transform of torch.func that has ended: it has no value any more."""
-    if torch.compiler.is_compiling():
-        return False
-    functorch = torch._C._functorch
-    if not functorch.is_functorch_wrapped_tensor(x):
-        return False
-    # The level of a tensor of ``grad`` that has ended is negative; one of ``vmap`` keeps its own.
-    level, now = functorch.maybe_get_level(x), functorch.maybe_current_level()
-    return level < 0 or now is None or level > now
-
-
-class PenalizedModule(nn.Module, ABC):
+class PenalizedModule(nn.Module):
     """A module with a term of its own, which ``auxiliary_loss`` adds to the task's loss.
 
-    Its forward pass in training mode hands what it finds to ``record_objective``.
+    Its forward pass in training mode hands what it finds to ``record_objective``. An attention layer's
+    ``attend`` returns it instead.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._last_calls = _LastCalls()
+        self._last_calls = LastCalls()
 
-    @abstractmethod
     def penalty(self, objective: Objective | None = None) -> Tensor | None:
         """The term that a call with this objective adds to the loss, weights included.
 
         None for the objective: that of the last call. None in return where it adds nothing.
         """
+        objective = self.last_objective if objective is None else objective
+        return None if objective is None else self.weigh_objective(objective)
+
+    def weigh_objective(self, objective: Objective) -> Tensor:
+        """The term of the loss with this objective, weights included. Every module has its own."""
+        raise NotImplementedError(f"{type(self).__name__} has no weigh_objective")
 
     @property
     def last_call(self) -> LastCall:
@@ -224,7 +71,7 @@ class PenalizedModule(nn.Module, ABC):
         if value is None:
             self.last_call.clear()
         else:
-            self.record_objective(value)
+            self.record_objective(Objective(value))
 
     @property
     def last_objective(self) -> Objective | None:
@@ -233,30 +80,21 @@ class PenalizedModule(nn.Module, ABC):
             self.last_call.clear()
         return self.last_call.note.objective
 
-    def record_objective(
-        self,
-        value: Tensor,
-        *,
-        core: Tensor | None = None,
-        unit: float | Tensor = 1.0,
-        tokens: Tensor | int | None = None,
-    ) -> None:
+    def record_objective(self, objective: Objective | Tensor) -> None:
         """Hand what a call in training mode found to the open collectors, and keep it for ``auxiliary_loss``.
 
         A call inside a backward pass is a checkpointed one that is computed again: it has been counted.
 
         Args:
-            value: J, see ``Objective``.
-            core: J_S of a core tensor.
-            unit: the unit of the layer's bound.
-            tokens: the real tokens of the call, where J is a mean over tokens.
+            objective: of the call; a tensor is J alone.
 
         Raises:
             RuntimeError: in a replica of ``nn.DataParallel``, whose objective nobody would get.
         """
         if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1:
             return
-        objective, with_gradients = Objective(value, core, unit, tokens), torch.is_grad_enabled()
+        objective = Objective(objective) if isinstance(objective, Tensor) else objective
+        with_gradients = torch.is_grad_enabled()
         call = Call(self, objective, with_gradients)
         lists = this_book().lists
         for calls in lists:
@@ -278,7 +116,7 @@ class PenalizedModule(nn.Module, ABC):
 
     def __setstate__(self, state: dict[str, object]) -> None:
         super().__setstate__(state)
-        self._last_calls = _LastCalls()
+        self._last_calls = LastCalls()
 
 
 class PenalizedAttention(AttentionLayer, PenalizedModule):
@@ -290,6 +128,8 @@ class PenalizedAttention(AttentionLayer, PenalizedModule):
     """
 
     objective_bound: float = OBJECTIVE_BOUND
+
+    record_objective = PenalizedModule.record_objective  # in place of the refusal of other layers
 
     def squared_objective(self, objective: Tensor, unit: float | Tensor = 1.0) -> Tensor:
         """``bounded_square`` of J. It logs a warning the first time that |J| exceeds the bound."""
@@ -311,7 +151,7 @@ class PenalizedAttention(AttentionLayer, PenalizedModule):
         twin = copy.copy(self)  # shares the parameters
         twin.training = True
         with collecting_alone() as calls:
-            twin.attend(x, None, attention_mask, is_causal)
+            twin.forward(x, attention_mask=attention_mask, is_causal=is_causal)
         return mean_or_zero(calls[-1].objective.value) if calls else None
 
 

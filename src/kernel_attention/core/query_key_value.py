@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kernel_attention.core.calls import Objective
 from kernel_attention.core.decoding import Position, State, position_after, whole_lengths
 from kernel_attention.core.kernel import AttentionKernel
 from kernel_attention.core.layer import AttentionLayer
@@ -61,7 +62,7 @@ class QueryKeyValueAttention(AttentionLayer):
 
     def attend(
         self, x: Tensor, context: Tensor | None, attention_mask: Tensor | None, is_causal: bool
-    ) -> Tensor:
+    ) -> tuple[Tensor, Objective | None]:
         """Project the input, weigh the values by the kernel, and project what the heads give, (B, N, d)."""
         moved = self._compaction(attention_mask, is_causal)
         source = x if context is None else context
@@ -75,7 +76,7 @@ class QueryKeyValueAttention(AttentionLayer):
             for out in self.head_outputs(x, source, attention_mask, is_causal, context is None)
         ]
         out = self.out_proj((heads[0] if len(heads) == 1 else torch.cat(heads, dim=2)).flatten(2))
-        return out if moved is None or context is not None else moved.undo(out)
+        return (out if moved is None or context is not None else moved.undo(out)), None
 
     def head_outputs(
         self,

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from kernel_attention.core.calls import Objective
 from kernel_attention.core.parameters import Device
-from kernel_attention.core.penalized import Objective, PenalizedModule
+from kernel_attention.core.penalized import PenalizedModule
 from kernel_attention.core.validation import require_positive, require_probability, require_weight
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.tensors.dropout import Dropout
@@ -145,10 +146,9 @@ class SparseExperts(PenalizedModule):
         """Whether ``balance`` > 0."""
         return self.balance > 0
 
-    def penalty(self, objective: Objective | None = None) -> Tensor | None:
-        """``balance`` times the balancing term; of the last forward in training by default."""
-        objective = self.last_objective if objective is None else objective
-        return None if objective is None else self.balance * objective.value
+    def weigh_objective(self, objective: Objective) -> Tensor:
+        """``balance`` times the balancing term."""
+        return self.balance * objective.value
 
     def extra_repr(self) -> str:
         """The options, for print(model)."""

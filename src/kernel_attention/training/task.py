@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from kernel_attention.core.objective import ObjectiveCollector, collect_objectives
+from kernel_attention.core.objective import ObjectiveCollector, average_objectives, collect_objectives
 from kernel_attention.core.penalized import PenalizedAttention
 from kernel_attention.errors import InputError
 from kernel_attention.training.course import Course
@@ -160,7 +160,7 @@ class TrainingTask(nn.Module):
         cases = self.cases(batch)
         replicas = self.trainer.replicas if hasattr(self, "trainer") else None
         if replicas is not None:
-            objectives.average(self.trainer.counted(cases), replicas)
+            average_objectives(objectives, self.trainer.counted(cases), replicas)
         for name, layer in self.objectives.items():
             if found := objectives.of(layer):
                 self.log(name, torch.stack(found).mean(), cases)

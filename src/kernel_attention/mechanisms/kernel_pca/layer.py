@@ -120,7 +120,7 @@ class RobustPrincipalAttention(AttentionLayer):
 
     def attend(
         self, x: Tensor, context: Tensor | None, attention_mask: Tensor | None, is_causal: bool
-    ) -> Tensor:
+    ) -> tuple[Tensor, None]:
         """RPC-Attention on checked arguments: the last L of the pursuit, projected, (B, N, d)."""
         form = self.plan(x, is_causal=is_causal).form
         if form == "reference":
@@ -132,7 +132,7 @@ class RobustPrincipalAttention(AttentionLayer):
                 low_rank = rpc_attention_by_kernels(k, v, settings, q=q)
             else:
                 low_rank = fused_rpc_attention(k, v, settings, q=q, engine=_ENGINES[form])
-        return self.out_proj(self.merge_heads(low_rank))
+        return self.out_proj(self.merge_heads(low_rank)), None
 
     def why_not_heads(self) -> str | None:
         """None: the keys may come from anywhere."""
@@ -301,7 +301,7 @@ class ScaledAttention(AttentionLayer):
 
     def attend(
         self, x: Tensor, context: Tensor | None, attention_mask: Tensor | None, is_causal: bool
-    ) -> Tensor:
+    ) -> tuple[Tensor, None]:
         """Scaled Attention on checked arguments: A (I - S) V of every head, projected, (B, N, d)."""
         source = x if context is None else context
         out = self.attend_heads(
@@ -311,7 +311,7 @@ class ScaledAttention(AttentionLayer):
             attention_mask=attention_mask,
             is_causal=is_causal,
         )
-        return self.out_proj(self.merge_heads(out))
+        return self.out_proj(self.merge_heads(out)), None
 
     def why_not_heads(self) -> str | None:
         """None: queries, keys and values may come from anywhere."""

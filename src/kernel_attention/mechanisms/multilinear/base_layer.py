@@ -8,6 +8,7 @@ from abc import abstractmethod
 import torch
 from torch import Tensor, nn
 
+from kernel_attention.core.calls import Objective
 from kernel_attention.core.layer import AttentionLayer
 from kernel_attention.core.parameters import Device, TensorLinear
 from kernel_attention.errors import InputError
@@ -76,10 +77,10 @@ class ReadsModes(AttentionLayer):
 
     def attend(
         self, x: Tensor, context: Tensor | None, attention_mask: Tensor | None, is_causal: bool
-    ) -> Tensor:
+    ) -> tuple[Tensor, Objective | None]:
         """``concat`` of the scores of every mode on checked arguments, (B, N, d)."""
         scores = torch.cat(self.scores(x, attention_mask=attention_mask), dim=-1)
-        return self.out_proj(self.merge_heads(self.concat(scores)))
+        return self.out_proj(self.merge_heads(self.concat(scores))), None
 
     def sequences(self, x: Tensor) -> list[Tensor]:
         """The input of each mode: D tensors (B, h, N, p)."""

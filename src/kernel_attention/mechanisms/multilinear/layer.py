@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from kernel_attention.core.calls import Objective
 from kernel_attention.core.parameters import (
     Device,
     draw_orthogonal,
@@ -15,7 +16,7 @@ from kernel_attention.core.parameters import (
     reset_module,
     why_not_by_weight,
 )
-from kernel_attention.core.penalized import OBJECTIVE_BOUND, Objective, PenalizedAttention, checked_bound
+from kernel_attention.core.penalized import OBJECTIVE_BOUND, PenalizedAttention, checked_bound
 from kernel_attention.core.plan import LayerPlan, PaysFrom, choose_form
 from kernel_attention.core.registry import register_attention
 from kernel_attention.core.validation import require_positive
@@ -199,8 +200,8 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
 
     def attend(
         self, x: Tensor, context: Tensor | None, attention_mask: Tensor | None, is_causal: bool
-    ) -> Tensor:
-        """Multilinear attention on checked arguments, (B, N, d). In training it keeps J and J_S."""
+    ) -> tuple[Tensor, Objective | None]:
+        """Multilinear attention on checked arguments, (B, N, d); J and J_S in training with a weight."""
         wants_objective = self.training and (self.eta > 0 or self.eta_core > 0)
         core, factors = self.factors()
         if self.plan(x, is_causal=is_causal).form == "fused":
@@ -208,9 +209,9 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
         else:
             modes = self._modes(x, factors, attention_mask, is_causal, wants_objective)
             y, grams = self.out_proj(self.merge_heads(self._join(modes))), modes.grams
-        if wants_objective:
-            self._keep_objectives(core, factors, grams or [], x, attention_mask)
-        return y
+        if not wants_objective:
+            return y, None
+        return y, self._objective(core, factors, grams or [], x, attention_mask)
 
     def _join(self, modes: Modes) -> Tensor:
         if is_plain(self.concat):
@@ -338,11 +339,8 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
         objective = self.last_objective
         return None if objective is None else objective.core
 
-    def penalty(self, objective: Objective | None = None) -> Tensor | None:
-        """eta J^2 + eta_core J_S; of the last forward in training mode by default."""
-        objective = self.last_objective if objective is None else objective
-        if objective is None:
-            return None
+    def weigh_objective(self, objective: Objective) -> Tensor:
+        """eta J^2 + eta_core J_S."""
         value, penalty = objective.value, torch.zeros_like(objective.value)
         if objective.core is not None:
             penalty = self.eta_core * objective.core
@@ -375,9 +373,9 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
             group=self.sequence_group,
         )
 
-    def _keep_objectives(
+    def _objective(
         self, core: Tensor, factors: list[Tensor], grams: list[Tensor], x: Tensor, mask: Tensor | None
-    ) -> None:
+    ) -> Objective:
         num_tokens = None
         if self.objective_form == "mean":
             num_tokens = x.size(1) if mask is None else mask.sum(dim=1)
@@ -392,7 +390,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
             num_tokens=num_tokens,
         )
         core_objective = core_penalty(core) if self.eta_core > 0 else torch.zeros_like(objective)
-        self.record_objective(objective, core=core_objective)
+        return Objective(objective, core=core_objective)
 
     def extra_repr(self) -> str:
         """The options, for print(model)."""

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from kernel_attention.core.calls import Objective
 from kernel_attention.core.layer import TokenWork
 from kernel_attention.core.parameters import (
     Device,
@@ -18,7 +19,7 @@ from kernel_attention.core.parameters import (
     reset_module,
     why_not_by_weight,
 )
-from kernel_attention.core.penalized import OBJECTIVE_BOUND, Objective, PenalizedAttention, checked_bound
+from kernel_attention.core.penalized import OBJECTIVE_BOUND, PenalizedAttention, checked_bound
 from kernel_attention.core.plan import LayerPlan, PaysFrom, choose_form
 from kernel_attention.core.registry import register_attention
 from kernel_attention.core.validation import require_positive, require_weight
@@ -218,8 +219,8 @@ class PrimalAttention(PenalizedAttention):
 
     def attend(
         self, x: Tensor, context: Tensor | None, attention_mask: Tensor | None, is_causal: bool
-    ) -> Tensor:
-        """Primal-Attention on checked arguments, (B, N, d). In training it keeps J where ``eta`` > 0."""
+    ) -> tuple[Tensor, Objective | None]:
+        """Primal-Attention on checked arguments, (B, N, d); J in training where ``eta`` > 0."""
         form = self.plan(x, is_causal=is_causal).form
         if form == "reference":
             y, energy, grams = self._reference(x, attention_mask, is_causal)
@@ -227,35 +228,37 @@ class PrimalAttention(PenalizedAttention):
             y, energy, grams = self._one_pass(x, attention_mask, is_causal, _ENGINES[form])
         if grams is not None:
             assert self.sqrt_lambda is not None
-            self.record_objective(nested_objective(grams, self.w_e, self.w_r, self.sqrt_lambda))
-        if energy is not None:
-            assert self.objective_form != "nested"
-            num_tokens = None
-            if self.sequence_group is not None:
-                num_tokens = self.sequence_group.places(num_real(x, attention_mask))[1]
-            unit: float | Tensor = 1.0
-            tokens: Tensor | int | None = None
-            if self.objective_form == "sum":
-                unit = (num_real(x, attention_mask) if num_tokens is None else num_tokens).clamp_min(1)
-                unit = unit.to(energy) if self.square_per == "sequence" else mean_or_zero(unit.to(energy))
-            elif num_tokens is not None:
-                tokens = num_tokens.sum()
-            elif attention_mask is not None or torch.compiler.is_compiling():
-                tokens = num_real(x, attention_mask).sum()
-            else:  # a number costs less than a tensor of it
-                tokens = x.size(0) * x.size(1)
-            objective = objective_from_energy(
-                energy,
-                self.w_e,
-                self.w_r,
-                x.size(1),
-                form=self.objective_form,
-                per_sequence=self.square_per == "sequence",
-                attention_mask=attention_mask,
-                num_tokens=num_tokens,
-            )
-            self.record_objective(objective, unit=unit, tokens=tokens)
-        return y
+            return y, Objective(nested_objective(grams, self.w_e, self.w_r, self.sqrt_lambda))
+        return y, None if energy is None else self._objective(energy, x, attention_mask)
+
+    def _objective(self, energy: Tensor, x: Tensor, attention_mask: Tensor | None) -> Objective:
+        """J from the scores' energy."""
+        assert self.objective_form != "nested"
+        num_tokens = None
+        if self.sequence_group is not None:
+            num_tokens = self.sequence_group.places(num_real(x, attention_mask))[1]
+        unit: float | Tensor = 1.0
+        tokens: Tensor | int | None = None
+        if self.objective_form == "sum":
+            unit = (num_real(x, attention_mask) if num_tokens is None else num_tokens).clamp_min(1)
+            unit = unit.to(energy) if self.square_per == "sequence" else mean_or_zero(unit.to(energy))
+        elif num_tokens is not None:
+            tokens = num_tokens.sum()
+        elif attention_mask is not None or torch.compiler.is_compiling():
+            tokens = num_real(x, attention_mask).sum()
+        else:  # a number costs less than a tensor of it
+            tokens = x.size(0) * x.size(1)
+        value = objective_from_energy(
+            energy,
+            self.w_e,
+            self.w_r,
+            x.size(1),
+            form=self.objective_form,
+            per_sequence=self.square_per == "sequence",
+            attention_mask=attention_mask,
+            num_tokens=num_tokens,
+        )
+        return Objective(value, unit=unit, tokens=tokens)
 
     @property
     def _is_nested(self) -> bool:
@@ -401,11 +404,8 @@ class PrimalAttention(PenalizedAttention):
         """Whether the layer was made with eta > 0."""
         return self.sqrt_lambda is not None
 
-    def penalty(self, objective: Objective | None = None) -> Tensor | None:
-        """eta J^2, or eta times the nested objective; of the last forward in training mode by default."""
-        objective = self.last_objective if objective is None else objective
-        if objective is None:
-            return None
+    def weigh_objective(self, objective: Objective) -> Tensor:
+        """eta J^2, or eta times the nested objective."""
         if self._is_nested:
             return self.eta * mean_or_zero(objective.value)
         return self.eta * mean_or_zero(self.squared_objective(objective.value, objective.unit))

@@ -21,10 +21,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from kernel_attention.core.calls import Objective
 from kernel_attention.core.decoding import Position, State
 from kernel_attention.core.kernel import AttentionKernel
 from kernel_attention.core.parameters import Device, draw_orthogonal, reset_submodules
-from kernel_attention.core.penalized import Objective, PenalizedAttention
+from kernel_attention.core.penalized import PenalizedAttention
 from kernel_attention.core.query_key_value import QueryKeyValueAttention, QueryKeyValueState
 from kernel_attention.core.registry import register_attention
 from kernel_attention.core.sequence_group import SequenceGroup
@@ -340,17 +341,16 @@ class PrimalValueAttention(QueryKeyValueAttention, PenalizedAttention):
 
     def attend(
         self, x: Tensor, context: Tensor | None, attention_mask: Tensor | None, is_causal: bool
-    ) -> Tensor:
-        """The attention on checked arguments, (B, N, d). In training it keeps the objective where eta > 0.
+    ) -> tuple[Tensor, Objective | None]:
+        """The attention on checked arguments, (B, N, d); the objective in training where eta > 0.
 
         The objective is that of the whole sequence, in the causal form too: no output depends on it.
         """
         source = x if context is None else context
         q, k = self.queries_and_keys(x, source)
         v = self.split_heads(self.v_proj(source))
-        return self.out_proj(
-            self.merge_heads(self._heads(q, k, v, attention_mask, is_causal, context is None))
-        )
+        heads, objective = self._heads(q, k, v, attention_mask, is_causal, context is None)
+        return self.out_proj(self.merge_heads(heads)), objective
 
     def attend_heads(
         self,
@@ -362,23 +362,27 @@ class PrimalValueAttention(QueryKeyValueAttention, PenalizedAttention):
         is_causal: bool = False,
     ) -> Tensor:
         """The same with given queries, keys and values."""
-        return self._heads(q, k, v, attention_mask, is_causal, q.size(2) == k.size(2))
+        heads, objective = self._heads(q, k, v, attention_mask, is_causal, q.size(2) == k.size(2))
+        if objective is not None:
+            self.record_objective(objective)
+        return heads
 
     def _heads(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, is_self: bool
-    ) -> Tensor:
-        """The heads' outputs, (B, h, N, p); keeps the objective in training where eta > 0."""
+    ) -> tuple[Tensor, Objective | None]:
+        """The heads' outputs, (B, h, N, p), and the objective in training where eta > 0."""
         phi_q, phi_k = self.kernel.features(q, k)
+        objective = None
         if self.training and self.eta > 0:
             grams = kernel_grams(
                 phi_q, phi_k, feature_map=identity, attention_mask=mask, query_mask=mask if is_self else None,
                 normalize=self.kernel.by_row_sums,
             )  # fmt: skip
             weights = self.kernel.w_e, self.kernel.w_r, self.kernel.sqrt_lambda
-            self.record_objective(nested_objective(grams, *weights))
+            objective = Objective(nested_objective(grams, *weights))
         group = self.sequence_group
         heads = self.kernel.weigh(phi_q, phi_k, v, attention_mask=mask, is_causal=is_causal, group=group)
-        return self.scale_heads(heads).to(product_dtype(v))
+        return self.scale_heads(heads).to(product_dtype(v)), objective
 
     def decode_token(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         """Add the token's key and value to the kernel's memory, then read the memory with its query."""
@@ -397,10 +401,9 @@ class PrimalValueAttention(QueryKeyValueAttention, PenalizedAttention):
         """Whether eta > 0."""
         return self.eta > 0
 
-    def penalty(self, objective: Objective | None = None) -> Tensor | None:
-        """eta times the nested objective; of the last forward in training mode by default."""
-        objective = self.last_objective if objective is None else objective
-        return None if objective is None else self.eta * mean_or_zero(objective.value)
+    def weigh_objective(self, objective: Objective) -> Tensor:
+        """eta times the nested objective."""
+        return self.eta * mean_or_zero(objective.value)
 
     def named_scores(
         self, x: Tensor, *, attention_mask: Tensor | None = None, is_causal: bool = False

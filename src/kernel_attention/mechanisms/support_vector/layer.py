@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from kernel_attention.core.calls import Objective
 from kernel_attention.core.decoding import Position, position_after, whole_lengths
 from kernel_attention.core.parameters import Device, TensorLinear
 from kernel_attention.core.query_key_value import QueryKeyValueAttention, identity_values
@@ -215,7 +216,7 @@ class SupportVectorAttention(QueryKeyValueAttention):
 
     def attend(
         self, x: Tensor, context: Tensor | None, attention_mask: Tensor | None, is_causal: bool
-    ) -> Tensor:
+    ) -> tuple[Tensor, Objective | None]:
         """Check the token grid of a convolution, then attend."""
         if self.convolution is not None:
             self.convolution.check(x.size(1))
