@@ -1,0 +1,72 @@
+"""The ways in which a layer can be used, and the reasons why not."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from kernel_attention.core.sequence_group import SequenceGroup
+
+
+class Capabilities(nn.Module):
+    """The ways in which a layer can be used with its options. A mechanism overrides the reasons.
+
+    Attributes:
+        sequence_group: the processes that share every sequence, see ``shard_sequence``; None where this
+            process holds whole sequences.
+    """
+
+    sequence_group: SequenceGroup | None = None
+
+    def supports(
+        self, *, causal: bool = False, context: bool = False, decoding: bool = False, sharding: bool = False
+    ) -> bool:
+        """Whether this layer, with its options, can be used in all of these ways.
+
+        Args:
+            causal: with ``is_causal=True``.
+            context: with a ``context`` (cross-attention).
+            decoding: token by token, through ``initial_state``, ``step`` and ``prefill``.
+            sharding: on sequences divided among processes; see
+                [`shard_sequence`][kernel_attention.shard_sequence].
+        """
+        return self.why_not(causal=causal, context=context, decoding=decoding, sharding=sharding) is None
+
+    def why_not(
+        self, *, causal: bool = False, context: bool = False, decoding: bool = False, sharding: bool = False
+    ) -> str | None:
+        """The reasons where ``supports`` is False; None where it is True. The arguments are the same."""
+        reasons = []
+        if context:
+            reasons.append(self.why_not_context())
+            if causal or decoding:
+                reasons.append("is_causal=True cannot be combined with context")
+            if sharding:
+                reasons.append("only self-attention is sharded")
+        if causal or decoding:
+            reasons.append(self.why_not_causal())
+        if decoding:
+            sharded = sharding or self.sequence_group is not None
+            reasons.append("a sharded sequence does not decode" if sharded else self.why_not_decoding())
+        if sharding:
+            reasons.append(self.why_not_sharded(causal))
+        return next((reason for reason in reasons if reason is not None), None)
+
+    def why_not_causal(self) -> str | None:
+        """Why the layer has no causal form with its options; None where it has one."""
+        return None
+
+    def why_not_context(self) -> str | None:
+        """Why the layer has no cross-attention with its options; None where it has it."""
+        return "this mechanism has no cross-attention"
+
+    def why_not_decoding(self) -> str | None:
+        """Why the layer's causal form has no step-by-step form; None where it has one."""
+        return "this mechanism has no step-by-step form: call it with is_causal=True on the whole prefix"
+
+    def why_not_sharded(self, is_causal: bool) -> str | None:
+        """Why the layer cannot read sequences divided among processes; None where it can."""
+        return "its attention needs every token of the sequence on one rank"
+
+    def why_not_heads(self) -> str | None:
+        """Why the layer cannot attend with queries, keys and values made elsewhere; None where it can."""
+        return "its outputs are no weighted values: it needs the features that queries and keys are made of"
