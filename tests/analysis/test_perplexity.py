@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kernel_attention.analysis.ngrams import Bigrams, uniform_perplexity, unigram_perplexity
 from kernel_attention.analysis.perplexity import perplexity, sliding_windows
 from kernel_attention.errors import InputError
-from kernel_attention.models.causal import CausalLanguageModel
+from kernel_attention.models import CausalLanguageModel
 
 VOCABULARY, CONTEXT, LENGTH = 7, 5, 23
 

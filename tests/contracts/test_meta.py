@@ -3,7 +3,7 @@
 import torch
 from contracts.cases import BATCH, EMBED_DIM, HEADS, LENGTH, every_case, objective
 
-from kernel_attention.models.causal import CausalLanguageModel
+from kernel_attention.models import CausalLanguageModel
 
 
 @every_case

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 import kernel_attention as ka
-from kernel_attention.models import SequenceClassifier
-from kernel_attention.models.causal import CausalLanguageModel
+from kernel_attention.models import CausalLanguageModel, SequenceClassifier
 from kernel_attention.models.tokens import TokenPairClassifier
 
 LAYERS = {

@@ -7,7 +7,7 @@ import torch
 
 import kernel_attention as ka
 from kernel_attention.errors import InputError
-from kernel_attention.models.causal import CausalLanguageModel
+from kernel_attention.models import CausalLanguageModel
 
 CAUSAL = [mechanism.name for mechanism in ka.list_attention() if mechanism.causal]
 VOCABULARY, LENGTH = 13, 11

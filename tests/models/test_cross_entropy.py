@@ -7,9 +7,9 @@ import torch
 from models.test_causal import VOCABULARY, small
 from torch.nn import functional as F
 
-import kernel_attention.models.cross_entropy as module
+import kernel_attention.models.language.cross_entropy as module
 from kernel_attention.errors import InputError
-from kernel_attention.models.cross_entropy import linear_cross_entropy
+from kernel_attention.models.language.cross_entropy import linear_cross_entropy
 
 TOKENS, WIDTH, WORDS = 17, 5, 11
 

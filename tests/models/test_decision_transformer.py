@@ -8,9 +8,13 @@ from models.test_causal import CAUSAL
 
 from kernel_attention.core.decoding import state_bytes
 from kernel_attention.errors import InputError
-from kernel_attention.models.decision_transformer import DecisionTransformer
-from kernel_attention.models.memories import RecurrentMemory, SlidingMemory, make_memory
-from kernel_attention.models.policies import StatePolicy
+from kernel_attention.models import (
+    DecisionTransformer,
+    RecurrentMemory,
+    SlidingMemory,
+    StatePolicy,
+    make_memory,
+)
 
 BATCH, STEPS, STATE, ACTION = 3, 7, 5, 2
 KINDS = ["continuous", "discrete"]

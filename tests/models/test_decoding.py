@@ -9,7 +9,8 @@ import torch
 from models.test_causal import CAUSAL, LENGTH, VOCABULARY, small
 
 from kernel_attention.errors import InputError
-from kernel_attention.models.decoding import DecodingState, draw_tokens, generate, is_recurrent
+from kernel_attention.models.language.decoding import DecodingState, is_recurrent
+from kernel_attention.models.language.generation import draw_tokens, generate
 
 
 @pytest.fixture
@@ -90,7 +91,7 @@ def test_a_state_of_primal_attention_does_not_grow(tokens):
 @pytest.mark.parametrize("data_dependent", [True, False])
 def test_20000_tokens_in_constant_memory(data_dependent):
     """The text of the parallel form, and no more memory after 20,000 tokens than after 2,000."""
-    from kernel_attention.models.causal import CausalLanguageModel
+    from kernel_attention.models import CausalLanguageModel
 
     torch.manual_seed(0)
     count = 20000

@@ -3,10 +3,7 @@
 import pytest
 import torch
 
-from kernel_attention.models import SequenceClassifier
-from kernel_attention.models.causal import CausalLanguageModel
-from kernel_attention.models.decision_transformer import DecisionTransformer
-from kernel_attention.models.policies import StatePolicy
+from kernel_attention.models import CausalLanguageModel, DecisionTransformer, SequenceClassifier, StatePolicy
 from kernel_attention.models.segmenter import Segmenter
 from kernel_attention.models.tokens import TokenClassifier, TokenPairClassifier
 from kernel_attention.models.vision import VisionTransformer

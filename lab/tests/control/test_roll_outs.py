@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from kernel_attention.errors import InputError
-from kernel_attention.models.decision_transformer import DecisionTransformer
-from kernel_attention.models.policies import Policy
+from kernel_attention.models import DecisionTransformer, Policy
 from kernel_attention_lab.control import (
     check_spaces,
     make_environment,

@@ -12,8 +12,7 @@ from training.decision_data import DECISIONS, INVERTED, PENDULUM, make_decisions
 from training.runs import assert_same_outcome, read_json, stopped_at, train_arguments, trained_run
 
 from kernel_attention.errors import InputError
-from kernel_attention.models.decision_transformer import DecisionTransformer
-from kernel_attention.models.policies import StatePolicy
+from kernel_attention.models import DecisionTransformer, StatePolicy
 from kernel_attention_lab.cli import main
 from kernel_attention_lab.control import find_renderer
 from kernel_attention_lab.reporting.records import read_run

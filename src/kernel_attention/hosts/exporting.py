@@ -23,7 +23,7 @@ from torch.export import Dim, ExportedProgram
 from kernel_attention.core.decoding import bound_positions, fill_tensors, tensors_of
 from kernel_attention.errors import InputError
 from kernel_attention.models import CausalLanguageModel
-from kernel_attention.models.decoding import is_recurrent
+from kernel_attention.models.language.decoding import is_recurrent
 
 __all__ = [
     "CausalStep",

@@ -1,12 +1,12 @@
 """Models made of any attention mechanism."""
 
-from kernel_attention.models.causal import CausalLanguageModel
-from kernel_attention.models.decision_transformer import DecisionTransformer
-from kernel_attention.models.decoding import generate
+from kernel_attention.models.control.decision_transformer import DecisionTransformer
+from kernel_attention.models.control.memories import Memory, RecurrentMemory, SlidingMemory, make_memory
+from kernel_attention.models.control.policies import Policy, StatePolicy
 from kernel_attention.models.encoder_layer import ChannelAttention, EncoderLayer
 from kernel_attention.models.experts import SparseExperts
-from kernel_attention.models.memories import Memory, RecurrentMemory, SlidingMemory, make_memory
-from kernel_attention.models.policies import Policy, StatePolicy
+from kernel_attention.models.language.causal import CausalLanguageModel
+from kernel_attention.models.language.generation import generate
 from kernel_attention.models.positions import PositionClassifier
 from kernel_attention.models.segmenter import Segmenter
 from kernel_attention.models.sequence import SequenceEncoder

@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from kernel_attention.errors import InputError
-from kernel_attention.models.decision_transformer import DecisionTransformer
-from kernel_attention.models.policies import Policy, StatePolicy
+from kernel_attention.models import DecisionTransformer, Policy, StatePolicy
 from kernel_attention.series.outputs import batch_outputs
 from kernel_attention_lab.control.environments import (
     check_spaces,

@@ -95,7 +95,7 @@ class DecisionRecipe(StepRecipe):
         return super().attention_name() if self.has_attention else NO_ATTENTION
 
     def model_options(self) -> dict[str, Any]:
-        """The keys that ``kernel_attention.models.decision_transformer.DecisionTransformer`` takes."""
+        """The keys that ``kernel_attention.models.DecisionTransformer`` takes."""
         names = (
             "attention", "embed_dim", "num_heads", "num_layers", "feedforward_dim", "dropout", "context",
             "activation", "return_scale",

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernel_attention.models.policies import Policy
+from kernel_attention.models import Policy
 from kernel_attention.training.task import SameLossTask
 from kernel_attention_lab.data.decisions.batches import DecisionBatch
 from kernel_attention_lab.training.decision_recipe import DecisionRecipe

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from kernel_attention.analysis.ngrams import Bigrams, uniform_perplexity, unigram_perplexity
 from kernel_attention.analysis.perplexity import Perplexity, perplexity
 from kernel_attention.errors import InputError, unknown
-from kernel_attention.models.causal import CausalLanguageModel
-from kernel_attention.models.decoding import generate
+from kernel_attention.models import CausalLanguageModel, generate
 from kernel_attention.training.task import SameLossTask
 from kernel_attention_lab.data.splits import SPLITS
 from kernel_attention_lab.data.texts.contexts import TextBatch, ordered_contexts, training_contexts
@@ -227,7 +226,7 @@ def generate_text(
         run: a run of the task ``language``.
         prompt: at least one token long; words that the vocabulary lacks are read as <unk>.
         tokens: number of tokens to generate.
-        temperature: 0 takes the most likely token; see ``kernel_attention.models.decoding.generate``.
+        temperature: 0 takes the most likely token; see ``kernel_attention.models.generate``.
         top_k: draw among this number of most likely tokens.
         seed: seed of the draws.
         model_seed: seed of the model (default: the first of the run).

@@ -76,5 +76,5 @@ class LanguageRecipe(StepRecipe):
         }
 
     def model_options(self) -> dict[str, Any]:
-        """The keys that ``kernel_attention.models.causal.CausalLanguageModel`` takes."""
+        """The keys that ``kernel_attention.models.CausalLanguageModel`` takes."""
         return self.encoder_options() | {"max_len": self.max_len or self.context, "tied": self.tied}

@@ -17,7 +17,7 @@ from torch import nn
 from kernel_attention.errors import InputError
 from kernel_attention.hosts.projections import carry, projections
 from kernel_attention.mechanisms import layer_specs
-from kernel_attention.models.causal import CausalLanguageModel
+from kernel_attention.models import CausalLanguageModel
 from kernel_attention.models.encoder_layer import EncoderLayer
 from kernel_attention.models.segmenter import Segmenter
 from kernel_attention.models.tokens import TokenClassifier, TokenEncoder

@@ -27,7 +27,7 @@ from kernel_attention.hosts.hugging_face.arguments import (
 from kernel_attention.hosts.hugging_face.configuration import KernelAttentionConfig
 from kernel_attention.hosts.restoring import include_auxiliary_loss
 from kernel_attention.models import CausalLanguageModel, SequenceEncoder
-from kernel_attention.models.decoding import DecodingState
+from kernel_attention.models.language.decoding import DecodingState
 
 
 class DecodingCache:

@@ -1,6 +1,6 @@
 """What a policy remembers of the episodes that it plays: the last steps, all of them, or none.
 
-The legend is that of ``kernel_attention.models.policies``.
+The legend is that of ``kernel_attention.models.control.policies``.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from torch import Tensor
 from kernel_attention.core.decoding import reorder
 from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import unknown
-from kernel_attention.models.decision_transformer import DecisionTransformer
-from kernel_attention.models.policies import Policy
+from kernel_attention.models.control.decision_transformer import DecisionTransformer
+from kernel_attention.models.control.policies import Policy
 
 MEMORIES = ("sliding", "recurrent")
 

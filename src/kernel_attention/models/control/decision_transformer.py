@@ -3,7 +3,7 @@
 Primal-Attention's form has three layers, the last with the causal data-independent mechanism (supplement,
 B.1): ``attention=["softmax", "softmax", {"primal": {"rank": 64, "eta": 0.05, "data_dependent": False}}]``.
 
-The legend is that of ``kernel_attention.models.policies``; d is the model width.
+The legend is that of ``kernel_attention.models.control.policies``; d is the model width.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from kernel_attention.core.parameters import Device, reset_module
 from kernel_attention.core.validation import require_positive, require_probability
 from kernel_attention.errors import InputError
 from kernel_attention.mechanisms import AttentionSpec
-from kernel_attention.models.decoding import DecodingState, initial_state, step_through
+from kernel_attention.models.control.policies import ActionKind, Policy
 from kernel_attention.models.encoder_layer import EncoderLayer, create_attentions
-from kernel_attention.models.policies import ActionKind, Policy
+from kernel_attention.models.language.decoding import DecodingState, initial_state, step_through
 from kernel_attention.tensors.dropout import Dropout
 
 TOKENS = 3  # of a time step: its return-to-go, its state, its action

@@ -20,9 +20,15 @@ from kernel_attention.core.parameters import Device, reset_module
 from kernel_attention.core.validation import require_positive, require_probability
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.mechanisms import AttentionSpec
-from kernel_attention.models.cross_entropy import linear_cross_entropy
-from kernel_attention.models.decoding import DecodingState, decode_step, initial_state, read
 from kernel_attention.models.encoder_layer import EncoderLayer, create_attentions
+from kernel_attention.models.language.cross_entropy import linear_cross_entropy
+from kernel_attention.models.language.decoding import (
+    DecodingState,
+    initial_state,
+    read_on,
+    state_after,
+    step_through,
+)
 from kernel_attention.models.sequence import sinusoidal_positions
 from kernel_attention.models.tokens import are_tokens
 from kernel_attention.tensors.dropout import Dropout
@@ -140,7 +146,7 @@ class CausalLanguageModel(nn.Module):
     def loss(self, tokens: Tensor, targets: Tensor, ignore_index: int = -100) -> Tensor:
         """Mean cross-entropy of the targets (B, N), in nats, without all logits at once.
 
-        See ``kernel_attention.models.cross_entropy.linear_cross_entropy``.
+        See ``kernel_attention.models.language.cross_entropy.linear_cross_entropy``.
         """
         x = self.dropout(self.norm(self.hidden(tokens))).flatten(0, 1)
         return linear_cross_entropy(x, self._weight(), self.output_bias, targets.flatten(), ignore_index)
@@ -243,10 +249,33 @@ class CausalLanguageModel(nn.Module):
     ) -> tuple[Tensor, DecodingState]:
         """As ``prefill``, with all of (B, N, d) after the last layer, which ``logits`` takes.
 
-        ``tokens`` and ``hidden_states`` are those of ``hidden``.
+        ``tokens`` and ``hidden_states`` are those of ``hidden``. At the beginning of a text the output is
+        that of ``hidden`` and has its gradients. After a state it has none. The state never has any.
         """
         state = self.initial_state(tokens.size(0)) if state is None else state
-        return read(self, tokens, state, attention_mask, hidden_states)
+        self.check_tokens(tokens)
+        starts = isinstance(state.position, int) and state.position == 0
+        if attention_mask is not None:
+            if attention_mask.shape != tokens.shape[:2] or attention_mask.dtype != torch.bool:
+                raise InputError(
+                    f"attention_mask has shape {tuple(attention_mask.shape)} and dtype "
+                    f"{attention_mask.dtype}, expected {tuple(tokens.shape[:2])} and torch.bool (True = real "
+                    "token)"
+                )
+            if not starts:
+                raise InputError("attention_mask: only the beginning of a text can be padded")
+        count = tokens.size(1) if attention_mask is None else attention_mask.sum(dim=1)
+        x = self.embed(tokens, state.position, attention_mask)
+        if not starts:
+            x, after = read_on(self.layers, x, state.layers, hidden_states)
+            return x, DecodingState(state.position + count, after)
+        states = []
+        for layer in self.layers:
+            if hidden_states is not None:
+                hidden_states.append(x)
+            states.append(state_after(layer, x, attention_mask))  # type: ignore[arg-type]
+            x = layer(x, attention_mask, True)
+        return x, DecodingState(count, tuple(states))
 
     def step(self, tokens: Tensor, state: DecodingState) -> tuple[Tensor, DecodingState]:
         """Read one token (B,) -> logits of the next one (B, V), and the state after it.
@@ -259,7 +288,9 @@ class CausalLanguageModel(nn.Module):
 
     def advance(self, tokens: Tensor, state: DecodingState) -> tuple[Tensor, DecodingState]:
         """As ``step``, with (B, d) after the last layer, which ``logits`` takes."""
-        return decode_step(self, tokens, state)
+        x = self.embed(tokens[:, None], state.position)[:, 0]
+        x, states = step_through(self.layers, x, state.layers)
+        return x, DecodingState(state.position + 1, states)
 
     def _set_positions(self, kind: str, embed_dim: int, **where: Any) -> None:
         table = torch.empty(self.max_len, embed_dim, **where)

@@ -1,0 +1,1 @@
+"""Policies: models of trajectories, and what they remember while they act."""

@@ -1,0 +1,1 @@
+"""The causal language model, its decoding and what it writes."""
