@@ -77,7 +77,7 @@ def as_targets(y: Any, name: str = "y") -> np.ndarray:
 
 
 def is_missing(text: str) -> bool:
-    """Whether a text says that it has no value: it is empty, ``NA``, ``NaN``, ``NaT``, ``null`` and so on."""
+    """True where a text says that it has no value: empty, ``NA``, ``NaN``, ``NaT``, ``null`` and so on."""
     return text.lower().strip() in _GAPS
 
 
@@ -166,7 +166,7 @@ def _is_container(values: Any) -> bool:
 
 
 def _holds_containers(values: Any) -> bool:
-    """Whether a list holds, at any depth, something that ``np.asarray`` may take the marks off."""
+    """True where a list holds, at any depth, something that ``np.asarray`` may take the marks off."""
     for each in values:
         if isinstance(each, list | tuple):
             if _holds_containers(each):

@@ -73,7 +73,7 @@ def choose_layers(model: nn.Module, batch: Batch, layers: LayerChoice = "all") -
 
 
 def _is_cross(path: str, found: Mapping[str, bool]) -> bool:
-    """Whether an attention that ran, or the host around it, is cross-attention; ``found`` knows some."""
+    """True where an attention that ran, or the host around it, is cross-attention; ``found`` knows some."""
     path = path.partition("#")[0]
     return next((found[name] for name in (path, path.rpartition(".")[0]) if name in found), named_cross(path))
 

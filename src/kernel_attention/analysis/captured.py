@@ -56,7 +56,7 @@ class CapturedAttention:
 
     @property
     def is_cross(self) -> bool:
-        """Whether queries and keys belong to different sequences, judged by their numbers."""
+        """True where queries and keys belong to different sequences, judged by their numbers."""
         return self.context is not None or self.real_queries.shape != self.real_keys.shape
 
     def with_padding(self, real: Tensor) -> CapturedAttention:

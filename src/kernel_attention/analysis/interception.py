@@ -155,7 +155,7 @@ def _from_products(
 
 
 def _scale(product: Tensor, logits: Tensor, seen: Tensor, width: int) -> float:
-    """What the product was multiplied with before a bias of unknown form was added to it."""
+    """The scale of the product before a bias of unknown form was added to it."""
     known = (1.0, width**-0.5)
     a, b = product[seen], logits[seen]
     if not a.numel():

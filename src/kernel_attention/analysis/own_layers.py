@@ -47,7 +47,7 @@ def captured_own(
 
 
 def near_softmax(attention: CapturedAttention) -> bool:
-    """Whether the kernel-PCA reading applies: to softmax attention of the keys, or of cleaned keys."""
+    """True where the kernel-PCA reading applies: to softmax attention of the keys, or of cleaned keys."""
     return attention.is_softmax or (
         attention.layer is not None and attention.layer.softmax_reading is not None
     )

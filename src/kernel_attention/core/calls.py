@@ -48,7 +48,7 @@ class Page:
 
 
 class Book:
-    """What a thread writes its calls to.
+    """The calls of a thread: every open collector's, and the present page.
 
     Attributes:
         lists: the calls of every open collector, the innermost last.
@@ -107,7 +107,7 @@ class Note(NamedTuple):
 
     @property
     def is_repeated(self) -> bool:
-        """Whether another call on the same page may belong to the same loss."""
+        """True where another call on the same page may belong to the same loss."""
         # A call without gradients before one with them does not.
         return self.earlier is self.page and (self.earlier_with_gradients or not self.with_gradients)
 
@@ -145,7 +145,7 @@ class LastCall:
 
     @property
     def is_dead(self) -> bool:
-        """Whether the objective belongs to a transform of torch.func that has ended."""
+        """True where the objective belongs to a transform of torch.func that has ended."""
         return self.note.objective is not None and belongs_to_ended_transform(self.note.objective.value)
 
 
@@ -157,7 +157,7 @@ class LastCalls(threading.local):
 
 
 def belongs_to_ended_transform(x: Tensor) -> bool:
-    """Whether x is a tensor inside a transform of torch.func that has ended: it has no value any more."""
+    """True for a tensor x inside a transform of torch.func that has ended: it has no value any more."""
     if torch.compiler.is_compiling():
         return False
     functorch = torch._C._functorch

@@ -20,7 +20,7 @@ class Capabilities(nn.Module):
     def supports(
         self, *, causal: bool = False, context: bool = False, decoding: bool = False, sharding: bool = False
     ) -> bool:
-        """Whether this layer, with its options, can be used in all of these ways.
+        """True where this layer, with its options, can be used in all of these ways.
 
         Args:
             causal: with ``is_causal=True``.

@@ -120,7 +120,7 @@ class Position(State):
         return self.tokens % factor
 
     def completes(self, factor: int) -> bool | Tensor:
-        """Whether the next token is its block's last."""
+        """True where the next token is its block's last."""
         return (self.tokens + 1) % factor == 0
 
 

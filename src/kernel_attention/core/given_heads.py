@@ -37,7 +37,7 @@ class GivenHeads(Capabilities):
         raise InputError(f"{type(self).__name__} cannot attend with given heads: {self.why_not_heads()}")
 
     def reads_queries_alone(self) -> bool:
-        """Whether a causal output needs no query but its own, so that a cache of keys and values will do."""
+        """True where a causal output needs no query but its own: a cache of keys and values will do."""
         return False
 
     def drop_projections(self) -> None:

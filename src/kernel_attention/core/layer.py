@@ -112,7 +112,7 @@ class AttentionLayer(StepByStep, GivenHeads, ABC):
         reset_submodules(self)
 
     def has_options(self, options: Mapping[str, Any]) -> bool:
-        """Whether the layer is one that the constructor makes with these options."""
+        """True where the layer is one that the constructor makes with these options."""
         return all(self.option_value(name) == value for name, value in options.items())
 
     def option_value(self, name: str) -> Any:

@@ -20,7 +20,7 @@ class TensorLinear(nn.Linear):
 
 
 def is_ordinary(linear: nn.Module) -> bool:
-    """Whether the module computes as ``nn.Linear`` does, with a weight that is a tensor like any other.
+    """True where the module computes as ``nn.Linear`` does, with a weight that is a tensor like any other.
 
     Adapters (LoRA) do not, nor do quantized layers. The weights of torchao know linear maps and little else.
     """
@@ -32,7 +32,7 @@ def is_ordinary(linear: nn.Module) -> bool:
 
 
 def is_plain(linear: nn.Module) -> bool:
-    """Whether the module's weight and bias are all that its call computes with.
+    """True where the module's weight and bias are all that its call computes with.
 
     They are not in a module that is not ordinary, where ``forward`` was replaced (accelerate fetches weights
     there), or where there are hooks: its own, or those of all modules, which profilers register.

@@ -53,7 +53,7 @@ class PenalizedModule(nn.Module):
 
     @property
     def has_penalty(self) -> bool:
-        """Whether a forward in training mode leaves an objective."""
+        """True where a forward in training mode leaves an objective."""
         return True
 
     @property

@@ -149,7 +149,7 @@ class QueryKeyValueAttention(AttentionLayer):
         return matrix if moved is None else moved.undo_matrix(matrix)
 
     def reads_positions(self) -> bool:
-        """Whether the outputs depend on the positions of the real tokens, apart from causality."""
+        """True where the outputs depend on the positions of the real tokens, apart from causality."""
         return self.kernel.reads_positions
 
     def _compaction(self, attention_mask: Tensor | None, is_causal: bool) -> Compaction | None:

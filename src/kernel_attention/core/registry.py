@@ -90,12 +90,12 @@ class Mechanism:
 
     @property
     def causal(self) -> bool:
-        """Whether the default options have a causal form."""
+        """True where the default options have a causal form."""
         return self.default_layer.supports(causal=True)
 
     @property
     def cross(self) -> bool:
-        """Whether the default options have cross-attention."""
+        """True where the default options have cross-attention."""
         return self.default_layer.supports(context=True)
 
     @property

@@ -14,7 +14,7 @@ _ROLES = ("query", "key")  # the first two arguments of nn.MultiheadAttention
 
 @functools.cache
 def reads_other_tokens(owner: type, name: str) -> bool | None:
-    """Whether modules of this class call their attention ``name`` with other keys than queries.
+    """True where modules of this class call their attention ``name`` with other keys than queries.
 
     The attention is called as an ``nn.MultiheadAttention``. None where the source does not say.
     """

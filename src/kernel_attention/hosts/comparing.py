@@ -35,7 +35,7 @@ _SIZES = ("window_area", "window_size", "resolution", "seq_len")
 
 @dataclass(frozen=True)
 class HostComparison:
-    """What was found out about a host.
+    """The findings about a host.
 
     Attributes:
         differs: how it differs from softmax attention of its projections; None where it is that.

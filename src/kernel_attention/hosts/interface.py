@@ -95,7 +95,7 @@ class InterfaceAttention:
 
     @staticmethod
     def matches(module: nn.Module, parent: nn.Module) -> bool:
-        """Whether the module calls an attention function by the name in its configuration."""
+        """True where the module calls an attention function by the name in its configuration."""
         forward = inspect.unwrap(type(module).forward)
         code = getattr(forward, "__code__", None)
         return (

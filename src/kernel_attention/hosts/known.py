@@ -147,7 +147,7 @@ class TorchAttention(HostedAttention):
 
     @staticmethod
     def matches(module: nn.Module, parent: nn.Module) -> bool:
-        """Whether the module can be replaced by one of this class."""
+        """True where the module can be replaced by one of this class."""
         return isinstance(module, nn.MultiheadAttention)
 
     @classmethod
@@ -196,7 +196,7 @@ class TimmAttention(HostedAttention):
 
     @staticmethod
     def matches(module: nn.Module, parent: nn.Module) -> bool:
-        """Whether the module can be replaced by one of this class."""
+        """True where the module can be replaced by one of this class."""
         inputs = is_linear(getattr(module, "qkv", None)) or separate_names(module) is not None
         output = is_linear(getattr(module, "proj", None))
         return inputs and output and hasattr(module, "num_heads") and "x" in _parameters(module)
@@ -291,7 +291,7 @@ class TransformersAttention(HostedAttention):
 
     @staticmethod
     def matches(module: nn.Module, parent: nn.Module) -> bool:
-        """Whether the module can be replaced by one of this class."""
+        """True where the module can be replaced by one of this class."""
         if separate_names(module) is None or output_owner(module, parent) is None:
             return False
         parameters = _parameters(module)
@@ -351,13 +351,13 @@ def positional_names(module: nn.Module) -> tuple[str, ...]:
 
 
 def needs_masks(module: nn.Module) -> bool:
-    """Whether a host of transformers is causal by its masks alone: "eager" does not read ``is_causal``."""
+    """True where a host of transformers is causal by its masks alone: "eager" does not read ``is_causal``."""
     config = getattr(module, "config", None)
     return getattr(config, "_attn_implementation", "sdpa") in (None, "eager")
 
 
 def takes_cache(module: nn.Module) -> bool:
-    """Whether a cache of keys and values is among the module's arguments."""
+    """True where a cache of keys and values is among the module's arguments."""
     return any(name in _parameters(module) for name in CACHES)
 
 

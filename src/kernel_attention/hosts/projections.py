@@ -103,7 +103,7 @@ def foreign_projection(module: nn.Module, parent: nn.Module) -> str | None:
 
 
 def is_linear(module: object) -> bool:
-    """Whether the module is an ``nn.Linear``, or an adapter of peft around one."""
+    """True where the module is an ``nn.Linear``, or an adapter of peft around one."""
     return isinstance(module, nn.Linear) or isinstance(getattr(module, "base_layer", None), nn.Linear)
 
 

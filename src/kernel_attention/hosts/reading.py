@@ -35,7 +35,7 @@ class HostDescription:
 
     @property
     def bias(self) -> bool:
-        """Whether any projection has a bias."""
+        """True where any projection has a bias."""
         return any(name.endswith(".bias") for name in self.sources)
 
 
@@ -73,7 +73,7 @@ def describe_heads(module: nn.Module) -> HostDescription:
 
 
 def is_decoder(module: nn.Module, owners: Sequence[nn.Module]) -> bool:
-    """Whether a host's model is causal: the nearest of the host and its owners that says so decides.
+    """True where a host's model is causal: the nearest of the host and its owners that says so decides.
 
     There are several words for it. A host without any of them that takes a cache is a decoder: the cache is
     of no use to others.
@@ -83,7 +83,7 @@ def is_decoder(module: nn.Module, owners: Sequence[nn.Module]) -> bool:
 
 
 def may_cache(module: nn.Module, owners: Sequence[nn.Module]) -> bool:
-    """Whether a host's model may hand it a cache of keys and values."""
+    """True where a host's model may hand it a cache of keys and values."""
     stated = _statements(module, owners)
     return any(stated.values()) or ("is_decoder" not in stated and takes_cache(module))
 

@@ -259,7 +259,7 @@ def _compare(site: Site, host: HostDescription, longest: int | None) -> HostComp
 
 
 def _decodes(site: Site) -> bool:
-    """Whether the layer belongs to a causal model."""
+    """True where the layer belongs to a causal model."""
     if site.cross:
         return False
     if site.host_class in (TransformersAttention, InterfaceAttention):

@@ -121,10 +121,10 @@ def _paths(sites: list[Site]) -> str:
 
 
 def _is_cross(attention: nn.Module, owner: nn.Module, path: str) -> bool:
-    """Whether keys and values come from other tokens than the queries.
+    """True where keys and values come from other tokens than the queries.
 
-    An attention that is called with queries and keys is told by its owner's call, and another one by what it
-    says itself. Where there is neither, the names of the attention and of its owner count.
+    The owner's call says so where the attention is called with queries and keys; otherwise the attention says
+    so itself. Where there is neither, the names of the attention and of its owner count.
     """
     if isinstance(attention, (nn.MultiheadAttention, TorchAttention)):
         caller: Any = type(owner)
@@ -137,7 +137,7 @@ def _is_cross(attention: nn.Module, owner: nn.Module, path: str) -> bool:
 
 
 def named_cross(path: str) -> bool:
-    """Whether an attention, or the module around it, has a name of cross-attention."""
+    """True where an attention, or the module around it, has a name of cross-attention."""
     return _CROSS.search(".".join(path.split(".")[-2:])) is not None
 
 

@@ -31,7 +31,7 @@ _SHOWN = 4  # the keys that an error lists
 
 @dataclass(frozen=True)
 class TimmLoading:
-    """What became of weights that were loaded.
+    """The outcome of loading weights.
 
     Attributes:
         new: parameters of ours that keep their own values, because timm has none for them.

@@ -143,7 +143,7 @@ class SparseExperts(PenalizedModule):
 
     @property
     def has_penalty(self) -> bool:
-        """Whether ``balance`` > 0."""
+        """True where ``balance`` > 0."""
         return self.balance > 0
 
     def weigh_objective(self, objective: Objective) -> Tensor:

@@ -129,7 +129,7 @@ class RocketStem(nn.Module):
         self.deviation.copy_(deviation.clamp_min(_SMALLEST_DEVIATION))
 
     def features(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """What the linear map reads, standardised: (B, N, c) -> (B, M, F). Nothing in it learns."""
+        """Standardised features for the linear map: (B, N, c) -> (B, M, F). Nothing in them learns."""
         if attention_mask is not None:
             x = x.masked_fill(~attention_mask[..., None], 0.0)
         real = torch.ones_like(x[..., 0]) if attention_mask is None else attention_mask.to(x.dtype)

@@ -48,7 +48,7 @@ _FEWEST_STEPS = 1000
 
 
 def is_resolved(mean: Any, std: Any) -> Any:
-    """Whether float32 numbers at this mean resolve this deviation; of arrays or tensors, entry by entry."""
+    """True where float32 numbers at this mean resolve this deviation; entry by entry of arrays or tensors."""
     return abs(mean) * (_FEWEST_STEPS * torch.finfo(torch.float32).eps) <= std
 
 
@@ -172,7 +172,7 @@ class SequenceEncoder(nn.Module):
         return self._encoded(tokens, self.token_mask(attention_mask), start, is_causal, hidden_states)
 
     def features(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """What the learnt part of a rocket stem reads: (B, N, c) -> (B, ceil(N / patch_len), F).
+        """Features that the learnt part of a rocket stem reads: (B, N, c) -> (B, ceil(N / patch_len), F).
 
         No parameter changes it, so training may compute it once; see ``from_features``.
         """

@@ -254,7 +254,7 @@ def _masked(x: Tensor, attention_mask: Tensor | None) -> Tensor:
 
 
 def _is_whole(attention_mask: Tensor) -> bool:
-    """Whether no step is padded; examined only where that costs nothing (``compaction`` has the reason)."""
+    """True where no step is padded; asked only where that costs nothing (``compaction`` has the reason)."""
     return attention_mask.device.type == "cpu" and not is_traced() and bool(attention_mask.all())
 
 

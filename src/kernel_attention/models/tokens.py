@@ -70,7 +70,7 @@ class TokenEncoder(SequenceEncoder):
 
 
 def are_tokens(x: Tensor, embed_dim: int) -> bool:
-    """Whether x holds the numbers of tokens, (B, N), or embedded tokens, (B, N, d)."""
+    """True where x holds the numbers of tokens, (B, N), or embedded tokens, (B, N, d)."""
     return x.dim() == 3 and x.size(2) == embed_dim if x.is_floating_point() else x.dim() == 2
 
 

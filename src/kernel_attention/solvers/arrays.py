@@ -69,7 +69,7 @@ def read_array(name: str, values: Any, **options: Any) -> Tensor:
 
 
 def unmasked(values: Any) -> Any:
-    """What scikit-learn checks, with NaN at every mark of a missing value; a frame keeps its names."""
+    """Values for scikit-learn's checks: NaN at every mark of a missing value; a frame keeps its names."""
     is_frame = hasattr(values, "columns") and hasattr(values, "iloc")
     is_plain = isinstance(values, np.ndarray) and values.dtype != object
     if not isinstance(values, np.ma.MaskedArray) and (is_plain or hasattr(values, "tocsr")):

@@ -230,7 +230,7 @@ def centered(matrix: Tensor) -> Tensor:
 
 
 def is_operator(value: Any) -> bool:
-    """Whether the value is a matrix by its products: no tensor and no array, but with both products."""
+    """True where the value is a matrix by its products: no tensor and no array, but with both products."""
     if isinstance(value, (Tensor, np.ndarray)) or not hasattr(value, "shape"):
         return False
     pairs = (("matmul", "rmatmul"), ("matmat", "rmatmat"))

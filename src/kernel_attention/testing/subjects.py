@@ -55,7 +55,7 @@ class Subject:
         return layer.to(dtype).train()
 
     def places_parameters(self) -> bool:
-        """Whether ``make`` accepts ``device`` and ``dtype``."""
+        """True where ``make`` accepts ``device`` and ``dtype``."""
         try:
             inspect.signature(self.make).bind(EMBED_DIM, HEADS, device=None, dtype=None)
         except TypeError:
@@ -86,7 +86,7 @@ def subject(mechanism: str | Callable[..., AttentionLayer], **options: Any) -> S
 
 
 def _is_fixed(layer: AttentionLayer) -> bool:
-    """Whether the layer takes ``LENGTH`` tokens and refuses fewer."""
+    """True where the layer takes ``LENGTH`` tokens and refuses fewer."""
     layer(torch.zeros(1, LENGTH, EMBED_DIM))
     try:
         layer(torch.zeros(1, LENGTH - 1, EMBED_DIM))

@@ -31,7 +31,7 @@ from kernel_attention.models.language.decoding import DecodingState
 
 
 class DecodingCache:
-    """What ``generate`` carries as ``past_key_values``: the state of every layer after the tokens read.
+    """The ``past_key_values`` of ``generate``: the state of every layer after the tokens read.
 
     Its size is constant where every mechanism has a recurrent form of constant size.
 

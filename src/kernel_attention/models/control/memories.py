@@ -1,4 +1,4 @@
-"""What a policy remembers of the episodes that it plays: the last steps, all of them, or none.
+"""Memories of the episodes that a policy plays: the last steps, all of them, or none.
 
 The legend is that of ``kernel_attention.models.control.policies``.
 """

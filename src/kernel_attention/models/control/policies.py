@@ -1,4 +1,4 @@
-"""What every policy has: the scale of the states, the range of the actions; and a policy of the state alone.
+"""The base of policies: scale of the states, range of the actions; and a policy of the state alone.
 
 Legend: B episodes, K time steps, o numbers of a state, a numbers of an action or discrete actions.
 """

@@ -52,7 +52,7 @@ class Prefix:
 
 
 def is_recurrent(attention: Any) -> bool:
-    """Whether a layer decodes with a state of its own."""
+    """True where a layer decodes with a state of its own."""
     return bool(attention.supports(decoding=True))
 
 
