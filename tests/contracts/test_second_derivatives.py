@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 import kernel_attention as ka
 
@@ -65,50 +64,6 @@ def test_second_derivatives_of_the_fused_form_equal_finite_differences(name):
 
         leaves = [x.requires_grad_(), *(p.detach().clone().requires_grad_() for p in layer.parameters())]
         assert torch.autograd.gradgradcheck(loss, leaves, fast_mode=True)
-
-
-@every_layer
-def test_second_derivatives_of_the_fused_form_are_those_of_the_formulas(name):
-    found = {}
-    for impl in ("reference", "fused"):
-        layer = build(name, impl)
-        x, mask = inputs(layer)
-        x.requires_grad_()
-        loss = layer(x, attention_mask=mask)[mask].square().sum() + ka.auxiliary_loss(layer)
-        leaves = [x, *layer.parameters()]
-        first = torch.autograd.grad(loss, leaves, create_graph=True)
-        found[impl] = [*first, *torch.autograd.grad(sum(g.square().sum() for g in first), leaves)]
-    torch.testing.assert_close(found["fused"], found["reference"], rtol=1e-8, atol=1e-9)
-
-
-@every_layer
-@pytest.mark.parametrize("length", [255, 256])
-def test_a_gradient_penalty_trains_at_every_length(name, length):
-    layer = build(name, "auto")
-    x = inputs(layer, length)[0].requires_grad_()
-    (slope,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
-    slope.square().sum().backward()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in layer.q_proj.parameters())
-
-
-@every_layer
-def test_forward_mode_and_torch_func_differentiate_every_length(name):
-    layer = build(name, "auto").eval()
-    x, mask = inputs(layer)
-    tangent = torch.randn_like(x)
-
-    def call(x: Tensor) -> Tensor:
-        return layer(x, attention_mask=mask)[mask]
-
-    # <u, J v> = <J^T u, v>, the right side being the fused backward pass.
-    leaf = x.clone().requires_grad_()
-    y = call(leaf)
-    probe = torch.randn_like(y)
-    (pulled,) = torch.autograd.grad(y, leaf, probe)
-    with forward_ad.dual_level():
-        dual = forward_ad.unpack_dual(call(forward_ad.make_dual(x, tangent))).tangent
-    for pushed in (dual, torch.func.jvp(call, (x,), (tangent,))[1]):
-        torch.testing.assert_close((probe * pushed).sum(), (pulled * tangent).sum(), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", ["primal", "multilinear"])

@@ -8,7 +8,6 @@ import re
 import pytest
 import torch
 
-import kernel_attention as ka
 from kernel_attention import InputError, create_attention, list_attention
 from kernel_attention.core import registry
 from kernel_attention.core.layer import AttentionLayer
@@ -68,12 +67,6 @@ def test_what_the_preset_fixes_is_no_option(mechanism):
             create_attention(mechanism.name, 12, 3, **{option: mechanism.preset[option]})
 
 
-def test_names_are_unique_and_tables_agree():
-    names = [mechanism.name for mechanism in list_attention()]
-    assert len(set(names)) == len(names)
-    assert {"softmax", "symmetric", "cosine", "primal"} <= set(names)
-
-
 @pytest.mark.parametrize(
     ("name", "nearest"),
     [("primale", "primal"), ("Softmax", "softmax"), ("sofmax", "softmax"), ("symetric", "symmetric")],
@@ -87,12 +80,6 @@ def test_an_unknown_mechanism_offers_the_nearest(name, nearest):
 def test_something_else_altogether_lists_the_names(name):
     with pytest.raises(InputError, match=re.escape(f"unknown attention mechanism {name!r} (accepted: ")):
         create_attention(name, 12, 3)
-
-
-def test_options_reach_the_layer():
-    layer = create_attention("primal", embed_dim=64, num_heads=2, rank=20, eta=0.1)
-    assert isinstance(layer, ka.PrimalAttention)
-    assert (layer.rank, layer.eta) == (20, 0.1)
 
 
 @pytest.mark.parametrize(

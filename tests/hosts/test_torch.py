@@ -19,7 +19,6 @@ from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
 import kernel_attention as ka
-from kernel_attention.core.penalized import PenalizedAttention
 
 every_mechanism = pytest.mark.parametrize(
     "mechanism", SEQUENCE_MECHANISMS, ids=lambda mechanism: mechanism.name
@@ -115,19 +114,6 @@ def test_whole_transformer_counts_encoder_and_decoder_layers():
 
 
 @every_mechanism
-def test_padding_does_not_change_the_result(mechanism):
-    """In eval and without gradients, where the fused path lurks."""
-    model = torch_encoder().eval()
-    ka.replace_attention(model, {-1: {mechanism.name: small_options(mechanism)}})
-    x, real = torch.randn(BATCH, LENGTH, EMBED_DIM), real_tokens()
-    with torch.no_grad():
-        padded = model(x, src_key_padding_mask=~real)
-        for sequence, y, mask in zip(x, padded, real, strict=True):
-            alone = model(sequence[None, mask])
-            assert largest_difference(y[None, mask], alone) < 2e-5
-
-
-@every_mechanism
 def test_trains_saves_loads_and_copies(mechanism, tmp_path):
     safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
     layers = {0: {mechanism.name: small_options(mechanism)}}
@@ -211,14 +197,3 @@ def test_a_host_without_biases_gets_a_layer_without():
     assert record.carried == tuple(f"{name}_proj.weight" for name in ("q", "k", "v", "out"))
     assert record.new == ()
     assert largest_difference(model(x), expected) < 1e-5
-
-
-def test_the_auxiliary_loss_finds_replaced_layers():
-    model = torch_encoder()
-    ka.replace_attention(model, {"first-2": "primal"}, rank=3, eta=0.5)
-    model(torch.randn(BATCH, LENGTH, EMBED_DIM))
-    layers = [module for module in model.modules() if isinstance(module, PenalizedAttention)]
-    assert len(layers) == 2
-    assert ka.auxiliary_loss(model).item() == pytest.approx(
-        sum(0.5 * layer.objective.item() ** 2 for layer in layers)
-    )

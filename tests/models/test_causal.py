@@ -62,27 +62,6 @@ def test_tied_weights_are_one_parameter(tokens):
     torch.testing.assert_close(tied.embedding.weight.grad, both)
 
 
-def test_fixed_positions_are_no_weights(tokens):
-    model = small(positions="fixed")
-    assert "positions" not in model.state_dict()
-    model(tokens)
-
-
-@pytest.mark.parametrize(
-    ("layout", "num_layers"),
-    [
-        (["softmax"] * 5 + ["primal"], 6),
-        ([{"rpc": {"iterations": 4, "lam": 4.0}}] * 4 + ["symmetric"] * 12, 16),
-    ],
-)
-def test_the_papers_layouts_learn(layout, num_layers, tokens):
-    """Primal-Attention: 6 layers, primal last; kernel PCA: 16 layers, RPC in the first four."""
-    model = small(layout, num_layers=num_layers).train()
-    loss = torch.nn.functional.cross_entropy(model(tokens)[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
-    (loss + ka.auxiliary_loss(model)).backward()
-    assert all(parameter.grad is not None for parameter in model.parameters())
-
-
 @pytest.mark.parametrize(
     "spec",
     [

@@ -9,7 +9,7 @@ import torch
 from models.test_causal import CAUSAL, LENGTH, VOCABULARY, small
 
 from kernel_attention.errors import InputError
-from kernel_attention.models.language.decoding import DecodingState, is_recurrent
+from kernel_attention.models.language.decoding import DecodingState
 from kernel_attention.models.language.generation import draw_tokens, generate
 
 
@@ -72,19 +72,6 @@ def test_draws_are_seeded_and_follow_the_distribution():
     assert torch.equal(drawn, draw_tokens(logits, 0.5, 3, torch.Generator().manual_seed(0)))
     assert draw_tokens(logits[:5], 0.0, None, None).tolist() == [0] * 5
     assert torch.equal(draw_tokens(logits, 2.0, 1, None), torch.zeros(20000, dtype=torch.long))
-
-
-def test_a_state_of_primal_attention_does_not_grow(tokens):
-    model = small("primal")
-    sizes = []
-    state = model.initial_state(3)
-    with torch.no_grad():
-        for position in range(LENGTH):
-            _, state = model.step(tokens[:, position], state)
-            sizes.append(sum(tensor.nbytes for tensor in tensors_of(state)))
-    assert all(is_recurrent(layer.attention) for layer in model.layers)
-    assert sizes[0] > 0
-    assert len(set(sizes)) == 1
 
 
 @pytest.mark.slow

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import copy
-import itertools
 
 import pytest
 import torch
-from torch import nn
-from torch.nn import functional as F
 
 from kernel_attention import InputError, auxiliary_loss
-from kernel_attention.models import CausalLanguageModel, EncoderLayer, SequenceEncoder, SparseExperts
+from kernel_attention.models import CausalLanguageModel, SequenceEncoder, SparseExperts
 from kernel_attention.models.experts import balancing_term
 
 B, N, D, HIDDEN, E = 2, 7, 5, 11, 3
@@ -59,38 +56,7 @@ def test_the_output_and_every_gradient_are_those_of_the_dense_sum(k, activation)
         assert torch.autograd.grad((model(x) * weight).sum(), model.router.weight)[0].abs().max() < 1e-15
 
 
-def test_the_order_of_the_experts_does_not_matter():
-    model, x = mixture(), tokens()
-    order = [2, 0, 1]
-    other = copy.deepcopy(model)
-    other.experts = nn.ModuleList(model.experts[number] for number in order)
-    other.router.weight = nn.Parameter(model.router.weight[order])
-    torch.testing.assert_close(other(x), model(x), rtol=0, atol=1e-14)
-
-
-def test_a_token_depends_on_itself_alone():
-    """So padding, a batch and a step of decoding change nothing."""
-    model, x = mixture().eval(), tokens()
-    whole = model(x)
-    for b, n in itertools.product(range(B), range(N)):
-        torch.testing.assert_close(model(x[b : b + 1, n]), whole[b : b + 1, n], rtol=0, atol=1e-14)
-
-
 # The balancing term
-
-
-def test_the_balancing_term_is_one_where_the_router_is_indifferent():
-    chosen = torch.tensor([[0, 1], [2, 0], [1, 0]])
-    scores = torch.full((3, E), 0.7, dtype=torch.float64)
-    assert balancing_term(scores, chosen).item() == pytest.approx(1.0, abs=1e-15)
-
-
-def test_the_balancing_term_grows_to_the_number_of_experts_where_one_has_all():
-    scores = torch.zeros(4, E, dtype=torch.float64)
-    scores[:, 1] = 40.0
-    assert balancing_term(scores, scores.topk(1).indices).item() == pytest.approx(E, rel=1e-15)
-    scores = torch.eye(E, dtype=torch.float64).mul(40.0)
-    assert balancing_term(scores, scores.topk(1).indices).item() == pytest.approx(1.0, rel=1e-15)
 
 
 def test_the_balancing_term_by_hand_and_without_padded_tokens():
@@ -203,23 +169,6 @@ def test_decoding_token_by_token_gives_the_logits_of_one_pass():
     torch.testing.assert_close(torch.stack(steps, dim=1), model(read), rtol=0, atol=1e-12)
 
 
-def test_the_experts_share_a_task_that_one_cannot_do():
-    """Two kinds of tokens with different maps: the router tells them apart, and both experts are used."""
-    torch.manual_seed(0)
-    model = SparseExperts(D, 4, 2, 1, balance=0.05)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
-    x = torch.randn(256, D)
-    target = torch.where(x[:, :1] > 0, x.flip(-1), -x)
-    for _ in range(200):
-        loss = F.mse_loss(model(x), target) + auxiliary_loss(model)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    used = torch.bincount(model.router(x).argmax(-1), minlength=2) / len(x)
-    assert used.min() > 0.2
-    assert model.objective < 1.2
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -235,14 +184,3 @@ def test_the_experts_share_a_task_that_one_cannot_do():
 def test_wrong_options(changes, message):
     with pytest.raises(InputError, match=message):
         SparseExperts(**({"embed_dim": D, "feedforward_dim": HIDDEN, "experts": E} | changes))
-
-
-def test_a_layer_without_experts_has_the_parameters_that_it_had():
-    from kernel_attention import SoftmaxAttention
-
-    names = [name for name, _ in EncoderLayer(SoftmaxAttention(8, 2), 6).named_parameters()]
-    assert names[-8:] == [
-        f"{module}.{kind}"
-        for module in ("linear1", "linear2", "norm1", "norm2")
-        for kind in ("weight", "bias")
-    ]

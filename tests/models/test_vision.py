@@ -136,11 +136,6 @@ def test_a_mechanism_gets_the_grid_the_class_token_and_the_number_of_tokens():
         assert convolved.dropout == scaled.dropout == 0.1
 
 
-def test_a_list_says_every_layers_mechanism():
-    with pytest.raises(InputError, match="lists 2 entries for num_layers=3"):
-        build(["softmax", "rpc"])
-
-
 # Stochastic depth
 
 
