@@ -42,6 +42,14 @@ def test_the_rooms_of_the_page_are_those_of_the_contract_and_of_the_package():
     assert set(headings[1:]) == modules_of("kernel_attention")
 
 
+def test_a_folder_of_the_library_is_read_at_a_glance():
+    """At most 16 modules; one solver, one file."""
+    library = PACKAGES["kernel_attention"]
+    folders = [path.parent for path in library.rglob("__init__.py")]
+    sizes = {str(folder.relative_to(library)): len(list(folder.glob("*.py"))) - 1 for folder in folders}
+    assert {name: size for name, size in sizes.items() if size > 16 and name != "solvers"} == {}
+
+
 def test_every_room_has_a_paragraph():
     for section in PAGE.split("\n## ")[1:]:
         assert len(section.partition("\n")[2].split()) >= 5, section

@@ -8,7 +8,7 @@ from torch.nn.modules.module import _has_any_global_hook
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 Device = torch.device | str | int | None
-"""What PyTorch's modules take as ``device``; None: the default device."""
+"""The values of ``device`` in PyTorch's modules; None: the default device."""
 
 
 class TensorLinear(nn.Linear):

@@ -19,7 +19,7 @@ AttentionSpec = Spec
 """A mechanism: its name or ``{name: options}``."""
 
 AttentionFactory = Callable[..., AttentionLayer]
-"""What makes a layer from ``(embed_dim, num_heads, **options)``: a layer's class, or a function."""
+"""A maker of a layer from ``(embed_dim, num_heads, **options)``: a layer's class, or a function."""
 
 _OF_EVERY_LAYER = ("embed_dim", "num_heads", "device", "dtype")
 

@@ -1,4 +1,4 @@
-"""What the classifier and the regressor of sequences share: parameters, training, raw outputs."""
+"""The base of the classifier and the regressor of sequences: parameters, training, raw outputs."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ class AttentionEstimator(TransformerMixin, BaseEstimator):
     def feature_importance(
         self, X: Any, nodes: int = 64, output: int | None = None
     ) -> np.ndarray | list[np.ndarray]:
-        """What every value of X adds to the answer, by integrated gradients; see ``integrated_gradients``.
+        """The share of every value of X in the answer, by integrated gradients; see ``integrated_gradients``.
 
         The answer is the log-probability of the predicted class, or the predicted value. The entries of a
         case sum to the difference between its answer and that of the mean of the training data.
@@ -201,7 +201,7 @@ class AttentionEstimator(TransformerMixin, BaseEstimator):
         return np.stack(found) if len(lengths) == 1 else found
 
     def _answer(self, output: Tensor, column: int | None) -> Callable[[Tensor], Tensor]:
-        """What ``feature_importance`` explains of the case with this output: (B, k) -> (B,)."""
+        """The answer that ``feature_importance`` explains, from the outputs: (B, k) -> (B,)."""
         raise NotImplementedError
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -319,7 +319,7 @@ class AttentionEstimator(TransformerMixin, BaseEstimator):
         return self.models_
 
     def _can_judge(self, split: SequenceSplit) -> bool:
-        """Whether held-out cases are wanted for ``_judge`` and there are enough."""
+        """True where held-out cases are wanted for ``_judge`` and there are enough."""
         return False
 
     def _judge(self, judged: list[tuple[Tensor, SequenceSplit]]) -> None:

@@ -28,7 +28,7 @@ _PREDICTED_AT_ONCE = 64
 
 
 class MemberPlan(NamedTuple):
-    """What trains one model: its seed, its cases, those held out, and whether these choose the epoch."""
+    """The training of one model: its seed, its cases, those held out, and whether these choose the epoch."""
 
     seed: int
     kept: SequenceSplit
@@ -125,7 +125,7 @@ def train_members(
 def member_outputs(
     estimator: Any, model: SequenceClassifier, sequences: list[Any], max_len: int, pooled: bool = False
 ) -> Tensor:
-    """What one model gives for every sequence; the mean over the windows of a longer one."""
+    """Outputs of one model for every sequence; the mean over the windows of a longer one."""
     windows, counts = windows_of(sequences, max_len)
     # The model is kept on the CPU, so that an estimator pickled on a GPU machine opens on any other.
     try:
@@ -145,7 +145,7 @@ def _history(before: list[dict[str, Any]], rows: list[dict[str, Any]], index: in
 def _watch(
     callbacks: list[Callback], before: list[dict[str, Any]], index: int
 ) -> Callable[[list[dict[str, Any]]], bool] | None:
-    """Whether a callback ends training, asked with the rows of every epoch so far; None without callbacks."""
+    """True where a callback ends training, given the rows of every epoch so far; None without callbacks."""
     if not callbacks:
         return None
     # A list, so that every callback sees every epoch.

@@ -48,7 +48,7 @@ def integrated_gradients(
     answer: Callable[[Tensor], Tensor],
     nodes: int,
 ) -> np.ndarray:
-    """What every value of a series adds to an answer, (n_i, c) float64; the sum is the answer's change.
+    """The share of every value of a series in an answer, (n_i, c) float64; the sum is the answer's change.
 
     The gradient is integrated along the straight line from the mean of the training data to the series. Views
     of a series change fastest where it is nearly constant, so the Gauss-Legendre nodes are dense there: the

@@ -38,7 +38,7 @@ _OF_A_MEMBER = (
 
 @contextlib.contextmanager
 def refused_in_one_line(name: str) -> Iterator[None]:
-    """What scikit-learn's checks of an argument raise, as an InputError of one line."""
+    """Raise what scikit-learn's checks of an argument raise, as an InputError of one line."""
     try:
         yield
     except InputError:

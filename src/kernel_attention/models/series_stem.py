@@ -32,7 +32,7 @@ STEMS = ("linear", "convolution", "rocket")
 Stem = Literal["linear", "convolution", "rocket"]
 
 LARGEST_NUMBER_OF_TOKENS: dict[str, int] = {"linear": 128, "convolution": 128, "rocket": 8}
-"""What ``automatic_patch_len`` aims at. A rocket stem counts steps, so that its tokens want many of them."""
+"""The aims of ``automatic_patch_len``. A rocket stem counts steps, so that its tokens want many of them."""
 
 # A series that varies less than this, relative to its channel over the training data, counts as constant.
 _SMALLEST_DEVIATION = 1e-3

@@ -31,7 +31,7 @@ class Batch(NamedTuple):
 
     @property
     def arguments(self) -> tuple[Tensor, Tensor]:
-        """What the model is called with."""
+        """The arguments of the model's call."""
         return self.x, self.attention_mask
 
 

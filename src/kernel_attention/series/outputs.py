@@ -75,7 +75,7 @@ def model_scale(model: SequenceClassifier) -> Standardizer:
 
 
 class _Pooled(nn.Module):
-    """What the head of a classifier reads."""
+    """Return the input of a classifier's head."""
 
     def __init__(self, model: SequenceClassifier) -> None:
         super().__init__()

@@ -65,7 +65,7 @@ class Features(NamedTuple):
 def training_features(
     model: SequenceClassifier, split: SequenceSplit, augmentation: Sequence[str]
 ) -> Features:
-    """What ``OnFeatures`` is trained with: the features of a split, and of up to seven augmented copies.
+    """Training data of ``OnFeatures``: the features of a split, and of up to seven augmented copies.
 
     There are fewer copies where features are large: many cases need less augmentation.
     """
@@ -82,7 +82,7 @@ def split_features(model: SequenceClassifier, split: SequenceSplit) -> SequenceS
 
 
 def can_keep_features(model: SequenceClassifier, mixup: float, split: SequenceSplit) -> bool:
-    """Whether features of all cases are there and need no more than 1 GiB."""
+    """True where features of all cases are there and need no more than 1 GiB."""
     project = model.encoder.project
     if not isinstance(project, RocketStem) or mixup:
         return False

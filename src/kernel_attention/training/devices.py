@@ -54,7 +54,7 @@ def with_precision(settings: Settings) -> Settings:
 
 
 def has_bfloat16(device: torch.device) -> bool:
-    """Whether the device has instructions that multiply bfloat16 numbers."""
+    """True where the device has instructions that multiply bfloat16 numbers."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     if device.type != "cpu":

@@ -179,7 +179,7 @@ class Training:
 
     @property
     def is_evaluated(self) -> bool:
-        """Whether the evaluation belongs to the round that is being done."""
+        """True where the evaluation belongs to the round that is being done."""
         return (self.round + 1) % self.settings.rounds_per_evaluation == 0
 
     def _train_round(self) -> None:
@@ -323,7 +323,7 @@ class Training:
         return tuple(self.processes.total([float(number) for number in (weight, *flags)]))
 
     def _any(self, *flags: bool) -> tuple[bool, ...]:
-        """Whether a flag is set in any process."""
+        """True where a flag is set in any process."""
         return tuple(number > 0 for number in self._sum(0, *flags)[1:])
 
     def _tell(self, event: str) -> None:

@@ -14,7 +14,7 @@ class Observer:
     """
 
     can_resume: ClassVar[bool] = False
-    """Whether it writes checkpoints, so that a signal may stop training after a step."""
+    """True where it writes checkpoints, so that a signal may stop training after a step."""
 
     def on_train_start(self, training: Course) -> None:
         """Before the first step, or before the first after a checkpoint."""

@@ -44,7 +44,7 @@ class ProcessPlace:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process writes the run folder and speaks to the user."""
+        """True where this process writes the run folder and speaks to the user."""
         return self.rank == 0
 
 
@@ -65,7 +65,7 @@ def started_devices() -> dict[str, int]:
 
 
 def is_first_process() -> bool:
-    """Whether this process speaks to the user: it was started alone, or is the first one of torchrun."""
+    """True where this process speaks to the user: it was started alone, or is the first one of torchrun."""
     place = place_from_environment()
     return place is None or place.is_first
 
@@ -102,7 +102,7 @@ class Processes:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process writes the run folder and speaks to the user."""
+        """True where this process writes the run folder and speaks to the user."""
         return self.place.is_first
 
     def total(self, numbers: list[float]) -> list[float]:
@@ -114,14 +114,14 @@ class Processes:
         return sums.tolist()
 
     def told(self, value: Any) -> Any:
-        """What the first process gives."""
+        """The value of the first process."""
         found = [value]
         if self.place.world > 1:
             dist.broadcast_object_list(found, src=0, group=self._agreeing)
         return found[0]
 
     def gathered(self, value: Any) -> list[Any]:
-        """What every process gives, in the order of their ranks."""
+        """The values of all processes, in the order of their ranks."""
         if self.place.world == 1:
             return [value]
         found = [None] * self.place.world

@@ -36,7 +36,7 @@ class Figures:
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
         self.counts = True
-        """Whether what is logged counts; not for a batch that only keeps a process in step with others."""
+        """True where what is logged counts; not for a batch that only keeps a process in step with others."""
 
     @torch.no_grad()
     def add(self, name: str, value: Tensor | float, weight: float = 1) -> None:
@@ -124,7 +124,7 @@ class TrainingTask(nn.Module):
         """Log the figures of a batch."""
 
     def forward(self, batch: Any) -> Tensor:
-        """What a step minimises on a batch, by the name that data parallelism calls."""
+        """The loss of a step on a batch, by the name that data parallelism calls."""
         with collect_objectives() as objectives:
             loss = self.training_step(batch)
         return self.objective(loss, batch, objectives)
@@ -153,7 +153,7 @@ class TrainingTask(nn.Module):
             self.log(name, value, weight)
 
     def objective(self, loss: Tensor, batch: Any, objectives: ObjectiveCollector) -> Tensor:
-        """What a step minimises: loss + sum over layers of eta J^2 (Primal-Attention, eq. 10). Logs each J.
+        """The loss of a step: loss + sum over layers of eta J^2 (Primal-Attention, eq. 10). Logs each J.
 
         Where several processes train, J is the mean over all of their sequences.
         """
@@ -173,7 +173,7 @@ class TrainingTask(nn.Module):
         return self.model
 
     def parameter_groups(self) -> Any:
-        """What the optimizer takes: parameters, or groups of them with options of their own."""
+        """Arguments of the optimizer: parameters, or groups of them with options of their own."""
         return self.model.parameters()
 
     def learning_rate_factor(self) -> Callable[[int], float] | None:
@@ -190,16 +190,16 @@ class TrainingTask(nn.Module):
         return optimizer, None if factor is None else torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
 
     def after_step(self) -> None:
-        """What follows each step of the optimizer."""
+        """Act after each step of the optimizer."""
 
     def on_train_start(self) -> None:
-        """What precedes the first step of this process."""
+        """Act before the first step of this process."""
 
     def on_validation_epoch_start(self) -> None:
-        """What precedes an evaluation."""
+        """Act before an evaluation."""
 
     def on_validation_epoch_end(self) -> None:
-        """What follows an evaluation, such as figures of all its cases together."""
+        """Act after an evaluation: on figures of all its cases together, say."""
 
 
 class AveragedTask(TrainingTask):
