@@ -154,7 +154,7 @@ FEATURE_MAP_SPECS = SpecReader(
 
 
 def is_positive(feature_map: FeatureMap) -> bool:
-    """Whether <phi(x), phi(y)> is never negative, so that its sum over y can divide it.
+    """True where <phi(x), phi(y)> is never negative, so that its sum over y can divide it.
 
     Maps from outside this library are assumed to be positive.
     """
@@ -164,7 +164,7 @@ def is_positive(feature_map: FeatureMap) -> bool:
 
 
 def is_tokenwise(feature_map: FeatureMap) -> bool:
-    """Whether phi of a token is known to depend on that token alone."""
+    """True where phi of a token is known to depend on that token alone."""
     return feature_map in (cosine, elu, identity, relu) or isinstance(feature_map, TaylorFeatures)
 
 

@@ -149,7 +149,7 @@ def get_kernel_function(kernel: str | KernelFunction, **parameters: Any) -> Kern
 
 
 def takes_reference(kernel: KernelFunction) -> bool:
-    """Whether the rows of the kernel are normalised over a sample, its argument ``reference``."""
+    """True where the rows of the kernel are normalised over a sample, its argument ``reference``."""
     try:
         return "reference" in inspect.signature(kernel).parameters
     except ValueError:  # a callable without a signature

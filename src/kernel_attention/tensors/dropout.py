@@ -50,7 +50,7 @@ def dropout(x: Tensor, p: float) -> Tensor:
 
 
 def keep_factors(shape: Sequence[int], p: float, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-    """What dropout multiplies entries by, on a CPU: 0 with probability p, and 1 / (1 - p) otherwise."""
+    """Factors of dropout on a CPU: 0 with probability p, and 1 / (1 - p) otherwise."""
     dropped = round(p * _LEVELS)
     if dropped in (0, _LEVELS):
         return torch.full(shape, float(dropped == 0), dtype=dtype)
@@ -68,7 +68,7 @@ def _draw(factors: Tensor, dropped: int, generator: torch.Generator | None = Non
 
 
 def draws_masks(x: Tensor) -> bool:
-    """Whether the masks for x are drawn here, and not by PyTorch."""
+    """True where the masks for x are drawn here, and not by PyTorch."""
     return (
         type(x) is Tensor
         and x.device.type == "cpu"

@@ -56,7 +56,7 @@ _BACKWARD = "grad_out query key value out logsumexp dropout_p is_causal attn_mas
 
 
 def _takes(operator: str, arguments: str) -> bool:
-    """Whether this release of PyTorch has the operator, with these arguments in this order."""
+    """True where this release of PyTorch has the operator, with these arguments in this order."""
     overloads = getattr(torch.ops.aten, operator, None)
     if overloads is None or "default" not in overloads.overloads():
         return False
@@ -129,7 +129,7 @@ def _by_formula(
 
 
 def _is_ours(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> bool:
-    """Whether a gradient is wanted and PyTorch would use its fused kernel for CPUs."""
+    """True where a gradient is wanted and PyTorch would use its fused kernel for CPUs."""
     return (
         needs_gradient(q, k, v)
         and q.device.type == "cpu"
@@ -142,7 +142,7 @@ def _is_ours(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> bool:
 
 
 def has_cpu_kernel() -> bool:
-    """Whether PyTorch has the kernel for CPUs, and no sdpa_kernel context asks for another one."""
+    """True where PyTorch has the kernel for CPUs, and no sdpa_kernel context asks for another one."""
     # flash_sdp_enabled is the switch of sdpa_kernel, for CPUs too.
     return _EXISTS and (torch.compiler.is_compiling() or torch.backends.cuda.flash_sdp_enabled())
 
@@ -177,7 +177,7 @@ _attention_backward = torch.library.custom_op(
 
 
 def _has_small_logits(q: Tensor, k: Tensor, scale: float) -> bool:
-    """Whether L is at most 1 / sqrt(eps).
+    """True where L is at most 1 / sqrt(eps).
 
     The norm of a token bounds those of its heads. Where the heads lie side by side, as a projection leaves
     them, the tokens' norms take a fraction of the time, and settle nearly every call.

@@ -1,4 +1,4 @@
-"""What Triton kernels need of a GPU, and how they multiply float32."""
+"""Needs of Triton kernels on a GPU, and how they multiply float32."""
 
 from __future__ import annotations
 
@@ -34,5 +34,5 @@ def why_not_measured(x: Tensor) -> str | None:
 
 @cache
 def has_triton() -> bool:
-    """Whether Triton is installed, as it is with the CUDA builds of PyTorch."""
+    """True where Triton is installed, as it is with the CUDA builds of PyTorch."""
     return find_spec("triton") is not None

@@ -34,7 +34,7 @@ def multilinear_factors(
 
 
 def alike(tensors: Sequence[Tensor]) -> bool:
-    """Whether all tensors have the same shape."""
+    """True where all tensors have the same shape."""
     return all(tensor.shape == tensors[0].shape for tensor in tensors)
 
 

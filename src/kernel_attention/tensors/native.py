@@ -92,7 +92,7 @@ def _digest(content: bytes) -> str:
 
 
 def _is_whole(library: Path) -> bool:
-    """Whether a kept library has the bytes that its name says; one that has not is removed."""
+    """True where a kept library has the bytes that its name says; one that has not is removed."""
     try:
         if _digest(library.read_bytes()) == library.stem.rpartition("-")[2]:
             return True
@@ -137,7 +137,7 @@ def _compile(source: Path, folder: Path, key: str) -> Path:
 
 
 def _processor() -> bytes:
-    """What tells processors apart that need kernels of their own: several may share a cache folder."""
+    """A name of processors that need kernels of their own: several may share a cache folder."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

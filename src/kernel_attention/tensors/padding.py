@@ -94,7 +94,7 @@ def first_rows(weight: Tensor, count: int, dim: int = 1) -> Tensor:
 
 
 def is_exporting() -> bool:
-    """Whether torch.export is tracing; before torch 2.7, whether any tracer is."""
+    """True where torch.export is tracing; before torch 2.7, whether any tracer is."""
     return getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)()
 
 

@@ -12,12 +12,12 @@ from torch.autograd import forward_ad
 
 
 def is_traced() -> bool:
-    """Whether values cannot be asked for: torch.compile, torch.export or torch.func traces the call."""
+    """True where values cannot be asked for: torch.compile, torch.export or torch.func traces the call."""
     return torch.compiler.is_compiling() or is_transformed()
 
 
 def is_transformed() -> bool:
-    """Whether a transform of torch.func (vmap, grad, jvp) traces what runs.
+    """True where a transform of torch.func (vmap, grad, jvp) traces what runs.
 
     This and the level of forward-mode differentiation have no public name in torch.
     """
@@ -25,22 +25,22 @@ def is_transformed() -> bool:
 
 
 def is_forward_mode() -> bool:
-    """Whether forward-mode differentiation is on, as in torch.func.jvp, hessian and linearize."""
+    """True where forward-mode differentiation is on, as in torch.func.jvp, hessian and linearize."""
     return forward_ad._current_level >= 0
 
 
 def is_for_all_sizes() -> bool:
-    """Whether a compiler, an exporter or torch.jit.trace records what runs for inputs of other sizes."""
+    """True where a compiler, an exporter or torch.jit.trace records what runs for inputs of other sizes."""
     return torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
 
 
 def needs_operator(x: Tensor) -> bool:
-    """Whether a hand-written pass over x must be an operator: a compiler looks on, or x has no values."""
+    """True where a hand-written pass over x must be an operator: a compiler looks on, or x has no values."""
     return type(x) is not Tensor or x.is_meta or torch.compiler.is_compiling()
 
 
 def needs_gradient(*inputs: Tensor | None) -> bool:
-    """Whether a graph is made, and one of the inputs wants a gradient."""
+    """True where a graph is made, and one of the inputs wants a gradient."""
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
 
 

@@ -23,7 +23,7 @@ def additive_mask(mask: Tensor | None, q: Tensor) -> Tensor | None:
 
 
 def every_query_sees_a_key(mask: Tensor | None, is_causal: bool) -> bool:
-    """Whether that is certain; it reads the values of a mask from ``additive_mask``."""
+    """True where that is certain; it reads the values of a mask from ``additive_mask``."""
     if mask is None:
         return True
     best = mask[..., 0] if is_causal else mask.amax(dim=-1)

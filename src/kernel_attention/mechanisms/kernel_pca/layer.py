@@ -161,7 +161,7 @@ class RobustPrincipalAttention(AttentionLayer):
         return choose_form(self.impl, x, lacking, _PAYS_FROM, is_sharded=False, compiled=compiled)
 
     def _why_not_faster(self, x: Tensor, is_causal: bool) -> str | None:
-        """What the call needs that the faster form of its device has not; None: nothing."""
+        """The reason why the faster form of its device cannot serve the call; None: it can."""
         if self.training and self.dropout > 0:
             return "the faster forms have no dropout"
         if self.impl == "triton":

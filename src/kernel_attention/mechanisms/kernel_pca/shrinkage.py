@@ -1,4 +1,4 @@
-"""What RPC-Attention computes between its attentions, in PyTorch's operations.
+"""The steps of RPC-Attention between its attentions, in PyTorch's operations.
 
 Legend and recursion as in ``fused``. ``native_kernels`` has the same functions in C++.
 """

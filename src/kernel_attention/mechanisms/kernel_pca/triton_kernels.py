@@ -360,7 +360,7 @@ def _pull_kernel(
 
 
 class KeptSteps(NamedTuple):
-    """What the backward pass needs: L_1, .., L_{n-1} (n - 1, B, N, h, p), L_n, and lse (n, B, h, N)."""
+    """Needs of the backward pass: L_1, .., L_{n-1} (n - 1, B, N, h, p), L_n, and lse (n, B, h, N)."""
 
     kept: Tensor
     low_rank: Tensor

@@ -1,4 +1,4 @@
-"""What the layers over D modes share: the projections that their modes read, and those of their scores."""
+"""The base of the layers over D modes: the projections that their modes read, and those of their scores."""
 
 from __future__ import annotations
 

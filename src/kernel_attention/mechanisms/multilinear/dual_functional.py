@@ -24,7 +24,7 @@ from kernel_attention.tensors.unfoldings import fold, leading_eigenvectors, mode
 
 
 class _Reading(NamedTuple):
-    """What is read off the kernel tensor at tokens of one mode, the other modes standing at the sample.
+    """The reading of the kernel tensor at tokens of one mode, the other modes standing at the sample.
 
     * "normalizer": the logarithm of what the softmax of every i-slice divides by, (B, h, n); ``mode`` is 0.
     * "gram": K_(m) K_(m)^T for m = ``gram_mode``, (B, h, M, M). It is a sum over the tokens.

@@ -330,7 +330,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
 
     @property
     def has_penalty(self) -> bool:
-        """Whether eta > 0 or eta_core > 0."""
+        """True where eta > 0 or eta_core > 0."""
         return self.eta > 0 or self.eta_core > 0
 
     @property

@@ -175,7 +175,7 @@ def _own_back(
 
 
 class _Inputs(NamedTuple):
-    """What the pass reads.
+    """The inputs of the pass.
 
     Attributes:
         x: the tokens by blocks, (K, T, d).
@@ -232,7 +232,7 @@ class _SeenMap(torch.autograd.Function):
 
 
 class _Slice(NamedTuple):
-    """What the pass has of n tokens in k blocks.
+    """The state of the pass for n tokens in k blocks.
 
     Attributes:
         phi: the features, (k, 2 h, T, p).

@@ -1,4 +1,4 @@
-"""What follows the feature maps of primal attention, multiplied out: the same matrices for every token.
+"""The maps after the feature maps of primal attention, multiplied out: the same matrices for every token.
 
 Legend as in ``fused``.
 """

@@ -401,7 +401,7 @@ class PrimalAttention(PenalizedAttention):
 
     @property
     def has_penalty(self) -> bool:
-        """Whether the layer was made with eta > 0."""
+        """True where the layer was made with eta > 0."""
         return self.sqrt_lambda is not None
 
     def weigh_objective(self, objective: Objective) -> Tensor:

@@ -31,7 +31,7 @@ Nesting = Literal["sequential", "joint", "none"]
 
 
 class KernelGrams(NamedTuple):
-    """What the objective reads of a head's kernel; gradients do not flow into it.
+    """Gram matrices that the objective reads of a head's kernel; gradients do not flow into it.
 
     Attributes:
         queries: C_q = phi_q^T phi_q, (B, h, p, p).

@@ -398,7 +398,7 @@ class PrimalValueAttention(QueryKeyValueAttention, PenalizedAttention):
 
     @property
     def has_penalty(self) -> bool:
-        """Whether eta > 0."""
+        """True where eta > 0."""
         return self.eta > 0
 
     def weigh_objective(self, objective: Objective) -> Tensor:

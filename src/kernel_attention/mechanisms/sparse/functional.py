@@ -169,7 +169,7 @@ def sparse_attention(
 
 
 def _saves(pattern: SparsePattern, length: int, factor: int) -> bool:
-    """Whether the blocked form saves enough logits.
+    """True where the blocked form saves enough logits.
 
     A strided query has three rows of l keys and a column of N / l, a fixed one a row and the summaries.
     """

@@ -211,7 +211,7 @@ class SupportVectorAttention(QueryKeyValueAttention):
 
     @property
     def is_centred(self) -> bool:
-        """Whether the keys' mean or deviation is used."""
+        """True where the keys' mean or deviation is used."""
         return self.normalize or isinstance(self.beta, Tensor) or self.beta != 0
 
     def attend(
@@ -439,7 +439,7 @@ class SupportVectorAttention(QueryKeyValueAttention):
         return project_groups(x, self.q_proj, self.k_proj, self.v_proj, self.factors)
 
     def reads_positions(self) -> bool:
-        """Whether pooling, a convolution over the sequence, or the kernel reads positions."""
+        """True where pooling, a convolution over the sequence, or the kernel reads positions."""
         sequence = self.convolution is not None and self.convolution.grid_size is None
         return sequence or self.kernel.reads_positions or max(self.factors) > 1
 
