@@ -498,10 +498,10 @@ def run(seed: int) -> str:
     try:
         relation(case)
     except Exception as error:
-        told = {k: tuple(v.shape) if isinstance(v, Tensor) else v for k, v in case.arguments.items()}
+        given = {k: tuple(v.shape) if isinstance(v, Tensor) else v for k, v in case.arguments.items()}
         raise AssertionError(
             f"seed {seed}: {relation.__name__} with {case.drawn.name} {case.drawn.options}, "
-            f"x {tuple(case.x.shape)}, {case.layer.num_heads} heads, {told}: {type(error).__name__}: {error}"
+            f"x {tuple(case.x.shape)}, {case.layer.num_heads} heads, {given}: {type(error).__name__}: {error}"
         ) from error
     return f"{case.drawn.name}: {relation.__name__}"
 

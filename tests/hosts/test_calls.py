@@ -1,4 +1,4 @@
-"""Cross-attention is told by how its owner calls it, whatever the names."""
+"""Cross-attention is recognised by how its owner calls it, whatever the names."""
 
 import pytest
 import torch
@@ -87,7 +87,7 @@ def test_the_owners_call_says_whether_it_is_cross_attention(owner, expected):
         assert site.cross is (expected if expected is not None else path != "plain")
 
 
-def test_a_class_without_source_is_told_by_names():
+def test_a_class_without_source_is_recognised_by_names():
     namespace = {"Owner": Owner}
     exec("class Made(Owner):\n    def forward(self, x, y):\n        return self.mix(x, y, y)[0]", namespace)
     assert reads_other_tokens(namespace["Made"], "mix") is None

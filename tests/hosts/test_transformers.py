@@ -191,7 +191,7 @@ def test_a_layer_without_a_causal_form_is_refused_before_anything_changes(transf
         ("Bloom", {"hidden_size": 16, "n_head": 2, "n_layer": 1}, "BloomAttention uses linear position bias"),
     ],
 )
-def test_a_host_that_is_not_served_yet_is_told_why_in_one_line(transformers, family, options, reason):
+def test_a_host_that_is_not_served_yet_is_refused_with_the_reason(transformers, family, options, reason):
     sizes = {**TEXT, "hidden_size": 16, "pad_token_id": 0, "sep_token_id": 2}
     config = getattr(transformers, f"{family}Config")(
         **(options if family in ("ImageGPT", "Bloom") else {**sizes, **options})
@@ -264,7 +264,7 @@ def decoder(transformers, name):
 
 
 @pytest.mark.parametrize("name", DECODERS)
-def test_a_decoder_is_told_by_any_of_its_words(transformers, name):
+def test_any_of_its_words_makes_a_decoder(transformers, name):
     """The plain call and ``generate`` work, a mechanism that cannot be causal is refused, nothing leaks."""
     model, prompt = decoder(transformers, name), torch.randint(3, 50, (3, 5))
     call = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}

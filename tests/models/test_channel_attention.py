@@ -76,12 +76,6 @@ def test_neither_the_order_of_tokens_nor_a_channels_level_matters():
     torch.testing.assert_close(made.channel_weights(x + torch.randn(EMBED_DIM, **DOUBLE)), weights)
 
 
-def test_one_token_leaves_the_weights_to_the_projection():
-    made = module()
-    expected = torch.sigmoid(made.q_proj.weight.sum(dim=1)).expand(BATCH, -1)
-    torch.testing.assert_close(made.channel_weights(tokens(1)), expected)
-
-
 @pytest.mark.parametrize("norm_first", [False, True], ids=["post_norm", "pre_norm"])
 def test_it_weighs_what_the_feed_forward_network_returns(norm_first):
     attention = create_attention("softmax", EMBED_DIM, 1, **DOUBLE)

@@ -6,7 +6,6 @@ import pytest
 import torch
 from models.test_causal import CAUSAL
 
-from kernel_attention.core.decoding import state_bytes
 from kernel_attention.errors import InputError
 from kernel_attention.models import (
     DecisionTransformer,
@@ -127,17 +126,6 @@ def test_episodes_that_end_leave_the_others_as_they_are(memory):
     played_so_far.keep(kept)
     rest = played(played_so_far, returns[kept, cut:], states[kept, cut:], taken[kept, cut:])
     torch.testing.assert_close(rest, expected[kept, cut:], rtol=0, atol=1e-12)
-
-
-def test_the_state_of_a_roll_out_with_primal_layers_does_not_grow():
-    model = small({"primal": {"rank": 4, "data_dependent": False}})
-    returns, states, taken, _ = episodes()
-    memory, sizes = RecurrentMemory(model, BATCH), []
-    for step in range(STEPS):
-        memory.act(returns[:, step], states[:, step])
-        memory.observe(taken[:, step])
-        sizes.append(state_bytes(memory.state))
-    assert len(set(sizes)) == 1
 
 
 @pytest.mark.parametrize("attention", ["linear", "rpc"])

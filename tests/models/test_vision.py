@@ -79,15 +79,6 @@ def test_the_model_is_patches_positions_pre_norm_layers_norm_head(pooling):
     torch.testing.assert_close(model(x), model.head(pooled))
 
 
-def test_the_scale_is_part_of_the_weights():
-    model = build()
-    model.set_scale([0.4, 0.5, 0.6], [0.2, 0.3, 0.4])
-    other = build()
-    other.load_state_dict(model.state_dict())
-    x = images()
-    torch.testing.assert_close(other.eval()(x), model.eval()(x), rtol=0, atol=0)
-
-
 def test_a_new_model_starts_as_deit_does():
     """Linear weights and positions with deviation 0.02 within 5 deviations, and no bias."""
     model = build(embed_dim=64, num_layers=2, feedforward_dim=256)
