@@ -38,7 +38,7 @@ def python_blocks() -> list:
         text = page.read_text(encoding="utf-8")
         for match in _FENCE.finditer(text):
             line = text.count("\n", 0, match.start(1)) + 1
-            # The battery of a new mechanism runs in tests/contracts/test_new_mechanism.py too.
+            # The battery of a new mechanism runs in lab/tests/test_new_mechanism.py too.
             marks = [pytest.mark.slow] if "check_attention(" in match[1] else []
             blocks.append(pytest.param(match[1], page, line, id=f"{name_of(page)}:{line}", marks=marks))
     return blocks
