@@ -28,7 +28,7 @@ class Objective(NamedTuple):
     tokens: Tensor | int | None = None
 
 
-class Call(NamedTuple):
+class ObjectiveCall(NamedTuple):
     """A call of a ``PenalizedModule``, its objective, and whether gradients were enabled."""
 
     module: Any
@@ -56,7 +56,7 @@ class Book:
     """
 
     def __init__(self) -> None:
-        self.lists: tuple[list[Call], ...] = ()
+        self.lists: tuple[list[ObjectiveCall], ...] = ()
         self.page = Page()
 
 
@@ -75,10 +75,10 @@ def this_book() -> Book:
 
 
 @contextmanager
-def collecting_alone() -> Iterator[list[Call]]:
+def collecting_alone() -> Iterator[list[ObjectiveCall]]:
     """The calls inside the block, which no other collector gets."""
     book = this_book()
-    calls: list[Call] = []
+    calls: list[ObjectiveCall] = []
     before, book.lists = book.lists, (calls,)
     try:
         yield calls

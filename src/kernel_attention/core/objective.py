@@ -9,7 +9,14 @@ from types import TracebackType
 import torch
 from torch import Tensor, nn
 
-from kernel_attention.core.calls import Call, Note, Objective, Page, belongs_to_ended_transform, this_book
+from kernel_attention.core.calls import (
+    Note,
+    Objective,
+    ObjectiveCall,
+    Page,
+    belongs_to_ended_transform,
+    this_book,
+)
 from kernel_attention.core.penalized import PenalizedAttention, PenalizedModule
 from kernel_attention.core.sequence_group import SequenceGroup
 from kernel_attention.errors import InputError
@@ -26,7 +33,7 @@ class ObjectiveCollector:
     """
 
     def __init__(self) -> None:
-        self.calls: list[Call] = []
+        self.calls: list[ObjectiveCall] = []
 
     def __enter__(self) -> ObjectiveCollector:
         book = this_book()
@@ -160,7 +167,7 @@ def average_objectives(
             module.last_call.note = module.last_call.note._replace(objective=objective)
 
 
-def take_calls(calls: Sequence[Call], reduction: str = "sum") -> Tensor:
+def take_calls(calls: Sequence[ObjectiveCall], reduction: str = "sum") -> Tensor:
     """The total of these calls, which no other collector and no ``auxiliary_loss`` counts afterwards."""
     total = _total(calls, reduction)
     for others in this_book().lists:
@@ -188,9 +195,9 @@ def _last_notes(modules: Iterable[PenalizedModule]) -> list[tuple[PenalizedModul
     return [(module, note) for module, note in called if note.page.number == newest]
 
 
-def _calls(notes: Iterable[tuple[PenalizedModule, Note]]) -> list[Call]:
+def _calls(notes: Iterable[tuple[PenalizedModule, Note]]) -> list[ObjectiveCall]:
     return [
-        Call(module, note.objective, note.with_gradients)
+        ObjectiveCall(module, note.objective, note.with_gradients)
         for module, note in notes
         if note.objective is not None
     ]
@@ -216,7 +223,7 @@ def _require_reduction(reduction: str) -> None:
         raise InputError(f"reduction={reduction!r} must be 'sum' or 'mean'")
 
 
-def _total(calls: Sequence[Call], reduction: str, device: torch.device | None = None) -> Tensor:
+def _total(calls: Sequence[ObjectiveCall], reduction: str, device: torch.device | None = None) -> Tensor:
     """The sum of the calls' penalties; on this device where there are none."""
     _require_reduction(reduction)
     layers: list[Tensor] = []
@@ -246,7 +253,7 @@ def _total(calls: Sequence[Call], reduction: str, device: torch.device | None = 
     return total
 
 
-def _spend_after_backward(total: Tensor, calls: Sequence[Call]) -> None:
+def _spend_after_backward(total: Tensor, calls: Sequence[ObjectiveCall]) -> None:
     if not total.requires_grad or is_traced():
         return
     last = [(call.module.last_call, call.objective) for call in calls]  # a backward pass has its own threads
@@ -258,7 +265,7 @@ def _spend_after_backward(total: Tensor, calls: Sequence[Call]) -> None:
     total.register_hook(spend)
 
 
-def _is_shared(call: Call) -> bool:
+def _is_shared(call: ObjectiveCall) -> bool:
     """True where J is one number over the batch, and not one a sequence."""
     return isinstance(call.module, PenalizedAttention) and call.objective.value.dim() == 0
 

@@ -11,7 +11,14 @@ from numbers import Real
 import torch
 from torch import Tensor, nn
 
-from kernel_attention.core.calls import Call, LastCall, LastCalls, Objective, collecting_alone, this_book
+from kernel_attention.core.calls import (
+    LastCall,
+    LastCalls,
+    Objective,
+    ObjectiveCall,
+    collecting_alone,
+    this_book,
+)
 from kernel_attention.core.layer import AttentionLayer
 from kernel_attention.errors import InputError
 from kernel_attention.tensors.recompute import is_traced
@@ -95,7 +102,7 @@ class PenalizedModule(nn.Module):
             return
         objective = Objective(objective) if isinstance(objective, Tensor) else objective
         with_gradients = torch.is_grad_enabled()
-        call = Call(self, objective, with_gradients)
+        call = ObjectiveCall(self, objective, with_gradients)
         lists = this_book().lists
         for calls in lists:
             calls.append(call)
