@@ -34,7 +34,7 @@ def write_text_atomically(path: Path, text: str) -> None:
 
 
 def is_unfinished(path: Path) -> bool:
-    """Whether this is the temporary file of a killed write."""
+    """True where this is the temporary file of a killed write."""
     return re.fullmatch(r"\..+\.[0-9a-f]+\.tmp", path.name) is not None
 
 
