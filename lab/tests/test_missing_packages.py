@@ -132,3 +132,12 @@ def test_help_waits_for_nothing_heavy(words):
     process = run(script)
     assert process.stderr == "0 set()\n"
     assert process.stdout
+
+
+def test_an_estimator_brings_nothing_of_the_laboratory():
+    script = (
+        "import kernel_attention as ka\n"
+        "ka.AttentionClassifier\n"
+        "print([name for name in sys.modules if name.startswith('kernel_attention_lab')])"
+    )
+    assert run(script).stdout == "[]\n"
