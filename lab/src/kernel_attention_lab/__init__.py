@@ -1,4 +1,4 @@
-"""What the command line runs, and how its packages import a name on first use."""
+"""The laboratory of kernel-attention: data sets, recipes, runs, reports and the command line."""
 
 from __future__ import annotations
 

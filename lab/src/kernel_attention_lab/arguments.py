@@ -135,7 +135,7 @@ class _Line:
         return parser
 
     def is_positional(self, name: str) -> bool:
-        """Whether the field's value is given without its name."""
+        """Return whether the field's value is given without its name."""
         from kernel_attention.fields import field_metadata
 
         return POSITIONAL in field_metadata(self.owners[name], name)

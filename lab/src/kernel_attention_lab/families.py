@@ -35,7 +35,7 @@ class FileEntry(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What is there, in a word that can name a folder."""
+        """Its name, in a word that can name a folder."""
         return self.entry or self.path.stem
 
 
@@ -46,7 +46,7 @@ def recipes_dir() -> Path:
 
 
 def find_file(name: str) -> FileEntry | None:
-    """What a user names: ``file.yaml``, or ``file.yaml/entry``; None where there is no such file."""
+    """The file that a user names: ``file.yaml``, or ``file.yaml/entry``; None where there is no such file."""
     if Path(name).is_file():
         return FileEntry(Path(name), ALONE)
     owner, _, entry = name.rpartition("/")

@@ -93,7 +93,7 @@ def _take(path: Path) -> IO[bytes]:
 
 
 def _holder(file: IO[bytes]) -> str:
-    """What the holder wrote of itself, which it does just after it took the lock."""
+    """The words that the holder wrote of itself, which it does just after it took the lock."""
     until = time.monotonic() + _PATIENCE
     while True:
         file.seek(0)
@@ -116,7 +116,7 @@ def _release(file: IO[bytes], path: Path) -> None:
 
 
 def _lock(file: IO[bytes]) -> bool:
-    """Whether this process has the lock now; True also where the file system has no locks."""
+    """Return whether this process has the lock now; True also where the file system has no locks."""
     try:
         if os.name == "nt":
             import msvcrt

@@ -14,7 +14,7 @@ _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def peak_resident() -> int | None:
-    """Bytes of the largest resident set so far, or since ``reset_peak_resident``; None where none is told."""
+    """Bytes of the largest resident set so far, or since ``reset_peak_resident``; None if unknown."""
     largest = _line("VmHWM")  # getrusage would count a parent's too
     if largest is not None:
         return largest

@@ -131,7 +131,7 @@ class RunFolder:
         return self._read(f"seed-{seed}/episodes.json", _check_episodes)
 
     def episode(self, seed: int) -> dict[str, Any] | None:
-        """What ``play`` says of its episode."""
+        """The record of the episode of ``play``."""
         return self._object(f"seed-{seed}/episode.json")
 
     def film(self, seed: int) -> bytes | None:
@@ -287,5 +287,5 @@ def _check_robustness(content: Any) -> None:
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """Whether ``value`` is a finite number (bool, None, NaN and infinities are not)."""
+    """Return whether ``value`` is a finite number (bool, None, NaN and infinities are not)."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -100,7 +100,7 @@ def test_the_cache_gives_what_was_made(photos, tmp_path):
     chosen = ("fog", "glass_blur", "jpeg_compression")
     made = dict(corrupted_images(photos, seed=2, corruptions=chosen, cache=tmp_path))
     said: list[str] = []
-    read = dict(corrupted_images(photos, seed=2, corruptions=chosen, cache=tmp_path, told=said.append))
+    read = dict(corrupted_images(photos, seed=2, corruptions=chosen, cache=tmp_path, on_progress=said.append))
     assert said == []
     for corruption in chosen:
         assert made[corruption].shape == (5, *photos.shape)
@@ -129,11 +129,11 @@ def test_an_interrupted_cache_continues_at_the_first_missing_corruption(photos, 
 
     chosen = ("contrast", "frost", "fog")
     with pytest.raises(KeyboardInterrupt):
-        dict(corrupted_images(photos, corruptions=chosen, cache=tmp_path, told=interrupt))
+        dict(corrupted_images(photos, corruptions=chosen, cache=tmp_path, on_progress=interrupt))
     said: list[str] = []
-    assert list(dict(corrupted_images(photos, corruptions=chosen, cache=tmp_path, told=said.append))) == [
-        *chosen
-    ]
+    assert list(
+        dict(corrupted_images(photos, corruptions=chosen, cache=tmp_path, on_progress=said.append))
+    ) == [*chosen]
     assert said == [f"corrupting 6 images: {name}" for name in ("frost", "fog")]
 
 

@@ -35,12 +35,12 @@ def bench_command(options: Bench) -> int:
         options.output or f"runs/bench-{options.suite or 'layers'}-{time.strftime('%Y%m%d-%H%M%S')}"
     )
     console = Console(width=None if sys.stdout.isatty() else 200)
-    with progress() as told:
+    with progress() as on_progress:
         record = run_benchmark(
             plan,
             seed=options.seed,
             warmup=options.warmup,
-            told=told,
+            told=on_progress,
             kept=lambda record: write_benchmark(record, folder),
         )
     files = write_benchmark(record, folder)
@@ -72,9 +72,9 @@ def _bench_against(reference: str, options: Bench, plan: Plan) -> int:
     folder = Path(options.output or f"runs/bench-against-{time.strftime('%Y%m%d-%H%M%S')}")
     rounds = ROUNDS if options.rounds is None else options.rounds
     try:
-        with progress() as told:
+        with progress() as on_progress:
             record = measure_against(
-                reference, _bench_arguments(options), rounds=rounds, seed=options.seed, told=told
+                reference, _bench_arguments(options), rounds=rounds, seed=options.seed, told=on_progress
             )
     except BenchmarkFailedError as error:
         print(f"failed: {error}; nothing was written", file=sys.stderr)
@@ -130,8 +130,10 @@ def reproduce_command(options: Reproduce) -> int:
         for start in untrained_starts(suite, cells, places):
             console.print(f"trained before them: {start.cell} of suite {start.suite.name}", markup=False)
         return 0
-    with progress(seconds=0) as told:
-        outcome = run_cells(suite, cells, places, told, workers=options.workers, plugins=options.plugin)
+    with progress(seconds=0) as on_progress:
+        outcome = run_cells(
+            suite, cells, places, on_progress, workers=options.workers, plugins=options.plugin
+        )
     for cell in outcome.left:
         print(f"{cell}: left to the process that works on it", file=sys.stderr)
     for failure in outcome.failures:

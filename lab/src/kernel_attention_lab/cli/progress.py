@@ -25,10 +25,10 @@ def progress(seconds: float = 10.0) -> Iterator[Callable[[str], None]]:
         return
     last = -math.inf
 
-    def told(line: str) -> None:
+    def on_progress(line: str) -> None:
         nonlocal last
         if (now := time.monotonic()) - last >= seconds:
             last = now
             print(time.strftime("%H:%M:%S"), line, file=sys.stderr, flush=True)
 
-    yield told
+    yield on_progress

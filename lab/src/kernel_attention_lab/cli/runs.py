@@ -200,7 +200,7 @@ def attack_command(options: Attack) -> int:
     transfer = None if options.transfer is None else load_run(options.transfer)
     output = None if options.output is None else Path(options.output)
     try:
-        with progress() as told:
+        with progress() as on_progress:
             records = attack_run(
                 run,
                 steps,
@@ -212,7 +212,7 @@ def attack_command(options: Attack) -> int:
                 output=output,
                 again=options.again,
                 batch_size=options.batch_size,
-                told=told,
+                on_progress=on_progress,
             )
     except InputError:
         raise

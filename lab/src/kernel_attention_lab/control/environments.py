@@ -44,7 +44,7 @@ def make_environment(name: str, options: Mapping[str, Any] | None = None, **more
 
 
 def is_mujoco(name: str) -> bool:
-    """Whether a registered environment is simulated by MuJoCo; False for an unknown one."""
+    """Return whether a registered environment is simulated by MuJoCo; False for an unknown one."""
     import gymnasium
 
     try:

@@ -55,7 +55,7 @@ def require_download(name: str) -> None:
 
 
 def made_once(path: Path, read: Callable[[], Content | None], make: Callable[[], None]) -> Content:
-    """What ``read`` finds; where that is None, one process makes it and the others wait.
+    """The result of ``read``; where that is None, one process makes it and the others wait.
 
     Args:
         path: of the file or folder.

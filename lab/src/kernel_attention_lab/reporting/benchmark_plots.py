@@ -70,7 +70,7 @@ def paper_ratios(record: Mapping[str, Any], over: str, under: str, what: str, ki
 
 
 def is_paper_record(record: Mapping[str, Any]) -> bool:
-    """Whether the contenders of figures 1 to 4 are in a record."""
+    """Return whether the contenders of figures 1 to 4 are in a record."""
     return all({over, under} <= set(record["plan"]["contenders"]) for _, over, under in _PAPER)
 
 

@@ -19,7 +19,7 @@ _SIZES = {
     "threads": "threads", "device": "device", "is_causal": "causal",
 }  # fmt: skip
 CASES = {"vit": "images", "series": "series", "tokens": "sequences", "language": "tokens"}
-"""What is counted in the speed of a whole model, by ``Setting.body``."""
+"""The units of the speed of a whole model, by ``Setting.body``."""
 
 _PASSES = {"forward": "forward (inference)", "step": "training step"}
 _REVISION_HEAD = ["contender", "sizes", "pass", "then, ms", "now, ms", "now / then", "quartiles", "verdict"]
@@ -228,7 +228,7 @@ def revision_table(record: Mapping[str, Any]) -> Table:
 
 
 def verdict_lines(record: Mapping[str, Any]) -> list[str]:
-    """What got slower and faster in a line each, and the contenders that one revision lacks."""
+    """The slower and the faster contenders in a line each, and the contenders that one revision lacks."""
     change = 100 * (record["least_change"] - 1)
     lines = []
     for verdict in ("slower", "faster"):

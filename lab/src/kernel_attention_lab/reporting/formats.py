@@ -60,12 +60,12 @@ def format_number(value: object, digits: int = 4) -> str:
 
 
 def is_share(metric: str) -> bool:
-    """Whether a metric is a fraction of the cases or pixels, to be shown in per cent."""
+    """Return whether a metric is a fraction of the cases or pixels, to be shown in per cent."""
     return metric.rpartition("_")[2] in ("accuracy", "iou")
 
 
 def is_error(metric: str) -> bool:
-    """Whether a metric is an error, so that the smaller value is the better one."""
+    """Return whether a metric is an error, so that the smaller value is the better one."""
     return metric.rpartition("_")[2] in ("loss", "mse", "perplexity", "rmse")
 
 
@@ -148,7 +148,7 @@ def mechanisms_in(spec: Any) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _one_entry(options: Mapping[str, Any]) -> bool:
-    """Whether the mapping reads as a spec ``{"name": {options}}`` rather than as options."""
+    """Return whether the mapping reads as a spec ``{"name": {options}}`` rather than as options."""
     return len(options) == 1 and all(isinstance(value, Mapping) for value in options.values())
 
 

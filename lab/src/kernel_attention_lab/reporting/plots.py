@@ -193,7 +193,7 @@ def _time_axis(axis: Axes, unit: str) -> None:
 
 
 def _spans_decades(values: np.ndarray) -> bool:
-    """Whether all values are positive and differ by more than a factor of 30, which needs a log axis."""
+    """True where all values are positive and differ by more than a factor of 30: the axis is logarithmic."""
     values = values[np.isfinite(values)]
     return bool(values.size and values.min() > 0 and values.max() / values.min() > 30)
 
@@ -218,7 +218,7 @@ def _plain_power(value: float, _position: object = None) -> str:
 
 
 def _crowded(names: Sequence[str]) -> bool:
-    """Whether names would touch if written side by side below the columns."""
+    """Return whether names would touch if written side by side below the columns."""
     return len(names) * max(len(name) for name in names) > 40 and max(len(name) for name in names) > 2
 
 

@@ -189,7 +189,7 @@ class RunRecord:
 
     @property
     def is_selected_on_test(self) -> bool:
-        """Whether the protocol reports the cases that selected the epoch."""
+        """Return whether the protocol reports the cases that selected the epoch."""
         return self.protocol in _SELECTED_ON_TEST
 
     @property

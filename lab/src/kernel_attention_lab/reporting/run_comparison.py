@@ -89,7 +89,7 @@ class RunComparison:
 
     @property
     def remarks(self) -> list[str]:
-        """What makes the figures less comparable than they look."""
+        """Differences that make the figures less comparable than they look."""
         found = []
         for key, what in (("dataset", "data sets"), ("protocol", "protocols")):
             values = {str(each.run.fact(key)) for each in self.runs}

@@ -14,20 +14,20 @@ if TYPE_CHECKING:
 
 
 def state_table(title: str, found: Sequence[Any]) -> Table:
-    """What the cells of a suite lack, with the training time that records tell.
+    """The missing parts of the cells of a suite, with the training time that records tell.
 
     Seeds that lack the same share a row. ``missing_notes`` says what the numbers of the last column mean.
     """
     waiting = [entry for entry in found if not entry.state.is_done]
     done = f"{len(found) - len(waiting)} of {len(found)} are done"
     trainings = [entry for entry in waiting if entry.state.training]
-    told = [entry.seconds for entry in trainings if entry.seconds is not None and entry.difference is None]
-    if told:
-        hours = f"take about {sum(told) / 3600:.1f} hours"
-        if len(told) == len(trainings):
+    timed = [entry.seconds for entry in trainings if entry.seconds is not None and entry.difference is None]
+    if timed:
+        hours = f"take about {sum(timed) / 3600:.1f} hours"
+        if len(timed) == len(trainings):
             done += f"; the trainings {hours}"
         else:
-            done += f"; {len(told)} of {len(trainings)} trainings {hours}, and no record tells of the others"
+            done += f"; {len(timed)} of {len(trainings)} trainings {hours}, and no record tells of the others"
     numbers = {reason: f"({place})" for place, reason in enumerate(_reasons(found), start=1)}
     seeds: dict[tuple[str, str, str, str], list[str]] = {}
     for entry in waiting:
@@ -55,7 +55,7 @@ def _minutes(seconds: float) -> str:
 
 
 def _lacking(entry: Any) -> str:
-    """What a cell lacks, in words."""
+    """The missing parts of a cell, in words."""
     state, seconds, difference, _ = entry
     lacks = []
     if state.training:

@@ -1,4 +1,4 @@
-"""What a report on a sweep is made from, as plain data, and the table of a sweep on the screen."""
+"""The content of a report on a sweep, as plain data, and the table of a sweep on the screen."""
 
 from __future__ import annotations
 

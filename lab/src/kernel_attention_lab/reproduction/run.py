@@ -184,7 +184,7 @@ def run_cell(suite: Suite, cell: Cell, places: Places, told: Told) -> bool:
                 transfer=_twin(suite, cell, places, lacking.steps),
                 shifts=lacking.shifts,
                 data_root=places.data_root,
-                told=lambda line: told(f"{cell.row}, {cell.column}, {line}"),
+                on_progress=lambda line: told(f"{cell.row}, {cell.column}, {line}"),
             )
             _keep(suite, cell, places, folder)
     except HeldByAnother:

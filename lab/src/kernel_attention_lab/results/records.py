@@ -29,7 +29,7 @@ _SOFTWARE = ("kernel_attention", "python", "torch", "lightning", "numpy", "platf
 
 @dataclass(frozen=True, kw_only=True)
 class ResultRecord:
-    """What is known of one trained model.
+    """The record of one trained model.
 
     Args:
         label: the row of a table that the model belongs to; models of one label differ in their seed alone.

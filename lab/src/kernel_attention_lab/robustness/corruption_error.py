@@ -72,7 +72,7 @@ def corruption_accuracies(
     batch_size: int = 256,
     cache: str | Path | None = None,
     workers: int = 1,
-    told: Callable[[str], object] | None = None,
+    on_progress: Callable[[str], object] | None = None,
 ) -> dict[str, Any]:
     """Measure a classifier on the corruptions of a set of images, at all five severities.
 
@@ -88,7 +88,7 @@ def corruption_accuracies(
         batch_size: images at a time.
         cache: the folder of ``corrupted_images``.
         workers: the processes of ``corrupted_images``.
-        told: called with a line of progress before a corruption is made.
+        on_progress: called with a line of progress before a corruption is made.
 
     Returns:
         A record of JSON's types: ``accuracies`` by corruption, five each; their mean ``accuracy``;
@@ -112,7 +112,13 @@ def corruption_accuracies(
     accuracies: dict[str, list[float]] = {}
     bits: dict[str, list[str]] = {}
     versions = corrupted_images(
-        images, indices=indices, seed=seed, corruptions=corruptions, cache=cache, workers=workers, told=told
+        images,
+        indices=indices,
+        seed=seed,
+        corruptions=corruptions,
+        cache=cache,
+        workers=workers,
+        on_progress=on_progress,
     )
     for corruption, by_severity in versions:
         accuracies[corruption], bits[corruption] = [], []

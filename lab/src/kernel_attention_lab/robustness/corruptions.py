@@ -92,7 +92,7 @@ def corrupted_images(
     corruptions: Sequence[str] = CORRUPTIONS,
     cache: str | Path | None = None,
     workers: int = 1,
-    told: Callable[[str], object] | None = None,
+    on_progress: Callable[[str], object] | None = None,
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Every corruption of a set of images at all five severities, from the cache where it is there.
 
@@ -108,7 +108,7 @@ def corrupted_images(
         cache: folder of the cache, by default ``corruptions`` in the user's cache folder.
         workers: processes that corrupt at the same time; 1 is this process alone. A script that asks for more
             needs ``if __name__ == "__main__":``, because they import it.
-        told: called with a line of progress before a corruption is made.
+        on_progress: called with a line of progress before a corruption is made.
 
     Yields:
         The corruption's name and its images, (5, n, H, W, 3) uint8 by severity, a read-only memory map.
@@ -123,7 +123,9 @@ def corrupted_images(
     require_positive(workers=workers)
     folder = Path(cache) if cache is not None else cache_folder() / "corruptions"
     folder /= _key(images, numbers, seed)
-    return _from_cache(images, numbers, seed, corruptions, folder, workers, told or (lambda line: None))
+    return _from_cache(
+        images, numbers, seed, corruptions, folder, workers, on_progress or (lambda line: None)
+    )
 
 
 def library_versions() -> dict[str, str]:
@@ -142,7 +144,7 @@ def _from_cache(
     corruptions: Sequence[str],
     folder: Path,
     workers: int,
-    told: Callable[[str], object],
+    on_progress: Callable[[str], object],
 ) -> Iterator[tuple[str, np.ndarray]]:
     shape = (len(SEVERITIES), *images.shape)
     with contextlib.ExitStack() as held:
@@ -152,7 +154,7 @@ def _from_cache(
             path = folder / f"{corruption}.npy"
 
             read = functools.partial(_opened, path, shape)
-            make = functools.partial(_write, path, images, numbers, seed, pool, workers, told)
+            make = functools.partial(_write, path, images, numbers, seed, pool, workers, on_progress)
             yield corruption, made_once(path, read, make)
 
 
@@ -172,10 +174,10 @@ def _write(
     seed: int,
     pool: Executor | None,
     workers: int,
-    told: Callable[[str], object],
+    on_progress: Callable[[str], object],
 ) -> None:
     """Write the five severities of a corruption, a block of images at a time."""
-    told(f"corrupting {len(images)} images: {path.stem}")
+    on_progress(f"corrupting {len(images)} images: {path.stem}")
 
     def write(file: IO[bytes]) -> None:
         header = {"descr": "|u1", "fortran_order": False, "shape": (len(SEVERITIES), *images.shape)}

@@ -1,4 +1,4 @@
-"""What every attack on a classifier of images shares: its settings, its ball, its seeds and its result."""
+"""The common part of attacks on a classifier of images: its settings, its ball, its seeds and its result."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ class ImageAttack(ABC):
     """The norm that the attack bounds or, where it takes no radius, minimises."""
 
     takes_eps: ClassVar[bool] = True
-    """Whether ``eps`` is the radius of the ball; False where the attack has a radius of its own or none."""
+    """True where ``eps`` is the radius of the ball; False where the attack has its own radius or none."""
 
     minimises: ClassVar[bool] = False
-    """Whether the attack looks for the nearest image that succeeds, at any distance."""
+    """True where the attack looks for the nearest image that succeeds, at any distance."""
 
     needs_gradient: ClassVar[bool] = True
-    """Whether the attack reads the gradient of the model."""
+    """True where the attack reads the gradient of the model."""
 
     def __post_init__(self) -> None:
         check_fields(self)
 
     takes_pixels: ClassVar[bool] = False
-    """Whether the attack clips to [0, 1] by itself, and so accepts no other inputs."""
+    """True where the attack clips to [0, 1] by itself, and so accepts no other inputs."""
 
     fewest_classes: ClassVar[int] = 2
     """The number of classes that the attack needs."""
@@ -81,7 +81,7 @@ def attack_images(
     seed: int = 0,
     batch_size: int = 64,
     also_wrong: bool = False,
-    told: Callable[[int], object] | None = None,
+    on_progress: Callable[[int], object] | None = None,
 ) -> Attacked:
     """Attack a classifier of images, batch by batch.
 
@@ -98,7 +98,7 @@ def attack_images(
         seed: of the random draws.
         batch_size: number of images attacked together.
         also_wrong: whether to attack the images too whose class is not their label, for use on another model.
-        told: called after every batch with the number of images done.
+        on_progress: called after every batch with the number of images done.
 
     Raises:
         InputError: for images outside the bounds or without labels, for an ``eps`` that is not positive, and
@@ -119,8 +119,8 @@ def attack_images(
                 attacked[chosen] = _within(found.detach(), batch[chosen], attack, eps, bounds)
             results.append(attacked)
             predictions.append(_classes(model, attacked))
-            if told is not None:
-                told(min(start + batch_size, len(images)))
+            if on_progress is not None:
+                on_progress(min(start + batch_size, len(images)))
     predicted = torch.cat(predictions)
     return Attacked(torch.cat(results), predicted, predicted != labels)
 

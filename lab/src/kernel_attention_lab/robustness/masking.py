@@ -59,7 +59,7 @@ def _is_plain_pgd(entry: Entry) -> bool:
 
 
 def _knows_less(entry: Entry) -> bool:
-    """Whether PGD with the model's gradient should be at least as strong."""
+    """Return whether PGD with the model's gradient should be at least as strong."""
     attack = ATTACKS[entry["attack"]]
     if not attack.takes_eps or entry["attack"] == "autoattack":
         return False

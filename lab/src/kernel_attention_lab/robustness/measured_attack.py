@@ -25,7 +25,7 @@ def measure_attack(
     *,
     source: nn.Module | None = None,
     batch_size: int = 64,
-    told: Callable[[int], object] | None = None,
+    on_progress: Callable[[int], object] | None = None,
 ) -> dict[str, Any]:
     """Run a step of a plan and measure the model on the attacked images.
 
@@ -36,7 +36,7 @@ def measure_attack(
         step: the attack, its protocol and its options; its ``cases`` is not read.
         source: the model against which a transferred attack works.
         batch_size: number of images attacked together.
-        told: called after every batch with the number of images done.
+        on_progress: called after every batch with the number of images done.
 
     Returns:
         The record of the step and, in JSON's types: ``cases``, the number of images; ``accuracy`` on the
@@ -59,7 +59,7 @@ def measure_attack(
         seed=step.seed,
         batch_size=batch_size,
         also_wrong=step.transferred,
-        told=told,
+        on_progress=on_progress,
     )
     seconds = time.perf_counter() - started
     if attacked is not model:

@@ -1,4 +1,4 @@
-"""What an attack sees of a model: pixels and true labels, or normalised inputs and the model's own classes.
+"""An attack's view of a model: pixels and true labels, or normalised inputs and the model's own classes.
 
 The kernel-PCA paper's released code attacks inputs that are normalised with ImageNet's statistics. It clips
 nothing, and leads away from the class that the model gives the clean image. Its eps is a radius in standard
@@ -43,7 +43,7 @@ class AttackProtocol(ABC):
 
     @abstractmethod
     def target(self, model: nn.Module, images: Tensor, labels: Tensor, attack: ImageAttack) -> Target:
-        """What the attack works on.
+        """The attack's inputs.
 
         Args:
             model: (B, C, H, W) with values in [0, 1] -> logits.

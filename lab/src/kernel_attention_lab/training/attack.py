@@ -29,7 +29,7 @@ from kernel_attention_lab.training.image_experiment import ImageExperiment
 from kernel_attention_lab.training.saved import SavedRun
 from kernel_attention_lab.training.shifts import measure_shift
 
-Told = Callable[[str], object]
+OnProgress = Callable[[str], object]
 
 _SAME_DATA = ("channels", "height", "width", "class_names", "test_cases")
 _LIBRARIES = ("torch", "foolbox", "pyautoattack")
@@ -54,7 +54,7 @@ def attack_run(
     output: Path | None = None,
     again: bool = False,
     batch_size: int = 64,
-    told: Told | None = None,
+    on_progress: OnProgress | None = None,
 ) -> dict[int, dict[str, Any]]:
     """Attack the trained models of a run on images of its test split.
 
@@ -74,7 +74,7 @@ def attack_run(
         output: folder to write into; by default the run.
         again: whether to run attacks again that are in the file.
         batch_size: number of images attacked together.
-        told: called with a line of progress.
+        on_progress: called with a line of progress.
 
     Returns:
         The content of the file of every seed.
@@ -102,9 +102,11 @@ def attack_run(
                 held.enter_context(locked(folder.seed_path(each)))
             session = _Session(run, experiment, folder, each, again)
             for number, step in enumerate(steps, 1):
-                session.run_step(model, step, source, batch_size, _numbered(told, each, number, len(steps)))
+                session.run_step(
+                    model, step, source, batch_size, _numbered(on_progress, each, number, len(steps))
+                )
             for name in shifts:
-                session.run_shift(model, name, shift_cases, _numbered(told, each))
+                session.run_shift(model, name, shift_cases, _numbered(on_progress, each))
             records[each] = session.record
     return records
 
@@ -127,7 +129,7 @@ class _Session:
         self.record |= {"attacks": list(self.earlier), "warnings": masking_warnings(self.earlier)}
         self.again = again
 
-    def run_shift(self, model: nn.Module, name: str, cases: int | None, told: Told) -> None:
+    def run_shift(self, model: nn.Module, name: str, cases: int | None, on_progress: OnProgress) -> None:
         """Measure a shift that is not in the file yet, and write the file."""
         if name in self.record and not self.again:
             return
@@ -138,13 +140,18 @@ class _Session:
             cases=cases,
             kept_size=self.experiment.recipe.kept_size,
             data_root=self.experiment.data_root,
-            told=told,
+            on_progress=on_progress,
         )
         with writing(f"output {self.path}"):
             write_json(self.path, self.record)
 
     def run_step(
-        self, model: nn.Module, step: AttackStep, source: TransferSource | None, batch_size: int, told: Told
+        self,
+        model: nn.Module,
+        step: AttackStep,
+        source: TransferSource | None,
+        batch_size: int,
+        on_progress: OnProgress,
     ) -> None:
         """Run a step that is not in the file yet, and write the file."""
         indices = attacked_cases(len(self.split), step.cases)
@@ -155,7 +162,7 @@ class _Session:
         if any(entry not in self.earlier or not self.again for entry in same):
             return
         title = attack_title(key)
-        told(f"{title}, {len(indices)} images")
+        on_progress(f"{title}, {len(indices)} images")
         images, labels = _tensors(self.split.subset(indices), model)
         entry = measure_attack(
             model,
@@ -164,7 +171,7 @@ class _Session:
             step,
             source=source.model if source else None,
             batch_size=batch_size,
-            told=lambda done: told(f"{title}, {done} of {len(indices)} images"),
+            on_progress=lambda done: on_progress(f"{title}, {done} of {len(indices)} images"),
         )
         self.record["attacks"] = [other for other in attacks if other not in same] + [key | entry]
         self.record["warnings"] = masking_warnings(self.record["attacks"])
@@ -224,9 +231,9 @@ def _tensors(split: ImageSplit, model: nn.Module) -> tuple[Tensor, Tensor]:
     return images, torch.from_numpy(split.targets).to(device)
 
 
-def _numbered(told: Told | None, seed: int, number: int = 0, count: int = 0) -> Told:
+def _numbered(on_progress: OnProgress | None, seed: int, number: int = 0, count: int = 0) -> OnProgress:
     place = f"seed {seed}, attack {number} of {count}" if number else f"seed {seed}"
-    return lambda line: None if told is None else told(f"{place}: {line}")
+    return lambda line: None if on_progress is None else on_progress(f"{place}: {line}")
 
 
 def _digest(path: Path) -> str:

@@ -24,7 +24,7 @@ UNSEEN = "tiny_imagenet100"
 SHIFTS = ("corruptions", "out_of_distribution")
 """What ``measure_shift`` measures."""
 
-Told = Callable[[str], object]
+OnProgress = Callable[[str], object]
 
 
 def split_plans(names: Iterable[str]) -> tuple[list[str], list[str]]:
@@ -41,7 +41,7 @@ def measure_shift(
     cases: int | None = None,
     kept_size: int = 0,
     data_root: str | os.PathLike[str] | None = None,
-    told: Told | None = None,
+    on_progress: OnProgress | None = None,
 ) -> dict[str, Any]:
     """The record of one of ``SHIFTS``, in JSON's types.
 
@@ -55,7 +55,7 @@ def measure_shift(
         kept_size: side to which images of no known class are resized before the middle of the split's size is
             cut out; by default the split's.
         data_root: the folder that is searched first for data sets.
-        told: called with a line of progress.
+        on_progress: called with a line of progress.
 
     Raises:
         InputError: for missing data, and for images that the measurement cannot take.
@@ -69,14 +69,14 @@ def measure_shift(
             chosen.targets,
             indices=indices,
             cache=cache_folder() / "corruptions",
-            told=told,
+            on_progress=on_progress,
         )
     height, width = split.images.shape[1:3]
     if height != width:
         raise InputError(f"images of {height} x {width} pixels: the unseen images are square")
     unseen = load_ood(UNSEEN, data_root, image_size=kept_size or height, left_out=LOOKS_LIKE_CIFAR10)
-    if told is not None:
-        told("images of no known class")
+    if on_progress is not None:
+        on_progress("images of no known class")
     known = split if cases is None else split.subset(attacked_cases(len(split), cases))
     out = central(unseen.split.evenly(cases or 0), (height, width))
     figures = out_of_distribution_scores(model, known.images, out.images)

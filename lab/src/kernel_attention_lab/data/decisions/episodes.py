@@ -50,7 +50,7 @@ class Episodes:
 
     @property
     def is_discrete(self) -> bool:
-        """Whether the actions are whole numbers."""
+        """Return whether the actions are whole numbers."""
         return self.actions.ndim == 1
 
     @cached_property

@@ -33,7 +33,7 @@ class ImageBatch(NamedTuple):
 
     @property
     def arguments(self) -> tuple[Tensor]:
-        """What the model is called with."""
+        """The model's arguments."""
         return (self.pixels,)
 
 

@@ -31,7 +31,7 @@ class CifarBatch(NamedTuple):
 
 
 def is_cifar_file(name: str) -> bool:
-    """Whether a file of this name in one of ``FOLDERS`` is read here."""
+    """Return whether a file of this name in one of ``FOLDERS`` is read here."""
     return name in _SPLITS or name in _NAMES
 
 

@@ -54,7 +54,7 @@ class FileStamp(NamedTuple):
 
 
 def is_image(name: str) -> bool:
-    """Whether a file name has the suffix of an image."""
+    """Return whether a file name has the suffix of an image."""
     return name.lower().endswith(IMAGE_SUFFIXES)
 
 
@@ -278,7 +278,7 @@ def _distinct(entries: Iterator[SetFile], place: Path) -> Iterator[SetFile]:
 
 
 def holds_file(place: Path, wanted: Callable[[str], bool]) -> bool:
-    """Whether one of the first files of a folder or an archive is wanted; False where it cannot be read."""
+    """True where one of the first files of a folder or an archive is wanted; False where none can be read."""
     looked_at = 0
 
     def is_found(name: str) -> bool:

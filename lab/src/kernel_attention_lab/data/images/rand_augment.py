@@ -52,7 +52,7 @@ def rand_augment(images: Tensor, fill: Tensor) -> Tensor:
 
 
 def strength_of(operation: str, magnitudes: Tensor, signs: Tensor) -> Tensor:
-    """What an operation's magnitude means in its own unit, (n,); the units are in ``apply_operation``.
+    """An operation's magnitude in its own unit, (n,); the units are in ``apply_operation``.
 
     Args:
         operation: one of ``OPERATIONS``.

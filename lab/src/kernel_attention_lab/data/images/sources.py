@@ -26,7 +26,7 @@ _LABEL_COLUMNS = ("label", "labels", "fine_label")
 
 @dataclass
 class Classes:
-    """What a source says of classes. It is complete when the last image has been read.
+    """The classes of a source. It is complete when the last image has been read.
 
     by_path: the class of an image, by the image's path; the other images have that of ``place_of``.
     names: all classes, in their order; without it they are those of the images, sorted.
@@ -78,7 +78,7 @@ def read_cases(place: Path, classes: Classes) -> Iterator[tuple[str, Content]]:
 
 
 def holds_images(place: Path) -> bool:
-    """Whether a folder or an archive is an image set, as far as its first files tell."""
+    """Return whether a folder or an archive is an image set, as far as its first files tell."""
     if _is_saved(place):
         return any('"Image"' in path.read_text() for path in place.rglob("dataset_info.json"))
     return holds_file(place, lambda name: is_image(name) or name in _CIFAR_FIRST)

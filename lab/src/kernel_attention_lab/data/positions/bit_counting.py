@@ -47,7 +47,7 @@ class BitCounting(PositionTask):
 
 @dataclass(frozen=True, kw_only=True)
 class Majority(BitCounting):
-    """Whether there are more ones than zeros. One soft attention head can answer (Merrill et al. 2022).
+    """The majority of zeros and ones. One soft attention head can answer (Merrill et al. 2022).
 
     Args:
         length: positions, an even number, so that there are no ties.
@@ -64,7 +64,7 @@ class Majority(BitCounting):
 
 @dataclass(frozen=True, kw_only=True)
 class Parity(BitCounting):
-    """Whether the number of ones is odd. Soft attention finds it hard over long inputs (Hahn 2020).
+    """The parity of the number of ones. Soft attention finds it hard over long inputs (Hahn 2020).
 
     Args:
         length: positions, the query's included.

@@ -37,7 +37,7 @@ class PositionBatch(NamedTuple):
 
     @property
     def arguments(self) -> tuple[Tensor]:
-        """What the model is called with."""
+        """The model's arguments."""
         return (self.inputs,)
 
 
@@ -53,7 +53,7 @@ class PositionTask(ABC):
     """
 
     is_real: ClassVar[bool] = False
-    """Whether the inputs are vectors of numbers, not tokens."""
+    """True where the inputs are vectors of numbers, not tokens."""
 
     length: Count = 64
 

@@ -29,7 +29,7 @@ _SPLITS = {"training": "train", "testing": "test"}
 
 
 class PairFile(NamedTuple):
-    """What a file of a set is: an image or a label map, of which split ("" for none), and the pair's name."""
+    """A file of a set: an image or a label map, of which split ("" for none), and the pair's name."""
 
     is_label: bool
     split: str

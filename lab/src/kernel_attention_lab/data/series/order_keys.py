@@ -114,7 +114,7 @@ DATES: tuple[Callable[..., Moment | None], ...] = (as_date, functools.partial(as
 
 
 def orders_agree(items: Iterable[str], orders: Sequence[dict[str, Any]]) -> bool:
-    """Whether all orders, each a key of every item, sort the items in one way."""
+    """Return whether all orders, each a key of every item, sort the items in one way."""
     if len(orders) < 2:
         return True
     items = list(items)

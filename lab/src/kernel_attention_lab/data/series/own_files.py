@@ -27,7 +27,7 @@ _SPLIT_SEED = 0
 
 
 def is_series_file(dataset: str) -> bool:
-    """Whether a data set is named by a file instead of a name of the archive."""
+    """Return whether a data set is named by a file instead of a name of the archive."""
     return Path(dataset).suffix in (".ts", ".npy", ".npz", *TABLES)
 
 

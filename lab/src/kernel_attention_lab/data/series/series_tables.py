@@ -24,7 +24,7 @@ from kernel_attention_lab.data.series.tables import (
 
 @dataclass(frozen=True)
 class SeriesColumns:
-    """What the columns of a table hold.
+    """The roles of the columns of a table.
 
     layout: "long", a step of a case a row; "wide", a case a row, whose steps are columns;
         "auto", long where ``time`` is named.
@@ -45,7 +45,7 @@ class SeriesColumns:
 
     @property
     def is_long(self) -> bool:
-        """Whether a row is a step."""
+        """Return whether a row is a step."""
         return self.layout == "long" or (self.layout == "auto" and bool(self.time))
 
 

@@ -59,7 +59,7 @@ def channel_steps(names: Sequence[str], channels: Sequence[str], source: str) ->
 
 
 def is_step(name: str) -> bool:
-    """Whether a name is a number, a date or a time and nothing else."""
+    """Return whether a name is a number, a date or a time and nothing else."""
     return any(read(name, None) for read in _WHOLE)
 
 
@@ -103,7 +103,7 @@ def _settle(readings: list[_Reading], names: Sequence[str], source: str) -> dict
 
 
 def _passes_midnight(columns: list[str], names: Sequence[str]) -> bool:
-    """Whether the columns stand in the table as a clock shows them from some hour on to the next day."""
+    """Return whether the columns stand as a clock shows them from some hour on to the next day."""
     rank = {name: index for index, name in enumerate(columns)}
     ranks = [rank[name] for name in names if name in rank]
     falls = sum(after < before for before, after in itertools.pairwise(ranks))
@@ -249,13 +249,13 @@ def _pattern_reader(tail: str) -> _Read:
 
 
 def _is_channel(text: str) -> bool:
-    """Whether a text can be the name of a channel: not a number, or a part of one."""
+    """Return whether a text can be the name of a channel: not a number, or a part of one."""
     is_number = any(map(str.isdigit, text)) and not any(map(str.isalpha, text))
     return not is_number and not _BROKEN.search(text)
 
 
 def _is_cut(head: str, tail: str) -> bool:
-    """Whether a name would be cut in the middle of a number."""
+    """Return whether a name would be cut in the middle of a number."""
     return head[-1:].isdigit() and tail[:1].isdigit()
 
 

@@ -58,7 +58,7 @@ def column_names(path: Path) -> list[str]:
 
 
 def is_index(name: str) -> bool:
-    """Whether a column is the index of a frame as pandas writes it where it has no name."""
+    """Return whether a column is the index of a frame as pandas writes it where it has no name."""
     return not name or _INDEX.fullmatch(name) is not None
 
 

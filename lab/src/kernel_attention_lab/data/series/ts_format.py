@@ -21,7 +21,7 @@ _STAMPED = re.compile(r"\(([^()]*),([^(),]*)\)")
 
 @dataclass(frozen=True)
 class Header:
-    """What a `.ts` header declares.
+    """The declarations of a `.ts` header.
 
     task: "classification", "regression" or None for cases without labels.
     labels: the class labels, lower case as aeon has them; empty unless task is classification.
