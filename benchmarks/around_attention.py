@@ -21,7 +21,8 @@ from unittest import mock
 import numpy as np
 import torch
 
-from kernel_attention.tensors import dropout, fused_softmax
+from kernel_attention.tensors import dropout
+from kernel_attention.tensors.softmax import attention as fused_softmax
 from kernel_attention.training.task import OPTIMIZERS
 from kernel_attention_lab.benchmarking import Setting, find_contender, timing
 from kernel_attention_lab.benchmarking.machine import write_rows

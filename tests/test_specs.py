@@ -7,9 +7,9 @@ import re
 import pytest
 
 from kernel_attention.errors import InputError, unknown
-from kernel_attention.features.feature_maps import get_feature_map
 from kernel_attention.mechanisms import create_attention, layer_specs
 from kernel_attention.specs import Choice, SpecReader
+from kernel_attention.tensors.features.feature_maps import get_feature_map
 
 FRUIT = {"apple": ("size", "colour"), "pear": ()}
 READER = SpecReader(argument="fruit", kind="fruit", names=FRUIT, options_of=FRUIT.__getitem__)

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
         MultilinearAttention,
         TensorAttention,
     )
-    from kernel_attention.mechanisms.primal import PrimalAttention, PrimalValueAttention
+    from kernel_attention.mechanisms.primal import PrimalAttention
+    from kernel_attention.mechanisms.primal_values import PrimalValueAttention
     from kernel_attention.mechanisms.softmax import SoftmaxAttention
     from kernel_attention.mechanisms.sparse import SparseAttention
     from kernel_attention.mechanisms.support_vector import SupportVectorAttention
@@ -73,7 +74,7 @@ __all__ = [
 
 _ROOMS = ("analysis", "functional", "hosts", "models", "solvers", "testing")
 _HOMES = {
-    "PrimalValueAttention": "mechanisms.primal",
+    "PrimalValueAttention": "mechanisms.primal_values",
     "AttentionClassifier": "estimators",
     "AttentionLayer": "core.layer",
     "AttentionRegressor": "estimators",

@@ -21,24 +21,22 @@ from kernel_attention.mechanisms.multilinear import (
     multilinear_scores,
     tensor_scores,
 )
+from kernel_attention.mechanisms.nested_objective import KernelGrams, kernel_grams, nested_objective
 from kernel_attention.mechanisms.primal import (
-    KernelGrams,
     PrimalScores,
     PrimalState,
     PrimalWeights,
     concat_scores,
-    kernel_grams,
     ksvd_objective,
-    nested_objective,
     objective_from_energy,
     primal_attention,
     primal_kernel,
     primal_layer,
     primal_scores,
     primal_step,
-    primal_value_attention,
     scores_energy,
 )
+from kernel_attention.mechanisms.primal_values import primal_value_attention
 from kernel_attention.mechanisms.softmax import softmax_attention
 from kernel_attention.mechanisms.sparse import SparsePattern, sparse_attention, sparse_mask
 from kernel_attention.mechanisms.support_vector import (
@@ -47,8 +45,12 @@ from kernel_attention.mechanisms.support_vector import (
     scaled_heads_attention,
     support_vector_attention,
 )
-from kernel_attention.tensors.kernel_tensors import attention_tensor, cubemax_kernel, multilinear_kernel
-from kernel_attention.tensors.multilinear import mlsvd_core, multilinear_factors
+from kernel_attention.tensors.multilinear.factors import mlsvd_core, multilinear_factors
+from kernel_attention.tensors.multilinear.kernel_tensors import (
+    attention_tensor,
+    cubemax_kernel,
+    multilinear_kernel,
+)
 from kernel_attention.tensors.shrinkage import shrink
 
 __all__ = [

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
-from kernel_attention.tensors import fused_softmax as op
+from kernel_attention.tensors.softmax import attention as op
 
 # Sums of products round inside: there the operands are moved as well, by which a sum that cancels is off by u
 # times the sum of its absolute terms.

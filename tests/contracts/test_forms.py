@@ -8,7 +8,7 @@ from torch.nn.modules import module as hooks
 from torch.utils.checkpoint import checkpoint
 
 import kernel_attention as ka
-from kernel_attention.tensors.native import find_compiler
+from kernel_attention.native import find_compiler
 
 FORMS = {
     "primal": ("primal", {"rank": 2}, False, 257),

@@ -7,9 +7,9 @@ import torch
 
 import kernel_attention as ka
 from kernel_attention.analysis.measures import mode_singular_values, numerical_rank
-from kernel_attention.features.kernel_functions import get_kernel_function
-from kernel_attention.features.softmax_features import SoftmaxPlusFeatures
-from kernel_attention.tensors.unfoldings import leading_eigenvectors, pseudo_inverse
+from kernel_attention.tensors.features.kernel_functions import get_kernel_function
+from kernel_attention.tensors.features.softmax_features import SoftmaxPlusFeatures
+from kernel_attention.tensors.multilinear.unfoldings import leading_eigenvectors, pseudo_inverse
 
 LAYERS = {
     "cosine": ("cosine", {}),

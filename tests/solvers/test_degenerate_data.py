@@ -22,7 +22,7 @@ from torch import Tensor
 pytest.importorskip("sklearn")
 
 from kernel_attention import solvers
-from kernel_attention.features.kernel_functions import KERNEL_FUNCTIONS, get_kernel_function
+from kernel_attention.tensors.features.kernel_functions import KERNEL_FUNCTIONS, get_kernel_function
 from reference.degenerate import Case
 
 pytestmark = pytest.mark.slow

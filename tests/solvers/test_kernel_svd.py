@@ -9,8 +9,8 @@ import torch
 from scipy.sparse.linalg import aslinearoperator
 from sklearn.decomposition import KernelPCA
 
-from kernel_attention.features.kernel_functions import KERNEL_FUNCTIONS, get_kernel_function
 from kernel_attention.solvers import KernelSVD, kernel_svd, primal_kernel_svd
+from kernel_attention.tensors.features.kernel_functions import KERNEL_FUNCTIONS, get_kernel_function
 from reference.subspaces import angles, two_samples, unit_columns
 
 P, S = 7, 5

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from kernel_attention.errors import InputError
 from kernel_attention.models import SequenceClassifier
 from kernel_attention.tensors.dropout import Dropout, draws_masks, dropout
-from kernel_attention.tensors.fused_softmax import fused_attention
+from kernel_attention.tensors.softmax.attention import fused_attention
 
 SHAPE = (7, 11, 1301)  # no multiple of the four entries of a draw
 

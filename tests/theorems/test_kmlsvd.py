@@ -15,7 +15,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernel_attention.features.feature_maps import identity
 from kernel_attention.functional import (
     PrimalScores,
     core_penalty,
@@ -27,6 +26,7 @@ from kernel_attention.functional import (
     multilinear_scores,
     primal_scores,
 )
+from kernel_attention.tensors.features.feature_maps import identity
 from reference import multilinear as reference
 
 F64 = torch.float64

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from kernel_attention.features.feature_maps import elu
 from kernel_attention.functional import linear_attention, recentre, softmax_attention, sparse_mask
 from kernel_attention.mechanisms.sparse.functional import SparsePattern
 from kernel_attention.mechanisms.support_vector.token_convolution import TokenConvolution
+from kernel_attention.tensors.features.feature_maps import elu
 from kernel_attention.tensors.pooling import pool
 
 svm = pytest.importorskip("sklearn.svm")

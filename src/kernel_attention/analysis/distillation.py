@@ -24,8 +24,12 @@ from kernel_attention.analysis.initialization import (
 from kernel_attention.analysis.output_map import ridge_solution
 from kernel_attention.core.validation import require_weight
 from kernel_attention.errors import InputError
-from kernel_attention.mechanisms.primal.nested import KernelGrams, kernel_grams, nested_objective
-from kernel_attention.mechanisms.primal.values import PrimalValueAttention
+from kernel_attention.mechanisms.nested_objective.functional import (
+    KernelGrams,
+    kernel_grams,
+    nested_objective,
+)
+from kernel_attention.mechanisms.primal_values.layer import PrimalValueAttention
 from kernel_attention.mechanisms.softmax.layer import SoftmaxAttention
 
 _LEARNING_RATE = 0.01

@@ -22,10 +22,10 @@ from kernel_attention.hosts.reading import describe
 from kernel_attention.mechanisms import create_attention
 from kernel_attention.mechanisms.linear.layer import LinearAttention
 from kernel_attention.mechanisms.primal.layer import PrimalAttention
-from kernel_attention.mechanisms.primal.values import PrimalValueAttention
+from kernel_attention.mechanisms.primal_values.layer import PrimalValueAttention
 from kernel_attention.mechanisms.softmax.layer import SoftmaxAttention
+from kernel_attention.tensors.multilinear.unfoldings import deterministic_signs
 from kernel_attention.tensors.sampling import evenly_spaced, sample_rows
-from kernel_attention.tensors.unfoldings import deterministic_signs
 
 InitializationMethod = Literal["svd", "values", "random"]
 _METHODS = ("svd", "values", "random")

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from kernel_attention.mechanisms.nested_objective.functional import KernelGrams, kernel_grams
 from kernel_attention.mechanisms.primal.functional import PrimalScores
-from kernel_attention.mechanisms.primal.nested import KernelGrams, kernel_grams
-from kernel_attention.mechanisms.primal.values import PrimalValueAttention, primal_value_attention
+from kernel_attention.mechanisms.primal_values import PrimalValueAttention, primal_value_attention
 from kernel_attention.tensors.padding import zero_padding
 from kernel_attention.tensors.statistics import exactly, smallest
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernel_attention.tensors.unfoldings import unfold
+from kernel_attention.tensors.multilinear.unfoldings import unfold
 
 
 def singular_values(matrix: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from kernel_attention.mechanisms import linear
 from kernel_attention.mechanisms import sparse
 from kernel_attention.mechanisms import support_vector
 from kernel_attention.mechanisms import primal
+from kernel_attention.mechanisms import primal_values
 from kernel_attention.mechanisms import multilinear
 from kernel_attention.mechanisms import kernel_pca
 
@@ -50,6 +51,7 @@ __all__ = [
     "mechanism_name",
     "multilinear",
     "primal",
+    "primal_values",
     "softmax",
     "sparse",
     "support_vector",

@@ -17,10 +17,10 @@ from torch import Tensor
 from kernel_attention.errors import InputError
 from kernel_attention.solvers.finite import require_finite, require_range, size_of
 from kernel_attention.solvers.multilinear_svd import Method, Multilinear, Ranks, core_of, multilinear_svd
-from kernel_attention.tensors.kernel_tensors import multilinear_kernel
-from kernel_attention.tensors.multilinear import multilinear_factors
+from kernel_attention.tensors.multilinear.factors import multilinear_factors
+from kernel_attention.tensors.multilinear.kernel_tensors import multilinear_kernel
+from kernel_attention.tensors.multilinear.unfoldings import deterministic_signs, project_modes, unfold
 from kernel_attention.tensors.statistics import accumulation_dtype
-from kernel_attention.tensors.unfoldings import deterministic_signs, project_modes, unfold
 
 
 class KernelMultilinear(NamedTuple):

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from kernel_attention.errors import InputError, unknown
-from kernel_attention.features.kernel_functions import KernelFunction, get_kernel_function
 from kernel_attention.solvers.finite import require_range
 from kernel_attention.solvers.krylov import dense_triplets, leading_triplets
 from kernel_attention.solvers.operators import (
@@ -36,6 +35,7 @@ from kernel_attention.solvers.singular_directions import (
     column_signs,
     directions_objective,
 )
+from kernel_attention.tensors.features.kernel_functions import KernelFunction, get_kernel_function
 
 SvdMethod = Literal["auto", "dense", "truncated", "matrix_free"]
 METHODS = ("auto", "dense", "truncated", "matrix_free")

@@ -12,8 +12,6 @@ from torch import Tensor
 
 from kernel_attention.containers import feature_names, require_names
 from kernel_attention.errors import InputError, unknown
-from kernel_attention.features.feature_maps import FeatureMapSpec
-from kernel_attention.features.kernel_functions import KernelFunction, get_kernel_function, parameters_of
 from kernel_attention.solvers.arrays import fitted, give_back, read_array
 from kernel_attention.solvers.closed_form import sketched_weights
 from kernel_attention.solvers.finite import require_range
@@ -23,6 +21,12 @@ from kernel_attention.solvers.operators import KernelOperator, centered, is_oper
 from kernel_attention.solvers.primal_kernel_svd import compatible, primal_kernel_svd, stochastic_kernel_svd
 from kernel_attention.solvers.samples import features, make_generator, read_first, read_second
 from kernel_attention.solvers.singular_directions import SingularDirections, check_components, column_signs
+from kernel_attention.tensors.features.feature_maps import FeatureMapSpec
+from kernel_attention.tensors.features.kernel_functions import (
+    KernelFunction,
+    get_kernel_function,
+    parameters_of,
+)
 
 _SOLVERS = ("dual", "primal", "primal_stochastic")
 _NAMED = ("gamma", "degree", "coef0")

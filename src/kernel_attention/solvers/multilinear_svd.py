@@ -17,8 +17,13 @@ from torch import Tensor
 
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.solvers.finite import binary_unit, require_finite, require_range
+from kernel_attention.tensors.multilinear.unfoldings import (
+    deterministic_signs,
+    mode_product,
+    project_modes,
+    unfold,
+)
 from kernel_attention.tensors.statistics import accumulation_dtype
-from kernel_attention.tensors.unfoldings import deterministic_signs, mode_product, project_modes, unfold
 
 Method = Literal["hosvd", "hooi"]
 METHODS = ("hosvd", "hooi")

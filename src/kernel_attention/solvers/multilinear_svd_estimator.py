@@ -15,7 +15,6 @@ from torch import Tensor
 
 from kernel_attention.containers import feature_names, require_names
 from kernel_attention.errors import InputError, unknown
-from kernel_attention.features.feature_maps import FeatureMapSpec, get_feature_map
 from kernel_attention.solvers.arrays import give_back, read_array, unmasked
 from kernel_attention.solvers.finite import require_finite, require_range
 from kernel_attention.solvers.kernel_multilinear_svd import (
@@ -26,7 +25,12 @@ from kernel_attention.solvers.kernel_multilinear_svd import (
     mode_scores,
 )
 from kernel_attention.solvers.multilinear_svd import Method, Ranks, multilinear_svd
-from kernel_attention.tensors.kernel_tensors import attention_tensor, cubemax_kernel, multilinear_kernel
+from kernel_attention.tensors.features.feature_maps import FeatureMapSpec, get_feature_map
+from kernel_attention.tensors.multilinear.kernel_tensors import (
+    attention_tensor,
+    cubemax_kernel,
+    multilinear_kernel,
+)
 
 TensorKernel = Callable[[Sequence[Tensor]], Tensor]
 _KERNELS = ("precomputed", "features", "cubemax")

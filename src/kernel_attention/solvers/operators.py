@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from kernel_attention.errors import InputError
-from kernel_attention.features.kernel_functions import KernelFunction, takes_reference
 from kernel_attention.solvers.finite import size_of
+from kernel_attention.tensors.features.kernel_functions import KernelFunction, takes_reference
 
 _BLOCK_BYTES = 2**24  # a block that stays in the cache is evaluated and multiplied several times faster
 
@@ -68,7 +68,7 @@ class KernelOperator:
     """k(x_i, z_j), evaluated in blocks of rows whenever it is multiplied.
 
     Args:
-        kernel: from ``kernel_attention.features.kernel_functions.get_kernel_function``.
+        kernel: from ``kernel_attention.tensors.features.kernel_functions.get_kernel_function``.
         x: (n, p).
         z: (m, p).
         block_size: rows of a block; None: as many as fit the cache.

@@ -10,8 +10,8 @@ from sklearn.utils import check_random_state
 from torch import Tensor, nn
 
 from kernel_attention.errors import InputError
-from kernel_attention.features.feature_maps import FeatureMapSpec, frobenius, get_feature_map
 from kernel_attention.solvers.arrays import read_array, read_matrix
+from kernel_attention.tensors.features.feature_maps import FeatureMapSpec, frobenius, get_feature_map
 
 
 def read_first(estimator: Any, X: Any, *, reset: bool) -> Tensor:

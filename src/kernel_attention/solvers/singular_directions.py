@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kernel_attention.errors import InputError
-from kernel_attention.tensors.unfoldings import deterministic_signs
+from kernel_attention.tensors.multilinear.unfoldings import deterministic_signs
 
 
 class SingularDirections(NamedTuple):

@@ -15,8 +15,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernel_attention.tensors.fused_softmax import fused_attention
 from kernel_attention.tensors.padding import in_blocks
+from kernel_attention.tensors.softmax.attention import fused_attention
 from kernel_attention.tensors.statistics import accumulation_dtype
 
 

@@ -8,9 +8,9 @@ from torch import Tensor
 
 import kernel_attention as ka
 from kernel_attention.functional import rpc_attention
-from kernel_attention.mechanisms.kernel_pca import fused as op
+from kernel_attention.mechanisms.kernel_pca.engines import cpu as op
 from kernel_attention.mechanisms.kernel_pca.functional import PursuitSettings
-from kernel_attention.tensors.native import find_compiler
+from kernel_attention.native import find_compiler
 
 F64 = torch.float64
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")

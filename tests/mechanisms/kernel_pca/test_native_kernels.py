@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 import kernel_attention as ka
-from kernel_attention.mechanisms.kernel_pca import fused as op
-from kernel_attention.tensors.native import find_compiler
+from kernel_attention.mechanisms.kernel_pca.engines import cpu as op
+from kernel_attention.native import find_compiler
 
 pytestmark = [
     pytest.mark.usefixtures("restored_threads"),

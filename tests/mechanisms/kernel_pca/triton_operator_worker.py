@@ -11,7 +11,7 @@ import torch
 from triton_outcomes import check_compiled, padding
 
 import kernel_attention as ka
-from kernel_attention.mechanisms.kernel_pca import triton_operators as op
+from kernel_attention.mechanisms.kernel_pca.engines import gpu as op
 from kernel_attention.mechanisms.kernel_pca.functional import PursuitSettings
 
 BATCH, HEADS, LENGTH, SIZE = 3, 2, 11, 5

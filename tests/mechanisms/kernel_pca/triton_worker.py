@@ -15,7 +15,7 @@ import torch
 from triton_outcomes import outputs_and_gradients, padding, relative_errors
 
 import kernel_attention as ka
-from kernel_attention.mechanisms.kernel_pca import triton_kernels as pursuit_triton
+from kernel_attention.mechanisms.kernel_pca.engines import triton_kernels as pursuit_triton
 
 BATCH, HEADS = 2, 2
 # With m near 0.3 the threshold lambda h / (4 m) clips some entries of the keys and not others. The gradient

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernel_attention.features.feature_maps import cosine, elu, relu
-from kernel_attention.features.softmax_features import SoftmaxPlusFeatures
 from kernel_attention.functional import linear_attention
 from kernel_attention.mechanisms.linear.functional import causal_product
+from kernel_attention.tensors.features.feature_maps import cosine, elu, relu
+from kernel_attention.tensors.features.softmax_features import SoftmaxPlusFeatures
 
 BATCH, HEADS, LENGTH, WIDTH, VALUES = 2, 3, 13, 5, 7
 

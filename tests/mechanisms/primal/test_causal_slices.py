@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import kernel_attention as ka
-from kernel_attention.mechanisms.primal import causal_slices, seen_rows
+from kernel_attention.mechanisms.primal import seen_rows
 
 F64 = torch.float64
 B, N = 3, 23
@@ -31,7 +31,7 @@ MASKS = {
 def small_blocks(monkeypatch):
     """Blocks of 4 tokens, two of them a slice: of 23 tokens two slices, one block, and a rest."""
     monkeypatch.setattr(seen_rows, "block_tokens", lambda length, num_rows: 4)
-    monkeypatch.setattr(causal_slices, "_SLICE", 8)
+    monkeypatch.setattr(causal_cpu, "_SLICE", 8)
 
 
 def make(num_heads: int = 3, **options) -> ka.PrimalAttention:

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from kernel_attention import InputError
-from kernel_attention.features.feature_maps import identity
 from kernel_attention.functional import (
     PrimalScores,
     concat_scores,
@@ -16,6 +15,7 @@ from kernel_attention.functional import (
     primal_scores,
 )
 from kernel_attention.mechanisms.primal import seen_rows
+from kernel_attention.tensors.features.feature_maps import identity
 
 B, H, N, P, S, M = 2, 3, 11, 5, 7, 13
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import kernel_attention as ka
-from kernel_attention.tensors.native import find_compiler
+from kernel_attention.native import find_compiler
 
 pytestmark = [
     pytest.mark.usefixtures("restored_threads"),

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernel_attention.mechanisms.primal import operators as op
+from kernel_attention.mechanisms.primal.engines import map_operator as op
 
 F64 = torch.float64
 B, N, H, P, D = 3, 11, 2, 5, 7  # the width of the input need not be that of the heads

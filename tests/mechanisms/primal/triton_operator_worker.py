@@ -11,7 +11,7 @@ import torch
 from triton_outcomes import check_compiled
 
 import kernel_attention as ka
-from kernel_attention.mechanisms.primal import operators as op
+from kernel_attention.mechanisms.primal.engines import map_operator as op
 
 
 def main(device):

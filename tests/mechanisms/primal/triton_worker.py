@@ -17,7 +17,7 @@ import torch
 from triton_outcomes import relative_errors
 
 import kernel_attention as ka
-from kernel_attention.mechanisms.primal import triton_kernels as primal_triton
+from kernel_attention.mechanisms.primal.engines import triton_kernels as primal_triton
 
 LENGTH, BATCH, HEADS, HEAD_DIM = 41, 3, 2, 5
 OPTIONS = {

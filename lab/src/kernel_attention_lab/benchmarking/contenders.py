@@ -18,8 +18,8 @@ from kernel_attention.mechanisms import (
     create_attention,
     get_mechanism,
 )
+from kernel_attention.native import find_compiler
 from kernel_attention.specs import Spec, SpecReader
-from kernel_attention.tensors.native import find_compiler
 from kernel_attention_lab.benchmarking import baselines
 from kernel_attention_lab.benchmarking.bodies import (
     TorchEncoderLayer,

@@ -16,6 +16,8 @@ from kernel_attention.core.query_key_value import identity_values
 from kernel_attention.core.registry import register_attention
 from kernel_attention.core.validation import require_positive, require_probability
 from kernel_attention.errors import InputError, unknown
+from kernel_attention.mechanisms.kernel_pca.engines.cpu import Engine, fused_rpc_attention
+from kernel_attention.mechanisms.kernel_pca.engines.gpu import rpc_attention_by_kernels
 from kernel_attention.mechanisms.kernel_pca.functional import (
     CONVENTIONS,
     Convention,
@@ -24,14 +26,12 @@ from kernel_attention.mechanisms.kernel_pca.functional import (
     principal_attention_pursuit,
     scaled_attention,
 )
-from kernel_attention.mechanisms.kernel_pca.fused import Engine, fused_rpc_attention
-from kernel_attention.mechanisms.kernel_pca.triton_operators import rpc_attention_by_kernels
 from kernel_attention.mechanisms.softmax.functional import softmax_attention
 from kernel_attention.memory_limit import require_parameters
+from kernel_attention.native import why_not_native
 from kernel_attention.tensors.affine import product_dtype
-from kernel_attention.tensors.fused_softmax import has_cpu_kernel
 from kernel_attention.tensors.gpu import why_not_measured
-from kernel_attention.tensors.native import why_not_native
+from kernel_attention.tensors.softmax.attention import has_cpu_kernel
 
 _ENGINES: dict[str, Engine] = {"fused": "operations", "native": "native"}
 _IMPLS = ("auto", "reference", "fused", "native", "triton")

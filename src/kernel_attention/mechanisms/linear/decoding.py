@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 
 from kernel_attention.core.decoding import Position, State, before, new_where
-from kernel_attention.features.feature_maps import (
+from kernel_attention.tensors.affine import product_dtype, wide
+from kernel_attention.tensors.features.feature_maps import (
     FeatureMap,
     energy_before,
     features_in_range,
     features_of,
     frobenius,
 )
-from kernel_attention.features.softmax_features import SoftmaxPlusFeatures
-from kernel_attention.tensors.affine import product_dtype, wide
+from kernel_attention.tensors.features.softmax_features import SoftmaxPlusFeatures
 from kernel_attention.tensors.statistics import accumulation_dtype, divide, exactly, without_autocast
 
 

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from kernel_attention.core.sequence_group import SequenceGroup
-from kernel_attention.features.feature_maps import FeatureMap, cosine, elu, features_in_range
-from kernel_attention.features.softmax_features import SoftmaxPlusFeatures
 from kernel_attention.mechanisms.linear.triton_operators import causal_sums_by_kernels
 from kernel_attention.tensors.affine import product_dtype, wide
 from kernel_attention.tensors.blocks import by_offset, completed, for_each_offset, from_offset
+from kernel_attention.tensors.features.feature_maps import FeatureMap, cosine, elu, features_in_range
+from kernel_attention.tensors.features.softmax_features import SoftmaxPlusFeatures
 from kernel_attention.tensors.padding import in_blocks, zero_padding
 from kernel_attention.tensors.statistics import accumulation_dtype, divide, exactly, without_autocast
 

@@ -11,9 +11,14 @@ from kernel_attention.core.decoding import Position
 from kernel_attention.core.kernel import AttentionKernel
 from kernel_attention.core.parameters import Device
 from kernel_attention.errors import InputError, unknown
-from kernel_attention.features.feature_maps import FeatureMapSpec, get_feature_map, is_positive, is_tokenwise
 from kernel_attention.mechanisms.linear.decoding import RunningSum, empty_sum, linear_step, read_sum
 from kernel_attention.mechanisms.linear.functional import linear_attention
+from kernel_attention.tensors.features.feature_maps import (
+    FeatureMapSpec,
+    get_feature_map,
+    is_positive,
+    is_tokenwise,
+)
 
 _IMPLS = ("auto", "reference", "triton")
 

@@ -12,8 +12,8 @@ from kernel_attention.core.parameters import Device
 from kernel_attention.core.plan import LayerPlan, choose_form
 from kernel_attention.core.query_key_value import QueryKeyValueAttention
 from kernel_attention.core.registry import register_attention
-from kernel_attention.features.feature_maps import FEATURE_MAPS, FeatureMapSpec, frobenius
 from kernel_attention.mechanisms.linear.kernel import LinearKernel
+from kernel_attention.tensors.features.feature_maps import FEATURE_MAPS, FeatureMapSpec, frobenius
 
 
 @register_attention(

@@ -7,6 +7,7 @@ from kernel_attention.mechanisms.multilinear.tensor_layer import TensorAttention
 
 # isort: on
 from kernel_attention.mechanisms.multilinear.dual_functional import dual_multilinear_scores
+from kernel_attention.mechanisms.multilinear.engines.cpu import multilinear_layer
 from kernel_attention.mechanisms.multilinear.functional import (
     Modes,
     join_modes,
@@ -14,7 +15,6 @@ from kernel_attention.mechanisms.multilinear.functional import (
     multilinear_modes,
     multilinear_scores,
 )
-from kernel_attention.mechanisms.multilinear.fused import multilinear_layer
 from kernel_attention.mechanisms.multilinear.objective import core_penalty, kmlsvd_objective
 from kernel_attention.mechanisms.multilinear.tensor_functional import tensor_scores
 

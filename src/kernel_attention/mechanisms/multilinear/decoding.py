@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kernel_attention.core.decoding import SHARED, State, whole_lengths
-from kernel_attention.features.feature_maps import FeatureMap, energy_before, features_of, frobenius
+from kernel_attention.tensors.features.feature_maps import FeatureMap, energy_before, features_of, frobenius
 from kernel_attention.tensors.sampling import gathered, weight_row
 from kernel_attention.tensors.statistics import exactly
 

@@ -17,10 +17,16 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from kernel_attention.tensors.kernel_tensors import cubemax_kernel, masked_logits
+from kernel_attention.tensors.multilinear.kernel_tensors import cubemax_kernel, masked_logits
+from kernel_attention.tensors.multilinear.unfoldings import (
+    fold,
+    leading_eigenvectors,
+    mode_gram,
+    project_modes,
+    unfold,
+)
 from kernel_attention.tensors.recompute import is_transformed, only_formulas
 from kernel_attention.tensors.statistics import accumulation_dtype, without_autocast
-from kernel_attention.tensors.unfoldings import fold, leading_eigenvectors, mode_gram, project_modes, unfold
 
 
 class _Reading(NamedTuple):

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from kernel_attention.core.sequence_group import SequenceGroup
 from kernel_attention.errors import InputError
-from kernel_attention.features.feature_maps import FeatureMap, balanced, frobenius, inverse_norm
-from kernel_attention.tensors.multilinear import alike, multilinear_factors
+from kernel_attention.tensors.features.feature_maps import FeatureMap, balanced, frobenius, inverse_norm
+from kernel_attention.tensors.multilinear.factors import alike, multilinear_factors
 from kernel_attention.tensors.padding import zero_padding
 from kernel_attention.tensors.statistics import exactly, valid_ranks, without_autocast
 

@@ -21,7 +21,6 @@ from kernel_attention.core.plan import LayerPlan, PaysFrom, choose_form
 from kernel_attention.core.registry import register_attention
 from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import InputError, unknown
-from kernel_attention.features.feature_maps import FeatureMapSpec, frobenius, get_feature_map, identity
 from kernel_attention.mechanisms.multilinear.base_layer import ReadsModes
 from kernel_attention.mechanisms.multilinear.decoding import (
     MultilinearState,
@@ -29,12 +28,18 @@ from kernel_attention.mechanisms.multilinear.decoding import (
     multilinear_start,
     multilinear_step,
 )
+from kernel_attention.mechanisms.multilinear.engines.cpu import multilinear_layer
 from kernel_attention.mechanisms.multilinear.functional import Modes, join_modes, multilinear_modes
-from kernel_attention.mechanisms.multilinear.fused import multilinear_layer
 from kernel_attention.mechanisms.multilinear.objective import core_penalty, kmlsvd_objective
 from kernel_attention.memory_limit import require_parameters
-from kernel_attention.tensors.kernel_tensors import multilinear_kernel
-from kernel_attention.tensors.multilinear import mlsvd_core, multilinear_factors
+from kernel_attention.tensors.features.feature_maps import (
+    FeatureMapSpec,
+    frobenius,
+    get_feature_map,
+    identity,
+)
+from kernel_attention.tensors.multilinear.factors import mlsvd_core, multilinear_factors
+from kernel_attention.tensors.multilinear.kernel_tensors import multilinear_kernel
 from kernel_attention.tensors.padding import zero_padding
 from kernel_attention.tensors.sampling import Samples, grid_row, part_positions, sample_rows, sampled_rows
 from kernel_attention.tensors.statistics import accumulation_dtype, exactly, num_real
@@ -90,7 +95,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
             which needs it.
         bias: whether the projections have biases.
         impl: "reference", the formulas; "fused", everything a token meets in one product, see
-            ``kernel_attention.mechanisms.multilinear.fused``; "auto", fused where it exists and was measured
+            ``kernel_attention.mechanisms.multilinear.engines.cpu``; "auto", fused where it exists and was measured
             to win, see ``plan``.
         device: where the parameters are made; None: the default device.
         dtype: the parameters' precision; None: the default one.

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernel_attention.tensors.multilinear import alike, multilinear_factors
+from kernel_attention.tensors.multilinear.factors import alike, multilinear_factors
+from kernel_attention.tensors.multilinear.unfoldings import mode_gram, mode_product, pseudo_inverse
 from kernel_attention.tensors.statistics import exactly, without_autocast
-from kernel_attention.tensors.unfoldings import mode_gram, mode_product, pseudo_inverse
 
 
 def kmlsvd_objective(

@@ -14,9 +14,9 @@ from typing import Literal
 from torch import Tensor
 
 from kernel_attention.errors import InputError
-from kernel_attention.tensors.kernel_tensors import cubemax_kernel
+from kernel_attention.tensors.multilinear.kernel_tensors import cubemax_kernel
+from kernel_attention.tensors.multilinear.unfoldings import project_modes, unfold
 from kernel_attention.tensors.statistics import exactly, without_autocast
-from kernel_attention.tensors.unfoldings import project_modes, unfold
 
 Option = Literal[1, 2, 3]
 

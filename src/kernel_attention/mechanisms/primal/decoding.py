@@ -11,8 +11,14 @@ import torch
 from torch import Tensor
 
 from kernel_attention.core.decoding import move, scale_by, whole_lengths
-from kernel_attention.features.feature_maps import FeatureMap, cosine, energy_before, features_of, frobenius
 from kernel_attention.mechanisms.primal.functional import PrimalScores
+from kernel_attention.tensors.features.feature_maps import (
+    FeatureMap,
+    cosine,
+    energy_before,
+    features_of,
+    frobenius,
+)
 from kernel_attention.tensors.sampling import gathered, weight_row
 from kernel_attention.tensors.statistics import accumulation_dtype, exactly, running_mean
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from kernel_attention.errors import unknown
-from kernel_attention.features.feature_maps import FeatureMap, cosine
 from kernel_attention.mechanisms.primal import seen_rows
+from kernel_attention.tensors.features.feature_maps import FeatureMap, cosine
 from kernel_attention.tensors.padding import first_rows
 from kernel_attention.tensors.recompute import is_transformed, needs_operator
 from kernel_attention.tensors.statistics import (

@@ -24,13 +24,24 @@ from kernel_attention.core.plan import LayerPlan, PaysFrom, choose_form
 from kernel_attention.core.registry import register_attention
 from kernel_attention.core.validation import require_positive, require_weight
 from kernel_attention.errors import unknown
-from kernel_attention.features.feature_maps import FeatureMap, cosine, get_feature_map, identity
-from kernel_attention.mechanisms.primal.causal_slices import causal_primal_layer
+from kernel_attention.mechanisms.nested_objective.functional import (
+    KernelGrams,
+    kernel_grams,
+    nested_objective,
+)
 from kernel_attention.mechanisms.primal.decoding import (
     PrimalState,
     primal_read,
     primal_start,
     primal_step,
+)
+from kernel_attention.mechanisms.primal.engines.causal_cpu import causal_primal_layer
+from kernel_attention.mechanisms.primal.engines.map_operator import Engine
+from kernel_attention.mechanisms.primal.engines.one_pass import (
+    PrimalWeights,
+    primal_numbers,
+    primal_operations,
+    primal_pass,
 )
 from kernel_attention.mechanisms.primal.functional import (
     PrimalScores,
@@ -39,17 +50,10 @@ from kernel_attention.mechanisms.primal.functional import (
     primal_scores,
     scores_energy,
 )
-from kernel_attention.mechanisms.primal.fused import (
-    PrimalWeights,
-    primal_numbers,
-    primal_operations,
-    primal_pass,
-)
-from kernel_attention.mechanisms.primal.nested import KernelGrams, kernel_grams, nested_objective
-from kernel_attention.mechanisms.primal.operators import Engine
 from kernel_attention.memory_limit import require_parameters
+from kernel_attention.native import why_not_native
 from kernel_attention.tensors.affine import product_dtype
-from kernel_attention.tensors.native import why_not_native
+from kernel_attention.tensors.features.feature_maps import FeatureMap, cosine, get_feature_map, identity
 from kernel_attention.tensors.recompute import needs_operator
 from kernel_attention.tensors.sampling import (
     Samples,
@@ -113,7 +117,7 @@ class PrimalAttention(PenalizedAttention):
             "per_head" (orthonormal columns in every head).
         bias: whether the projections have biases.
         impl: "reference", the formulas; "fused", one pass over the tokens without stored scores, see
-            ``kernel_attention.mechanisms.primal.fused`` and ``.causal_slices``; "native", the same in C++ for
+            ``kernel_attention.mechanisms.primal.engines.one_pass`` and ``.causal_slices``; "native", the same in C++ for
             CPUs, in float32 and float64, by kernels that the first call compiles (it needs a C++ compiler);
             "triton", the same in kernels for GPUs; "auto", fused where it exists and was measured to win, the
             reference elsewhere, see ``plan``.

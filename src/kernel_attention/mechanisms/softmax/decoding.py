@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kernel_attention.core.decoding import KeyValueCache, Position
-from kernel_attention.tensors.fused_softmax import fused_attention
+from kernel_attention.tensors.softmax.attention import fused_attention
 from kernel_attention.tensors.statistics import without_autocast
 
 

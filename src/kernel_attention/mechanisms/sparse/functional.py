@@ -16,12 +16,12 @@ from torch import Tensor
 
 from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import InputError, unknown
-from kernel_attention.mechanisms.sparse.blocked import blocked_attention
-from kernel_attention.mechanisms.sparse.gathered import gathered_attention
+from kernel_attention.mechanisms.sparse.engines.blocked import blocked_attention
+from kernel_attention.mechanisms.sparse.engines.gathered import gathered_attention
 from kernel_attention.memory_limit import require_memory
 from kernel_attention.tensors.blocks import block_causal_attention, softmax_over_blocks
-from kernel_attention.tensors.fused_softmax import fused_attention
 from kernel_attention.tensors.padding import is_exporting
+from kernel_attention.tensors.softmax.attention import fused_attention
 
 PatternName = Literal["strided", "fixed"]
 Implementation = Literal["auto", "blocked", "dense"]
