@@ -47,7 +47,7 @@ $(TORCH_STAMP): pyproject.toml lab/pyproject.toml constraints.txt
 # timm needs torchvision, whose wheel cannot be imported beside a CPU torch (nor can what imports it, Lightning
 # among them), so both stand apart, where only the tests that need them look (tests/hosts/conftest.py). So does
 # torchao, which transformers would import in every process (tests/hosts/test_quantization.py), and Triton, which
-# is here for its interpreter (tests/mechanisms/test_triton.py), and so do two libraries of attacks that ours are
+# is here for its interpreter (test_triton.py), and so do two libraries of attacks that ours are
 # compared with; they pin old versions of what they need (lab/tests/robustness).
 # The trainer of transformers needs accelerate (tests/hosts/test_saved_models.py).
 # The corruptions' library asks for the OpenCV that opens windows, which needs libGL; the headless one serves.
@@ -70,7 +70,7 @@ demo: $(or $(wildcard $(STAMP)),$(DEMO_STAMP))  ## train a Primal-Attention clas
 test: env  ## what CI runs: lint, types, contracts, docs, every test that is not slow, and those of the kernels once more
 	$(MAKE) --jobs=2 lint docs
 	$(PYTEST) $(SHARED)
-	ATEN_CPU_CAPABILITY=default $(PYTEST) $(SHARED) $(KERNELS) --ignore=tests/mechanisms/test_triton.py -k "not compile and not memory"
+	ATEN_CPU_CAPABILITY=default $(PYTEST) $(SHARED) $(KERNELS) --ignore=tests/mechanisms/kernel_pca/test_triton.py -k "not compile and not memory"
 
 test-library: env  ## the tests of the library alone, from outside the checkout
 	rm -rf $(ALONE) && mkdir -p $(ALONE)

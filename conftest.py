@@ -43,7 +43,23 @@ def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
     with patch.dict(os.environ, {"XDG_CACHE_HOME": str(folder / "cache")}):
+        if engine := sys.modules.get("kernel_attention.mechanisms.primal.engines.native"):
+            engine.LIBRARY.look()  # what this machine's user has built, tests do without
         yield folder / "cache"
+
+
+@pytest.fixture
+def built_engines(shared_cache: Path) -> Iterator[None]:
+    """The engines in C++ are built, in a cache that other tests and their processes do not see."""
+    from kernel_attention.mechanisms.primal.engines.native import LIBRARY
+    from kernel_attention.native import find_compiler
+
+    if find_compiler() is None:
+        pytest.skip("no C++ compiler")
+    with patch.dict(os.environ, {"XDG_CACHE_HOME": str(shared_cache / "built")}):
+        LIBRARY.build()
+        yield
+    LIBRARY.look()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -2,7 +2,7 @@
 
     python benchmarks/compiled_forms.py --length 64 256 1024 4096 --rounds 15 --threads 1
     python benchmarks/performance.py compiled-forms compiled-forms-wide  # tables of docs/performance.md
-    python benchmarks/compiled_forms.py --device cuda --layers primal --forms reference fused triton
+    python benchmarks/compiled_forms.py --device cuda --layers primal --forms reference fused
 
 Every round times each of them once, in a random order. It prints medians and quartiles of the ratios to
 the eager formulas of the same round. The thresholds in the layers' ``plan`` were measured here.

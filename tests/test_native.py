@@ -1,9 +1,10 @@
-"""Kernels in C++ are compiled once, whole or not at all, and what is missing is said in one line."""
+"""Engines in C++ are built by a command, whole or not at all, and what is missing is said in one line."""
 
 from __future__ import annotations
 
 import ctypes
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,54 +15,87 @@ from kernel_attention.errors import InputError
 pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
 
 
+SOURCE = 'extern "C" int twice(int x) { return 2 * x; }'
+
+
 @pytest.fixture
-def source(tmp_path, monkeypatch):
+def library(tmp_path, monkeypatch) -> native.NativeLibrary:
     """A small C++ file, and an empty cache folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("CXX", raising=False)
-    native.load_kernels.cache_clear()
     file = tmp_path / "twice.cpp"
-    file.write_text('extern "C" int twice(int x) { return 2 * x; }')
-    yield file
-    native.load_kernels.cache_clear()
+    file.write_text(SOURCE)
+    return native.NativeLibrary("doubling", file)
 
 
-def test_a_library_is_compiled_once_and_kept(source, monkeypatch):
-    assert native.load_kernels(source).twice(21) == 42
-    kept = list((native.cache_folder() / "kernels").iterdir())
-    assert [file.suffix for file in kept] == [".so"]
-    native.load_kernels.cache_clear()
+def kept() -> list[Path]:
+    return list((native.cache_folder() / "kernels").iterdir())
+
+
+def test_a_library_is_built_by_command_and_once(library, monkeypatch):
+    assert not library.is_built
+    with pytest.raises(InputError, match=r"twice\.cpp is not built: run python -m kernel_attention"):
+        library.function("twice")
+    library.build()
+    assert library.is_built
+    assert library.function("twice")(21) == 42
+    assert [file.suffix for file in kept()] == [".so"]
     monkeypatch.setenv("PATH", "")  # no compiler is needed again
-    assert native.load_kernels(source).twice(4) == 8
+    library.build()
+    again = native.NativeLibrary("doubling", library.source)
+    assert again.is_built
+    assert again.function("twice")(4) == 8
 
 
-def test_another_source_has_a_library_of_its_own(source):
-    native.load_kernels(source)
-    source.write_text('extern "C" int twice(int x) { return x + x + 1; }')
-    native.load_kernels.cache_clear()
-    assert native.load_kernels(source).twice(21) == 43
-    assert len(list((native.cache_folder() / "kernels").iterdir())) == 2
+def test_another_source_has_a_library_of_its_own(library):
+    library.build()
+    library.source.write_text(SOURCE.replace("2 * x", "x + x + 1"))
+    assert not library.look()
+    library.build()
+    assert library.function("twice")(21) == 43
+    assert len(kept()) == 2
 
 
-def test_without_a_compiler_the_message_says_what_to_do(source, monkeypatch):
+def test_without_a_compiler_the_message_says_so(library, monkeypatch):
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(InputError, match=r"need a C\+\+ compiler.*impl='auto'"):
-        native.load_kernels(source)
+    with pytest.raises(InputError, match=r"need a C\+\+ compiler"):
+        library.build()
 
 
-def test_a_compiler_that_fails_leaves_nothing_behind(source):
-    source.write_text("this is no C++")
+def test_a_compiler_that_fails_leaves_nothing_behind(library):
+    library.source.write_text("this is no C++")
     with pytest.raises(InputError, match=r"does not compile twice\.cpp \(.*error") as caught:
-        native.load_kernels(source)
+        library.build()
     assert "\n" not in str(caught.value)
-    assert list((native.cache_folder() / "kernels").iterdir()) == []
+    assert kept() == []
 
 
-def test_a_cache_folder_that_cannot_be_made_is_named(source, monkeypatch, tmp_path):
+def test_a_cache_folder_that_cannot_be_made_is_named(library, monkeypatch, tmp_path):
     (tmp_path / "taken").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "taken"))
     with pytest.raises(InputError, match="taken/kernel-attention/kernels: cannot be written"):
-        native.load_kernels(source)
+        library.build()
+
+
+def test_the_command_says_what_is_built_and_builds_it(library, monkeypatch, capsys):
+    source = library.source.parent / "doubling" / "engines" / "native.cpp"
+    source.parent.mkdir(parents=True)
+    source.write_text(SOURCE)
+    monkeypatch.setattr(native, "sources", lambda: [source])
+    assert native.command([]) == 0
+    assert capsys.readouterr().out == "doubling: not built: run python -m kernel_attention.native build\n"
+    assert native.command(["build"]) == native.command(["status"]) == 0
+    built, said = capsys.readouterr().out.splitlines()
+    assert built == said == f"doubling: {kept()[0]}"
+    assert native.command(["make"]) == 2
+    monkeypatch.setenv("PATH", "")
+    source.write_text(SOURCE + " ")
+    assert native.command(["build"]) == 2
+    assert "need a C++ compiler" in capsys.readouterr().err
+
+
+def test_the_sources_are_those_of_the_engines():
+    assert [source.parents[1].name for source in native.sources()] == ["primal"]
 
 
 @pytest.mark.parametrize("dtype", native.TYPES)
@@ -79,30 +113,31 @@ def test_the_product_is_that_of_blas(dtype):
     torch.testing.assert_close(c, a @ b)
 
 
-def test_what_no_kernel_takes_is_said():
+def test_what_the_library_does_not_compute_is_said(library):
     x = torch.randn(1, 2, 4)
-    assert native.why_not_native(x, torch.float32) is None
-    assert "bfloat16" in native.why_not_native(x, torch.bfloat16)
+    assert library.why_not(x, torch.float32) == "it is not built: run python -m kernel_attention.native build"
+    library.build()
+    assert library.why_not(x, torch.float32) is None
+    assert "bfloat16" in library.why_not(x, torch.bfloat16)
 
 
 @pytest.mark.parametrize("damage", ["empty", "half", "text", "folder"])
-def test_a_damaged_library_is_compiled_again(source, damage):
+def test_a_damaged_library_counts_as_none_and_is_built_again(library, damage):
     """Half of one would end the process where the missing half is read."""
-    native.load_kernels(source)
-    (library,) = (native.cache_folder() / "kernels").iterdir()
-    whole = library.read_bytes()
-    library.unlink()  # its bytes stay for this process, which has loaded them
+    path = library.build()
+    whole = path.read_bytes()
+    path.unlink()
     if damage == "folder":
-        library.mkdir()
+        path.mkdir()
     else:
-        library.write_bytes({"empty": b"", "half": whole[: len(whole) // 2], "text": b"hello"}[damage])
-    native.load_kernels.cache_clear()
+        path.write_bytes({"empty": b"", "half": whole[: len(whole) // 2], "text": b"hello"}[damage])
+    assert not library.look()
     if damage == "folder":
         with pytest.raises(InputError, match="cannot be written"):
-            native.load_kernels(source)
+            library.build()
     else:
-        assert native.load_kernels(source).twice(21) == 42
-        assert library.read_bytes() == whole
+        assert library.build().read_bytes() == whole
+        assert library.function("twice")(21) == 42
 
 
 @pytest.mark.parametrize(
@@ -113,10 +148,10 @@ def test_a_damaged_library_is_compiled_again(source, damage):
         ("#!/no/such/shell", r"cannot be run \("),
     ],
 )
-def test_a_compiler_that_makes_no_library_is_named(source, tmp_path, monkeypatch, script, message):
+def test_a_compiler_that_makes_no_library_is_named(library, tmp_path, monkeypatch, script, message):
     compiler = tmp_path / "compiler"
     compiler.write_text(script)
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
     with pytest.raises(InputError, match=message):
-        native.load_kernels(source)
+        _ = library.build() and library.function("twice")

@@ -32,8 +32,9 @@ def said(record: dict[str, Any]) -> str:
     where = f"two cores of an {record['machine']['processor']}"
     return (
         "A training step of one Primal-Attention layer, its objective included, runs faster than one of "
-        f"PyTorch's fused softmax attention: {'; '.join(parts)}. In kernels that your C++ compiler makes "
-        f'(`impl="native"`) it is {" and ".join(times_as_fast(record, NATIVE))} times as fast '
+        f"PyTorch's fused softmax attention: {'; '.join(parts)}. In C++, once "
+        "`python -m kernel_attention.native build` ran, it is "
+        f"{' and '.join(times_as_fast(record, NATIVE))} times as fast "
         f"([measured](docs/performance.md#primal-attention) on {where})."
     )
 

@@ -8,10 +8,6 @@ from checkout import PACKAGES
 
 SAME_MEANING = {
     "cosine": "the kernel, and the feature map that makes it",
-    "map_tokens": "the engines of one operator",
-    "clean": "the engines of one operator",
-    "clean_again": "the engines of one operator",
-    "following": "the engines of one operator",
     "pull_back": "the engines of one operator",
 }
 

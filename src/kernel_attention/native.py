@@ -1,9 +1,13 @@
-"""Kernels in C++ for processors, compiled by the machine's own compiler when a layer asks for them.
+"""Engines in C++, built once for this machine by an explicit command.
 
-The library installs and runs without a compiler. A layer whose option ``impl`` is "native" compiles its
-kernels on its first call, in a few seconds, and keeps them in the user's cache folder for later processes.
+    python -m kernel_attention.native          # what is built
+    python -m kernel_attention.native build    # compile it, in a few seconds, with the machine's own compiler
 
-The kernels call no PyTorch, so one small file is all that a compiler reads. They take addresses of tensors,
+The library installs and runs without a compiler. ``build`` keeps what it compiles in the user's cache folder,
+and every process that starts afterwards has it: ``impl="auto"`` takes it where it was measured to be faster.
+Nothing else compiles.
+
+The C++ files call no PyTorch, so one small file is all that a compiler reads. They take addresses of tensors,
 and of the matrix product in the BLAS that PyTorch was built with.
 """
 
@@ -16,8 +20,10 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,42 +31,97 @@ from torch import Tensor
 from kernel_attention.errors import InputError, writing
 from kernel_attention.user_cache import cache_folder
 
+COMMAND = "python -m kernel_attention.native build"
+TYPES = {torch.float32: "float", torch.float64: "double"}
+
 # Sums may change their order, so that a loop of them fills the processor's vectors. Infinities and NaN stay.
 _FLAGS = (
     "-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC",
     "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math",
 )  # fmt: skip
 _PRODUCTS = {torch.float32: "sgemm_", torch.float64: "dgemm_"}
-TYPES = {torch.float32: "float", torch.float64: "double"}
 
 
-def why_not_native(x: Tensor, dtype: torch.dtype) -> str | None:
-    """Why no kernel takes x in the precision ``dtype``; None: one does where a compiler is at hand."""
-    if x.device.type != "cpu" and not x.is_meta:
-        return f"its kernels are for processors, and the input lies on {x.device}"
-    if dtype not in TYPES:
-        return f"its kernels compute in float32 and float64, and the input is in {str(dtype)[6:]}"
-    return None
-
-
-@functools.cache
-def load_kernels(source: Path) -> ctypes.CDLL:
-    """The functions of a C++ file, compiled for this processor; from the cache folder where they lie there.
+class NativeLibrary:
+    """The functions of a C++ file, where it was built for this processor.
 
     A library's name holds a digest of its bytes. One that is damaged would end the process when it is used,
-    so it is compiled again.
+    so it counts as not built.
 
-    Raises:
-        InputError: where no compiler is found or it fails, or the cache folder cannot be written.
+    Args:
+        name: of the mechanism.
+        source: the C++ file.
+
+    Attributes:
+        is_built: whether it was when this process imported it, or built it. A compiler reads this.
     """
-    key = _digest(b"\0".join([source.read_bytes(), " ".join(_FLAGS).encode(), _processor()]))
-    folder = cache_folder() / "kernels"
-    kept = sorted(folder.glob(f"{source.stem}-{key}-*.so"))
-    library = next((one for one in kept if _is_whole(one)), None) or _compile(source, folder, key)
-    try:
-        return ctypes.CDLL(str(library))
-    except OSError as error:
-        raise InputError(f"native kernels: {library} cannot be loaded ({error}); use impl='auto'") from None
+
+    def __init__(self, name: str, source: Path) -> None:
+        self.name, self.source = name, source
+        self.is_built = False
+        self.look()
+
+    def why_not(self, x: Tensor, dtype: torch.dtype) -> str | None:
+        """Why the library does not compute with x in the precision ``dtype``; None: it does."""
+        if x.device.type != "cpu" and not x.is_meta:
+            return f"it is for CPUs, and the input lies on {x.device}"
+        if dtype not in TYPES:
+            return f"it computes in float32 and float64, and the input is in {str(dtype)[6:]}"
+        return None if self.is_built else f"it is not built: run {COMMAND}"
+
+    def look(self) -> bool:
+        """Look for the library anew; whether it is there."""
+        self._loaded: ctypes.CDLL | None = None
+        self.is_built = self.path() is not None
+        return self.is_built
+
+    def path(self) -> Path | None:
+        """Where the library lies; None where it is not built."""
+        kept = sorted(_folder().glob(f"{self.name}-*.so"))
+        if not kept:
+            return None
+        key = self._key()
+        return next((one for one in kept if one.stem.split("-")[-2] == key and _is_whole(one)), None)
+
+    def build(self) -> Path:
+        """Compile the file, unless that was done already.
+
+        Raises:
+            InputError: where no compiler is found or it fails, or the cache folder cannot be written.
+        """
+        path = self.path() or _compile(self.source, f"{self.name}-{self._key()}")
+        self.look()
+        return path
+
+    def function(self, name: str) -> Any:
+        """A function of the library, which is loaded by the first call.
+
+        Raises:
+            InputError: where it is not built, or cannot be loaded.
+        """
+        if self._loaded is None:
+            path = self.path()
+            if path is None:
+                raise InputError(f"{self.source.name} is not built: run {COMMAND}")
+            try:
+                self._loaded = ctypes.CDLL(str(path))
+            except OSError as error:
+                raise InputError(f"{path} cannot be loaded ({error}); use impl='auto'") from None
+        return getattr(self._loaded, name)
+
+    def _key(self) -> str:
+        return _digest(b"\0".join([self.source.read_bytes(), " ".join(_FLAGS).encode(), _processor()]))
+
+
+def sources() -> list[Path]:
+    """The C++ files of all engines."""
+    return sorted(Path(__file__).parent.glob("mechanisms/*/engines/*.cpp"))
+
+
+def why_not_built() -> str | None:
+    """Why an engine in C++ is missing here; None: all are built."""
+    built = (NativeLibrary(source.parents[1].name, source).is_built for source in sources())
+    return None if all(built) else f"it is not built: run {COMMAND}"
 
 
 @functools.cache
@@ -71,7 +132,7 @@ def matrix_product(dtype: torch.dtype) -> ctypes.c_void_p:
         return ctypes.cast(getattr(ctypes.CDLL(str(torchs)), _PRODUCTS[dtype]), ctypes.c_void_p)
     except (OSError, AttributeError):
         raise InputError(
-            f"native kernels: this build of PyTorch shows no {_PRODUCTS[dtype]} ({torchs}); use impl='auto'"
+            f"this build of PyTorch shows no {_PRODUCTS[dtype]} ({torchs}); use impl='auto'"
         ) from None
 
 
@@ -87,48 +148,44 @@ def find_compiler() -> str | None:
     return next((found for name in names if (found := shutil.which(name))), None)
 
 
+def _folder() -> Path:
+    return cache_folder() / "kernels"
+
+
 def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
 
 
 def _is_whole(library: Path) -> bool:
-    """True where a kept library has the bytes that its name says; one that has not is removed."""
+    """True where a library has the bytes that its name says."""
     try:
-        if _digest(library.read_bytes()) == library.stem.rpartition("-")[2]:
-            return True
-        library.unlink()
+        return _digest(library.read_bytes()) == library.stem.rpartition("-")[2]
     except OSError:  # not readable, or another process has just removed it
-        pass
-    return False
+        return False
 
 
-def _compile(source: Path, folder: Path, key: str) -> Path:
-    """Compile into ``folder``, whole or not at all; another process may do the same at the same time."""
-    compiler = find_compiler()
+def _compile(source: Path, name: str) -> Path:
+    """Compile into the cache, whole or not at all; another process may do the same at the same time."""
+    compiler, folder = find_compiler(), _folder()
     if compiler is None:
         raise InputError(
-            "native kernels need a C++ compiler, and none of $CXX, c++, g++ and clang++ is installed; "
-            "install one, or use impl='auto'"
+            "engines in C++ need a C++ compiler, and none of $CXX, c++, g++ and clang++ is installed"
         )
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         temporary = tempfile.TemporaryDirectory(dir=folder)
-    with temporary as name:
-        made = Path(name) / "made.so"
-        command = [compiler, *_FLAGS, str(source), "-o", str(made)]
+    with temporary as place:
+        made = Path(place) / "made.so"
+        line = [compiler, *_FLAGS, str(source), "-o", str(made)]
         try:
-            run = subprocess.run(command, capture_output=True, text=True, errors="replace")
+            run = subprocess.run(line, capture_output=True, text=True, errors="replace")
         except OSError as error:
-            raise InputError(
-                f"native kernels: {compiler} cannot be run ({error.strerror}); use impl='auto'"
-            ) from None
+            raise InputError(f"{compiler} cannot be run ({error.strerror})") from None
         if run.returncode != 0 or not made.is_file():
             lines = run.stderr.strip().splitlines() or ["it says nothing"]
             said = next((line for line in lines if "error" in line), lines[-1])
-            raise InputError(
-                f"native kernels: {compiler} does not compile {source.name} ({said}); use impl='auto'"
-            )
-        library = folder / f"{source.stem}-{key}-{_digest(made.read_bytes())}.so"
+            raise InputError(f"{compiler} does not compile {source.name} ({said})")
+        library = folder / f"{name}-{_digest(made.read_bytes())}.so"
         with writing(library):
             with made.open("rb+") as file:
                 os.fsync(file.fileno())  # else a power cut can leave the name without the bytes
@@ -137,10 +194,30 @@ def _compile(source: Path, folder: Path, key: str) -> Path:
 
 
 def _processor() -> bytes:
-    """A name of processors that need kernels of their own: several may share a cache folder."""
+    """A name of processors that need libraries of their own: several may share a cache folder."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         lines = []
     named = [line for line in lines if line.partition("\t")[0].strip() in ("model name", "flags", "Features")]
     return "\n".join([platform.machine(), platform.processor(), *sorted(set(named))]).encode()
+
+
+def command(arguments: list[str]) -> int:
+    """The command: print what is built, or build it."""
+    if arguments not in ([], ["status"], ["build"]):
+        print("usage: python -m kernel_attention.native [status | build]", file=sys.stderr)
+        return 2
+    for source in sources():
+        library = NativeLibrary(source.parents[1].name, source)
+        try:
+            path = library.build() if arguments == ["build"] else library.path()
+        except InputError as error:
+            print(f"{library.name}: {error}", file=sys.stderr)
+            return 2
+        print(f"{library.name}: {path or f'not built: run {COMMAND}'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(command(sys.argv[1:]))

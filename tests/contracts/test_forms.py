@@ -8,7 +8,6 @@ from torch.nn.modules import module as hooks
 from torch.utils.checkpoint import checkpoint
 
 import kernel_attention as ka
-from kernel_attention.native import find_compiler
 
 FORMS = {
     "primal": ("primal", {"rank": 2}, False, 257),
@@ -24,6 +23,7 @@ FORMS = {
 }
 # Forward mode imports torch's own scripted derivatives.
 pytestmark = [
+    pytest.mark.usefixtures("built_engines"),
     pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning"),  # of vmap, over torch's own
     pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node:UserWarning"),  # of linearize
@@ -34,11 +34,10 @@ every_form = pytest.mark.parametrize("name", FORMS)
 def options_of(name: str) -> list[dict[str, object]]:
     """The automatic form, and each that can be asked for."""
     mechanism, options, is_causal, _ = FORMS[name]
-    forms = {"primal": ["fused", "native"], "multilinear": ["fused"], "rpc": ["fused", "native"]}
+    forms = {"primal": ["fused", "native"], "multilinear": ["fused"], "rpc": ["fused"]}
     asked = forms.get(mechanism, [])
     if mechanism == "primal" and is_causal and options.get("data_dependent", True):
         asked = ["fused"]
-    asked = [impl for impl in asked if impl != "native" or find_compiler()]
     return [options, *({**options, "impl": impl} for impl in asked)]
 
 
@@ -55,7 +54,8 @@ def test_the_forms_are_those_of_the_plan(name):
     mechanism, options, is_causal, _ = FORMS[name]
     layer, x, _ = made(name, options)
     if mechanism in ("primal", "multilinear"):
-        assert layer.plan(x, is_causal=is_causal).form == "fused"
+        has_native = mechanism == "primal" and not (is_causal and layer.data_dependent)
+        assert layer.plan(x, is_causal=is_causal).engine == ("native" if has_native else "fused")
 
 
 @every_form

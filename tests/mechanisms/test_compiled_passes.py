@@ -121,7 +121,7 @@ def test_aot_inductor_runs_the_operator(name, tmp_path):
 @one_of_each
 def test_an_exported_program_of_auto_needs_no_operator_of_ours(name):
     layer, x = make(name, "auto").eval(), torch.randn(1, 5000, 10, dtype=F64)
-    assert layer.plan(x).form == "fused"
+    assert layer.plan(x).engine == "fused"
     program = torch.export.export(layer, (x,))
     assert not any("kernel_attention" in str(node.target) for node in program.graph.nodes)
     torch.testing.assert_close(program.module()(x), layer(x))

@@ -75,16 +75,6 @@ def test_fused_primal_per_token(num_heads, objective):
         assert found == 1024 * by_hand
 
 
-def test_the_kernels_keep_the_output_map_apart():
-    """Which is what more than two heads do anyway, and costs the same at two."""
-    for num_heads, same in ((1, False), (2, True), (4, True)):
-        found = [
-            primal_operations(32, num_heads, objective=True, training=True, kernels=kernels)
-            for kernels in (False, True)
-        ]
-        assert (found[0] == found[1]) is same
-
-
 def test_fused_layers_are_counted_in_the_reference_form():
     counted = count_operations(find_contender({"primal": {"rank": 3}}), SETTING, PASSES)
     d, p, n, b = SETTING.embed_dim, SETTING.embed_dim // 2, SETTING.length, SETTING.batch_size

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from kernel_attention.core.calls import Objective
+from kernel_attention.core.engine import REFERENCE, LayerPlan
 from kernel_attention.core.given_heads import GivenHeads
 from kernel_attention.core.parameters import reset_submodules
-from kernel_attention.core.plan import LayerPlan
 from kernel_attention.core.step_by_step import StepByStep
 from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import InputError
@@ -179,9 +179,9 @@ class AttentionLayer(StepByStep, GivenHeads, ABC):
         return None
 
     def plan(self, x: Tensor, *, is_causal: bool = False, compiled: bool | None = None) -> LayerPlan:
-        """Which form of the layer runs, and why. All forms give the same numbers, up to rounding.
+        """Which engine serves a call, and why; printed, the table of the layer's engines.
 
-        A layer with several forms overrides this.
+        All engines give the same numbers, up to rounding. A layer that has some overrides this.
 
         Args:
             x: the layer's input, (B, N, d). Its sizes and its device decide.
@@ -189,9 +189,9 @@ class AttentionLayer(StepByStep, GivenHeads, ABC):
             compiled: whether torch.compile runs the layer; None: whether it does now.
 
         Raises:
-            InputError: where the call would raise it, for a form that was asked for and does not exist.
+            InputError: where the call would raise it, for an engine that was asked for and does not serve it.
         """
-        return LayerPlan("reference", "the mechanism has one form")
+        return LayerPlan(REFERENCE, "the mechanism has its formulas only")
 
     def kernel_tensor(self, x: Tensor, *, attention_mask: Tensor | None = None) -> Tensor | None:
         """The kernel between D tokens, (B, h, N, .., N), zero at padded ones, for analysis.

@@ -10,10 +10,8 @@ import kernel_attention as ka
 from kernel_attention.functional import rpc_attention
 from kernel_attention.mechanisms.kernel_pca.engines import cpu as op
 from kernel_attention.mechanisms.kernel_pca.functional import PursuitSettings
-from kernel_attention.native import find_compiler
 
 F64 = torch.float64
-needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
 B, H, N, P = 3, 4, 7, 5
 every_form = pytest.mark.parametrize("is_symmetric", [True, False], ids=["symmetric", "asymmetric"])
 causal = pytest.mark.parametrize("is_causal", [False, True], ids=["", "causal"])
@@ -107,12 +105,11 @@ def test_a_training_step_keeps_one_tensor_of_every_step(iterations):
 
 @pytest.mark.parametrize("size", [1.0, 1e4], ids=["ordinary", "large"])
 @every_form
-@pytest.mark.parametrize("engine", ["operations", pytest.param("native", marks=needs_compiler)])
-def test_the_operators_are_what_they_tell_the_compiler(engine, is_symmetric, size):
+def test_the_operators_are_what_they_tell_the_compiler(is_symmetric, size):
     k, v, *q = (size * leaf.detach() for leaf in draw(B, is_symmetric))
     leaves = [None if not q else q[0].requires_grad_(), k.requires_grad_(), v.requires_grad_()]
     threshold = torch.rand(B, H, 1, 1, dtype=F64, requires_grad=True)
-    inputs = (*leaves, threshold, MASKS["holes"], 3, False, engine)
+    inputs = (*leaves, threshold, MASKS["holes"], 3, False)
     # The gradients at large logits come from other operations, which the operator chooses by the values.
     torch.library.opcheck(op._pursuit, inputs)
     with torch.no_grad():
@@ -125,18 +122,17 @@ def test_the_operators_are_what_they_tell_the_compiler(engine, is_symmetric, siz
             low,
             kept,
             False,
-            engine,
         ),
         test_utils=("test_schema", "test_faketensor"),  # it has no gradient of its own
     )
 
 
 def operator(k: Tensor, v: Tensor, threshold: Tensor, iterations: int = 3) -> Tensor:
-    return op._pursuit(None, k, v, threshold, MASKS["right"], iterations, False, "operations")[0]
+    return op._pursuit(None, k, v, threshold, MASKS["right"], iterations, False)[0]
 
 
 def eager(k: Tensor, v: Tensor, threshold: Tensor, iterations: int = 3) -> Tensor:
-    return op._eager_pursuit(None, k, v, threshold, MASKS["right"], iterations, False, "operations")
+    return op._eager_pursuit(None, k, v, threshold, MASKS["right"], iterations, False)
 
 
 def test_an_eager_call_gives_the_numbers_of_the_operator():
@@ -169,8 +165,8 @@ def test_a_graph_that_is_kept_gives_the_same_gradients_twice():
 def test_dropout_and_another_backend_take_the_formulas():
     x = torch.randn(2, 11, 32)
     layer = ka.create_attention("rpc", 32, 2, dropout=0.1)
-    assert layer.plan(x) == ("reference", "the faster forms have no dropout")
-    assert layer.eval().plan(x).form == "fused"
+    assert layer.plan(x)[:2] == ("reference", "the faster forms have no dropout")
+    assert layer.eval().plan(x).engine == "fused"
     fused = ka.create_attention("rpc", 32, 2, impl="fused", dropout=0.1)
     with pytest.raises(
         ka.InputError, match="impl='fused': the faster forms have no dropout; use impl='auto'"

@@ -8,6 +8,7 @@ from torch import Tensor
 
 import kernel_attention as ka
 from kernel_attention.mechanisms.primal import seen_rows
+from kernel_attention.mechanisms.primal.engines import causal_cpu
 
 F64 = torch.float64
 B, N = 3, 23
@@ -124,14 +125,14 @@ def test_autocast_reaches_the_products():
 
 def test_transforms_and_compilers_take_the_formulas():
     layer, x = make(2, impl="auto", max_len=512), torch.randn(B, 512, 10, dtype=F64)
-    assert layer.plan(x, is_causal=True).form == "fused"
-    assert layer.plan(x, is_causal=True, compiled=True).form == "reference"
-    assert layer.plan(x.to("meta"), is_causal=True).form == "reference"
-    assert layer.plan(x[:, :511], is_causal=True).form == "reference"
+    assert layer.plan(x, is_causal=True).engine == "fused"
+    assert layer.plan(x, is_causal=True, compiled=True).engine == "reference"
+    assert layer.plan(x.to("meta"), is_causal=True).engine == "reference"
+    assert layer.plan(x[:, :511], is_causal=True).engine == "reference"
     layer.eta = 0.3
     layer.register_parameter("sqrt_lambda", torch.nn.Parameter(torch.ones(2, 4, dtype=F64)))
-    assert layer.plan(x, is_causal=True).form == "reference"
-    assert layer.eval().plan(x, is_causal=True).form == "fused"
+    assert layer.plan(x, is_causal=True).engine == "reference"
+    assert layer.eval().plan(x, is_causal=True).engine == "fused"
 
 
 def test_little_but_the_tokens_is_kept_for_the_backward_pass(monkeypatch):

@@ -177,7 +177,7 @@ class TensorsOfLength(TorchDispatchMode):
 def test_the_gram_matrices_of_16_bit_features_accumulate_in_float32():
     x, eye = torch.randn(1, 300, 8, dtype=torch.bfloat16), torch.eye(8, dtype=torch.bfloat16)
     maps, constant = torch.ones(1, 1, 8, 1, dtype=x.dtype), torch.zeros(1)
-    _, gram = ops.map_tokens(ops.Tokens(1, False, None), x, eye, None, maps, constant, True)
+    _, gram = ops.SLICES.token_pass.map_tokens(ops.Tokens(1, False, None), x, eye, None, maps, constant, True)
     halves = x[0].double().unflatten(-1, (2, 4)).transpose(0, 1)  # the features are the tokens
     torch.testing.assert_close(gram[0, 0].double(), halves.mT @ halves, rtol=1e-6, atol=300**0.5 * 1e-6)
 

@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernel_attention.mechanisms.primal.engines import map_operator as op
+from kernel_attention.mechanisms.primal.engines.cpu import SLICES
+from kernel_attention.mechanisms.primal.engines.map_operator import MapOperator
+from kernel_attention.mechanisms.primal.engines.native import UNITS
 
 F64 = torch.float64
 B, N, H, P, D = 3, 11, 2, 5, 7  # the width of the input need not be that of the heads
@@ -16,7 +18,7 @@ B, N, H, P, D = 3, 11, 2, 5, 7  # the width of the input need not be that of the
 
 def arguments(
     *, dtype: torch.dtype = F64, groups: int = H, sequences: int = B, bias: bool = True, mask: bool = False,
-    normalize: bool = True, with_gram: bool = True, engine: str = "slices",
+    normalize: bool = True, with_gram: bool = True,
 ) -> tuple:  # fmt: skip
     """Of ``primal_map``; o = 3 outputs of a group."""
     torch.manual_seed(0)
@@ -26,7 +28,7 @@ def arguments(
     tensors += [torch.randn(sequences, groups, 2 * H * P // groups, 3, dtype=exact)]
     tensors += [torch.randn(3 * groups, dtype=exact)]
     real = torch.rand(B, N) < 0.7 if mask else None
-    return (*tensors, real, H, normalize, with_gram, engine)
+    return (*tensors, real, H, normalize, with_gram)
 
 
 # The same products, whose operands may lie at other addresses.
@@ -44,8 +46,16 @@ CASES = {
     "no_gram": {"with_gram": False},
     "identity": {"normalize": False, "mask": True},
     "bfloat16": {"dtype": torch.bfloat16, "mask": True},
-    "native": {"mask": True, "engine": "native"},
+    "native": {"mask": True},
 }
+
+
+@pytest.fixture
+def op(case, request) -> MapOperator:
+    if case != "native":
+        return SLICES
+    request.getfixturevalue("built_engines")
+    return UNITS
 
 
 def with_leaves(inputs: tuple) -> tuple:
@@ -56,15 +66,15 @@ def with_leaves(inputs: tuple) -> tuple:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_operators_are_what_they_tell_the_compiler(case):
+def test_the_operators_are_what_they_tell_the_compiler(case, op):
     inputs = with_leaves(arguments(**CASES[case]))
-    torch.library.opcheck(op._map, inputs)
-    x, weight, bias, maps, _, mask, heads, normalize, with_gram, engine = arguments(**CASES[case])
-    y, gram = op._map(*inputs)
+    torch.library.opcheck(op.operator, inputs)
+    x, weight, bias, maps, _, mask, heads, normalize, with_gram = arguments(**CASES[case])
+    y, gram = op.operator(*inputs)
     pull = gram.detach().to(x.dtype) if with_gram else None
     torch.library.opcheck(
-        op._map_backward,
-        (x, weight, bias, maps, pull, torch.randn_like(y), mask, heads, normalize, engine),
+        op.backward,
+        (x, weight, bias, maps, pull, torch.randn_like(y), mask, heads, normalize),
         test_utils=("test_schema", "test_faketensor"),  # it has no gradient of its own
     )
 
@@ -79,22 +89,23 @@ def found(call: Callable, inputs: tuple) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_an_eager_call_gives_the_numbers_of_the_operator(case):
+def test_an_eager_call_gives_the_numbers_of_the_operator(case, op):
     inputs = arguments(**CASES[case])
-    for eager, wanted in zip(found(op._eager_map, inputs), found(op._map, inputs), strict=True):
+    for eager, wanted in zip(found(op.eager, inputs), found(op.operator, inputs), strict=True):
         torch.testing.assert_close(eager, wanted, **TOLERANCE[eager.dtype])
 
 
-@pytest.mark.parametrize("call", [op._map, op._eager_map], ids=["operator", "eager"])
+@pytest.mark.parametrize("how", ["operator", "eager"])
 @pytest.mark.parametrize("case", ["per_head", "folded", "mask", "identity", "native"])
-def test_first_and_second_derivatives_equal_finite_differences(case, call):
+def test_first_and_second_derivatives_equal_finite_differences(case, op, how):
+    call = op.operator if how == "operator" else op.eager
     inputs = with_leaves(arguments(**CASES[case]))
     assert torch.autograd.gradcheck(call, inputs, fast_mode=True)
     assert torch.autograd.gradgradcheck(call, inputs, fast_mode=True)
 
 
 def test_outputs_that_nothing_reads_have_no_part_in_the_gradient():
-    for call in (op._map, op._eager_map):
+    for call in (SLICES.operator, SLICES.eager):
         leaves = with_leaves(arguments())
         y, gram = call(*leaves)
         whole = torch.autograd.grad(y.sum() + gram.sum(), leaves[0], retain_graph=True)[0]

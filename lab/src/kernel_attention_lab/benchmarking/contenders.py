@@ -18,7 +18,7 @@ from kernel_attention.mechanisms import (
     create_attention,
     get_mechanism,
 )
-from kernel_attention.native import find_compiler
+from kernel_attention.native import why_not_built
 from kernel_attention.specs import Spec, SpecReader
 from kernel_attention_lab.benchmarking import baselines
 from kernel_attention_lab.benchmarking.bodies import (
@@ -40,7 +40,7 @@ class Contender:
         name: name of the row.
         make: the layer at a setting, on CPU, in float32.
         package: the package it needs, "" for none.
-        compiler: whether it needs a C++ compiler.
+        native: whether it needs the engines in C++.
         device: the only device it runs on, "" for any.
         causal: whether it has a causal form, and whether it has another one.
         reference: the same layer in its reference form, whose operations are counted; None: ``make``.
@@ -51,7 +51,7 @@ class Contender:
     name: str
     make: Make
     package: str = ""
-    compiler: bool = False
+    native: bool = False
     device: str = ""
     causal: bool = True
     bidirectional: bool = True
@@ -66,8 +66,8 @@ class Contender:
                 return why
         if self.package and importlib.util.find_spec(self.package) is None:
             return f"{self.package} is not installed"
-        if self.compiler and find_compiler() is None:
-            return "no C++ compiler is installed"
+        if self.native and (reason := why_not_built()) is not None:
+            return reason
         if self.device not in ("", setting.device):
             return f"runs on {self.device} only"
         if setting.body not in self.bodies:
@@ -228,7 +228,7 @@ def _mechanism(name: str, options: Mapping[str, Any]) -> Contender:
         f"{name} ({shown})" if shown else name,
         maker(),
         package="triton" if options.get("impl") == "triton" else "",
-        compiler=options.get("impl") == "native",
+        native=options.get("impl") == "native",
         device={"triton": "cuda", "native": "cpu"}.get(options.get("impl", ""), ""),
         causal=mechanism.causal,
         bodies=("vit",) if needs_grid else (LAYER, *BODIES),

@@ -9,15 +9,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from kernel_attention.core.engine import Engine, LayerPlan, checked_impl, choose, plan_call
 from kernel_attention.core.layer import AttentionLayer, TokenWork
 from kernel_attention.core.parameters import Device
-from kernel_attention.core.plan import LayerPlan, PaysFrom, choose_form
 from kernel_attention.core.query_key_value import identity_values
 from kernel_attention.core.registry import register_attention
 from kernel_attention.core.validation import require_positive, require_probability
 from kernel_attention.errors import InputError, unknown
-from kernel_attention.mechanisms.kernel_pca.engines.cpu import Engine, fused_rpc_attention
-from kernel_attention.mechanisms.kernel_pca.engines.gpu import rpc_attention_by_kernels
+from kernel_attention.mechanisms.kernel_pca.engines.call import Heads, PursuitCall
+from kernel_attention.mechanisms.kernel_pca.engines.cpu import FUSED
+from kernel_attention.mechanisms.kernel_pca.engines.gpu import TRITON
 from kernel_attention.mechanisms.kernel_pca.functional import (
     CONVENTIONS,
     Convention,
@@ -28,19 +29,9 @@ from kernel_attention.mechanisms.kernel_pca.functional import (
 )
 from kernel_attention.mechanisms.softmax.functional import softmax_attention
 from kernel_attention.memory_limit import require_parameters
-from kernel_attention.native import why_not_native
-from kernel_attention.tensors.affine import product_dtype
-from kernel_attention.tensors.gpu import why_not_measured
-from kernel_attention.tensors.softmax.attention import has_cpu_kernel
 
-_ENGINES: dict[str, Engine] = {"fused": "operations", "native": "native"}
-_IMPLS = ("auto", "reference", "fused", "native", "triton")
 _SCALINGS = ("symmetric", "matrix")
-_PAYS_FROM = {
-    "cpu": PaysFrom(eager=1, compiled=None),
-    "cuda": PaysFrom(eager=1024, compiled=None, form="triton"),
-}
-_WIDEST_MEASURED = 64  # head width, on GPUs
+_ENGINES: tuple[Engine[PursuitCall, Tensor], ...] = (TRITON, FUSED)
 
 
 @register_attention(
@@ -70,11 +61,9 @@ class RobustPrincipalAttention(AttentionLayer):
         dropout: probability of dropping an attention weight of the last step in training.
         bias: whether the projections have biases.
         impl: "reference", the formulas over PyTorch's fused attention; "fused", on CPUs and without dropout,
-            the same numbers with one tensor kept of every step instead of three; "native", the same in C++
-            for float32 and float64, which the first call compiles with the machine's compiler; "triton",
-            kernels for GPUs, each of which does a whole step, with heads of width up to 128 and without
-            dropout; "auto", in eager mode the form that was measured to be faster, see ``plan``, else the
-            reference. It never takes "native", which needs a compiler.
+            the same numbers with one tensor kept of every step instead of three; "triton", kernels for GPUs,
+            each of which does a whole step, with heads of width up to 128 and without dropout; "auto", the
+            first that serves the call and was measured to be faster, see ``plan``.
         device: where the parameters are made; None: the default device.
         dtype: the parameters' precision; None: the default one.
     """
@@ -93,13 +82,11 @@ class RobustPrincipalAttention(AttentionLayer):
         convention: Convention = "released",
         dropout: float = 0.0,
         bias: bool = True,
-        impl: Literal["auto", "reference", "fused", "native", "triton"] = "auto",
+        impl: Literal["auto", "reference", "fused", "triton"] = "auto",
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(embed_dim, num_heads)
-        if impl not in _IMPLS:
-            raise unknown("impl", impl, _IMPLS)
         require_positive(iterations=iterations)
         if not 0.0 < lam < math.inf:
             raise InputError(f"lam={lam!r} must be a positive number")
@@ -111,7 +98,7 @@ class RobustPrincipalAttention(AttentionLayer):
         self.symmetric = symmetric
         self.convention: Convention = convention
         self.dropout = dropout
-        self.impl = impl
+        self.impl = checked_impl(impl, _ENGINES, retired=("native",))
         options: dict[str, Any] = {"bias": bias, "device": device, "dtype": dtype}
         self.q_proj = None if symmetric else nn.Linear(embed_dim, embed_dim, **options)
         self.k_proj = nn.Linear(embed_dim, embed_dim, **options)
@@ -122,16 +109,12 @@ class RobustPrincipalAttention(AttentionLayer):
         self, x: Tensor, context: Tensor | None, attention_mask: Tensor | None, is_causal: bool
     ) -> tuple[Tensor, None]:
         """RPC-Attention on checked arguments: the last L of the pursuit, projected, (B, N, d)."""
-        form = self.plan(x, is_causal=is_causal).form
-        if form == "reference":
+        call = self._call(x, attention_mask, is_causal)
+        engine, _ = choose(self.impl, _ENGINES, call)
+        if engine is None:
             low_rank = self.pursuit(x, attention_mask=attention_mask, is_causal=is_causal).low_rank
         else:
-            k, v, q = self._projected(x)
-            settings = PursuitSettings(self.iterations, self.lam, self.convention, attention_mask, is_causal)
-            if form == "triton":
-                low_rank = rpc_attention_by_kernels(k, v, settings, q=q)
-            else:
-                low_rank = fused_rpc_attention(k, v, settings, q=q, engine=_ENGINES[form])
+            low_rank = engine.attend(call._replace(heads=Heads(*self._projected(x))))
         return self.out_proj(self.merge_heads(low_rank)), None
 
     def why_not_heads(self) -> str | None:
@@ -152,27 +135,12 @@ class RobustPrincipalAttention(AttentionLayer):
         return self._pursue(k, v, queries, attention_mask, is_causal).low_rank
 
     def plan(self, x: Tensor, *, is_causal: bool = False, compiled: bool | None = None) -> LayerPlan:
-        """Which form runs, and why.
+        """Which engine serves a call, and why."""
+        return plan_call(self.impl, _ENGINES, self._call(x, None, is_causal), compiled=compiled)
 
-        With ``impl="auto"`` the Triton kernels run where they were measured to win: on a Hopper GPU in 16
-        bits, not causal, from 1,024 tokens and with heads of width up to 64.
-        """
-        lacking = self._why_not_faster(x, is_causal)
-        return choose_form(self.impl, x, lacking, _PAYS_FROM, is_sharded=False, compiled=compiled)
-
-    def _why_not_faster(self, x: Tensor, is_causal: bool) -> str | None:
-        """The reason why the faster form of its device cannot serve the call; None: it can."""
-        if self.training and self.dropout > 0:
-            return "the faster forms have no dropout"
-        if self.impl == "triton":
-            return None
-        if x.is_cuda and self.impl == "auto":
-            if is_causal or self.head_dim > _WIDEST_MEASURED:
-                return f"the kernels were measured without is_causal, in heads up to {_WIDEST_MEASURED} wide"
-            return why_not_measured(x)
-        if x.device.type not in ("cpu", "meta") or not has_cpu_kernel():
-            return "the fused form needs PyTorch's fused attention for CPUs"
-        return why_not_native(x, product_dtype(x)) if self.impl == "native" else None
+    def _call(self, x: Tensor, attention_mask: Tensor | None, is_causal: bool) -> PursuitCall:
+        settings = PursuitSettings(self.iterations, self.lam, self.convention, attention_mask, is_causal)
+        return PursuitCall(x, self.head_dim, settings, self.training and self.dropout > 0)
 
     def pursuit(
         self, x: Tensor, *, attention_mask: Tensor | None = None, is_causal: bool = False

@@ -8,13 +8,10 @@ Legend: B batch, h heads, N tokens, p head width, m features.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
 from kernel_attention.core.sequence_group import SequenceGroup
-from kernel_attention.mechanisms.linear.triton_operators import causal_sums_by_kernels
 from kernel_attention.tensors.affine import product_dtype, wide
 from kernel_attention.tensors.blocks import by_offset, completed, for_each_offset, from_offset
 from kernel_attention.tensors.features.feature_maps import FeatureMap, cosine, elu, features_in_range
@@ -35,7 +32,6 @@ def linear_attention(
     is_causal: bool = False,
     factor: int = 1,
     group: SequenceGroup | None = None,
-    impl: Literal["auto", "reference", "triton"] = "auto",
 ) -> Tensor:
     """sum_j (phi(q_i) . phi(k_j)) v_j, divided by sum_j phi(q_i) . phi(k_j) with ``normalize``.
 
@@ -54,9 +50,6 @@ def linear_attention(
             i; query i sees the completed blocks and row i (see ``kernel_attention.tensors.blocks``).
         group: processes that hold the parts of every sequence, with ``factor`` 1 and a feature map that works
             token by token; the arguments are this part's.
-        impl: "triton": the causal sum by kernels for GPUs, up to 128 features and values of width 128, with
-            ``factor`` 1 and without ``group``; the other forms stay as they are. "reference" and "auto":
-            PyTorch's products, chunk by chunk.
 
     Returns:
         (B, h, N, p_v), in the precision of products with v. In the place of float16 everything in between is
@@ -70,12 +63,12 @@ def linear_attention(
     dtype = product_dtype(v)
     phi_q, phi_k, v = wide(phi_q), wide(zero_padding(phi_k, attention_mask)), wide(v)
     with without_autocast(v):
-        return _by_features(phi_q, phi_k, v, normalize, is_causal, factor, group, impl).to(dtype)
+        return _by_features(phi_q, phi_k, v, normalize, is_causal, factor, group).to(dtype)
 
 
 def _by_features(
     phi_q: Tensor, phi_k: Tensor, v: Tensor, normalize: bool, is_causal: bool, factor: int,
-    group: SequenceGroup | None, impl: str,
+    group: SequenceGroup | None,
 ) -> Tensor:  # fmt: skip
     """``linear_attention`` of features, which are zero for padded keys, in their precision."""
     if group is not None:
@@ -86,9 +79,6 @@ def _by_features(
             return out
         weights = phi_k.sum(dim=2, keepdim=True, dtype=accumulation_dtype(phi_k.dtype))
         return divide(out, (phi_q * weights).sum(dim=-1, keepdim=True))
-    if impl == "triton" and factor == 1:
-        out, totals = causal_sums_by_kernels(phi_q, phi_k, v, with_totals=normalize)
-        return out if totals is None else divide(out, totals)
     if normalize:  # numerator and denominator come from the same rounded weights
         v = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
     out = causal_product(phi_q, phi_k, v) if factor == 1 else _over_blocks(phi_q, phi_k, v, factor)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 from kernel_attention.core.decoding import Position
 from kernel_attention.core.kernel import AttentionKernel
 from kernel_attention.core.parameters import Device
-from kernel_attention.errors import InputError, unknown
+from kernel_attention.errors import InputError
 from kernel_attention.mechanisms.linear.decoding import RunningSum, empty_sum, linear_step, read_sum
 from kernel_attention.mechanisms.linear.functional import linear_attention
 from kernel_attention.tensors.features.feature_maps import (
@@ -19,8 +19,6 @@ from kernel_attention.tensors.features.feature_maps import (
     is_positive,
     is_tokenwise,
 )
-
-_IMPLS = ("auto", "reference", "triton")
 
 
 class LinearKernel(AttentionKernel):
@@ -31,7 +29,6 @@ class LinearKernel(AttentionKernel):
         max_len: not read.
         feature_map: phi, a name, ``{name: options}`` or a callable of `kernel_attention.features`.
         normalize: None: where the feature map's kernel is never negative.
-        impl: "triton": the causal sum by kernels for GPUs, see ``linear_attention``.
         device: where a feature map's buffers are made; None: the default device.
         dtype: their precision; None: the feature map's own.
     """
@@ -43,14 +40,10 @@ class LinearKernel(AttentionKernel):
         *,
         feature_map: FeatureMapSpec = "elu",
         normalize: bool | None = None,
-        impl: Literal["auto", "reference", "triton"] = "auto",
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if impl not in _IMPLS:
-            raise unknown("impl", impl, _IMPLS)
-        self.impl: Literal["auto", "reference", "triton"] = impl
         self.feature_map = get_feature_map(feature_map, head_dim, device=device, dtype=dtype)
         positive = is_positive(self.feature_map)
         if normalize and not positive:
@@ -63,9 +56,7 @@ class LinearKernel(AttentionKernel):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, dropout_p: float = 0.0, **options: Any) -> Tensor:
         """Linear attention by the feature map. ``dropout_p`` is not read: no weights are formed."""
-        return linear_attention(
-            q, k, v, feature_map=self.feature_map, normalize=self.normalize, impl=self.impl, **options
-        )
+        return linear_attention(q, k, v, feature_map=self.feature_map, normalize=self.normalize, **options)
 
     def empty_memory(self, like: Tensor) -> RunningSum:
         """The sum of no keys and values; ``like`` is (B, h, N, p)."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
+from kernel_attention.core.engine import checked_impl
 from kernel_attention.core.parameters import Device
-from kernel_attention.core.plan import LayerPlan, choose_form
 from kernel_attention.core.query_key_value import QueryKeyValueAttention
 from kernel_attention.core.registry import register_attention
 from kernel_attention.mechanisms.linear.kernel import LinearKernel
@@ -48,14 +46,12 @@ class LinearAttention(QueryKeyValueAttention):
             options}`` for the last two, or a callable of ``kernel_attention.features``.
         normalize: whether to divide by the sum; None: where the feature map's kernel is never negative.
         bias: whether the four projections have biases.
-        impl: "reference", PyTorch's products; "triton", the causal sum by kernels for GPUs, up to 128
-            features and heads of width 128; "auto", the reference.
+        impl: "auto" or "reference"; the mechanism has its formulas only.
         device: where the parameters are made; None: the default device.
         dtype: the parameters' precision; None: the default one.
     """
 
     kernel: LinearKernel
-    reference_options: Mapping[str, Any] = {"impl": "reference"}
 
     def __init__(
         self,
@@ -65,7 +61,7 @@ class LinearAttention(QueryKeyValueAttention):
         feature_map: FeatureMapSpec = "elu",
         normalize: bool | None = None,
         bias: bool = True,
-        impl: Literal["auto", "reference", "triton"] = "auto",
+        impl: Literal["auto", "reference"] = "auto",
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -74,10 +70,10 @@ class LinearAttention(QueryKeyValueAttention):
             self.head_dim,
             feature_map=feature_map,
             normalize=normalize,
-            impl=impl,
             device=device,
             dtype=dtype,
         )
+        self.impl = checked_impl(impl, (), retired=("triton",))
         self.add_projections(bias, device=device, dtype=dtype)
 
     def reads_queries_alone(self) -> bool:
@@ -86,13 +82,7 @@ class LinearAttention(QueryKeyValueAttention):
 
     def option_value(self, name: str) -> Any:
         """An option's value; one that is kept by the kernel or in another form is read from there."""
-        if name not in ("feature_map", "normalize", "impl"):
+        if name not in ("feature_map", "normalize"):
             return super().option_value(name)
         value = getattr(self.kernel, name)
         return next((known for known, function in FEATURE_MAPS.items() if function is value), value)
-
-    def plan(self, x: Tensor, *, is_causal: bool = False, compiled: bool | None = None) -> LayerPlan:
-        """Which form runs, and why: with ``impl="triton"`` the kernels for the causal sum."""
-        if self.kernel.impl == "triton" and not is_causal:
-            return LayerPlan("reference", "the kernels are those of the causal sum")
-        return choose_form(self.kernel.impl, x, None, {}, is_sharded=False, compiled=compiled)

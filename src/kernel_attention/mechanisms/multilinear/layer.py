@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from kernel_attention.core.calls import Objective
+from kernel_attention.core.engine import Engine, LayerPlan, Unsupported, checked_impl, choose, plan_call
 from kernel_attention.core.parameters import (
     Device,
     draw_orthogonal,
@@ -17,7 +18,6 @@ from kernel_attention.core.parameters import (
     why_not_by_weight,
 )
 from kernel_attention.core.penalized import OBJECTIVE_BOUND, PenalizedAttention, checked_bound
-from kernel_attention.core.plan import LayerPlan, PaysFrom, choose_form
 from kernel_attention.core.registry import register_attention
 from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import InputError, unknown
@@ -28,7 +28,12 @@ from kernel_attention.mechanisms.multilinear.decoding import (
     multilinear_start,
     multilinear_step,
 )
-from kernel_attention.mechanisms.multilinear.engines.cpu import multilinear_layer
+from kernel_attention.mechanisms.multilinear.engines.cpu import (
+    FUSED,
+    MultilinearCall,
+    MultilinearResult,
+    MultilinearWeights,
+)
 from kernel_attention.mechanisms.multilinear.functional import Modes, join_modes, multilinear_modes
 from kernel_attention.mechanisms.multilinear.objective import core_penalty, kmlsvd_objective
 from kernel_attention.memory_limit import require_parameters
@@ -41,14 +46,15 @@ from kernel_attention.tensors.features.feature_maps import (
 from kernel_attention.tensors.multilinear.factors import mlsvd_core, multilinear_factors
 from kernel_attention.tensors.multilinear.kernel_tensors import multilinear_kernel
 from kernel_attention.tensors.padding import zero_padding
-from kernel_attention.tensors.sampling import Samples, grid_row, part_positions, sample_rows, sampled_rows
-from kernel_attention.tensors.statistics import accumulation_dtype, exactly, num_real
+from kernel_attention.tensors.sampling import grid_row, sampled_rows
+from kernel_attention.tensors.statistics import accumulation_dtype, num_real
 
 Variant = Literal["standard", "data_dependent", "learnable", "learnable_diagonal"]
 CoreTreatment = Literal["none", "cost", "mlsvd"]
 
 _VARIANTS = ("standard", "data_dependent", "learnable", "learnable_diagonal")
 _CORES = ("none", "cost", "mlsvd")
+_ENGINES: tuple[Engine[MultilinearCall, MultilinearResult], ...] = (FUSED,)
 
 
 @register_attention(
@@ -95,8 +101,8 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
             which needs it.
         bias: whether the projections have biases.
         impl: "reference", the formulas; "fused", everything a token meets in one product, see
-            ``kernel_attention.mechanisms.multilinear.engines.cpu``; "auto", fused where it exists and was measured
-            to win, see ``plan``.
+            ``engines/cpu.py``; "auto", fused where it serves the call and was measured to be faster, see
+            ``plan``.
         device: where the parameters are made; None: the default device.
         dtype: the parameters' precision; None: the default one.
 
@@ -140,9 +146,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
             rank=rank, rank_multiplier=rank_multiplier, **({} if max_len is None else {"max_len": max_len})
         )
         _check_options(variant, core, eta, eta_core, objective_power, objective_form)
-        if impl not in ("auto", "reference", "fused"):
-            raise unknown("impl", impl, ("auto", "reference", "fused"))
-        self.impl = impl
+        self.impl = checked_impl(impl, _ENGINES)
         self.rank = rank
         self.variant = variant
         self.core_treatment = core
@@ -209,8 +213,10 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
         """Multilinear attention on checked arguments, (B, N, d); J and J_S in training with a weight."""
         wants_objective = self.training and (self.eta > 0 or self.eta_core > 0)
         core, factors = self.factors()
-        if self.plan(x, is_causal=is_causal).form == "fused":
-            y, grams = self._one_product(x, factors, attention_mask, wants_objective)
+        call = self._call(x, factors, attention_mask, is_causal, wants_objective)
+        engine, _ = choose(self.impl, _ENGINES, call, is_sharded=self._is_shared(is_causal))
+        if engine is not None:
+            y, grams = engine.attend(call)
         else:
             modes = self._modes(x, factors, attention_mask, is_causal, wants_objective)
             y, grams = self.out_proj(self.merge_heads(self._join(modes))), modes.grams
@@ -223,46 +229,36 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
             return join_modes(modes, self.concat.weight, self.concat.bias)
         return self.concat(torch.cat(modes.scores(), dim=-1))
 
-    def plan(self, x: Tensor, *, is_causal: bool = False, compiled: bool | None = None) -> LayerPlan:
-        """Which form runs, and why: with ``impl="auto"`` "fused" from the measured number of tokens on."""
-        lacking = self._why_not_by_weight()
-        if self.feature_map not in (frobenius, identity):
-            lacking = "one product needs the feature map frobenius or identity"
-        elif is_causal:
-            lacking = "one product has no form with is_causal=True"
-        # Below, multiplying the weights out costs more than it saves, see benchmarks/compiled_forms.py.
-        pays_from = {"cpu": PaysFrom(eager=2 * self.embed_dim, compiled=4 * self.embed_dim)}
-        return choose_form(
-            self.impl, x, lacking, pays_from, compiled=compiled,
-            is_sharded=self.sequence_group is not None and not is_causal,
+    def _call(
+        self, x: Tensor, factors: list[Tensor], mask: Tensor | None, is_causal: bool, with_grams: bool
+    ) -> MultilinearCall:
+        """What the engines compute with."""
+        why = self._why_not_by_weight()
+        weights: MultilinearWeights | Unsupported
+        if why is not None:
+            weights = Unsupported(why)
+        else:
+            weights = MultilinearWeights(
+                self.projections(),
+                factors,
+                (self.concat.weight, self.concat.bias),
+                (self.out_proj.weight, self.out_proj.bias),
+            )
+        num_rows = self.num_rows if self.variant == "data_dependent" else 0
+        return MultilinearCall(
+            x, weights, self.embed_dim, self.num_heads, self.feature_map, num_rows, mask, is_causal,
+            with_grams, self.sequence_group,
         )  # fmt: skip
 
-    def _one_product(
-        self, x: Tensor, factors: list[Tensor], mask: Tensor | None, with_grams: bool
-    ) -> tuple[Tensor, list[Tensor] | None]:
-        rows = None
-        if self.variant == "data_dependent":
-            rows = self.split_heads(self._rows(x, mask))
-        return multilinear_layer(
-            x,
-            self.projections(),
-            factors,
-            (self.concat.weight, self.concat.bias),
-            (self.out_proj.weight, self.out_proj.bias),
-            rows=rows,
-            normalize=self.feature_map is frobenius,
-            attention_mask=mask,
-            with_grams=with_grams,
-            group=self.sequence_group,
-        )
+    def _is_shared(self, is_causal: bool) -> bool:
+        """Whether an engine must serve, because processes share the sequence: the causal formulas can too."""
+        return self.sequence_group is not None and not is_causal
 
-    def _rows(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """f(X) of the whole sequence, sharded or not, before the heads are split, (B, M', d)."""
-        if self.sequence_group is None:
-            return sample_rows(x, self.num_rows, mask)
-        before, total = self.sequence_group.places(num_real(x, mask))
-        rows = Samples(*part_positions(x, self.num_rows, mask, before, total)).read(x)
-        return self.sequence_group.total(exactly(rows))
+    def plan(self, x: Tensor, *, is_causal: bool = False, compiled: bool | None = None) -> LayerPlan:
+        """Which engine serves a call, and why."""
+        call = self._call(x, [], None, is_causal, False)
+        is_sharded = self._is_shared(is_causal)
+        return plan_call(self.impl, _ENGINES, call, is_sharded=is_sharded, compiled=compiled)
 
     def why_not_sharded(self, is_causal: bool) -> str | None:
         """Why the layer cannot share a sequence: its form is not the linear one. None where it can."""

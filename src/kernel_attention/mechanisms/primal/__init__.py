@@ -4,7 +4,8 @@ Its objective may be the nested objective of ``mechanisms.nested_objective``.
 """
 
 from kernel_attention.mechanisms.primal.decoding import PrimalState, primal_step
-from kernel_attention.mechanisms.primal.engines.one_pass import PrimalWeights, primal_layer
+from kernel_attention.mechanisms.primal.engines.cpu import primal_layer
+from kernel_attention.mechanisms.primal.engines.one_pass import PrimalWeights
 from kernel_attention.mechanisms.primal.functional import (
     PrimalScores,
     concat_scores,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from kernel_attention.core.calls import Objective
+from kernel_attention.core.engine import Engine, LayerPlan, Unsupported, checked_impl, choose, plan_call
 from kernel_attention.core.layer import TokenWork
 from kernel_attention.core.parameters import (
     Device,
@@ -20,7 +21,6 @@ from kernel_attention.core.parameters import (
     why_not_by_weight,
 )
 from kernel_attention.core.penalized import OBJECTIVE_BOUND, PenalizedAttention, checked_bound
-from kernel_attention.core.plan import LayerPlan, PaysFrom, choose_form
 from kernel_attention.core.registry import register_attention
 from kernel_attention.core.validation import require_positive, require_weight
 from kernel_attention.errors import unknown
@@ -35,13 +35,14 @@ from kernel_attention.mechanisms.primal.decoding import (
     primal_start,
     primal_step,
 )
-from kernel_attention.mechanisms.primal.engines.causal_cpu import causal_primal_layer
-from kernel_attention.mechanisms.primal.engines.map_operator import Engine
+from kernel_attention.mechanisms.primal.engines.cpu import FUSED
+from kernel_attention.mechanisms.primal.engines.native import NATIVE
 from kernel_attention.mechanisms.primal.engines.one_pass import (
+    PrimalCall,
+    PrimalResult,
     PrimalWeights,
     primal_numbers,
     primal_operations,
-    primal_pass,
 )
 from kernel_attention.mechanisms.primal.functional import (
     PrimalScores,
@@ -51,17 +52,9 @@ from kernel_attention.mechanisms.primal.functional import (
     scores_energy,
 )
 from kernel_attention.memory_limit import require_parameters
-from kernel_attention.native import why_not_native
-from kernel_attention.tensors.affine import product_dtype
 from kernel_attention.tensors.features.feature_maps import FeatureMap, cosine, get_feature_map, identity
-from kernel_attention.tensors.recompute import needs_operator
 from kernel_attention.tensors.sampling import (
-    Samples,
-    causal_grid,
-    causal_samples,
     grid_row,
-    part_positions,
-    sample_positions,
     sampled_rows,
 )
 from kernel_attention.tensors.statistics import mean_or_zero, num_real, running_mean
@@ -69,8 +62,7 @@ from kernel_attention.tensors.statistics import mean_or_zero, num_real, running_
 _log = logging.getLogger(__name__)
 
 _OBJECTIVE_FORMS = ("mean", "sum", "nested")
-_ENGINES: dict[str, Engine] = {"fused": "slices", "native": "native", "triton": "triton"}
-_IMPLS = ("auto", "reference", "fused", "native", "triton")
+_ENGINES: tuple[Engine[PrimalCall, PrimalResult], ...] = (NATIVE, FUSED)
 
 
 @register_attention(
@@ -117,10 +109,9 @@ class PrimalAttention(PenalizedAttention):
             "per_head" (orthonormal columns in every head).
         bias: whether the projections have biases.
         impl: "reference", the formulas; "fused", one pass over the tokens without stored scores, see
-            ``kernel_attention.mechanisms.primal.engines.one_pass`` and ``.causal_slices``; "native", the same in C++ for
-            CPUs, in float32 and float64, by kernels that the first call compiles (it needs a C++ compiler);
-            "triton", the same in kernels for GPUs; "auto", fused where it exists and was measured to win, the
-            reference elsewhere, see ``plan``.
+            ``engines/one_pass.py`` and ``engines/causal_cpu.py``; "native", the same in C++ for CPUs, in
+            float32 and float64, once ``python -m kernel_attention.native build`` has built it; "auto", the
+            first that serves the call and was measured to be faster, see ``plan``.
         device: where the parameters are made; None: the default device.
         dtype: the parameters' precision; None: the default one.
 
@@ -151,7 +142,7 @@ class PrimalAttention(PenalizedAttention):
         objective_bound: float | None = OBJECTIVE_BOUND,
         init: Literal["flat", "per_head"] = "flat",
         bias: bool = True,
-        impl: Literal["auto", "reference", "fused", "native", "triton"] = "auto",
+        impl: Literal["auto", "reference", "fused", "native"] = "auto",
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -166,8 +157,6 @@ class PrimalAttention(PenalizedAttention):
             raise unknown("square_per", square_per, ("batch", "sequence"))
         if init not in ("flat", "per_head"):
             raise unknown("init", init, ("flat", "per_head"))
-        if impl not in _IMPLS:
-            raise unknown("impl", impl, _IMPLS)
         if max_len is not None and rank > max_len:
             _note_rank(rank, max_len)
         self.rank = rank
@@ -180,7 +169,7 @@ class PrimalAttention(PenalizedAttention):
         self.square_per = square_per
         self.objective_bound = checked_bound(objective_bound)
         self.init = init
-        self.impl = impl
+        self.impl = checked_impl(impl, _ENGINES, retired=("triton",))
         self.num_rows = rank * rank_multiplier if max_len is None else min(rank * rank_multiplier, max_len)
 
         weight_rows = self.num_rows if data_dependent else self.head_dim
@@ -225,11 +214,12 @@ class PrimalAttention(PenalizedAttention):
         self, x: Tensor, context: Tensor | None, attention_mask: Tensor | None, is_causal: bool
     ) -> tuple[Tensor, Objective | None]:
         """Primal-Attention on checked arguments, (B, N, d); J in training where ``eta`` > 0."""
-        form = self.plan(x, is_causal=is_causal).form
-        if form == "reference":
+        call = self._call(x, attention_mask, is_causal)
+        engine, _ = choose(self.impl, _ENGINES, call, is_sharded=self.sequence_group is not None)
+        if engine is None:
             y, energy, grams = self._reference(x, attention_mask, is_causal)
         else:
-            y, energy, grams = self._one_pass(x, attention_mask, is_causal, _ENGINES[form])
+            y, energy, grams = engine.attend(call)
         if grams is not None:
             assert self.sqrt_lambda is not None
             return y, Objective(nested_objective(grams, self.w_e, self.w_r, self.sqrt_lambda))
@@ -307,62 +297,29 @@ class PrimalAttention(PenalizedAttention):
         grams = self._grams(x, attention_mask, is_causal) if self._needs_grams else None
         return self.output(scores), energy, grams
 
-    def _one_pass(
-        self, x: Tensor, attention_mask: Tensor | None, is_causal: bool, engine: Engine
-    ) -> tuple[Tensor, Tensor | None, KernelGrams | None]:
-        parts = (self.q_proj, self.k_proj, self.concat, self.out_proj)
-        weights = PrimalWeights(
-            self.w_e, self.w_r, self.sqrt_lambda, *((part.weight, part.bias) for part in parts)
-        )
-        options: dict[str, Any] = {
-            "normalize": self.feature_map is cosine,
-            "attention_mask": attention_mask,
-            "running_means": self.running_means,
-        }
-        if is_causal and self.data_dependent:
-            grid = causal_grid(x, self.num_rows, self.max_len)
-            samples = causal_samples(x, grid, attention_mask)
-            return causal_primal_layer(x, weights, samples, grid, **options), None, None
-        return primal_pass(
-            x,
-            weights,
-            samples=Samples(*self._positions(x, attention_mask)) if self.data_dependent else None,
-            with_energy=self._needs_energy,
-            with_grams=self._needs_grams,
-            is_causal=is_causal,
-            engine=engine,
-            group=self.sequence_group,
-            **options,
-        )
-
-    def _positions(self, x: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Positions of the sampled rows in x, and which of the rows lie in x."""
-        if self.sequence_group is None:
-            return sample_positions(x, self.num_rows, attention_mask)
-        before, total = self.sequence_group.places(num_real(x, attention_mask))
-        return part_positions(x, self.num_rows, attention_mask, before, total)
+    def _call(self, x: Tensor, attention_mask: Tensor | None, is_causal: bool) -> PrimalCall:
+        """What the engines compute with."""
+        why = self._why_not_by_weight()
+        weights: PrimalWeights | Unsupported
+        if why is not None:
+            weights = Unsupported(why)
+        else:
+            parts = (self.q_proj, self.k_proj, self.concat, self.out_proj)
+            weights = PrimalWeights(
+                self.w_e, self.w_r, self.sqrt_lambda, *((part.weight, part.bias) for part in parts)
+            )
+        return PrimalCall(
+            x, weights, self.embed_dim, self.num_heads, self.feature_map,
+            self.num_rows if self.data_dependent else 0, self.max_len, self._needs_energy, self._needs_grams,
+            attention_mask, is_causal, self.running_means, self.sequence_group,
+        )  # fmt: skip
 
     def plan(self, x: Tensor, *, is_causal: bool = False, compiled: bool | None = None) -> LayerPlan:
-        """Which form runs, and why: with ``impl="auto"`` "fused" from the measured number of tokens on."""
-        lacking = self._why_not_by_weight()
-        if self.feature_map not in (cosine, identity):
-            lacking = "one pass needs the feature map cosine or identity"
-        elif is_causal and self.data_dependent and self._needs_energy:
-            lacking = "one pass has no objective of data-dependent weights with is_causal=True"
-        elif is_causal and self.data_dependent and (compiled or needs_operator(x)):
-            lacking = "a compiler cannot ask how many rows a block of tokens has with is_causal=True"
-        elif self.impl == "native":
-            lacking = lacking or why_not_native(x, product_dtype(x))
-        # Below, multiplying the weights out costs more than it saves. The compiler fuses the formulas as well
-        # as the pass does, and in wide layers better. Measured by benchmarks/compiled_forms.py.
-        is_narrow = self.embed_dim <= (128 if self.head_dim <= 32 else 64)
-        compiled_from = 2048 if is_narrow else None
-        pays_from = {"cpu": PaysFrom(eager=max(256, 8 * self.embed_dim), compiled=compiled_from)}
-        if is_causal and self.data_dependent:
-            pays_from = {"cpu": PaysFrom(eager=512, compiled=None)}
-        return choose_form(
-            self.impl, x, lacking, pays_from, is_sharded=self.sequence_group is not None, compiled=compiled
-        )
+        """Which engine serves a call, and why."""
+        return plan_call(
+            self.impl, _ENGINES, self._call(x, None, is_causal), compiled=compiled,
+            is_sharded=self.sequence_group is not None,
+        )  # fmt: skip
 
     def scores(
         self, x: Tensor, *, attention_mask: Tensor | None = None, is_causal: bool = False
@@ -399,7 +356,6 @@ class PrimalAttention(PenalizedAttention):
             self.num_heads,
             objective=self.eta > 0,
             training=training,
-            kernels=self.impl == "triton",
         )
         return TokenWork(operations, primal_numbers(self.embed_dim, training=training))
 
@@ -422,8 +378,8 @@ class PrimalAttention(PenalizedAttention):
 
     def why_not_causal(self) -> str | None:
         """A reason for the data-dependent form without ``max_len``, or in the one-pass forms."""
-        if self.data_dependent and self.impl in ("native", "triton"):
-            return f"impl={self.impl!r} has no data-dependent causal form: use 'auto', 'fused' or 'reference'"
+        if self.data_dependent and self.impl == "native":
+            return "impl='native' has no data-dependent causal form: use 'auto', 'fused' or 'reference'"
         if self.data_dependent and self.impl == "fused" and self.eta > 0:
             return (
                 "impl='fused' has no data-dependent causal form with eta > 0: use impl='auto' or 'reference'"

@@ -17,7 +17,6 @@ from torch import Tensor
 from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.mechanisms.sparse.engines.blocked import blocked_attention
-from kernel_attention.mechanisms.sparse.engines.gathered import gathered_attention
 from kernel_attention.memory_limit import require_memory
 from kernel_attention.tensors.blocks import block_causal_attention, softmax_over_blocks
 from kernel_attention.tensors.padding import is_exporting
@@ -144,9 +143,8 @@ def sparse_attention(
     # torch.export cannot prove what blocks need of a length that may vary.
     one_length = not is_exporting() or isinstance(q.size(2), int)
     may_block = has_blocks and one_length and impl != "dense"
-    if may_block and (impl == "blocked" or _saves(pattern, q.size(2), factor)):
-        in_blocks = gathered_attention if pattern.stride % factor else blocked_attention
-        return in_blocks(
+    if may_block and (impl == "blocked" or saves_logits(pattern, q.size(2), factor)):
+        return blocked_attention(
             q,
             k,
             v,
@@ -168,8 +166,8 @@ def sparse_attention(
     return fused_attention(q, k, v, mask=seen, dropout_p=dropout_p)
 
 
-def _saves(pattern: SparsePattern, length: int, factor: int) -> bool:
-    """True where the blocked form saves enough logits.
+def saves_logits(pattern: SparsePattern, length: int, factor: int) -> bool:
+    """True where the blocked form was measured to be faster: it saves enough logits of a long sequence.
 
     A strided query has three rows of l keys and a column of N / l, a fixed one a row and the summaries.
     """

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
+from kernel_attention.core.engine import LayerPlan
 from kernel_attention.core.parameters import Device
 from kernel_attention.core.query_key_value import QueryKeyValueAttention
 from kernel_attention.core.registry import register_attention
 from kernel_attention.core.validation import require_probability
-from kernel_attention.mechanisms.sparse.functional import Implementation, PatternName
+from kernel_attention.mechanisms.sparse.functional import Implementation, PatternName, saves_logits
 from kernel_attention.mechanisms.sparse.kernel import SparseKernel
 
 
@@ -38,6 +40,8 @@ class SparseAttention(QueryKeyValueAttention):
         dtype: the parameters' precision; None: the default one.
     """
 
+    kernel: SparseKernel
+
     def __init__(
         self,
         embed_dim: int,
@@ -60,3 +64,12 @@ class SparseAttention(QueryKeyValueAttention):
         )
         self.dropout = dropout
         self.add_projections(bias, device=device, dtype=dtype)
+
+    def plan(self, x: Tensor, *, is_causal: bool = False, compiled: bool | None = None) -> LayerPlan:
+        """Whether the call runs in blocks, and why; "dense" is the formula with its mask."""
+        answers = (("blocked", "yes"), ("dense", "yes"))
+        if self.kernel.impl != "auto":
+            return LayerPlan(self.kernel.impl, f"impl={self.kernel.impl!r}", answers)
+        if saves_logits(self.kernel.pattern, x.size(1), 1):
+            return LayerPlan("blocked", "it saves logits at this length and stride", answers)
+        return LayerPlan("dense", "blocks would save too few logits at this length and stride", answers)

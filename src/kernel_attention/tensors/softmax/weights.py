@@ -30,10 +30,10 @@ def every_query_sees_a_key(mask: Tensor | None, is_causal: bool) -> bool:
     return bool((best > -torch.inf).all())
 
 
-def logit_gradients(weights: Tensor, by_weights: Tensor) -> Tensor:
+def logit_gradients(weights: Tensor, d_weights: Tensor) -> Tensor:
     """The gradient of the logits from that of the weights of their softmax, which is overwritten."""
-    by_weights -= (weights * by_weights).sum(dim=-1, keepdim=True)
-    return by_weights.mul_(weights)
+    d_weights -= (weights * d_weights).sum(dim=-1, keepdim=True)
+    return d_weights.mul_(weights)
 
 
 def softmax_weights(

@@ -1,4 +1,4 @@
-"""RPC-Attention whose training step keeps one tensor of every step: the low-rank part L_t.
+"""RPC-Attention on CPUs, with one tensor kept of every step for its gradients: the low-rank part L_t.
 
 Automatic differentiation of ``functional.pursuit_steps`` keeps three: the residual that is clipped, the
 cleaned keys T_t, and L_t. Here the backward pass computes the rest from K and L_1, ..., L_n again, without an
@@ -18,8 +18,7 @@ Sequences do not meet in the recursion. So it runs on slices of the batch, or of
 each of which is a node of its own in the graph. The temporary tensors are those of a slice, and a slice's L_t
 are freed as soon as its gradients are there.
 
-What lies between the attentions is in ``shrinkage``, in PyTorch's operations, and in ``native_kernels``, in
-C++.
+What lies between the attentions is in ``shrinkage``.
 
 A compiler does not look into an operator; an eager call takes the same functions without the operator. Where
 the gradient itself is differentiated, it comes from the formulas.
@@ -33,14 +32,14 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from types import ModuleType
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from kernel_attention.mechanisms.kernel_pca.engines import native as native_kernels
-from kernel_attention.mechanisms.kernel_pca.engines import shrinkage
+from kernel_attention.core.engine import Engine, Unsupported
+from kernel_attention.mechanisms.kernel_pca.engines.call import PursuitCall
+from kernel_attention.mechanisms.kernel_pca.engines.shrinkage import clean, clean_again, following, pull_back
 from kernel_attention.mechanisms.kernel_pca.functional import PursuitSettings, pursuit_gradients
 from kernel_attention.tensors.affine import autocast
 from kernel_attention.tensors.padding import compaction, zero_padding
@@ -49,52 +48,50 @@ from kernel_attention.tensors.softmax.attention import (
     attention_gradients,
     attention_with_lse,
     empty_by_token,
+    has_cpu_kernel,
 )
 from kernel_attention.tensors.softmax.weights import additive_mask
 from kernel_attention.tensors.statistics import exactly, without_autocast
 
-Engine: TypeAlias = Literal["operations", "native"]
-_ENGINES: dict[str, ModuleType] = {"operations": shrinkage, "native": native_kernels}
 _SLICE = 2**15  # the least numbers of K in a slice: below, the calls would weigh
 
 
 def fused_rpc_attention(
-    k: Tensor, v: Tensor, settings: PursuitSettings, *, q: Tensor | None = None, engine: Engine = "operations"
+    k: Tensor, v: Tensor, settings: PursuitSettings, *, q: Tensor | None = None
 ) -> Tensor:
     """``rpc_attention`` on a CPU without dropout, with n + 2 tensors of the size of K kept for its gradients.
 
-    Outputs of padded tokens are zero where it is causal. ``engine`` is what computes between the attentions:
-    "operations" of PyTorch, or "native", kernels in C++ for float32 and float64.
+    Outputs of padded tokens are zero where it is causal.
     """
     mask = settings.attention_mask
     v, q = autocast(v), None if q is None else autocast(q)
     with without_autocast(k):
         k = zero_padding(k, mask)
         if mask is None or not settings.is_causal:
-            return _in_slices(q, k, v, settings.threshold(k), settings, engine)
+            return _in_slices(q, k, v, settings.threshold(k), settings)
         # Right padding lies in the future of all real tokens, so that the causal form needs no mask.
         v, q = zero_padding(v, mask), None if q is None else zero_padding(q, mask)
         moved = compaction(mask)
         if moved is not None:
             k, v, q = moved.apply(k), moved.apply(v), None if q is None else moved.apply(q)
             settings = settings._replace(attention_mask=moved.attention_mask)
-        out = _in_slices(q, k, v, settings.threshold(k), settings._replace(attention_mask=None), engine)
+        out = _in_slices(q, k, v, settings.threshold(k), settings._replace(attention_mask=None))
         return zero_padding(out if moved is None else moved.undo(out), mask)
 
 
 def _in_slices(
-    q: Tensor | None, k: Tensor, v: Tensor, threshold: Tensor, settings: PursuitSettings, engine: Engine
+    q: Tensor | None, k: Tensor, v: Tensor, threshold: Tensor, settings: PursuitSettings
 ) -> Tensor:
     """L_n of queries or None, keys that are zero at padded tokens, values and tau."""
     iterations, _, _, mask, is_causal = settings
     if needs_operator(k):
-        return _pursuit(q, k, v, threshold, mask, iterations, is_causal, engine)[0]
+        return _pursuit(q, k, v, threshold, mask, iterations, is_causal)[0]
     sequences, heads = _slice_size(k, iterations)
     # Token by token, as the heads come from their projection and go to the next.
     rows = []
     for *row, own_mask in zip(*(_split(x, sequences, 0) for x in (q, k, v, threshold, mask)), strict=False):
         parts = [
-            _pursued(*part, own_mask, iterations, is_causal, engine).transpose(1, 2)
+            _pursued(*part, own_mask, iterations, is_causal).transpose(1, 2)
             for part in zip(*(_split(x, heads, 1) for x in row), strict=False)
         ]
         rows.append(parts[0] if len(parts) == 1 else torch.cat(parts, dim=2))
@@ -132,25 +129,24 @@ def _slice_size(k: Tensor, iterations: int) -> tuple[int, int]:
 
 def _forward(
     q: Tensor | None, k: Tensor, v: Tensor, threshold: Tensor, mask: Tensor | None, iterations: int,
-    is_causal: bool, engine: str,
+    is_causal: bool,
 ) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
     """L_n, and L_1, ..., L_{n-1} followed by the n logsumexps of the logits."""
-    return _pursue(q, k, v, threshold, mask, iterations, is_causal, engine, keep=True)
+    return _pursue(q, k, v, threshold, mask, iterations, is_causal, keep=True)
 
 
 def _pursue(
     q: Tensor | None, k: Tensor, v: Tensor, threshold: Tensor, mask: Tensor | None, iterations: int,
-    is_causal: bool, engine: str, *, keep: bool,
+    is_causal: bool, *, keep: bool,
 ) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
     """As ``_forward``; without ``keep`` the list is empty."""
     data, scale, added = exactly(k), k.size(3) ** -0.5, additive_mask(_of_keys(mask), v)
-    between = _ENGINES[engine]
     low: Tensor | None = None
     before: Tensor | None = None
     clipped: Tensor | None = None
     lows, sums = [], []
     for _ in range(iterations):
-        keys, clipped = between.clean(data, clipped, low, before, threshold, v.dtype)
+        keys, clipped = clean(data, clipped, low, before, threshold, v.dtype)
         before = low
         low, lse = attention_with_lse(keys if q is None else q, keys, v, added, is_causal, scale)
         del keys
@@ -163,67 +159,64 @@ def _pursue(
 
 def _gradients(
     grad: Tensor, q: Tensor | None, k: Tensor, v: Tensor, threshold: Tensor, mask: Tensor | None,
-    low: Tensor, kept: Sequence[Tensor], is_causal: bool, engine: str,
+    low: Tensor, kept: Sequence[Tensor], is_causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """By queries (empty without), keys, values and threshold; ``kept`` is ``_forward``'s list."""
     steps = (len(kept) + 1) // 2
     lows, sums = [*kept[: steps - 1], low], kept[steps - 1 :]
     data, scale, added = exactly(k), k.size(3) ** -0.5, additive_mask(_of_keys(mask), v)
-    between = _ENGINES[engine]
-    by_queries = by_data = by_values = by_offset = None
-    by_threshold = torch.zeros_like(threshold)
-    by_low: Tensor | None = grad
-    for step, offset in _offsets_backwards(between, data, threshold, lows):
+    d_queries = d_data = d_values = d_offset = None
+    d_threshold = torch.zeros_like(threshold)
+    d_low: Tensor | None = grad
+    for step, offset in _offsets_backwards(data, threshold, lows):
         before = lows[step - 1] if step else None
-        keys, kept_of_step = between.clean_again(data, offset, before, threshold, v.dtype)
+        keys, kept_of_step = clean_again(data, offset, before, threshold, v.dtype)
         del offset, before
-        assert by_low is not None
+        assert d_low is not None
         to_queries, to_keys, to_values = attention_gradients(
-            by_low.to(v.dtype), keys if q is None else q, keys, v, lows[step], sums[step], added, is_causal,
+            d_low.to(v.dtype), keys if q is None else q, keys, v, lows[step], sums[step], added, is_causal,
             scale,
         )  # fmt: skip
         del keys
-        by_low = None
-        by_values = to_values if by_values is None else by_values.add_(to_values)
-        by_cleaned = [exactly(to_keys)]
+        d_low = None
+        d_values = to_values if d_values is None else d_values.add_(to_values)
+        d_cleaned = [exactly(to_keys)]
         if q is None:
-            by_cleaned.append(to_queries)
+            d_cleaned.append(to_queries)
         else:
-            by_queries = to_queries if by_queries is None else by_queries.add_(to_queries)
+            d_queries = to_queries if d_queries is None else d_queries.add_(to_queries)
         del to_queries, to_keys, to_values
-        pulled = between.pull_back(
-            data, threshold, kept_of_step, by_cleaned, by_offset, by_data, is_first=step == 0
-        )
-        by_low, by_offset, by_data = pulled.by_low, pulled.by_offset, pulled.by_data
-        by_threshold += pulled.by_threshold
-        del by_cleaned, kept_of_step, pulled
-    assert by_data is not None and by_values is not None  # noqa: PT018
-    if by_queries is None:
-        by_queries = k.new_empty(0)
-    return by_queries, by_data.to(k.dtype), by_values, by_threshold
+        pulled = pull_back(data, threshold, kept_of_step, d_cleaned, d_offset, d_data, is_first=step == 0)
+        d_low, d_offset, d_data = pulled.d_low, pulled.d_offset, pulled.d_data
+        d_threshold += pulled.d_threshold
+        del d_cleaned, kept_of_step, pulled
+    assert d_data is not None and d_values is not None  # noqa: PT018
+    if d_queries is None:
+        d_queries = k.new_empty(0)
+    return d_queries, d_data.to(k.dtype), d_values, d_threshold
 
 
 def _offsets_backwards(
-    between: ModuleType, data: Tensor, threshold: Tensor, lows: Sequence[Tensor]
+    data: Tensor, threshold: Tensor, lows: Sequence[Tensor]
 ) -> Iterator[tuple[int, Tensor | None]]:
     """(t, E_t) for t = n - 1, ..., 0. At most 2 sqrt(n) of them exist at a time, and each is made twice."""
     stride = math.ceil(math.sqrt(len(lows)))
 
-    def following(step: int, offset: Tensor | None) -> Tensor:
-        return between.following(data, offset, threshold, lows[step], lows[step - 1] if step else None)
+    def after(step: int, offset: Tensor | None) -> Tensor:
+        return following(data, offset, threshold, lows[step], lows[step - 1] if step else None)
 
     firsts: list[Tensor | None] = [None]
     for start in range(0, len(lows) - stride, stride):
         offset = firsts[-1]
         for step in range(start, start + stride):
-            offset = following(step, offset)
+            offset = after(step, offset)
         firsts.append(offset)
     offset = None
     for start in reversed(range(0, len(lows), stride)):
         offsets = [firsts.pop()]
         last = min(start + stride, len(lows)) - 1
         for step in range(start, last):
-            offsets.append(following(step, offsets[-1]))
+            offsets.append(after(step, offsets[-1]))
         for step in range(last, start - 1, -1):
             yield step, offsets.pop()
 
@@ -238,21 +231,19 @@ _pursuit_backward = torch.library.custom_op(
 )
 
 
-@_pursuit.register_fake
-def _(*inputs: Any) -> tuple[Tensor, list[Tensor]]:
-    return _forward(*(*inputs[:-1], "operations"))  # kernels cannot read a tensor without values
+_pursuit.register_fake(_forward)
 
 
 @_pursuit_backward.register_fake
 def _(
     grad: Tensor, q: Tensor | None, k: Tensor, v: Tensor, threshold: Tensor, *_: object
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    by_queries = k.new_empty(0) if q is None else empty_by_token(q)
-    return by_queries, empty_by_token(k), empty_by_token(v), torch.empty_like(threshold)
+    d_queries = k.new_empty(0) if q is None else empty_by_token(q)
+    return d_queries, empty_by_token(k), empty_by_token(v), torch.empty_like(threshold)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, list[Tensor]]) -> None:
-    *tensors, ctx.iterations, ctx.is_causal, ctx.engine = inputs
+    *tensors, ctx.iterations, ctx.is_causal = inputs
     ctx.save_for_backward(*tensors, output[0], *output[1])
     ctx.set_materialize_grads(False)
 
@@ -261,7 +252,7 @@ def _pull_back(
     ctx: Any, grad: Tensor | None, *_: object, gradients: Callable[..., Any] = _pursuit_backward
 ) -> tuple[Tensor | None, ...]:
     if grad is None:
-        return (None,) * 8
+        return (None,) * 7
     q, k, v, threshold, mask, low, *kept = ctx.saved_tensors
     with without_autocast(k):
         if torch.is_grad_enabled():
@@ -269,12 +260,39 @@ def _pull_back(
                 (q, k, v, threshold), ctx.needs_input_grad[:4], grad, iterations=ctx.iterations,
                 attention_mask=mask, is_causal=ctx.is_causal,
             )  # fmt: skip
-            return *found, None, None, None, None
-        found = gradients(grad, q, k, v, threshold, mask, low, kept, ctx.is_causal, ctx.engine)
-    return (None if q is None else found[0], *found[1:], None, None, None, None)
+            return *found, None, None, None
+        found = gradients(grad, q, k, v, threshold, mask, low, kept, ctx.is_causal)
+    return (None if q is None else found[0], *found[1:], None, None, None)
 
 
 _pursuit.register_autograd(_pull_back, setup_context=_keep)
 
 
 _eager_pursuit = eager_twin(_forward, _keep, partial(_pull_back, gradients=_gradients), only_first=True)
+
+
+class FusedPursuit(Engine[PursuitCall, Tensor]):
+    """One tensor kept of every step."""
+
+    name = "fused"
+
+    def why_not(self, call: PursuitCall, compiled: bool) -> Unsupported | None:
+        """A reason for dropout, and where PyTorch has no fused attention of its own for CPUs."""
+        if (why := call.why_not()) is not None:
+            return why
+        if call.x.device.type in ("cpu", "meta") and has_cpu_kernel():
+            return None
+        return Unsupported("the fused form needs PyTorch's fused attention for CPUs")
+
+    def pays_from(self, call: PursuitCall, compiled: bool) -> int | None:
+        """Measured on CPUs, eagerly, where it keeps less at every length."""
+        return 1 if call.x.device.type == "cpu" and not compiled else None
+
+    def attend(self, call: PursuitCall) -> Tensor:
+        """``fused_rpc_attention``."""
+        assert call.heads is not None
+        k, v, q = call.heads
+        return fused_rpc_attention(k, v, call.settings, q=q)
+
+
+FUSED = FusedPursuit()

@@ -1,4 +1,4 @@
-"""RPC-Attention by ``triton_kernels``: the same recursion, one launch a step and a backward pass of its own.
+"""RPC-Attention on GPUs by ``triton_kernels``: one launch a step, and a backward pass of its own.
 
 It is an operator of PyTorch, into which a compiler does not look. An eager call takes the same functions
 without the operator. Where the gradient itself is differentiated, it comes from the formulas.
@@ -15,14 +15,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernel_attention.core.engine import Engine, Unsupported
 from kernel_attention.errors import InputError
+from kernel_attention.mechanisms.kernel_pca.engines.call import PursuitCall
 from kernel_attention.mechanisms.kernel_pca.functional import PursuitSettings, pursuit_gradients
+from kernel_attention.tensors.gpu import why_not_measured
 from kernel_attention.tensors.padding import zero_padding
 from kernel_attention.tensors.recompute import eager_twin, needs_gradient, needs_operator
 from kernel_attention.tensors.statistics import without_autocast
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _LARGEST_HEAD = 128
+_WIDEST_MEASURED = 64  # head width
 
 
 def rpc_attention_by_kernels(
@@ -177,3 +181,33 @@ _pursuit.register_autograd(_pull_back, setup_context=_keep)
 
 
 _eager_pursuit = eager_twin(_forward, _keep, partial(_pull_back, gradients=_gradients), only_first=True)
+
+
+class TritonPursuit(Engine[PursuitCall, Tensor]):
+    """One launch a step."""
+
+    name = "triton"
+
+    def why_not(self, call: PursuitCall, compiled: bool) -> Unsupported | None:
+        """A reason for dropout."""
+        return call.why_not()
+
+    def pays_from(self, call: PursuitCall, compiled: bool) -> int | Unsupported | None:
+        """Measured on a Hopper GPU in 16 bits, eagerly, not causal, with heads of width up to 64."""
+        if not call.x.is_cuda or compiled:
+            return None
+        if call.settings.is_causal or call.head_dim > _WIDEST_MEASURED:
+            return Unsupported(
+                f"the kernels were measured without is_causal, in heads up to {_WIDEST_MEASURED} wide"
+            )
+        reason = why_not_measured(call.x)
+        return 1024 if reason is None else Unsupported(reason)
+
+    def attend(self, call: PursuitCall) -> Tensor:
+        """``rpc_attention_by_kernels``."""
+        assert call.heads is not None
+        k, v, q = call.heads
+        return rpc_attention_by_kernels(k, v, call.settings, q=q)
+
+
+TRITON = TritonPursuit()

@@ -1,6 +1,6 @@
 """The steps of RPC-Attention between its attentions, in PyTorch's operations.
 
-Legend and recursion as in ``fused``. ``native_kernels`` has the same functions in C++.
+Legend and recursion as in ``cpu.py``.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from torch import Tensor
 class Pulled(NamedTuple):
     """The gradients of a step by what goes into it; the first two are None in the first step."""
 
-    by_low: Tensor | None  # L_{t-1}
-    by_offset: Tensor | None  # E_{t-1}
-    by_data: Tensor  # K, summed with the later steps'
-    by_threshold: Tensor
+    d_low: Tensor | None  # L_{t-1}
+    d_offset: Tensor | None  # E_{t-1}
+    d_data: Tensor  # K, summed with the later steps'
+    d_threshold: Tensor
 
 
 def clean(
@@ -55,29 +55,27 @@ def clean_again(
 
 
 def pull_back(
-    data: Tensor, threshold: Tensor, cut: Tensor, parts: Sequence[Tensor], by_offset: Tensor | None,
-    by_data: Tensor | None, *, is_first: bool,
+    data: Tensor, threshold: Tensor, cut: Tensor, parts: Sequence[Tensor], d_offset: Tensor | None,
+    d_data: Tensor | None, *, is_first: bool,
 ) -> Pulled:  # fmt: skip
     """The gradients of a step from those by T_t, the sum of the parts, and E_t, None after the last step.
 
     It may take their memory.
     """
-    by_cleaned = parts[0] if len(parts) == 1 else parts[0].add_(parts[1])
-    by_residual = by_cleaned.clone() if by_offset is None else by_cleaned + by_offset  # of C_t so far
-    product = by_residual * cut
-    by_threshold = product.sum_to_size(threshold.shape)
-    by_residual.addcmul_(product, cut, value=-1)  # 0 where it is cut off, without a tensor of truth values
+    d_cleaned = parts[0] if len(parts) == 1 else parts[0].add_(parts[1])
+    d_residual = d_cleaned.clone() if d_offset is None else d_cleaned + d_offset  # of C_t so far
+    product = d_residual * cut
+    d_threshold = product.sum_to_size(threshold.shape)
+    d_residual.addcmul_(product, cut, value=-1)  # 0 where it is cut off, without a tensor of truth values
     del product
-    by_low = None
+    d_low = None
     if is_first:
-        by_offset = None
+        d_offset = None
     else:
-        by_low = -by_cleaned if by_offset is None else by_offset.sub_(by_cleaned)
-        by_offset = by_residual.sub(by_cleaned, alpha=2)
-        by_low.sub_(by_offset, alpha=2)
-    return Pulled(
-        by_low, by_offset, by_residual if by_data is None else by_data.add_(by_residual), by_threshold
-    )
+        d_low = -d_cleaned if d_offset is None else d_offset.sub_(d_cleaned)
+        d_offset = d_residual.sub(d_cleaned, alpha=2)
+        d_low.sub_(d_offset, alpha=2)
+    return Pulled(d_low, d_offset, d_residual if d_data is None else d_data.add_(d_residual), d_threshold)
 
 
 def _residual(data: Tensor, offset: Tensor | None) -> Tensor:

@@ -1,4 +1,6 @@
-"""A whole multilinear layer as one product per token, with its gradients written out.
+"""Multilinear attention in PyTorch's operations: one product per token, with its gradients written out.
+
+It runs on any device.
 
 The feature maps are linear here: the Frobenius map divides by one number per sequence, so E_n is linear in
 the tokens. There are J = D h modes over all heads. Each maps the tokens to X W_j^T + 1 l_j^T, divides by the
@@ -13,7 +15,7 @@ tokens would drown their differences in the squares. So X is centred. The levels
 contributions of the mean and of the biases to every token.
 
 For short sequences the number of calls decides the time, and automatic differentiation makes three times as
-many. So ``operators`` holds this product and its gradients, written out, as an operator of PyTorch.
+many. So ``map_operator`` holds this product and its gradients, written out, as an operator of PyTorch.
 
 Source as in ``kernel_attention.mechanisms.multilinear.functional``.
 
@@ -24,16 +26,108 @@ share V.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from kernel_attention.core.engine import Engine, Unsupported
 from kernel_attention.core.sequence_group import SequenceGroup
 from kernel_attention.mechanisms.multilinear.engines.map_operator import modes_and_maps
 from kernel_attention.mechanisms.multilinear.functional import padded_rows
 from kernel_attention.tensors.affine import Affine, autocast
-from kernel_attention.tensors.features.feature_maps import balanced, frobenius
+from kernel_attention.tensors.features.feature_maps import FeatureMap, balanced, frobenius, identity
+from kernel_attention.tensors.sampling import Samples, part_positions, sample_rows
 from kernel_attention.tensors.statistics import accumulation_dtype, exactly, num_real, without_autocast
+
+
+class MultilinearWeights(NamedTuple):
+    """The parameters of a layer.
+
+    ``modes`` are the projections to queries, keys and fibers, (d, d) each; ``factors`` those of
+    ``multilinear_factors``, (h, M, R) each; ``concat`` is W_c (p, D R) with its bias; ``out_proj`` is (d, d).
+    """
+
+    modes: Sequence[Affine]
+    factors: Sequence[Tensor]
+    concat: Affine
+    out_proj: Affine
+
+
+class MultilinearCall(NamedTuple):
+    """What an engine of multilinear attention computes with.
+
+    Attributes:
+        x: (B, N, d).
+        weights: the layer's parameters; why they are not all that its projections compute with.
+        embed_dim: d.
+        num_heads: h.
+        feature_map: phi.
+        num_rows: rows M of f(X); 0: not the data-dependent form.
+        attention_mask: (B, N), True = real token.
+        is_causal: token i sees tokens 0..i only.
+        with_grams: whether the objective needs the Gram matrices.
+        group: processes that hold the parts of every sequence. x and mask are those of this part.
+    """
+
+    x: Tensor
+    weights: MultilinearWeights | Unsupported
+    embed_dim: int
+    num_heads: int
+    feature_map: FeatureMap
+    num_rows: int
+    attention_mask: Tensor | None
+    is_causal: bool
+    with_grams: bool
+    group: SequenceGroup | None
+
+    def rows(self) -> Tensor | None:
+        """f(X) of the whole sequence, sharded or not, (B, h, M', p)."""
+        if not self.num_rows:
+            return None
+        if self.group is None:
+            rows = sample_rows(self.x, self.num_rows, self.attention_mask)
+        else:
+            before, total = self.group.places(num_real(self.x, self.attention_mask))
+            places = part_positions(self.x, self.num_rows, self.attention_mask, before, total)
+            rows = self.group.total(exactly(Samples(*places).read(self.x)))
+        return rows.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+
+
+MultilinearResult = tuple[Tensor, list[Tensor] | None]
+"""y (B, N, d), and D tensors (B, h, M_n, M_n) as in ``Modes``, or None."""
+
+
+class OneProduct(Engine[MultilinearCall, MultilinearResult]):
+    """One product per token."""
+
+    name = "fused"
+    shares_sequences = True
+
+    def why_not(self, call: MultilinearCall, compiled: bool) -> Unsupported | None:
+        """A reason for maps that are not frobenius or identity, and for causal calls."""
+        if call.is_causal:
+            return Unsupported("one product has no form with is_causal=True")
+        if call.feature_map not in (frobenius, identity):
+            return Unsupported("one product needs the feature map frobenius or identity")
+        return call.weights if isinstance(call.weights, Unsupported) else None
+
+    def pays_from(self, call: MultilinearCall, compiled: bool) -> int | None:
+        """Measured on CPUs, where multiplying the weights out costs more than it saves below."""
+        if call.x.device.type != "cpu":
+            return None
+        return (4 if compiled else 2) * call.embed_dim
+
+    def attend(self, call: MultilinearCall) -> MultilinearResult:
+        """``multilinear_layer``."""
+        assert isinstance(call.weights, MultilinearWeights)
+        return multilinear_layer(
+            call.x, *call.weights, rows=call.rows(), normalize=call.feature_map is frobenius,
+            attention_mask=call.attention_mask, with_grams=call.with_grams, group=call.group,
+        )  # fmt: skip
+
+
+FUSED = OneProduct()
 
 
 def multilinear_layer(

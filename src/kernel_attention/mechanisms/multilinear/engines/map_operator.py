@@ -1,4 +1,4 @@
-"""The product of ``kernel_attention.mechanisms.multilinear.engines.cpu``, as an operator of PyTorch.
+"""The product of ``cpu.py``, as an operator of PyTorch.
 
 A compiler does not look into an operator. So ``torch.compile``, ``torch.export`` and activation checkpointing
 keep the gradients that are written out here. An eager call takes the same functions without the operator,
@@ -6,7 +6,7 @@ because its dispatch would cost a short sequence a part of its training step. So
 collectives no operator holds. Where the gradient itself is differentiated, it comes from automatic
 differentiation of the product.
 
-Legend as in ``fused``, with J = D h modes.
+Legend as in ``cpu.py``, with J = D h modes.
 """
 
 from __future__ import annotations
@@ -197,59 +197,59 @@ def _gradients(
     grad_y, scale = parts.y, parts.scale
     exact_grad = exactly(grad_y)
     total = exact_grad.sum(dim=1)  # (B, d)
-    by_matrix = (exactly(x).mT @ exact_grad).flatten(1)  # (B, d d)
-    by_levels = scale[..., None] * total[:, None]  # (B, J, d)
-    by_level = (maps @ by_levels[..., None])[..., 0]
+    d_matrix = (exactly(x).mT @ exact_grad).flatten(1)  # (B, d d)
+    d_levels = scale[..., None] * total[:, None]  # (B, J, d)
+    d_level = (maps @ d_levels[..., None])[..., 0]
     if maps.size(0) == 1:
-        by_products = (scale.mT @ by_matrix).view_as(parts.products)
-        by_maps = weight @ by_products + level.permute(1, 2, 0) @ by_levels.transpose(0, 1)
+        d_products = (scale.mT @ d_matrix).view_as(parts.products)
+        d_maps = weight @ d_products + level.permute(1, 2, 0) @ d_levels.transpose(0, 1)
     else:
-        by_products = (scale[..., None] * by_matrix[:, None]).view_as(parts.products)
-        by_maps = (weight @ by_products).addcmul_(level[..., None], by_levels[:, :, None])
-    by_weight = (maps @ by_products.mT).sum(dim=0)
+        d_products = (scale[..., None] * d_matrix[:, None]).view_as(parts.products)
+        d_maps = (weight @ d_products).addcmul_(level[..., None], d_levels[:, :, None])
+    d_weight = (maps @ d_products.mT).sum(dim=0)
     grad_x = grad_y @ parts.matrix.to(x.dtype).mT
-    by_energy, by_met = None, None
+    d_energy, d_met = None, None
     if parts.squares is not None:
-        by_scale = (parts.products.flatten(2) @ by_matrix[..., None])[..., 0]
-        by_scale = by_scale + (parts.levels @ total[..., None])[..., 0]  # (B, J)
+        d_scale = (parts.products.flatten(2) @ d_matrix[..., None])[..., 0]
+        d_scale = d_scale + (parts.levels @ total[..., None])[..., 0]  # (B, J)
         if parts.met is not None and grad_grams is not None:
-            by_scale = by_scale + 2 * scale * (parts.met * grad_grams).sum(dim=(2, 3)).mT
-        by_energy = -(scale**3) * by_scale  # twice the slope of s by the square of 1 / s
+            d_scale = d_scale + 2 * scale * (parts.met * grad_grams).sum(dim=(2, 3)).mT
+        d_energy = -(scale**3) * d_scale  # twice the slope of s by the square of 1 / s
     if parts.met is not None and grad_grams is not None:
-        by_met = (grad_grams + grad_grams.mT) * scale.mT[..., None, None].square()  # (J, B, p, p)
-        if by_energy is not None:  # the square of a norm is the trace of the mode's Gram matrix
-            by_met.diagonal(dim1=-2, dim2=-1).add_(by_energy.mT[..., None])
-    if by_energy is not None or by_met is not None:
-        by_gram, by_total = _through_sums(parts, weight, level, count, by_energy, by_met, by_weight, by_level)
-        _add_token_sums(grad_x, x, by_gram, by_total, group)
-    return grad_x, by_weight, by_level, by_maps, total.sum(dim=0)
+        d_met = (grad_grams + grad_grams.mT) * scale.mT[..., None, None].square()  # (J, B, p, p)
+        if d_energy is not None:  # the square of a norm is the trace of the mode's Gram matrix
+            d_met.diagonal(dim1=-2, dim2=-1).add_(d_energy.mT[..., None])
+    if d_energy is not None or d_met is not None:
+        d_gram, d_total = _through_sums(parts, weight, level, count, d_energy, d_met, d_weight, d_level)
+        _add_token_sums(grad_x, x, d_gram, d_total, group)
+    return grad_x, d_weight, d_level, d_maps, total.sum(dim=0)
 
 
 def _through_sums(
-    parts: _Parts, weight: Tensor, level: Tensor, count: Tensor, by_energy: Tensor | None,
-    by_met: Tensor | None, by_weight: Tensor, by_level: Tensor,
+    parts: _Parts, weight: Tensor, level: Tensor, count: Tensor, d_energy: Tensor | None,
+    d_met: Tensor | None, d_weight: Tensor, d_level: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Twice the gradient of X^T X and the gradient of X^T 1; adds to the gradients of W_j and l_j.
 
-    They come from the gradient of the modes' Gram matrices, ``by_met`` (J, B, p, p), or of the norms alone,
-    ``by_energy`` (B, J).
+    They come from the gradient of the modes' Gram matrices, ``d_met`` (J, B, p, p), or of the norms alone,
+    ``d_energy`` (B, J).
     """
     assert parts.gram is not None and parts.total is not None  # noqa: PT018
     reach = _seen(weight, parts.total, level) + count[:, None, None] * level  # of all tokens of a mode
-    if by_met is not None:
-        left = (by_met.flatten(1, 2) @ weight).view(*by_met.shape[:3], weight.size(2))  # (J, B, p, d)
-        by_weight += (left @ parts.gram).sum(dim=1)
-        by_gram = weight.flatten(0, 1).mT @ left.transpose(0, 1).flatten(1, 2)
-        both = (by_met @ torch.stack([level, reach], dim=-1).transpose(0, 1)).transpose(0, 1)
-        pull, by_reach = both.unbind(-1)
+    if d_met is not None:
+        left = (d_met.flatten(1, 2) @ weight).view(*d_met.shape[:3], weight.size(2))  # (J, B, p, d)
+        d_weight += (left @ parts.gram).sum(dim=1)
+        d_gram = weight.flatten(0, 1).mT @ left.transpose(0, 1).flatten(1, 2)
+        both = (d_met @ torch.stack([level, reach], dim=-1).transpose(0, 1)).transpose(0, 1)
+        pull, d_reach = both.unbind(-1)
     else:
-        assert parts.squares is not None and by_energy is not None  # noqa: PT018
-        by_weight.baddbmm_(weight, (by_energy.mT @ parts.gram.flatten(1)).view_as(parts.squares))
-        by_gram = (by_energy @ parts.squares.flatten(1)).view_as(parts.gram)
-        pull, by_reach = (by_energy[..., None] * each for each in (level, reach))
-    by_weight += (pull.flatten(1).mT @ parts.total).view_as(weight)
-    by_level += by_reach
-    return by_gram, pull.flatten(1) @ weight.flatten(0, 1)
+        assert parts.squares is not None and d_energy is not None  # noqa: PT018
+        d_weight.baddbmm_(weight, (d_energy.mT @ parts.gram.flatten(1)).view_as(parts.squares))
+        d_gram = (d_energy @ parts.squares.flatten(1)).view_as(parts.gram)
+        pull, d_reach = (d_energy[..., None] * each for each in (level, reach))
+    d_weight += (pull.flatten(1).mT @ parts.total).view_as(weight)
+    d_level += d_reach
+    return d_gram, pull.flatten(1) @ weight.flatten(0, 1)
 
 
 def _token_sums(x: Tensor, group: SequenceGroup | None) -> tuple[Tensor, Tensor]:
@@ -263,14 +263,14 @@ def _token_sums(x: Tensor, group: SequenceGroup | None) -> tuple[Tensor, Tensor]
 
 
 def _add_token_sums(
-    grad_x: Tensor, x: Tensor, by_gram: Tensor, by_total: Tensor, group: SequenceGroup | None
+    grad_x: Tensor, x: Tensor, d_gram: Tensor, d_total: Tensor, group: SequenceGroup | None
 ) -> None:
-    """The gradient of ``_token_sums``; ``by_gram`` is twice the symmetric part of the gradient of X^T X."""
+    """The gradient of ``_token_sums``; ``d_gram`` is twice the symmetric part of the gradient of X^T X."""
     if group is not None:
-        both = group.total(torch.cat([by_gram, by_total[:, None]], dim=1))
-        by_gram, by_total = both[:, :-1], both[:, -1]
-    grad_x.baddbmm_(x, by_gram.to(x.dtype))
-    grad_x += by_total[:, None].to(x.dtype)
+        both = group.total(torch.cat([d_gram, d_total[:, None]], dim=1))
+        d_gram, d_total = both[:, :-1], both[:, -1]
+    grad_x.baddbmm_(x, d_gram.to(x.dtype))
+    grad_x += d_total[:, None].to(x.dtype)
 
 
 def _seen(weight: Tensor, total: Tensor, level: Tensor) -> Tensor:

@@ -20,8 +20,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from kernel_attention.mechanisms.primal import seen_rows
-from kernel_attention.mechanisms.primal.engines.cpu import Tokens, add_product, add_rows
-from kernel_attention.mechanisms.primal.engines.map_operator import differentiable_features
+from kernel_attention.mechanisms.primal.engines.map_operator import (
+    Tokens,
+    add_product,
+    add_rows,
+    differentiable_features,
+)
 from kernel_attention.mechanisms.primal.engines.one_pass import PrimalWeights, side_by_side
 from kernel_attention.tensors.affine import autocast
 from kernel_attention.tensors.recompute import differentiable_gradients, differentiable_leaves
@@ -135,14 +139,14 @@ class _Own(torch.autograd.Function):
                 leaves = differentiable_leaves((x, w_e, w_r), needed)
                 outputs = leaves[0], *_own(leaves[0], leaves[1], leaves[2], tokens, index, is_other)
                 return (*differentiable_gradients(outputs, leaves, needed, grads), None, None)
-            by_x = grads[0].contiguous()
-            by_rows, by_w = _own_back(*seen, *grads[1:], blocks=is_other.size(1))
-            by_rows.masked_fill_(is_other[..., None], 0.0)
+            dx = grads[0].contiguous()
+            d_rows, dw = _own_back(*seen, *grads[1:], blocks=is_other.size(1))
+            d_rows.masked_fill_(is_other[..., None], 0.0)
             # x goes from here to operators whose gradient of it is a tensor of its own.
-            by_x.flatten(0, 1).index_add_(0, tokens, by_rows.flatten(0, 2).to(x.dtype))
-            by_weight = by_w.new_zeros(w_e.size(0), w_e.size(1), *by_w.shape[2:])
-            by_e, by_r = by_weight.index_add_(1, index, by_w).unbind(2)
-        return by_x, by_e, by_r, None, None
+            dx.flatten(0, 1).index_add_(0, tokens, d_rows.flatten(0, 2).to(x.dtype))
+            d_weight = dw.new_zeros(w_e.size(0), w_e.size(1), *dw.shape[2:])
+            d_e, d_r = d_weight.index_add_(1, index, dw).unbind(2)
+        return dx, d_e, d_r, None, None
 
 
 def _own(
@@ -161,17 +165,17 @@ def _own(
 
 
 def _own_back(
-    rows: Tensor, own: Tensor, by_rows: Tensor, by_own: Tensor, by_before: Tensor, *, blocks: int
+    rows: Tensor, own: Tensor, d_rows: Tensor, d_own: Tensor, d_before: Tensor, *, blocks: int
 ) -> tuple[Tensor, Tensor]:
     """The gradients of ``_own`` by the rows, (B, blocks, C, d), and by their weights, (h, K C, 2, s)."""
-    by_sum = torch.zeros_like(by_before).unflatten(0, (-1, blocks))
+    d_sum = torch.zeros_like(d_before).unflatten(0, (-1, blocks))
     # a block's sum is part of all sums after it
-    by_sum[:, :-1] = by_before.view_as(by_sum)[:, 1:].flip(1).cumsum(1).flip(1)
-    by_sum = by_sum.flatten(0, 1)
-    by_own = by_own + rows[:, :, None] @ by_sum
-    by_rows = by_rows + (own @ by_sum.mT).sum(dim=2)
-    by_rows = by_rows.transpose(1, 2).flatten(2).unflatten(0, (-1, blocks))
-    return by_rows, by_own.permute(1, 0, 3, 2, 4).flatten(1, 2)
+    d_sum[:, :-1] = d_before.view_as(d_sum)[:, 1:].flip(1).cumsum(1).flip(1)
+    d_sum = d_sum.flatten(0, 1)
+    d_own = d_own + rows[:, :, None] @ d_sum
+    d_rows = d_rows + (own @ d_sum.mT).sum(dim=2)
+    d_rows = d_rows.transpose(1, 2).flatten(2).unflatten(0, (-1, blocks))
+    return d_rows, d_own.permute(1, 0, 3, 2, 4).flatten(1, 2)
 
 
 class _Inputs(NamedTuple):
@@ -250,9 +254,9 @@ class _Slice(NamedTuple):
 def _map_tokens(tokens: Tokens, inputs: _Inputs) -> tuple[Tensor, _Slice]:
     """y, and the last slice."""
     y = inputs.x.new_empty(*inputs.x.shape[:2], inputs.maps.size(0))
-    room, last = _room(inputs), None
+    workspace, last = _workspace(inputs), None
     for blocks in _slices(inputs.x):
-        last = _read(tokens, inputs, blocks, room)
+        last = _read(tokens, inputs, blocks, workspace)
         out = y[blocks].flatten(0, 1)
         torch.mm(last.scores, inputs.maps.mT, out=out)
         out += inputs.constant  # with two threads faster than a product that starts from it
@@ -260,11 +264,11 @@ def _map_tokens(tokens: Tokens, inputs: _Inputs) -> tuple[Tensor, _Slice]:
     return y, last
 
 
-def _read(tokens: Tokens, inputs: _Inputs, blocks: slice, room: Tensor) -> _Slice:
+def _read(tokens: Tokens, inputs: _Inputs, blocks: slice, workspace: Tensor) -> _Slice:
     """The slice of these blocks."""
     x, heads = inputs.x[blocks], tokens.num_heads
     count, size = x.shape[:2]
-    z = torch.mm(x.flatten(0, 1), inputs.weight.mT, out=room[: count * size])
+    z = torch.mm(x.flatten(0, 1), inputs.weight.mT, out=workspace[: count * size])
     if inputs.bias is not None:
         z += inputs.bias
     by_token = z.view(count, size, 2 * heads, -1)
@@ -278,7 +282,7 @@ def _read(tokens: Tokens, inputs: _Inputs, blocks: slice, room: Tensor) -> _Slic
     products = torch.bmm(phi.view(count * heads, 2 * size, -1), inputs.rows[blocks].flatten(0, 1).mT)
     products = products.view(count, 2 * heads, size, -1)
     seen_rows.clear_unseen(products, inputs.seen[blocks, None])
-    scores = _in(room, 2 * count * heads, size, inputs.before.size(-1))  # z is done
+    scores = _first(workspace, 2 * count * heads, size, inputs.before.size(-1))  # z is done
     torch.bmm(phi.flatten(0, 1), inputs.before[blocks].flatten(0, 2), out=scores)
     scores.baddbmm_(products.flatten(0, 1), inputs.own[blocks].flatten(0, 2))
     scores = scores.unflatten(0, (count, -1)).transpose(1, 2).clone(memory_format=torch.contiguous_format)
@@ -291,41 +295,43 @@ def _pull_back(
     """The gradients of ``_map_tokens`` by all inputs but ``seen``."""
     x, weight, heads = inputs.x, inputs.weight, tokens.num_heads
     exact = accumulation_dtype(x.dtype)
-    by_weight, by_maps = (torch.zeros_like(each, dtype=exact) for each in (weight, inputs.maps))
-    by_bias, by_constant = (by_weight.new_zeros(size) for size in (weight.size(0), inputs.maps.size(0)))
-    by_x, by_rows, by_own, by_before = map(torch.empty_like, (x, inputs.rows, inputs.own, inputs.before))
-    room = _room(inputs)
+    d_weight, d_maps = (torch.zeros_like(each, dtype=exact) for each in (weight, inputs.maps))
+    d_bias, d_constant = (d_weight.new_zeros(size) for size in (weight.size(0), inputs.maps.size(0)))
+    dx, d_rows, d_own, d_before = map(torch.empty_like, (x, inputs.rows, inputs.own, inputs.before))
+    workspace = _workspace(inputs)
     for blocks in reversed(_slices(x)):
-        part = _read(tokens, inputs, blocks, room) if last is None else last
+        part = _read(tokens, inputs, blocks, workspace) if last is None else last
         last, count, size = None, *part.phi.shape[::2]
         grad = grad_y[blocks].flatten(0, 1)
-        add_rows(by_constant, grad)
-        add_product(by_maps, grad.mT, part.scores)
-        by_scores = torch.mm(grad, inputs.maps, out=_in(room, count * size, inputs.maps.size(1)))
-        by_scores = by_scores.view(count, size, 2 * heads, -1).transpose(1, 2).flatten(0, 1).contiguous()
-        torch.bmm(part.phi.flatten(0, 1).mT, by_scores, out=by_before[blocks].flatten(0, 2))
-        torch.bmm(part.products.flatten(0, 1).mT, by_scores, out=by_own[blocks].flatten(0, 2))
-        slopes = torch.bmm(by_scores, inputs.own[blocks].flatten(0, 2).mT)
+        add_rows(d_constant, grad)
+        add_product(d_maps, grad.mT, part.scores)
+        d_scores = torch.mm(grad, inputs.maps, out=_first(workspace, count * size, inputs.maps.size(1)))
+        d_scores = d_scores.view(count, size, 2 * heads, -1).transpose(1, 2).flatten(0, 1).contiguous()
+        torch.bmm(part.phi.flatten(0, 1).mT, d_scores, out=d_before[blocks].flatten(0, 2))
+        torch.bmm(part.products.flatten(0, 1).mT, d_scores, out=d_own[blocks].flatten(0, 2))
+        slopes = torch.bmm(d_scores, inputs.own[blocks].flatten(0, 2).mT)
         seen_rows.clear_unseen(slopes.view_as(part.products), inputs.seen[blocks, None])
         slopes = slopes.view(count * heads, 2 * size, -1)
-        torch.bmm(slopes.mT, part.phi.view(*slopes.shape[:2], -1), out=by_rows[blocks].flatten(0, 1))
-        by_phi = torch.bmm(by_scores, inputs.before[blocks].flatten(0, 2).mT)
-        by_phi.view(*slopes.shape[:2], -1).baddbmm_(slopes, inputs.rows[blocks].flatten(0, 1))
-        by_phi = by_phi.view_as(part.phi)
-        by_z = room[: count * size]
-        by_half = by_z.view(count, size, 2 * heads, -1).transpose(1, 2)
+        torch.bmm(slopes.mT, part.phi.view(*slopes.shape[:2], -1), out=d_rows[blocks].flatten(0, 1))
+        d_phi = torch.bmm(d_scores, inputs.before[blocks].flatten(0, 2).mT)
+        d_phi.view(*slopes.shape[:2], -1).baddbmm_(slopes, inputs.rows[blocks].flatten(0, 1))
+        d_phi = d_phi.view_as(part.phi)
+        dz = workspace[: count * size]
+        by_half = dz.view(count, size, 2 * heads, -1).transpose(1, 2)
         if part.scale is None:
-            by_half.copy_(by_phi)
+            by_half.copy_(d_phi)
         else:  # d(v / |v|) = (dv - u <u, dv>) / |v|, u = v / |v|
-            along = torch.mul(part.phi, by_phi, out=_in(room, *part.phi.shape)).sum(dim=-1, keepdim=True)
-            torch.mul(by_phi.addcmul_(part.phi, along, value=-1), part.scale, out=by_half)
-        torch.mm(by_z, weight, out=by_x[blocks].flatten(0, 1))
-        add_product(by_weight, by_z.mT, x[blocks].flatten(0, 1))
-        add_rows(by_bias, by_z)
-    shared = (each.to(x.dtype) for each in (by_weight, by_bias, by_maps, by_constant))
-    by_weight, by_bias, by_maps, by_constant = shared
-    given_bias = None if inputs.bias is None else by_bias
-    return by_x, by_weight, given_bias, by_rows, by_own, by_before, by_maps, by_constant
+            along = torch.mul(part.phi, d_phi, out=_first(workspace, *part.phi.shape)).sum(
+                dim=-1, keepdim=True
+            )
+            torch.mul(d_phi.addcmul_(part.phi, along, value=-1), part.scale, out=by_half)
+        torch.mm(dz, weight, out=dx[blocks].flatten(0, 1))
+        add_product(d_weight, dz.mT, x[blocks].flatten(0, 1))
+        add_rows(d_bias, dz)
+    shared = (each.to(x.dtype) for each in (d_weight, d_bias, d_maps, d_constant))
+    d_weight, d_bias, d_maps, d_constant = shared
+    given_bias = None if inputs.bias is None else d_bias
+    return dx, d_weight, given_bias, d_rows, d_own, d_before, d_maps, d_constant
 
 
 def _slices(x: Tensor) -> list[slice]:
@@ -334,15 +340,15 @@ def _slices(x: Tensor) -> list[slice]:
     return [slice(first, min(first + step, x.size(0))) for first in range(0, x.size(0), step)]
 
 
-def _room(inputs: _Inputs) -> Tensor:
+def _workspace(inputs: _Inputs) -> Tensor:
     """Memory for the projections of one slice, and for what comes after them or before."""
     blocks = _slices(inputs.x)[0]
     return inputs.x.new_empty((blocks.stop - blocks.start) * inputs.x.size(1), inputs.weight.size(0))
 
 
-def _in(room: Tensor, *sizes: int) -> Tensor:
-    """A tensor of these sizes in the first memory of ``room``."""
-    return room.flatten()[: math.prod(sizes)].view(sizes)
+def _first(workspace: Tensor, *sizes: int) -> Tensor:
+    """A tensor of these sizes in the first memory of ``workspace``."""
+    return workspace.flatten()[: math.prod(sizes)].view(sizes)
 
 
 def _formulas(tokens: Tokens, inputs: _Inputs) -> Tensor:

@@ -1,28 +1,25 @@
-"""The pass of ``kernel_attention.mechanisms.primal.engines.one_pass`` over the tokens, as an operator of PyTorch.
+"""The pass over the tokens as an operator of PyTorch, whatever runs it.
 
 A compiler does not look into an operator. So ``torch.compile``, ``torch.export`` and activation checkpointing
 keep the hand-written pass, and need only the sizes of its results and the formula of its gradients. An eager
 call takes the same functions without the operator, because its dispatch would cost a short sequence a tenth
 of its training step. Where the gradient itself is differentiated, it comes from the formulas, which keep z.
 
-Three modules pass over the tokens: ``token_slices`` in PyTorch on any device, ``native_kernels`` in C++ on
-CPUs, ``triton_kernels`` on GPUs. An ``Engine`` names them.
-
-Legend as in ``fused``.
+Legend as in ``one_pass``.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from kernel_attention.mechanisms.primal.engines import cpu as token_slices
-from kernel_attention.mechanisms.primal.engines import native as native_kernels
-from kernel_attention.mechanisms.primal.engines.cpu import Tokens
+from kernel_attention.core.sequence_group import SequenceGroup
+from kernel_attention.mechanisms.primal.engines.folding import FoldedReadout, Readout, fold_readout
 from kernel_attention.tensors.features.feature_maps import cosine
 from kernel_attention.tensors.recompute import (
     differentiable_gradients,
@@ -30,125 +27,118 @@ from kernel_attention.tensors.recompute import (
     eager_twin,
     needs_operator,
 )
-from kernel_attention.tensors.sampling import Samples
 from kernel_attention.tensors.statistics import accumulation_dtype, exactly, without_autocast
 
-Engine: TypeAlias = Literal["slices", "native", "triton"]
+
+class Tokens(NamedTuple):
+    """The inputs of z."""
+
+    num_heads: int
+    normalize: bool
+    mask: Tensor | None
 
 
-def features_and_maps(
-    x: Tensor, weight: Tensor, bias: Tensor | None, maps: Tensor, constant: Tensor, tokens: Tokens,
-    *, with_gram: bool, engine: Engine,
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """y = z maps + constant, (B, N, k o), and Z^T Z of every head's two halves, (B, h, 2, p, p), or None.
+class Sums(NamedTuple):
+    """The gradients of the tokens (B, N, d), and of the shared tensors as sums in float32 or better."""
 
-    z is phi of the projections of x, and zero at padded tokens, whose y is ``constant``. It is not kept: the
-    backward pass computes it again.
+    x: Tensor
+    weight: Tensor
+    bias: Tensor
+    maps: Tensor
+    constant: Tensor
+
+
+class TokenPass(ABC):
+    """What goes over the tokens, forward and backward."""
+
+    def fold(
+        self, x: Tensor, readout: Readout, rows: Tensor | None, group: SequenceGroup | None
+    ) -> FoldedReadout:
+        """``folding.fold_readout``; x are the tokens."""
+        return fold_readout(readout, rows, group)
+
+    @abstractmethod
+    def map_tokens(
+        self, tokens: Tokens, x: Tensor, weight: Tensor, bias: Tensor | None, maps: Tensor, constant: Tensor,
+        with_gram: bool,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        """y (B, N, k o) = z maps + constant, and Z^T Z of every head's halves, (B, h, 2, p, p), or None."""
+
+    @abstractmethod
+    def pull_back(
+        self, tokens: Tokens, x: Tensor, weight: Tensor, bias: Tensor | None, maps: Tensor,
+        pull: Tensor | None, grad_y: Tensor,
+    ) -> Sums:  # fmt: skip
+        """The gradients of ``map_tokens``; ``pull`` (B, h, 2, p, p) is twice the gradient of Z^T Z."""
+
+
+class MapOperator:
+    """``kernel_attention::NAME`` and its eager twin.
 
     Args:
-        x: (B, N, d).
-        weight: (h * 2 * p, d), in the precision of x; a head's query and key lie side by side.
-        bias: (h * 2 * p,) or None.
-        maps: (B or 1, k, 2d / k, o), in float32 or better.
-        constant: (k o,), in float32 or better.
-        tokens: heads, feature map and mask.
-        with_gram: whether Z^T Z is wanted; it is in float32 or better.
-        engine: what passes over the tokens.
+        name: of the operator.
+        token_pass: what it runs.
     """
-    inputs = (
-        x,
-        weight,
-        bias,
-        maps,
-        constant,
-        tokens.mask,
-        tokens.num_heads,
-        tokens.normalize,
-        with_gram,
-        engine,
-    )
-    y, gram = _map(*inputs) if needs_operator(x) else _eager_map(*inputs)
-    return y, gram if with_gram else None
 
+    def __init__(self, name: str, token_pass: TokenPass) -> None:
+        self.token_pass = token_pass
+        self.operator = torch.library.custom_op(f"kernel_attention::{name}", self._map, mutates_args=())
+        self.backward = torch.library.custom_op(
+            f"kernel_attention::{name}_backward", self._gradients, mutates_args=()
+        )
+        self.operator.register_fake(_sizes_of_map)
+        self.backward.register_fake(_sizes_of_gradients)
+        self.operator.register_autograd(partial(_pull_back, self.backward), setup_context=_keep)
+        self.eager = eager_twin(self._map, _keep, partial(_pull_back, self._gradients))
 
-def with_rows(x: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
-    """x, and the rows that are sampled from it, (B, M, d)."""
-    return (x, samples.read(x)) if needs_operator(x) else _Rows.apply(x, samples)
+    def __call__(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, maps: Tensor, constant: Tensor, tokens: Tokens,
+        *, with_gram: bool,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        """y = z maps + constant, (B, N, k o), and Z^T Z of every head's two halves, (B, h, 2, p, p), or None.
 
+        z is phi of the projections of x, and zero at padded tokens, whose y is ``constant``. It is not kept:
+        the backward pass computes it again.
 
-class _Rows(torch.autograd.Function):
-    """x and rows of it. The gradient of the rows is added to that of x in place, which saves two passes."""
+        Args:
+            x: (B, N, d).
+            weight: (h * 2 * p, d), in the precision of x; a head's query and key lie side by side.
+            bias: (h * 2 * p,) or None.
+            maps: (B or 1, k, 2d / k, o), in float32 or better.
+            constant: (k o,), in float32 or better.
+            tokens: heads, feature map and mask.
+            with_gram: whether Z^T Z is wanted; it is in float32 or better.
+        """
+        inputs = x, weight, bias, maps, constant, tokens.mask, tokens.num_heads, tokens.normalize, with_gram
+        y, gram = self.operator(*inputs) if needs_operator(x) else self.eager(*inputs)
+        return y, gram if with_gram else None
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
-        ctx.samples = samples
-        ctx.set_materialize_grads(False)
-        ctx.sizes = x.shape
-        return x, samples.read(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad_x: Tensor | None, grad_rows: Tensor | None) -> tuple[Tensor | None, None]:
-        if grad_rows is None:
-            return grad_x, None
-        if grad_x is None:
-            grad_x = grad_rows.new_zeros(ctx.sizes)
-        if torch.is_grad_enabled():
-            grad_x = grad_x.clone()
-        # x goes from here to the operator alone, whose gradient of it is a tensor of its own.
-        ctx.samples.add_to(grad_x, grad_rows)
-        return grad_x, None
-
-
-def _forward(
-    x: Tensor, weight: Tensor, bias: Tensor | None, maps: Tensor, constant: Tensor, mask: Tensor | None,
-    num_heads: int, normalize: bool, with_gram: bool, engine: str,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """y (B, N, k o) and Z^T Z (B, h, 2, p, p); empty where it is not wanted: operators return no None."""
-    tokens = Tokens(num_heads, normalize, mask)
-    inputs = tokens, x, weight, bias, maps.to(x.dtype), constant, with_gram
-    with without_autocast(x):
-        if engine == "triton":
-            from kernel_attention.mechanisms.primal.engines import (
-                triton_kernels,  # only where they are asked for
+    def _map(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, maps: Tensor, constant: Tensor,
+        mask: Tensor | None, num_heads: int, normalize: bool, with_gram: bool,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """y (B, N, k o) and Z^T Z (B, h, 2, p, p); empty where it is not wanted: operators return no None."""
+        tokens = Tokens(num_heads, normalize, mask)
+        with without_autocast(x):
+            y, gram = self.token_pass.map_tokens(
+                tokens, x, weight, bias, maps.to(x.dtype), constant, with_gram
             )
+        return y, x.new_empty(0) if gram is None else gram
 
-            with torch.cuda.device_of(x):
-                y, gram = triton_kernels.map_tokens(*inputs)
-        elif engine == "native":
-            y, gram = native_kernels.map_tokens(*inputs)
-        else:
-            y, gram = token_slices.map_tokens(*inputs)
-    return y, x.new_empty(0) if gram is None else gram
-
-
-def _gradients(
-    x: Tensor, weight: Tensor, bias: Tensor | None, maps: Tensor, pull: Tensor | None, grad_y: Tensor,
-    mask: Tensor | None, num_heads: int, normalize: bool, engine: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """By x, weight, bias, maps and constant; ``pull`` (B, h, 2, p, p) is twice the gradient of Z^T Z."""
-    tokens = Tokens(num_heads, normalize, mask)
-    inputs = tokens, x, weight, bias, maps.to(x.dtype), pull, grad_y
-    with without_autocast(x):
-        if engine == "triton":
-            from kernel_attention.mechanisms.primal.engines import triton_kernels
-
-            with torch.cuda.device_of(x):
-                sums = triton_kernels.pull_back(*inputs)
-        elif engine == "native":
-            sums = native_kernels.pull_back(*inputs)
-        else:
-            sums = token_slices.pull_back(*inputs)
-    return sums.x, sums.weight.to(weight.dtype), sums.bias.to(weight.dtype), sums.maps, sums.constant
+    def _gradients(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, maps: Tensor, pull: Tensor | None,
+        grad_y: Tensor, mask: Tensor | None, num_heads: int, normalize: bool,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+        """By x, weight, bias, maps and constant; ``pull`` (B, h, 2, p, p) is twice the gradient of Z^T Z."""
+        tokens = Tokens(num_heads, normalize, mask)
+        with without_autocast(x):
+            sums = self.token_pass.pull_back(tokens, x, weight, bias, maps.to(x.dtype), pull, grad_y)
+        return sums.x, sums.weight.to(weight.dtype), sums.bias.to(weight.dtype), sums.maps, sums.constant
 
 
-_map = torch.library.custom_op("kernel_attention::primal_map", _forward, mutates_args=())
-_map_backward = torch.library.custom_op("kernel_attention::primal_map_backward", _gradients, mutates_args=())
-
-
-@_map.register_fake
-def _(
+def _sizes_of_map(
     x: Tensor, weight: Tensor, bias: Tensor | None, maps: Tensor, constant: Tensor, mask: Tensor | None,
-    num_heads: int, normalize: bool, with_gram: bool, engine: str,
+    num_heads: int, normalize: bool, with_gram: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     y = x.new_empty(x.size(0), x.size(1), maps.size(1) * maps.size(3))
     if not with_gram:
@@ -157,10 +147,9 @@ def _(
     return y, x.new_empty(x.size(0), num_heads, 2, size, size, dtype=accumulation_dtype(x.dtype))
 
 
-@_map_backward.register_fake
-def _(
+def _sizes_of_gradients(
     x: Tensor, weight: Tensor, bias: Tensor | None, maps: Tensor, pull: Tensor | None, grad_y: Tensor,
-    mask: Tensor | None, num_heads: int, normalize: bool, engine: str,
+    mask: Tensor | None, num_heads: int, normalize: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     exact = accumulation_dtype(x.dtype)
     return (
@@ -176,11 +165,11 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 
 def _pull_back(
-    ctx: Any, grad_y: Tensor | None, grad_gram: Tensor | None, gradients: Callable[..., Any] = _map_backward
+    gradients: Callable[..., Any], ctx: Any, grad_y: Tensor | None, grad_gram: Tensor | None
 ) -> tuple[Tensor | None, ...]:
     x, weight, bias, maps, constant, mask = ctx.saved_tensors
-    num_heads, normalize, with_gram, engine = ctx.options
-    others = (None,) * 5
+    num_heads, normalize, with_gram = ctx.options
+    others = (None,) * 4
     if torch.is_grad_enabled():
         needed = ctx.needs_input_grad[:5]
         leaves = differentiable_leaves((x, weight, bias, maps, constant), needed)
@@ -192,14 +181,8 @@ def _pull_back(
     pull = None
     if with_gram and grad_gram is not None:
         pull = (grad_gram + grad_gram.mT).to(x.dtype)
-    found = gradients(x, weight, bias, maps, pull, grad_y, mask, num_heads, normalize, engine)
+    found = gradients(x, weight, bias, maps, pull, grad_y, mask, num_heads, normalize)
     return (*found[:2], None if bias is None else found[2], *found[3:], *others)
-
-
-_map.register_autograd(_pull_back, setup_context=_keep)
-
-
-_eager_map = eager_twin(_forward, _keep, partial(_pull_back, gradients=_gradients))
 
 
 def _formulas(
@@ -227,3 +210,21 @@ def differentiable_features(tokens: Tokens, x: Tensor, weight: Tensor, bias: Ten
     if tokens.mask is not None:
         z = z.masked_fill(~tokens.mask[..., None, None], 0.0)
     return z
+
+
+def add_product(into: Tensor, left: Tensor, right: Tensor) -> None:
+    """into += left @ right, of matrices or of batches of them."""
+    if into.dtype != left.dtype:  # 16-bit products, summed in float32
+        into += left @ right
+    elif into.dim() == 2:
+        into.addmm_(left, right)
+    else:
+        into.baddbmm_(left, right)
+
+
+def add_rows(into: Tensor, rows: Tensor) -> None:
+    """into (m,) += the sum of rows (n, m)."""
+    if into.dtype == rows.dtype:
+        into.addmv_(rows.mT, rows.new_ones(rows.size(0)))
+    else:
+        into += rows.sum(dim=0, dtype=into.dtype)

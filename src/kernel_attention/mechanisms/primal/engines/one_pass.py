@@ -3,10 +3,11 @@
 Everything to the right of the feature maps is the same for every token, so it is multiplied out first. With
 z_i = [phi(q_i) ; phi(k_i)] a head's output is z_i G, where G = [W_{e|X} C_e^T ; W_{r|X} C_r^T] is (2p, p).
 The energy of the objective is <Z^T Z, S>, where S = W Lambda W^T is (p, p) for each half of z. A token then
-costs two small products. The backward pass keeps only the input and computes z again.
+costs two small products, whatever the rank: O(N d^2) time, and no memory but that of the output. The backward
+pass keeps only the input and computes z again.
 
-``folding`` multiplies out, and ``operators`` holds the pass over the tokens, an operator of PyTorch. Nothing
-else grows with the sequence.
+``folding`` multiplies out, and ``map_operator`` holds the pass over the tokens, an operator of PyTorch.
+Nothing else grows with the sequence.
 
 Source as in ``kernel_attention.mechanisms.primal.functional``; C = [C_e C_r] is the concat map.
 
@@ -16,22 +17,20 @@ together, o outputs of a group.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from kernel_attention.core.engine import Unsupported
 from kernel_attention.core.sequence_group import SequenceGroup
-from kernel_attention.errors import InputError
 from kernel_attention.mechanisms.nested_objective.functional import KernelGrams
-from kernel_attention.mechanisms.primal.engines.cpu import Tokens
-from kernel_attention.mechanisms.primal.engines.folding import Readout, fold_readout
-from kernel_attention.mechanisms.primal.engines.map_operator import Engine, features_and_maps, with_rows
-from kernel_attention.mechanisms.primal.engines.native_folding import native_fold
-from kernel_attention.native import why_not_native
-from kernel_attention.tensors.affine import Affine, apply_affine, autocast, product_dtype
+from kernel_attention.mechanisms.primal.engines.folding import Readout
+from kernel_attention.mechanisms.primal.engines.map_operator import MapOperator, Tokens
+from kernel_attention.tensors.affine import Affine, apply_affine, autocast
+from kernel_attention.tensors.features.feature_maps import FeatureMap, cosine, identity
 from kernel_attention.tensors.recompute import needs_operator
-from kernel_attention.tensors.sampling import Samples
+from kernel_attention.tensors.sampling import Samples, part_positions, sample_positions
 from kernel_attention.tensors.statistics import exactly, num_real, running_mean, without_autocast
 
 
@@ -47,88 +46,85 @@ class PrimalWeights(NamedTuple):
     out_proj: Affine
 
 
-def primal_layer(
-    x: Tensor,
-    weights: PrimalWeights,
-    *,
-    samples: Samples | None = None,
-    normalize: bool = True,
-    with_energy: bool = False,
-    attention_mask: Tensor | None = None,
-    is_causal: bool = False,
-    running_means: bool = True,
-    engine: Engine = "slices",
-    group: SequenceGroup | None = None,
-) -> tuple[Tensor, Tensor | None]:
-    """The layer's output, and its energy.
+class PrimalCall(NamedTuple):
+    """What an engine of Primal-Attention computes with.
 
-    The energy is the mean over heads of sum_i ||L e_i||^2 + ||L r_i||^2.
-
-    The cost of a token does not depend on the rank: O(N d^2) time, and no memory but that of the output. The
-    weights are multiplied out first, O(d p s) per sequence, so very short sequences gain nothing. The results
-    are those of ``primal_attention`` between its projections, up to rounding. Sums over tokens accumulate in
-    float32 for 16-bit inputs. Where the gradient itself is differentiated, it comes from the formulas, which
-    store z.
-
-    Args:
+    Attributes:
         x: (B, N, d).
-        weights: the layer's parameters.
-        samples: the positions of f(X) in x; None: data-independent weights.
-        normalize: cosine feature map; False: identity.
-        with_energy: whether the energy is wanted; needs ``sqrt_lambda``.
+        weights: the layer's parameters; why they are not all that its projections compute with.
+        embed_dim: d.
+        num_heads: h.
+        feature_map: phi.
+        num_rows: rows M of f(X); 0: data-independent weights.
+        max_len: length of the causal form's sampling grid.
+        with_energy: whether the energy of J is wanted; needs ``sqrt_lambda``.
+        with_grams: whether the nested objective's Gram matrices are wanted; they need a whole sequence.
         attention_mask: (B, N), True = real token.
-        is_causal: token i sees tokens 0..i only; needs data-independent weights.
+        is_causal: token i sees tokens 0..i only.
         running_means: with ``is_causal``, average queries and keys over the prefix (listing 1).
-        engine: "slices", PyTorch on any device; "native", kernels in C++ for CPUs, in float32 and float64;
-            "triton", kernels for GPUs.
-        group: processes that hold the parts of every sequence. x, samples and mask are those of this part;
-            the energy is that of all parts.
-
-    Returns:
-        y (B, N, d), and the energy (B,) in float32 or better or None.
+        group: processes that hold the parts of every sequence. x and mask are those of this part.
     """
-    return primal_pass(
-        x, weights, samples=samples, normalize=normalize, with_energy=with_energy, engine=engine, group=group,
-        attention_mask=attention_mask, is_causal=is_causal, running_means=running_means,
-    )[:2]  # fmt: skip
+
+    x: Tensor
+    weights: PrimalWeights | Unsupported
+    embed_dim: int
+    num_heads: int
+    feature_map: FeatureMap
+    num_rows: int
+    max_len: int | None
+    with_energy: bool
+    with_grams: bool
+    attention_mask: Tensor | None
+    is_causal: bool
+    running_means: bool
+    group: SequenceGroup | None
+
+    def why_not(self) -> Unsupported | None:
+        """Why one pass does not serve the call; None: it does."""
+        if self.feature_map not in (cosine, identity):
+            return Unsupported("one pass needs the feature map cosine or identity")
+        return self.weights if isinstance(self.weights, Unsupported) else None
+
+    def samples(self) -> Samples | None:
+        """Where f(X) lies in x; None with data-independent weights."""
+        if not self.num_rows:
+            return None
+        if self.group is None:
+            return Samples(*sample_positions(self.x, self.num_rows, self.attention_mask))
+        before, total = self.group.places(num_real(self.x, self.attention_mask))
+        return Samples(*part_positions(self.x, self.num_rows, self.attention_mask, before, total))
 
 
-def primal_pass(
-    x: Tensor,
-    weights: PrimalWeights,
-    *,
-    samples: Samples | None,
-    normalize: bool,
-    with_energy: bool,
-    attention_mask: Tensor | None,
-    is_causal: bool,
-    running_means: bool,
-    engine: Engine,
-    group: SequenceGroup | None,
-    with_grams: bool = False,
-) -> tuple[Tensor, Tensor | None, KernelGrams | None]:
-    """The results of ``primal_layer``, and with ``with_grams`` what the nested objective reads of the kernel.
+class PrimalResult(NamedTuple):
+    """y (B, N, d), the energy (B,) in float32 or better or None, and the Gram matrices or None.
 
-    The Gram matrices are those of ``kernel_attention.functional.kernel_grams``; they need a whole sequence.
+    The energy is the mean over heads of sum_i ||L e_i||^2 + ||L r_i||^2, of all parts of a sequence.
     """
-    if engine == "native" and (why := why_not_native(x, product_dtype(x))) is not None:
-        raise InputError(f"engine='native': {why}; use 'slices'")
-    if is_causal and samples is not None:
-        raise ValueError(
-            "primal_layer: samples are those of the whole sequence, which is_causal=True forbids"
-        )
-    if is_causal and running_means:  # an affine map of the mean is the mean of the map
-        before = None if group is None else _before(x, attention_mask, group)
-        x = running_mean(x[:, None], attention_mask, before).squeeze(1)
+
+    y: Tensor
+    energy: Tensor | None
+    grams: KernelGrams | None
+
+
+def primal_pass(call: PrimalCall, samples: Samples | None, operator: MapOperator) -> PrimalResult:
+    """The results of a layer whose sampled rows, if any, are those of the whole sequence.
+
+    ``operator`` goes over the tokens.
+    """
+    x, weights, mask, group = call.x, call.weights, call.attention_mask, call.group
+    assert isinstance(weights, PrimalWeights)
+    if call.is_causal and call.running_means:  # an affine map of the mean is the mean of the map
+        before = None if group is None else _before(x, mask, group)
+        x = running_mean(x[:, None], mask, before).squeeze(1)
     x = autocast(x)
     num_heads = weights.w_e.size(0)
     weight, bias = side_by_side(weights.q_proj, weights.k_proj, num_heads)
     # One map for all heads saves a pass, but costs h (2p, d) products instead of h (2p, p) ones and O.
-    fold_output = num_heads <= 2 and engine != "triton"
+    fold_output = num_heads <= 2
     readout = Readout(
         weights.w_e,
         weights.w_r,
-        weights.sqrt_lambda if with_energy else None,
+        weights.sqrt_lambda if call.with_energy else None,
         *weights.concat,
         *(weights.out_proj if fold_output else (None, None)),
     )
@@ -136,28 +132,24 @@ def primal_pass(
         rows = None
         if samples is not None:
             x, rows = with_rows(x, samples)
-        if engine == "native" and group is None and not needs_operator(x):
-            folded = native_fold(readout, rows)
-        else:
-            folded = fold_readout(readout, rows, group)
-        maps, constant, energy_weights = folded
-        y, gram = features_and_maps(
+        maps, constant, energy_weights = operator.token_pass.fold(x, readout, rows, group)
+        y, gram = operator(
             x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype), maps, constant,
-            Tokens(num_heads, normalize, attention_mask),
-            with_gram=with_grams or energy_weights is not None, engine=engine,
+            Tokens(num_heads, call.feature_map is cosine, mask),
+            with_gram=call.with_grams or energy_weights is not None,
         )  # fmt: skip
         energy = grams = None
         if gram is not None and energy_weights is not None:
             energy = (gram * energy_weights).sum(dim=(1, 2, 3, 4))
             energy = energy if group is None else group.total(energy)
-        if gram is not None and with_grams:
+        if gram is not None and call.with_grams:
             by_head = None if rows is None else exactly(rows.detach()).unflatten(-1, (num_heads, -1))
             grams = KernelGrams(
                 gram[:, :, 0].detach(),
                 gram[:, :, 1].detach(),
                 None if by_head is None else by_head.transpose(1, 2),
             )
-    return (y if fold_output else apply_affine(y, weights.out_proj)), energy, grams
+    return PrimalResult(y if fold_output else apply_affine(y, weights.out_proj), energy, grams)
 
 
 def side_by_side(q: Affine, k: Affine, num_heads: int) -> Affine:
@@ -176,26 +168,47 @@ def _before(x: Tensor, mask: Tensor | None, group: SequenceGroup) -> tuple[Tenso
     return group.before(total)[:, None, None], group.places(num_real(x, mask))[0]
 
 
-def primal_operations(
-    embed_dim: int, num_heads: int, *, objective: bool, training: bool, kernels: bool = False
-) -> int:
-    """Operations of the fused non-causal primal layer per token, counted by hand: counters do not see them.
+def with_rows(x: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
+    """x, and the rows that are sampled from it, (B, M, d)."""
+    return (x, samples.read(x)) if needs_operator(x) else _Rows.apply(x, samples)
+
+
+class _Rows(torch.autograd.Function):
+    """x and rows of it. The gradient of the rows is added to that of x in place, which saves two passes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
+        ctx.samples = samples
+        ctx.set_materialize_grads(False)
+        ctx.sizes = x.shape
+        return x, samples.read(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad_x: Tensor | None, grad_rows: Tensor | None) -> tuple[Tensor | None, None]:
+        if grad_rows is None:
+            return grad_x, None
+        if grad_x is None:
+            grad_x = grad_rows.new_zeros(ctx.sizes)
+        if torch.is_grad_enabled():
+            grad_x = grad_x.clone()
+        # x goes from here to the operator alone, whose gradient of it is a tensor of its own.
+        ctx.samples.add_to(grad_x, grad_rows)
+        return grad_x, None
+
+
+def primal_operations(embed_dim: int, num_heads: int, *, objective: bool, training: bool) -> int:
+    """Operations of the one-pass non-causal layer per token, counted by hand: counters do not see them.
 
     Legend: d model width, h heads, p = d / h head width.
 
     z = [W_q; W_k] x costs 4 d^2. Up to two heads the output map is folded into the heads' (2d -> d, 4 d^2).
-    With more heads, and in the Triton kernels (``kernels``), a head maps 2p -> p and the output map follows:
-    4 d p + 2 d^2. The Gram matrices of the objective cost 4 d p. The backward pass computes z again (4 d^2).
-    It takes the gradients of maps and z (twice the map's cost), of x and of W (twice 4 d^2), and of the
-    objective (4 d p).
+    With more heads a head maps 2p -> p and the output map follows: 4 d p + 2 d^2. The Gram matrices of the
+    objective cost 4 d p. The backward pass computes z again (4 d^2). It takes the gradients of maps and z
+    (twice the map's cost), of x and of W (twice 4 d^2), and of the objective (4 d p).
     """
     head_dim = embed_dim // num_heads
     project = 4 * embed_dim**2
-    mapped, out = (
-        (4 * embed_dim**2, 0)
-        if num_heads <= 2 and not kernels
-        else (4 * embed_dim * head_dim, 2 * embed_dim**2)
-    )
+    mapped, out = (4 * embed_dim**2, 0) if num_heads <= 2 else (4 * embed_dim * head_dim, 2 * embed_dim**2)
     gram = 4 * embed_dim * head_dim if objective else 0
     inference = project + mapped + out
     if not training:

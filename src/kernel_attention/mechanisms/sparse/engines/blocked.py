@@ -14,6 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernel_attention.mechanisms.sparse.engines.gathered import gathered_attention
 from kernel_attention.mechanisms.sparse.engines.joint_softmax import finished, joint_softmax
 from kernel_attention.tensors.blocks import completed
 from kernel_attention.tensors.padding import pad_tokens
@@ -47,6 +48,11 @@ def blocked_attention(
         is_causal: a query sees the keys before its own, and row i of k.
         dropout_p: probability of dropping an attention weight.
     """
+    if stride % factor:  # pooled keys straddle the rows
+        return gathered_attention(
+            q, k, v, stride=stride, summary=summary, factor=factor, attention_mask=attention_mask,
+            is_causal=is_causal, dropout_p=dropout_p,
+        )  # fmt: skip
     length = q.size(2)
     stride = stride // factor
     num_keys = -(-length // factor)

@@ -1,4 +1,4 @@
-"""``layer.plan(x)`` says which form runs, and it is the form that runs."""
+"""``layer.plan(x)`` says which engine runs, and it is the engine that runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 
 import kernel_attention as ka
 
-FORMS = {"reference", "fused", "triton"}
+ENGINES = {"reference", "fused", "dense"}
 
 
 def tokens(length: int, device: str = "cpu") -> Tensor:
@@ -28,7 +28,7 @@ NEEDED = {"conv2d": {"grid_size": (3, 3)}, "tensor": {"max_len": 9}}
 def test_every_layer_has_a_plan(name):
     layer = ka.create_attention(name, embed_dim=8, num_heads=2, **NEEDED.get(name, {}))
     plan = layer.plan(tokens(9))
-    assert plan.form in FORMS
+    assert plan.engine in ENGINES
     assert plan.reason
 
 
@@ -45,37 +45,58 @@ def test_every_layer_has_a_plan(name):
 def test_auto_takes_the_faster_form_from_a_measured_number_of_tokens_on(layer, eager, compiled):
     for least, how in ((eager, "eager"), (compiled, "compiled")):
         short, long = (layer.plan(tokens(n), compiled=how == "compiled") for n in (least - 1, least))
-        assert short == ("reference", f"fewer than {least} tokens (cpu, {how})")
-        assert long.form == "fused"
+        assert short[:2] == ("reference", f"fewer than {least} tokens (cpu, {how})")
+        assert long.engine == "fused"
         assert f"at least {least} tokens" in long.reason
-    assert layer.plan(tokens(eager)).form == "fused"  # eagerly, as the test runs
+    assert layer.plan(tokens(eager)).engine == "fused"  # eagerly, as the test runs
     on_meta = layer.plan(tokens(5000, "meta"))
-    assert on_meta == ("reference", "no other form was measured to be faster (meta, eager)")
+    assert on_meta[:2] == ("reference", "no engine was measured to be faster (meta, eager)")
 
 
-@pytest.mark.parametrize("name", ["rpc", "linear"])
-def test_kernels_that_were_asked_for_are_named(name):
+def test_engines_that_were_asked_for_are_named():
     def plan(impl: str, **options):
-        return ka.create_attention(name, 8, 2, impl=impl).plan(tokens(9), **options)
+        return ka.create_attention("rpc", 8, 2, impl=impl).plan(tokens(9), **options)[:2]
 
     assert plan("triton", is_causal=True) == ("triton", "impl='triton'")
     assert plan("reference") == ("reference", "impl='reference'")
-    assert plan("auto").form == ("fused" if name == "rpc" else "reference")
+    assert plan("auto") == ("fused", "at least 1 tokens (cpu, eager)")
     assert plan("auto", compiled=True) == (
-        "reference",
-        "no other form was measured to be faster (cpu, compiled)",
+        "reference", "no engine was measured to be faster (cpu, compiled)",
+    )  # fmt: skip
+
+
+def test_a_sparse_pattern_runs_in_blocks_where_they_save_logits():
+    layer = ka.SparseAttention(8, 2, stride=16)
+    assert layer.plan(tokens(520)).engine == "blocked"
+    assert layer.plan(tokens(511)).engine == "dense"
+    assert ka.SparseAttention(8, 2, impl="dense").plan(tokens(520))[:2] == ("dense", "impl='dense'")
+
+
+def test_a_printed_plan_is_the_table_of_the_engines():
+    printed = str(ka.PrimalAttention(8, 2, rank=2).plan(tokens(9)))
+    assert (
+        printed
+        == """\
+engine     serves the call                                                   chosen
+native     no: it is not built: run python -m kernel_attention.native build
+fused      yes, pays from 256
+reference  yes                                                               fewer than 256 tokens \
+(cpu, eager)"""
     )
-    whole = (
-        ("reference", "the kernels are those of the causal sum")
-        if name == "linear"
-        else ("triton", "impl='triton'")
-    )
-    assert plan("triton") == whole
+
+
+@pytest.mark.parametrize(("name", "gone"), [("primal", "triton"), ("rpc", "native"), ("linear", "triton")])
+def test_an_engine_that_files_of_earlier_releases_name_gives_way_to_auto(name, gone):
+    with pytest.warns(UserWarning, match=f"impl='{gone}' exists no more; impl='auto' takes its place"):
+        layer = ka.create_attention(name, 8, 2, impl=gone)
+    assert layer.impl == "auto"
+    with pytest.raises(ka.InputError, match="unknown impl 'cuda'"):
+        ka.create_attention(name, 8, 2, impl="cuda")
 
 
 def test_a_form_that_was_measured_to_be_slower_is_not_taken():
     plan = ka.PrimalAttention(72, 2, rank=2).plan(torch.randn(1, 100_000, 72), compiled=True)
-    assert plan == ("reference", "no other form was measured to be faster (cpu, compiled)")
+    assert plan[:2] == ("reference", "no engine was measured to be faster (cpu, compiled)")
 
 
 @pytest.mark.parametrize(
@@ -94,7 +115,7 @@ def test_a_form_that_was_measured_to_be_slower_is_not_taken():
 )
 def test_what_has_one_form_says_so(layer, call, reason):
     plan = layer.plan(tokens(4096), **call)
-    assert plan.form == "reference"
+    assert plan.engine == "reference"
     assert reason in plan.reason
 
 
@@ -108,8 +129,8 @@ every_layer = pytest.mark.parametrize("name", LAYERS)
 @every_layer
 def test_a_form_that_was_asked_for_runs_or_is_refused(name):
     layer = LAYERS[name]("fused")
-    assert layer.plan(tokens(3)) == ("fused", "impl='fused'")
-    assert layer.plan(tokens(3), compiled=True).form == "fused"
+    assert layer.plan(tokens(3))[:2] == ("fused", "impl='fused'")
+    assert layer.plan(tokens(3), compiled=True).engine == "fused"
     with pytest.raises(ka.InputError, match=r"impl='fused': torch\.func transforms the formulas; use impl="):
         torch.func.vmap(layer)(tokens(3)[None])
 
@@ -127,9 +148,9 @@ def test_transforms_and_forward_mode_get_the_formulas(name):
     torch.func.grad(lambda x: call(x).sum())(x)
     with forward_ad.dual_level():
         call(forward_ad.make_dual(x, torch.ones_like(x)))
-    assert [plan.form for plan in plans] == ["reference"] * 3
+    assert [plan.engine for plan in plans] == ["reference"] * 3
     assert [plan.reason.split()[0] for plan in plans] == ["torch.func", "torch.func", "forward-mode"]
-    assert layer.plan(x).form == "fused"
+    assert layer.plan(x).engine == "fused"
 
 
 def why_called(projection: str) -> str:
@@ -148,7 +169,7 @@ def test_projections_with_hooks_are_called(name, how):
         call = torch.compile(layer, fullgraph=True, backend="eager") if how == "compiled" else layer
         hooked = call(x)
         hook.remove()
-        assert layer.plan(x).form == "fused"
+        assert layer.plan(x).engine == "fused"
         with torch.no_grad():
             linear.bias += 1
         torch.testing.assert_close(hooked, layer(x))
@@ -177,7 +198,7 @@ def test_compiled_code_has_the_form_of_the_plan(name, length, form):
     layer, x = LAYERS[name]().eval(), tokens(length)
     compiled = torch.compile(layer, fullgraph=True, backend=aot_autograd(fw_compiler=note))
     torch.testing.assert_close(compiled(x), layer(x))
-    assert layer.plan(x, compiled=True).form == form
+    assert layer.plan(x, compiled=True).engine == form
     assert any("kernel_attention" in target for target in graphs) == (form == "fused")
     torch.compiler.reset()
 
@@ -200,4 +221,4 @@ def test_onnx_gets_the_formulas():
         torch.onnx.export(_Positional(layer), (tokens(300),), io.BytesIO(), dynamo=False)
     assert plans
     assert {plan.reason for plan in plans} == {"ONNX has the formulas' operators only"}
-    assert layer.plan(tokens(300)).form == "fused"
+    assert layer.plan(tokens(300)).engine == "fused"

@@ -7,12 +7,9 @@ import torch
 from torch import Tensor
 
 import kernel_attention as ka
-from kernel_attention.native import find_compiler
+from kernel_attention.mechanisms.primal.engines.native import LIBRARY
 
-pytestmark = [
-    pytest.mark.usefixtures("restored_threads"),
-    pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler"),
-]
+pytestmark = pytest.mark.usefixtures("restored_threads", "built_engines")
 F64 = torch.float64
 LONG = 1021  # tokens, a prime: four slices of 256, the last one shorter
 
@@ -135,11 +132,13 @@ def test_what_the_kernels_cannot_do_is_refused():
         layer.double()(x, is_causal=True)
 
 
-def test_the_function_refuses_them_too():
-    from kernel_attention.mechanisms.primal import PrimalWeights
-
-    layer = make().bfloat16()
-    parts = [(part.weight, part.bias) for part in (layer.q_proj, layer.k_proj, layer.concat, layer.out_proj)]
-    weights = PrimalWeights(layer.w_e, layer.w_r, layer.sqrt_lambda, *parts)
-    with pytest.raises(ka.InputError, match="engine='native'"):
-        ka.functional.primal_layer(torch.randn(1, 9, 15).bfloat16(), weights, engine="native")
+def test_auto_takes_it_once_it_is_built_and_never_before():
+    layer, x = make().eval(), torch.randn(1, 300, 15, dtype=F64)
+    assert layer.plan(x).engine == "native"
+    assert layer.plan(x, compiled=True).engine == "reference"
+    assert layer.plan(x.bfloat16()).engine == "fused"
+    LIBRARY.is_built = False
+    assert layer.plan(x).engine == "fused"
+    layer.impl = "native"
+    with pytest.raises(ka.InputError, match=r"it is not built: run python -m kernel_attention\.native build"):
+        layer(x)
