@@ -62,7 +62,7 @@ class NativeLibrary:
         self.look()
 
     def why_not(self, x: Tensor, dtype: torch.dtype) -> str | None:
-        """Why the library does not compute with x in the precision ``dtype``; None: it does."""
+        """The reason why the library does not take x in the precision ``dtype``; None: it does."""
         if x.device.type != "cpu" and not x.is_meta:
             return f"it is for CPUs, and the input lies on {x.device}"
         if dtype not in TYPES:
@@ -119,7 +119,7 @@ def sources() -> list[Path]:
 
 
 def why_not_built() -> str | None:
-    """Why an engine in C++ is missing here; None: all are built."""
+    """The reason why an engine in C++ is missing here; None: all are built."""
     built = (NativeLibrary(source.parents[1].name, source).is_built for source in sources())
     return None if all(built) else f"it is not built: run {COMMAND}"
 

@@ -17,13 +17,13 @@ AUTO, REFERENCE = "auto", "reference"
 
 
 class Unsupported(NamedTuple):
-    """Why an engine does not serve a call, or why no measurement speaks for it there, in words."""
+    """The reason, in words, why an engine does not serve a call, or why no measurement speaks for it."""
 
     reason: str
 
 
 class EngineCall(Protocol):
-    """What an engine computes with: a family's tensors and options, and the layer's input among them."""
+    """A call as an engine sees it: a family's tensors and options, the layer's input among them."""
 
     @property
     def x(self) -> Tensor:
@@ -48,7 +48,10 @@ class Engine(Protocol[_CallIn, _ResultOut]):
     shares_sequences: bool = False
 
     def why_not(self, call: _CallIn, compiled: bool) -> Unsupported | None:
-        """Why it cannot serve the call; None: it can. ``compiled``: whether torch.compile runs the layer."""
+        """The reason why it cannot serve the call; None: it can.
+
+        ``compiled``: whether torch.compile runs the layer.
+        """
 
     def pays_from(self, call: _CallIn, compiled: bool) -> int | Unsupported | None:
         """The tokens of a sequence from which it was measured to be faster on the device of the call.

@@ -232,7 +232,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
     def _call(
         self, x: Tensor, factors: list[Tensor], mask: Tensor | None, is_causal: bool, with_grams: bool
     ) -> MultilinearCall:
-        """What the engines compute with."""
+        """The call as the engines see it."""
         why = self._why_not_by_weight()
         weights: MultilinearWeights | Unsupported
         if why is not None:
@@ -251,7 +251,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
         )  # fmt: skip
 
     def _is_shared(self, is_causal: bool) -> bool:
-        """Whether an engine must serve, because processes share the sequence: the causal formulas can too."""
+        """True where processes share the sequence and an engine must serve: the causal formulas can too."""
         return self.sequence_group is not None and not is_causal
 
     def plan(self, x: Tensor, *, is_causal: bool = False, compiled: bool | None = None) -> LayerPlan:

@@ -298,7 +298,7 @@ class PrimalAttention(PenalizedAttention):
         return self.output(scores), energy, grams
 
     def _call(self, x: Tensor, attention_mask: Tensor | None, is_causal: bool) -> PrimalCall:
-        """What the engines compute with."""
+        """The call as the engines see it."""
         why = self._why_not_by_weight()
         weights: PrimalWeights | Unsupported
         if why is not None:

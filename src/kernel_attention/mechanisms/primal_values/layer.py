@@ -7,8 +7,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from kernel_attention.core.parameters import Device
 from kernel_attention.core.calls import Objective
+from kernel_attention.core.parameters import Device
 from kernel_attention.core.penalized import PenalizedAttention
 from kernel_attention.core.query_key_value import QueryKeyValueAttention, QueryKeyValueState
 from kernel_attention.core.registry import register_attention

@@ -66,7 +66,7 @@ class SparseAttention(QueryKeyValueAttention):
         self.add_projections(bias, device=device, dtype=dtype)
 
     def plan(self, x: Tensor, *, is_causal: bool = False, compiled: bool | None = None) -> LayerPlan:
-        """Whether the call runs in blocks, and why; "dense" is the formula with its mask."""
+        """The plan of a call: "blocked", or "dense", the formula with its mask."""
         answers = (("blocked", "yes"), ("dense", "yes"))
         if self.kernel.impl != "auto":
             return LayerPlan(self.kernel.impl, f"impl={self.kernel.impl!r}", answers)

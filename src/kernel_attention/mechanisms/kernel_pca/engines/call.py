@@ -1,4 +1,4 @@
-"""What the engines of RPC-Attention compute with."""
+"""A call of RPC-Attention, as its engines see it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Heads(NamedTuple):
 
 
 class PursuitCall(NamedTuple):
-    """A call of a layer.
+    """The input and options of a call, and its heads once an engine is chosen.
 
     Attributes:
         x: (B, N, d).
@@ -36,5 +36,5 @@ class PursuitCall(NamedTuple):
     heads: Heads | None = None
 
     def why_not(self) -> Unsupported | None:
-        """Why no engine serves the call; None: some do."""
+        """The reason why no engine serves the call; None: some do."""
         return Unsupported("the faster forms have no dropout") if self.has_dropout else None

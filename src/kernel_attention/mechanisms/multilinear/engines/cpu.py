@@ -55,7 +55,7 @@ class MultilinearWeights(NamedTuple):
 
 
 class MultilinearCall(NamedTuple):
-    """What an engine of multilinear attention computes with.
+    """A call of multilinear attention, as its engines see it.
 
     Attributes:
         x: (B, N, d).

@@ -49,7 +49,7 @@ class Sums(NamedTuple):
 
 
 class TokenPass(ABC):
-    """What goes over the tokens, forward and backward."""
+    """The pass over the tokens, forward and backward, by one engine."""
 
     def fold(
         self, x: Tensor, readout: Readout, rows: Tensor | None, group: SequenceGroup | None

@@ -47,7 +47,7 @@ class PrimalWeights(NamedTuple):
 
 
 class PrimalCall(NamedTuple):
-    """What an engine of Primal-Attention computes with.
+    """A call of Primal-Attention, as its engines see it.
 
     Attributes:
         x: (B, N, d).
@@ -80,7 +80,7 @@ class PrimalCall(NamedTuple):
     group: SequenceGroup | None
 
     def why_not(self) -> Unsupported | None:
-        """Why one pass does not serve the call; None: it does."""
+        """The reason why one pass does not serve the call; None: it does."""
         if self.feature_map not in (cosine, identity):
             return Unsupported("one pass needs the feature map cosine or identity")
         return self.weights if isinstance(self.weights, Unsupported) else None
