@@ -113,10 +113,14 @@ def test_a_form_that_was_measured_to_be_slower_is_not_taken():
         (ka.MultilinearAttention(8, 2, feature_map="cosine"), {}, "feature map frobenius or identity"),
     ],
 )
-def test_what_has_one_form_says_so(layer, call, reason):
+def test_what_no_engine_serves_runs_by_the_formulas_unless_an_engine_was_asked_for(layer, call, reason):
     plan = layer.plan(tokens(4096), **call)
     assert plan.engine == "reference"
     assert reason in plan.reason
+    if layer.impl == "auto":
+        layer.impl = "fused"
+        with pytest.raises(ka.InputError, match="impl='fused'"):
+            layer(tokens(9), **call)
 
 
 LAYERS = {
@@ -126,9 +130,9 @@ LAYERS = {
 every_layer = pytest.mark.parametrize("name", LAYERS)
 
 
-@every_layer
+@pytest.mark.parametrize("name", [*LAYERS, "rpc"])
 def test_a_form_that_was_asked_for_runs_or_is_refused(name):
-    layer = LAYERS[name]("fused")
+    layer = ka.RobustPrincipalAttention(8, 2, impl="fused") if name == "rpc" else LAYERS[name]("fused")
     assert layer.plan(tokens(3))[:2] == ("fused", "impl='fused'")
     assert layer.plan(tokens(3), compiled=True).engine == "fused"
     with pytest.raises(ka.InputError, match=r"impl='fused': torch\.func transforms the formulas; use impl="):

@@ -175,9 +175,3 @@ def test_dropout_and_another_backend_take_the_formulas():
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         assert layer.plan(x).reason == "the fused form needs PyTorch's fused attention for CPUs"
         layer(x)
-
-
-def test_a_transform_is_refused_where_the_form_was_asked_for():
-    layer = ka.create_attention("rpc", 32, 2, impl="fused")
-    with pytest.raises(ka.InputError, match=r"impl='fused': torch\.func transforms the formulas; use impl="):
-        torch.func.vmap(layer)(torch.randn(1, 2, 11, 32))

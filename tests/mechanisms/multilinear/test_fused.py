@@ -82,23 +82,6 @@ def test_zero_tokens_and_hidden_nans_pass_finite_gradients():
     torch.testing.assert_close(run(layer, x.masked_fill(~mask[..., None], torch.nan), mask), clean)
 
 
-def test_torch_func_gets_the_formulas():
-    layer = ka.MultilinearAttention(8, 2).to(F64)
-    x = torch.randn(3, 1, 17, 8, dtype=F64)
-    mapped = torch.func.vmap(layer)(x)
-    torch.testing.assert_close(mapped, torch.stack([layer(one) for one in x]), rtol=1e-10, atol=1e-12)
-    layer.impl = "fused"
-    with pytest.raises(ka.InputError, match=r"impl='fused': torch\.func transforms the formulas"):
-        torch.func.vmap(layer)(x)
-
-
-@pytest.mark.parametrize(("options", "call"), [({"feature_map": "cosine"}, {}), ({}, {"is_causal": True})])
-def test_what_it_cannot_do_is_refused(options, call):
-    layer = ka.MultilinearAttention(8, 2, impl="fused", **options)
-    with pytest.raises(ka.InputError, match="impl='fused'"):
-        layer(torch.randn(1, 11, 8), **call)
-
-
 def blind_to_offsets(dtype, **options):
     """A layer whose projections take an offset common to all channels away, up to rounding."""
     layer = make_layer(**options).float()
