@@ -1,7 +1,7 @@
 // kernel_attention.mechanisms.primal.engines.one_pass for processors: the weights multiplied out, and the pass over the tokens.
 //
 // A thread takes slices of a few hundred tokens, whose features stay in its own cache. Products are those of the
-// BLAS that PyTorch has; bias, norm and scale are one sweep between them. `native_kernels.py` calls this.
+// BLAS that PyTorch has; bias, norm and scale are one sweep between them. `native.py` calls this.
 //
 // Legend: B batch, N tokens, d width of x, h heads, p head width, s rank, M sampled rows, k groups of heads mapped
 // together, o outputs of a group, U units of work: parts of one sequence each. Matrices lie in rows.

@@ -108,7 +108,7 @@ def test_low_precision_is_as_near_to_float64_as_the_formulas_in_that_precision(d
     for impl in ("fused", "reference"):
         found = run(make(2, max_len=300, impl=impl).to(dtype), x.to(dtype))
         errors[impl] = {name: (found[name] - exact[name]).norm() / exact[name].norm() for name in exact}
-    # As in test_fused.py: where n = 900 rows are summed one by one in float32, sqrt(n) roundings.
+    # As in test_one_pass.py: where n = 900 rows are summed one by one in float32, sqrt(n) roundings.
     rounding = 4 * torch.finfo(dtype).eps + 900**0.5 * torch.finfo(torch.float32).eps
     for name, error in errors["fused"].items():
         assert error < 2 * errors["reference"][name] + rounding, name

@@ -1,4 +1,4 @@
-"""Every form of ``plan``, at a length where it runs by itself and where it is asked for."""
+"""Every engine of ``plan``, at a length where it runs by itself and where it is asked for."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def test_low_precision_is_about_as_near_to_float64_as_the_formulas_in_that_preci
     for impl in ("reference", "fused"):
         found = run(make_layer(impl=impl).to(dtype), x.to(dtype), None)
         errors[impl] = {name: (found[name] - exact[name]).norm() / exact[name].norm() for name in exact}
-    # The sums over 600 rows round as in tests/mechanisms/primal/test_fused.py.
+    # The sums over 600 rows round as in tests/mechanisms/primal/test_one_pass.py.
     rounding = 8 * torch.finfo(dtype).eps + 600**0.5 * torch.finfo(torch.float32).eps
     for name, error in errors["fused"].items():
         assert error < 2 * errors["reference"][name] + rounding, name
