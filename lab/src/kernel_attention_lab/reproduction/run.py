@@ -35,8 +35,8 @@ from kernel_attention_lab.training.tasks import experiment_class
 
 Told = Callable[[str], object]
 
-# Keys that may differ from the suite's; it names the run that a training starts from by ``starts``.
-_OWN = ("accelerator", "precision", "threads", "seeds", "loggers", "plugins", "start_from")
+# Keys that a record may have otherwise than its suite, which names what a training starts from by ``starts``.
+_OF_THE_MACHINE = ("accelerator", "precision", "threads", "seeds", "loggers", "plugins", "start_from")
 
 
 @dataclass(frozen=True)
@@ -349,16 +349,32 @@ def _has_step(attacks: Sequence[dict[str, Any]], step: AttackStep) -> bool:
 
 def _keep(suite: Suite, cell: Cell, places: Places, folder: Path) -> None:
     path = places.record(suite, cell)
-    write_records(make_records(folder, label=cell.row), path.parent, replace=True)
+    records = make_records(folder, label=cell.row, keys=sorted(suite.keys_of(cell)))
+    write_records(records, path.parent, replace=True)
 
 
 def _require_same_recipe(suite: Suite, cell: Cell, record: ResultRecord, path: Path) -> None:
-    """InputError unless the record was made with the cell's keys; machine and seed aside."""
-    _, recipe = suite.recipe(cell)
+    """InputError unless a record has the cell's recipe, by name and version, and the keys that suites set.
+
+    Its other keys are there to be read. They may be defaults, which can change.
+    """
+    name, recipe = suite.recipe(cell)
     expected = recipe.keys()
-    for key, value in record.config.items():
-        if key not in _OWN and expected.get(key, value) != value:
+    compared = {key for key in (*suite.keys_of(cell), *record.keys) if key not in _OF_THE_MACHINE}
+    pairs = [(f"{key}=", record.config.get(key), expected.get(key)) for key in sorted(compared)]
+    pairs += [
+        ("version=", record.config.get("version", 1), recipe.version),
+        ("recipe ", _portable(record.recipe), _portable(name)),
+    ]
+    for what, found, wanted in pairs:
+        if found != wanted:
             raise InputError(
-                f"record {path}: was made with {key}={value!r}, suite {suite.name} has "
-                f"{expected.get(key)!r}; delete the record to train again"
+                f"record {path}: was made with {what}{found!r}, suite {suite.name} has {wanted!r}; delete "
+                "the record to train again"
             )
+
+
+def _portable(name: str) -> str:
+    """A recipe's name without the folder of its file."""
+    folder, suffix, entry = name.rpartition(".yaml")
+    return Path(folder).name + entry if suffix else name

@@ -194,10 +194,16 @@ class Suite:
         """
         recipe = self.columns[cell.column]
         _, keys = read_recipe(recipe)
+        return recipe, make_recipe(keys | self.keys_of(cell) | {"seeds": [cell.seed]})
+
+    def keys_of(self, cell: Cell) -> dict[str, Any]:
+        """The keys that the suite itself sets in a cell's recipe.
+
+        Raises:
+            InputError: for a ``$name`` without a value for the column.
+        """
         own = self.keys | self.column_keys.get(cell.column, {}) | self._filled(self.rows[cell.row], cell)
-        if self.protocol is not None:
-            own["protocol"] = self.protocol
-        return recipe, make_recipe(keys | own | {"seeds": [cell.seed]})
+        return own if self.protocol is None else own | {"protocol": self.protocol}
 
     def start(self, cell: Cell) -> Start | None:
         """The cell whose trained model a cell's training starts from.

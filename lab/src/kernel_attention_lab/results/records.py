@@ -10,7 +10,7 @@ import dataclasses
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ class ResultRecord:
         seed: of the training.
         recipe: name of the recipe.
         config: the recipe's keys, without the seeds; of the run in ``start_from`` the folder's name alone.
+            They are there to be read, and to compare rows of a table.
         budget: what the training took: its length, ``seconds`` and ``threads``.
         software: versions by package; ``platform``.
         machine: processor, cores and accelerator in one line.
@@ -47,6 +48,7 @@ class ResultRecord:
             training and validation, a list of each over the evaluations. Earlier records lack those of
             training, which are means over the batches since the evaluation before.
         schema: version of this list.
+        keys: the names of those keys that a suite has set. Earlier records lack them.
     """
 
     label: str
@@ -60,6 +62,7 @@ class ResultRecord:
     revision: str | None
     figures: dict[str, dict[str, Any]]
     schema: int = SCHEMA
+    keys: list[str] = field(default_factory=list)
 
     @property
     def attention(self) -> Any:
@@ -81,7 +84,11 @@ class ResultRecord:
 
 
 def make_records(
-    run: str | Path, *, label: str | None = None, revision: str | None = None
+    run: str | Path,
+    *,
+    label: str | None = None,
+    revision: str | None = None,
+    keys: Sequence[str] = (),
 ) -> list[ResultRecord]:
     """The records of the finished seeds of a run folder.
 
@@ -89,6 +96,7 @@ def make_records(
         run: a folder that ``train`` wrote; ``attack`` may have added to it.
         label: the row of a table that the run belongs to; by default the name of its mechanism.
         revision: git's name of the code that trained it, for a run that does not hold it.
+        keys: the names of the recipe's keys that a suite has set.
 
     Raises:
         InputError: for a folder that is no run, a run without a finished seed, a damaged file, a label that
@@ -109,7 +117,7 @@ def make_records(
             f"label {label[:20]!r}... has {len(label.encode())} bytes; accepted: up to {_LONGEST}"
         )
     records = [
-        _record(folder, config, seed, label, revision)
+        dataclasses.replace(_record(folder, config, seed, label, revision), keys=list(keys))
         for seed in folder.seeds()
         if folder.evaluation(seed) is not None
     ]
@@ -140,7 +148,7 @@ def write_records(
     for path, content in list(waiting.items()):
         with writing(f"record {path}"):
             exists = path.exists()
-        is_there = exists and read_json(path) == content
+        is_there = exists and _content(path) == content
         if exists and not is_there and not replace:
             raise InputError(
                 f"record {path} is there with other content; delete it first, or choose another --label"
@@ -166,13 +174,19 @@ def read_records(folder: str | Path) -> list[ResultRecord]:
 
 def read_record(path: Path) -> ResultRecord:
     """The record in a file; InputError for another content, or a name that is not its label and seed."""
-    content = read_json(path)
+    content = _content(path)
     if not _is_record(content):
         raise InputError(f"{path}: not a record of schema {SCHEMA}")
     record = ResultRecord(**content)
     if path.name != record.file_name:
         raise InputError(f"{path}: holds {record.label}, seed {record.seed} (expected {record.file_name})")
     return record
+
+
+def _content(path: Path) -> Any:
+    """The content of a record's file; one that lacks the suite's keys has none of them."""
+    content = read_json(path)
+    return {"keys": [], **content} if isinstance(content, dict) else content
 
 
 def _record(
@@ -211,7 +225,7 @@ def _is_record(content: Any) -> bool:
     names = {entry.name for entry in dataclasses.fields(ResultRecord)}
     if not isinstance(content, dict) or set(content) != names or content["schema"] != SCHEMA:
         return False
-    kinds = {"label": str, "seed": int, "config": dict, "budget": dict, "figures": dict}
+    kinds = {"label": str, "seed": int, "config": dict, "budget": dict, "figures": dict, "keys": list}
     is_typed = all(isinstance(content[name], kind) for name, kind in kinds.items())
     return is_typed and "attention" in content["config"] and "evaluation" in content["figures"]
 

@@ -88,6 +88,8 @@ class BaseRecipe(ABC):
             none.
         loggers: tensorboard, mlflow or wandb: what is told the figures, beside the run folder.
         plugins: modules that register further mechanisms; only ``train`` imports them.
+        version: of what the recipe means. Raise it by hand where the recipe's file changes what is trained:
+            records of a lower version are stale, while a changed default makes none so.
 
     Raises:
         InputError: for a value of the wrong type or out of its range.
@@ -125,6 +127,7 @@ class BaseRecipe(ABC):
     keep_weights_every: Whole = 0
     loggers: Annotated[list[Literal["tensorboard", "mlflow", "wandb"]], *UNIQUE] = field(default_factory=list)
     plugins: list[str] = field(default_factory=list)
+    version: Count = 1
 
     def __post_init__(self) -> None:
         check_fields(self)
