@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from checkout import SOURCES
 from training.runs import brief, launch, waves, write_recipe  # noqa: F401
 
 from kernel_attention_lab import cli
@@ -328,7 +329,7 @@ def test_workers_stop_with_the_command_that_started_them(suite, waves, tmp_path)
     command = [sys.executable, "-m", "kernel_attention_lab", "reproduce", str(suite), "--workers", "2"]
     process = subprocess.Popen(
         [*command, "--plugin", "patient", "--data_root", str(waves)], cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{tmp_path}"}, stderr=subprocess.DEVNULL,
+        env=os.environ | {"PYTHONPATH": f"{SOURCES}{os.pathsep}{tmp_path}"}, stderr=subprocess.DEVNULL,
     )  # fmt: skip
 
     def workers() -> list[Path]:
