@@ -117,8 +117,8 @@ exports: env  ## export a model of every mechanism, and write the table of docs/
 hosts: env  ## replace the attention of every small model of timm and transformers, and write docs/replaced-hosts.md (ten minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python tools/replaced_hosts.py
 
-results: env  ## write the tables and figures of the documentation that follow from the records in results/
-	$(BIN)/python tools/results.py
+results: env  ## write the tables and figures of the documentation that follow from records, see docs/tables
+	$(BIN)/python -m kernel_attention_lab.evidence.pages
 
 performance: env  ## measure the tables of docs/performance.md again, on an idle machine; then `make results`
 	$(BIN)/python benchmarks/performance.py

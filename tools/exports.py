@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import torch
-from generated import ROOT, between_marks, settle, table
 from torch import Tensor
 
 from kernel_attention.errors import InputError
@@ -25,6 +24,10 @@ from kernel_attention.hosts.exporting import (
 )
 from kernel_attention.mechanisms import get_mechanism, list_attention
 from kernel_attention.models import CausalLanguageModel, SequenceClassifier
+from kernel_attention_lab.evidence.pages import between_marks, settle
+from kernel_attention_lab.evidence.tables import markdown
+
+ROOT = Path(__file__).parents[1]
 
 PAGE = Path("docs") / "export.md"
 HEAD = ("mechanism", "`torch.export`", "ONNX", "lengths", "one causal step, both")
@@ -89,9 +92,9 @@ def row(name: str) -> list[str]:
 
 def main(arguments: list[str]) -> int:
     """Write or check the page."""
-    lines = ["", *table(HEAD, [row(mechanism.name) for mechanism in list_attention()]), ""]
+    lines = ["", *markdown(HEAD, [row(mechanism.name) for mechanism in list_attention()]), ""]
     text = between_marks((ROOT / PAGE).read_text(encoding="utf-8"), "exports", lines)
-    return settle({PAGE: text}, arguments, "python tools/exports.py would change")
+    return settle(ROOT, {PAGE: text}, arguments, "python tools/exports.py would change")
 
 
 if __name__ == "__main__":

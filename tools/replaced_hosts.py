@@ -24,11 +24,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from generated import ROOT, between_marks, settle, table
 from torch import Tensor, nn
 
 import kernel_attention as ka
 from kernel_attention.hosts.sites import find_sites
+from kernel_attention_lab.evidence.pages import between_marks, settle
+from kernel_attention_lab.evidence.tables import markdown
+
+ROOT = Path(__file__).parents[1]
 
 PAGE = Path("docs") / "replaced-hosts.md"
 LARGEST = 130_000_000  # parameters
@@ -323,14 +326,14 @@ def sections(found: list[Row]) -> list[str]:
                 "attention",
                 *["why" if kind == "refused" else "what"] * (kind != "exact"),
             ]
-            text += [f"## {title}: {len(chosen)}", "", *table(head, map(line, chosen)), ""]
+            text += [f"## {title}: {len(chosen)}", "", *markdown(head, map(line, chosen)), ""]
     return text
 
 
 def main(arguments: list[str]) -> int:
     """Write or check the page."""
     text = between_marks((ROOT / PAGE).read_text(encoding="utf-8"), "hosts", sections(list(rows())))
-    return settle({PAGE: text}, arguments, "python tools/replaced_hosts.py would change")
+    return settle(ROOT, {PAGE: text}, arguments, "python tools/replaced_hosts.py would change")
 
 
 if __name__ == "__main__":

@@ -3,9 +3,9 @@
     make tables                      # write the files
     python tools/tables.py --check   # name those that are not what they should be; exit code 1
 
-These are the tables of README.md and docs/mechanisms/index.md, the pages of the mechanisms in mkdocs.yml, the
-layers of docs/api/attention.md, the names that ``kernel_attention`` and ``kernel_attention.functional``
-re-export, and the picture of docs/architecture.md.
+These are the regions of pages whose source in docs/tables is ``mechanisms``, the pages of the mechanisms in
+mkdocs.yml, the names that ``kernel_attention`` and ``kernel_attention.functional`` re-export, and the picture
+of docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -14,135 +14,38 @@ import ast
 import importlib
 import inspect
 import pkgutil
-import re
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import architecture
-from generated import ROOT, between_marks, settle, table
 
 from kernel_attention import mechanisms
 from kernel_attention.core.layer import AttentionLayer
-from kernel_attention.mechanisms import Mechanism, list_attention
+from kernel_attention_lab.evidence import pages
+from kernel_attention_lab.evidence.pages import between_marks, settle
+from kernel_attention_lab.evidence.registry import mechanism_observations
 
+ROOT = Path(__file__).parents[1]
 PACKAGE = Path("src") / "kernel_attention"
-
-_SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def generated_texts(root: Path = ROOT) -> dict[Path, str]:
-    """The new text of every file that has something to generate, by its path below ``root``."""
-    rows = list_attention()
-    pages = {row.name: page_of(row.name, root) for row in rows}
-    regions = {
-        Path("README.md"): ("mechanisms", ["", *readme_table(rows), ""]),
-        Path("docs/mechanisms/index.md"): ("mechanisms", ["", *index_table(rows, pages, root), ""]),
-        Path("mkdocs.yml"): ("mechanisms", navigation(pages.values())),
-        Path("docs/api/attention.md"): ("layers", layer_directives(rows)),
-    }
-    texts = {
-        path: between_marks((root / path).read_text(encoding="utf-8"), mark, lines)
-        for path, (mark, lines) in regions.items()
-    }
+    """The new text of every file that has something to generate, by its path below the root."""
+    texts = pages.generated_texts(root, "mechanisms")
+    site = Path("mkdocs.yml")
+    texts[site] = between_marks((root / site).read_text(encoding="utf-8"), "mechanisms", navigation(root))
     layers, functions = family_exports()
     for path, exports in ((PACKAGE / "__init__.py", layers), (PACKAGE / "functional.py", functions)):
         texts[path] = with_exports((root / path).read_text(encoding="utf-8"), exports, root / path)
     return {**texts, architecture.FIGURE: architecture.picture(root)}
 
 
-# --- tables -------------------------------------------------------------------------------------------------
-
-
-def readme_table(rows: Sequence[Mechanism]) -> list[str]:
-    """The columns that matter to whoever chooses a mechanism."""
-    return table(
-        ("name", "what it computes", "time per head", "causal", "cross-attention", "source"),
-        [
-            (
-                f"`{row.name}`",
-                row.summary or f"`{row.equation}`",
-                mathematics(row.time),
-                yes(row.causal),
-                yes(row.cross),
-                row.paper,
-            )
-            for row in rows
-        ],
-    )
-
-
-def index_table(rows: Sequence[Mechanism], pages: dict[str, str], root: Path) -> list[str]:
-    """What a mechanism supports, with links to the pages."""
-    return table(
-        ("name", "page", "time per head", "causal", "decoding", "cross", "mixes tokens"),
-        [
-            (
-                f"`{row.name}`",
-                f"[{title_of(root, pages[row.name])}]({pages[row.name]})",
-                mathematics(row.time),
-                yes(row.causal),
-                row.decoding,
-                yes(row.cross),
-                row.mixes_tokens,
-            )
-            for row in rows
-        ],
-    )
-
-
-def mathematics(cost: str) -> str:
-    """N^2 p -> N² p; an exponent that is no number stays."""
-    return re.sub(r"\^(\d+)", lambda power: power[1].translate(_SUPERSCRIPTS), cost)
-
-
-def yes(supported: bool) -> str:
-    """A cell of a column that asks."""
-    return "yes" if supported else "no"
-
-
-# --- pages --------------------------------------------------------------------------------------------------
-
-
-def page_of(name: str, root: Path) -> str:
-    """The page of a mechanism below docs/mechanisms, with the heading's anchor where it is a section.
-
-    In this order: the page named like the mechanism, the page with a section of that name, the page that has
-    the name in its opening.
-    """
-    folder = root / "docs" / "mechanisms"
-    if (folder / f"{name.replace('_', '-')}.md").is_file():
-        return f"{name.replace('_', '-')}.md"
-    pages = [page for page in sorted(folder.glob("*.md")) if page.name != "index.md"]
-    for page in pages:
-        headings = re.findall(r"^## +(.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
-        if name in (heading.strip("`").lower() for heading in headings):
-            return f"{page.name}#{name}"
-    for page in pages:
-        opening = page.read_text(encoding="utf-8").partition("\n## ")[0]
-        if f"`{name}`" in opening:
-            return page.name
-    raise SystemExit(f"docs/mechanisms: no page describes {name!r}; expected {name.replace('_', '-')}.md")
-
-
-def title_of(root: Path, page: str) -> str:
-    """The page's first heading."""
-    text = (root / "docs" / "mechanisms" / page.partition("#")[0]).read_text(encoding="utf-8")
-    return text.removeprefix("# ").partition("\n")[0]
-
-
-def navigation(pages: Iterable[str]) -> list[str]:
+def navigation(root: Path) -> list[str]:
     """Entries of mkdocs.yml, each page once; their titles are the pages' own."""
-    return [f"      - mechanisms/{page}" for page in dict.fromkeys(page.partition("#")[0] for page in pages)]
-
-
-def layer_directives(rows: Sequence[Mechanism]) -> list[str]:
-    """An entry of the API for every layer class."""
-    lines: list[str] = []
-    for layer in dict.fromkeys(row.layer for row in rows):
-        lines += ["", f"::: {layer.__module__.rpartition('.')[0]}.{layer.__qualname__}"]
-    return [*lines, ""]
+    files = dict.fromkeys(row["page"].partition("#")[0] for row in mechanism_observations(root))
+    return [f"      - mechanisms/{page}" for page in files]
 
 
 # --- names that are re-exported -----------------------------------------------------------------------------
@@ -197,7 +100,7 @@ def in_order(text: str, path: Path) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     """Write the files, or check them; the exit code."""
-    return settle(generated_texts(), arguments, "not what the mechanisms say (make tables)")
+    return settle(ROOT, generated_texts(), arguments, "not what the mechanisms say (make tables)")
 
 
 if __name__ == "__main__":

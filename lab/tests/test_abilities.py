@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
+from declared import NOT_YET, draw
 from suite_records import suite_record
 from torch.nn import functional as F
 
@@ -19,13 +19,8 @@ from kernel_attention_lab.results import ResultRecord, write_records
 from kernel_attention_lab.training.position_experiment import PositionExperiment
 
 ROOT = Path(__file__).parents[2]
+PAGE = "docs/abilities.md"
 SUITE = read_suite("abilities")
-
-
-@pytest.fixture
-def tables(tool) -> ModuleType:
-    """The module of the tables."""
-    return tool("ability_tables")
 
 
 def record(label: str, seed: int, column: str, accuracies: list[float], **config) -> ResultRecord:
@@ -59,17 +54,17 @@ def rows_of(lines: list[str]) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
 
 
-def test_the_page_has_a_region_for_every_task(tables, tmp_path):
-    regions, figures = tables.texts(tmp_path)
+def test_the_page_has_a_region_for_every_task(tmp_path):
+    regions, figures = draw(PAGE, tmp_path)
     assert figures == {}
     assert set(regions) == {"abilities-map", *SUITE.columns}
-    assert all(lines == ["", "Not measured yet.", ""] for lines in regions.values())
-    page = (ROOT / tables.PAGE).read_text(encoding="utf-8")
+    assert all(lines == NOT_YET for lines in regions.values())
+    page = (ROOT / PAGE).read_text(encoding="utf-8")
     assert set(re.findall(r"<!-- ([\w-]+): begin \(make results\) -->", page)) == set(regions)
 
 
-def test_the_tables(tables, root):
-    regions, _ = tables.texts(root)
+def test_the_tables(root):
+    regions, _ = draw(PAGE, root)
     assert "3 models, 100 to 101 s of training each, x86_64" in regions["mqar"][1]
     assert rows_of(regions["mqar"]) == [
         ["mechanism", "seeds", "length 64, items 4", "length 128, items 8", "length 256, items 16",
@@ -81,29 +76,29 @@ def test_the_tables(tables, root):
         ["`softmax`", "2", "85.0 ± 0.0", "", "", "", "", "", "", ""],
         ["`linear`", "1", "37.5", "", "", "", "", "", "62.5", ""],
     ]
-    assert regions["majority"] == ["", "Not measured yet.", ""]
+    assert regions["majority"] == NOT_YET
 
 
-def test_a_picture_for_each_measured_task(tables, root):
-    regions, figures = tables.texts(root)
+def test_a_picture_for_each_measured_task(root):
+    regions, figures = draw(PAGE, root)
     assert {path.name for path in figures} == {"abilities-mqar.svg", "abilities-parity.svg"}
     for path, svg in figures.items():
         assert svg.startswith("<?xml")
-        assert svg == tables.texts(root)[1][path], "the same records give the same file"
+        assert svg == draw(PAGE, root)[1][path], "the same records give the same file"
     assert any("figures/abilities-mqar.svg" in line for line in regions["mqar"])
 
 
-def test_records_that_do_not_belong_together_are_refused(tables, root):
+def test_records_that_do_not_belong_together_are_refused(root):
     folder = root / "results/abilities/mqar"
     write_records([record("sparse", 0, "mqar", [0.1] * 4, learning_rate=0.5)], folder)
     with pytest.raises(InputError, match="differ in learning_rate"):
-        tables.texts(root)
+        draw(PAGE, root)
     (folder / "sparse-0.json").write_text(
         (folder / "linear-0.json").read_text().replace('"label": "linear"', '"label": "cosine"')
     )
     (folder / "sparse-0.json").rename(folder / "cosine-0.json")
-    with pytest.raises(SystemExit, match="suite abilities has no row cosine"):
-        tables.texts(root)
+    with pytest.raises(InputError, match="suite abilities has no row cosine"):
+        draw(PAGE, root)
 
 
 @pytest.mark.parametrize("row", SUITE.rows)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from declared import NOT_YET, draw
 from suite_records import suite_record
 
 from kernel_attention.errors import InputError
@@ -14,13 +15,8 @@ from kernel_attention_lab.reproduction import read_suite
 from kernel_attention_lab.results import ResultRecord, write_records
 
 ROOT = Path(__file__).parents[2]
+PAGE = "docs/control-results.md"
 SUITE = read_suite("primal_attention_d4rl")
-
-
-@pytest.fixture
-def tables(tool) -> ModuleType:
-    """The module of the tables."""
-    return tool("control_tables")
 
 
 def record(label: str, seed: int, column: str, score: float, **config) -> ResultRecord:
@@ -48,25 +44,25 @@ def rows_of(lines: list[str]) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
 
 
-def test_the_page_has_every_region(tables, tmp_path):
-    regions, figures = tables.texts(tmp_path)
+def test_the_page_has_every_region(tmp_path):
+    regions, figures = draw(PAGE, tmp_path)
     assert figures == {}
-    assert all(lines == ["", "Not measured yet.", ""] for lines in regions.values())
-    page = (ROOT / tables.PAGE).read_text(encoding="utf-8")
+    assert all(lines == NOT_YET for lines in regions.values())
+    page = (ROOT / PAGE).read_text(encoding="utf-8")
     assert set(re.findall(r"<!-- ([\w-]+): begin \(make results\) -->", page)) == set(regions)
 
 
-def test_the_tables_are_those_of_the_records(tables, tmp_path):
+def test_the_tables_are_those_of_the_records(tmp_path):
     """Three seeds of primal, one of cloning; 80, 90 and 100 have mean 90 and deviation 10."""
     column = "hopper_medium_expert"
     records = [record("primal", seed, column, 80.0 + 10 * seed) for seed in range(3)]
     records.append(record("cloning_best_tenth", 0, column, 75.0))
     write_records(records, tmp_path / "results" / SUITE.records / column)
-    regions, _ = tables.texts(tmp_path)
+    regions, _ = draw(PAGE, tmp_path)
     head, scores = rows_of(regions["control-scores"])
     assert head[0] == "data"
     assert scores == [
-        "hopper, medium-expert", "", "90.0 ± 10.0", "", "75.0 (1 seed)", "67.2", "112.0",
+        "hopper, medium-expert", "", "90.0 ± 10.0", "", "75.0 (seed 0)", "67.2", "112.0",
     ]  # fmt: skip
     assert rows_of(regions["control-targets"])[1] == [
         "hopper, medium-expert", "", "90.0 / 85.0", "", "0.110", "",
@@ -80,29 +76,32 @@ def test_the_tables_are_those_of_the_records(tables, tmp_path):
     assert "gymnasium 1.4.0, MuJoCo 4.0.0; 20 episodes" in text
 
 
-def test_records_that_cannot_be_compared_are_refused(tables, tmp_path):
+def test_records_that_cannot_be_compared_are_refused(tmp_path):
     """A row that the suite does not have, and models that differ in more than the policy."""
     column = "hopper_medium"
     folder = tmp_path / "results" / SUITE.records / column
     write_records([record("primal", 0, column, 1.0), record("softmax", 0, column, 2.0, steps=7)], folder)
     with pytest.raises(InputError, match="steps"):
-        tables.texts(tmp_path)
+        draw(PAGE, tmp_path)
     for path in folder.iterdir():
         path.unlink()
     made = record("primal", 0, column, 1.0)
     write_records([ResultRecord(**(vars(made) | {"label": "other"}))], folder)
-    with pytest.raises(SystemExit, match="has no row other"):
-        tables.texts(tmp_path)
+    with pytest.raises(InputError, match="has no row other"):
+        draw(PAGE, tmp_path)
 
 
-def test_the_table_of_roll_outs_is_the_record(tables):
+def test_the_table_of_roll_outs_is_the_record(tmp_path):
     rows = [
         {"contender": "softmax, sliding", "context": 20, "length": length, "steps_per_second": 100.4 * length}
         for length in (5, 300)
     ]
     rows.append({"contender": "primal", "context": None, "length": 5, "steps_per_second": 7.0})
     machine = {"processor": "P", "cores": 2, "instructions": "AVX2", "torch": "2", "date": "2026-11-22T10"}
-    lines = tables.rollout_lines({"machine": machine, "episodes": 20, "rows": rows})
+    path = tmp_path / "results/benchmarks/rollouts.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"machine": machine, "episodes": 20, "rows": rows}))
+    lines = draw(PAGE, tmp_path, "control-rollouts")[0]["control-rollouts"]
     assert "20 episodes at once, one thread. P, 2 cores, AVX2, torch 2, 2026-11-22." in lines
     assert rows_of(lines)[1] == ["softmax, sliding", "20", "502", "30120"]
     assert rows_of(lines)[2][:3] == ["primal", "all", "7"]

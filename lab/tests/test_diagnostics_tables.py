@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
-import pytest
+from declared import NOT_YET, draw
 
-
-@pytest.fixture
-def tables(tool):
-    return tool("diagnostics_tables")
+PAGE, RECORDS = "docs/diagnostics.md", "results/vision/cifar10_deep_course"
+FIGURE = Path("docs/figures/over-training.svg")
 
 
 def write(folder, label, values, seed=0):
@@ -18,24 +17,24 @@ def write(folder, label, values, seed=0):
     (folder / f"{label}-{seed}.json").write_text(json.dumps(course))
 
 
-def test_without_records_the_page_says_so(tables, tmp_path):
-    assert tables.texts(tmp_path) == ({"over-training": ["", "Not measured yet.", ""]}, {})
+def test_without_records_the_page_says_so(tmp_path):
+    assert draw(PAGE, tmp_path) == ({"over-training": NOT_YET}, {})
 
 
-def test_rows_have_the_mean_and_three_layers_at_three_epochs(tables, tmp_path):
-    write(tmp_path / tables.RECORDS, "softmax", [[0.1, 0.2, 0.3], [0.4, 0.5, 0.6], [0.7, 0.8, None]])
-    regions, figures = tables.texts(tmp_path)
+def test_rows_have_the_mean_and_three_layers_at_three_epochs(tmp_path):
+    write(tmp_path / RECORDS, "softmax", [[0.1, 0.2, 0.3], [0.4, 0.5, 0.6], [0.7, 0.8, None]])
+    regions, figures = draw(PAGE, tmp_path)
     rows = [line for line in regions["over-training"] if line.startswith("| gamma")]
     assert rows == [
         "| gamma: cosine | softmax | 0.2 → 0.5 → 0.75 | 0.1 → 0.4 → 0.7 | 0.2 → 0.5 → 0.8 | 0.3 → 0.6 → – |"
     ]
-    assert set(figures) == {tables.FIGURE}
-    assert "gamma: cosine" in figures[tables.FIGURE]
+    assert set(figures) == {FIGURE}
+    assert "gamma: cosine" in figures[FIGURE]
 
 
-def test_seeds_are_averaged(tables, tmp_path):
-    write(tmp_path / tables.RECORDS, "symmetric", [[0.0], [0.2], [0.4]])
-    write(tmp_path / tables.RECORDS, "symmetric", [[0.2], [0.4], [0.6]], seed=1)
-    lines = tables.texts(tmp_path)[0]["over-training"]
+def test_seeds_are_averaged(tmp_path):
+    write(tmp_path / RECORDS, "symmetric", [[0.0], [0.2], [0.4]])
+    write(tmp_path / RECORDS, "symmetric", [[0.2], [0.4], [0.6]], seed=1)
+    lines = draw(PAGE, tmp_path)[0]["over-training"]
     assert "| gamma: cosine | symmetric | 0.1 → 0.3 → 0.5 |" in "\n".join(lines)
     assert "Before training → after epoch 1 → after epoch 2. symmetric: 2 seeds." in lines

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from types import ModuleType
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from declared import NOT_YET, draw
 from suite_records import write_suite_record
 from torch.nn import functional as F
 
 from kernel_attention.errors import InputError
 from kernel_attention_lab.data.texts.text import IGNORED
+from kernel_attention_lab.evidence.observations import state_size
 from kernel_attention_lab.reproduction import Cell, read_suite
 from kernel_attention_lab.training.position_experiment import PositionExperiment
 
+PAGE, FIGURE = "docs/concepts/low-rank-attention.md", Path("docs/figures/recall.svg")
 SUITE = read_suite("recall")
-
-
-@pytest.fixture
-def tables(tool) -> ModuleType:
-    """The module of the table."""
-    return tool("recall_tables")
 
 
 def write(root, row: str, column: str, seed: int, accuracy: float, **config) -> None:
@@ -29,16 +26,16 @@ def write(root, row: str, column: str, seed: int, accuracy: float, **config) -> 
     write_suite_record(root, SUITE, row, column, seed, config=config, figures=figures)
 
 
-def test_without_a_record_the_page_says_so(tables, tmp_path):
-    assert tables.texts(tmp_path) == ({"recall": ["", "Not measured yet.", ""]}, {})
+def test_without_a_record_the_page_says_so(tmp_path):
+    assert draw(PAGE, tmp_path) == ({"recall": NOT_YET}, {})
 
 
-def test_the_table_has_states_and_accuracies(tables, tmp_path):
+def test_the_table_has_states_and_accuracies(tmp_path):
     write(tmp_path, "softmax", "pairs_4", 0, 1.0)
     write(tmp_path, "values_8", "pairs_4", 0, 0.9)
     write(tmp_path, "values_8", "pairs_4", 1, 0.7)
     write(tmp_path, "values_8", "pairs_8", 0, 0.5)
-    regions, figures = tables.texts(tmp_path)
+    regions, figures = draw(PAGE, tmp_path)
     rows = [
         [part.strip() for part in line.strip("|").split("|")] for line in regions["recall"] if "| " in line
     ]
@@ -47,19 +44,19 @@ def test_the_table_has_states_and_accuracies(tables, tmp_path):
         ["`softmax`", "8,192", "1", "", "100.0", "", ""],
         ["`values_8`", "512", "2", "", "80.0 ± 14.1", "50.0 (seed 0)", ""],
     ]
-    assert figures[tables.FIGURE].startswith("<?xml")
+    assert figures[FIGURE].startswith("<?xml")
     write(tmp_path, "linear", "pairs_2", 0, 0.1, learning_rate=0.5)
     with pytest.raises(InputError, match="differ in learning_rate"):
-        tables.texts(tmp_path)
+        draw(PAGE, tmp_path)
 
 
 @pytest.mark.parametrize(
     ("heads", "row"), [(4, "values_16"), (8, "values_8"), (16, "values_4"), (2, "values_32")]
 )
-def test_linear_attention_stands_beside_each_rank_with_as_large_a_state(tables, heads, row):
+def test_linear_attention_stands_beside_each_rank_with_as_large_a_state(heads, row):
     """d^2 / h and s d numbers; linear attention keeps the d sums of its keys' features beside them."""
     linear = "linear" if heads == 2 else f"linear_{heads}_heads"
-    assert tables.state_size(SUITE, linear) - 64 == tables.state_size(SUITE, row) == 64**2 // heads
+    assert state_size(SUITE, linear) - 64 == state_size(SUITE, row) == 64**2 // heads
 
 
 @pytest.mark.parametrize("row", SUITE.rows)

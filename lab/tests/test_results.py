@@ -7,26 +7,25 @@ import os
 import shutil
 import subprocess
 import sys
-from types import ModuleType
+from pathlib import Path
 
 import numpy as np
 import pytest
 from checkout import ROOT, SOURCES
+from declared import NOT_YET, draw
 from results.conftest import attack_entry, corruption_entry, make_record  # noqa: F401
 
 from kernel_attention.errors import InputError
+from kernel_attention_lab.evidence.tables import draw_table
 from kernel_attention_lab.results import write_records
 from kernel_attention_lab.robustness import CORRUPTIONS
 
-
-@pytest.fixture
-def tables(tool) -> ModuleType:
-    """The module of the robustness tables."""
-    return tool("robustness_tables")
+PAGE, RECORDS = "docs/robustness-results.md", "results/vision/cifar10_robustness"
+FIGURE = Path("docs/figures/robustness-curves.svg")
 
 
 @pytest.fixture
-def root(tmp_path, tables, make_record):  # noqa: F811
+def root(tmp_path, make_record):  # noqa: F811
     """A root with records of unfinished rows: softmax has two seeds, symmetric and rpc have one of them."""
 
     def right(count, cases=40):
@@ -53,7 +52,7 @@ def root(tmp_path, tables, make_record):  # noqa: F811
         record("symmetric", 1, 31, 3, 16),
         record("rpc_first_layer", 1, 32, 24, 18),
     ]
-    write_records(records, tmp_path / tables.RECORDS)
+    write_records(records, tmp_path / RECORDS)
     shutil.copytree(ROOT / "results/reported", tmp_path / "results/reported")
     return tmp_path
 
@@ -65,15 +64,15 @@ def cells(lines: list[str], row: str) -> list[str]:
 
 
 def test_the_committed_pages_are_those_that_make_results_writes():
-    command = [sys.executable, str(ROOT / "tools" / "results.py"), "--check"]
+    command = [sys.executable, "-m", "kernel_attention_lab.evidence.pages", "--check"]
     environment = os.environ | {"PYTHONPATH": SOURCES}
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    result = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout) == (0, ""), result.stdout + result.stderr
 
 
-def test_the_robustness_table(tables, root):
-    lines = tables.texts(root)[0]["robustness"]
-    assert "4 models, 900 to 900 s of training each, x86_64, 2 cores" in lines[1]
+def test_the_robustness_table(root):
+    lines = draw(PAGE, root)[0]["robustness"]
+    assert "4 models, 900 s of training each, x86_64, 2 cores" in lines[1]
     assert "Test images: 20 for corrupted; 40 for clean, FGSM." in lines[1]
     assert cells(lines, "attention") == [
         "seeds",
@@ -100,8 +99,8 @@ def test_the_robustness_table(tables, root):
     assert rpc == ["1", "60.0", "80.0", "60.0 ↑", "90.0", "50.0", "26.0"]
 
 
-def test_the_differences(tables, root):
-    lines = tables.texts(root)[0]["comparisons"]
+def test_the_differences(root):
+    lines = draw(PAGE, root)[0]["comparisons"]
     parts = [line.strip("|").split("|") for line in lines if line.startswith("| ")]
     rows = [[part.strip() for part in row] for row in parts[1:]]
     columns = ["test split", "clean", "FGSM", "corrupted", "mCE / baseline", "AUPR"]
@@ -127,16 +126,20 @@ def test_the_differences(tables, root):
     assert by_column["symmetric", "AUPR"] == ["+0.0", *untested]
 
 
-def test_a_cell_says_which_seeds_it_has(tables):
-    from kernel_attention_lab.results import Measurement
+def test_a_cell_says_which_seeds_it_has():
+    row = [{"seed": seed, "value": seed / 10 + 0.5} for seed in (0, 1, 2)]
+    spec = {"rows": "'row'", "columns": [{"title": "", "value": "value if seed in kept", "as": "spread .1p"}]}
 
-    assert tables.cell({0: Measurement(0.5), 2: Measurement(0.7)}, 3) == "60.0 ± 14.1 (seeds 0, 2)"
-    assert tables.cell({2: Measurement(0.5)}, 3) == "50.0 (seed 2)"
-    assert tables.cell({}, 3) == ""
+    def cell(*kept: int) -> str:
+        return draw_table(spec, [each | {"kept": kept} for each in row])[-1].strip("| ")
+
+    assert cell(0, 2) == "60.0 ± 14.1 (seeds 0, 2)"
+    assert cell(2) == "70.0 (seed 2)"
+    assert cell() == ""
 
 
-def test_the_other_tables(tables, root):
-    regions, figures = tables.texts(root)
+def test_the_other_tables(root):
+    regions, figures = draw(PAGE, root)
     assert cells(regions["paper-protocol"], "softmax") == ["1", "20.0", "10.0"]
     assert cells(regions["paper-protocol"], "attention") == ["seeds", "PGD 1/255", "PGD 2/255"]
     corruptions = regions["corruptions"]
@@ -149,15 +152,15 @@ def test_the_other_tables(tables, root):
     reported = cells(regions["reported"], "SymViT")
     assert reported[:3] == ["70.44", "23.38", "4.98"]
     (path, svg), = figures.items()  # fmt: skip
-    assert path == tables.FIGURE
+    assert path == FIGURE
     assert svg.startswith("<?xml")
-    assert svg == tables.texts(root)[1][path], "the same records give the same file"
+    assert svg == draw(PAGE, root)[1][path], "the same records give the same file"
     assert path.name in "".join(regions["curves"])
 
 
-def test_without_records_the_page_says_so(tables, root):
-    shutil.rmtree(root / tables.RECORDS)
-    regions, figures = tables.texts(root)
+def test_without_records_the_page_says_so(root):
+    shutil.rmtree(root / RECORDS)
+    regions, figures = draw(PAGE, root)
     assert regions["robustness"] == ["", "No run has been recorded yet.", ""]
     assert figures == {}
 
@@ -165,43 +168,42 @@ def test_without_records_the_page_says_so(tables, root):
 @pytest.mark.parametrize(
     ("label", "key", "value"), [("scaled", "epochs", 20), ("softmax", "attention", "rpc")]
 )
-def test_records_of_other_recipes_are_refused(tables, root, make_record, label, key, value):  # noqa: F811
+def test_records_of_other_recipes_are_refused(root, make_record, label, key, value):  # noqa: F811
     other = make_record(label, 7)
     other.config[key] = value
-    write_records([other], root / tables.RECORDS)
+    write_records([other], root / RECORDS)
     with pytest.raises(InputError, match=rf"records .* and .* differ in {key}"):
-        tables.texts(root)
+        draw(PAGE, root)
 
 
-def test_a_row_that_is_not_known_is_refused(tables, root, make_record):  # noqa: F811
-    write_records([make_record("rcp", 0)], root / tables.RECORDS)
-    with pytest.raises(SystemExit, match=r"no row for rcp; add it to ROWS in robustness_tables\.py"):
-        tables.texts(root)
+def test_a_row_that_is_not_known_is_refused(root, make_record):  # noqa: F811
+    write_records([make_record("rcp", 0)], root / RECORDS)
+    with pytest.raises(InputError, match="suite cifar10_robustness has no row rcp"):
+        draw(PAGE, root)
 
 
-def test_the_readme_says_what_the_comparisons_found(tables, root):
-    import readme_robustness
-
-    (_, line, _) = readme_robustness.texts(root)[0]["robustness"]
+def test_the_readme_says_what_the_comparisons_found(root):
+    (_, line, _) = draw("README.md", root, "robustness")[0]["robustness"]
     # The differences with arrows in the table of these records.
     assert "8 comparisons of 4 small vision transformers with their baselines have found these diff" in line
     assert "better are rpc, 4 iterations, first layer (FGSM); worse are symmetric (FGSM). " in line
     assert "We have found no other difference so far." in line
     for name in ("rpc_first_layer-1", "symmetric-1"):
-        (root / tables.RECORDS / f"{name}.json").unlink()
-    (_, line, _) = readme_robustness.texts(root)[0]["robustness"]
-    assert "0 comparisons of 2 small vision transformers with their baselines have found no diff" in line
+        (root / RECORDS / f"{name}.json").unlink()
+    (_, line, _) = draw("README.md", root, "robustness")[0]["robustness"]
+    assert line == "On attacked and corrupted CIFAR-10 images nothing has been compared yet."
 
 
-def test_the_gpu_tables_are_the_records(tables):
-    import gpu_tables
-
-    (path,) = (ROOT / gpu_tables.RECORDS).glob("gpu_*.json")
-    record = json.loads(path.read_text(encoding="utf-8"))
-    rows = gpu_tables.ratio_rows(record)
+def test_the_gpu_tables_are_the_records():
+    lines = draw("docs/performance.md", ROOT, "gpu")[0]["gpu"]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| rpc")
+    ]
+    rows = [row for row in rows if len(row) == 6]
     assert len(rows) == 24, "three numbers of steps, two forms, two precisions, two lengths"
     chosen = ["rpc (iterations 4, impl triton)", "bfloat16", "4096"]
     (row,) = [row for row in rows if row[:3] == chosen]
+    record = json.loads((ROOT / "results/benchmarks/gpu_h100.json").read_text(encoding="utf-8"))
     (cell,) = [
         cell["rows"]
         for cell in record["cells"]
@@ -246,19 +248,19 @@ def layer_record(plan: str, steps: dict[str, list[float]], lengths=(256, 4096)) 
     return {"machine": machine, "plan": {"title": plan, "baseline": "sdpa"}, "absent": [], "cells": cells}
 
 
-def test_the_performance_tables_are_the_records(tool, tmp_path):
-    performance, speed = tool("performance_tables"), tool("readme_speed")
-    assert performance.texts(tmp_path) == ({}, {}), "regions without a record stay as they are"
+def test_the_performance_tables_are_the_records(tmp_path):
+    assert draw("docs/performance.md", tmp_path, "primal") == ({"primal": NOT_YET}, {})
     steps = {"sdpa": [0.3, 0.4, 0.5], "primal (rank 30, eta 0.1)": [0.02, 0.02, 0.01],
              "primal (rank 30, eta 0.1, impl native)": [0.01, 0.01, 0.01],
              "multilinear (eta 0.1)": [0.01, 0.01, 0.01]}  # fmt: skip
-    folder = tmp_path / performance.RECORDS
+    folder = tmp_path / "results/benchmarks"
     folder.mkdir(parents=True)
     for name in ("primal", "multilinear"):
         (folder / f"{name}.json").write_text(json.dumps(layer_record(name, steps)), encoding="utf-8")
-    regions, figures = performance.texts(tmp_path)
-    assert set(regions) == {"primal", "multilinear"}
-    assert figures[performance.FIGURE].count("<svg") == 1
+    regions, figures = draw("docs/performance.md", tmp_path)
+    measured = {mark for mark, lines in regions.items() if lines != NOT_YET}
+    assert measured == {"primal", "multilinear", "processors-primal", "processors-multilinear"}
+    assert figures[Path("docs/figures/time-against-length.svg")].count("<svg") == 1
     assert regions["primal"][1] == (
         "A Processor, 2 cores, AVX2, torch 2.13.0, 2026-11-22, revision 0123456, load 0.1 before and 1.5 "
         "after; threads 2; 3 rounds."
@@ -267,23 +269,25 @@ def test_the_performance_tables_are_the_records(tool, tmp_path):
     row = "| primal (rank 30, eta 0.1) | 4096 | 10.0 | 20.0 | 15.0–20.0 | 0.050 | 20.0 | 10.0 |"
     assert row in regions["primal"]
     assert len([line for line in regions["primal"] if line.startswith("| ")]) == 1 + 2 * len(steps)
-    (_, line, _) = speed.texts(tmp_path)[0]["speed"]
+    (_, line, _) = draw("README.md", tmp_path, "speed")[0]["speed"]
     assert "20.0 times at 256 tokens, in 0.25 of the memory; 20.0 times at 4,096 tokens, in 0.25" in line
     assert "`python -m kernel_attention.native build` ran, it is 40.0 and 40.0 times as fast" in line
 
 
-def test_the_steps_on_two_processors_stand_side_by_side(tool, tmp_path):
+def test_the_steps_on_two_processors_stand_side_by_side(tmp_path):
     """Of layers and settings that both have; those of RPC over the number of their products."""
-    processors = tool("processor_tables")
-    assert processors.texts(tmp_path)[0]["processors-rpc"] == ["", "Not measured yet.", ""]
+    page = "docs/performance.md"
+    assert draw(page, tmp_path, "processors-rpc")[0]["processors-rpc"] == NOT_YET
     folder = tmp_path / "results/benchmarks"
     folder.mkdir(parents=True)
     steps = {"sdpa": [0.3, 0.4, 0.5], "rpc (iterations 4)": [1.2, 1.6, 2.0], "only here": [0.1, 0.1, 0.1]}
     first, second = layer_record("rpc", steps), layer_record("rpc", dict(list(steps.items())[:2]))
     second["machine"] = second["machine"] | {"processor": "B Processor"}
     (folder / "rpc.json").write_text(json.dumps(first), encoding="utf-8")
-    (folder / f"rpc_{processors.SECOND}.json").write_text(json.dumps(second), encoding="utf-8")
-    lines = processors.texts(tmp_path)[0]["processors-rpc"]
+    (folder / "rpc_epyc.json").write_text(json.dumps(second), encoding="utf-8")
+    lines = draw(page, tmp_path, "processors-rpc")[0]["processors-rpc"]
     assert [line.partition(",")[0] for line in lines[1:3]] == ["A Processor", "B Processor"]
-    assert lines[4] == "| layer | N 256, A | N 256, B | N 4096, A | N 4096, B |"
+    assert [part.strip() for part in lines[4].strip("|").split("|")] == [
+        "layer", *(f"N {length}, threads 2, {make}" for length in (256, 4096) for make in "AB")
+    ]  # fmt: skip
     assert lines[6:-1] == ["| rpc (iterations 4) | " + " | ".join(4 * ["1.00 (1.00–1.00)"]) + " |"]

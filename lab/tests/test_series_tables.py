@@ -7,15 +7,11 @@ import inspect
 import json
 from pathlib import Path
 
-import pytest
+from declared import NOT_YET, draw
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def tables(tool):
-    """The module of the tables."""
-    return tool("series_tables")
+FIGURE = Path("docs/figures/ranks-series.svg")
+PAGE = "docs/time-series.md"
 
 
 SETS = (
@@ -47,9 +43,9 @@ def rows_of(lines):
     return {row[0]: row[1:] for row in rows}
 
 
-def test_seeds_have_a_mean_and_a_deviation(tables, tmp_path):
+def test_seeds_have_a_mean_and_a_deviation(tmp_path):
     write(tmp_path, "test", {"ours": [0.80, 0.82, 0.84], "dtw": [0.7]})
-    lines = tables.texts(tmp_path)[0]["series-test"]
+    lines = draw(PAGE, tmp_path)[0]["series-test"]
     rows = rows_of(lines)
     assert rows["ours"][0] == "82.0 ± 2.0"
     assert rows["ours"][11] == "82.4 ± 2.0"  # the mean over nine sets, 0.0 to 0.8 higher
@@ -57,21 +53,21 @@ def test_seeds_have_a_mean_and_a_deviation(tables, tmp_path):
     assert lines[-2] == "Mean ± standard deviation over seeds. ours: 3 seeds; dtw: one seed."
 
 
-def test_one_seed_has_no_deviation(tables, tmp_path):
+def test_one_seed_has_no_deviation(tmp_path):
     write(tmp_path, "test", {"ours": [0.80], "dtw": [0.7]})
-    lines = tables.texts(tmp_path)[0]["series-test"]
+    lines = draw(PAGE, tmp_path)[0]["series-test"]
     assert "±" not in "".join(lines)
     assert lines[-2] == "dtw, ours: one seed."
 
 
-def test_a_seed_that_lacks_a_set_is_told(tables, tmp_path):
+def test_a_seed_that_lacks_a_set_is_told(tmp_path):
     write(tmp_path, "test", {"ours": [0.80, 0.84]}, left_out={("ours", "LSST", 1)})
-    lines = tables.texts(tmp_path)[0]["series-test"]
+    lines = draw(PAGE, tmp_path)[0]["series-test"]
     assert rows_of(lines)["ours"][11] == "82.2"  # the mean of the sets' means; no deviation of it
     assert lines[-2].endswith("ours: 1 to 2 seeds.")
 
 
-def test_published_figures_stand_last_with_their_source(tables, tmp_path):
+def test_published_figures_stand_last_with_their_source(tmp_path):
     write(tmp_path, "test", {"ours": [0.80]})
     whole = dict.fromkeys(SETS, 0.9)
     reports = {
@@ -79,10 +75,10 @@ def test_published_figures_stand_last_with_their_source(tables, tmp_path):
         "partial": {"source": "a page", "accuracy": {"LSST": 0.95}},
         "of other sets": {"source": "a book", "accuracy": {"Coffee": 1.0}},
     }
-    path = tmp_path / tables.REPORTED
+    path = tmp_path / "results/reported/series_classifiers.json"
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps(reports))
-    lines = tables.texts(tmp_path)[0]["series-test"]
+    lines = draw(PAGE, tmp_path)[0]["series-test"]
     rows = rows_of(lines)
     assert list(rows) == ["classifier", "ours", "theirs \\*", "partial \\*"]
     assert rows["theirs \\*"][11:] == ["90.0", "–", "–", "–"]
@@ -91,34 +87,34 @@ def test_published_figures_stand_last_with_their_source(tables, tmp_path):
     assert "theirs: a paper, table 3. partial: a page." in lines[-2]
 
 
-def test_three_classifiers_have_a_diagram_of_their_ranks(tables, tmp_path):
+def test_three_classifiers_have_a_diagram_of_their_ranks(tmp_path):
     accuracies = {"ours": [0.9], "second": [0.8], "third": [0.7], "short": [0.6]}
     write(tmp_path, "test", accuracies, left_out={("short", "LSST", 0)})
-    regions, figures = tables.texts(tmp_path)
-    svg = figures[tables.FIGURE]
-    assert svg == tables.texts(tmp_path)[1][tables.FIGURE]
+    regions, figures = draw(PAGE, tmp_path)
+    svg = figures[FIGURE]
+    assert svg == draw(PAGE, tmp_path)[1][FIGURE]
     assert all(f"<!-- {name}" in svg for name in ("ours", "second", "third"))
     assert "<!-- short" not in svg
     assert "figures/ranks-series.svg" in regions["series-ranks"][1]
 
 
-def test_two_classifiers_have_none(tables, tmp_path):
+def test_two_classifiers_have_none(tmp_path):
     write(tmp_path, "test", {"ours": [0.9], "second": [0.8]})
-    regions, figures = tables.texts(tmp_path)
+    regions, figures = draw(PAGE, tmp_path)
     assert figures == {}
-    assert regions["series-ranks"][1].endswith("needs 3 classifiers with every set; 2 have them so far.")
+    assert regions["series-ranks"][1].endswith("needs 3 classifiers with every set.")
 
 
-def test_without_records_nothing_is_claimed(tables, tmp_path):
-    regions, figures = tables.texts(tmp_path)
+def test_without_records_nothing_is_claimed(tmp_path):
+    regions, figures = draw(PAGE, tmp_path)
     assert figures == {}
     for mark in ("series-test", "series-mechanisms", "series-ablation"):
-        assert regions[mark] == ["", "Not measured yet.", ""]
+        assert regions[mark] == NOT_YET
 
 
-def test_the_ablation_has_its_table(tables, tmp_path):
+def test_the_ablation_has_its_table(tmp_path):
     write(tmp_path, "ablation", {"whole": [0.80, 0.82], "without positions": [0.78, 0.8]})
-    rows = rows_of(tables.texts(tmp_path)[0]["series-ablation"])
+    rows = rows_of(draw(PAGE, tmp_path)[0]["series-ablation"])
     assert list(rows) == ["classifier", "whole", "without positions"]
     assert rows["whole"][0] == "81.0"  # folds are no repetitions, and have no deviation
     assert rows["classifier"][-1] == "p against whole"

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from declared import draw
 from suite_records import write_suite_record
 
 from kernel_attention_lab.reproduction import read_suite
 
 ROOT = Path(__file__).parents[2]
+PAGE = "docs/significance.md"
+NOTHING = ["", "No two rows of a suite have been measured on two common data sets yet.", ""]
 FIRST = ("JapaneseVowels", "Handwriting")
 MORE = ("BasicMotions", "FingerMovements", "AtrialFibrillation", "LSST", "Libras")
-
-
-@pytest.fixture
-def tables(tool) -> ModuleType:
-    """The module of the tables."""
-    return tool("significance_tables")
 
 
 def write(root, suite_name, row, column, accuracy):
@@ -36,14 +32,14 @@ def measured(root, more=MORE, rows=("batch_norm", "scaled_heads")):
             write(root, suite, row, column, figures[row])
 
 
-def section(tables, root):
-    return tables.texts(root)[0]["significance"]
+def section(root):
+    return draw(PAGE, root)[0]["significance"]
 
 
-def test_two_tables_of_a_paper_are_one_comparison(tables, tmp_path):
+def test_two_tables_of_a_paper_are_one_comparison(tmp_path):
     """Seven sets: p = 2^-6 for the row that is better on all, twice that after Holm."""
     measured(tmp_path)
-    lines = section(tables, tmp_path)
+    lines = section(tmp_path)
     assert [line for line in lines if line.startswith("* ")] == [
         "* batch_norm is better than softmax over the sets (better on 7, worse on 0 of 7; p = 0.031).",
         "* No difference found between scaled_heads and softmax over the sets (better on 4, worse on 3 of 7; "
@@ -58,9 +54,9 @@ def test_two_tables_of_a_paper_are_one_comparison(tables, tmp_path):
 
 
 @pytest.mark.parametrize(("rows", "needed"), [(("batch_norm",), 6), (("batch_norm", "scaled_heads"), 7)])
-def test_five_sets_are_too_few(tables, tmp_path, rows, needed):
+def test_five_sets_are_too_few(tmp_path, rows, needed):
     measured(tmp_path, MORE[:3], rows)
-    lines = section(tables, tmp_path)
+    lines = section(tmp_path)
     made = "one comparison needs" if len(rows) == 1 else "2 comparisons need"
     assert (
         f"* Too few sets to test batch_norm against softmax (better on 5, worse on 0 of 5; {made} {needed})."
@@ -70,27 +66,27 @@ def test_five_sets_are_too_few(tables, tmp_path, rows, needed):
     assert not any("No difference" in line for line in lines)
 
 
-def test_one_set_is_no_comparison(tables, tmp_path):
+def test_one_set_is_no_comparison(tmp_path):
     write(tmp_path, "primal_dual_uea", "softmax", "Handwriting", 0.5)
     write(tmp_path, "primal_dual_uea", "batch_norm", "Handwriting", 0.6)
-    assert section(tables, tmp_path) == tables.NOTHING
-    assert section(tables, tmp_path / "none") == tables.NOTHING
+    assert section(tmp_path) == NOTHING
+    assert section(tmp_path / "none") == NOTHING
 
 
-def test_a_smaller_error_is_better(tables, tmp_path):
+def test_a_smaller_error_is_better(tmp_path):
     suite = read_suite("primal_dual_regression")
     for column in suite.columns:
         for row, value in (("softmax", 40.0), ("batch_norm", 30.0)):
             figures = {"evaluation": {suite.metric: value}}
             write_suite_record(tmp_path, suite, row, column, figures=figures)
-    lines = section(tables, tmp_path)
+    lines = section(tmp_path)
     assert any(
         "batch_norm is better than softmax over the sets (better on 6, worse on 0" in line for line in lines
     )
 
 
-def test_the_page_has_the_regions(tables, tmp_path):
-    page = (ROOT / tables.PAGE).read_text(encoding="utf-8")
-    regions = tables.texts(tmp_path)[0]
+def test_the_page_has_the_regions(tmp_path):
+    page = (ROOT / PAGE).read_text(encoding="utf-8")
+    regions = draw(PAGE, tmp_path)[0]
     assert set(re.findall(r"<!-- ([\w-]+): begin \(make results\) -->", page)) == set(regions)
     assert "| 1 | 6 |" in regions["sets-needed"]
