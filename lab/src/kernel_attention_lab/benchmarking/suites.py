@@ -11,6 +11,7 @@ import torch
 from kernel_attention.errors import unknown
 from kernel_attention.mechanisms import list_attention
 from kernel_attention.specs import Spec
+from kernel_attention_lab.benchmarking.comparisons import ROW_SUITES
 from kernel_attention_lab.benchmarking.contenders import PEERS
 from kernel_attention_lab.benchmarking.plans import ContenderSpec, Plan
 
@@ -321,7 +322,7 @@ def plan_from_options(
         is_causal: whether the layers are causal.
     """
     if suite is not None and suite not in SUITES:
-        raise unknown("suite", suite, SUITES)
+        raise unknown("suite", suite, [*SUITES, *ROW_SUITES])
     plan = SUITES[suite or "all"]
     given = {name: value for name, value in options.items() if value is not None}
     grid = {"threads": (torch.get_num_threads(),), **plan.grid}

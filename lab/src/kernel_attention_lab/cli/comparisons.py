@@ -9,7 +9,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernel_attention.errors import InputError
+from kernel_attention.atomic import write_text_atomically
+from kernel_attention.errors import InputError, writing
 from kernel_attention_lab.cli.progress import progress
 from kernel_attention_lab.options import Bench, Reproduce, Sweep
 from kernel_attention_lab.plugins import load_plugins, require_plugins
@@ -26,14 +27,15 @@ def bench_command(options: Bench) -> int:
     from rich.console import Console
 
     from kernel_attention_lab.benchmarking import plan_from_options, run_benchmark
+    from kernel_attention_lab.benchmarking.comparisons import ROW_SUITES
     from kernel_attention_lab.reporting import benchmark_tables, write_benchmark
 
+    if options.suite in ROW_SUITES and options.against is None:
+        return _bench_rows(options)
     plan = plan_from_options(options.suite, options.attention, vars(options), options.causal)
     if options.against is not None:
         return _bench_against(options.against, options, plan)
-    folder = Path(
-        options.output or f"runs/bench-{options.suite or 'layers'}-{time.strftime('%Y%m%d-%H%M%S')}"
-    )
+    folder = _bench_folder(options)
     console = Console(width=None if sys.stdout.isatty() else 200)
     with progress() as on_progress:
         record = run_benchmark(
@@ -49,6 +51,28 @@ def bench_command(options: Bench) -> int:
     for entry in record["absent"]:
         console.print(f"{entry['contender']}: absent ({entry['reason']})")
     console.print(f"written: {', '.join(map(str, files))}", soft_wrap=True)
+    return 0
+
+
+def _bench_folder(options: Bench) -> Path:
+    return Path(options.output or f"runs/bench-{options.suite or 'layers'}-{time.strftime('%Y%m%d-%H%M%S')}")
+
+
+def _bench_rows(options: Bench) -> int:
+    """Measure a suite whose record has a row for every ratio or rate."""
+    from kernel_attention_lab.benchmarking.comparisons import run_rows
+
+    path = _bench_folder(options) / "benchmark.json"
+    assert options.suite is not None
+    with progress() as told:
+        record = run_rows(options.suite, rounds=options.rounds, told=told)
+    with writing(f"output {path}"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text_atomically(path, json.dumps(record, indent=1) + "\n")
+    for row in record["rows"]:
+        print(", ".join(f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
+                        for key, value in row.items()))  # fmt: skip
+    print(f"written: {path}")
     return 0
 
 
