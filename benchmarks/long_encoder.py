@@ -12,22 +12,18 @@ rounding. Processes share the machine's cores: their seconds do not say what as 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import multiprocessing
-import queue
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from long_rows import print_row, require_equal
+from processes import Sent, count_gradients, counted_collectives, in_processes, print_row
 from torch.utils.data import DataLoader
-from traffic import Sent, count_gradients, counted_collectives
 
 from kernel_attention.models import SequenceClassifier
 from kernel_attention.series import Batch
-from kernel_attention.series.task import TimeSeriesTask
+from kernel_attention.series.task import SequenceTask
 from kernel_attention.training.loop import Training, fit
 from kernel_attention.training.observer import Observer
 from kernel_attention.training.processes import ProcessPlace, joined
@@ -91,7 +87,7 @@ class Measured(Observer):
         self.rounds[-1]["loss"] = training.figures()["train_loss"]
 
 
-def train(rank: int, keys: dict[str, Any], length: int, port: int, results: Any) -> None:
+def train(rank: int, world: int, keys: dict[str, Any], length: int, port: int, results: Any) -> None:
     """Train as one of the recipe's processes."""
     torch.set_num_threads(1)
     recipe = make_recipe(keys)
@@ -106,30 +102,14 @@ def train(rank: int, keys: dict[str, Any], length: int, port: int, results: Any)
         measured = Measured(sent)
         loader = DataLoader(Noise(length), batch_size=None, sampler=OneBatch(recipe.effective_batch, 1))
         options: dict[str, Any] = {"observers": [measured], "processes": processes, "progress": False}
-        fit(TimeSeriesTask(model, recipe), loader, None, **options)
+        fit(SequenceTask(model, recipe.train_settings()), loader, None, **options)
         results.put((measured.rounds, measured.before, peak_resident() or 0))
 
 
 def measure(keys: dict[str, Any], length: int, port: int) -> dict[str, Any]:
     """The figures of a recipe; memory and bytes of the process that has most."""
     world = make_recipe(keys).processes
-    spawn = multiprocessing.get_context("spawn")
-    results = spawn.Queue()
-    workers = [
-        spawn.Process(target=train, args=(rank, keys, length, port, results), daemon=True)
-        for rank in range(world)
-    ]
-    for worker in workers:
-        worker.start()
-    rows: list[Any] = []
-    while len(rows) < world:
-        with contextlib.suppress(queue.Empty):
-            rows.append(results.get(timeout=1))
-        if any(worker.exitcode for worker in workers):
-            raise SystemExit(f"a process of {world} failed")
-    for worker in workers:
-        worker.join(timeout=60)
-    rounds, before, peak = zip(*rows, strict=True)
+    rounds, before, peak = zip(*in_processes(train, world, keys, length, port), strict=True)
     losses = {round(each[-1]["loss"], 6) for each in rounds}
     if len(losses) > 1:
         raise SystemExit(f"the processes' losses differ: {losses}")
@@ -158,12 +138,11 @@ def main() -> None:
     options = parser.parse_args()
     _, keys = read_recipe(options.recipe)
     wanted = [keys | {"devices": 1, "sequence_shards": 1}] if options.alone else []
-    rows = []
+    rows: list[dict[str, Any]] = []
     for number, each in enumerate([*wanted, keys]):
         rows.append(row := measure(each, options.length, options.port + number))
         del row["calls"]
-        print_row(row, "process", "processes", f"  loss {row['loss']:.6f}")
-        require_equal("losses", row["loss"], rows[0]["loss"])
+        print_row(row, rows[0], "loss")
     if options.out is not None:
         write_rows(options.out, rows, threads=1)
 

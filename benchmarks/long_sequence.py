@@ -1,6 +1,6 @@
 """Training steps of a primal layer on one very long sequence: one process, and sharded over several.
 
-    OMP_NUM_THREADS=1 python benchmarks/long_sequence.py --out benchmarks/results/long_sequence.json
+    OMP_NUM_THREADS=1 python benchmarks/long_sequence.py
 
 Forward, objective and backward of one layer (d 64, 2 heads, rank 30, eta 0.1, batch 1, float32). Every row
 runs in processes of its own, one thread each: seconds of a step, the largest resident memory of a process,
@@ -11,19 +11,17 @@ seconds say what the cores give, not what as many machines would.
 from __future__ import annotations
 
 import argparse
-import json
-import multiprocessing
-import platform
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from long_rows import print_row, require_equal
-from traffic import counted_collectives
+from processes import counted_collectives, in_processes, print_row
 
 import kernel_attention as ka
+from kernel_attention_lab.benchmarking.machine import write_rows
 from kernel_attention_lab.peak_memory import peak_resident
 
 _BLOCKS = 16  # of tokens, each with its own seed
@@ -38,7 +36,7 @@ def part(rank: int, world: int, options: argparse.Namespace) -> torch.Tensor:
     return x.flatten(1, 2)
 
 
-def train(rank: int, world: int, meeting_point: str, options: argparse.Namespace, results) -> None:
+def train(rank: int, world: int, meeting_point: str, options: argparse.Namespace, results: Any) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     layer = ka.PrimalAttention(options.embed_dim, options.num_heads, rank=options.rank, eta=0.1)
@@ -57,37 +55,20 @@ def train(rank: int, world: int, meeting_point: str, options: argparse.Namespace
             (layer(x).square().mean() + ka.auxiliary_loss(layer)).backward()
             seconds.append(time.perf_counter() - start)
     bytes_of_a_step = sum(call.bytes for call in sent) // options.steps
-    objective = layer.objective.item()
-    results.put((min(seconds), before, peak_resident() / 1e9, bytes_of_a_step, objective))
+    results.put((min(seconds), before, peak_resident() / 1e9, bytes_of_a_step, layer.objective.item()))
     if world > 1:
         dist.destroy_process_group()
 
 
-def measure(world: int, options: argparse.Namespace) -> dict:
-    spawn = multiprocessing.get_context("spawn")
-    results = spawn.Queue()
+def measure(world: int, options: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        arguments = (world, str(Path(folder) / "meeting_point"), options, results)
-        processes = [spawn.Process(target=train, args=(rank, *arguments)) for rank in range(world)]
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join()
-    if any(process.exitcode for process in processes):
-        raise SystemExit(f"a process of {world} failed")
-    rows = [results.get() for _ in range(world)]
-    seconds, before, peak, sent, objectives = zip(*rows, strict=True)
+        found = in_processes(train, world, str(Path(folder) / "meeting_point"), options)
+    *most, objectives = zip(*found, strict=True)
     if len(set(objectives)) > 1:
         raise SystemExit(f"the ranks' objectives differ: {objectives}")
-    return {
-        "ranks": world,
-        "length": options.length,
-        "seconds": max(seconds),
-        "peak_gigabytes": max(peak),
-        "gigabytes_before_the_step": max(before),
-        "bytes_to_collectives": max(sent),
-        "objective": objectives[0],
-    }
+    keys = ("seconds", "gigabytes_before_the_step", "peak_gigabytes", "bytes_to_collectives")
+    row = dict(zip(keys, map(max, most), strict=True))
+    return {"processes": world, "length": options.length, **row, "objective": objectives[0]}
 
 
 def main() -> None:
@@ -102,15 +83,12 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=30)
     parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args()
-    rows = []
+    rows: list[dict[str, Any]] = []
     for world in options.ranks:
-        rows.append(row := measure(world, options))
-        print_row(row, "rank", "ranks")
-        require_equal("objectives", row["objective"], rows[0]["objective"])
+        rows.append(measure(world, options))
+        print_row(rows[-1], rows[0], "objective")
     if options.out is not None:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        machine = {"platform": platform.platform(), "torch": torch.__version__, "threads": 1}
-        options.out.write_text(json.dumps({"machine": machine, "rows": rows}, indent=2) + "\n")
+        write_rows(options.out, rows, threads=1)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ is arithmetic with the assumptions that the page states.
 from __future__ import annotations
 
 import argparse
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,8 @@ from long_encoder import CLASSES, measure
 
 from kernel_attention.models import SequenceClassifier
 from kernel_attention_lab.benchmarking.operations import operation_counter
+from kernel_attention_lab.evidence.pages import between_marks
+from kernel_attention_lab.evidence.tables import markdown
 from kernel_attention_lab.training.recipe import make_recipe
 from kernel_attention_lab.training.recipe_files import read_recipe
 
@@ -90,11 +91,6 @@ def operations_of_a_token(keys: dict[str, Any], length: int) -> float:
     return counter.get_total_flops() / length
 
 
-def table(head: list[str], rows: list[list[str]]) -> list[str]:
-    """Markdown's table."""
-    return ["| " + " | ".join(line) + " |" for line in (head, ["---"] * len(head), *rows)]
-
-
 def counted_table(counted: dict[str, list[tuple[str, int]]]) -> list[str]:
     """What a process hands over in a step, by strategy and collective."""
     rows = []
@@ -102,7 +98,7 @@ def counted_table(counted: dict[str, list[tuple[str, int]]]) -> list[str]:
         for collective in sorted({call[0] for call in calls}):
             sizes = [size for kind, size in calls if kind == collective]
             rows.append([name, f"`{collective}`", str(len(sizes)), f"{sum(sizes):,}"])
-    return table(["strategy", "collective", "calls", "bytes"], rows)
+    return markdown(["strategy", "collective", "calls", "bytes"], rows)
 
 
 def paper_table(
@@ -121,16 +117,8 @@ def paper_table(
             expected, worst = efficiency(compute, hidden, shown)
             times = [f"{1e3 * time:.1f}" for time in (compute, hidden, shown)]
             rows.append([name, str(count), *times, f"{expected:.0%}", f"{worst:.0%}"])
-    head = [
-        "strategy",
-        "devices",
-        "compute, ms",
-        "overlapping, ms",
-        "waited for, ms",
-        "expected",
-        "no overlap",
-    ]
-    return table(head, rows)
+    times = [f"{what}, ms" for what in ("compute", "overlapping", "waited for")]
+    return markdown(["strategy", "devices", *times, "expected", "no overlap"], rows)
 
 
 def main() -> None:
@@ -162,12 +150,8 @@ def main() -> None:
     if options.page is None:
         print("\n".join(lines))
         return
-    text = options.page.read_text()
-    marked = r"(<!-- scale: begin[^\n]*-->\n).*?(<!-- scale: end -->)"
-    new = re.sub(
-        marked, lambda found: found[1] + "\n".join(["", *lines, "", found[2]]), text, flags=re.DOTALL
-    )
-    options.page.write_text(new)
+    text = options.page.read_text(encoding="utf-8")
+    options.page.write_text(between_marks(text, "scale", ["", *lines, ""]), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ threads: 1
 def scale(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     yield importlib.import_module("scale")
-    for name in ("scale", "long_encoder"):
+    for name in ("scale", "long_encoder", "processes"):
         sys.modules.pop(name, None)
 
 
