@@ -120,8 +120,19 @@ hosts: env  ## replace the attention of every small model of timm and transforme
 results: env  ## write the tables and figures of the documentation that follow from records, see docs/tables
 	$(BIN)/python -m kernel_attention_lab.evidence.pages
 
-performance: env  ## measure the tables of docs/performance.md again, on an idle machine; then `make results`
-	$(BIN)/python benchmarks/performance.py
+SUITES := all short primal multilinear support-vector primal-dual rpc series lra language vision timm rpc-vision roofline million causal
+ROW_SUITES := decoding decoding-small rollouts around primal-forms precisions compiled-forms native-forms compiled-forms-wide
+# The records of another machine have a suffix: make performance MACHINE=_epyc SUITES="primal rpc" ROW_SUITES=primal-forms
+MACHINE :=
+OF_primal-dual := --length 4096
+OF_vision := --plugin timm_beside_cpu_torch
+OF_timm := $(OF_vision)
+
+performance: $(SUITES:%=measured-%) $(ROW_SUITES:%=measured-%)  ## measure the tables of docs/performance.md again, on an idle machine (90 minutes); then `make results`
+
+measured-%: env
+	PYTHONPATH=tests/hosts $(if $(filter $*,$(ROW_SUITES)),OMP_NUM_THREADS=1) $(BIN)/kernel-attention bench --suite $* $(OF_$*) \
+		--output runs/performance/$* --record results/benchmarks/$*$(MACHINE).json
 
 docs: env  ## build the documentation into site/ and check its links
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -11,18 +11,16 @@ from those of the exact kernel. Runs that are already in the folder are read, no
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from pathlib import Path
 
 import torch
-from matplotlib.figure import Figure
 from torch import nn
 
 import kernel_attention as ka
 from kernel_attention.analysis import kernel_model_errors
 from kernel_attention.series import make_loader
-from kernel_attention_lab.reporting.figures import PALETTE, legend_below, report_style
+from kernel_attention_lab.benchmarking.machine import write_rows
 from kernel_attention_lab.run_folder import read_json
 from kernel_attention_lab.training.recipe_files import read_recipe
 from kernel_attention_lab.training.run import train
@@ -68,49 +66,6 @@ def measure(options: argparse.Namespace, eta: float, seed: int) -> dict:
     return {"eta": eta, "seed": seed, "accuracy": accuracy, "epochs": epochs, "course": course}
 
 
-def table(rows: list[dict]) -> list[str]:
-    """A line for each eta and layer: the first and the last copy, means over the seeds."""
-    lines = [
-        "| η | layer | least error of rank s | error of the kernel | error of the outputs |",
-        "|---|---|---|---|---|",
-    ]
-    for eta in dict.fromkeys(row["eta"] for row in rows):
-        own = [row for row in rows if row["eta"] == eta]
-        for layer in range(len(own[0]["course"][0]["kernel"])):
-            ends = {
-                key: [statistics.fmean(row["course"][at][key][layer] for row in own) for at in (0, -1)]
-                for key in KEYS
-            }
-            shown = (
-                " → ".join(f"{value:.3f}" for value in ends[key]) for key in ("least", "kernel", "output")
-            )
-            lines.append(f"| {eta:g} | {layer} | {' | '.join(shown)} |")
-    return lines
-
-
-def draw(rows: list[dict], path: Path) -> None:
-    """A panel for the kernel and one for the outputs: means of layers and seeds over the training."""
-    with report_style():
-        figure = Figure(figsize=(7.4, 3.2))
-        for axis, key in zip(figure.subplots(1, 2), ("kernel", "output"), strict=True):
-            for color, eta in zip(PALETTE, dict.fromkeys(row["eta"] for row in rows), strict=False):
-                own = [row for row in rows if row["eta"] == eta]
-
-                def mean(part: str, own: list[dict] = own) -> list[float]:
-                    copies = zip(*(row["course"] for row in own), strict=True)
-                    return [statistics.fmean(value for one in copy for value in one[part]) for copy in copies]
-
-                axis.plot(
-                    own[0]["epochs"], mean(key), color=color, marker="o", markersize=3, label=f"η {eta:g}"
-                )
-                if key == "kernel":
-                    label = f"η {eta:g}, least of its rank"
-                    axis.plot(own[0]["epochs"], mean("least"), color=color, linestyle=":", label=label)
-            axis.set(title=f"relative error of the {key}", xlabel="epoch", ylim=(0, None))
-        legend_below(figure, figure.axes[0])
-        figure.savefig(path, metadata={"Date": None})
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -121,17 +76,14 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--runs", type=Path, default=Path("runs/kernel-model"))
     parser.add_argument("--out", type=Path, default=Path("results/benchmarks/kernel_model.json"))
-    parser.add_argument("--figure", type=Path, default=Path("docs/figures/kernel-model.svg"))
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows = [measure(options, eta, seed) for seed in options.seeds for eta in options.etas]
     for eta in options.etas:
         accuracies = [100 * row["accuracy"] for row in rows if row["eta"] == eta]
         print(f"η {eta:g}: accuracy {statistics.fmean(accuracies):.2f} %, seeds {options.seeds}")
-    print("\n".join(table(rows)))
     settings = {"rank": options.rank, "epochs": options.epochs, "sequences": SEQUENCES}
-    options.out.write_text(json.dumps({"settings": settings, "rows": rows}, indent=1) + "\n")
-    draw(rows, options.figure)
+    write_rows(options.out, rows, settings=settings)
 
 
 if __name__ == "__main__":

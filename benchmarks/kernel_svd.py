@@ -1,6 +1,6 @@
 """A matrix-free kernel SVD beside scikit-learn's randomised truncated SVD of the same matrix.
 
-    OMP_NUM_THREADS=1 python benchmarks/kernel_svd.py --out benchmarks/results/kernel_svd.json
+    OMP_NUM_THREADS=1 python benchmarks/kernel_svd.py --out FILE.json
 
 n x n kernel of two samples in 16 dimensions, float32, 32 components. Every contender runs in a fresh process,
 in turns, and reports the time of its decomposition, the time of making the matrix (none for the matrix-free
@@ -11,16 +11,15 @@ process held with its imports, and the largest relative error of a singular valu
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import statistics
-import subprocess
-import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from processes import in_processes
+
+from kernel_attention_lab.benchmarking.machine import write_rows
 
 CONTENDERS = ("matrix_free", "randomized_svd", "TruncatedSVD")
 
@@ -48,7 +47,7 @@ def make_matrix(options: argparse.Namespace, dtype: type) -> np.ndarray:
     return logits
 
 
-def contend(options: argparse.Namespace) -> dict:
+def contend(options: argparse.Namespace, name: str, seed: int) -> dict[str, Any]:
     """One contender in this process."""
     import torch
     from sklearn.decomposition import TruncatedSVD
@@ -57,7 +56,7 @@ def contend(options: argparse.Namespace) -> dict:
     from kernel_attention.solvers import kernel_svd
     from kernel_attention_lab.peak_memory import peak_resident
 
-    s, seed, name = options.components, options.seed, options.contender
+    s = options.components
     if name == "reference":
         from scipy.sparse.linalg import svds
 
@@ -87,55 +86,41 @@ def contend(options: argparse.Namespace) -> dict:
             "own_mb": peak - before, "values": values, "visits": visits}  # fmt: skip
 
 
-def run(options: argparse.Namespace, name: str, seed: int) -> dict:
-    command = [sys.executable, __file__, "--contender", name, "--seed", str(seed)]
-    for key in ("size", "dimensions", "components", "kernel", "tol"):
-        command += [f"--{key}", str(getattr(options, key))]
-    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+def work(rank: int, world: int, options: argparse.Namespace, name: str, seed: int, results: Any) -> None:
+    results.put(contend(options, name, seed))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--size", type=int, default=10_000)
-    parser.add_argument("--dimensions", type=int, default=16)
-    parser.add_argument("--components", type=int, default=32)
+    for name, default in {"size": 10_000, "dimensions": 16, "components": 32, "rounds": 3}.items():
+        parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--kernel", choices=["rbf", "softmax"], default="rbf")
     parser.add_argument("--tol", type=float, default=1e-3, help="of the matrix-free form")
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--contender", help=argparse.SUPPRESS)
-    parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.contender:
-        print(json.dumps(contend(options)))
-        return
-    exact = np.array(run(options, "reference", 0)["values"])
-    rounds = [{name: run(options, name, seed) for name in CONTENDERS} for seed in range(options.rounds)]
-    summary = {}
+    (exact,) = in_processes(work, 1, options, "reference", 0)
+    rounds = [
+        {name: in_processes(work, 1, options, name, seed)[0] for name in CONTENDERS}
+        for seed in range(options.rounds)
+    ]
+    rows = []
     for name in CONTENDERS:
-        rows = [r[name] for r in rounds]
-        summary[name] = {key: statistics.median(row[key] for row in rows)
-                         for key in ("make_s", "svd_s", "total_s", "peak_mb", "own_mb")}  # fmt: skip
-        errors = [float(np.max(np.abs(np.array(row["values"]) / exact - 1))) for row in rows]
-        summary[name] |= {"relative_error": max(errors), "visits": rows[0]["visits"]}
-        ours = [r["matrix_free"]["total_s"] for r in rounds]
+        found = [each[name] for each in rounds]
+        keys = ("make_s", "svd_s", "total_s", "peak_mb", "own_mb")
+        row = {"contender": name} | {key: statistics.median(each[key] for each in found) for key in keys}
+        errors = [np.max(np.abs(np.divide(each["values"], exact["values"]) - 1)) for each in found]
+        row |= {"relative_error": float(max(errors)), "visits": found[0]["visits"]}
         for against in ("svd_s", "total_s"):
-            ratios = [own / row[against] for own, row in zip(ours, rows, strict=True)]
-            summary[name][f"matrix_free_over_{against}"] = statistics.median(ratios)
-        print(name, json.dumps({k: round(v, 6) if v is not None else None for k, v in summary[name].items()}))
+            ratios = [each["matrix_free"]["total_s"] / each[name][against] for each in rounds]
+            row[f"matrix_free_over_{against}"] = statistics.median(ratios)
+        rows.append(row)
+        print(row, flush=True)
     if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        machine = {
-            "cpu": platform.processor() or platform.machine(),
-            "threads": os.environ.get("OMP_NUM_THREADS"),
-        }
-        chosen = {
-            k: getattr(options, k) for k in ("size", "dimensions", "components", "kernel", "tol", "rounds")
-        }
-        result = {"machine": machine, "options": chosen, "exact": exact.tolist(), "summary": summary}
-        options.out.write_text(json.dumps(result, indent=1) + "\n")
+        write_rows(
+            options.out, rows, settings={key: value for key, value in vars(options).items() if key != "out"}
+        )
 
 
 if __name__ == "__main__":

@@ -18,27 +18,16 @@ from kernel_attention.atomic import write_text_atomically
 from kernel_attention_lab.reporting.course_plots import COURSES
 from kernel_attention_lab.run_folder import RunFolder
 
-_DIGITS = 6
-
 
 def course_record(course: dict[str, Any]) -> dict[str, Any]:
     """The epochs of the kept weights, and every figure: a row for each of these epochs, a number a layer."""
     entries = course["epochs"]
-    figures = {
-        key: [[_rounded(layer["summary"].get(key)) for layer in entry["layers"]] for entry in entries]
-        for key in COURSES
-    }
-    return {
-        "cases": course["note"],
-        "epochs": [entry["epoch"] for entry in entries],
-        "figures": {
-            key: rows for key, rows in figures.items() if any(value is not None for value in rows[-1])
-        },
-    }
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.{_DIGITS}g}")
+    figures = {}
+    for key in COURSES:
+        rows = [[layer["summary"].get(key) for layer in entry["layers"]] for entry in entries]
+        if any(value is not None for value in rows[-1]):
+            figures[key] = [[None if v is None else float(f"{v:.6g}") for v in row] for row in rows]
+    return {"cases": course["note"], "epochs": [entry["epoch"] for entry in entries], "figures": figures}
 
 
 def main() -> None:
@@ -47,18 +36,16 @@ def main() -> None:
     parser.add_argument("--label", required=True, help="name of the records")
     parser.add_argument("--output", type=Path, required=True, help="folder to write them into")
     options = parser.parse_args()
-    folder, written = RunFolder(options.run), 0
-    options.output.mkdir(parents=True, exist_ok=True)
-    for seed in folder.seeds():
-        course = folder.diagnostics_over_training(seed)
-        if course is None:
-            continue
-        path = options.output / f"{options.label}-{seed}.json"
-        write_text_atomically(path, json.dumps(course_record(course)) + "\n")
-        print(f"written: {path}")
-        written += 1
-    if not written:
+    folder = RunFolder(options.run)
+    courses = {seed: folder.diagnostics_over_training(seed) for seed in folder.seeds()}
+    if not any(courses.values()):
         raise SystemExit(f"{folder.path}: has no course; run kernel-attention analyze RUN --over_training")
+    options.output.mkdir(parents=True, exist_ok=True)
+    for seed, course in courses.items():
+        if course is not None:
+            path = options.output / f"{options.label}-{seed}.json"
+            write_text_atomically(path, json.dumps(course_record(course)) + "\n")
+            print(f"written: {path}")
 
 
 if __name__ == "__main__":

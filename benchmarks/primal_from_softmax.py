@@ -9,7 +9,8 @@ parameters, with the run's own recipe. "new" is a layer as replace_attention put
 carried projections. "distilled" is primal attention with values, fitted by the nested objective, with either
 normalisation, and "new values" such a layer with random weights. "zero" is one that puts out 0: what the
 model makes of its residual path alone. "softmax" is the model itself with one more epoch. Every
-initialisation sees the same order of batches. No result chooses anything.
+initialisation sees the same order of batches. No result chooses anything. ``make results`` makes the
+table of docs/concepts/low-rank-attention.md.
 """
 
 from __future__ import annotations
@@ -17,8 +18,6 @@ from __future__ import annotations
 import argparse
 import copy
 import dataclasses
-import json
-import statistics
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from kernel_attention.analysis import primal_from_softmax, primal_values_from_so
 from kernel_attention.series import SequenceSplit, make_loader, stratified_split
 from kernel_attention.series.task import SequenceTask
 from kernel_attention.training.loop import fit
+from kernel_attention_lab.benchmarking.machine import write_rows
 from kernel_attention_lab.data import load_time_series
 from kernel_attention_lab.training.evaluation import evaluate_split
 from kernel_attention_lab.training.saved import SavedRun, load_run
@@ -72,41 +72,27 @@ def initialised(
     """A copy of the model with a primal last layer, and the errors of its output."""
     changed = copy.deepcopy(model)
     last = changed.encoder.layers[-1]
-    if method in ("new", "zero"):
+    before, seen = last.attention, {"attention_mask": train[1], "held_out": test[0], "held_out_mask": test[1]}
+    how, _, normalize = method.partition(", ")
+    if how == "distilled":
+        found = primal_values_from_softmax(
+            before, train[0], **seen, rank=options["rank"], normalize=normalize, seed=seed
+        )
+    elif how not in ("new", "zero", "new values"):
+        found = primal_from_softmax(before, train[0], **seen, method=method, seed=seed, **options)
+    else:
         torch.manual_seed(seed)
-        ka.replace_attention(changed, {-1: "primal"}, **options)
-        if method == "zero":
+        given = {"rank": options["rank"], "normalize": normalize} if normalize else options
+        ka.replace_attention(changed, {-1: "primal_values" if normalize else "primal"}, **given)
+        if how == "zero":
             nn.init.zeros_(last.attention.out_proj.weight)
             nn.init.zeros_(last.attention.out_proj.bias)
-        before = model.encoder.layers[-1].attention
         errors = [relative_error(last.attention, before, *split) for split in (train, test)]
         return {"model": changed, "error": errors[0], "held_out_error": errors[1]}
-    found = primal_from_softmax(
-        last.attention, train[0], attention_mask=train[1], held_out=test[0], held_out_mask=test[1],
-        method=method, seed=seed, **options,
-    )  # fmt: skip
     last.attention = found.layer
     errors = {"error": found.error, "held_out_error": found.held_out_error}
-    return {"model": changed, **errors, "constant_error": found.constant_error}
-
-
-def with_values(model: nn.Module, method: str, rank: int, seed: int, train: Any, test: Any) -> dict[str, Any]:
-    """A copy of the model whose last layer is primal attention with values, and the errors of its output."""
-    changed = copy.deepcopy(model)
-    last = changed.encoder.layers[-1]
-    how, normalize = method.split(", ")
-    if how == "new values":
-        before = last.attention
-        torch.manual_seed(seed)
-        ka.replace_attention(changed, {-1: "primal_values"}, rank=rank, normalize=normalize)
-        errors = [relative_error(last.attention, before, *split) for split in (train, test)]
-        return {"model": changed, "error": errors[0], "held_out_error": errors[1]}
-    found = primal_values_from_softmax(
-        last.attention, train[0], attention_mask=train[1], held_out=test[0], held_out_mask=test[1], rank=rank,
-        normalize=normalize, seed=seed,
-    )  # fmt: skip
-    last.attention = found.layer
-    return {"model": changed, "error": found.error, "held_out_error": found.held_out_error}
+    constant = {} if normalize else {"constant_error": found.constant_error}
+    return {"model": changed, **errors, **constant}
 
 
 def measure(run: SavedRun, seed: int, ranks: list[int]) -> list[dict[str, Any]]:
@@ -122,22 +108,16 @@ def measure(run: SavedRun, seed: int, ranks: list[int]) -> list[dict[str, Any]]:
     before = accuracy(model)
     after = accuracy(fine_tune(copy.deepcopy(model), run, train, seed))
     rows = [{"method": "softmax", "seed": seed, "before": before, "after": after}]
+    kinds = [("values", method) for method in WITH_VALUES]
+    kinds += [(data_dependent, method) for data_dependent in (True, False) for method in METHODS]
     for rank in ranks:
-        for method in WITH_VALUES:
-            row = with_values(model, method, rank, seed, fitted, unseen)
+        for kind, method in kinds:
+            options = {"rank": rank, "data_dependent": kind, "max_len": model.encoder.max_len}
+            row = initialised(model, method, options, seed, fitted, unseen)
             changed = row.pop("model")
             row |= {"before": accuracy(changed)}
             row |= {"after": accuracy(fine_tune(changed, run, train, seed))}
-            rows.append({"method": method, "seed": seed, "rank": rank, "data_dependent": "values", **row})
-    for data_dependent in (True, False):
-        for rank in ranks:
-            options = {"rank": rank, "data_dependent": data_dependent, "max_len": model.encoder.max_len}
-            for method in METHODS:
-                row = initialised(model, method, options, seed, fitted, unseen)
-                changed = row.pop("model")
-                row |= {"before": accuracy(changed)}
-                row |= {"after": accuracy(fine_tune(changed, run, train, seed))}
-                rows.append({"method": method, "seed": seed, **options, **row})
+            rows.append({"method": method, "seed": seed, **options, **row})
     return rows
 
 
@@ -147,33 +127,15 @@ def main() -> None:
     )
     parser.add_argument("run", type=Path, help="folder of a trained softmax run")
     parser.add_argument("--ranks", type=int, nargs="+", default=[4, 16])
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/primal-from-softmax.json"))
+    parser.add_argument("--out", type=Path, default=Path("results/benchmarks/primal_from_softmax.json"))
     options = parser.parse_args()
     torch.set_num_threads(1)
     run = load_run(options.run)
     rows = [row for seed in run.seeds for row in measure(run, seed, options.ranks)]
-    cases: dict[tuple, list[dict]] = {}
     for row in rows:
-        cases.setdefault((row.get("data_dependent"), row.get("rank"), row["method"]), []).append(row)
-    print(
-        "| weights | rank | initialisation | error, fitted | error, test | before (%) | after one epoch (%) |"
-    )
-    print("|---|---|---|---|---|---|---|")
-    for (dependent, rank, method), found in cases.items():
-        shown = []
-        for key, factor, digits in (("error", 1, 3), ("held_out_error", 1, 3), ("before", 100, 2),
-                                    ("after", 100, 2)):  # fmt: skip
-            values = [factor * row[key] for row in found if row.get(key) is not None]
-            spread = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
-            shown.append(f"{statistics.fmean(values):.{digits}f}{spread}" if values else "–")
-        weights = {None: "–", True: "data-dependent", False: "data-independent", "values": "with values"}[
-            dependent
-        ]
-        print(f"| {weights} | {rank or '–'} | {method} | " + " | ".join(shown) + " |")
-    constant = [row["constant_error"] for row in rows if "constant_error" in row]
-    print(f"best constant output: error {statistics.fmean(constant):.3f}")
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(rows, indent=1) + "\n")
+        print(", ".join(f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
+                        for key, value in row.items()))  # fmt: skip
+    write_rows(options.out, rows)
 
 
 if __name__ == "__main__":

@@ -122,7 +122,6 @@ def paper_table(
 
 
 def main() -> None:
-    """Count, compute, print or write."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -147,11 +146,10 @@ def main() -> None:
         f"counted), so a device computes {1e3 * compute:.1f} ms for {options.tokens:,} tokens.", "",
         *paper_table(counted, compute, machine, options.devices),
     ]  # fmt: skip
-    if options.page is None:
-        print("\n".join(lines))
-        return
-    text = options.page.read_text(encoding="utf-8")
-    options.page.write_text(between_marks(text, "scale", ["", *lines, ""]), encoding="utf-8")
+    print("\n".join(lines))
+    if options.page is not None:
+        text = options.page.read_text(encoding="utf-8")
+        options.page.write_text(between_marks(text, "scale", ["", *lines, ""]), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ RIVALS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 WITHOUT_SEED = ("dtw_1nn",)
 
-# What differs from the defaults of AttentionClassifier. "steps_factor" multiplies --steps.
+# What differs from the defaults of AttentionClassifier.
 WARPED = ("jitter", "scale", "time_warp", "window")
 SINGLE: dict[str, Any] = {
     "n_estimators": 1, "calibrate": False, "stem": "convolution", "augmentation": WARPED,
@@ -58,20 +58,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "default": {},
     "stem: rocket": {"stem": "rocket"},
     "stem: rocket, augmentation: none": {"stem": "rocket", "augmentation": ()},
-    "stem: linear": {"stem": "linear"},
-    "augmentation: none": {"augmentation": ()},
-    "views: three": {"views": ("raw", "normalized", "difference")},
-    "stem: wide": {"embed_dim": 128, "feedforward_dim": 256},
-    "stem: deep": {"stem_layers": 6},
-    "positions: relative": {"positions": "convolutional"},
-    "mixup": {"mixup": 0.4},
-    "steps: twice": {"steps_factor": 2},
-    "views: raw": {"views": ("raw",)},
-    "dropout: 0.3": {"dropout": 0.3},
-    "pooling: attention": {"pooling": "attention"},
-    "augmentation: with cut": {"augmentation": (*WARPED, "cut")},
-    "learning rate: 5e-4": {"learning_rate": 5e-4},
-    "default, another seed": {"random_state": 1},
 }
 # What each part of the default classifier is worth: one is switched off or exchanged, or the readout is on.
 ABLATION: dict[str, dict[str, Any]] = {
@@ -156,9 +142,8 @@ def make_ours(changes: dict[str, Any], seed: int, cases: int, options: argparse.
     from kernel_attention.series.members import automatic_batch_size, automatic_epochs
 
     given = {"random_state": seed, "accelerator": options.accelerator} | changes
-    factor = given.pop("steps_factor", 1)
     if options.steps is not None:
-        given["epochs"] = automatic_epochs(cases, automatic_batch_size(cases), factor * options.steps)
+        given["epochs"] = automatic_epochs(cases, automatic_batch_size(cases), options.steps)
     return AttentionClassifier(**given)
 
 

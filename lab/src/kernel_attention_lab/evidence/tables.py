@@ -211,12 +211,15 @@ def _range(found: Found, form: str, spec: Mapping[str, Any], row: Observations) 
 
 
 def _course(found: Found, form: str, spec: Mapping[str, Any], row: Observations) -> str:
-    """Means at the steps of ``along``: the first, the second and the last, with arrows between them."""
+    """Means at the steps of ``along``: the first, the second and the last, with arrows between them.
+
+    Of ``ends`` the first and the last alone.
+    """
     steps: dict[Any, list[float]] = {}
     for each, value in found:
         steps.setdefault(each[spec["along"]], []).append(value)
     means = [float(np.nanmean(values)) if not np.isnan(values).all() else None for values in steps.values()]
-    chosen = [means[0], means[1], means[-1]]
+    chosen = [means[0], *([] if spec["as"].startswith("ends") else means[1:2]), means[-1]]
     return " → ".join("–" if value is None else show(value, form) for value in chosen)
 
 
@@ -271,6 +274,7 @@ STATISTICS: dict[str, Callable[[Found, str, Mapping[str, Any], Observations], st
     "seeds": _seeds,
     "range": _range,
     "course": _course,
+    "ends": _course,
     "best": _best,
     "ranking": _ranking,
     "listing": _listing,
