@@ -23,6 +23,7 @@ import json
 import multiprocessing
 import os
 import time
+import warnings
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from importlib import import_module
 from pathlib import Path
@@ -202,13 +203,9 @@ def run(job: Job, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def prepare_worker(threads: int) -> None:
-    import logging
-    import warnings
-
     import torch
 
     warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
     torch.set_num_threads(threads)
 
 

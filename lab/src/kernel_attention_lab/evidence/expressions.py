@@ -119,7 +119,7 @@ FORMATS: dict[str, Callable[[Any], str]] = {
 # --- what templates may call --------------------------------------------------------------------------------
 
 
-def distinct(observations: Observations, expression: str, joint: str = " and ") -> str:
+def differing(observations: Observations, expression: str, joint: str = " and ") -> str:
     """Different values of an expression, sorted and joined."""
     found = {evaluate(expression, each) for each in observations}
     return joint.join(sorted(str(value) for value in found - {None, ""}))
@@ -193,7 +193,7 @@ def _environment() -> Environment:
     # Texts of the checkout's own files, for pages of Markdown: nothing to escape.
     made = Environment(undefined=ChainableUndefined, trim_blocks=True, lstrip_blocks=True)
     functions = (
-        show, quartiles, distinct, values, span, machine_words, words, reached, best_so_far, iterations,
+        show, quartiles, differing, values, span, machine_words, words, reached, best_so_far, iterations,
         metric_title, superscripts, capitalize_first, like,
     )  # fmt: skip
     made.filters |= {each.__name__: each for each in functions}

@@ -205,7 +205,7 @@ ENVIRONMENT.globals |= {
 }
 
 
-def main(arguments: Sequence[str]) -> int:
+def write_pages(arguments: Sequence[str]) -> int:
     """Write the files, or check them; the exit code."""
     root = Path.cwd()
     return settle(
@@ -214,4 +214,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(write_pages(sys.argv[1:]))
