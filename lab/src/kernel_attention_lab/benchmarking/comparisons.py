@@ -25,7 +25,8 @@ from torch import Tensor, nn
 import kernel_attention as ka
 from kernel_attention.core.decoding import state_bytes
 from kernel_attention.models import DecisionTransformer, Memory, RecurrentMemory, SlidingMemory
-from kernel_attention.tensors import dropout, fused_softmax
+from kernel_attention.tensors import dropout
+from kernel_attention.tensors.softmax import attention as fused_softmax
 from kernel_attention.training.task import OPTIMIZERS
 from kernel_attention_lab.benchmarking import machine, timing
 from kernel_attention_lab.benchmarking.contenders import find_contender
