@@ -71,7 +71,7 @@ class KernelAttentionModel(PreTrainedModel):
     config_class = KernelAttentionConfig
     config: KernelAttentionConfig
     kind: ClassVar[type[nn.Module]]
-    _keys_to_ignore_on_load_missing = [r"\binput_mean_rest$"]  # zero, in a model saved before there was one
+    _keys_to_ignore_on_load_missing = [r"\binput_mean_rest$"]  # noqa: RUF012  (zero in earlier models)
 
     def __init__(self, config: KernelAttentionConfig) -> None:
         super().__init__(config)
