@@ -27,7 +27,10 @@ def write(root, row: str, column: str, seed: int, accuracy: float, **config) -> 
 
 
 def test_without_a_record_the_page_says_so(tmp_path):
-    assert draw(PAGE, tmp_path) == ({"recall": NOT_YET}, {})
+    regions, figures = draw(PAGE, tmp_path)
+    assert set(regions) == {"recall", "kernel-model", "from-softmax"}
+    assert all(lines == NOT_YET for lines in regions.values())
+    assert figures == {}
 
 
 def test_the_table_has_states_and_accuracies(tmp_path):
