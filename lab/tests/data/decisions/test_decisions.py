@@ -13,14 +13,7 @@ import torch
 from gymnasium.spaces import Box, Discrete
 from hypothesis import given
 from hypothesis import strategies as st
-from training.decision_data import (
-    CART,
-    PENDULUM,
-    make_decisions,
-    played,
-    space_text,
-    write_minari,
-)
+from training.decision_data import CART, PENDULUM, make_decisions, played, space_text, write_minari
 
 from kernel_attention.errors import InputError
 from kernel_attention_lab.data.decisions.batches import (
@@ -383,12 +376,10 @@ def test_what_is_kept_is_what_was_given_or_the_episode_is_refused(values, number
         ({"actions": np.full(30, 2**64 - 1, np.uint64)}, "its action is 18446744073709551615 at step 0"),
         ({"observations": np.full((30, 3), 1e39)}, "episode 0: states are not finite at step 0"),
         ({"rewards": np.full(30, 1e38)}, "episode 0: returns are not finite at step 0"),
-        ({"timeouts": np.ones(5, bool)}, "different lengths"),
         ({"terminals": np.zeros((30, 2))}, r"terminals have the shape \(30, 2\)"),
         ({"rewards": np.float64(3)}, "rewards are no array of numbers"),
         ({"observations": np.full((30, 3), b"x")}, "observations are no array of numbers"),
         ({"actions": np.zeros((30, 0))}, "one is empty"),
-        ({"actions": np.full((30, 1), 1.5)}, "an action is 1.5"),
     ],
 )
 def test_d4rl_data_of_another_kind_are_refused(d4rl, tmp_path, change, message):

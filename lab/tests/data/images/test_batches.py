@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from kernel_attention.errors import InputError
 from kernel_attention_lab.data.images.batches import RepeatedSampler, central, make_image_loader
 from kernel_attention_lab.data.images.sets import ImageSplit
 
@@ -73,8 +72,3 @@ def test_a_resumed_pass_continues_after_the_batches_it_had(repeats):
     sampler.skip(2, 4)
     assert list(sampler) == whole[8:]
     assert list(sampler) == whole
-
-
-def test_an_empty_split_is_refused(split):
-    with pytest.raises(InputError, match="empty"):
-        make_image_loader(split.subset([]), 4)

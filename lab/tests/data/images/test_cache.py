@@ -6,15 +6,12 @@ import contextlib
 import os
 import re
 import shutil
-import subprocess
-import sys
 import tarfile
 
 import numpy as np
 import pytest
-from data.images.image_data import CLASSES, encoded, gray_of, grays, make_set, pack, square
+from data.images.image_data import gray_of, grays, make_set, pack, square
 from PIL import Image
-from training.runs import SRC
 
 from kernel_attention.errors import InputError
 from kernel_attention.user_cache import cache_folder
@@ -95,15 +92,6 @@ def test_a_damaged_cache_is_made_again(tmp_path, built, file, damage, caplog):
         assert "is damaged" in caplog.text
 
 
-def test_class_numbers_beyond_the_classes_are_damage(tmp_path, built):
-    make_set(tmp_path / "set")
-    load_images("set", tmp_path)
-    (cache,) = caches()
-    np.save(cache / "0-targets.npy", np.full(6, 7))
-    assert load_images("set", tmp_path).test.targets.tolist() == [0, 0, 0, 1, 1, 1]
-    assert len(built) == 2
-
-
 def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch):
     make_set(tmp_path / "set")
     (tmp_path / "file").write_text("no folder")
@@ -119,34 +107,6 @@ def test_a_set_that_is_refused_leaves_no_cache(tmp_path):
         with pytest.raises(InputError, match=r"train/dog/2\.png: not readable as an image"):
             load_images("set", tmp_path)
     assert caches() == []
-
-
-_LOAD = """
-import sys, time
-from kernel_attention_lab.data import load_images
-while time.time() < float(sys.argv[2]):
-    time.sleep(0.001)
-print(load_images("set", sys.argv[1]).train.images.sum())
-"""
-
-
-@pytest.mark.slow
-def test_two_processes_may_make_the_same_cache(tmp_path):
-    import time
-
-    make_set(tmp_path / "set", count=200, size=16)
-    start = time.time() + 12
-    environment = {**os.environ, "PYTHONPATH": SRC}
-    command = [sys.executable, "-c", _LOAD, str(tmp_path), str(start)]
-    running = [
-        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    printed = [process.communicate(timeout=120) for process in running]
-    assert [process.returncode for process in running] == [0, 0], printed
-    total = load_images("set", tmp_path).train.images.sum()
-    assert [int(out) for out, _ in printed] == [total, total]
-    assert len(caches()) == 1
 
 
 def test_the_cache_of_the_other_process_stays(tmp_path, monkeypatch):
@@ -222,19 +182,6 @@ def test_bad_input_is_one_line(tmp_path, change, message):
     assert str(tmp_path / "set") in str(error.value)
 
 
-def test_one_class_is_too_few(tmp_path):
-    make_set(tmp_path / "set", classes=CLASSES[:1])
-    with pytest.raises(InputError, match="has one class only, 'cat'"):
-        load_images("set", tmp_path)
-
-
-def test_class_folders_of_one_image_cannot_be_divided(tmp_path):
-    for label in CLASSES:
-        with_file(f"{label}/0.png")(tmp_path / "set")
-    with pytest.raises(InputError, match="no class has two cases"):
-        load_images("set", tmp_path)
-
-
 @pytest.mark.parametrize("mark", ["", "NA", "nan", "None", " "])
 def test_a_missing_label_is_no_class(mark, tmp_path):
     make_set(tmp_path / "set")
@@ -247,12 +194,6 @@ def test_a_caption_is_no_class(tmp_path):
     make_set(tmp_path / "set")
     (tmp_path / "set/train/metadata.jsonl").write_text('{"file_name": "cat/0.png", "text": "a cat"}\n')
     assert load_images("set", tmp_path).train.targets.tolist() == [0, 0, 0, 1, 1, 1]
-
-
-def test_a_gray_image_among_colour_is_read_as_colour(tmp_path):
-    make_set(tmp_path / "set")
-    (tmp_path / "set/train/cat/1.png").write_bytes(encoded(np.full((4, 4), 77, np.uint8)))
-    assert grays(load_images("set", tmp_path).train)[1] == 77
 
 
 def test_a_set_that_is_not_there(tmp_path):

@@ -82,26 +82,6 @@ def test_an_image_is_turned_as_its_orientation_says(orientation, upright):
     assert np.array_equal(decode_image(encoded(wide, exif=exif), "a"), upright(wide))
 
 
-@pytest.mark.parametrize(("height", "width"), [(8, 24), (24, 8), (9, 30), (5, 7), (4, 4), (3, 3)])
-def test_the_middle_of_any_size_is_cut_out(height, width):
-    """A ramp from left to right, or from top to bottom, has its middle value in the middle of the cut."""
-    side = max(height, width)
-    ramp = np.linspace(0, 255, side).round().astype(np.uint8)
-    pixels = (
-        np.broadcast_to(ramp, (height, width))
-        if width > height
-        else np.broadcast_to(ramp[:height, None], (height, width))
-    )
-    cut = decode_image(encoded(np.ascontiguousarray(pixels)), "a", image_size=4)
-    assert cut.shape == (4, 4, 3)
-    # Half a pixel of the source, after resizing by the short side, is the error of an odd margin.
-    assert abs(float(cut.mean()) - float(pixels.mean())) <= 255 / (side - 1) * min(height, width) / 4
-
-
-def test_a_square_of_the_right_size_keeps_its_pixels():
-    assert np.array_equal(decode_image(encoded(RAMP), "a", image_size=4), RAMP)
-
-
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF"])
 def test_a_damaged_image_is_named_in_one_line(kind):
     whole = encoded(np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8), kind)
@@ -204,9 +184,9 @@ def test_a_lack_of_memory_is_named(read, monkeypatch):
         read(encoded(np.zeros((8, 8), np.uint8)))
 
 
-@pytest.mark.parametrize(("height", "width"), [(2, 90), (90, 2), (1, 4000), (3, 211), (211, 3)])
-def test_the_middle_of_a_narrow_image_is_that_of_the_whole_resized(height, width):
-    """In the other order of the two directions, so each rounds once more; no value is clipped."""
+@pytest.mark.parametrize(("height", "width"), [(2, 90), (90, 2), (1, 4000), (31, 24), (3, 3)])
+def test_the_middle_is_that_of_the_whole_resized(height, width):
+    """Of a narrow one in the other order of the two directions, so each rounds once more; none is clipped."""
     draw = np.random.default_rng(0)
     pixels = draw.integers(90, 160, (height, width, 3), dtype=np.uint8)
     size = 16

@@ -7,7 +7,6 @@ import pytest
 import torch
 from PIL import Image, ImageEnhance, ImageOps
 
-from kernel_attention.errors import InputError
 from kernel_attention_lab.data.images.rand_augment import (
     OPERATIONS,
     apply_operation,
@@ -153,8 +152,3 @@ def test_magnitudes_have_the_noise_of_mstd05():
     assert len(below) == pytest.approx(len(degrees) / 2, abs=2.5 * len(degrees) ** 0.5)
     assert (27 - below).mean() == pytest.approx(1.5 * (2 / np.pi) ** 0.5, rel=5 * 0.76 / len(below) ** 0.5)
     assert degrees.max() <= 30.0001
-
-
-def test_unknown_operation():
-    with pytest.raises(InputError, match="operation 'blur'"):
-        apply_operation("blur", torch.zeros(1, 3, 4, 4), torch.ones(1), torch.zeros(3))

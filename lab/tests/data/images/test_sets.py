@@ -10,25 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from data.images.image_data import (
-    CLASSES,
-    encoded,
-    gray_of,
-    grays,
-    make_cifar,
-    make_set,
-    pack,
-    square,
-)
+from data.images.image_data import CLASSES, encoded, gray_of, grays, make_cifar, make_set, pack, square
 from PIL import Image
 
 from kernel_attention.errors import InputError
-from kernel_attention_lab.data import (
-    ImageSplit,
-    list_image_sets,
-    load_class_subset,
-    load_images,
-)
+from kernel_attention_lab.data import ImageSplit, list_image_sets, load_class_subset, load_images
 from kernel_attention_lab.data.images import splits as image_splits
 from kernel_attention_lab.data.splits import hold_out
 from kernel_attention_lab.data.tokens.loading import load_tokens
@@ -233,17 +219,6 @@ def made_split(counts=(10, 20, 1), size=4):
     return ImageSplit(images, targets)
 
 
-def test_a_validation_part_is_held_out_of_every_class_by_the_seed():
-    split = made_split()
-    rest, held = hold_out(split, 0.2, seed=0)
-    assert np.bincount(held.targets, minlength=3).tolist() == [2, 4, 0], "a class of one case stays"
-    numbers = np.concatenate([rest.images[:, 0, 0, 0], held.images[:, 0, 0, 0]])
-    assert sorted(numbers.tolist()) == list(range(31)), "each case is on one side"
-    assert np.array_equal(split.targets[held.images[:, 0, 0, 0]], held.targets)
-    assert np.array_equal(hold_out(split, 0.2, seed=0)[1].images, held.images)
-    assert not np.array_equal(hold_out(split, 0.2, seed=1)[1].images, held.images)
-
-
 def test_a_large_subset_stays_where_it_is_and_reads_as_an_array(monkeypatch):
     """ImageNet's training images are no copy in memory when a validation part is taken from them."""
     split = made_split()
@@ -289,19 +264,6 @@ def test_another_process_maps_the_file_and_gets_no_copy(tmp_path, monkeypatch):
     assert np.array_equal(pickle.loads(pickle.dumps(part)).images, part.images), "a part of the mapped file"
     made = made_split()
     assert np.array_equal(pickle.loads(pickle.dumps(made)).images, made.images)
-
-
-@pytest.mark.parametrize(
-    ("images", "targets", "message"),
-    [
-        (np.zeros((2, 4, 4, 3)), np.zeros(2, np.int64), "type float64"),
-        (np.zeros((2, 4, 4), np.uint8), np.zeros(2, np.int64), r"shape \(2, 4, 4\)"),
-        (np.zeros((2, 4, 4, 3), np.uint8), np.zeros(3, np.int64), r"2 images but targets of shape \(3,\)"),
-    ],
-)
-def test_a_split_has_an_image_for_every_target(images, targets, message):
-    with pytest.raises(InputError, match=message):
-        ImageSplit(images, targets)
 
 
 def test_the_real_cifar10_is_read_from_its_archive_once(monkeypatch, shared_cache):

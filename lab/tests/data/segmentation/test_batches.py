@@ -5,12 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kernel_attention.errors import InputError
-from kernel_attention_lab.data.segmentation.batches import (
-    make_crop_loader,
-    make_whole_loader,
-    random_crop,
-)
+from kernel_attention_lab.data.segmentation.batches import make_crop_loader, make_whole_loader, random_crop
 from kernel_attention_lab.data.segmentation.sets import VOID, SegmentationSplit
 
 FILL = (7, 8, 9)
@@ -60,14 +55,6 @@ def test_scales_places_and_mirror_images_are_all_drawn():
     assert len(firsts) > 150
 
 
-def test_an_image_that_is_smaller_than_the_crop_is_padded():
-    image, labels = random_crop(*ramp((8, 9)), (40, 50), FILL, np.random.default_rng(0))
-    known = labels != VOID
-    assert 4 <= known.any(axis=1).sum() <= 16
-    assert known.any(axis=1)[:4].all(), "the padding is below"
-    np.testing.assert_array_equal(image[20:], np.broadcast_to(FILL, (20, 50, 3)))
-
-
 def crops(loader):
     return [(batch.x.numpy().tobytes(), batch.target.numpy().tobytes()) for batch in loader]
 
@@ -102,8 +89,3 @@ def test_whole_images_come_in_order_and_share_batches_with_their_like():
     ]  # fmt: skip
     assert [int(label[0, 0]) for batch in batches for label in batch.target] == list(range(8))
     assert all((batch.x[:, 0] == batch.target).all() for batch in batches)
-
-
-def test_an_empty_split_is_refused():
-    with pytest.raises(InputError, match="split is empty"):
-        make_crop_loader(SegmentationSplit([], []), (4, 4), 2)

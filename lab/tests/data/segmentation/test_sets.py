@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 import tarfile
 from pathlib import Path
 
@@ -100,16 +99,6 @@ def test_a_set_without_splits_and_without_names(tmp_path):
     data = load_segmentation(str(write_files(tmp_path / "plain", files)))
     assert data.class_names == ("0", "1", "2", "3", "4")
     assert (len(data.train), data.validation, len(data.test)) == (8, None, 2)
-
-
-def test_palette_labels_are_their_numbers(made):
-    labels = Image.fromarray(blocks(0)).convert("P")
-    labels.putpalette([7, 90, 200] * 256)
-    buffer = io.BytesIO()
-    labels.save(buffer, "PNG")
-    before = contents(load_segmentation(str(made)))
-    (made / "train/labels/000.png").write_bytes(buffer.getvalue())
-    assert contents(load_segmentation(str(made))) == before
 
 
 def test_the_short_side_is_resized_and_labels_of_the_test_split_keep_their_size(made):
@@ -242,19 +231,19 @@ BAD = {
 
 
 @pytest.mark.parametrize(("change", "message"), BAD.values(), ids=BAD)
-@pytest.mark.parametrize("place", ["folder", "tar"])
-def test_bad_sets_are_refused_in_one_line(change, message, place, tmp_path):
-    files = change(pair_files(COUNTS))
-    where = (
-        write_files(tmp_path / "bad", files) if place == "folder" else write_tar(tmp_path / "bad.tar", files)
-    )
+def test_bad_sets_are_refused_in_one_line(change, message, tmp_path):
+    where = write_tar(tmp_path / "bad.tar", change(pair_files(COUNTS)))
     with pytest.raises(InputError, match=message) as error:
         load_segmentation(str(where))
     assert "\n" not in str(error.value)
     assert str(error.value).startswith(str(where))
 
 
-def test_an_archive_with_a_path_that_climbs_out_is_refused(tmp_path):
-    files = pair_files(COUNTS) | {"../train/images/009.png": b""}
-    with pytest.raises(InputError, match=re.escape("'../train/images/009.png' has a path that leads out")):
-        load_segmentation(str(write_tar(tmp_path / "bad.tar", files)))
+def test_palette_labels_are_their_numbers(made):
+    labels = Image.fromarray(blocks(0)).convert("P")
+    labels.putpalette([7, 90, 200] * 256)
+    buffer = io.BytesIO()
+    labels.save(buffer, "PNG")
+    before = contents(load_segmentation(str(made)))
+    (made / "train/labels/000.png").write_bytes(buffer.getvalue())
+    assert contents(load_segmentation(str(made))) == before

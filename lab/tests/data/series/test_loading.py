@@ -79,12 +79,6 @@ def test_folder_flat_files_and_zips_give_the_same_data(toy, tmp_path):
         np.testing.assert_array_equal(other.test.targets, reference.test.targets)
 
 
-def test_loading_writes_nothing(toy):
-    before = sorted(toy.root.rglob("*"))
-    load_time_series("Toy", toy.root)
-    assert sorted(toy.root.rglob("*")) == before
-
-
 def test_declared_gaps_are_interpolated_and_undeclared_ones_refused(toy):
     gaps = ["?,2,3:4,?,8:left", *toy.cases[1:]]
     toy.write("TRAIN", gaps, missing="true")
@@ -124,23 +118,10 @@ def test_splits_of_different_channel_counts(toy):
         load_time_series("Toy", toy.root)
 
 
-def test_splits_of_different_tasks(toy):
-    toy.write("TEST", ["1,2,3:4,5,6:1"], classlabel="false", targetlabel="true")
-    with pytest.raises(InputError, match="train split of Toy is classification, the test split regression"):
-        load_time_series("Toy", toy.root)
-
-
 def test_a_split_without_labels(toy):
     toy.write("TEST", ["1,2,3:4,5,6"], classlabel="false")
     with pytest.raises(InputError, match="test split of Toy has neither @classLabel true nor @targetLabel"):
         load_time_series("Toy", toy.root)
-
-
-def test_a_damaged_line_is_named_with_its_file(toy):
-    path = toy.write("TEST", [*toy.cases, "1,2,3:4,"])
-    with pytest.raises(InputError) as error:
-        load_time_series("Toy", toy.root)
-    assert str(error.value).startswith(f"{path}, line {toy.first_line + 4}: ")
 
 
 def test_a_damaged_line_inside_a_zip_is_named_with_both(toy):
@@ -149,18 +130,6 @@ def test_a_damaged_line_inside_a_zip_is_named_with_both(toy):
     with pytest.raises(InputError) as error:
         load_time_series("Toy", toy.root)
     assert str(error.value).startswith(f"{path}:Toy_TEST.ts, line {toy.first_line + 4}: ")
-
-
-def test_a_file_that_is_no_text(toy):
-    (toy.folder / "Toy_TRAIN.ts").write_bytes(b"@data\n\xff\xfe\x00")
-    with pytest.raises(InputError, match=r"Toy_TRAIN.ts is not text in UTF-8"):
-        load_time_series("Toy", toy.root)
-
-
-def test_a_zip_that_is_none(toy):
-    toy.zip().write_bytes(b"<html>404</html>")
-    with pytest.raises(InputError, match=r"Toy.zip is not a readable zip file"):
-        load_time_series("Toy", toy.root)
 
 
 @pytest.mark.parametrize("position", [0.25, 0.5, 0.75])
@@ -229,15 +198,6 @@ def test_read_sequences_refuses_what_it_cannot_read(toy, tmp_path):
     np.save(tmp_path / "x.npy", np.full((1, 1, 2), np.nan))
     with pytest.raises(InputError, match=r"x\.npy: missing value \(NaN\) in case 0"):
         read_sequences(tmp_path / "x.npy")
-
-
-def test_a_truncated_numpy_file_is_refused(tmp_path):
-    for name, save in (("x.npy", np.save), ("x.npz", lambda path, X: np.savez_compressed(path, X=X))):
-        path = tmp_path / name
-        save(path, np.random.default_rng(0).normal(size=(3, 2, 50)))
-        path.write_bytes(path.read_bytes()[:-200])
-        with pytest.raises(InputError, match=f"{name} is not a readable|{name}: its header says shape"):
-            read_sequences(path)
 
 
 def test_a_pickle_is_never_loaded(tmp_path):

@@ -92,19 +92,6 @@ def test_time_stamps_are_dropped_and_signs_kept(toy):
     np.testing.assert_array_equal(file.sequences[0], np.array([[-1.5, -3], [2, np.nan]], np.float32))
 
 
-def test_without_labels_every_colon_separates_channels(toy):
-    file = read(toy.text(["1,2,3:4,5,6"], classlabel="false"))
-    assert file.header.task is None
-    assert file.labels == []
-    assert file.sequences[0].shape == (3, 2)
-
-
-def test_a_target_label_makes_it_regression(toy):
-    file = read(toy.text(["1,2,3:4,5,6:-0.25"], classlabel="false", targetlabel="true"))
-    assert file.header.task == "regression"
-    assert file.labels == [-0.25]
-
-
 DAMAGED_SECOND_CASE = {
     "truncated before the label": ("1,2,3:4,5,6", "no class label after the last colon"),
     "truncated inside the values": ("1,2,3:4,", "no class label after the last colon"),
@@ -140,12 +127,6 @@ def test_a_damaged_case_is_named_by_line_and_reason(line, what, toy):
 def test_where_the_header_knows_better_the_first_case_is_blamed(toy):
     with pytest.raises(InputError, match=rf"line {toy.first_line}: 1 channels.*@dimensions 2"):
         read(toy.text(["1,2,3:left", *toy.cases[1:]]))
-
-
-def test_a_long_bad_token_is_shortened(toy):
-    with pytest.raises(InputError) as error:
-        read(toy.text(["1,2,3:4,5," + "z" * 500 + ":left"]))
-    assert len(str(error.value)) < 150
 
 
 @pytest.mark.parametrize("target", ["x", "nan", "inf", "1,2", ""])

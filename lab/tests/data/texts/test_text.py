@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import types
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernel_attention.errors import InputError
-from kernel_attention_lab.data.texts.contexts import (
-    ContextSampler,
-    ordered_contexts,
-    training_contexts,
-)
+from kernel_attention_lab.data.texts.contexts import ContextSampler, ordered_contexts, training_contexts
 from kernel_attention_lab.data.texts.text import (
     IGNORED,
     SPLITS,
@@ -98,27 +92,6 @@ def test_one_file_is_cut_by_lines(tmp_path):
     data = load_text(str(tmp_path / "all.txt"))
     assert [data.split(split).count("\n") for split in SPLITS] == [36, 2, 2]
     assert data.train + data.validation + data.test == "".join(lines)
-
-
-def test_a_hugging_face_folder(folder, monkeypatch):
-    """Records with and without their line feeds; the library is imported only for such a folder."""
-    (folder / "dataset_dict.json").write_text("{}")
-
-    class Split(dict):
-        column_names = ("text",)
-
-    library = types.ModuleType("datasets")
-    library.load_from_disk = lambda path: {
-        name: Split(text=["one", "two\n"]) for name in ("train", "validation", "test")
-    }
-    monkeypatch.setitem(sys.modules, "datasets", library)
-    assert load_text(str(folder)).test == "one\ntwo\n"
-    library.load_from_disk = lambda path: {"train": Split(text=["a"])}
-    with pytest.raises(InputError, match=r"has no validation split \(it has train\)"):
-        load_text(str(folder))
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(InputError, match=r"pip install 'kernel-attention\[language\]'"):
-        load_text(str(folder))
 
 
 @pytest.mark.filterwarnings("ignore")  # its own: dill on pyarrow

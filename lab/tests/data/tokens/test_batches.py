@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from kernel_attention.errors import InputError
-from kernel_attention_lab.data.splits import hold_out
 from kernel_attention_lab.data.tokens.batches import (
     LengthSampler,
     batch_order,
@@ -96,14 +95,6 @@ def test_cutting_keeps_the_first_tokens(split):
     with pytest.raises(InputError, match="more than max_len=10"):
         fit_length(split, 10, False, "here")
     assert fit_length(split, 30, False, "here") is split
-
-
-def test_held_out_cases_keep_the_classes(split):
-    rest, held = hold_out(split, 0.2, seed=0)
-    assert len(rest) + len(held) == 53
-    counts = np.bincount(held.targets, minlength=3)
-    assert counts.tolist() == [4, 4, 3]
-    assert np.array_equal(hold_out(split, 0.2, seed=0)[1].tokens, held.tokens)
 
 
 @pytest.mark.parametrize(("sequences", "message"), [([[]], "case 0 has no tokens"), ([], "has no cases")])

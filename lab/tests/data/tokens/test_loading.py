@@ -18,7 +18,6 @@ from PIL import Image
 from training.token_data import make_images, make_tokens
 
 from kernel_attention.errors import InputError
-from kernel_attention_lab.data.splits import split_names
 from kernel_attention_lab.data.texts.vocabulary import vocabulary_from_state
 from kernel_attention_lab.data.tokens.loading import TOKEN_DATASETS, Limits, load_tokens, words_of
 
@@ -96,11 +95,6 @@ def test_imdb_as_hugging_face_saves_it(root):
     found = load_tokens("imdb", root / "saved")
     assert np.array_equal(found.data.test.tokens, reference.data.test.tokens)
     assert found.test_texts == reference.test_texts
-
-
-def test_an_unknown_split_is_named():
-    with pytest.raises(InputError, match="unknown split 'tset'; did you mean 'test'"):
-        split_names("tset")
 
 
 def test_retrieval_is_pairs_of_bytes(root):
@@ -240,12 +234,6 @@ def test_a_missing_split_is_named(root, file, dataset, message):
     (root / file).unlink()
     with pytest.raises(InputError, match=message):
         load_tokens(dataset, root)
-
-
-@pytest.mark.parametrize("dataset", ["sst2", "imdb", "lra/text", "lra/retrieval", "lra/image"])
-def test_data_that_are_not_there(dataset, tmp_path):
-    with pytest.raises(InputError, match="data_root"):
-        load_tokens(dataset, tmp_path)
 
 
 def test_an_unknown_data_set():

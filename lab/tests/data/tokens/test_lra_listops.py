@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 
 import numpy as np
 import pytest
@@ -75,13 +74,6 @@ def test_the_specification_is_obeyed_when_it_is_another():
     assert max(depth for _, depth in checked) == 4
 
 
-def test_the_operators_are_drawn_alike():
-    text = " ".join(texts(generate_listops(400)))
-    counts = np.array([text.count(name) for name in ("[MIN", "[MAX", "[MED", "[SM")])
-    expected = counts.sum() / 4
-    assert (np.abs(counts - expected) < 5 * np.sqrt(expected)).all()
-
-
 def test_a_seed_gives_the_same_expressions_whatever_came_before():
     first, again, other = generate_listops(60), generate_listops(60), generate_listops(60, seed=1)
     assert np.array_equal(first.tokens, again.tokens)
@@ -126,9 +118,8 @@ def test_short_expressions(tmp_path):
     assert cache.name == "listops-v1-10-10-30-100-0.25-50.npz"
 
 
-@pytest.mark.slow
-def test_all_100_000_in_under_five_minutes():
-    started = time.perf_counter()
-    expressions = generate_listops(100_000, workers=2)
-    assert time.perf_counter() - started < 300
-    assert len(expressions.targets) == 100_000
+def test_the_operators_are_drawn_alike():
+    text = " ".join(texts(generate_listops(400)))
+    counts = np.array([text.count(name) for name in ("[MIN", "[MAX", "[MED", "[SM")])
+    expected = counts.sum() / 4
+    assert (np.abs(counts - expected) < 5 * np.sqrt(expected)).all()

@@ -6,11 +6,7 @@ import numpy as np
 import pytest
 
 from kernel_attention.errors import InputError
-from kernel_attention_lab.data.tokens.lra_pathfinder import (
-    SMALL,
-    generate_pathfinder,
-    load_pathfinder,
-)
+from kernel_attention_lab.data.tokens.lra_pathfinder import SMALL, generate_pathfinder, load_pathfinder
 
 
 def connected(image):
@@ -70,6 +66,8 @@ def test_the_splits_come_back_from_the_cache(tmp_path):
     assert [len(split) for split in (data.train, data.validation, data.test)] == [12, 4, 4]
     assert data.max_len == 1024
     assert np.array_equal(load_pathfinder(tmp_path, 12, 4).train.tokens, data.train.tokens)
+    small = load_pathfinder(tmp_path, 12, 4, SMALL)
+    assert (small.name, small.max_len) == ("pathfinder16", 256), "with a cache of their own"
 
 
 def release(root, count=20):
@@ -117,11 +115,3 @@ def test_small_images():
     assert [connected(image) for image in images] == labels.astype(bool).tolist()
     assert {pieces(image > 0) for image in images} == {3}
     assert 0.3 < labels.mean() < 0.7
-
-
-def test_small_images_have_a_cache_of_their_own(tmp_path):
-    (tmp_path / "pathfinder32").mkdir()  # no release of another size
-    data = load_pathfinder(tmp_path, 12, 4, SMALL)
-    assert (data.name, data.max_len, len(data.train)) == ("pathfinder16", 256, 12)
-    (path,) = (tmp_path / "generated").iterdir()
-    assert path.name == "pathfinder16-v1-16-5-1-2-5-20.npz"
