@@ -79,23 +79,6 @@ def test_no_eigenvalue_exceeds_1_over_the_number_of_keys():
         assert solvers.kernel_pca_values(keys).eigenvalues.max() <= 1 / KEYS
 
 
-def test_recovered_coefficients_are_those_that_made_the_values(keys):
-    found = solvers.kernel_pca_values(keys, COMPONENTS)
-    recovered = solvers.recovered_coefficients(keys, found.values)
-    torch.testing.assert_close(recovered, found.coefficients, rtol=1e-9, atol=1e-12)
-
-
-def test_the_inverse_in_the_paper_is_a_pseudo_inverse(keys):
-    values = torch.randn(KEYS, COMPONENTS, dtype=torch.float64)
-    projector = centring(KEYS)
-    assert torch.linalg.matrix_rank(projector) == KEYS - 1
-    g = torch.exp(keys[0, 0] @ keys[0, 0].T / math.sqrt(WIDTH)).sum(1)
-    expected = torch.linalg.pinv(projector) @ torch.diag(g) @ values
-    found = solvers.recovered_coefficients(keys[0, 0], values)
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(found.sum(0), torch.zeros(COMPONENTS, dtype=torch.float64), atol=1e-10, rtol=0)
-
-
 def test_gamma_of_the_predicted_values_is_the_eigenvalue_everywhere(keys):
     found = solvers.kernel_pca_values(keys, 3)
     # Any scale: a trained layer's values have one of their own.

@@ -16,12 +16,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from kernel_attention import solvers
-from kernel_attention.functional import (
-    core_penalty,
-    cubemax_kernel,
-    kmlsvd_objective,
-    multilinear_kernel,
-)
+from kernel_attention.functional import core_penalty, cubemax_kernel, kmlsvd_objective, multilinear_kernel
 from kernel_attention.solvers import multilinear_svd
 
 F64 = torch.float64

@@ -113,16 +113,6 @@ def test_the_solution_scales_with_the_matrix(scale):
     assert scaled.converged
 
 
-@pytest.mark.parametrize("mu", [0.05, 0.5])
-def test_the_step_size_changes_the_way_and_not_the_end(mu):
-    matrix = sum(planted(30, 20, 2, 0.05))
-    found = pursue(matrix, mu=mu, tol=1e-9, max_iter=20_000)
-    assert found.converged
-    torch.testing.assert_close(
-        found.low_rank, pursue(matrix, tol=1e-9, max_iter=20_000).low_rank, atol=1e-5, rtol=0
-    )
-
-
 def test_missing_entries_are_filled_in():
     low_rank, sparse = planted(60, 50, 2, 0.03)
     known = torch.rand(60, 50) < 0.8
