@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernel_attention.errors import InputError
-from kernel_attention.series import Batch, SequenceSplit, make_loader
+from kernel_attention.series import SequenceSplit, make_loader
 from kernel_attention.training.samplers import EpochSampler
 
 LENGTHS = (5, 2, 7, 3, 1)
@@ -36,24 +36,8 @@ def test_a_batch_is_padded_right_with_zeros_to_its_own_longest(split):
         assert mask.tolist() == [True] * len(sequence) + [False] * (len(x) - len(sequence))
 
 
-def test_the_types_of_a_batch(split):
-    batch = next(iter(make_loader(split, batch_size=2)))
-    assert isinstance(batch, Batch)
-    assert (batch.x.dtype, batch.attention_mask.dtype, batch.target.dtype) == (
-        torch.float32,
-        torch.bool,
-        torch.int64,
-    )
-    values = SequenceSplit(split.sequences, np.ones(len(LENGTHS), np.float32))
-    assert next(iter(make_loader(values, batch_size=2))).target.dtype == torch.float32
-
-
 def test_sequences_without_targets_give_batches_without(split):
     assert [batch.target for batch in make_loader(split.sequences, batch_size=3)] == [None, None]
-
-
-def test_unshuffled_batches_come_in_order(split):
-    assert torch.cat([batch.target for batch in make_loader(split, batch_size=2)]).tolist() == [0, 1, 2, 3, 4]
 
 
 def test_drop_last_leaves_out_the_incomplete_batch(split):
@@ -124,13 +108,6 @@ def test_epochs_and_seeds_have_orders_of_their_own():
             sampler.set_epoch(epoch)
             orders.add(tuple(sampler))
     assert len(orders) == 36
-
-
-def test_without_set_epoch_it_is_epoch_zero():
-    sampler = EpochSampler(20, seed=5)
-    implicit = list(sampler)
-    sampler.set_epoch(0)
-    assert list(sampler) == implicit
 
 
 @pytest.mark.parametrize(

@@ -87,24 +87,6 @@ def test_augmentation_changes_training_and_repeats_bit_for_bit():
         assert torch.equal(value, second.model.state_dict()[name]), name
 
 
-def test_a_fitted_classifier_predicts_the_same_after_saving(tmp_path):
-    split = waves(40)
-    series = [sequence.T for sequence in split.sequences]
-    classifier = AttentionClassifier(
-        stem="rocket",
-        n_estimators=1,
-        epochs=12,
-        random_state=0,
-        embed_dim=16,
-        num_heads=2,
-        feedforward_dim=32,
-    ).fit(series, split.targets)
-    assert classifier.score(series, split.targets) > 0.9
-    classifier.save(tmp_path / "classifier")
-    again = AttentionClassifier.load(tmp_path / "classifier")
-    np.testing.assert_array_equal(again.predict_proba(series), classifier.predict_proba(series))
-
-
 def test_importance_sums_to_the_change_of_the_answer():
     """Integrated gradients pass the thresholds because these have a slope."""
     split = waves(40)
