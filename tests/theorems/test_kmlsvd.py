@@ -143,53 +143,6 @@ def test_the_objective_is_zero_at_the_full_rank_multilinear_svd(order, kind):
     assert abs(problem.objective([1.3 * first, *rest], core).item()) > 1e-2 * size
 
 
-@compatibilities
-@pytest.mark.parametrize("order", [3, 4])
-def test_the_truncated_multilinear_svd_is_not_a_zero_of_the_objective(order, kind):
-    problem = Problem(order, kind)
-    ranks = [max(1, rank - 1) for rank in problem.full_ranks()]
-    core, u = reference.mlsvd(problem.kernel, ranks)
-    lost = problem.kernel.square().sum() - core.square().sum()
-    assert lost > 1e-6
-    assert problem.objective(problem.weights(u), core) > 1e-3 * lost
-    # Nor is its core all-orthogonal, as that of the full SVD is.
-    full, _ = reference.mlsvd(problem.kernel, problem.full_ranks())
-    assert core_penalty(full[None]) < 1e-20 * full.square().sum() ** 2
-    if order == 3 and kind != "full":
-        assert core_penalty(core[None]) > 1e-6
-
-
-def test_at_order_2_the_truncated_svd_remains_a_zero():
-    problem = Problem(2, "identity")
-    core, u = reference.mlsvd(problem.kernel, [2, 2])
-    assert abs(problem.objective(problem.weights(u), core).item()) < 1e-12
-
-
-@orders
-@compatibilities
-def test_at_a_hooi_fixed_point_the_objective_is_half_of_what_is_lost(order, kind):
-    problem = Problem(order, kind)
-    ranks = [max(1, rank - 1) for rank in problem.full_ranks()]
-    core, u = reference.mlsvd(problem.kernel, ranks)
-    for _ in range(
-        3000
-    ):  # higher-order orthogonal iteration: each factor from the SVD of K projected on the others
-        before = [basis.clone() for basis in u]
-        for n in range(order):
-            projected = unfolded(problem.kernel, n) @ kronecker(without(u, n))
-            u[n] = torch.linalg.svd(projected, full_matrices=False)[0][:, : ranks[n]]
-            u[n] = u[n] * torch.sign((u[n] * before[n]).sum(0))
-        if max((one - other).abs().max() for one, other in zip(u, before, strict=True)) < 1e-14:
-            break
-    core = problem.kernel
-    for n, basis in enumerate(u):
-        core = torch.tensordot(core, basis, dims=([n], [0])).movedim(-1, n)
-    lost = problem.kernel.square().sum() - core.square().sum()
-    torch.testing.assert_close(
-        problem.objective(problem.weights(u), core), (order - 2) / 2 * lost, rtol=1e-7, atol=1e-9
-    )
-
-
 def test_j_alone_is_unbounded_below():
     # Its first term does not notice the size of S, its second is linear in it, its third has no S: the
     # thesis's eta_1 J falls without end along S, while J^2 has a floor.

@@ -63,22 +63,6 @@ def test_theorem_1_softmax_attention_is_the_support_vector_expansion():
     np.testing.assert_allclose(attended.numpy(), predictions, rtol=1e-8, atol=1e-12)
 
 
-def test_theorem_1_the_solver_finds_the_same_regression():
-    from kernel_attention.solvers import SupportVectorExpansion
-
-    q, k, targets = problem()
-    similar = exponential(k, k)
-    predictions, duals = fit(similar, exponential(q, k), targets)
-    unit = (similar.diagonal() / similar.sum(1) ** 2).mean()  # C counts in units of one over this
-    found = SupportVectorExpansion(C=50.0 * KEYS**2 * unit, epsilon=0.01).fit(
-        k[0, 0], torch.from_numpy(targets)
-    )
-    # libsvm stops at a tolerance of 1e-3, from wherever the scale of the kernel took it.
-    np.testing.assert_allclose(found.attention(q[0, 0]), predictions, atol=1e-2)
-    np.testing.assert_allclose(found.dual_coef_, duals, atol=1e-2 * np.abs(duals).max())
-    assert (found.values_ != 0).any(dim=0).all()
-
-
 def test_section_2_2_1_linear_attention_is_the_expansion_with_another_phi():
     q, k, targets = problem()
     similar = (elu(k) @ elu(k).mT)[0, 0].numpy()
@@ -159,9 +143,3 @@ def test_equation_16_sparse_attention_keeps_the_expansions_terms_of_a_subset():
     from kernel_attention.functional import sparse_attention
 
     np.testing.assert_allclose(sparse_attention(q, k, v, SparsePattern("strided", 4))[0, 0].numpy(), expected)
-
-
-def test_remark_1_the_values_are_bounded_by_the_penalty():
-    q, k, targets = problem()
-    _, duals = fit(exponential(k, k), exponential(q, k), targets)
-    assert np.abs(duals).max() <= 50.0 * KEYS**2
