@@ -121,7 +121,3 @@ def test_a_run_without_kept_weights_has_no_course(refused, trained, waves):
 def test_bad_arguments(refused, trained, waves, here, options, message):
     (here / "file.txt").write_text("in the way")
     assert message in refused("analyze", trained, "--data-root", waves, *options)
-
-
-def test_a_folder_that_is_no_run(refused, here):
-    assert "not a run folder" in refused("analyze", here)

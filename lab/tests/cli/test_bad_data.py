@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import lzma
 import math
 import re
 import shutil
@@ -11,11 +10,7 @@ import zipfile
 
 import numpy as np
 import pytest
-import torch
 from training.runs import CHANNELS, LENGTHS, make_waves, write_recipe, write_ts
-from training.token_data import make_images
-
-CLASSES = "@classLabel true a b c"
 
 
 @pytest.fixture
@@ -50,16 +45,9 @@ def first_value(value):
 @pytest.mark.parametrize(
     ("part", "change", "message"),
     [
-        ("TRAIN", line(6, lambda case: case.replace("0.", "o.", 1)), "line 7: "),
         ("TRAIN", line(6, lambda case: case[: len(case) // 2]), "line 7: "),
-        ("TRAIN", line(6, lambda case: case.partition(":")[2]), "line 7: 2 channels, but the first"),
         ("TEST", line(5, first_value("NaN")), "missing value (NaN) in case 1, channel 0, step 0"),
-        ("TRAIN", line(5, first_value("inf")), "line 6: infinite value in channel 0"),
-        ("TRAIN", lambda text: text[: text.index("@data") + 6], "the train split of Waves is empty"),
-        ("TEST", lambda text: text[: text.index("@data") + 6], "the test split of Waves is empty"),
-        ("TEST", lambda text: "", "the file is empty"),
         ("TRAIN", lambda text: re.sub(r".*:c\n", "", text), "labels unseen in training: c"),
-        ("TEST", line(4, lambda case: case[:-1] + "z"), "class label 'z' is not in the header"),
     ],
 )  # fmt: skip
 def test_training_refuses(part, change, message, broken, refused, tmp_path):
@@ -75,16 +63,6 @@ def test_nan_is_interpolated_where_asked(broken, cli, tmp_path):
     assert cli("train", recipe, *options)[0] == 0
 
 
-def test_a_class_of_one_case_leaves_nothing_to_hold_out(refused, tmp_path):
-    for part in ("TRAIN", "TEST"):
-        cases = [np.zeros((4, 2)), np.ones((4, 2))]
-        write_ts(tmp_path / "data" / "Two" / f"Two_{part}.ts", cases, ["a", "b"], "@classLabel true a b")
-    recipe = write_recipe(tmp_path / "recipe.yaml", dataset="Two")
-    assert "no class has two cases" in refused(
-        "train", recipe, "--data-root", tmp_path / "data", "--output", "run"
-    )
-
-
 @pytest.mark.parametrize(
     ("shape", "message"),
     [
@@ -93,9 +71,6 @@ def test_a_class_of_one_case_leaves_nothing_to_hold_out(refused, tmp_path):
             (2, CHANNELS, LENGTHS[1] + 1),
             f"case 0 has {LENGTHS[1] + 1} steps, the model takes at most {LENGTHS[1]}",
         ),
-        ((0, CHANNELS, LENGTHS[1]), "X has 0 cases"),
-        ((2, CHANNELS, 0), "time steps"),
-        ((2, 3, 4, 5), "X has shape (2, 3, 4, 5)"),
     ],
 )
 def test_prediction_refuses_arrays(shape, message, refused, trained, tmp_path):
@@ -107,14 +82,8 @@ def test_prediction_refuses_arrays(shape, message, refused, trained, tmp_path):
     ("name", "content", "message"),
     [
         ("x.npy", None, "does not exist"),
-        ("x.npy", b"", "is not a readable .npy file"),
         ("x.npz", b"PK\x03\x04 broken", "is not a readable .npz file"),
-        ("x.ts", b"", "the file is empty"),
-        ("x.ts", b"@data\n", "is empty: no case after @data"),
         ("x.ts", b"@data\n1,2:x,4:5,6\n", "line 2: 'x' in channel 1, step 0 is not a number"),
-        ("x.ts", b"@data\n1,nan:3,4:5,6\n", "missing value (NaN) in case 0, channel 0, step 1"),
-        ("x.ts", b"\xff\xfe@data", "is not text in UTF-8"),
-        ("x.csv", b"x0,x1\n1,2\n3,four\n", "x.csv, line 3: 'four' in column 'x1' is not a number"),
         ("x.parquet", b"PAR1", "is not a readable Parquet file"),
     ],
 )
@@ -131,8 +100,11 @@ def header(shape, version=(1, 0)):
     return np.lib.format.magic(*version) + length + text
 
 
-@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
-@pytest.mark.parametrize("shape", [(10**12, CHANNELS, 4), (10**30, 1), (2, CHANNELS, 4)], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "version"),
+    [((10**12, CHANNELS, 4), (1, 0)), ((10**30, 1), (2, 0)), ((2, CHANNELS, 4), (3, 0))],
+    ids=str,
+)
 def test_an_array_that_claims_more_than_its_file_holds(shape, version, refused, trained, tmp_path):
     content = header(shape, version)
     (tmp_path / "x.npy").write_bytes(content + bytes(8))
@@ -153,7 +125,7 @@ def test_whole_arrays_of_every_version_are_read(cli, trained, tmp_path):
     assert outputs[0][0] == 0
 
 
-@pytest.mark.parametrize("value", ["1e30", "-1e20", "3e38"])
+@pytest.mark.parametrize("value", ["-1e20", "3e38"])
 def test_finite_values_that_overflow_in_the_model(value, refused, trained, broken, tmp_path):
     """A squared 1e20 is infinite in float32: a class would come out all the same, with NaN behind it."""
     cases = np.zeros((3, CHANNELS, 4))
@@ -188,49 +160,10 @@ def test_missing_values_in_a_file_advise_what_can_be_done(refused, trained, tmp_
                             "fills them itself")  # fmt: skip
 
 
-def test_the_type_of_a_file_is_not_guessed(refused, trained, tmp_path):
-    (tmp_path / "x.txt").write_text("1,2")
-    message = refused("predict", trained, tmp_path / "x.txt")
-    accepted = ".ts, .npy, .npz, .csv, .tsv, .parquet"
-    assert message == f"{tmp_path / 'x.txt'}: unknown type of file '.txt' (accepted: {accepted})"
-
-
-def test_a_folder_that_holds_no_time_series_says_what_it_lacks(refused, tmp_path):
-    folder = tmp_path / "data" / "MyCsv"
-    folder.mkdir(parents=True)
-    (folder / "train.csv").touch()
-    recipe = write_recipe(tmp_path / "recipe.yaml", dataset="MyCsv")
-    message = refused("train", recipe, "--data-root", tmp_path / "data", "--output", "run")
-    lacks = "has no MyCsv_TRAIN.ts and MyCsv_TEST.ts (it has: train.csv)"
-    assert message == f"dataset 'MyCsv': {folder} {lacks}"
-
-
-@pytest.mark.parametrize("accelerator", ["tpu", "hpu", "gpu", "cuda", "mps", "abacus"])
-def test_an_accelerator_that_is_not_there(accelerator, refused, waves, tmp_path):
-    if accelerator in ("gpu", "cuda") and torch.cuda.is_available():
-        pytest.skip("this machine has a GPU")
-    if accelerator in ("gpu", "mps") and torch.backends.mps.is_available():
-        pytest.skip("this machine has a GPU")
-    recipe = write_recipe(tmp_path / "recipe.yaml")
-    options = ("--data-root", waves, "--output", "run", "--accelerator", accelerator)
-    known = accelerator in ("gpu", "cuda", "mps")
-    message = f"accelerator='{accelerator}' cannot be used here: "
-    if not known:
-        message = f"--accelerator '{accelerator}' must be one of auto, cpu, gpu, cuda, mps"
-    assert message in refused("train", recipe, *options)
-
-
-def test_an_array_of_objects_executes_nothing(refused, trained, tmp_path):
-    np.save(tmp_path / "x.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
-    assert "is not a readable .npy file" in refused("predict", trained, tmp_path / "x.npy")
-
-
-@pytest.mark.parametrize("output", ["missing/out.csv", "/proc/out.json"])
-def test_figures_that_cannot_be_written(output, refused, trained, tmp_path):
+def test_figures_that_cannot_be_written(refused, trained, tmp_path):
     np.save(tmp_path / "x.npy", np.zeros((2, CHANNELS, 4)))
-    assert f"output {output}: cannot be written" in refused(
-        "predict", trained, tmp_path / "x.npy", "--output", output
-    )
+    said = refused("predict", trained, tmp_path / "x.npy", "--output", "missing/out.csv")
+    assert "output missing/out.csv: cannot be written" in said
 
 
 def test_evaluation_refuses_labels_it_never_saw(refused, trained, tmp_path):
@@ -266,22 +199,16 @@ def run(trained, tmp_path):
     ("change", "message"),
     [
         (("epochs: 3", "epochs: many"), "config.yaml: epochs='many' must be a whole number"),
-        (("epochs: 3", "epochs: 0"), "config.yaml: epochs=0 must be a whole number of at least 1"),
         (
             ("epochs: 3", "epoch: 3"),
             "config.yaml: unknown key of recipe 'epoch'; did you mean 'epochs' or 'warmup_epochs'?",
         ),
-        (("dataset: Waves", "dataset:"), "config.yaml: dataset=None must be a name"),
-        (("dataset: Waves\n", ""), "config.yaml: has no key dataset"),
         (
             ("primal:", "primall:"),
             "config.yaml: unknown attention mechanism 'primall'; did you mean 'primal'",
         ),
-        (("num_heads: 2", "num_heads: 3"), "embed_dim=8 must be divisible by num_heads=3"),
-        (("embed_dim: 8", "embed_dim: ["), "config.yaml: not valid YAML"),
         (("embed_dim: 8", "embed_dim: 16"), "does not fit the run's recipe"),
         (("embed_dim: 8", "embed_dim: 80000000000"), "GiB, more than the limit of "),
-        (("embed_dim: 8", "embed_dim: 800000"), "GiB, more than the limit of "),
         (("rank: 3", "rank: 10000000000"), "GiB, more than the limit of "),
         (
             ("num_layers: 2", "num_layers: 80000000000"),
@@ -312,7 +239,7 @@ def test_facts_that_describe_a_model_beyond_the_machine(key, refused, run, waves
 
 
 @pytest.mark.parametrize(
-    "content", ["[]", "{}", "3", '{"accuracy": "high", "loss": 1, "seconds": 1}', '{"accuracy": 1}']
+    "content", ["{}", '{"accuracy": "high", "loss": 1, "seconds": 1}', '{"accuracy": 1}']
 )
 def test_resuming_refuses_figures_of_another_shape(content, refused, run, waves):
     path = run / "seed-0" / "evaluation.json"
@@ -366,25 +293,3 @@ def test_resuming_refuses(damage, refused, run, waves, broken):
         root = broken("TRAIN", lambda text: text[: text.rstrip().rindex("\n") + 1])
         message = "train_cases is 23, in the data of the run it was 24"
     assert message in refused("train", "--resume", run, "--data-root", root, "--progress", "false")
-
-
-def test_figures_of_a_finished_run_are_json(trained):
-    assert json.loads((trained / "summary.json").read_text())["dataset"] == "Waves"
-
-
-@pytest.mark.parametrize(
-    ("archive", "message"),
-    [
-        (b"no archive", "cifar10.tar.xz: cannot be read as an archive"),
-        (lzma.compress(bytes(10240))[:-8], "cifar10.tar.xz: cannot be read as an archive"),
-        (None, "train/cat/0.png: not readable as an image"),
-    ],
-)
-def test_training_refuses_bad_images(archive, message, refused, tmp_path):
-    root = tmp_path / "images"
-    if archive is None:
-        (make_images(root) / "cifar10/train/cat/0.png").write_bytes(b"no image")
-    else:
-        root.mkdir()
-        (root / "cifar10.tar.xz").write_bytes(archive)
-    assert message in refused("train", "lra/image", "--data-root", root, "--output", "run")

@@ -8,21 +8,7 @@ import re
 import pytest
 import torch
 
-TINY = (
-    "--length",
-    8,
-    16,
-    "--embed-dim",
-    8,
-    "--batch-size",
-    2,
-    "--threads",
-    1,
-    "--rounds",
-    1,
-    "--memory",
-    "false",
-)
+TINY = "--length 8 16 --embed-dim 8 --batch-size 2 --threads 1 --rounds 1 --memory false".split()  # noqa: SIM905
 
 
 @pytest.fixture(autouse=True)

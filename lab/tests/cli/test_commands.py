@@ -29,7 +29,6 @@ from training.token_data import make_images, make_tokens
 import kernel_attention as ka
 from kernel_attention.fields import field_names
 from kernel_attention_lab.arguments import parse
-from kernel_attention_lab.data import load_time_series
 from kernel_attention_lab.options import Train
 from kernel_attention_lab.training import Recipe, list_recipes
 
@@ -92,10 +91,6 @@ def test_options_take_hyphens_and_underscores():
     assert typed.options == Train(recipe="demo", data_root="a-b")
 
 
-def test_one_seed_is_a_list_of_one():
-    assert parse(["train", "demo", "--seeds", "7"]).keys == {"seeds": [7]}
-
-
 def test_attention_may_be_typed_with_its_options():
     typed = parse(["train", "demo", "--attention", "{primal: {rank: 7, eta: 1e-2}}"])
     assert typed.keys == {"attention": {"primal": {"rank": 7, "eta": 0.01}}}
@@ -128,16 +123,6 @@ def test_evaluate_of_a_file_is_evaluate_of_its_cases(cli, here, trained, waves):
         assert json.loads(row["confusion_matrix"]) == expected["confusion_matrix"]
 
 
-def test_evaluate_of_arrays_with_labels(cli, here, trained, waves):
-    cases = load_time_series("Waves", data_root=waves).test
-    longest = max(map(len, cases.sequences))
-    chosen = [index for index, case in enumerate(cases.sequences) if len(case) == longest]
-    X = np.stack([cases.sequences[index].T for index in chosen])
-    np.savez(here / "x.npz", X=X, y=np.array(["abc"[cases.targets[index]] for index in chosen]))
-    assert cli("evaluate", trained, "x.npz", "--output", "out.json")[0] == 0
-    assert [row["cases"] for row in figures(here / "out.json")] == [len(chosen)] * 2
-
-
 def test_predict_agrees_with_evaluate(cli, here, trained, waves):
     path = waves / "Waves/Waves_TEST.ts"
     labels = [line.rpartition(":")[2] for line in path.read_text().split("@data\n")[1].split()]
@@ -168,13 +153,6 @@ def test_predict_of_a_regression_gives_values(cli, trained_regression, waves):
     assert code == 0
     assert [int(row["case"]) for row in rows] == list(range(15))
     assert all(np.isfinite(float(row["prediction"])) for row in rows)
-
-
-def test_predict_takes_arrays_as_aeon_has_them(cli, trained, here):
-    np.save(here / "x.npy", np.random.default_rng(0).normal(size=(4, CHANNELS, 6)))
-    code, out, _ = cli("predict", trained, "x.npy")
-    assert code == 0
-    assert len(out.splitlines()) == 5
 
 
 def test_list_names_everything(cli, waves):
@@ -221,13 +199,6 @@ def test_list_is_json_for_other_programs(cli):
     assert row["mixes_tokens"]
 
 
-@pytest.mark.parametrize("what", ["attention", "contenders", "recipes", "datasets"])
-def test_list_of_one_kind(what, cli):
-    code, out, err = cli("list", what)
-    assert (code, err) == (0, "")
-    assert out.strip().startswith(what[:4])
-
-
 @pytest.mark.parametrize("command", ["train", "evaluate", "predict", "generate", "analyze", "bench", "list"])
 def test_help_of_a_command(command, cli):
     code, out, err = cli(command, "--help")
@@ -248,15 +219,6 @@ def test_help_and_version(cli):
     assert code == 0
     assert all(command in out for command in ("train", "evaluate", "predict", "analyze", "list"))
     assert cli("--version")[:2] == (0, f"kernel-attention {ka.__version__}\n")
-
-
-def test_the_module_is_the_command():
-    process = launch("train", "demo", "--epoch", "3")
-    out, err = process.communicate(timeout=120)
-    assert (process.returncode, out) == (2, "")
-    assert err == (
-        "error: train has no option --epoch; did you mean --epochs? (see: kernel-attention train --help)\n"
-    )
 
 
 def test_commands_that_train_nothing_import_no_trainer():

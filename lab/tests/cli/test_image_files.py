@@ -111,11 +111,6 @@ def test_a_photograph_is_resized_and_cropped_as_in_training(cli, cropped, tmp_pa
         assert float(row[f"probability_{name}"]) == pytest.approx(chance, abs=1e-5)
 
 
-def test_an_image_of_another_size_is_brought_to_that_of_training(cli, trained, tmp_path):
-    place = write_image(tmp_path / "photo.png", COLOURS["red"], (48, 36))
-    assert predicted(cli, trained, place)[0]["prediction"] in COLOURS
-
-
 def test_evaluation_on_some_of_the_classes(cli, cropped, colours, tmp_path, here):
     """ImageNet-A and its like have some classes only: accuracy among all, and among theirs."""
     for name in ("green", "red"):

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import csv
-import itertools
 import json
 import re
 import shutil
 
 import numpy as np
-import pyarrow
-import pyarrow.parquet
 import pytest
 import yaml
 from hypothesis import given, settings
@@ -23,15 +20,7 @@ from kernel_attention_lab.training import make_recipe, read_recipe, run, train
 from kernel_attention_lab.training.saved import load_run
 
 LONG = ("--case_column", "id", "--time_column", "t", "--target_column", "label")
-WIDE = ("--case_column", "id", "--target_column", "label", "--channel_columns", "a", "b", "c")
-LAYOUTS = {
-    "long.csv": LONG,
-    "long.parquet": LONG,
-    "wide.csv": WIDE,
-    "wide.parquet": WIDE,
-    "npz": (),
-    "ts": (),
-}
+LAYOUTS = {"long.csv": LONG, "npz": (), "ts": ()}
 
 
 def write(folder, name, layout, split, class_names):
@@ -43,26 +32,13 @@ def write(folder, name, layout, split, class_names):
         lengths = [len(sequence) for sequence in split.sequences]
         np.savez(path, X=np.concatenate(split.sequences), lengths=lengths, y=labels)
         return path
-    if layout.startswith("long"):
-        names = ["id", "t", "a", "b", "c", "label"]
-        rows = [
-            [f"case {i}", t, *map(float, step), label]
-            for i, (case, label) in enumerate(cases)
-            for t, step in enumerate(case)
-        ]
-    else:
-        longest = max(map(len, split.sequences))
-        names = ["id", *(f"{channel}{t}" for channel in "abc" for t in range(longest)), "age", "label"]
-        rows = []
-        for i, (case, label) in enumerate(cases):
-            padded = [[*map(float, channel), *[None] * (longest - len(case))] for channel in case.T]
-            rows.append([f"case {i}", *itertools.chain(*padded), "unused", label])
-    if path.suffix == ".parquet":
-        columns = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
-        pyarrow.parquet.write_table(pyarrow.table(columns), path)
-    else:
-        with path.open("w", newline="") as file:
-            csv.writer(file).writerows([names, *rows])
+    rows = [
+        [f"case {i}", t, *map(float, step), label]
+        for i, (case, label) in enumerate(cases)
+        for t, step in enumerate(case)
+    ]
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([["id", "t", "a", "b", "c", "label"], *rows])
     return path
 
 
@@ -104,8 +80,8 @@ def test_every_layout_trains_the_same_model(waves_run, layout, cli, here):
     assert (code, err) == (0, "")
     assert cli("predict", "run", files[1], "--output", "predicted.json")[0] == 0
     found = json.loads((here / "predicted.json").read_text())
-    tables = layout.startswith(("long", "wide"))
-    assert [row["case"] for row in found] == [f"case {i}" if tables else i for i in range(len(predicted))]
+    names = (f"case {i}" if layout == "long.csv" else i for i in range(len(predicted)))
+    assert [row["case"] for row in found] == list(names)
     for row, expected in zip(found, predicted, strict=True):
         assert row == expected | {"case": row["case"]}
     assert cli("evaluate", "run", files[1], "--output", "figures.json")[0] == 0
@@ -166,16 +142,6 @@ def test_bad_files_leave_no_run(options, message, cli, refused, here, tmp_path):
     write(here, "own", "long.csv", data.train, data.class_names)
     recipe = write_recipe(tmp_path / "recipe.yaml", dataset="own.csv")
     assert message in refused("train", recipe, "--output", "run", *options)
-
-
-@pytest.mark.usefixtures("brief")
-def test_a_file_to_predict_must_have_the_channels_of_training(cli, refused, here):
-    data = load_time_series("Waves", make_waves(here))
-    file = write(here, "own", "wide.csv", data.train, data.class_names)
-    write_recipe(here / "recipe.yaml", epochs=1, dataset=file.name)
-    assert cli("train", "recipe.yaml", *WIDE, "--output", "run", "--progress", "false")[0] == 0
-    (here / "less.csv").write_text("id,a0,a1\nx,1,2\n")
-    assert "no column is named 'b' with a number after it" in refused("predict", "run", "less.csv")
 
 
 @pytest.fixture(scope="module")

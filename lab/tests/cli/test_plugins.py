@@ -99,13 +99,6 @@ def test_a_recipe_is_read_without_importing_the_plugins_that_it_names(cli, here)
 
 
 @pytest.mark.slow
-def test_a_recipe_names_its_plugins(command, here, waves):
-    recipe = write_recipe(here / "recipe.yaml", epochs=1, attention="plain_mean", plugins=["our_plugin"])
-    assert command("train", recipe, "--data-root", waves, "--output", "run", "--progress", "false") == ""
-    assert yaml.safe_load((here / "run/config.yaml").read_text())["plugins"] == ["our_plugin"]
-
-
-@pytest.mark.slow
 def test_bench_knows_a_plugins_mechanism(command, here):
     sizes = ("--length", 16, "--embed-dim", 8, "--rounds", 1, "--threads", 1, "--output", "bench")
     command("--plugin", "our_plugin", "bench", "plain_mean", *sizes)
