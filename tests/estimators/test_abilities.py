@@ -62,18 +62,15 @@ def test_stems_are_taken_in_turn(arrays, small):
     classifier.fit(arrays[0], arrays[1])
     stems = [type(model.encoder.project).__name__ for model in classifier.models_]
     assert stems == ["ConvolutionStem", "LinearStem", "ConvolutionStem"]
-    for wrong, message in (
-        ([], r"stem=\[\] must list one or more"),
-        ("conv", "stem='conv' must be one of"),
-    ):
+    for wrong, message in (([], r"stem=\[\] must list one or more"), ("conv", "stem='conv' must be one of")):
         with pytest.raises(ka.InputError, match=message):
             classifier.set_params(stem=wrong).fit(arrays[0], arrays[1])
 
 
-def test_a_limit_of_time_is_kept_by_all_members_together(estimator, arrays):
-    estimator.set_params(n_estimators=3, epochs=100_000, time_limit=2.0)
+def test_a_limit_of_time_is_kept_by_all_members_together(arrays, small):
+    estimator = AttentionClassifier(**small | {"n_estimators": 3, "epochs": 100_000}, time_limit=2.0)
     started = time.monotonic()
-    estimator.fit(arrays[0], target(estimator, *arrays[1:]))
+    estimator.fit(arrays[0], arrays[1])
     assert time.monotonic() - started < 60  # without the limit: an hour
     assert len(estimator.models_) == 3
 
@@ -252,7 +249,7 @@ def test_importance_finds_the_channel_and_the_steps_that_matter(small):
 # Files
 
 
-@pytest.mark.parametrize("labels", [["b", "a"], [3, -7], [True, False], [1.0, 2.0]])
+@pytest.mark.parametrize("labels", [["b", "a"], [True, False]])
 def test_a_saved_classifier_predicts_the_same(arrays, small, labels, tmp_path):
     y = np.array([labels[case % 2] for case in range(23)])
     classifier = AttentionClassifier(**small | {"n_estimators": 2, "calibrate": True}).fit(arrays[0], y)
@@ -304,18 +301,6 @@ def test_a_grid_search_reaches_the_options_of_the_mechanism(arrays, small):
     assert search.best_estimator_.attention_options["eta"] == 0.1
 
 
-def test_frames_of_series_are_arrays(estimator, arrays):
-    X, y = arrays[0].astype(np.float32), target(estimator, *arrays[1:])
-    expected = estimator.fit(X, y).predict(X)
-    nested = pd.DataFrame({f"c{c}": [pd.Series(case[c]) for case in X] for c in range(3)})
-    long = pd.concat({case: pd.DataFrame(series.T, columns=["a", "b", "c"]) for case, series in enumerate(X)})
-    for frame in (nested, long):
-        assert (estimator.predict(frame) == expected).all()
-    nested.iloc[4, 1] = pd.Series([1.0, 2.0])
-    with pytest.raises(ka.InputError, match=r"case 4 of X has cells of shapes \(7,\), \(2,\), \(7,\)"):
-        estimator.predict(nested)
-
-
 def test_the_frames_of_sktime_and_of_aeon_are_arrays(estimator, ragged):
     """Unequal lengths, times out of order, and lists of frames in the orientation of either library."""
     X, y = [case.astype(np.float32) for case in ragged[0]], target(estimator, *ragged[1:])
@@ -332,20 +317,16 @@ def test_the_frames_of_sktime_and_of_aeon_are_arrays(estimator, ragged):
 def test_frames_that_mean_nothing_are_refused(estimator, arrays):
     frame = pd.DataFrame(arrays[0][0].T)
     twice = pd.concat({0: pd.concat([frame, frame.iloc[2:3]])})
+    cells = pd.DataFrame({"a": [pd.Series(np.zeros(7))], "b": [pd.Series(np.zeros(2))]})
     hierarchy = pd.concat({"group": pd.concat({0: frame})})
     for given, message in (
         (twice, "case 0 of X has the time 2 twice"),
         (hierarchy, "X is a frame with 3 levels of rows"),
+        (cells, r"case 0 of X has cells of shapes \(7,\), \(2,\)"),
         (pd.DataFrame([["a", "b"]]), "X is not an array of numbers"),
     ):
         with pytest.raises(ka.InputError, match=message):
             estimator.fit(given, [0.0])
-
-
-def test_a_frame_of_numbers_is_one_channel(estimator, arrays):
-    X, y = arrays[0][:, 0], target(estimator, *arrays[1:])
-    expected = estimator.fit(X, y).predict(X)
-    assert (estimator.predict(pd.DataFrame(X)) == expected).all()
 
 
 def test_the_defaults_learn_a_real_set_in_little_time():

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from aeon.benchmarking.resampling import resample_data
 from aeon.classification.compose import ClassifierPipeline
-from aeon.datasets import load_japanese_vowels
 from aeon.testing.estimator_checking import check_estimator
 from aeon.transformations.collection import Normalizer
 from sklearn.model_selection import GridSearchCV, cross_val_score
@@ -44,20 +42,6 @@ def test_gaps_are_refused_or_filled(arrays, small):
         AeonAttentionClassifier(AttentionClassifier(**small)).fit(X, labels)
     filled = AttentionClassifier(**small, missing="interpolate")
     assert AeonAttentionClassifier(filled).fit(X, labels).predict(X).shape == (23,)
-
-
-def test_in_a_loop_over_resamples(small):
-    """What aeon's experiments do with every classifier: resample, fit, predict, on unequal lengths here."""
-    small["attention_options"] = None
-    splits = [load_japanese_vowels(split=part) for part in ("train", "test")]
-    (X_train, y_train), (X_test, y_test) = [(X[::9], y[::9]) for X, y in splits]
-    for resample in (0, 1):
-        data = resample_data(X_train, y_train, X_test, y_test, random_state=resample)
-        ours = AttentionClassifier(**small | {"random_state": resample}).fit(data[0], data[1])
-        adapted = AeonAttentionClassifier(ours).fit(data[0], data[1])
-        probabilities = ours.predict_proba(data[2])
-        assert (adapted.predict_proba(data[2]) == probabilities).all()
-        assert ours.score(data[2], data[3]) == adapted.score(data[2], data[3])
 
 
 def test_after_a_transformer_of_aeon(arrays, small):

@@ -259,18 +259,6 @@ def test_predictions_keep_the_digits_of_the_units(arrays, small):
     assert (regressor.predict(arrays[0]) == expected).all()
 
 
-def test_intervals_of_several_targets(small):
-    X, y = levels(400)
-    y += np.random.default_rng(1).normal(size=y.shape) * [300.0, 3e-4, 1.0]
-    small |= {"epochs": 4, "batch_size": 32, "attention_options": None}
-    regressor = AttentionRegressor(**small).fit(X[:100], y[:100], validation_data=(X[100:200], y[100:200]))
-    intervals = regressor.predict_interval(X[200:], 0.9)
-    assert intervals.shape == (200, 3, 2)
-    inside = ((intervals[..., 0] <= y[200:]) & (y[200:] <= intervals[..., 1])).mean(axis=0)
-    # The share that 100 residuals cover is Beta(91, 10), of 200 cases: deviation 0.036.
-    assert (np.abs(inside - 91 / 101) < 3 * 0.036).all()
-
-
 def test_held_out_cases_have_as_many_targets(small):
     X, y = levels(40)
     with pytest.raises(ka.InputError, match=r"validation_data has targets of shape \(40,\), y has shape"):

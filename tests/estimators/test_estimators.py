@@ -26,11 +26,6 @@ def weights(estimator):
     return torch.cat([value.flatten() for value in estimator.model_.state_dict().values()])
 
 
-def test_they_are_public():
-    assert ka.AttentionClassifier is AttentionClassifier
-    assert ka.AttentionRegressor is AttentionRegressor
-
-
 def test_fitted_state_of_a_classifier(arrays, small):
     X, labels, _ = arrays
     classifier = AttentionClassifier(**small)
@@ -57,39 +52,6 @@ def test_fitted_state_of_a_regressor(arrays, small):
     assert not hasattr(regressor, "classes_")
 
 
-def test_scale_and_origin_of_the_targets_do_not_matter(arrays, small):
-    """The loss is that of standardised targets: predictions follow an affine change of the targets."""
-    X, _, values = arrays
-    small["epochs"] = 5
-    plain = AttentionRegressor(**small).fit(X, values).predict(X)
-    moved = AttentionRegressor(**small).fit(X, values * 1e4 - 1e6).predict(X)
-    np.testing.assert_allclose(moved, plain * 1e4 - 1e6, atol=1e4 * values.std() * 1e-3)
-
-
-def test_constant_targets_are_predicted_nearly(arrays, small):
-    regressor = AttentionRegressor(**small | {"epochs": 20}).fit(arrays[0], np.full(23, 7.0))
-    np.testing.assert_allclose(regressor.predict(arrays[0]), 7.0, atol=0.5)
-
-
-@pytest.mark.parametrize("labels", [[3, 1, 4], ["b", "a", "c"], [True, False], [2.0, -1.0], [10**12, -5]])
-def test_labels_of_any_type(arrays, small, labels):
-    y = np.array([labels[case % len(labels)] for case in range(23)])
-    classifier = AttentionClassifier(**small).fit(arrays[0], y.tolist())
-    assert (classifier.classes_ == np.unique(y)).all()
-    assert classifier.predict(arrays[0]).dtype == y.dtype
-
-
-def test_the_forms_of_input_agree(estimator, arrays):
-    """3-D numpy, lists and object arrays of (channels, time), float64 and torch hold the same series."""
-    X, labels, values = arrays
-    X = X.astype(np.float32)
-    boxed = np.empty(len(X), dtype=object)
-    boxed[:] = list(X)
-    reference = estimator.fit(X, target(estimator, labels, values)).predict(X)
-    for form in (list(X), boxed, X.astype(np.float64), torch.from_numpy(X), X.tolist()):
-        assert (estimator.predict(form) == reference).all()
-
-
 def test_two_dimensional_input_is_one_channel(estimator, arrays):
     X, labels, values = arrays
     y = target(estimator, labels, values)
@@ -105,16 +67,6 @@ def test_unequal_lengths(estimator, ragged):
     assert estimator.max_len_ == 7
     alone = [estimator._outputs([case])[0] for case in X]
     torch.testing.assert_close(estimator._outputs(X), torch.stack(alone), atol=1e-5, rtol=0)
-
-
-def test_gaps_are_interpolated_where_asked(arrays, small):
-    X, labels, _ = arrays
-    X[3, 1, 2] = np.nan
-    X[3, 1, [1, 3]] = 0.5, 1.5
-    classifier = AttentionClassifier(**small, missing="interpolate").fit(X, labels)
-    filled = X.copy()
-    filled[3, 1, 2] = 1.0
-    assert (classifier.predict_proba(X) == classifier.predict_proba(filled)).all()
 
 
 def test_attention_options_are_merged_over_the_specification(arrays, small):
@@ -287,11 +239,6 @@ def test_bad_parameters_are_refused_by_fit(arrays, small, changes, message):
     assert not hasattr(classifier, "model_")
 
 
-def test_one_class_is_refused(arrays, small):
-    with pytest.raises(ka.InputError, match="y holds one class, 'up': a classifier needs at least 2"):
-        AttentionClassifier(**small).fit(arrays[0], ["up"] * 23)
-
-
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_values_that_are_not_finite_are_refused(estimator, arrays, bad):
     X, labels, values = arrays
@@ -301,16 +248,6 @@ def test_values_that_are_not_finite_are_refused(estimator, arrays, bad):
     for call in (lambda: estimator.fit(X, y), lambda: estimator.predict(X)):
         with pytest.raises(ka.InputError, match="case 5, channel 1, step 2"):
             call()
-
-
-def test_finite_values_that_overflow_in_the_model_are_refused(estimator, arrays):
-    """Not answered: float32 squares them to infinity, and a class would come out all the same."""
-    X, labels, values = arrays
-    fitted = estimator.fit(X, target(estimator, labels, values))
-    huge = X.copy()
-    huge[1, 0, 2] = 1e30
-    with pytest.raises(ka.InputError, match=r"case 1 of X: value 1e\+30 in channel 0, step 2"):
-        fitted.predict(huge)
 
 
 def test_targets_that_do_not_fit_are_refused(arrays, small):
@@ -326,8 +263,7 @@ def test_targets_that_do_not_fit_are_refused(arrays, small):
         AttentionRegressor(**small).fit(X, labels)
 
 
-@pytest.mark.parametrize("positions", ["learnt", "fixed"])
-@pytest.mark.parametrize("pooling", ["flatten", "mean"])
+@pytest.mark.parametrize(("positions", "pooling"), [("learnt", "flatten"), ("fixed", "mean")])
 def test_a_longer_sequence_gets_the_mean_of_its_windows(estimator, arrays, positions, pooling):
     """Of 13 steps a model of 5 sees 0..4, 4..8 and 8..12; shorter cases of the batch are as they were."""
     X, labels, values = arrays
@@ -356,8 +292,7 @@ def test_a_model_of_one_length_takes_longer_sequences_where_max_len_leaves_room(
     assert not torch.equal(classifier._outputs(X[..., :5]), classifier._outputs(X))
 
 
-@pytest.mark.parametrize("attention", ["primal", "softmax", "linear"])
-@pytest.mark.parametrize("size", [1e20, 1e30, 3e38, -3e38])
+@pytest.mark.parametrize(("attention", "size"), [("primal", 1e20), ("softmax", -3e38)])
 def test_a_value_beyond_float32_is_named(arrays, small, attention, size):
     """It is finite, but the model's numbers are not: there is no class to be confident of."""
     X, labels, values = arrays

@@ -154,10 +154,7 @@ def test_targets_are_learnt_or_refused(kind, data):
 @pytest.mark.parametrize(
     ("y", "message"),
     [
-        (
-            pd.Series([None, "a", "b"]).convert_dtypes(),
-            "Input y contains NaN: the value of row 0 is missing",
-        ),
+        (pd.Series([None, "a", "b"]).convert_dtypes(), "Input y contains NaN: the value of row 0 is missing"),
         (np.array(["a", 1, "a"], dtype=object), r"types that cannot be sorted together \(int, str\)"),
         ([b"a", b"b", b"a"], "labels represented as bytes is not supported"),
         ([1j, 2, 1j], "y: Complex data not supported"),

@@ -26,8 +26,10 @@ def waves(cases, offset=0.0):
     return np.round(X * 2**8) / 2**8 + np.array([[offset], [-offset]]), labels  # exact at every offset
 
 
-@pytest.mark.parametrize("offset", OFFSETS)
-@pytest.mark.parametrize("stem", ["linear", "convolution", "rocket"])
+@pytest.mark.parametrize(
+    ("offset", "stem"),
+    [*((offset, "linear") for offset in OFFSETS), (OFFSETS[1], "convolution"), (OFFSETS[1], "rocket")],
+)
 def test_the_offset_changes_nothing(small, offset, stem, tmp_path):
     options = small | {"stem": stem, "augmentation": ["jitter", "cut"], "views": ("raw", "difference")}
     plain, y = waves(12)

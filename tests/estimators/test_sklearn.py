@@ -4,13 +4,7 @@ import numpy as np
 import pytest
 from aeon.datasets import load_japanese_vowels
 from sklearn.base import clone, is_classifier, is_regressor
-from sklearn.model_selection import (
-    GridSearchCV,
-    KFold,
-    RandomizedSearchCV,
-    cross_val_predict,
-    cross_val_score,
-)
+from sklearn.model_selection import KFold, RandomizedSearchCV, cross_val_predict, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils import get_tags
@@ -89,19 +83,6 @@ def test_parameters_are_stored_verbatim_and_cloned():
     assert copied.set_params(epochs=7, attention="softmax").get_params()["epochs"] == 7
 
 
-def test_grid_search_over_the_mechanism_and_its_options(arrays, small):
-    X, labels, _ = arrays
-    del small["attention_options"]
-    grid = {"attention_options": [{"rank": 2}, {"rank": 3, "eta": 0.1}], "learning_rate": [0.01]}
-    search = GridSearchCV(
-        AttentionClassifier(**small), [grid, {"attention": ["softmax"]}], cv=2, error_score="raise"
-    ).fit(X, labels)
-    assert len(search.cv_results_["params"]) == 3
-    best = search.best_params_.get("attention_options", {}).get("rank")
-    assert getattr(search.best_estimator_.model_.encoder.layers[0].attention, "rank", None) == best
-    assert search.predict_proba(X).shape == (23, 2)
-
-
 def test_search_that_draws_numpy_numbers(arrays, small):
     X, labels, _ = arrays
     space = {
@@ -116,20 +97,19 @@ def test_search_that_draws_numpy_numbers(arrays, small):
     assert search.fit(X, labels).predict(X).shape == (23,)
 
 
-@pytest.mark.parametrize("pooling", ["flatten", "mean"])
-def test_cross_validation_of_unequal_lengths(small, pooling):
+def test_cross_validation_of_unequal_lengths(small):
     """JapaneseVowels: the longest utterance is held out of one fold's training, and still predicted."""
     X, labels = load_japanese_vowels(split="train")
     lengths = np.array([case.shape[1] for case in X])
     longest = int(lengths.argmax())
     assert (lengths == lengths[longest]).sum() == 1
     X, labels = [X[longest], *X[0::9]], [labels[longest], *labels[0::9]]
-    classifier = AttentionClassifier(**small, pooling=pooling)
+    classifier = AttentionClassifier(**small)
     scores = cross_val_score(classifier, X, labels, cv=KFold(3), error_score="raise")
     assert scores.shape == (3,)
     assert np.isfinite(scores).all()
     values = [case.mean() for case in X]
-    predicted = cross_val_predict(AttentionRegressor(**small, pooling=pooling), X, values, cv=KFold(3))
+    predicted = cross_val_predict(AttentionRegressor(**small), X, values, cv=KFold(3))
     assert np.isfinite(predicted).all()
 
 
