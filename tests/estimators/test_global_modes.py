@@ -52,9 +52,11 @@ def same(found, expected):
     return all(np.array_equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
-@pytest.mark.parametrize(("kind", "stem"), [(AttentionClassifier, "rocket"), (AttentionRegressor, "linear")])
-def test_an_estimator_is_the_same_in_every_mode(mode, kind, stem, small, arrays, tmp_path):
-    X = arrays[0]
+@pytest.mark.parametrize("name", MODES)
+def test_an_estimator_is_the_same_in_every_mode(name, small, arrays, tmp_path):
+    X, mode = arrays[0], MODES[name]
+    is_rocket = name in ("float64", "meta", "inference")
+    kind, stem = (AttentionClassifier, "rocket") if is_rocket else (AttentionRegressor, "linear")
     y = arrays[1] if kind is AttentionClassifier else arrays[2]
     options = small | {
         "stem": stem,
