@@ -16,11 +16,7 @@ from kernel_attention_lab.reporting.course_plots import gamma_figure, over_train
 from kernel_attention_lab.reporting.diagnostic_plots import maps_figure, measures_figure
 from kernel_attention_lab.reporting.diagnostic_sections import diagnostics_section
 from kernel_attention_lab.reporting.records import SeedRecord, read_run
-from kernel_attention_lab.reporting.tables import (
-    ATTENTION_HEADINGS,
-    PROJECTION_HEADINGS,
-    diagnostics_rows,
-)
+from kernel_attention_lab.reporting.tables import ATTENTION_HEADINGS, PROJECTION_HEADINGS, diagnostics_rows
 from kernel_attention_lab.training.files import write_json
 
 
@@ -72,7 +68,7 @@ def test_the_section_has_the_numbers(analysed, report):
 
 
 def test_a_run_that_was_not_analysed_has_no_section(make_run):
-    assert diagnostics_section(read_run(make_run("one epoch"))) is None
+    assert diagnostics_section(read_run(make_run("one seed"))) is None
 
 
 def test_a_damaged_array_file_costs_the_maps_only(analysed, undrawn):
@@ -214,17 +210,6 @@ def test_numbers_that_are_not_finite_are_left_out(report):
     assert next(list(line.get_ydata()) for line in axis.lines) == [3.0]
 
 
-def test_maps_of_many_layers_are_a_choice():
-    maps = {f"layer {index}": np.ones((9, 4, 4)) for index in range(20)}
-    figure = maps_figure(maps)
-    labels = [axis.get_ylabel() for axis in figure.axes if axis.get_ylabel()]
-    assert len(labels) == 6
-    assert (labels[0], labels[-1]) == ("layer 0", "layer 19")
-    assert len(figure.axes) == 6 * 8
-    assert maps_figure({}) is None
-    assert measures_figure([]) is None
-
-
 @pytest.mark.parametrize("what", ["measures", "maps"])
 def test_plot_to_a_file(report, tmp_path, what):
     path = plot_diagnostics(report, tmp_path / "figure.png", what)
@@ -287,3 +272,14 @@ def test_labels_of_maps_are_whole():
     label = next(axis.get_ylabel() for axis in figure.axes if axis.get_ylabel())
     assert label.replace("\n", "") == name
     assert max(map(len, label.splitlines())) <= 20
+
+
+def test_maps_of_many_layers_are_a_choice():
+    maps = {f"layer {index}": np.ones((9, 4, 4)) for index in range(20)}
+    figure = maps_figure(maps)
+    labels = [axis.get_ylabel() for axis in figure.axes if axis.get_ylabel()]
+    assert len(labels) == 6
+    assert (labels[0], labels[-1]) == ("layer 0", "layer 19")
+    assert len(figure.axes) == 6 * 8
+    assert maps_figure({}) is None
+    assert measures_figure([]) is None

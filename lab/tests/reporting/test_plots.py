@@ -46,12 +46,6 @@ def test_settings_are_neither_changed_nor_obeyed():
         assert [figures.data_uri(figure) for figure in all_figures()] == uris
 
 
-def test_no_figure_is_registered_with_pyplot():
-    all_figures()
-    pyplot = sys.modules.get("matplotlib.pyplot")
-    assert pyplot is None or not pyplot.get_fignums()
-
-
 def test_curves_show_the_values_of_one_seed():
     axis = plots.learning_curves({0: curve(1)}, {0: curve(2)}, "loss", selected={0: 5}).axes[0]
     lines = {line.get_label(): line for line in axis.lines}
@@ -137,7 +131,7 @@ def test_spectra_are_relative_and_explained_variance_is_the_share_of_squares():
     np.testing.assert_allclose(line.get_ydata(), [16 / 21, 20 / 21, 1])
 
 
-@pytest.mark.parametrize("layers", [1, 2, 3, 4, 5, 7])
+@pytest.mark.parametrize("layers", [1, 4, 7])
 def test_every_layer_has_a_panel(layers):
     figure = spectrum_plots.singular_value_curves(spectra(seeds=(0, 1), layers=range(layers)))
     assert [axis.get_title(loc="left") for axis in figure.axes] == [f"layer {i}" for i in range(layers)]
@@ -148,3 +142,9 @@ def test_a_picture_too_heavy_as_svg_becomes_the_lighter_png():
     noise = {seed: (np.arange(900), rng.random(900)) for seed in range(9)}
     assert figures.data_uri(plots.learning_curves(noise, noise, "loss")).startswith("data:image/png")
     assert figures.data_uri(plots.learning_curves({0: curve(1)}, {}, "loss")).startswith("data:image/svg+xml")
+
+
+def test_no_figure_is_registered_with_pyplot():
+    all_figures()
+    pyplot = sys.modules.get("matplotlib.pyplot")
+    assert pyplot is None or not pyplot.get_fignums()

@@ -174,7 +174,7 @@ def test_text_from_data_and_recipes_is_never_markup(make_run):
 
 
 def test_regression_shows_its_own_metrics(page):
-    found = page("regression")
+    found = page("regression, several seeds")
     assert "Test RMSE" in found.words[""]
     assert "confusion" not in found.words
     assert "accuracy" not in found.text
@@ -207,11 +207,6 @@ def test_a_language_run_counts_steps_and_shows_every_perplexity(finished, page):
     assert "epoch" not in "".join(text for name, text in found.words.items() if name != "configuration")
     assert not any("epoch" in image["alt"] for image in found.all("img"))
     assert "confusion" not in found.text
-
-
-def test_a_language_run_of_several_seeds_shows_mean_and_deviation_of_its_perplexity(finished, page):
-    summary = content(finished("language, several seeds"), "summary.json")
-    assert f"{summary['mean']:.4g} ± {summary['std']:.2g}" in page("language, several seeds").words["seeds"]
 
 
 def test_the_vocabulary_is_counted_and_not_printed(finished, page):
@@ -259,21 +254,15 @@ def test_a_figure_of_some_seeds_only_is_called_preliminary(make_run):
     assert "seed 1 has completed epoch 3 of 3" in head
 
 
-@pytest.mark.parametrize("name", ["summary.json", "data.json", "versions.json", "config.yaml"])
+@pytest.mark.parametrize("name", ["summary.json", "config.yaml", "seed-0/metrics.json"])
 def test_files_that_cannot_be_read_are_named_and_the_rest_is_shown(make_run, name):
     run = make_run("no kernel")
     (run / name).write_text("{")
     found = read(run)
-    assert len(found.all("img")) >= 3
+    assert len(found.all("img")) >= 1
+    assert set(ALWAYS) <= {attributes["id"] for attributes in found.all("section")}
     assert f"{name}: not " in found.words[""]
     assert str(run) not in found.words[""]
-
-
-@pytest.mark.parametrize("name", ["metrics.json", "evaluation.json", "spectra.json"])
-def test_damaged_files_of_a_seed_do_not_spoil_the_report(make_run, name):
-    run = make_run("no kernel")
-    (run / "seed-0" / name).write_text('{"layers": [{"layer": 0}]}')
-    assert set(ALWAYS) <= {attributes["id"] for attributes in read(run).all("section")}
 
 
 @pytest.mark.parametrize("damage", ["{", "3", "", "\0", "[" * 100_000, '[{"epoch": 1, "train_loss": "x"}]'])

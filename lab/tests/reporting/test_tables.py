@@ -97,7 +97,9 @@ def test_durations_are_said_as_people_say_them(seconds, text):
     assert format_duration(seconds) == text
 
 
-@pytest.mark.parametrize("kind", ["language, several seeds", "tokens", "regression", "one seed"])
+@pytest.mark.parametrize(
+    "kind", ["language, several seeds", "tokens", "regression, several seeds", "one seed"]
+)
 def test_evaluations_of_every_task_fit_a_terminal(finished, kind):
     """Every figure is there, whole, at 80 characters."""
     rows = [
