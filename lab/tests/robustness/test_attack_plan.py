@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -149,23 +146,3 @@ def test_every_mechanism_has_a_gradient_to_attack(name):
     model.requires_grad_(False)
     moved = make_attack("fgsm").perturb(model, images, labels, 1e-3, (-torch.inf, torch.inf))
     assert ((moved - images).abs() > 5e-4).double().mean() > 0.99
-
-
-def test_a_missing_library_is_named_with_its_extra():
-    script = (
-        "import sys; sys.modules['foolbox'] = None\n"
-        "import torch\n"
-        "from kernel_attention_lab.extras import install_hint\n"
-        "from kernel_attention_lab.robustness import attack_images, make_attack\n"
-        "model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 4))\n"
-        "images = torch.rand(2, 3, 4, 4)\n"
-        "try: attack_images(model, images, model(images).argmax(1), make_attack('fgsm'))\n"
-        "except ModuleNotFoundError as error: print(install_hint(error, 'attack'))\n"
-    )
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False
-    )
-    install = "pip install 'kernel-attention-lab[robustness]'"
-    expected = f"attack needs foolbox, which is not installed: {install}\n"
-    assert done.stdout == expected, done.stderr

@@ -181,12 +181,6 @@ def test_a_severity_that_does_not_exist(photos, severity):
         corrupt_image(photos[0], "fog", severity)
 
 
-def test_a_cache_that_cannot_be_written(photos, tmp_path):
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(InputError, match=r"cache .* cannot be written"):
-        dict(corrupted_images(photos, corruptions=["fog"], cache=tmp_path / "file"))
-
-
 def test_an_opencv_that_cannot_be_loaded_is_one_line(tmp_path):
     """As opencv-python behaves without libGL: the stand-in raises what its import raises there."""
     (tmp_path / "cv2.py").write_text("raise ImportError('libGL.so.1: cannot open shared object file')")
