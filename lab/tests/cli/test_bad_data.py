@@ -10,6 +10,7 @@ import zipfile
 
 import numpy as np
 import pytest
+import torch
 from training.runs import CHANNELS, LENGTHS, make_waves, write_recipe, write_ts
 
 
@@ -293,3 +294,12 @@ def test_resuming_refuses(damage, refused, run, waves, broken):
         root = broken("TRAIN", lambda text: text[: text.rstrip().rindex("\n") + 1])
         message = "train_cases is 23, in the data of the run it was 24"
     assert message in refused("train", "--resume", run, "--data-root", root, "--progress", "false")
+
+
+@pytest.mark.parametrize("accelerator", ["gpu", "mps"])
+def test_an_accelerator_that_is_not_there(accelerator, refused, waves, tmp_path):
+    if torch.cuda.is_available() or torch.backends.mps.is_available():
+        pytest.skip("this machine has a GPU")
+    recipe = write_recipe(tmp_path / "recipe.yaml")
+    options = ("--data-root", waves, "--output", "run", "--accelerator", accelerator)
+    assert f"accelerator='{accelerator}' cannot be used here: " in refused("train", recipe, *options)

@@ -157,3 +157,9 @@ def test_an_interrupted_download_leaves_no_half(failure, tmp_path, monkeypatch):
     if expected is InputError:
         assert "its download failed" in str(error.value)
         assert "put Handwriting_TRAIN.ts and Handwriting_TEST.ts" in str(error.value)
+
+
+def test_a_data_root_that_is_a_file(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="file' is not a folder"):
+        load_time_series("JapaneseVowels", tmp_path / "file")

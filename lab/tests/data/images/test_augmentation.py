@@ -108,3 +108,13 @@ def test_larger_images_are_cropped(name):
     result = Augmentation(name, (16, 24))(images, *GRAY)
     assert result.shape == (11, 3, 16, 24)
     assert torch.equal(result, images[..., 2:18, 3:27]) == (name == "none")
+
+
+def test_both_mixtures_at_even_odds(images):
+    """With both switched on, about half of the batches are cut: 200 draws, five standard deviations."""
+    target = torch.arange(37)
+    cuts = 0
+    for _ in range(200):
+        mixed, _ = mix(images, target, 37, 0.8, 1.0)
+        cuts += bool(((mixed[1] == images[1]) | (mixed[1] == images[-2])).all())
+    assert abs(cuts - 100) < 5 * 200**0.5 / 2

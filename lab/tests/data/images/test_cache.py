@@ -10,7 +10,7 @@ import tarfile
 
 import numpy as np
 import pytest
-from data.images.image_data import gray_of, grays, make_set, pack, square
+from data.images.image_data import CLASSES, gray_of, grays, make_set, pack, square
 from PIL import Image
 
 from kernel_attention.errors import InputError
@@ -242,3 +242,18 @@ def test_two_sets_of_one_name_have_caches_of_their_own(tmp_path, kind):
         second = cached_parts(places[1])
     part = next(part for part in first if part.endswith("train"))
     assert not np.array_equal(first[part].images, second[part].images)
+
+
+def test_class_numbers_beyond_the_classes_are_damage(tmp_path, built):
+    make_set(tmp_path / "set")
+    load_images("set", tmp_path)
+    (cache,) = caches()
+    np.save(cache / "0-targets.npy", np.full(6, 7))
+    assert load_images("set", tmp_path).test.targets.tolist() == [0, 0, 0, 1, 1, 1]
+    assert len(built) == 2
+
+
+def test_one_class_is_too_few(tmp_path):
+    make_set(tmp_path / "set", classes=CLASSES[:1])
+    with pytest.raises(InputError, match="has one class only, 'cat'"):
+        load_images("set", tmp_path)

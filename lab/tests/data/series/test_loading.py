@@ -209,3 +209,15 @@ def test_a_pickle_is_never_loaded(tmp_path):
     with pytest.raises(InputError, match="not a readable"):
         read_sequences(tmp_path / "x.npy")
     assert not (tmp_path / "ran").exists()
+
+
+def test_splits_of_different_tasks(toy):
+    toy.write("TEST", ["1,2,3:4,5,6:1"], classlabel="false", targetlabel="true")
+    with pytest.raises(InputError, match="train split of Toy is classification, the test split regression"):
+        load_time_series("Toy", toy.root)
+
+
+def test_a_file_that_is_no_text(toy):
+    (toy.folder / "Toy_TRAIN.ts").write_bytes(b"@data\n\xff\xfe\x00")
+    with pytest.raises(InputError, match=r"Toy_TRAIN.ts is not text in UTF-8"):
+        load_time_series("Toy", toy.root)
