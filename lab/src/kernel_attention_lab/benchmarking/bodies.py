@@ -64,7 +64,7 @@ class WholeModel(nn.Module):
         return torch.randn(size, **where)
 
     def penalty(self) -> Tensor | None:
-        """What the attention of the layers adds to the loss."""
+        """The term of the loss of the layers' attention."""
         return sum_of_penalties(self.model.modules())
 
 

@@ -163,7 +163,7 @@ def _layer(spec: Spec) -> Contender:
 
 
 def _in_body(alone: Make, layers: Sequence[Make]) -> Make:
-    """What the setting asks for: the contender alone, or a whole model of it or of the layers of a list."""
+    """The module of a setting: the contender alone, or a whole model of it or of the layers of a list."""
 
     def make(setting: Setting) -> nn.Module:
         if setting.body == LAYER:

@@ -23,7 +23,7 @@ class CausalCall(nn.Module):
         return self.layer(x, is_causal=True)
 
     def penalty(self) -> Tensor | None:
-        """What the layer adds to the loss."""
+        """The layer's term of the loss."""
         return penalty(self.layer)
 
 
@@ -74,7 +74,7 @@ class _Foreign(AttentionLayer):
         return self.layer(x)
 
     def penalty(self) -> Tensor | None:
-        """What the layer adds to the loss."""
+        """The layer's term of the loss."""
         return penalty(self.layer)
 
 
@@ -85,7 +85,7 @@ def penalty(layer: nn.Module) -> Tensor | None:
 
 
 def sum_of_penalties(layers: Iterable[nn.Module]) -> Tensor | None:
-    """What the attentions of encoder layers add to the loss, None where none does."""
+    """The term of the loss of the attentions of encoder layers; None without one."""
     attentions = [layer.attention for layer in layers if isinstance(layer, EncoderLayer)]
     added = [own for attention in attentions if (own := penalty(attention)) is not None]
     return torch.stack(added).sum() if added else None

@@ -76,7 +76,7 @@ class Evidence:
         return found
 
     def kept(self, key: Any, make: Callable[[], Any]) -> Any:
-        """What ``make`` gave for this key at first."""
+        """The first result of ``make`` for this key."""
         if key not in self._kept:
             self._kept[key] = make()
         return self._kept[key]
@@ -86,7 +86,7 @@ class Evidence:
         return self.kept(("records", suite.name), lambda: suite_records(suite, self.places))
 
     def findings(self, suite: Suite) -> Findings:
-        """What they say."""
+        """Their content."""
         return self.kept(("findings", suite.name), lambda: find(suite, self.places))
 
     @cached_property
@@ -204,7 +204,7 @@ def state_size(suite: Suite, row: str) -> int:
 
 
 def _findings(evidence: Evidence, source: Source) -> Iterable[Observation]:
-    """What the records of suites say: of ``all``, or of one under every protocol that has records."""
+    """Observations of the records of suites: ``all``, or one under every protocol that has records."""
     wanted = source["findings"]
     named = [each for each in evidence.suites if wanted in ("all", each.name, each.name.rpartition("-")[0])]
     return [{"suite": suite, "found": evidence.findings(suite)} for suite in named]

@@ -144,7 +144,7 @@ def _cell(spec: Mapping[str, Any], chosen: list[Observation], row: Observations)
 
 
 def _has_all(spec: Mapping[str, Any], found: Sequence[tuple[Observation, Any]]) -> bool:
-    """Whether the groups of ``over`` are all of those that ``complete`` names."""
+    """Return whether the groups of ``over`` are all of those that ``complete`` names."""
     names = {str(evaluate(spec["over"], each)) for each, _ in found} if "complete" in spec else set()
     return names >= set(spec.get("complete", ()))
 

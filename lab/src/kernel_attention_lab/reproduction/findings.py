@@ -1,4 +1,4 @@
-"""What the records of a suite say: figures beside those reported, comparisons, and what lacks."""
+"""The findings of a suite: figures beside those reported, comparisons, and what is missing."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class Findings:
-    """What the records of a suite say.
+    """The findings of the records of a suite.
 
     Args:
         suite: the suite.

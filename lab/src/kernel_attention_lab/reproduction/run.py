@@ -66,7 +66,7 @@ class Places:
 
 
 class CellState(NamedTuple):
-    """What the record of a cell lacks.
+    """The missing parts of the record of a cell.
 
     Attributes:
         cell: the cell.
@@ -84,7 +84,7 @@ class CellState(NamedTuple):
 
     @property
     def is_done(self) -> bool:
-        """Whether the record is complete."""
+        """Return whether the record is complete."""
         return not (self.training or self.diagnosis or self.steps or self.shifts)
 
 
@@ -103,7 +103,7 @@ class Duration(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """What a cell takes.
+    """The costs of a cell.
 
     Attributes:
         state: what its record lacks.
@@ -119,7 +119,7 @@ class Estimate(NamedTuple):
 
 
 def find_state(suite: Suite, cell: Cell, places: Places) -> CellState:
-    """What the record of a cell lacks.
+    """The missing parts of the record of a cell.
 
     Raises:
         InputError: for a record that cannot be read, or that was made with other keys.
@@ -215,13 +215,13 @@ def _weights(start: Start, places: Places) -> str:
 
 
 def _lacking(state: CellState) -> str:
-    """What a trained cell lacks, in words."""
+    """The missing parts of a trained cell, in words."""
     parts = [("diagnostics", state.diagnosis), ("attacks", bool(state.steps or state.shifts))]
     return " and ".join(name for name, lacks in parts if lacks)
 
 
 def estimates(suite: Suite, cells: Sequence[Cell], places: Places) -> list[Estimate]:
-    """What cells lack, why a cell cannot run, and how long trainings like its own took."""
+    """The missing parts of cells, why a cell cannot run, and how long trainings like its own took."""
     known, here = _durations(suite, places), _accelerator(machine())
     data: dict[tuple[str, str], str | None] = {}
     found = []
@@ -239,7 +239,7 @@ def _accelerator(line: str) -> str:
 
 
 def _durations(suite: Suite, places: Places) -> list[Duration]:
-    """What the records of a suite tell."""
+    """The contents of the records of a suite."""
     found = []
     for cell in suite.cells():
         if (path := places.record(suite, cell)).is_file():
@@ -290,7 +290,7 @@ def _from_other_rows(cell: Cell, known: Sequence[Duration]) -> float:
 
 
 def _effects(cell: Cell) -> tuple[tuple[str, str], tuple[str, str]]:
-    """What a cell's time depends on: its row and its column."""
+    """The key of a cell's time: its row and its column."""
     return ("row", cell.row), ("column", cell.column)
 
 
@@ -338,7 +338,7 @@ def _twin(suite: Suite, cell: Cell, places: Places, steps: Sequence[AttackStep])
 
 
 def _has_step(attacks: Sequence[dict[str, Any]], step: AttackStep) -> bool:
-    """Whether a step is among the attacks of a record; a small test split gives it fewer images."""
+    """Return whether a step is among the attacks of a record; a small test split gives it fewer images."""
     wanted = step.record()
     return any(
         entry["cases"] <= step.cases

@@ -35,7 +35,7 @@ Place = dict[Literal["suite", "row", "column"], str]
 Quantity = Literal["spectrum", "distance", "projection", "objective"]
 
 Figures = dict[str, dict[str, float | list[float]]]
-"""What a source reports, by row and column: a number, or [mean, deviation]."""
+"""Values that a source reports, by row and column: a number, or [mean, deviation]."""
 
 
 class Cell(NamedTuple):
@@ -230,7 +230,7 @@ class Suite:
         return replace(self, **kept, protocol=protocol)  # type: ignore[arg-type]  # checked by check_fields
 
     def figures(self) -> dict[str, Figures]:
-        """What the source reports, by the name of the figure; the suite's metric comes first."""
+        """The source's values, by the name of the figure; the suite's metric comes first."""
         return {self.metric: self.reported, **self.further}
 
     def compared_with(self) -> dict[str, list[str]]:

@@ -145,7 +145,7 @@ def _work(
 
 @contextlib.contextmanager
 def _shared_cores(workers: int) -> Iterator[None]:
-    """What starts here gets its share of the cores."""
+    """Give processes that start here their share of the cores."""
     if _THREADS in os.environ:
         yield
         return

@@ -55,7 +55,7 @@ class Lease:
                 self.path.unlink()
 
     def is_held(self) -> bool:
-        """Whether no other process took the lease, as one may after this machine stood still for long."""
+        """True where no other process took the lease, as one may after this machine stood still long."""
         found = _read(self.path)
         return found is not None and found.get("token") == self._token
 
@@ -73,7 +73,7 @@ class Lease:
 
 
 class Watch:
-    """What this process has seen of the heartbeats of other machines.
+    """The heartbeats of other machines, as this process has seen them.
 
     Args:
         patience: seconds without a change after which a holder counts as dead.
@@ -84,7 +84,7 @@ class Watch:
         self._seen: dict[Path, tuple[str, float]] = {}
 
     def is_alive(self, path: Path) -> bool:
-        """Whether the holder that wrote this heartbeat lives, where its lock is free."""
+        """Return whether the holder that wrote this heartbeat lives, where its lock is free."""
         found = _read(path)
         if found is None or found.get("machine") == machine_id():
             return False

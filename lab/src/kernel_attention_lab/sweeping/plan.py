@@ -33,7 +33,7 @@ _LARGEST = 10_000
 
 @dataclass(frozen=True, kw_only=True)
 class SweepPlan:
-    """What a sweep tries.
+    """The points of a sweep.
 
     Args:
         recipe: name of the recipe.

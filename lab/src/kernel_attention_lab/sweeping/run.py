@@ -129,7 +129,7 @@ def _stop(processes: Sequence[Any]) -> None:
 
 
 def _worker_main(folder: str, data_root: str | None, plugins: list[str], parent: int) -> None:
-    """What a worker's process does; its exit code is that of the command line."""
+    """The main function of a worker's process; its exit code is that of the command line."""
     if hasattr(os, "setsid"):
         os.setsid()  # Ctrl-C reaches the process that started this one, which passes it on once
     stop_with_parent(parent)

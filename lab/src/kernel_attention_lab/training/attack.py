@@ -211,7 +211,7 @@ def _source(transfer: SavedRun, seed: int) -> TransferSource:
 
 
 def _heading(run: SavedRun, split: ImageSplit, seed: int) -> dict[str, Any]:
-    """What the file says besides the attacks."""
+    """The content of the file besides the attacks."""
     return {
         "weights": _digest(RunFolder(run.folder).weights_path(seed)),
         "images": {

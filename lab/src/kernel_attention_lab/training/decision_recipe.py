@@ -77,7 +77,7 @@ class DecisionRecipe(StepRecipe):
 
     @property
     def has_attention(self) -> bool:
-        """Whether the policy is a decision transformer."""
+        """Return whether the policy is a decision transformer."""
         return self.attention != NO_ATTENTION
 
     @property

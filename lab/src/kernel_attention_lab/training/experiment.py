@@ -51,10 +51,10 @@ class Experiment(ABC):
     """Keys of ``data.json`` that the model depends on; each a whole number of at least 1."""
 
     has_classes: ClassVar[bool] = False
-    """Whether ``data.json`` must have the list ``class_names`` too."""
+    """True where ``data.json`` must have the list ``class_names`` too."""
 
     divides_sequences: ClassVar[bool] = False
-    """Whether several processes can share a sequence; see ``TrainingTask.part``."""
+    """True where several processes can share a sequence; see ``TrainingTask.part``."""
 
     def __init__(self, recipe: BaseRecipe, data_root: str | Path | None = None) -> None:
         self.recipe = recipe
@@ -144,7 +144,7 @@ class Experiment(ABC):
         """Set the parts of an untrained model that come from the training data, such as their scale."""
 
     def recorder(self, folder: Path, seed: int) -> RunRecorder:
-        """What writes a seed's metrics, weights and checkpoints."""
+        """The recorder of a seed's metrics, weights and checkpoints."""
         return RunRecorder(folder, self.recipe)
 
     def appendices(self, model: Any) -> dict[str, Any]:
@@ -183,7 +183,7 @@ class Experiment(ABC):
         """
 
     def cases_text(self, count: int) -> str:
-        """What ``count`` cases of ``batches`` are, in words."""
+        """A description of ``count`` cases of ``batches``."""
         return f"{count} evenly spaced sequences of the test split"
 
     @staticmethod

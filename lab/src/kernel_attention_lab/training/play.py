@@ -119,7 +119,7 @@ def play_run(
 
 
 def _picture(environment: Any, name: str) -> np.ndarray:
-    """What the environment draws, (H, W, 3) uint8."""
+    """The environment's picture, (H, W, 3) uint8."""
     try:
         found = environment.render()
     except Exception as error:  # gymnasium's renderers raise many kinds

@@ -82,7 +82,7 @@ def _write(file: Path, write: Callable[[Any], object]) -> None:
 
 
 def _facts(run: SavedRun, remark: str) -> dict[str, str]:
-    """What a reader of the file needs to know, as texts."""
+    """Facts that a reader of the file needs, as texts."""
     recipe: Any = run.recipe
     return {
         "kernel_attention": __version__,

@@ -206,7 +206,7 @@ class BaseRecipe(ABC):
         return _REPORTED.get(self.protocol, "test")
 
     def remarks(self) -> list[str]:
-        """What the user should know before the run starts, a sentence each."""
+        """Remarks for the user before the run starts, a sentence each."""
         from kernel_attention.mechanisms import dropped_objective
 
         dropped = dropped_objective(self._layers())

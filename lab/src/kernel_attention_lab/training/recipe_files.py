@@ -38,7 +38,7 @@ def list_recipes() -> dict[str, Path]:
 
 
 def is_recipe(name: str) -> bool:
-    """Whether a shipped recipe has this name, or there is a file that may hold it."""
+    """Return whether a shipped recipe has this name, or there is a file that may hold it."""
     return _find(name) is not None
 
 

@@ -1,4 +1,4 @@
-"""What a run keeps of every round: files, and the state from which it resumes exactly."""
+"""Records of every round of a run: files, and the state from which it resumes exactly."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ def summarise(recipe: BaseRecipe, name: str, results: list[dict[str, Any]], metr
 
 
 def _step_facts(recipe: BaseRecipe) -> dict[str, Any]:
-    """What a step reads and with which random numbers, where that is more than one batch in one process."""
+    """Sequences and random numbers of a step, where it is more than one batch in one process."""
     if recipe.processes * recipe.accumulate == 1:
         return {}
     return {

@@ -22,7 +22,7 @@ UNSEEN = "tiny_imagenet100"
 """The image set whose part ``ood_val`` has the images of no known class."""
 
 SHIFTS = ("corruptions", "out_of_distribution")
-"""What ``measure_shift`` measures."""
+"""The shifts of ``measure_shift``."""
 
 OnProgress = Callable[[str], object]
 

@@ -65,7 +65,7 @@ class TimeSeriesExperiment(Experiment):
 
     @property
     def is_regression(self) -> bool:
-        """Whether the model gives values instead of classes."""
+        """Return whether the model gives values instead of classes."""
         return self.data.task == "regression"
 
     def facts(self) -> dict[str, Any]:
@@ -131,7 +131,7 @@ class TimeSeriesExperiment(Experiment):
 
 
 def columns_of(recipe: Recipe) -> SeriesColumns:
-    """What the recipe says of the columns of a table."""
+    """The columns of a table, as the recipe names them."""
     return SeriesColumns(
         recipe.layout, recipe.case_column, recipe.time_column, recipe.target_column, recipe.channel_columns
     )
