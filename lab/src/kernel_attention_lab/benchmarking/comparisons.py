@@ -67,7 +67,7 @@ class RowSuite:
 
 
 def run_rows(
-    name: str, *, rounds: int | None = None, told: Callable[[str], None] = lambda line: None
+    name: str, *, rounds: int | None = None, on_progress: Callable[[str], None] = lambda line: None
 ) -> dict[str, Any]:
     """The record of a suite of ``ROW_SUITES``: the machine, the settings and the rows."""
     suite = ROW_SUITES[name]
@@ -78,7 +78,7 @@ def run_rows(
     rows = []
     for row in suite.measure(settings):
         rows.append(row)
-        told(", ".join(str(value) for value in row.values() if isinstance(value, str | int)))
+        on_progress(", ".join(str(value) for value in row.values() if isinstance(value, str | int)))
     return {"machine": machine.describe_machine({"cpu"}), "settings": settings, "rows": rows}
 
 

@@ -50,8 +50,8 @@ def measure_peaks(spec: ContenderSpec, setting: Setting, passes: Sequence[str]) 
     lines = child.stdout.strip().splitlines()
     if child.returncode or not lines:
         words = child.stderr.strip().splitlines()
-        told = words[-1] if words else f"the process ended with {child.returncode}"
-        return {"failed": told[:200]}
+        message = words[-1] if words else f"the process ended with {child.returncode}"
+        return {"failed": message[:200]}
     return dict(json.loads(lines[-1]))
 
 

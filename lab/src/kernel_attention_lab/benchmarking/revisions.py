@@ -49,7 +49,7 @@ def measure_against(
     *,
     rounds: int = ROUNDS,
     seed: int = 0,
-    told: Callable[[str], None] = lambda line: None,
+    on_progress: Callable[[str], None] = lambda line: None,
     package: Path | None = None,
 ) -> dict[str, Any]:
     """Time the code that runs, with its uncommitted changes, against a revision of its checkout.
@@ -59,7 +59,7 @@ def measure_against(
         arguments: what ``kernel-attention bench`` should measure: contenders, sizes, a suite.
         rounds: rounds of two processes.
         seed: seed of the coins.
-        told: called with a line about the current measurement.
+        on_progress: called with a line about the current measurement.
         package: a folder of the checkout; None: that of the package that runs.
 
     Returns:
@@ -90,7 +90,7 @@ def measure_against(
         for turn in range(rounds):
             for place, name in enumerate(order.sample(["old", "new"], 2)):
                 revision = reference if name == "old" else "the working tree"
-                told(f"round {turn + 1} of {rounds}: {revision}")
+                on_progress(f"round {turn + 1} of {rounds}: {revision}")
                 folder = Path(scratch) / f"{turn}-{place}"
                 times[name].append(_run(trees[name], arguments, folder, turn, revision))
     return {

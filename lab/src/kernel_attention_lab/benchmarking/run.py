@@ -22,7 +22,7 @@ def run_benchmark(
     *,
     seed: int = 0,
     warmup: int = 1,
-    told: Callable[[str], None] = lambda line: None,
+    on_progress: Callable[[str], None] = lambda line: None,
     kept: Callable[[dict[str, Any]], object] = lambda record: None,
 ) -> dict[str, Any]:
     """Measure a plan.
@@ -31,7 +31,7 @@ def run_benchmark(
         plan: contenders and settings.
         seed: seed of the orders of the contenders.
         warmup: passes before the first one that is timed.
-        told: called with a line about the current measurement.
+        on_progress: called with a line about the current measurement.
         kept: called with the record so far after every setting, so an interrupted run leaves a record.
 
     Returns:
@@ -66,7 +66,7 @@ def run_benchmark(
     absent: dict[str, str] = {}
     for setting in plan.settings():
         here = {find_contender(spec).name: spec for spec in plan.contenders_of(setting)}
-        record["cells"].append(_cell(plan, here, setting, absent, seed, warmup, told))
+        record["cells"].append(_cell(plan, here, setting, absent, seed, warmup, on_progress))
         record["absent"] = [{"contender": name, "reason": why} for name, why in absent.items()]
         record["machine"]["load_after"] = machine.load()
         kept(record)
@@ -80,7 +80,7 @@ def _cell(
     absent: dict[str, str],
     seed: int,
     warmup: int,
-    told: Callable[[str], None],
+    on_progress: Callable[[str], None],
 ) -> dict[str, Any]:
     """Measure one setting; contenders that cannot be measured are added to ``absent``."""
     here = ", ".join(f"{name} {value}" for name, value in setting.record().items())
@@ -95,7 +95,7 @@ def _cell(
     rounds = plan.rounds_of(setting)
     times, orders, failed = timing.time_rounds(
         present, setting, plan.passes, rounds,
-        warmup=warmup, seed=seed, told=lambda line: told(f"{here}: {line}"),
+        warmup=warmup, seed=seed, on_progress=lambda line: on_progress(f"{here}: {line}"),
     )  # fmt: skip
     summaries = timing.summarize(times, plan.baseline)
     rows = []
@@ -107,15 +107,15 @@ def _cell(
         row["time"] = summaries[contender.name]
         row["parameters"] = count_parameters(contender, setting)
         if plan.flops:
-            told(f"{here}: {contender.name}: operations")
+            on_progress(f"{here}: {contender.name}: operations")
             row["operations"] = count_operations(contender, setting, plan.passes)
         if plan.memory:
-            told(f"{here}: {contender.name}: memory")
+            on_progress(f"{here}: {contender.name}: memory")
             row["memory"] = measure_peaks(contenders[contender.name], setting, plan.passes)
         rows.append(row)
     cell = {"setting": setting.record(), "rounds": rounds, "orders": orders, "rows": rows}
     if plan.roofline:
-        told(f"{here}: ceilings")
+        on_progress(f"{here}: ceilings")
         cell |= _roofline(contenders, rows, setting)
     return cell
 

@@ -85,7 +85,7 @@ def time_rounds(
     *,
     warmup: int = 1,
     seed: int = 0,
-    told: Callable[[str], None] = lambda line: None,
+    on_progress: Callable[[str], None] = lambda line: None,
 ) -> tuple[Times, list[list[str]], dict[str, str]]:
     """Seconds of every contender in every round, the orders of the rounds, and failures with their reasons.
 
@@ -96,7 +96,7 @@ def time_rounds(
     runs: dict[str, tuple[nn.Module, Tensor, Tensor]] = {}
     failed: dict[str, str] = {}
     for contender in contenders:
-        told(f"{contender.name}: warm-up")
+        on_progress(f"{contender.name}: warm-up")
         try:
             run = layer_and_data(contender.make, setting)
             for _ in range(warmup):
@@ -112,7 +112,7 @@ def time_rounds(
         order = list(runs)
         shuffle(order)
         orders.append(order)
-        told(f"round {turn + 1} of {rounds}")
+        on_progress(f"round {turn + 1} of {rounds}")
         for name in order:
             for kind in passes:
                 times[name][kind].append(seconds(kind, *runs[name]))

@@ -46,7 +46,7 @@ def bench_command(options: Bench) -> int:
             plan,
             seed=options.seed,
             warmup=options.warmup,
-            told=on_progress,
+            on_progress=on_progress,
             kept=lambda record: write_benchmark(record, folder),
         )
     files = [*write_benchmark(record, folder), *_keep(record, options)]
@@ -67,8 +67,8 @@ def _bench_rows(options: Bench) -> int:
     from kernel_attention_lab.benchmarking.comparisons import run_rows
 
     assert options.suite is not None
-    with progress() as told:
-        record = run_rows(options.suite, rounds=options.rounds, told=told)
+    with progress() as on_progress:
+        record = run_rows(options.suite, rounds=options.rounds, on_progress=on_progress)
     files = [_write(record, _bench_folder(options) / "benchmark.json"), *_keep(record, options)]
     for row in record["rows"]:
         print(", ".join(f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
@@ -114,7 +114,11 @@ def _bench_against(reference: str, options: Bench, plan: Plan) -> int:
     try:
         with progress() as on_progress:
             record = measure_against(
-                reference, _bench_arguments(options), rounds=rounds, seed=options.seed, told=on_progress
+                reference,
+                _bench_arguments(options),
+                rounds=rounds,
+                seed=options.seed,
+                on_progress=on_progress,
             )
     except BenchmarkFailedError as error:
         print(f"failed: {error}; nothing was written", file=sys.stderr)

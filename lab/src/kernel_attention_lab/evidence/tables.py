@@ -185,10 +185,10 @@ def _spread(found: Found, form: str, spec: Mapping[str, Any], row: Observations)
     text = show(statistics.fmean(by_seed.values()), form)
     if len(by_seed) > 1:
         text += f" ± {show(statistics.stdev(by_seed.values()), form)}"
-    told = spec.get("seeds", "differing")  # always, never, or where they differ from those of the row
-    if told == "never" or "over" in spec:
+    shown = spec.get("seeds", "differing")  # always, never, or where they differ from those of the row
+    if shown == "never" or "over" in spec:
         return text
-    if told == "differing" and len(by_seed) == len({each["seed"] for each in row}):
+    if shown == "differing" and len(by_seed) == len({each["seed"] for each in row}):
         return text
     return f"{text} ({format_seeds(sorted(by_seed))})"
 

@@ -33,7 +33,7 @@ from kernel_attention_lab.training.saved import SavedRun, load_run
 from kernel_attention_lab.training.shifts import split_plans
 from kernel_attention_lab.training.tasks import experiment_class
 
-Told = Callable[[str], object]
+OnProgress = Callable[[str], object]
 
 # Keys that a record may have otherwise than its suite, which names what a training starts from by ``starts``.
 _OF_THE_MACHINE = ("accelerator", "precision", "threads", "seeds", "loggers", "plugins", "start_from")
@@ -142,7 +142,7 @@ def find_state(suite: Suite, cell: Cell, places: Places) -> CellState:
     )
 
 
-def run_cell(suite: Suite, cell: Cell, places: Places, told: Told) -> bool:
+def run_cell(suite: Suite, cell: Cell, places: Places, on_progress: OnProgress) -> bool:
     """Do what a cell lacks, and write its record after each part. False where another process works on it.
 
     Raises:
@@ -162,7 +162,7 @@ def run_cell(suite: Suite, cell: Cell, places: Places, told: Told) -> bool:
     try:
         if not is_trained:
             if (start := suite.start(cell)) is not None:
-                if not run_cell(*start, places, told):
+                if not run_cell(*start, places, on_progress):
                     return False
                 recipe = make_recipe(recipe.keys() | {"start_from": _weights(start, places)})
             train(
@@ -172,11 +172,11 @@ def run_cell(suite: Suite, cell: Cell, places: Places, told: Told) -> bool:
                 data_root=places.data_root,
                 resume=(folder / "config.yaml").is_file(),
                 progress=False,
-                begun=lambda: told(f"{cell}: training, {recipe.duration}"),
+                begun=lambda: on_progress(f"{cell}: training, {recipe.duration}"),
             )
         _keep(suite, cell, places, folder)
         if lacking.diagnosis:
-            _diagnose(suite, cell, places, folder, told)
+            _diagnose(suite, cell, places, folder, on_progress)
         if lacking.steps or lacking.shifts:
             attack_run(
                 load_run(folder),
@@ -184,7 +184,7 @@ def run_cell(suite: Suite, cell: Cell, places: Places, told: Told) -> bool:
                 transfer=_twin(suite, cell, places, lacking.steps),
                 shifts=lacking.shifts,
                 data_root=places.data_root,
-                on_progress=lambda line: told(f"{cell.row}, {cell.column}, {line}"),
+                on_progress=lambda line: on_progress(f"{cell.row}, {cell.column}, {line}"),
             )
             _keep(suite, cell, places, folder)
     except HeldByAnother:
@@ -192,11 +192,11 @@ def run_cell(suite: Suite, cell: Cell, places: Places, told: Told) -> bool:
     return True
 
 
-def _diagnose(suite: Suite, cell: Cell, places: Places, folder: Path, told: Told) -> None:
+def _diagnose(suite: Suite, cell: Cell, places: Places, folder: Path, on_progress: OnProgress) -> None:
     with locked(folder):
         if not find_state(suite, cell, places).diagnosis:  # another process has just done it
             return
-        told(f"{cell}: diagnosing")
+        on_progress(f"{cell}: diagnosing")
         run = load_run(folder)
         experiment = run.experiment(places.data_root)
         analyze_run(run, experiment, cases=suite.diagnosed_cases, quantities=suite.diagnose)
@@ -297,7 +297,7 @@ def _effects(cell: Cell) -> tuple[tuple[str, str], tuple[str, str]]:
 def _missing(suite: Suite, cell: Cell, places: Places, data: dict[tuple[str, str], str | None]) -> str | None:
     """Why a cell cannot run: its recipe is wrong, or its data are missing, or so it is where it starts.
 
-    Data that its first training downloads are told too. The cells of a column have the same data, whose
+    Data that its first training downloads are named too. The cells of a column have the same data, whose
     loading can take minutes. ``data`` is what is known of them by suite and column, and is added to.
     """
     try:

@@ -14,7 +14,7 @@ from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import InputError
 from kernel_attention_lab.child_process import stop_with_parent
 from kernel_attention_lab.plugins import load_plugins
-from kernel_attention_lab.reproduction.run import Places, Told, find_state, run_cell
+from kernel_attention_lab.reproduction.run import OnProgress, Places, find_state, run_cell
 from kernel_attention_lab.reproduction.suite import Cell, Suite
 
 _THREADS = "OMP_NUM_THREADS"
@@ -41,7 +41,7 @@ def run_cells(
     suite: Suite,
     cells: Sequence[Cell],
     places: Places,
-    told: Told,
+    on_progress: OnProgress,
     *,
     workers: int = 1,
     plugins: Sequence[str] = (),
@@ -52,7 +52,7 @@ def run_cells(
         suite: the suite.
         cells: in the order in which they are begun.
         places: where the suite works.
-        told: gets a line about what is going on.
+        on_progress: gets a line about what is going on.
         workers: processes, at most one for each cell that lacks something. Each goes through all cells, and
             passes over those that are done or that another holds. Unless ``OMP_NUM_THREADS`` says otherwise,
             each gets the cores divided by this number.
@@ -63,11 +63,11 @@ def run_cells(
     """
     require_positive(workers=workers)
     if workers == 1:
-        failures, dead = _in_this_process(suite, cells, places, told), 0
+        failures, dead = _in_this_process(suite, cells, places, on_progress), 0
     else:
         with _shared_cores(workers):  # a training's share does not depend on how many cells are left
             workers = min(workers, sum(_lacks(suite, cell, places) for cell in cells))
-            failures, dead = _by_workers(suite, cells, places, told, workers, plugins)
+            failures, dead = _by_workers(suite, cells, places, on_progress, workers, plugins)
     failed = {failure.cell for failure in failures}
     others = [cell for cell in cells if cell not in failed]
     left = [cell for cell in others if not find_state(suite, cell, places).is_done]
@@ -81,11 +81,13 @@ def _lacks(suite: Suite, cell: Cell, places: Places) -> bool:
         return True
 
 
-def _in_this_process(suite: Suite, cells: Sequence[Cell], places: Places, told: Told) -> list[Failure]:
+def _in_this_process(
+    suite: Suite, cells: Sequence[Cell], places: Places, on_progress: OnProgress
+) -> list[Failure]:
     failures = []
     for cell in cells:
         try:
-            run_cell(suite, cell, places, told)
+            run_cell(suite, cell, places, on_progress)
         except InputError as error:
             failures.append(Failure(cell, " ".join(str(error).split()), True))
         except ModuleNotFoundError:
@@ -96,7 +98,12 @@ def _in_this_process(suite: Suite, cells: Sequence[Cell], places: Places, told: 
 
 
 def _by_workers(
-    suite: Suite, cells: Sequence[Cell], places: Places, told: Told, workers: int, plugins: Sequence[str]
+    suite: Suite,
+    cells: Sequence[Cell],
+    places: Places,
+    on_progress: OnProgress,
+    workers: int,
+    plugins: Sequence[str],
 ) -> tuple[list[Failure], int]:
     context = multiprocessing.get_context("spawn")  # a fork of a process with threads can hang
     running: dict[Connection, SpawnProcess] = {}
@@ -119,7 +126,7 @@ def _by_workers(
                     dead += process.exitcode != 0
                     continue
                 if isinstance(said, str):
-                    told(said)
+                    on_progress(said)
                 else:
                     failures |= {failure.cell: failure for failure in said}
     finally:
