@@ -34,7 +34,7 @@ def test_the_page_is_right_about_some_models(tool, timm, transformers):
     page = PAGE.read_text(encoding="utf-8").splitlines()
     listed = sorted(row for row in page if any(f"| `{name}` |" in row for name in SAMPLE))
     found = list(tool.rows(lambda example: example.name in SAMPLE))
-    assert sorted(tool.table((), map(tool.line, found))[2:]) == listed
+    assert sorted(tool.markdown((), map(tool.line, found))[2:]) == listed
     assert {row.outcome for row in found} == {"exact", "reported", "refused"}
     assert {row.model for row in found} == SAMPLE - {"SqueezeBertModel"}, "one that has no attention of ours"
 
