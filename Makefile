@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # Another processor rounds otherwise. Two variables of torch show most of the difference on one machine.
 # Triton's interpreter computes by NumPy, which neither of them reaches, and memory is the same everywhere.
-KERNELS := tests/tensors tests/features tests/mechanisms
+KERNELS := tests/tensors tests/mechanisms
 NUMERIC := $(KERNELS) tests/models tests/solvers tests/theorems
 PROCESSORS := import torch; print({"AVX512": "default avx2 avx512", "AVX2": "default avx2"}.get(torch.backends.cpu.get_cpu_capability(), "default"))
 

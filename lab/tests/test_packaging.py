@@ -179,3 +179,11 @@ def test_the_conda_recipe_and_the_citation_say_what_the_project_says():
     } | {conda_spec(requirement) for requirement in laboratory["dependencies"]}
     optional = {spec for spec in optional if not spec.startswith("kernel-attention")}
     assert set(needs["run_constraints"]) == {spec for spec in optional if " " in spec}
+
+
+def test_the_folders_and_files_that_make_names_exist():
+    """Pytest runs nothing at all where one of its arguments is missing."""
+    text = (ROOT / "Makefile").read_text(encoding="utf-8")
+    named = set(re.findall(r"(?<![\w/])(?:lab/)?(?:tests|tools|benchmarks)(?:/[\w-]+)+(?:\.py)?", text))
+    assert named
+    assert {name for name in named if not (ROOT / name).exists()} == set()
