@@ -22,10 +22,10 @@ from kernel_attention.analysis import kernel_model_errors
 from kernel_attention.series import make_loader
 from kernel_attention_lab.benchmarking.machine import write_rows
 from kernel_attention_lab.run_folder import read_json
-from kernel_attention_lab.training.recipe_files import read_recipe
-from kernel_attention_lab.training.run import train
-from kernel_attention_lab.training.saved import load_run
-from kernel_attention_lab.training.time_series_recipe import Recipe
+from kernel_attention_lab.runs.recipe_files import read_recipe
+from kernel_attention_lab.runs.run import train
+from kernel_attention_lab.runs.saved import load_run
+from kernel_attention_lab.tasks.time_series import Recipe
 
 SEQUENCES = 24
 KEYS = ("kernel", "least", "output")

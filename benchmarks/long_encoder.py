@@ -30,8 +30,8 @@ from kernel_attention.training.processes import ProcessPlace, joined
 from kernel_attention.training.samplers import StepSampler
 from kernel_attention_lab.benchmarking.machine import write_rows
 from kernel_attention_lab.peak_memory import peak_resident
-from kernel_attention_lab.training.recipe import make_recipe
-from kernel_attention_lab.training.recipe_files import read_recipe
+from kernel_attention_lab.runs.recipe_files import read_recipe
+from kernel_attention_lab.tasks.registry import make_recipe
 
 CLASSES = 2
 

@@ -32,8 +32,8 @@ from kernel_attention.series.task import SequenceTask
 from kernel_attention.training.loop import fit
 from kernel_attention_lab.benchmarking.machine import write_rows
 from kernel_attention_lab.data import load_time_series
-from kernel_attention_lab.training.evaluation import evaluate_split
-from kernel_attention_lab.training.saved import SavedRun, load_run
+from kernel_attention_lab.runs.saved import SavedRun, load_run
+from kernel_attention_lab.tasks.time_series import evaluate_split
 
 METHODS = ("svd", "values", "random", "new", "zero")
 WITH_VALUES = ("distilled, output", "distilled, keys", "new values, output")

@@ -21,8 +21,8 @@ from kernel_attention.models import SequenceClassifier
 from kernel_attention_lab.benchmarking.operations import operation_counter
 from kernel_attention_lab.evidence.pages import between_marks
 from kernel_attention_lab.evidence.tables import markdown
-from kernel_attention_lab.training.recipe import make_recipe
-from kernel_attention_lab.training.recipe_files import read_recipe
+from kernel_attention_lab.runs.recipe_files import read_recipe
+from kernel_attention_lab.tasks.registry import make_recipe
 
 COUNTED_ON = 2  # processes
 STRATEGIES: dict[str, dict[str, Any]] = {

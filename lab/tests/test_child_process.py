@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from training.runs import SRC
+from runs.small_runs import SRC
 
 POOL = """
 import os, time

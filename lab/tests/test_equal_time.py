@@ -15,7 +15,7 @@ from kernel_attention.core.objective import auxiliary_loss
 from kernel_attention_lab.reproduction import Cell, Places, read_suite
 from kernel_attention_lab.reproduction.findings import suite_records
 from kernel_attention_lab.results import ResultRecord, write_records
-from kernel_attention_lab.training.token_experiment import TokenExperiment
+from kernel_attention_lab.tasks.tokens import TokenExperiment
 
 ROOT = Path(__file__).parents[2]
 PAGE = "docs/equal-time.md"

@@ -35,7 +35,7 @@ def test_lm_eval_gives_every_choice_the_probability_that_our_model_gives_it(tmp_
     from lm_eval.tasks import TaskManager
 
     from kernel_attention.hosts.hugging_face import KernelAttentionConfig, KernelAttentionForCausalLM
-    from kernel_attention_lab.training.export import make_tokenizer
+    from kernel_attention_lab.runs.export import make_tokenizer
 
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     texts = ["the cat sat", "the dog ran", "a dog sat on the"]

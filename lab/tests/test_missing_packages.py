@@ -113,7 +113,7 @@ def test_a_list_does_not_wait_for_the_trainer():
 def test_what_reads_a_run_does_not_wait_for_the_trainer():
     """Fabric brings the compiler and data parallelism, which ``evaluate`` can do without."""
     script = (
-        "import kernel_attention_lab.training.saved, kernel_attention_lab.training.analyze\n"
+        "import kernel_attention_lab.runs.saved, kernel_attention_lab.runs.analyze\n"
         "print({'lightning_fabric', 'transformers', 'aeon'} & set(sys.modules), file=sys.stderr)"
     )
     assert run(script).stderr == "set()\n"

@@ -27,7 +27,7 @@ import torch
 import kernel_attention as ka
 from kernel_attention_lab.benchmarking import plan_from_options, run_benchmark
 from kernel_attention_lab.cli import main
-from kernel_attention_lab.training import make_recipe
+from kernel_attention_lab.tasks import make_recipe
 
 assert main(["list", "attention"]) == 0
 model = ka.models.SequenceClassifier(

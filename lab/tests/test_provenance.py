@@ -8,7 +8,7 @@ import platform
 import torch
 
 from kernel_attention_lab.provenance import processor_name
-from kernel_attention_lab.training.run import machine
+from kernel_attention_lab.runs.run import machine
 
 DESCRIBED = """processor\t: 0
 vendor_id\t: GenuineIntel

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from checkout import ROOT, SOURCES
 
-from kernel_attention_lab.training import list_recipes
+from kernel_attention_lab.runs import list_recipes
 
 README = ROOT / "README.md"
 PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

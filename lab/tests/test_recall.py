@@ -15,7 +15,7 @@ from kernel_attention.errors import InputError
 from kernel_attention_lab.data.texts.text import IGNORED
 from kernel_attention_lab.evidence.observations import state_size
 from kernel_attention_lab.reproduction import Cell, read_suite
-from kernel_attention_lab.training.position_experiment import PositionExperiment
+from kernel_attention_lab.tasks.sequence_labels import PositionExperiment
 
 PAGE, FIGURE = "docs/concepts/low-rank-attention.md", Path("docs/figures/recall.svg")
 SUITE = read_suite("recall")

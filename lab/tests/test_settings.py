@@ -12,7 +12,7 @@ from kernel_attention.fields import Count, Number, field_helps, field_names
 from kernel_attention_lab.arguments import from_text
 from kernel_attention_lab.options import COMMANDS
 from kernel_attention_lab.plain_yaml import parse_yaml, read_yaml
-from kernel_attention_lab.training.tasks import TASKS, recipe_class
+from kernel_attention_lab.tasks.registry import recipe_class, task_names
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def test_what_is_typed_is_read_as_yaml_but_for_words():
         from_text(Example, "anything", "{", "--anything '{'")
 
 
-@pytest.mark.parametrize("settings", [*COMMANDS.values(), *map(recipe_class, TASKS)])
+@pytest.mark.parametrize("settings", [*COMMANDS.values(), *map(recipe_class, task_names())])
 def test_every_option_and_key_is_explained(settings):
     assert set(field_names(settings)) <= set(field_helps(settings))
 

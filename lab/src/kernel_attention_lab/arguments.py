@@ -19,7 +19,7 @@ from kernel_attention.version import __version__
 from kernel_attention_lab.options import COMMANDS, POSITIONAL, Command, Repeated
 
 if TYPE_CHECKING:
-    from kernel_attention_lab.training.recipe import BaseRecipe
+    from kernel_attention_lab.tasks.recipe import BaseRecipe
 
 _INTEGERS = re.compile(r"-?\d+(,-?\d+)*,?")
 _DESCRIPTION = "The kernel-machine view of self-attention as software: layers, functions, solvers, recipes."
@@ -199,9 +199,9 @@ def _main_parser() -> argparse.ArgumentParser:
 
 def _recipe_class(words: list[str]) -> type[BaseRecipe]:
     """The class of the recipe given to ``train`` or ``sweep``; the recipe's keys are options."""
-    from kernel_attention_lab.training.recipe_files import is_recipe, read_recipe
-    from kernel_attention_lab.training.tasks import DEFAULT_TASK, recipe_class
-    from kernel_attention_lab.training.time_series_recipe import Recipe
+    from kernel_attention_lab.runs.recipe_files import is_recipe, read_recipe
+    from kernel_attention_lab.tasks.recipe import DEFAULT_TASK
+    from kernel_attention_lab.tasks.registry import settings_class
 
     names = []
     for before, word in pairwise(words):
@@ -211,7 +211,7 @@ def _recipe_class(words: list[str]) -> type[BaseRecipe]:
         names.append(word)
         if is_recipe(word):
             break
-    return recipe_class(read_recipe(names[-1])[1].get("task", DEFAULT_TASK)) if names else Recipe
+    return settings_class(read_recipe(names[-1])[1].get("task", DEFAULT_TASK) if names else DEFAULT_TASK)
 
 
 def _with_underscores(word: str) -> str:

@@ -28,8 +28,8 @@ from kernel_attention_lab.reporting.benchmark_tables import (
     benchmark_markdown,
     number_of_cases,
 )
-from kernel_attention_lab.training.recipe import make_recipe
-from kernel_attention_lab.training.recipe_files import read_recipe
+from kernel_attention_lab.runs.recipe_files import read_recipe
+from kernel_attention_lab.tasks.registry import make_recipe
 
 TINY = Setting(length=5, embed_dim=12, num_heads=2, batch_size=3, body="vit")
 PLUGIN = Path(__file__).parents[3] / "tests" / "hosts" / "timm_beside_cpu_torch.py"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from training.runs import brief, trained, trained_regression, waves  # noqa: F401
+from runs.small_runs import brief, trained, trained_regression, waves  # noqa: F401
 
 from kernel_attention_lab.cli import main
 

@@ -7,12 +7,12 @@ import shutil
 
 import numpy as np
 import pytest
-from training.runs import train_small
+from runs.small_runs import train_small
 
 from kernel_attention.analysis import diagnose
 from kernel_attention.series import make_loader
-from kernel_attention_lab.training import analyze
-from kernel_attention_lab.training.saved import load_run
+from kernel_attention_lab.runs import analyze
+from kernel_attention_lab.runs.saved import load_run
 
 
 @pytest.fixture

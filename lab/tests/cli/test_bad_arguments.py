@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 
 import pytest
-from training.runs import write_recipe
+from runs.small_runs import write_recipe
 
 
 @pytest.mark.parametrize(

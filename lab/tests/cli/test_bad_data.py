@@ -11,7 +11,7 @@ import zipfile
 import numpy as np
 import pytest
 import torch
-from training.runs import CHANNELS, LENGTHS, make_waves, write_recipe, write_ts
+from runs.small_runs import CHANNELS, LENGTHS, make_waves, write_recipe, write_ts
 
 
 @pytest.fixture

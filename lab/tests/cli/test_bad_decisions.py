@@ -11,7 +11,8 @@ import sys
 import gymnasium
 import pytest
 import yaml
-from training.decision_data import (
+from runs.small_runs import SRC
+from tasks.decision_data import (
     CART,
     DECISIONS,
     INVERTED,
@@ -21,7 +22,6 @@ from training.decision_data import (
     space_text,
     write_minari,
 )
-from training.runs import SRC
 
 from kernel_attention_lab.cli import main
 from kernel_attention_lab.control import find_renderer

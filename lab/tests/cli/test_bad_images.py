@@ -7,7 +7,7 @@ import shutil
 import tarfile
 
 import pytest
-from training.image_sets import COLOURS, make_colours, write_image, write_image_recipe
+from tasks.image_sets import COLOURS, make_colours, write_image, write_image_recipe
 
 from kernel_attention_lab.cli import main
 

@@ -13,7 +13,7 @@ import sys
 import numpy as np
 import pytest
 import yaml
-from training.runs import (
+from runs.small_runs import (
     CHANNELS,
     SMALL,
     SRC,
@@ -23,14 +23,15 @@ from training.runs import (
     train_small,
     write_recipe,
 )
-from training.text_data import make_text
-from training.token_data import make_images, make_tokens
+from tasks.text_data import make_text
+from tasks.token_data import make_images, make_tokens
 
 import kernel_attention as ka
 from kernel_attention.fields import field_names
 from kernel_attention_lab.arguments import parse
 from kernel_attention_lab.options import Train
-from kernel_attention_lab.training import Recipe, list_recipes
+from kernel_attention_lab.runs import list_recipes
+from kernel_attention_lab.tasks import Recipe
 
 
 def figures(path):

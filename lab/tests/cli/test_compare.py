@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from training.runs import train_small
+from runs.small_runs import train_small
 
 pytestmark = pytest.mark.usefixtures("brief")
 

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from training.image_sets import COLOURS, make_colours, write_image, write_image_recipe
+from tasks.image_sets import COLOURS, make_colours, write_image, write_image_recipe
 
 from kernel_attention_lab.cli import main
-from kernel_attention_lab.training.saved import load_run
+from kernel_attention_lab.runs.saved import load_run
 
 
 @pytest.fixture(scope="module")

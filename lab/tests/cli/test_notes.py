@@ -7,11 +7,12 @@ import logging
 
 import numpy as np
 import pytest
-from training.runs import write_recipe
+from runs.small_runs import write_recipe
 
 import kernel_attention as ka
 from kernel_attention.notes import note_once
-from kernel_attention_lab.training import list_recipes, make_recipe, read_recipe
+from kernel_attention_lab.runs import list_recipes, read_recipe
+from kernel_attention_lab.tasks import make_recipe
 
 SILENT = "trains without an auxiliary objective: eta is 0 unless it is given"
 

@@ -12,12 +12,13 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from training.runs import SMALL, make_waves, write_recipe
+from runs.small_runs import SMALL, make_waves, write_recipe
 
 from kernel_attention.errors import InputError
 from kernel_attention_lab.data import load_time_series
-from kernel_attention_lab.training import make_recipe, read_recipe, run, train
-from kernel_attention_lab.training.saved import load_run
+from kernel_attention_lab.runs import read_recipe, run, train
+from kernel_attention_lab.runs.saved import load_run
+from kernel_attention_lab.tasks import make_recipe
 
 LONG = ("--case_column", "id", "--time_column", "t", "--target_column", "label")
 LAYOUTS = {"long.csv": LONG, "npz": (), "ts": ()}

@@ -7,7 +7,7 @@ import os
 import sys
 
 import pytest
-from training.runs import write_recipe
+from runs.small_runs import write_recipe
 
 from kernel_attention_lab.cli import main
 

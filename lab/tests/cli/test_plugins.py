@@ -10,7 +10,7 @@ import sys
 
 import pytest
 import yaml
-from training.runs import SRC, write_recipe
+from runs.small_runs import SRC, write_recipe
 
 PLUGIN = '''
 """A mechanism in a file of its own."""

@@ -7,7 +7,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from training.runs import SRC
+from runs.small_runs import SRC
 
 HEADER = """# a comment
 @problemName Toy

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from training.decision_data import DECISIONS, make_decisions
-from training.runs import SMALL, make_waves
-from training.text_data import LANGUAGE, make_text
-from training.token_data import TOKENS, make_tokens
+from runs.small_runs import SMALL, make_waves
+from tasks.decision_data import DECISIONS, make_decisions
+from tasks.text_data import LANGUAGE, make_text
+from tasks.token_data import TOKENS, make_tokens
 
 from kernel_attention.training.loop import Interrupted, Training
-from kernel_attention_lab.training import make_recipe, run
+from kernel_attention_lab.runs import run
+from kernel_attention_lab.tasks import make_recipe
 
 KINDS: dict[str, dict[str, Any]] = {
     "one seed": {},

@@ -17,7 +17,7 @@ from kernel_attention_lab.reporting.diagnostic_plots import maps_figure, measure
 from kernel_attention_lab.reporting.diagnostic_sections import diagnostics_section
 from kernel_attention_lab.reporting.records import SeedRecord, read_run
 from kernel_attention_lab.reporting.tables import ATTENTION_HEADINGS, PROJECTION_HEADINGS, diagnostics_rows
-from kernel_attention_lab.training.files import write_json
+from kernel_attention_lab.runs.files import write_json
 
 
 @pytest.fixture(scope="module")

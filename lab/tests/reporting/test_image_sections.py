@@ -12,7 +12,7 @@ from kernel_attention_lab.reporting.image_sections import (
     examples_section,
 )
 from kernel_attention_lab.reporting.records import read_run
-from kernel_attention_lab.training.files import write_arrays
+from kernel_attention_lab.runs.files import write_arrays
 
 COUNT = 7
 

@@ -16,8 +16,9 @@ from kernel_attention_lab.reproduction import Cell, Places, Suite, find_state, r
 from kernel_attention_lab.reproduction.findings import suite_records
 from kernel_attention_lab.reproduction.suite import list_suites
 from kernel_attention_lab.results import ResultRecord
-from kernel_attention_lab.training import make_recipe, read_recipe
-from kernel_attention_lab.training.tasks import TASKS, recipe_class
+from kernel_attention_lab.runs import read_recipe
+from kernel_attention_lab.tasks import make_recipe
+from kernel_attention_lab.tasks.registry import recipe_class, task_names
 
 COMMITTED = Places(Path("runs"), Path(__file__).parents[3] / "results")
 CHANGED = {
@@ -54,12 +55,12 @@ def change_default(patch: pytest.MonkeyPatch, kind: type, name: str, value: Any)
 
 def test_changed_defaults_make_no_record_stale(monkeypatch):
     changes = 0
-    for kind in map(recipe_class, TASKS):
+    for kind in map(recipe_class, task_names()):
         for name, value in CHANGED.items():
             if name in {field.name for field in dataclasses.fields(kind)}:
                 change_default(monkeypatch, kind, name, value)
                 changes += 1
-    assert changes >= 10 * len(TASKS)
+    assert changes >= 10 * len(task_names())
     assert make_recipe({"dataset": "any"}).learning_rate == 0.123
     count = sum(not find_state(suite, cell, COMMITTED).training for suite, cell, _ in committed())
     assert count >= 1000

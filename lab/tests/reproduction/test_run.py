@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 import yaml
 from checkout import SOURCES
-from training.runs import brief, launch, waves, write_recipe  # noqa: F401
+from runs.small_runs import brief, launch, waves, write_recipe  # noqa: F401
 
 from kernel_attention_lab import cli
 from kernel_attention_lab.lock import locked
 from kernel_attention_lab.reproduction import Cell, Places, find_state, read_suite, run_cell
-from kernel_attention_lab.training.run import train
-from kernel_attention_lab.training.time_series_experiment import TimeSeriesExperiment
+from kernel_attention_lab.runs.run import train
+from kernel_attention_lab.tasks.time_series import TimeSeriesExperiment
 
 ROOT = Path(__file__).parents[3]
 
@@ -373,8 +373,8 @@ def test_another_protocol_and_no_workers(suite, waves, capsys):  # noqa: F811
 @pytest.fixture
 def fine_tuning(tmp_path: Path) -> Path:
     """A suite whose rows start from language models, which are the rows of another suite."""
-    from training.text_data import LANGUAGE
-    from training.token_data import TOKENS, make_tokens
+    from tasks.text_data import LANGUAGE
+    from tasks.token_data import TOKENS, make_tokens
 
     make_tokens(tmp_path / "data")
     (tmp_path / "data/fables").mkdir()

@@ -11,7 +11,8 @@ import yaml
 from kernel_attention.errors import InputError
 from kernel_attention_lab.families import recipes_dir
 from kernel_attention_lab.reproduction.suite import Cell, Suite, list_suites, read_suite
-from kernel_attention_lab.training import PROTOCOLS, list_recipes, read_recipe, recipe_text
+from kernel_attention_lab.runs import list_recipes, read_recipe, recipe_text
+from kernel_attention_lab.tasks import PROTOCOLS
 
 SMALL = {
     "title": "Two rows",

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from training.runs import brief, trained, waves  # noqa: F401
+from runs.small_runs import brief, trained, waves  # noqa: F401
 
 from kernel_attention_lab.results import ResultRecord
 from kernel_attention_lab.statistics import pack_bits

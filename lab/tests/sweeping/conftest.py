@@ -1,3 +1,3 @@
 """Fixtures of the sweeps that these tests look at."""
 
-from training.runs import brief, waves  # noqa: F401
+from runs.small_runs import brief, waves  # noqa: F401

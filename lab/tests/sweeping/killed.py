@@ -16,11 +16,11 @@ from pathlib import Path
 
 import lightning_fabric  # noqa: F401  (what a child would import otherwise)
 import torch
+from runs.small_runs import assert_same_outcome
 from sweeping.sweeps import endings, small_sweep
-from training.runs import assert_same_outcome
 
+from kernel_attention_lab.runs import run
 from kernel_attention_lab.sweeping import join_sweep, open_sweep, worker
-from kernel_attention_lab.training import run
 
 GRID = ["learning_rate=0.001,0.01", "attention=[softmax, linear]"]
 

@@ -7,9 +7,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from kernel_attention_lab.runs.run import train  # noqa: F401  (heavy; imported once)
 from kernel_attention_lab.sweeping import SweepFolder, make_plan, read_space, start_sweep
-from kernel_attention_lab.training.run import train  # noqa: F401  (heavy; imported once)
-from kernel_attention_lab.training.time_series_recipe import Recipe
+from kernel_attention_lab.tasks.time_series import Recipe
 
 CREATE, SET_STATE = 4, 6  # operations of the journal
 COMPLETE, FAILED = 1, 3  # states of a trial

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from training.runs import SRC
+from runs.small_runs import SRC
 
 HERE = Path(__file__).parent
 POINTS = ["000", "001", "002", "003"]

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from runs.small_runs import write_recipe
 from sweeping.sweeps import FAILED, endings
-from training.runs import write_recipe
 
 from kernel_attention_lab import cli
 from kernel_attention_lab.sweeping import open_sweep

@@ -216,10 +216,10 @@ def sweep_command(options: Sweep, typed: dict[str, Any]) -> int:
 
 
 def _plan_of_sweep(options: Sweep, typed: dict[str, Any]) -> SweepPlan:
+    from kernel_attention_lab.runs.recipe_files import read_recipe
     from kernel_attention_lab.sweeping import make_plan, read_space
-    from kernel_attention_lab.training.recipe import recipe_plugins
-    from kernel_attention_lab.training.recipe_files import read_recipe
-    from kernel_attention_lab.training.tasks import DEFAULT_TASK, recipe_class
+    from kernel_attention_lab.tasks.recipe import DEFAULT_TASK
+    from kernel_attention_lab.tasks.registry import recipe_class, recipe_plugins
 
     assert options.recipe is not None
     name, keys = read_recipe(options.recipe)

@@ -105,8 +105,8 @@ def _dataset_table(options: List) -> Table:
 
 
 def _recipe_table(options: List) -> Table:
-    from kernel_attention_lab.training.recipe import make_recipe
-    from kernel_attention_lab.training.recipe_files import list_recipes, read_recipe
+    from kernel_attention_lab.runs.recipe_files import list_recipes, read_recipe
+    from kernel_attention_lab.tasks.registry import make_recipe
 
     table = _table("recipes", "name", "task", "data set", "attention", "length")
     for name in list_recipes():

@@ -30,7 +30,7 @@ def evaluate_command(options: Evaluate) -> int:
     from rich.console import Console
 
     from kernel_attention_lab.reporting import evaluation_table
-    from kernel_attention_lab.training.saved import load_run
+    from kernel_attention_lab.runs.saved import load_run
 
     _check_output(options.output)
     changeable = (
@@ -58,8 +58,8 @@ def evaluate_command(options: Evaluate) -> int:
 
 def predict_command(options: Predict) -> int:
     """Print or write what a run predicts for the cases of a file."""
-    from kernel_attention_lab.training.files import csv_text
-    from kernel_attention_lab.training.saved import load_run
+    from kernel_attention_lab.runs.files import csv_text
+    from kernel_attention_lab.runs.saved import load_run
 
     _check_output(options.output)
     rows = load_run(options.run).predict(options.file, options.seed)
@@ -72,17 +72,13 @@ def predict_command(options: Predict) -> int:
 
 def generate_command(options: Generate) -> int:
     """Print the continuation of a text."""
-    from kernel_attention_lab.training.language_experiment import generate_text
-    from kernel_attention_lab.training.saved import load_run
+    from kernel_attention_lab.runs.saved import load_run
 
     if options.prompt is None:
         raise InputError("generate needs --prompt TEXT (see: kernel-attention generate --help)")
     choices = ("tokens", "temperature", "top_k", "seed", "model_seed")
-    print(
-        generate_text(
-            load_run(options.run), options.prompt, **{key: getattr(options, key) for key in choices}
-        )
-    )
+    run = load_run(options.run)
+    print(run.generate(options.prompt, **{key: getattr(options, key) for key in choices}))
     return 0
 
 
@@ -91,8 +87,8 @@ def play_command(options: Play) -> int:
     from rich.console import Console
 
     from kernel_attention_lab.reporting import evaluation_table
-    from kernel_attention_lab.training.play import play_run
-    from kernel_attention_lab.training.saved import load_run
+    from kernel_attention_lab.runs.play import play_run
+    from kernel_attention_lab.runs.saved import load_run
 
     run = load_run(options.run)
     choices = ("seed", "episode_seed", "target", "memory", "frames", "side")
@@ -110,8 +106,8 @@ def analyze_command(options: Analyze) -> int:
     from rich.console import Console
 
     from kernel_attention_lab.reporting import diagnostics_tables
-    from kernel_attention_lab.training.analyze import analyze_run
-    from kernel_attention_lab.training.saved import load_run
+    from kernel_attention_lab.runs.analyze import analyze_run
+    from kernel_attention_lab.runs.saved import load_run
 
     run = load_run(options.run)
     output = None if options.output is None else Path(options.output)
@@ -141,8 +137,8 @@ def record_command(options: Record) -> int:
 
 def export_command(options: Export) -> int:
     """Write a run's model in the form of another library."""
-    from kernel_attention_lab.training.export import export_run
-    from kernel_attention_lab.training.saved import load_run
+    from kernel_attention_lab.runs.export import export_run
+    from kernel_attention_lab.runs.saved import load_run
 
     takes = export_run(load_run(options.run), Path(options.path), format=options.to, seed=options.seed)
     print(f"written: {options.path}" + (f" ({takes})" if takes else ""))
@@ -179,7 +175,7 @@ def _check_output(output: str | None) -> None:
 
 
 def _write_rows(rows: list[dict[str, Any]], path: Path) -> None:
-    from kernel_attention_lab.training.files import write_csv, write_json
+    from kernel_attention_lab.runs.files import write_csv, write_json
 
     with writing(f"output {path}"):
         (write_json if path.suffix == ".json" else write_csv)(path, rows)
@@ -190,9 +186,9 @@ def attack_command(options: Attack) -> int:
     from rich.console import Console
 
     from kernel_attention_lab.reporting import attack_table, shift_lines
-    from kernel_attention_lab.training.attack import attack_run
-    from kernel_attention_lab.training.saved import load_run
-    from kernel_attention_lab.training.shifts import split_plans
+    from kernel_attention_lab.robustness.shifts import split_plans
+    from kernel_attention_lab.runs.attack import attack_run
+    from kernel_attention_lab.runs.saved import load_run
 
     plans, shifts = split_plans(options.plan)
     steps = _attack_steps(options, plans) if plans or options.attacks or not shifts else []

@@ -17,14 +17,14 @@ from kernel_attention_lab.options import Init, Train
 from kernel_attention_lab.plugins import load_plugins
 
 if TYPE_CHECKING:
-    from kernel_attention_lab.training.recipe import BaseRecipe
+    from kernel_attention_lab.tasks.recipe import BaseRecipe
 
 
 def train_command(options: Train, typed: dict[str, Any]) -> int:
     """Train a recipe, or go on with a run."""
     from kernel_attention.training.processes import started_devices
-    from kernel_attention_lab.training.recipe import make_recipe, recipe_plugins
-    from kernel_attention_lab.training.recipe_files import read_recipe
+    from kernel_attention_lab.runs.recipe_files import read_recipe
+    from kernel_attention_lab.tasks.registry import make_recipe, recipe_plugins
 
     if (options.recipe is None) == (options.resume is None):
         raise InputError("train needs either a recipe or --resume RUN (see: kernel-attention train --help)")
@@ -46,7 +46,7 @@ def train_command(options: Train, typed: dict[str, Any]) -> int:
 def init_command(options: Init) -> int:
     """Write a recipe for own series, or a copy of a recipe."""
     from kernel_attention.atomic import write_text_atomically
-    from kernel_attention_lab.training.recipe_files import recipe_text
+    from kernel_attention_lab.runs.recipe_files import recipe_text
 
     path = Path(options.output)
     if path.suffix not in (".yaml", ".yml"):
@@ -74,9 +74,8 @@ def _recipe_for_series(given: dict[str, Any], data_root: str | None, name: str) 
     """The text of a recipe for the file of series among the given keys, or for one to be filled in."""
     from kernel_attention.notes import note
     from kernel_attention_lab.data.series.step_columns import is_step
-    from kernel_attention_lab.training.template import recipe_template
-    from kernel_attention_lab.training.time_series_experiment import load_data
-    from kernel_attention_lab.training.time_series_recipe import Recipe
+    from kernel_attention_lab.runs.template import recipe_template
+    from kernel_attention_lab.tasks.time_series import Recipe, load_data
 
     if "dataset" not in given and given:
         raise InputError(f"init: --{next(iter(given))} says something of a file, and none is given")
@@ -98,8 +97,8 @@ def _run_training(
 
     from kernel_attention.training.processes import is_first_process
     from kernel_attention_lab.reporting import summary_table
-    from kernel_attention_lab.training import train
-    from kernel_attention_lab.training.saved import read_config
+    from kernel_attention_lab.runs import train
+    from kernel_attention_lab.runs.saved import read_config
 
     resume = recipe is None
     recipe = recipe or read_config(folder)

@@ -35,7 +35,7 @@ from kernel_attention_lab.results import (
     robustness_columns,
     variant_columns,
 )
-from kernel_attention_lab.training.recipe import PROTOCOLS
+from kernel_attention_lab.tasks.recipe import PROTOCOLS
 
 SMALLER_IS_BETTER = ("mce",)
 Source = Mapping[str, Any]
@@ -192,7 +192,7 @@ def state_size(suite: Suite, row: str) -> int:
 
     from kernel_attention.core.decoding import state_bytes
     from kernel_attention.core.layer import AttentionLayer
-    from kernel_attention_lab.training.tasks import experiment_class
+    from kernel_attention_lab.tasks.registry import experiment_class
 
     _, recipe = suite.recipe(Cell(row, next(iter(suite.columns)), suite.seeds[0]))
     experiment = experiment_class(recipe.task_name)(recipe, None)

@@ -32,7 +32,7 @@ from kernel_attention_lab.reproduction.findings import (
 )
 from kernel_attention_lab.reproduction.run import Places
 from kernel_attention_lab.reproduction.suite import Cell, Suite
-from kernel_attention_lab.training.recipe import PROTOCOLS
+from kernel_attention_lab.tasks.recipe import PROTOCOLS
 
 PAGE_NAME = "report.html"
 

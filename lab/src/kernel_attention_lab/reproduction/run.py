@@ -25,13 +25,12 @@ from kernel_attention_lab.lock import HeldByAnother, locked
 from kernel_attention_lab.reproduction.suite import TRANSFER, Cell, Start, Suite
 from kernel_attention_lab.results import ResultRecord, make_records, read_record, write_records
 from kernel_attention_lab.robustness.attack_plan import AttackStep, choose_steps
-from kernel_attention_lab.training.analyze import analyze_run
-from kernel_attention_lab.training.attack import attack_run
-from kernel_attention_lab.training.recipe import make_recipe
-from kernel_attention_lab.training.run import machine, train
-from kernel_attention_lab.training.saved import SavedRun, load_run
-from kernel_attention_lab.training.shifts import split_plans
-from kernel_attention_lab.training.tasks import experiment_class
+from kernel_attention_lab.robustness.shifts import split_plans
+from kernel_attention_lab.runs.analyze import analyze_run
+from kernel_attention_lab.runs.attack import attack_run
+from kernel_attention_lab.runs.run import machine, train
+from kernel_attention_lab.runs.saved import SavedRun, load_run
+from kernel_attention_lab.tasks.registry import experiment_class, make_recipe
 
 OnProgress = Callable[[str], object]
 

@@ -17,13 +17,9 @@ from kernel_attention_lab.families import (
     read_entry,
     recipes_dir,
 )
-from kernel_attention_lab.training.recipe import (
-    BaseRecipe,
-    Protocol,
-    Seed,
-    make_recipe,
-)
-from kernel_attention_lab.training.recipe_files import read_recipe
+from kernel_attention_lab.runs.recipe_files import read_recipe
+from kernel_attention_lab.tasks.recipe import BaseRecipe, Protocol, Seed
+from kernel_attention_lab.tasks.registry import make_recipe
 
 TRANSFER = "transfer"
 _MARK = "$"

@@ -11,6 +11,7 @@ from typing import Any
 
 from kernel_attention.errors import InputError, unknown
 from kernel_attention_lab.run_folder import read_json
+from kernel_attention_lab.runs.saved import find_data_root
 from kernel_attention_lab.sweeping.space import (
     Space,
     examples,
@@ -18,10 +19,9 @@ from kernel_attention_lab.sweeping.space import (
     space_as_json,
     space_from_json,
 )
-from kernel_attention_lab.training.experiment import Metric
-from kernel_attention_lab.training.facts import find_data_root
-from kernel_attention_lab.training.recipe import BaseRecipe, make_recipe
-from kernel_attention_lab.training.tasks import DEFAULT_TASK, experiment_class, recipe_class
+from kernel_attention_lab.tasks.experiment import Metric
+from kernel_attention_lab.tasks.recipe import DEFAULT_TASK, BaseRecipe
+from kernel_attention_lab.tasks.registry import experiment_class, make_recipe, recipe_class
 
 SAMPLERS = ("grid", "random", "tpe")
 PLAN_NAME = "sweep.json"

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.fields import checked, field_names, field_schema, plain
 from kernel_attention_lab.plain_yaml import parse_yaml, read_yaml
-from kernel_attention_lab.training.recipe import BaseRecipe
+from kernel_attention_lab.tasks.recipe import BaseRecipe
 
 _FIXED = {
     "seeds": "its figures are averaged over the seeds of a point, which --seeds sets",

@@ -34,6 +34,7 @@ from kernel_attention.atomic import is_unfinished
 from kernel_attention.errors import InputError, writing
 from kernel_attention_lab.lock import HeldByAnother, locked
 from kernel_attention_lab.reporting.sweep_record import SweepPoint
+from kernel_attention_lab.runs.files import write_json
 from kernel_attention_lab.sweeping.plan import (
     PLAN_NAME,
     SweepPlan,
@@ -42,7 +43,6 @@ from kernel_attention_lab.sweeping.plan import (
     require_same_plan,
 )
 from kernel_attention_lab.sweeping.space import Choices, Range, Space, grid_points
-from kernel_attention_lab.training.files import write_json
 
 JOURNAL_NAME = "study.journal"
 POINTS = "points"

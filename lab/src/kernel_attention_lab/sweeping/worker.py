@@ -15,13 +15,13 @@ from kernel_attention.training.loop import check_trainer
 from kernel_attention_lab.extras import install_hint
 from kernel_attention_lab.lock import HeldByAnother
 from kernel_attention_lab.run_folder import RunFolder
+from kernel_attention_lab.runs.run import train
+from kernel_attention_lab.runs.saved import read_config
 from kernel_attention_lab.sweeping.lease import Watch, leased
 from kernel_attention_lab.sweeping.study import POINTS, SweepFolder
-from kernel_attention_lab.training.experiment import Metric
-from kernel_attention_lab.training.recipe import BaseRecipe
-from kernel_attention_lab.training.run import train
-from kernel_attention_lab.training.saved import read_config
-from kernel_attention_lab.training.tasks import experiment_class
+from kernel_attention_lab.tasks.experiment import Metric
+from kernel_attention_lab.tasks.recipe import BaseRecipe
+from kernel_attention_lab.tasks.registry import experiment_class
 
 POLL = 1.0  # seconds until a worker without a point looks again
 

@@ -13,7 +13,7 @@ import torch
 from gymnasium.spaces import Box, Discrete
 from hypothesis import given
 from hypothesis import strategies as st
-from training.decision_data import CART, PENDULUM, make_decisions, played, space_text, write_minari
+from tasks.decision_data import CART, PENDULUM, make_decisions, played, space_text, write_minari
 
 from kernel_attention.errors import InputError
 from kernel_attention_lab.data.decisions.batches import (

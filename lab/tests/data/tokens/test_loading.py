@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from data.images.image_data import make_cifar
 from PIL import Image
-from training.token_data import make_images, make_tokens
+from tasks.token_data import make_images, make_tokens
 
 from kernel_attention.errors import InputError
 from kernel_attention_lab.data.texts.vocabulary import vocabulary_from_state

@@ -1,0 +1,126 @@
+"""A trained run as one file that runs without this package: a program of ``torch.export``, or ONNX."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernel_attention.atomic import write_atomically
+from kernel_attention.errors import InputError, writing
+from kernel_attention.hosts.exporting import (
+    export_program,
+    export_step,
+    onnx_bytes,
+    onnx_error,
+    onnx_step_error,
+    program_lengths,
+)
+from kernel_attention.models.sequence import is_resolved
+from kernel_attention.version import __version__
+from kernel_attention_lab.runs.saved import SavedRun
+
+_SEQUENCES = 3  # of the inputs that a program is traced and checked with
+_STEPS = 4
+_LARGEST_ERROR = 16.0
+"""In units of the model's rounding error; two right orders of the same sums differ by a few."""
+
+
+def export_file(run: SavedRun, file: Path, *, format: str, seed: int | None = None) -> str:
+    """Write the model of a seed, and say in one line what it takes.
+
+    An ONNX file is compared with the model by onnxruntime before it is written.
+
+    Raises:
+        InputError: for a task or a model that is not exported, and a file that exists or cannot be written.
+        RuntimeError: where the ONNX file does not compute what the model computes.
+    """
+    task = run.recipe.task_name
+    if file.exists():
+        raise InputError(f"file {file}: exists (accepted: a new file)")
+    if task != "language" and task not in _INPUTS:
+        raise InputError(
+            f"run {run.folder}: task {task} is not exported (accepted: {', '.join([*_INPUTS, 'language'])})"
+        )
+    model = run.model(seed)
+    inputs: tuple[Tensor, ...] = ()
+    if task == "language":
+        program, remark = export_step(model), "one step of decoding; the state before the first token is zero"
+    else:
+        inputs = _INPUTS[task](model, run.facts)
+        program = export_program(model, *inputs)
+        lengths = program_lengths(program)
+        remark = "any number of images"
+        if lengths is not None:
+            remark = f"sequences of {lengths[0]} to {lengths[1]}; pad shorter ones"
+    facts = _facts(run, remark)
+    if format == "onnx":
+        content = onnx_bytes(program, facts)
+        if task == "language":
+            text = torch.randint(model.vocabulary_size, (_SEQUENCES, min(_STEPS, model.max_len)))
+            error = onnx_step_error(content, model, text)
+        else:
+            error = onnx_error(content, model, *inputs)
+        if not error <= _LARGEST_ERROR:
+            raise RuntimeError(f"the ONNX file is {error:.3g} rounding errors from the model")
+        _write(file, lambda part: part.write(content))
+    else:
+        _write(
+            file, lambda part: torch.export.save(program, part, extra_files={"facts.json": json.dumps(facts)})
+        )
+    return remark
+
+
+def _write(file: Path, write: Callable[[Any], object]) -> None:
+    with writing(f"file {file}"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, write)
+
+
+def _facts(run: SavedRun, remark: str) -> dict[str, str]:
+    """Facts that a reader of the file needs, as texts."""
+    recipe: Any = run.recipe
+    return {
+        "kernel_attention": __version__,
+        "task": recipe.task_name,
+        "dataset": recipe.dataset,
+        "class_names": json.dumps([str(name) for name in run.facts.get("class_names") or []]),
+        "takes": remark,
+    }
+
+
+def _time_series(model: Any, facts: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    mask = _mask(_SEQUENCES, facts["max_len"])
+    x = torch.randn(*mask.shape, facts["num_features"])
+    mean, std = model.encoder.scale_in(torch.float64)
+    # A program takes one type. A signal far from zero needs the wider one.
+    return (x if is_resolved(mean, std).all() else x * std + mean), mask
+
+
+def _tokens(model: Any, facts: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    parts = facts["parts"]
+    mask = _mask(_SEQUENCES * parts, facts["max_len"])
+    if parts > 1:
+        mask = mask.unflatten(0, (_SEQUENCES, parts))
+    return torch.randint(facts["vocabulary_size"], mask.shape), mask
+
+
+def _images(model: Any, facts: dict[str, Any]) -> tuple[Tensor]:
+    return (torch.rand(_SEQUENCES, len(model.input_mean), facts["height"], facts["width"]),)
+
+
+def _mask(sequences: int, length: int) -> Tensor:
+    """Of sequences of different lengths, the first of them whole."""
+    lengths = torch.arange(sequences, 0, -1) * length / sequences
+    return torch.arange(length) < lengths.ceil()[:, None]
+
+
+_INPUTS: dict[str, Callable[[Any, dict[str, Any]], tuple[Tensor, ...]]] = {
+    "time_series": _time_series,
+    "tokens": _tokens,
+    "images": _images,
+}
