@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from kernel_attention.errors import InputError, nearest, unknown
 from kernel_attention.version import __version__
 from kernel_attention_lab.options import COMMANDS, POSITIONAL, Command, Repeated
+from kernel_attention_lab.plugins import load_plugins
 
 if TYPE_CHECKING:
     from kernel_attention_lab.tasks.recipe import BaseRecipe
@@ -55,7 +56,10 @@ def parse(arguments: list[str]) -> Typed:
         raise InputError(f"no command given (accepted: {', '.join(COMMANDS)}; see: kernel-attention --help)")
     if command not in COMMANDS:
         raise unknown("command", command, COMMANDS)
-    recipe = _recipe_class(words) if command in _WITH_KEYS else None
+    recipe = None
+    if command in _WITH_KEYS:
+        load_plugins(_plugins(arguments))  # one may bring the recipe's task
+        recipe = _recipe_class(words)
     return _Line(command, COMMANDS[command], recipe).read([*plugins, *words[1:]])
 
 
@@ -195,6 +199,12 @@ def _main_parser() -> argparse.ArgumentParser:
     for name, options in COMMANDS.items():
         commands.add_parser(name, help=options.summary)
     return parser
+
+
+def _plugins(words: list[str]) -> list[str]:
+    """The modules after ``--plugin``."""
+    alone = [word for before, word in pairwise(words) if before == "--plugin"]
+    return alone + [word.partition("=")[2] for word in words if word.startswith("--plugin=")]
 
 
 def _recipe_class(words: list[str]) -> type[BaseRecipe]:

@@ -1,0 +1,168 @@
+"""A new kind of task is one file: in the folder of the tasks, or a plugin's."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from checkout import ROOT
+
+TASK = '''
+"""Sums of random numbers, by an encoder of sequences."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from kernel_attention.fields import Count
+from kernel_attention.models import SequenceClassifier
+from kernel_attention.series import SequenceSplit, make_loader
+from kernel_attention.series.outputs import predict_outputs
+from kernel_attention.series.task import SequenceTask
+from kernel_attention_lab.tasks.experiment import Experiment, Metric
+from kernel_attention_lab.tasks.recipe import EpochRecipe
+from kernel_attention_lab.tasks.registry import register_task
+
+
+@dataclass(frozen=True)
+class SumRecipe(EpochRecipe):
+    """The sum of random numbers.
+
+    Args:
+        length: how many numbers are added.
+        train_cases: number of training cases.
+
+    The other keys are those of ``EpochRecipe``.
+    """
+
+    task_name: ClassVar[str] = "sums"
+
+    length: Count = 5
+    train_cases: Count = 64
+
+
+@register_task(SumRecipe)
+class SumExperiment(Experiment):
+    """Regression of the sum of random numbers."""
+
+    recipe: SumRecipe
+    required_facts: ClassVar[tuple[str, ...]] = ("length",)
+
+    @staticmethod
+    def build_model(recipe: SumRecipe, facts: dict[str, Any]) -> SequenceClassifier:
+        return SequenceClassifier(1, 1, facts["length"], **recipe.encoder_options())
+
+    @property
+    def metric(self) -> Metric:
+        return Metric("rmse", False)
+
+    def facts(self) -> dict[str, Any]:
+        return {"dataset": self.recipe.dataset, "task": "sums", "length": self.recipe.length}
+
+    def loaders(self, seed: int) -> tuple[Any, Any]:
+        size = self.recipe.effective_batch
+        train, held_out = self._cases(seed, self.recipe.train_cases), self._cases(98, 32)
+        return make_loader(train, size, shuffle=True, seed=seed), make_loader(held_out, size)
+
+    def task(self, model: Any) -> SequenceTask:
+        return SequenceTask(model, self.recipe.train_settings(), is_regression=True)
+
+    def evaluate(self, model: Any) -> dict[str, Any]:
+        test = self._cases(99, 32)
+        outputs = predict_outputs(model, test, precision=self.recipe.precision).squeeze(-1).numpy()
+        loss = float(np.mean((outputs - test.targets) ** 2))
+        return {"rmse": loss**0.5, "loss": loss, "cases": len(test)}
+
+    def batches(self, cases: int) -> Any:
+        return make_loader(self._cases(99, cases), 8)
+
+    def _cases(self, seed: int, count: int) -> SequenceSplit:
+        numbers = np.random.default_rng(seed).normal(size=(count, self.recipe.length, 1)).astype(np.float32)
+        return SequenceSplit(list(numbers), numbers.sum(axis=(1, 2)))
+'''.lstrip()
+
+RECIPE = """
+task: sums
+dataset: numbers
+attention: linear
+embed_dim: 8
+num_heads: 2
+num_layers: 1
+feedforward_dim: 8
+dropout: 0.0
+epochs: 2
+"""
+
+
+def run(folder: Path, sources: Path, *words: str) -> str:
+    """A command in a process of its own, in ``folder``; what it prints."""
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(str(sources / place) for place in ("src", "lab/src")),
+        "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "200", "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
+    result = subprocess.run(
+        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-2000:]
+    return result.stdout
+
+
+def command(*words: str) -> tuple[str, ...]:
+    return ("-m", "kernel_attention_lab", *words)
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory) -> Path:
+    """A copy of the sources with the new file, and a family of recipes for it."""
+    folder = tmp_path_factory.mktemp("new") / "checkout"
+    ignored = shutil.ignore_patterns("__pycache__", "fixtures")
+    for part in ("src", "lab/src", "lab/recipes"):
+        shutil.copytree(ROOT / part, folder / part, ignore=ignored)
+    (folder / "lab/src/kernel_attention_lab/tasks/sums.py").write_text(TASK, encoding="utf-8")
+    (folder / "lab/recipes/sums.yaml").write_text(RECIPE, encoding="utf-8")
+    return folder
+
+
+def test_a_file_in_the_folder_is_trained_and_listed(checkout, tmp_path):
+    assert "│ sums " in run(tmp_path, checkout, *command("list", "recipes"))
+    run(
+        tmp_path,
+        checkout,
+        *command("train", "sums", "--length", "4", "--output", "run", "--progress", "false"),
+    )
+    result = json.loads((tmp_path / "run/seed-0/evaluation.json").read_text())
+    assert result["cases"] == 32
+    assert result["best_epoch"] in (1, 2)
+    assert "sums" in (tmp_path / "run/report.html").read_text()
+    assert "RMSE" in run(tmp_path, checkout, *command("evaluate", "run"))
+    run(tmp_path, checkout, *command("analyze", "run", "--cases", "4"))
+
+
+def test_its_help_does_not_wait_for_torch(checkout, tmp_path):
+    script = (
+        "import sys\n"
+        "from kernel_attention_lab.cli import main\n"
+        "try: main(['train', 'sums', '--help'])\n"
+        "except SystemExit: pass\n"
+        "print({'torch', 'numpy'} & set(sys.modules))"
+    )
+    printed = run(tmp_path, checkout, "-c", script)
+    assert "--length INT" in printed
+    assert "how many numbers are added" in printed
+    assert printed.endswith("set()\n")
+
+
+def test_a_plugin_brings_a_task(tmp_path):
+    (tmp_path / "our_sums.py").write_text(TASK, encoding="utf-8")
+    (tmp_path / "sums.yaml").write_text(RECIPE, encoding="utf-8")
+    options = ("--plugin", "our_sums", "--output", "run", "--progress", "false")
+    run(tmp_path, ROOT, *command("train", "sums.yaml", "--length", "3", *options))
+    assert "RMSE" in run(tmp_path, ROOT, *command("evaluate", "run", "--plugin", "our_sums"))
