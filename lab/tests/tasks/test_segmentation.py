@@ -23,7 +23,7 @@ from kernel_attention_lab.tasks import make_recipe
 from kernel_attention_lab.tasks.segmentation import (
     SegmentationExperiment,
     SegmentationTask,
-    segmentation_figures,
+    segmentation_metrics,
 )
 
 SHARED = Path(os.environ.get("KERNEL_ATTENTION_DATA") or Path(__file__).parents[4] / "shared" / "data")
@@ -301,4 +301,4 @@ def test_camvid_is_learnt_beyond_the_constant(tmp_path):
     model, split = load_run(folder).model(), load_run(folder).experiment(SHARED).test
     assert split.images[0].shape == (60, 80, 3)
     assert split.labels[0].shape == (180, 240), "measured at the labels' own size"
-    assert segmentation_figures(model, [], 11, "32-true")["pixels"] == 0
+    assert segmentation_metrics(model, [], 11, "32-true")["pixels"] == 0

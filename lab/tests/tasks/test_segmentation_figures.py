@@ -11,12 +11,12 @@ from torch.nn import functional as F
 from kernel_attention_lab.data.segmentation.batches import make_whole_loader
 from kernel_attention_lab.data.segmentation.sets import VOID, SegmentationSplit
 from kernel_attention_lab.tasks.segmentation import (
-    baseline_figures,
+    baseline_metrics,
     count_pixels,
     enlarged,
-    overlap_figures,
+    overlap_metrics,
     pixel_loss,
-    segmentation_figures,
+    segmentation_metrics,
 )
 
 CLASSES = 5
@@ -35,7 +35,7 @@ def test_the_figures_are_scikit_learns_without_void():
     known = truth != VOID
     pair = (truth[known], predicted[known])
     np.testing.assert_array_equal(counts, confusion_matrix(*pair, labels=range(CLASSES)))
-    figures = overlap_figures(counts)
+    figures = overlap_metrics(counts)
     assert figures["mean_iou"] == pytest.approx(jaccard_score(*pair, average="macro"))
     assert figures["mean_accuracy"] == pytest.approx(recall_score(*pair, average="macro"))
     assert figures["pixel_accuracy"] == pytest.approx((pair[0] == pair[1]).mean())
@@ -45,7 +45,7 @@ def test_the_figures_are_scikit_learns_without_void():
 
 def test_a_class_that_does_not_occur_is_left_out():
     """Class 0 occurs, class 1 is only predicted, class 2 neither."""
-    figures = overlap_figures(torch.tensor([[3, 1, 0], [0, 0, 0], [0, 0, 0]]))
+    figures = overlap_metrics(torch.tensor([[3, 1, 0], [0, 0, 0], [0, 0, 0]]))
     assert figures["class_accuracy"] == [0.75, None, None]
     assert figures["class_iou"] == [0.75, 0.0, None]
     assert (figures["mean_accuracy"], figures["mean_iou"]) == (0.75, 0.375)
@@ -82,7 +82,7 @@ def test_figures_do_not_depend_on_the_batches():
     images = [generator.integers(256, size=(*size, 3)).astype(np.uint8) for size in sizes]
     labels = [maps(i, (s[0] * k, s[1] * k)) for i, (s, k) in enumerate(zip(sizes, scales, strict=True))]
     split, model = SegmentationSplit(images, labels), Table()
-    found = [segmentation_figures(model, make_whole_loader(split, b), CLASSES, "32-true") for b in (1, 3)]
+    found = [segmentation_metrics(model, make_whole_loader(split, b), CLASSES, "32-true") for b in (1, 3)]
     assert found[0].pop("loss") == pytest.approx(found[1].pop("loss"), rel=1e-6)
     assert found[0] == found[1]
     counts = torch.zeros(CLASSES, CLASSES, dtype=torch.int64)
@@ -109,7 +109,7 @@ def test_baselines_by_their_definition():
         here = here[here != VOID]
         majority[place] = np.bincount(here).argmax() if here.size else constant
     split = SegmentationSplit([None] * 9, train), SegmentationSplit([None] * 4, test)
-    found = baseline_figures(*split, CLASSES)
+    found = baseline_metrics(*split, CLASSES)
     truth = np.stack(test)
     known = truth != VOID
     for name, predicted in (("constant", np.full((4, 6), constant)), ("majority", majority)):
@@ -126,4 +126,4 @@ def test_places_of_images_of_several_sizes_are_relative():
     halves = [np.repeat([[0, 1]], width, axis=1).repeat(height, axis=0).astype(np.uint8)
               for height, width in ((3, 4), (8, 6), (5, 32))]  # fmt: skip
     split = SegmentationSplit([None] * 3, halves)
-    assert baseline_figures(split, split, 2)["majority_pixel_accuracy"] == 1.0
+    assert baseline_metrics(split, split, 2)["majority_pixel_accuracy"] == 1.0

@@ -46,6 +46,10 @@ from kernel_attention_lab.tasks.recipe import StepRecipe
 from kernel_attention_lab.tasks.registry import register_task
 
 NO_ATTENTION = "none"
+_DIAGNOSED_AT_ONCE = 8
+_EVALUATION_BATCH = 64  # windows at once
+_SPLIT_SEED = 0
+_BEST = 0.1  # of the episodes: what the baseline of percent behaviour cloning is trained on
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,7 @@ class DecisionRecipe(StepRecipe):
         return_scale: returns are divided by it inside the model.
         environment: gymnasium's name of the environment, such as Hopper-v5; empty: the data set's own.
         target_returns: the returns that evaluation asks for, each with episodes of its own. The first one
-            gives the headline figure. Empty: the largest return of the data.
+            gives the headline metric. Empty: the largest return of the data.
         best_fraction: train on this fraction of the episodes, those of the largest returns.
         validation_fraction: fraction of the episodes that is held out.
         evaluation_episodes: episodes of each target.
@@ -142,12 +146,12 @@ class DecisionRecipe(StepRecipe):
 class DecisionTask(SameLossTask):
     """Mean squared error of the actions, or cross-entropy of discrete ones, over the real steps.
 
-    Logs ``train_loss``, ``val_loss``, each J, and the figures of ``played``, if any, prefixed ``val_``.
+    Logs ``train_loss``, ``val_loss``, each J, and the metrics of ``played``, if any, prefixed ``val_``.
 
     Args:
         model: a policy.
         recipe: optimizer and schedule.
-        played: plays a few episodes and returns their figures; called after every evaluation.
+        played: plays a few episodes and returns their metrics; called after every evaluation.
     """
 
     model: Policy
@@ -182,12 +186,6 @@ def action_loss(outputs: Tensor, batch: DecisionBatch) -> Tensor:
     if targets.dtype == torch.long:
         return F.cross_entropy(found, targets)
     return F.mse_loss(found, targets)
-
-
-_DIAGNOSED_AT_ONCE = 8
-_EVALUATION_BATCH = 64  # windows at once
-_SPLIT_SEED = 0
-_BEST = 0.1  # of the episodes: what the baseline of percent behaviour cloning is trained on
 
 
 @register_task(DecisionRecipe)
@@ -288,21 +286,21 @@ class DecisionExperiment(Experiment):
 
     def task(self, model: nn.Module) -> DecisionTask:
         assert isinstance(model, Policy)
-        return DecisionTask(model, self.recipe, self._curve_figures if self.recipe.curve_episodes else None)
+        return DecisionTask(model, self.recipe, self._curve_metrics if self.recipe.curve_episodes else None)
 
     def evaluate(self, model: Policy) -> dict[str, Any]:
-        """The figures of the episodes of every target, and the baselines that need no policy.
+        """The metrics of the episodes of every target, and the baselines that need no policy.
 
         Deviations are those over the episodes. ``data`` is the mean over the recorded episodes, ``best_data``
         over the best tenth of them, ``random`` over episodes of random actions.
         """
         recipe = self.recipe
-        figures: dict[str, Any] = {}
+        metrics: dict[str, Any] = {}
         for place, target in enumerate(self.targets):
             found = self._play(model, target, recipe.evaluation_episodes)
             self.played[f"{target:g}"] = found
             name = "" if place == 0 else f"_target_{target:g}"
-            figures |= {f"{key}{name}": value for key, value in self._figures(found).items()}
+            metrics |= {f"{key}{name}": value for key, value in self._metrics(found).items()}
         random = self._random()
         self.played["random"] = random
         recorded = self.data.episodes
@@ -312,7 +310,7 @@ class DecisionExperiment(Experiment):
             "random": random.returns,
         }
         for name, returns in baselines.items():
-            figures[f"{name}_{self.metric.name}"] = float(self._score(returns).mean())
+            metrics[f"{name}_{self.metric.name}"] = float(self._score(returns).mean())
         played = {
             "target_return": self.targets[0],
             "episodes": recipe.evaluation_episodes,
@@ -320,7 +318,7 @@ class DecisionExperiment(Experiment):
             "loss": self._loss(model),
             **simulator_versions(),
         }
-        return figures | played
+        return metrics | played
 
     def appendices(self, model: Any) -> dict[str, Any]:
         """The return and the length of every episode that was played, and the recorded returns."""
@@ -378,16 +376,16 @@ class DecisionExperiment(Experiment):
             self._playground, self._seeds(self.recipe.evaluation_episodes), self.max_timestep
         )
 
-    def _curve_figures(self, model: Policy) -> dict[str, float]:
-        """The headline figure of a few episodes, for the learning curve."""
+    def _curve_metrics(self, model: Policy) -> dict[str, float]:
+        """The headline metric of a few episodes, for the learning curve."""
         found = self._play(model, self.targets[0], self.recipe.curve_episodes)
         return {self.metric.name: float(self._score(found.returns).mean())}
 
-    def _figures(self, found: RollOuts) -> dict[str, float]:
-        figures = {"episode_return": found.returns, "episode_length": found.lengths.astype(float)}
+    def _metrics(self, found: RollOuts) -> dict[str, float]:
+        metrics = {"episode_return": found.returns, "episode_length": found.lengths.astype(float)}
         if self.data.reference is not None:
-            figures = {"normalized_score": self._score(found.returns)} | figures
-        means = {name: float(values.mean()) for name, values in figures.items()}
+            metrics = {"normalized_score": self._score(found.returns)} | metrics
+        means = {name: float(values.mean()) for name, values in metrics.items()}
         if not all(np.isfinite(value) for value in means.values()):
             raise FloatingPointError(
                 f"the episodes of {self.data.environment} have returns that are not finite"
@@ -396,13 +394,13 @@ class DecisionExperiment(Experiment):
             return means
         deviations = {
             f"{name}_deviation": float(values.std(ddof=1))
-            for name, values in figures.items()
+            for name, values in metrics.items()
             if name != "episode_length"
         }
         return means | deviations
 
     def _score(self, returns: np.ndarray) -> np.ndarray:
-        """The returns in the unit of the headline figure."""
+        """The returns in the unit of the headline metric."""
         return returns if self.data.reference is None else normalized_score(returns, self.data.reference)
 
     def _loss(self, model: Policy) -> float:

@@ -34,6 +34,9 @@ from kernel_attention_lab.tasks.recipe import VisionRecipe
 from kernel_attention_lab.tasks.registry import register_task
 from kernel_attention_lab.tasks.vision import VisionExperiment, channel_statistics, decay_groups
 
+_DIAGNOSED_AT_ONCE = 8
+EXAMPLES = 12
+
 
 @dataclass(frozen=True)
 class ImageRecipe(VisionRecipe):
@@ -151,15 +154,11 @@ class ImageTask(AveragedTask):
         return lambda step: self.recipe.learning_rate_factor(step, steps_per_epoch)
 
     def _log(self, stage: str, loss: Tensor, logits: Tensor, target: Tensor) -> None:
-        figures = {
+        metrics = {
             f"{stage}_loss": loss.detach(),
             f"{stage}_accuracy": (logits.argmax(dim=-1) == target).float().mean(),
         }
-        self.log_dict(figures, len(target))
-
-
-_DIAGNOSED_AT_ONCE = 8
-EXAMPLES = 12
+        self.log_dict(metrics, len(target))
 
 
 @register_task(ImageRecipe)
@@ -243,14 +242,14 @@ class ImageExperiment(VisionExperiment):
     def evaluate_file(
         model: VisionTransformer, file: Path, recipe: ImageRecipe, facts: dict[str, Any]
     ) -> dict[str, Any]:
-        """The figures of class folders; ``subset_accuracy`` chooses among the classes that occur in them."""
+        """The metrics of class folders; ``subset_accuracy`` chooses among the classes that occur in them."""
         found = labelled_images(file, recipe, facts)
         logits = image_logits(model, found.split, recipe.batch_size, recipe.precision)
-        figures = image_metrics(logits, found.split.targets)
+        metrics = image_metrics(logits, found.split.targets)
         if len(found.classes) < logits.size(-1):
             best = found.classes[logits[:, found.classes].argmax(dim=-1).numpy()]
-            figures["subset_accuracy"] = float((best == found.split.targets).mean())
-        return figures
+            metrics["subset_accuracy"] = float((best == found.split.targets).mean())
+        return metrics
 
     @staticmethod
     def predict(
@@ -269,12 +268,12 @@ class ImageExperiment(VisionExperiment):
 
 
 def image_metrics(logits: Tensor, targets: np.ndarray) -> dict[str, Any]:
-    """The figures of ``classification_metrics``; with more than 5 classes the top-5 accuracy too."""
-    figures = classification_metrics(logits, targets)
+    """The metrics of ``classification_metrics``; with more than 5 classes the top-5 accuracy too."""
+    metrics = classification_metrics(logits, targets)
     if logits.size(-1) > 5:
         best = logits.topk(5).indices.numpy()
-        figures["top5_accuracy"] = float((best == targets[:, None]).any(axis=1).mean())
-    return figures
+        metrics["top5_accuracy"] = float((best == targets[:, None]).any(axis=1).mean())
+    return metrics
 
 
 def image_logits(model: VisionTransformer, split: ImageSplit, batch_size: int, precision: str) -> Tensor:

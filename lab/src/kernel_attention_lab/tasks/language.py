@@ -31,6 +31,9 @@ from kernel_attention_lab.tasks.experiment import Experiment, Loaders, Metric
 from kernel_attention_lab.tasks.recipe import StepRecipe
 from kernel_attention_lab.tasks.registry import register_task
 
+_DIAGNOSED_AT_ONCE = 8
+_EVALUATION_BATCH = 32  # windows at once; the logits of a large vocabulary take most of the memory
+
 
 @dataclass(frozen=True)
 class LanguageRecipe(StepRecipe):
@@ -100,10 +103,6 @@ class LanguageRecipe(StepRecipe):
     def model_options(self) -> dict[str, Any]:
         """The keys that ``kernel_attention.models.CausalLanguageModel`` takes."""
         return self.encoder_options() | {"max_len": self.max_len or self.context, "tied": self.tied}
-
-
-_DIAGNOSED_AT_ONCE = 8
-_EVALUATION_BATCH = 32  # windows at once; the logits of a large vocabulary take most of the memory
 
 
 class LanguageTask(SameLossTask):
@@ -195,7 +194,7 @@ class LanguageExperiment(Experiment):
         return Bigrams(self.tokens["train"], self.vocabulary.size)
 
     def evaluate(self, model: CausalLanguageModel) -> dict[str, Any]:
-        """The figures of the test split, and those of the validation split prefixed ``validation_``."""
+        """The metrics of the test split, and those of the validation split prefixed ``validation_``."""
         test, validation = (self.evaluate_split(model, split) for split in ("test", "validation"))
         shared = ("context", "stride", "swap_rate", "uniform_perplexity", "bigram_k")
         return test | {f"validation_{key}": validation[key] for key in validation if key not in shared}
@@ -204,11 +203,11 @@ class LanguageExperiment(Experiment):
         """The perplexities of one split: of the model, clean and attacked, and of counts."""
         if split not in SPLITS:
             raise unknown("split", split, SPLITS)
-        figures = text_metrics(model, self.text.split(split), self.vocabulary, self.recipe)
+        metrics = text_metrics(model, self.text.split(split), self.vocabulary, self.recipe)
         text, train, size = self.tokens[split], self.tokens["train"], self.vocabulary.size
         text = text[: self.recipe.evaluation_tokens or None]
         k = self.bigrams.choose_smoothing(self.tokens["validation"])
-        return figures | {
+        return metrics | {
             "uniform_perplexity": uniform_perplexity(size),
             "unigram_perplexity": unigram_perplexity(train, text, size),
             "bigram_perplexity": self.bigrams.perplexity(text, k),
@@ -263,7 +262,7 @@ def text_metrics(
         )
     clean = _encoded(text, vocabulary, recipe)
     result = _measure(model, clean, recipe)
-    figures: dict[str, Any] = {
+    metrics: dict[str, Any] = {
         "perplexity": result.perplexity,
         "loss": result.loss,
         "tokens": result.tokens,
@@ -271,14 +270,14 @@ def text_metrics(
         "stride": recipe.stride or recipe.context,
     }
     if not recipe.swap_rate:
-        return figures
+        return metrics
     attacked = _encoded(swap_words(text, recipe.swap_rate, recipe.swap_seed), vocabulary, recipe)
-    figures["swap_rate"] = recipe.swap_rate
-    figures["attacked_perplexity"] = _measure(model, attacked, recipe).perplexity
+    metrics["swap_rate"] = recipe.swap_rate
+    metrics["attacked_perplexity"] = _measure(model, attacked, recipe).perplexity
     if vocabulary.kind == "word":
         against = _measure(model, attacked, recipe, torch.from_numpy(clean[1:]))
-        figures["attacked_inputs_perplexity"] = against.perplexity
-    return figures
+        metrics["attacked_inputs_perplexity"] = against.perplexity
+    return metrics
 
 
 def _encoded(text: str, vocabulary: Vocabulary, recipe: LanguageRecipe) -> np.ndarray:

@@ -41,6 +41,10 @@ _POWER = 0.9  # of the schedule
 _OF_A_CLASSIFIER = (
     "patch_size", "embed_dim", "num_heads", "num_layers", "feedforward_dim", "channel_attention", "pooling",
 )  # fmt: skip
+_METRICS = ("mean_iou", "mean_accuracy", "pixel_accuracy")
+_MEASURED = 200  # training images whose statistics standardise the input
+_SHOWN = 4  # test images in the report
+_GRID = (128, 128)  # of the majority baseline, where label maps differ in size
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ class SegmentationRecipe(VisionRecipe):
         dataset: camvid240, or another set of images with label maps under the data root, or a folder or an
             archive.
         optimizer: sgd (with momentum 0.9), radam, adam or adamw.
-        image_size: length of the short side that every image is resized to; 0 resizes none. Figures are those
+        image_size: length of the short side that every image is resized to; 0 resizes none. Metrics are those
             of the labels' own size, to which the logits are enlarged.
         crop_size: height and width of the crops in training and of the windows in evaluation, or one number
             for both; a multiple of ``patch_size``. Smaller images are padded.
@@ -99,9 +103,6 @@ class SegmentationRecipe(VisionRecipe):
         return least + (1 - least) * max(1 - step / steps, 0.0) ** _POWER
 
 
-_FIGURES = ("mean_iou", "mean_accuracy", "pixel_accuracy")
-
-
 class SegmentationTask(TrainingTask):
     """Cross-entropy of the pixels that have a class.
 
@@ -127,8 +128,8 @@ class SegmentationTask(TrainingTask):
         logits = self.model(*batch.arguments).float()
         loss, pixels = pixel_loss(logits, batch.target)
         hits = count_pixels(logits.detach().argmax(dim=1), batch.target, self.classes).diag().sum()
-        figures = {"train_loss": loss.detach(), "train_pixel_accuracy": hits / max(pixels, 1)}
-        self.log_dict(figures, max(pixels, 1))
+        metrics = {"train_loss": loss.detach(), "train_pixel_accuracy": hits / max(pixels, 1)}
+        self.log_dict(metrics, max(pixels, 1))
         return loss
 
     def weight(self, batch: ImageBatch) -> int:
@@ -147,10 +148,10 @@ class SegmentationTask(TrainingTask):
             self._counts += count_pixels(logits.argmax(dim=1), batch.target, self.classes)
 
     def on_validation_epoch_end(self) -> None:
-        """Log the figures of all pixels: the mean over batches of a ratio is not the ratio of the whole."""
+        """Log the metrics of all pixels: the mean over batches of a ratio is not the ratio of the whole."""
         counts = self.trainer.processes.total(self._counts.flatten().tolist())
-        figures = overlap_figures(torch.tensor(counts).view_as(self._counts))
-        self.log_dict({f"val_{name}": figures[name] for name in _FIGURES})
+        metrics = overlap_metrics(torch.tensor(counts).view_as(self._counts))
+        self.log_dict({f"val_{name}": metrics[name] for name in _METRICS})
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """No weight decay for some parameters, as in DeiT."""
@@ -160,10 +161,6 @@ class SegmentationTask(TrainingTask):
         """The recipe's schedule for this number of batches."""
         steps = self.trainer.total_steps
         return lambda step: self.recipe.learning_rate_factor(step, steps)
-
-
-_MEASURED = 200  # training images whose statistics standardise the input
-_SHOWN = 4  # test images in the report
 
 
 @register_task(SegmentationRecipe)
@@ -251,14 +248,14 @@ class SegmentationExperiment(VisionExperiment):
 
     def evaluate(self, model: Segmenter) -> dict[str, Any]:
         recipe = self.recipe
-        figures = self._measure(model, self.test)
-        figures |= baseline_figures(self.data.train, self.test, len(self.data.class_names))
+        metrics = self._measure(model, self.test)
+        metrics |= baseline_metrics(self.data.train, self.test, len(self.data.class_names))
         if recipe.severities:
-            figures |= corrupted_figures(model, self.test, recipe, len(self.data.class_names))
-        return figures
+            metrics |= corrupted_metrics(model, self.test, recipe, len(self.data.class_names))
+        return metrics
 
     def evaluate_split(self, model: Segmenter, split: str) -> dict[str, Any]:
-        """The figures of the training, validation or test split."""
+        """The metrics of the training, validation or test split."""
         data = self.data
         splits = {"train": data.train, "validation": data.validation, "test": data.test}
         found = splits.get(split)
@@ -295,17 +292,13 @@ class SegmentationExperiment(VisionExperiment):
     def _measure(self, model: Segmenter, split: SegmentationSplit) -> dict[str, Any]:
         recipe = self.recipe
         batches = make_whole_loader(split, recipe.batch_size)
-        return segmentation_figures(model, batches, len(self.data.class_names), recipe.precision)
+        return segmentation_metrics(model, batches, len(self.data.class_names), recipe.precision)
 
 
 def _sizes(split: SegmentationSplit) -> str:
     """The size of the label maps, or the smallest and the largest."""
     sizes = sorted({(labels.shape[1], labels.shape[0]) for labels in split.labels}, key=lambda s: s[0] * s[1])
     return " to ".join(f"{width} x {height}" for width, height in dict.fromkeys((sizes[0], sizes[-1])))
-
-
-_GRID = (128, 128)  # of the majority baseline, where label maps differ in size
-_FIGURES = ("mean_iou", "mean_accuracy", "pixel_accuracy")
 
 
 def count_pixels(predicted: Tensor, target: Tensor, classes: int) -> Tensor:
@@ -321,7 +314,7 @@ def count_pixels(predicted: Tensor, target: Tensor, classes: int) -> Tensor:
     return torch.bincount(pairs, minlength=classes * classes).view(classes, classes).cpu()
 
 
-def overlap_figures(counts: Tensor) -> dict[str, Any]:
+def overlap_metrics(counts: Tensor) -> dict[str, Any]:
     """Pixel accuracy, mean accuracy and mean intersection over union, all and by class.
 
     A class that no pixel has is None among the accuracies and left out of their mean. Among the intersections
@@ -364,10 +357,10 @@ def enlarged(logits: Tensor, target: Tensor) -> Tensor:
     return F.interpolate(logits, size=target.shape[-2:], mode="bilinear", align_corners=False)
 
 
-def segmentation_figures(
+def segmentation_metrics(
     model: nn.Module, batches: Iterable[ImageBatch], classes: int, precision: str
 ) -> dict[str, Any]:
-    """``overlap_figures`` of a model, its loss, and the counts of pixels as ``confusion_matrix``."""
+    """``overlap_metrics`` of a model, its loss, and the counts of pixels as ``confusion_matrix``."""
     counts, total, cases = torch.zeros(classes, classes, dtype=torch.int64), 0.0, 0
     for outputs, batch in batch_outputs(model, batches, precision):
         logits = enlarged(outputs, batch.target)
@@ -376,7 +369,7 @@ def segmentation_figures(
         counts += count_pixels(logits.argmax(dim=1), batch.target, classes)
         cases += len(batch.x)
     pixels = int(counts.sum())
-    return overlap_figures(counts) | {
+    return overlap_metrics(counts) | {
         "loss": total / max(pixels, 1),
         "confusion_matrix": counts.tolist(),
         "cases": cases,
@@ -384,10 +377,10 @@ def segmentation_figures(
     }
 
 
-def baseline_figures(
+def baseline_metrics(
     train: SegmentationSplit, test: SegmentationSplit, classes: int
 ) -> dict[str, float | int]:
-    """The figures of two predictions that look at no image.
+    """The metrics of two predictions that look at no image.
 
     ``constant_``: the most frequent class of the training pixels everywhere. ``majority_``: at every place
     the most frequent class there. Where label maps differ in size, the places are those of a grid of
@@ -404,15 +397,15 @@ def baseline_figures(
     constant = int(counts.sum(axis=(1, 2)).argmax())
     majority = np.where(counts.any(axis=0), counts.argmax(axis=0), constant).astype(np.uint8)
     found = {"constant": np.full(grid, constant, dtype=np.uint8), "majority": majority}
-    figures: dict[str, float | int] = {}
+    metrics: dict[str, float | int] = {}
     for name, predicted in found.items():
         pixels = torch.zeros(classes, classes, dtype=torch.int64)
         for labels in test.labels:
             there = torch.from_numpy(_stretched(predicted, labels.shape))
             pixels += count_pixels(there, torch.from_numpy(np.array(labels)), classes)
         for key in ("mean_iou", "mean_accuracy", "pixel_accuracy"):
-            figures[f"{name}_{key}"] = overlap_figures(pixels)[key]
-    return figures
+            metrics[f"{name}_{key}"] = overlap_metrics(pixels)[key]
+    return metrics
 
 
 def _stretched(labels: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
@@ -452,10 +445,10 @@ def check_corruptible(split: SegmentationSplit) -> None:
     corrupt_image(np.array(split.images[0]), CORRUPTIONS[0], 1)
 
 
-def corrupted_figures(
+def corrupted_metrics(
     model: nn.Module, split: SegmentationSplit, recipe: SegmentationRecipe, classes: int
 ) -> dict[str, Any]:
-    """The figures under every corruption of ImageNet-C at the recipe's severities, and their means.
+    """The metrics under every corruption of ImageNet-C at the recipe's severities, and their means.
 
     The means over all corruptions and severities are ``corrupted_mean_iou`` and so on, as in table 6 of the
     kernel-PCA paper. ``corruptions`` has one record a corruption and severity.
@@ -474,9 +467,9 @@ def corrupted_figures(
             images = _Corrupted(split.images, places, corruption, severity)
             corrupted = SegmentationSplit(images, labels)
             batches = make_whole_loader(corrupted, recipe.batch_size)
-            figures = segmentation_figures(model, batches, classes, recipe.precision)
+            metrics = segmentation_metrics(model, batches, classes, recipe.precision)
             records.append(
-                {"corruption": corruption, "severity": severity} | {name: figures[name] for name in _FIGURES}
+                {"corruption": corruption, "severity": severity} | {name: metrics[name] for name in _METRICS}
             )
-    means = {f"corrupted_{name}": statistics.fmean(r[name] for r in records) for name in _FIGURES}
+    means = {f"corrupted_{name}": statistics.fmean(r[name] for r in records) for name in _METRICS}
     return means | {"corrupted_cases": len(places), "corruptions": records}

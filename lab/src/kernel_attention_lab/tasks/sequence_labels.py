@@ -27,6 +27,8 @@ from kernel_attention_lab.tasks.experiment import Experiment, Loaders, Metric
 from kernel_attention_lab.tasks.recipe import StepRecipe
 from kernel_attention_lab.tasks.registry import register_task
 
+_DIAGNOSED_AT_ONCE = 4
+
 
 @dataclass(frozen=True)
 class PositionRecipe(StepRecipe):
@@ -94,9 +96,6 @@ def point_name(entry: dict[str, Any]) -> str:
     return "_".join(f"{key}_{value}" for key, value in entry.items()) or "all"
 
 
-_DIAGNOSED_AT_ONCE = 4
-
-
 class PositionLearning(SameLossTask):
     """The cross-entropy of the labelled positions. It logs the loss, the accuracy and each J."""
 
@@ -110,8 +109,8 @@ class PositionLearning(SameLossTask):
         logits, targets = self.model.logits_at(batch.inputs, labelled).float(), batch.targets[labelled]
         loss = F.cross_entropy(logits, targets)
         accuracy = (logits.argmax(dim=-1) == targets).float().mean()
-        figures = {f"{stage}_loss": loss.detach(), f"{stage}_accuracy": accuracy}
-        self.log_dict(figures, len(targets))
+        metrics = {f"{stage}_loss": loss.detach(), f"{stage}_accuracy": accuracy}
+        self.log_dict(metrics, len(targets))
         return loss
 
 
@@ -163,16 +162,16 @@ class PositionExperiment(Experiment):
 
         ``positions_NAME`` is the number of labelled positions of a set.
         """
-        figures: dict[str, Any] = {}
+        metrics: dict[str, Any] = {}
         losses, accuracies = [], []
         for name, task in self.recipe.test_tasks().items():
             batches = fixed_positions([task], "test", self.recipe.evaluation_cases, self.recipe.batch_size)
             loss, accuracy, count = measure_positions(model, batches, self.recipe.precision)
             losses.append(loss)
             accuracies.append(accuracy)
-            figures |= {f"accuracy_{name}": accuracy, f"positions_{name}": count}
+            metrics |= {f"accuracy_{name}": accuracy, f"positions_{name}": count}
         means = {"accuracy": sum(accuracies) / len(accuracies), "loss": sum(losses) / len(losses)}
-        return means | figures
+        return means | metrics
 
     def batches(self, cases: int) -> Iterable[tuple[Tensor]]:
         """The first cases of every test set, as many of one as of another."""

@@ -45,6 +45,10 @@ from kernel_attention_lab.tasks.metrics import class_rows, classification_metric
 from kernel_attention_lab.tasks.recipe import EpochRecipe
 from kernel_attention_lab.tasks.registry import register_task
 
+_DIAGNOSED_AT_ONCE = 8
+_SPECTRUM_SEQUENCES = 16  # each costs an N x N decomposition per head and layer
+_SPECTRUM_LENGTH = 1024
+
 
 @dataclass(frozen=True)
 class Recipe(EpochRecipe):
@@ -138,9 +142,6 @@ class Recipe(EpochRecipe):
         """The fields that ``kernel_attention.models.SequenceClassifier`` takes."""
         names = ("stem", "stem_layers", "patch_len", "views", "pooling", "readout")
         return super().encoder_options() | {name: getattr(self, name) for name in names}
-
-
-_DIAGNOSED_AT_ONCE = 8
 
 
 @register_task(Recipe)
@@ -318,10 +319,6 @@ def divide_test(data: TimeSeriesData) -> tuple[SequenceSplit, SequenceSplit]:
             "need at least 5"
         )
     return data.test.subset(cases[:-last]), data.test.subset(cases[-last:])
-
-
-_SPECTRUM_SEQUENCES = 16  # each costs an N x N decomposition per head and layer
-_SPECTRUM_LENGTH = 1024
 
 
 def evaluate_split(

@@ -36,6 +36,12 @@ from kernel_attention_lab.tasks.metrics import class_rows, classification_metric
 from kernel_attention_lab.tasks.recipe import StepRecipe, require_equal
 from kernel_attention_lab.tasks.registry import register_task
 
+_DIAGNOSED_AT_ONCE = 4
+_OF_A_LANGUAGE_MODEL = (
+    "embed_dim", "num_heads", "num_layers", "feedforward_dim", "experts", "experts_per_token", "positions",
+    "norm_first",
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class TokenRecipe(StepRecipe):
@@ -88,13 +94,6 @@ class TokenRecipe(StepRecipe):
             "experts": self.experts,
             "experts_per_token": self.experts_per_token,
         }
-
-
-_DIAGNOSED_AT_ONCE = 4
-_OF_A_LANGUAGE_MODEL = (
-    "embed_dim", "num_heads", "num_layers", "feedforward_dim", "experts", "experts_per_token", "positions",
-    "norm_first",
-)  # fmt: skip
 
 
 @register_task(TokenRecipe)
@@ -176,12 +175,12 @@ class TokenExperiment(Experiment):
         return SequenceTask(model, self.recipe.train_settings(), schedule=self.recipe.learning_rate_factor)
 
     def evaluate(self, model: TokenClassifier) -> dict[str, Any]:
-        figures = self._measure(model, self.data.test)
+        metrics = self._measure(model, self.data.test)
         if self.recipe.swap_rate:
             swapped = self._measure(model, self.swapped_test())
-            figures["swap_rate"] = self.recipe.swap_rate
-            figures |= {f"swapped_{name}": swapped[name] for name in ("accuracy", "loss")}
-        return figures
+            metrics["swap_rate"] = self.recipe.swap_rate
+            metrics |= {f"swapped_{name}": swapped[name] for name in ("accuracy", "loss")}
+        return metrics
 
     def swapped_test(self) -> TokenSplit:
         """The test split with words swapped for a generic one; each case has its own generator."""
