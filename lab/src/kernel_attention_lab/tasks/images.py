@@ -26,7 +26,7 @@ from kernel_attention_lab.data.images.augmentation import Augmentation, mix
 from kernel_attention_lab.data.images.batches import ImageBatch, central, channels_first, make_image_loader
 from kernel_attention_lab.data.images.decoding import decode_image
 from kernel_attention_lab.data.images.files import IMAGE_SUFFIXES, is_image, read_images
-from kernel_attention_lab.data.images.sets import ClassSubset, ImageSplit, load_class_subset, load_images
+from kernel_attention_lab.data.images.sets import ImageSplit, load_class_subset, load_images
 from kernel_attention_lab.data.splits import hold_out
 from kernel_attention_lab.tasks.experiment import Loaders, Metric
 from kernel_attention_lab.tasks.metrics import class_rows, classification_metrics
@@ -227,7 +227,7 @@ class ImageExperiment(VisionExperiment):
         return ImageTask(model, self.recipe, self.size)
 
     def evaluate(self, model: VisionTransformer) -> dict[str, Any]:
-        return self._measure(model, self.test)
+        return image_metrics(model, self.test, self.recipe)[0]
 
     def examples(self, model: VisionTransformer) -> dict[str, np.ndarray]:
         return image_examples(model, self.test, self.recipe.precision)
@@ -243,9 +243,13 @@ class ImageExperiment(VisionExperiment):
         model: VisionTransformer, file: Path, recipe: ImageRecipe, facts: dict[str, Any]
     ) -> dict[str, Any]:
         """The metrics of class folders; ``subset_accuracy`` chooses among the classes that occur in them."""
-        found = labelled_images(file, recipe, facts)
-        logits = image_logits(model, found.split, recipe.batch_size, recipe.precision)
-        metrics = image_metrics(logits, found.split.targets)
+        kept, size = kept_size(recipe, facts), (facts["height"], facts["width"])
+        if not file.exists():
+            raise InputError(f"{file}: does not exist (accepted: a folder or an archive of class folders)")
+        # An absolute path is no name of a set in the data root.
+        found = load_class_subset(str(file.resolve()), tuple(facts["class_names"]), image_size=kept)
+        _require_size(found.split.images.shape[1:3], size, kept, f"{file}: has images of")
+        metrics, logits = image_metrics(model, central(found.split, size), recipe)
         if len(found.classes) < logits.size(-1):
             best = found.classes[logits[:, found.classes].argmax(dim=-1).numpy()]
             metrics["subset_accuracy"] = float((best == found.split.targets).mean())
@@ -255,30 +259,41 @@ class ImageExperiment(VisionExperiment):
     def predict(
         model: VisionTransformer, file: Path, recipe: ImageRecipe, facts: dict[str, Any]
     ) -> list[dict[str, Any]]:
-        """One record per image of a file, a folder or an archive."""
-        return predict_images(model, file, recipe, facts)
+        """One record per image, wherever it stands in a folder or an archive: its path, class, probabilities.
+
+        Images are resized and cropped as in training.
+        """
+        names, size, kept = facts["class_names"], (facts["height"], facts["width"]), kept_size(recipe, facts)
+        rows: list[dict[str, Any]] = []
+        source = _files(file)
+        while files := list(islice(source, recipe.batch_size)):
+            pixels = [
+                decode_image(content, f"{file}: {path}" if path else str(file), kept)
+                for path, content in files
+            ]
+            for (path, _), image in zip(files, pixels, strict=True):
+                _require_size(image.shape[:2], size, kept, f"{file}: {path or file.name} has")
+            images = central(ImageSplit(np.stack(pixels), np.zeros(len(pixels), np.int64)), size).images
+            batch = ImageBatch(channels_first(images), torch.zeros(len(pixels)))
+            chances = collect_outputs(model, [batch], recipe.precision).softmax(dim=-1)
+            rows += class_rows(chances, names, [path or file.name for path, _ in files], "file")
+        return rows
 
     def batches(self, cases: int) -> Iterable[tuple[Tensor]]:
         loader = make_image_loader(self.data.test.evenly(cases), _DIAGNOSED_AT_ONCE, size=self.size)
         return [batch.arguments for batch in loader]
 
-    def _measure(self, model: VisionTransformer, split: ImageSplit) -> dict[str, Any]:
-        logits = image_logits(model, split, self.recipe.batch_size, self.recipe.precision)
-        return image_metrics(logits, split.targets)
 
-
-def image_metrics(logits: Tensor, targets: np.ndarray) -> dict[str, Any]:
-    """The metrics of ``classification_metrics``; with more than 5 classes the top-5 accuracy too."""
-    metrics = classification_metrics(logits, targets)
+def image_metrics(
+    model: VisionTransformer, split: ImageSplit, recipe: ImageRecipe
+) -> tuple[dict[str, Any], Tensor]:
+    """``classification_metrics``, with more than 5 classes the top-5 accuracy too; and the logits."""
+    logits = collect_outputs(model, make_image_loader(split, recipe.batch_size), recipe.precision)
+    metrics = classification_metrics(logits, split.targets)
     if logits.size(-1) > 5:
         best = logits.topk(5).indices.numpy()
-        metrics["top5_accuracy"] = float((best == targets[:, None]).any(axis=1).mean())
-    return metrics
-
-
-def image_logits(model: VisionTransformer, split: ImageSplit, batch_size: int, precision: str) -> Tensor:
-    """The logits of every image in order, (n, classes); see ``collect_outputs``."""
-    return collect_outputs(model, make_image_loader(split, batch_size), precision)
+        metrics["top5_accuracy"] = float((best == split.targets[:, None]).any(axis=1).mean())
+    return metrics, logits
 
 
 def image_examples(model: VisionTransformer, split: ImageSplit, precision: str) -> dict[str, np.ndarray]:
@@ -328,61 +343,6 @@ def patch_attention(model: VisionTransformer, attention: CapturedAttention) -> n
     return torch.stack(maps).numpy()
 
 
-def predict_images(
-    model: VisionTransformer, file: Path, recipe: ImageRecipe, facts: dict[str, Any]
-) -> list[dict[str, Any]]:
-    """One record per image: its path below ``file``, the class, and the probability of every class.
-
-    Args:
-        model: the trained model.
-        file: an image, or a folder or an archive, in which every image is taken wherever it stands.
-        recipe: of the run; images are resized and cropped as in its training.
-        facts: of the run.
-
-    Raises:
-        InputError: for a file that is none of these, an unreadable image, or one of a size that the model
-            cannot take.
-    """
-    names, size, kept = facts["class_names"], (facts["height"], facts["width"]), kept_size(recipe, facts)
-    rows: list[dict[str, Any]] = []
-    source = _files(file)
-    while files := list(islice(source, recipe.batch_size)):
-        pixels = [
-            decode_image(content, f"{file}: {path}" if path else str(file), kept) for path, content in files
-        ]
-        for (path, _), image in zip(files, pixels, strict=True):
-            if not kept and image.shape[:2] != size:
-                raise InputError(
-                    f"{file}: {path or file.name} has {image.shape[1]} x {image.shape[0]} pixels (accepted: "
-                    f"{size[1]} x {size[0]}, the size of the training images)"
-                )
-        images = central(ImageSplit(np.stack(pixels), np.zeros(len(pixels), np.int64)), size).images
-        batch = ImageBatch(channels_first(images), torch.zeros(len(pixels)))
-        chances = collect_outputs(model, [batch], recipe.precision).softmax(dim=-1)
-        rows += class_rows(chances, names, [path or file.name for path, _ in files], "file")
-    return rows
-
-
-def labelled_images(file: Path, recipe: ImageRecipe, facts: dict[str, Any]) -> ClassSubset:
-    """The images of class folders, of the model's size, with the model's class numbers.
-
-    Raises:
-        InputError: as ``load_class_subset``, and for images of a size that the model cannot take.
-    """
-    kept, size = kept_size(recipe, facts), (facts["height"], facts["width"])
-    if not file.exists():
-        raise InputError(f"{file}: does not exist (accepted: a folder or an archive of class folders)")
-    # An absolute path is no name of a set in the data root.
-    found = load_class_subset(str(file.resolve()), tuple(facts["class_names"]), image_size=kept)
-    shape = found.split.images.shape[1:3]
-    if not kept and shape != size:
-        raise InputError(
-            f"{file}: has images of {shape[1]} x {shape[0]} pixels (accepted: {size[1]} x {size[0]}, the "
-            "size of the training images)"
-        )
-    return found._replace(split=central(found.split, size))
-
-
 def kept_size(recipe: ImageRecipe, facts: dict[str, Any]) -> int:
     """The side to which images of a file are resized and cut; 0 where they must have the model's size.
 
@@ -391,6 +351,15 @@ def kept_size(recipe: ImageRecipe, facts: dict[str, Any]) -> int:
     if recipe.kept_size:
         return recipe.kept_size
     return int(facts["height"]) if facts["height"] == facts["width"] else 0
+
+
+def _require_size(found: tuple[int, ...], size: tuple[int, int], kept: int, what: str) -> None:
+    """InputError where images that are not resized have not the model's size."""
+    if not kept and found != size:
+        raise InputError(
+            f"{what} {found[1]} x {found[0]} pixels (accepted: {size[1]} x {size[0]}, the size of the "
+            "training images)"
+        )
 
 
 def _files(file: Path) -> Iterator[tuple[str, bytes]]:

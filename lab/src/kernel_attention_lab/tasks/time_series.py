@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
@@ -197,7 +197,18 @@ class TimeSeriesExperiment(Experiment):
         return self.data.task == "regression"
 
     def facts(self) -> dict[str, Any]:
-        return describe_data(self.data)
+        data = self.data
+        named = {"channel_names": list(data.channel_names)} if data.channel_names else {}
+        return {
+            "dataset": data.name,
+            "task": data.task,
+            "num_features": data.num_features,
+            "max_len": data.max_len,
+            "class_names": list(data.class_names),
+            "train_cases": len(data.train),
+            "test_cases": len(data.test),
+            **named,
+        }
 
     def loaders(self, seed: int) -> Loaders:
         train, val, _ = split_data(self.data, self.recipe, seed)
@@ -233,16 +244,20 @@ class TimeSeriesExperiment(Experiment):
     def evaluate_file(
         model: SequenceClassifier, file: Path, recipe: Recipe, facts: dict[str, Any]
     ) -> dict[str, Any]:
-        split = labelled_split(file, facts, recipe.missing, columns_of(recipe))
+        split = labelled_split(file, recipe, facts)
         return evaluate_split(model, split, recipe, facts["task"] == "regression")
 
     @staticmethod
     def predict(
         model: SequenceClassifier, file: Path, recipe: Recipe, facts: dict[str, Any]
     ) -> list[dict[str, Any]]:
-        columns = dataclasses.replace(columns_of(recipe), reads_target=False)
-        found = fitting_file(file, facts, recipe.missing, columns)
-        return predict_rows(model, found.sequences, facts, recipe.precision, found.cases)
+        found = fitting_file(file, recipe, facts, reads_target=False)
+        outputs = predict_outputs(model, found.sequences, precision=recipe.precision)
+        named = range(len(found.sequences)) if found.cases is None else found.cases
+        if facts["task"] == "classification":
+            return class_rows(outputs.softmax(dim=-1), facts["class_names"], named)
+        values = outputs.squeeze(-1).tolist()
+        return [{"case": case, "prediction": value} for case, value in zip(named, values, strict=True)]
 
     def appendices(self, model: SequenceClassifier) -> dict[str, Any]:
         return {"spectra.json": kernel_spectra(model, self.test)}
@@ -355,23 +370,34 @@ def kernel_spectra(model: SequenceClassifier, split: SequenceSplit) -> dict[str,
     return {"layers": layers, "note": f"means over {count} test sequences of values relative to the largest"}
 
 
-def fitting_file(path: Path, facts: dict[str, Any], missing: str, columns: SeriesColumns) -> SeriesFile:
+def fitting_file(
+    path: Path, recipe: Recipe, facts: dict[str, Any], *, reads_target: bool = True
+) -> SeriesFile:
     """The series of a file, checked against the facts of the training data, with its channels in their order.
 
     Raises:
         InputError: for a bad file, other channels and longer series than the model takes.
     """
+    columns = dataclasses.replace(columns_of(recipe), reads_target=reads_target)
     names = facts.get("channel_names") or list(columns.channels)
-    file = order_channels(read_series_file(path, missing, columns), names, str(path), "the run")
-    check_sequences(file.sequences, facts, str(path))
+    file = order_channels(read_series_file(path, recipe.missing, columns), names, str(path), "the run")
+    for case, sequence in enumerate(file.sequences):
+        channels = sequence.shape[1]
+        if channels != facts["num_features"]:
+            raise InputError(
+                f"{path}: case {case} has {channels} channels, the model takes {facts['num_features']}"
+            )
+        if len(sequence) > facts["max_len"]:
+            raise InputError(
+                f"{path}: case {case} has {len(sequence)} steps, the model takes at most {facts['max_len']} "
+                "(the longest sequence of its data set)"
+            )
     return file
 
 
-def labelled_split(
-    path: Path, facts: dict[str, Any], missing: str, columns: SeriesColumns | None = None
-) -> SequenceSplit:
+def labelled_split(path: Path, recipe: Recipe, facts: dict[str, Any]) -> SequenceSplit:
     """The sequences and targets of a labelled file, checked against the facts of the training data."""
-    file = fitting_file(path, facts, missing, columns or SeriesColumns())
+    file = fitting_file(path, recipe, facts)
     if file.labels is None:
         raise InputError(f"{path}: has no labels to evaluate against")
     labels = label_texts(file, str(path))
@@ -387,50 +413,3 @@ def labelled_split(
     if unseen:
         raise InputError(f"{path}: labels {unseen} were not seen in training (accepted: {', '.join(names)})")
     return SequenceSplit(file.sequences, np.array([names.index(label) for label in labels], dtype=np.int64))
-
-
-def predict_rows(
-    model: SequenceClassifier,
-    sequences: Sequence[np.ndarray],
-    facts: dict[str, Any],
-    precision: str,
-    cases: Sequence[str] | None = None,
-) -> list[dict[str, Any]]:
-    """One record per sequence: the value, or the class and the probability of every class.
-
-    ``cases`` are the names of the sequences; without them they have numbers.
-    """
-    named = range(len(sequences)) if cases is None else cases
-    outputs = predict_outputs(model, sequences, precision=precision)
-    if facts["task"] == "regression":
-        values = outputs.squeeze(-1).tolist()
-        return [{"case": case, "prediction": value} for case, value in zip(named, values, strict=True)]
-    return class_rows(outputs.softmax(dim=-1), facts["class_names"], named)
-
-
-def check_sequences(sequences: Sequence[np.ndarray], facts: dict[str, Any], where: str) -> None:
-    """InputError where sequences do not fit a model trained on data with these facts."""
-    for case, sequence in enumerate(sequences):
-        channels = sequence.shape[1]
-        if channels != facts["num_features"]:
-            raise InputError(
-                f"{where}: case {case} has {channels} channels, the model takes {facts['num_features']}"
-            )
-        if len(sequence) > facts["max_len"]:
-            raise InputError(
-                f"{where}: case {case} has {len(sequence)} steps, the model takes at most {facts['max_len']} "
-                "(the longest sequence of its data set)"
-            )
-
-
-def describe_data(data: TimeSeriesData) -> dict[str, Any]:
-    """The facts about a data set."""
-    return {
-        "dataset": data.name,
-        "task": data.task,
-        "num_features": data.num_features,
-        "max_len": data.max_len,
-        "class_names": list(data.class_names),
-        "train_cases": len(data.train),
-        "test_cases": len(data.test),
-    } | ({"channel_names": list(data.channel_names)} if data.channel_names else {})

@@ -218,7 +218,7 @@ class TokenExperiment(Experiment):
         texts = [text for _, text in read_lines(file)]
         split = encode_texts(texts, [0] * len(texts), vocabulary_from_state(facts["vocabulary"]))
         split = fit_length(split, facts["max_len"], recipe.truncate, f"file {file}")
-        chances = predict_logits(model, split, recipe.batch_size, recipe.precision).softmax(dim=-1)
+        chances = predict_logits(model, split, recipe).softmax(dim=-1)
         return class_rows(chances, facts["class_names"])
 
     def _split(self, seed: int) -> tuple[TokenSplit, TokenSplit]:
@@ -232,23 +232,15 @@ class TokenExperiment(Experiment):
         return rest, held_out.evenly(recipe.evaluation_cases)
 
     def _measure(self, model: TokenClassifier, split: TokenSplit) -> dict[str, Any]:
-        recipe = self.recipe
-        return measure_split(model, split, recipe.batch_size, recipe.precision)
+        return classification_metrics(predict_logits(model, split, self.recipe), split.targets)
 
 
-def predict_logits(model: TokenClassifier, split: TokenSplit, batch_size: int, precision: str) -> Tensor:
+def predict_logits(model: TokenClassifier, split: TokenSplit, recipe: TokenRecipe) -> Tensor:
     """The logits of every case in order, (n, classes); see ``collect_outputs``."""
-    by_length = collect_outputs(model, make_length_loader(split, batch_size), precision)
+    by_length = collect_outputs(model, make_length_loader(split, recipe.batch_size), recipe.precision)
     logits = torch.empty_like(by_length)
     logits[torch.from_numpy(length_order(split))] = by_length
     return logits
-
-
-def measure_split(
-    model: TokenClassifier, split: TokenSplit, batch_size: int, precision: str
-) -> dict[str, Any]:
-    """Accuracy, loss and the confusion matrix (rows: true classes) of a split."""
-    return classification_metrics(predict_logits(model, split, batch_size, precision), split.targets)
 
 
 @torch.no_grad()
