@@ -1,7 +1,6 @@
 """The processes that train one model together: their numbers, and how they agree.
 
-A run is started alone, and then starts the other processes itself (``launch``), or every process is started
-by ``torchrun``, which gives each its number in environment variables.
+``torchrun`` starts them and gives each its number in environment variables.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from kernel_attention.errors import InputError
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
-    from torch.distributed.distributed_c10d import Store
 
 _PATIENCE = timedelta(days=7)  # the others wait while the first evaluates a test split
 _MEETING = timedelta(hours=1)  # for all processes to come
@@ -49,7 +47,7 @@ class ProcessPlace:
 
 
 def place_from_environment() -> ProcessPlace | None:
-    """The place that torchrun gave this process, or what speaks like it; None where it was started alone."""
+    """The place that torchrun gave this process; None where it was started alone."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     if not all(os.environ.get(name, "").isdecimal() for name in names):
         return None
@@ -140,16 +138,13 @@ ALONE = Processes(ProcessPlace())
 
 
 @contextlib.contextmanager
-def joined(
-    place: ProcessPlace, device: torch.device, shards: int = 1, store: Store | None = None
-) -> Iterator[Processes]:
+def joined(place: ProcessPlace, device: torch.device, shards: int = 1) -> Iterator[Processes]:
     """Meet the other processes, and part from them.
 
     Args:
         place: of this process.
         device: of its model: gloo connects processors, and NCCL graphics cards.
         shards: as in ``Processes``.
-        store: where they meet; None: where torchrun says.
 
     Raises:
         InputError: where there is a process group already.
@@ -161,8 +156,6 @@ def joined(
         raise InputError("this process has a process group already: train starts or joins one of its own")
     backend = "nccl" if device.type == "cuda" else "gloo"
     meeting: dict[str, Any] = {"timeout": _MEETING}
-    if store is not None:
-        meeting |= {"store": store, "rank": place.rank, "world_size": place.world}
     if device.type == "cuda":
         torch.cuda.set_device(device)
         meeting["device_id"] = device

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shlex
 import sys
 import time
@@ -24,12 +25,14 @@ def train_command(options: Train, typed: dict[str, Any]) -> int:
     """Train a recipe, or go on with a run."""
     from kernel_attention.training.processes import started_devices
     from kernel_attention_lab.runs.recipe_files import read_recipe
+    from kernel_attention_lab.runs.saved import read_config
     from kernel_attention_lab.tasks.registry import make_recipe, recipe_plugins
 
     if (options.recipe is None) == (options.resume is None):
         raise InputError("train needs either a recipe or --resume RUN (see: kernel-attention train --help)")
     if options.resume is not None:
-        return _run_training(None, Path(options.resume), None, options.data_root, options.progress)
+        folder = Path(options.resume)
+        return _run_training(read_config(folder), folder, None, options, {})
     assert options.recipe is not None
     name, keys = read_recipe(options.recipe)
     if "dataset" not in keys | typed:
@@ -40,7 +43,7 @@ def train_command(options: Train, typed: dict[str, Any]) -> int:
     if recipe.processes == 1:  # torchrun says how many there are
         recipe = make_recipe(recipe.keys() | started_devices())
     folder = Path(options.output or f"runs/{name}-{recipe.attention_name()}-{time.strftime('%Y%m%d-%H%M%S')}")
-    return _run_training(recipe, folder, name, options.data_root, options.progress)
+    return _run_training(recipe, folder, name, options, typed)
 
 
 def init_command(options: Init) -> int:
@@ -91,21 +94,30 @@ def _recipe_for_series(given: dict[str, Any], data_root: str | None, name: str) 
 
 
 def _run_training(
-    recipe: BaseRecipe | None, folder: Path, name: str | None, data_root: str | None, progress: bool
+    recipe: BaseRecipe, folder: Path, name: str | None, options: Train, typed: dict[str, Any]
 ) -> int:
     from rich.console import Console
 
-    from kernel_attention.training.processes import is_first_process
+    from kernel_attention.training.processes import ProcessPlace, is_first_process, place_from_environment
     from kernel_attention_lab.reporting import summary_table
     from kernel_attention_lab.runs import train
-    from kernel_attention_lab.runs.saved import read_config
+    from kernel_attention_lab.runs.launch import ProcessFailed, run_under_torchrun
+    from kernel_attention_lab.runs.run import checked_experiment
 
-    resume = recipe is None
-    recipe = recipe or read_config(folder)
+    data_root, resume = options.data_root, options.resume is not None
+    if recipe.devices > 1 and recipe.num_nodes == 1 and place_from_environment() is None:
+        place = ProcessPlace(0, recipe.devices, 0, recipe.devices)
+        checked_experiment(recipe, place, folder, data_root, resume)
+        try:
+            return run_under_torchrun(recipe.devices, _words(options, folder, typed))
+        except ProcessFailed as error:
+            _tell_failure(error, folder, data_root)
+            return 1
     try:
         summary = train(
-            recipe, folder, name=name or folder.name, data_root=data_root, resume=resume, progress=progress
-        )
+            recipe, folder, name=name or folder.name, data_root=data_root, resume=resume,
+            progress=options.progress,
+        )  # fmt: skip
     except InputError:
         raise
     except (KeyboardInterrupt, Exception) as error:
@@ -120,6 +132,18 @@ def _run_training(
     console.print(summary_table(summary))
     console.print(f"report: {folder / 'report.html'}", soft_wrap=True)
     return 0
+
+
+def _words(options: Train, folder: Path, typed: dict[str, Any]) -> list[str]:
+    """The command line of these options, for every process of the run."""
+    given = typed | {"progress": options.progress}
+    given |= {"resume" if options.recipe is None else "output": str(folder)}
+    if options.data_root is not None:
+        given["data_root"] = options.data_root
+    named = [*given.items(), *(("plugin", module) for module in options.plugin)]
+    texts = [(key, value if isinstance(value, str) else json.dumps(value)) for key, value in named]
+    recipe = [] if options.recipe is None else [options.recipe]
+    return ["train", *recipe, *(f"--{key}={text}" for key, text in texts)]
 
 
 def _tell_failure(error: BaseException, folder: Path, data_root: str | None) -> None:

@@ -24,7 +24,7 @@ from kernel_attention.notes import note
 from kernel_attention.training.checkpoint import check_checkpoint
 from kernel_attention.training.devices import training_device, with_precision
 from kernel_attention.training.loop import check_trainer, fit
-from kernel_attention.training.processes import Processes
+from kernel_attention.training.processes import Processes, ProcessPlace, joined
 from kernel_attention.version import __version__
 from kernel_attention.weights import read_weights
 from kernel_attention_lab.lock import LOCK_NAME, locked
@@ -32,7 +32,7 @@ from kernel_attention_lab.provenance import code_revision, processor_name
 from kernel_attention_lab.reporting import write_report
 from kernel_attention_lab.run_folder import is_number, read_json
 from kernel_attention_lab.runs.files import write_arrays, write_json, write_yaml
-from kernel_attention_lab.runs.launch import recipe_place, together
+from kernel_attention_lab.runs.launch import end_with_torchrun, recipe_place
 from kernel_attention_lab.runs.loggers import RunLoggers, require_loggers
 from kernel_attention_lab.runs.recorder import RunRecorder, make_recorder
 from kernel_attention_lab.runs.saved import find_data_root, read_facts, recorded_data_root, require_same_data
@@ -71,25 +71,13 @@ def train(
 
     Raises:
         InputError: bad recipe, data or folder.
-        ProcessFailed: another process of the run failed.
         Interrupted: Ctrl-C or SIGTERM.
         FloatingPointError: the loss is no longer finite.
         OSError: the folder can no longer be written, for example because the disk is full.
     """
     place = recipe_place(recipe)
-    if not resume and place.is_first:
-        _check_unused(output)
     recipe = with_precision(recipe)
-    check_trainer(recipe.train_settings(), place)
-    require_loggers(recipe.loggers)
-    if resume:
-        data_root = recorded_data_root(output, data_root)
-    experiment = experiment_class(recipe.task_name)(recipe, data_root)
-    experiment.check()
-    if not resume:
-        check_start(experiment)
-    job = {"recipe": recipe.keys(), "output": str(output), "name": name, "resume": resume}
-    job["data_root"] = None if data_root is None else str(data_root)
+    experiment = checked_experiment(recipe, place, output, data_root, resume)
     device = training_device(recipe.accelerator, place.local_rank)
     with contextlib.ExitStack() as held:
         if place.is_first:
@@ -99,7 +87,9 @@ def train(
             if not resume:
                 for remark in recipe.remarks():
                     note(remark)
-        processes = held.enter_context(together(recipe, place, device, job))
+        if place.world > 1:
+            end_with_torchrun()
+        processes = held.enter_context(joined(place, device, recipe.sequence_shards))
         output, name = processes.told((output, name))  # each has the time of its own start in a default name
         run = _Run(experiment, output, name, processes, device)
         results = [run.train_seed(seed, progress) for seed in recipe.seeds]
@@ -112,6 +102,27 @@ def train(
         except InputError as error:  # not bad input but a failing disk; all but the page is saved
             raise OSError(str(error)) from error
     return summary
+
+
+def checked_experiment(
+    recipe: BaseRecipe, place: ProcessPlace, output: Path, data_root: str | Path | None, resume: bool
+) -> Experiment:
+    """The experiment of a recipe, whose data and model can be trained in this place and folder.
+
+    Raises:
+        InputError: where they can not.
+    """
+    if not resume and place.is_first:
+        _check_unused(output)
+    check_trainer(recipe.train_settings(), place)
+    require_loggers(recipe.loggers)
+    if resume:
+        data_root = recorded_data_root(output, data_root)
+    experiment = experiment_class(recipe.task_name)(recipe, data_root)
+    experiment.check()
+    if not resume:
+        check_start(experiment)
+    return experiment
 
 
 @contextlib.contextmanager
