@@ -7,20 +7,17 @@ import errno
 import logging
 import os
 import platform
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+
+from filelock import FileLock, Timeout
 
 from kernel_attention.errors import InputError
 from kernel_attention.notes import note
 
 LOCK_NAME = ".lock"
 
-_FAR = 1 << 30  # on Windows other readers cannot read locked bytes, so the locked byte is after the text
-_PATIENCE = 2.0  # seconds in which a process that has taken a lock has written its name into it
-_PAUSE = 0.2  # seconds between two tries to take a lock
-_HELD = (errno.EACCES, errno.EAGAIN, errno.EDEADLK)
+_WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # answers of a file system that has none
 
 _log = logging.getLogger(__name__)
 
@@ -30,27 +27,35 @@ class HeldByAnother(InputError):
 
 
 @contextlib.contextmanager
-def locked(folder: Path, name: str = LOCK_NAME) -> Iterator[None]:
-    """Hold the folder for this process.
-
-    The operating system holds the lock and releases it when the process ends for any reason.
+def locked(folder: Path, name: str = LOCK_NAME, *, wait: bool = False) -> Iterator[None]:
+    """Hold the folder for this process; the operating system releases it however the process ends.
 
     Args:
         folder: which exists.
         name: of the file in it; a folder can have several locks, each for a part of what it holds.
+        wait: until another process that holds it has released it.
 
     Raises:
         HeldByAnother: where another process holds it; the message has its number and machine.
         OSError: where the folder cannot be written.
     """
     path = folder / name
-    file = _take(path)
+    lock = FileLock(path, on_acquired=_write_holder)
     try:
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {platform.node()}".encode())
+        lock.acquire(timeout=-1 if wait else 0, poll_interval=0.2)
+    except Timeout:
+        words = f"run {folder}: {_holder(path)} is writing into it; wait for it, or end it"
+        raise HeldByAnother(words) from None
+    except OSError as error:
+        if error.errno not in _WITHOUT_LOCKS:
+            raise
+        _log.warning("%s cannot be locked (%s): start no second process in it", path, error.strerror)
+    try:
         yield
     finally:
-        _release(file, path)
+        with contextlib.suppress(OSError):  # while it is ours; after the release it may be another's
+            path.unlink()
+        lock.release()
 
 
 @contextlib.contextmanager
@@ -61,74 +66,22 @@ def locked_in_turn(path: Path) -> Iterator[None]:
         OSError: where the folder around it cannot be written.
     """
     with contextlib.ExitStack() as held:
-        is_waiting = False
-        while True:
-            try:
-                held.enter_context(locked(path.parent, f".{path.name}.lock"))
-                break
-            except HeldByAnother:
-                if not is_waiting:
-                    note(f"another process makes {path}; waiting for it")
-                is_waiting = True
-                time.sleep(_PAUSE)
+        try:
+            held.enter_context(locked(path.parent, f".{path.name}.lock"))
+        except HeldByAnother:
+            note(f"another process makes {path}; waiting for it")
+            held.enter_context(locked(path.parent, f".{path.name}.lock", wait=True))
         yield
 
 
-def _take(path: Path) -> IO[bytes]:
-    while True:
-        file = path.open("a+b", buffering=0)  # a full disk fails here, and not when the file is closed
-        try:
-            is_ours = _lock(file)
-            if not is_ours:
-                raise HeldByAnother(
-                    f"run {path.parent}: {_holder(file)} is writing into it; wait for it, or end it"
-                )
-            # The previous holder may have removed the file after we opened it and before we locked it.
-            if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
-                return file
-        except BaseException:
-            file.close()
-            raise
-        file.close()
+def _write_holder(file: int) -> None:
+    os.ftruncate(file, 0)
+    os.write(file, f"\0process {os.getpid()} on {platform.node()}".encode())  # Windows locks the first byte
 
 
-def _holder(file: IO[bytes]) -> str:
-    """The words that the holder wrote of itself, which it does just after it took the lock."""
-    until = time.monotonic() + _PATIENCE
-    while True:
-        file.seek(0)
-        if text := file.read(200):
-            return text.decode(errors="replace")
-        if time.monotonic() > until:
-            return "another process"
-        time.sleep(0.01)
-
-
-def _release(file: IO[bytes], path: Path) -> None:
-    if os.name == "nt":  # an open file cannot be removed there
-        file.close()
-        with contextlib.suppress(OSError):
-            path.unlink()
-        return
-    with contextlib.suppress(OSError):
-        path.unlink()
-    file.close()
-
-
-def _lock(file: IO[bytes]) -> bool:
-    """Return whether this process has the lock now; True also where the file system has no locks."""
-    try:
-        if os.name == "nt":
-            import msvcrt
-
-            file.seek(_FAR)
-            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined, unused-ignore]
-        else:
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in _HELD:
-            return False
-        _log.warning("%s cannot be locked (%s): start no second process in it", file.name, error.strerror)
-    return True
+def _holder(path: Path) -> str:
+    """The words that the holder wrote of itself just after it took the lock."""
+    with contextlib.suppress(OSError), path.open("rb", buffering=0) as file:
+        file.seek(1)
+        return file.read(200).decode(errors="replace") or "another process"
+    return "another process"

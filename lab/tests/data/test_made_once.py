@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
 from kernel_attention.errors import InputError
-from kernel_attention_lab import lock
 from kernel_attention_lab.data.fetching import made_once
 
 
@@ -15,8 +15,8 @@ def test_who_comes_second_waits_and_makes_nothing(tmp_path, monkeypatch, caplog)
     """Threads take the lock as processes do: each opens the file."""
     path = tmp_path / "cache/data"
     waits = threading.Event()
-    pause = lock.time.sleep
-    monkeypatch.setattr(lock.time, "sleep", lambda seconds: (waits.set(), pause(seconds)))
+    pause = time.sleep
+    monkeypatch.setattr(time, "sleep", lambda seconds: (waits.set(), pause(seconds)))
     made = []
 
     def make(name):

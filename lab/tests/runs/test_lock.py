@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import signal
@@ -12,7 +13,6 @@ import pytest
 from runs.small_runs import SRC, assert_same_outcome, launch, write_recipe
 
 from kernel_attention.errors import InputError
-from kernel_attention_lab import lock
 from kernel_attention_lab.cli import main
 from kernel_attention_lab.lock import LOCK_NAME, locked
 
@@ -52,20 +52,30 @@ def test_the_second_is_refused_and_told_who_is_there(tmp_path):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="the lock is taken by hand, with fcntl")
-@pytest.mark.parametrize("name", ["process 7 on a machine", ""], ids=["late", "never"])
-def test_a_holder_that_has_not_named_itself_yet_is_waited_for(tmp_path, monkeypatch, name):
+def test_a_holder_that_has_not_named_itself_yet_is_another_process(tmp_path):
     import fcntl
 
-    def write_name(_: float) -> None:
-        (tmp_path / LOCK_NAME).write_text(name)
-
-    monkeypatch.setattr(lock, "_PATIENCE", 0.2)
-    monkeypatch.setattr(lock.time, "sleep", write_name)
     with (tmp_path / LOCK_NAME).open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        said = re.escape(name or "another process")
-        with pytest.raises(InputError, match=f": {said} is writing into it"), locked(tmp_path):
+        with (
+            pytest.raises(InputError, match=": another process is writing into it"),
+            locked(tmp_path),
+        ):
             pytest.fail("two hold one folder")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the file system's answer is made with fcntl")
+def test_a_file_system_without_locks_is_warned_of(tmp_path, monkeypatch, caplog):
+    import fcntl
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with locked(tmp_path), locked(tmp_path):
+        pass
+    assert "start no second process in it" in caplog.text
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_lock_is_given_back_after_an_error(tmp_path):
