@@ -20,7 +20,7 @@ from runs.small_runs import assert_same_outcome
 from sweeping.sweeps import endings, small_sweep
 
 from kernel_attention_lab.runs import run
-from kernel_attention_lab.sweeping import join_sweep, open_sweep, worker
+from kernel_attention_lab.sweeping import join_sweep, open_sweep, study, workers
 
 GRID = ["learning_rate=0.001,0.01", "attention=[softmax, linear]"]
 
@@ -33,7 +33,7 @@ def start_worker(folder: Path, log: Path, limit: int = 0) -> int:
     child = os.fork()
     if child:
         return child
-    replace, train, done = os.replace, worker.train, 0
+    replace, train, done = os.replace, workers.train, 0
 
     def counting_replace(source: object, target: object) -> None:
         nonlocal done
@@ -47,7 +47,7 @@ def start_worker(folder: Path, log: Path, limit: int = 0) -> int:
         append(log, f"{output.name} {'again' if options['resume'] else 'new'}\n")
         return train(recipe, output, **options)
 
-    os.replace, worker.train = counting_replace, logged_train
+    os.replace, workers.train = counting_replace, logged_train
     code = 1
     try:
         join_sweep(folder)
@@ -83,13 +83,13 @@ def kill_at_writes(folder: Path, log: Path, kills: int, writes: int, draws: rand
 def kill_at_times(folder: Path, log: Path, kills: int, writes: int, draws: random.Random) -> int:
     """Two workers at a time; one of them is killed at a random time, and another comes in its place.
 
-    One worker makes ``writes`` atomic writes in the sweep. Two make about half as many between the first kill
-    and the last, on however busy a machine, so that they do not finish the sweep before.
+    One worker makes ``writes`` atomic writes in the sweep. Two make about a quarter as many between the first
+    kill and the last, on however busy a machine, so that they do not finish the sweep before.
     """
-    killed, workers = 0, [start_worker(folder, log), start_worker(folder, log)]
-    while killed < kills and open_sweep(folder).unfinished():
-        enough = writes_of(log) + draws.randint(0, writes // kills)
-        while writes_of(log) < enough and open_sweep(folder).unfinished():
+    killed, workers, sweep = 0, [start_worker(folder, log), start_worker(folder, log)], open_sweep(folder)
+    while killed < kills and sweep.unfinished():
+        enough = writes_of(log) + draws.randint(0, writes // (2 * kills))
+        while writes_of(log) < enough and sweep.unfinished():
             time.sleep(0.005)
         time.sleep(draws.uniform(0, 0.02))
         victim = workers.pop(draws.randrange(2))
@@ -103,6 +103,7 @@ def kill_at_times(folder: Path, log: Path, kills: int, writes: int, draws: rando
 if __name__ == "__main__":
     root, work, mode, kills = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
     torch.set_num_threads(1)
+    study.BEAT, study.GRACE, workers.POLL = 1, 2, 0.1
     run.write_report = lambda folder: (folder / "report.html").write_text("<html>")
     keys = {"epochs": 2 if mode == "writes" else 30}
     for name in ("reference", "sweep"):
@@ -127,7 +128,7 @@ if __name__ == "__main__":
                 "values": [point.value for point in open_sweep(folder).points()],
                 "reference": [point.value for point in open_sweep(work / "reference").points()],
                 "trained": sorted((work / f"{name}.log").read_text().splitlines()),
-                "left": sorted(path.name for path in (folder / "points").glob(".*.le*")),
+                "left": sorted(path.name for path in (folder / "points").glob(".*")),
             }
         )
     )

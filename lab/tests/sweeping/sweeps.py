@@ -1,18 +1,20 @@
-"""Small sweeps, and what a journal says of them."""
+"""Small sweeps, and what their studies say."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
+
+import optuna
+from optuna.trial import Trial, TrialState
 
 from kernel_attention_lab.runs.run import train  # noqa: F401  (heavy; imported once)
-from kernel_attention_lab.sweeping import SweepFolder, make_plan, read_space, start_sweep
+from kernel_attention_lab.sweeping import SweepFolder, make_plan, open_sweep, read_space, start_sweep
 from kernel_attention_lab.tasks.time_series import Recipe
 
-CREATE, SET_STATE = 4, 6  # operations of the journal
-COMPLETE, FAILED = 1, 3  # states of a trial
+Figure: TypeAlias = Callable[[dict[str, Any]], float]
 
 
 def small_sweep(
@@ -27,11 +29,35 @@ def small_sweep(
     return start_sweep(make_plan("small", keys, space, data_root=str(root), **options), folder)
 
 
-def endings(folder: Path, state: int = COMPLETE) -> Counter[int]:
-    """How often each trial was set to a final state, by the lines of the journal itself."""
-    lines = [json.loads(line) for line in (folder / "study.journal").read_text().splitlines()]
-    created = sum(line["op_code"] == CREATE for line in lines)
-    found = Counter(
-        line["trial_id"] for line in lines if line["op_code"] == SET_STATE and line["state"] == state
-    )
-    return Counter({number: found[number] for number in range(created)})
+def endings(folder: Path, state: TrialState = TrialState.COMPLETE) -> dict[int, int]:
+    """How many trials of each point ended in a state, by the study itself."""
+    sweep = open_sweep(folder)
+    found = Counter(trial.user_attrs.get("point") for trial in sweep.study.get_trials(states=[state]))
+    return {number: found[number] for number in range(sweep.plan.points)}
+
+
+def run_all(sweep: SweepFolder, figure: Figure, count: int | None = None) -> list[dict[str, Any]]:
+    """The keys of points that are run as a worker runs them, but with a figure and nothing trained."""
+    tried: list[dict[str, Any]] = []
+    while len(tried) != count and sweep.offer():
+        sweep.study.optimize(_objective(sweep, figure, tried), n_trials=1)
+    return tried
+
+
+def run_in_memory(sweep: SweepFolder, figure: Figure) -> list[dict[str, Any]]:
+    """The same for all points, with a study that no file holds, which is faster."""
+    tried: list[dict[str, Any]] = []
+    sweep.study = optuna.create_study(sampler=sweep.study.sampler, direction="maximize")
+    for number in range(sweep.plan.points):
+        sweep.study.enqueue_trial(sweep._known(number), {"point": number})
+    sweep.study.optimize(_objective(sweep, figure, tried), n_trials=sweep.plan.points)
+    return tried
+
+
+def _objective(sweep: SweepFolder, figure: Figure, tried: list[dict[str, Any]]) -> Callable[[Trial], float]:
+    def objective(trial: Trial) -> float:
+        tried.append(sweep.choose(trial))
+        trial.set_user_attr("values", [figure(tried[-1])])
+        return figure(tried[-1])
+
+    return objective

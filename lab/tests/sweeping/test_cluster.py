@@ -22,4 +22,4 @@ def test_submitit_starts_a_worker(waves, tmp_path, monkeypatch):
     executor.update_parameters(timeout_min=20)
     job = executor.submit(join_sweep, str(folder), str(waves))
     job.result()
-    assert dict(endings(folder)) == {0: 1, 1: 1}
+    assert endings(folder) == {0: 1, 1: 1}

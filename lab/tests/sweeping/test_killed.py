@@ -38,7 +38,7 @@ def check(found: dict, kills: int) -> None:
     assert found["completed"] == [1, 1, 1, 1]
     assert found["values"] == found["reference"]
     assert {line.split()[0] for line in found["trained"]} == set(POINTS)
-    assert found["left"] == [], "no lease of a dead worker is left"
+    assert found["left"] == [], "nothing of a dead worker is left"
 
 
 def test_killed_at_three_writes(waves, tmp_path):

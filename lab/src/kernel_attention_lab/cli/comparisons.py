@@ -249,13 +249,11 @@ def _run_sweep(sweep: SweepFolder, options: Sweep) -> int:
     from rich.console import Console
     from rich.live import Live
 
-    from kernel_attention_lab.reporting.sweep_record import sweep_table
-    from kernel_attention_lab.reporting.sweep_report import write_sweep_report
-    from kernel_attention_lab.sweeping import run_sweep, sweep_record
+    from kernel_attention_lab.sweeping import resume_command, run_sweep, sweep_table, write_sweep_report
 
     console = Console(width=None if sys.stdout.isatty() else 160)
     live = Live(
-        get_renderable=lambda: sweep_table(sweep_record(sweep, with_importances=False)),
+        get_renderable=lambda: sweep_table(sweep),
         console=console,
         refresh_per_second=1,
         transient=True,
@@ -266,15 +264,14 @@ def _run_sweep(sweep: SweepFolder, options: Sweep) -> int:
             run_sweep(sweep, options.workers, options.data_root)
     except (KeyboardInterrupt, OSError) as error:
         failure = error
-    record = sweep_record(sweep)
-    console.print(sweep_table(record))
-    failed = [point for point in record.points if point.state == "failed"]
+    console.print(sweep_table(sweep))
+    failed = [point for point in sweep.points() if point.state == "failed"]
     if failed:
         print(f"{len(failed)} points failed, for the reasons in the report", file=sys.stderr)
     if failure is not None:
         line = "interrupted" if isinstance(failure, KeyboardInterrupt) else f"failed: {failure}"
         print(f"{line}\nsaved: every point so far, in {sweep.folder}", file=sys.stderr)
-        print(f"resume: {record.command}", file=sys.stderr)
-    page = write_sweep_report(record, sweep.folder / "report.html")
+        print(f"resume: {resume_command(sweep.folder)}", file=sys.stderr)
+    page = write_sweep_report(sweep, sweep.folder / "report.html")
     console.print(f"report: {page}", soft_wrap=True)
     return 1 if failed or failure is not None else 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,13 +11,7 @@ from typing import Any
 from kernel_attention.errors import InputError, unknown
 from kernel_attention_lab.run_folder import read_json
 from kernel_attention_lab.runs.saved import find_data_root
-from kernel_attention_lab.sweeping.space import (
-    Space,
-    examples,
-    grid_points,
-    space_as_json,
-    space_from_json,
-)
+from kernel_attention_lab.sweeping.space import Space, checked_space, examples, grid_points
 from kernel_attention_lab.tasks.experiment import Metric
 from kernel_attention_lab.tasks.recipe import DEFAULT_TASK, BaseRecipe
 from kernel_attention_lab.tasks.registry import experiment_class, make_recipe, recipe_class
@@ -26,7 +19,7 @@ from kernel_attention_lab.tasks.registry import experiment_class, make_recipe, r
 SAMPLERS = ("grid", "random", "tpe")
 PLAN_NAME = "sweep.json"
 
-_SCHEMA = 1
+_SCHEMA = 2
 _POINTS = 20
 _LARGEST = 10_000
 
@@ -74,16 +67,9 @@ def make_plan(
     points: int | None = None,
     data_root: str | None = None,
 ) -> SweepPlan:
-    """Check a sweep: its sampler, the recipe of every point of a grid, and the data.
+    """The plan of these fields, checked: its sampler, the recipe of every point of a grid, and the data.
 
-    Args:
-        recipe: name of the recipe.
-        keys: its keys.
-        space: the keys that vary.
-        sampler: grid, random or tpe.
-        sampler_seed: of the draws of random and tpe.
-        points: number of points of random and tpe, 20 by default; a grid has as many as combinations.
-        data_root: the folder that is searched first for data sets.
+    ``points`` is 20 by default for random and tpe; a grid has as many as combinations.
 
     Raises:
         InputError: for an unknown sampler, a recipe that cannot be made, and missing or bad data.
@@ -93,8 +79,7 @@ def make_plan(
     if sampler_seed < 0:
         raise InputError(f"sampler_seed={sampler_seed} must be a whole number of at least 0")
     count = _count_points(space, sampler, points)
-    tried = list(grid_points(space) if sampler == "grid" else examples(space))
-    recipes = [_make(keys, point) for point in tried]
+    recipes = [_make(keys, point) for point in (grid_points if sampler == "grid" else examples)(space)]
     experiment = experiment_class(recipes[0].task_name)(recipes[0], data_root)
     return SweepPlan(
         recipe=recipe,
@@ -110,30 +95,26 @@ def make_plan(
 
 def plan_as_json(plan: SweepPlan) -> dict[str, Any]:
     """The content of ``sweep.json``."""
-    fields = {field.name: getattr(plan, field.name) for field in dataclasses.fields(plan)}
-    changed = {"space": space_as_json(plan.space), "metric": plan.metric._asdict()}
-    return {"schema": _SCHEMA} | fields | changed
+    return {"schema": _SCHEMA} | vars(plan) | {"metric": plan.metric._asdict()}
 
 
 def read_plan(folder: Path) -> SweepPlan:
     """The plan of a sweep folder.
 
     Raises:
-        InputError: for a folder that holds no sweep, and for a damaged ``sweep.json``.
+        InputError: for a folder that holds no sweep, one of an earlier version, and a damaged ``sweep.json``.
     """
     path = folder / PLAN_NAME
     if not path.is_file():
         raise InputError(f"sweep {folder}: not a sweep folder (it has no {PLAN_NAME})")
     content = read_json(path)
-    names = {field.name for field in dataclasses.fields(SweepPlan)} | {"schema"}
-    if not isinstance(content, dict) or set(content) != names or content["schema"] != _SCHEMA:
-        raise InputError(f"{path}: not a sweep of schema {_SCHEMA}")
     try:
-        recipe = recipe_class(content["keys"].get("task", DEFAULT_TASK))
-        fields = {name: content[name] for name in names - {"schema"}}
-        space = space_from_json(recipe, content["space"])
-        return SweepPlan(**fields | {"space": space, "metric": Metric(**content["metric"])})
-    except (AttributeError, TypeError) as error:
+        if (schema := content.pop("schema")) != _SCHEMA:
+            words = "which another version made: finish it there; its points are runs, and open here too"
+            raise InputError(f"a sweep of schema {schema} and not {_SCHEMA}, {words}")
+        space = checked_space(recipe_class(content["keys"].get("task", DEFAULT_TASK)), content["space"])
+        return SweepPlan(**content | {"space": space, "metric": Metric(**content["metric"])})
+    except (AttributeError, KeyError, TypeError) as error:
         raise InputError(f"{path}: damaged ({error})") from None
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
@@ -143,25 +124,24 @@ def require_same_plan(plan: SweepPlan, kept: SweepPlan, folder: Path) -> None:
     """InputError where a folder holds another sweep; random and tpe may ask for more points than it has."""
     now, then = plan_as_json(plan), plan_as_json(kept)
     for name in ("recipe", "space", "sampler", "sampler_seed", "keys"):
-        if json.dumps(now[name]) != json.dumps(then[name]):  # in this order, which numbers the points
-            differs = name if name != "keys" else _first_difference(now["keys"], then["keys"])
-            raise InputError(
-                f"output {folder}: holds a sweep with another {differs}; choose another folder with --output"
-            )
+        if json.dumps(now[name]) == json.dumps(then[name]):  # in this order, which numbers the points
+            continue
+        if name == "keys":
+            unequal = (key for key in plan.keys | kept.keys if plan.keys.get(key) != kept.keys.get(key))
+            name = next(unequal, "order of keys")
+        raise InputError(
+            f"output {folder}: holds a sweep with another {name}; choose another folder with --output"
+        )
     if plan.points < kept.points:
         raise InputError(
             f"output {folder}: holds a sweep of {kept.points} points, and points={plan.points} is less"
         )
 
 
-def _first_difference(now: dict[str, Any], then: dict[str, Any]) -> str:
-    return next((key for key in now | then if now.get(key) != then.get(key)), "order of keys")
-
-
 def _count_points(space: Space, sampler: str, points: int | None) -> int:
-    if points is not None and not 1 <= points <= _LARGEST:
-        raise InputError(f"points={points} must be a whole number between 1 and {_LARGEST}")
     if sampler != "grid":
+        if points is not None and not 1 <= points <= _LARGEST:
+            raise InputError(f"points={points} must be a whole number between 1 and {_LARGEST}")
         return _POINTS if points is None else points
     count = 0
     for count, _ in enumerate(grid_points(space), 1):

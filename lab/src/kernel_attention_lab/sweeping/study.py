@@ -1,39 +1,34 @@
-"""A sweep folder: its plan, and the study with the state of every point.
+"""A sweep folder: its plan, and the Optuna study that all its workers share.
 
-Every point is a trial of an Optuna study, with the point's number. All trials are made at the beginning, so
-the study never has more of them than the plan, however many processes work on it. Those of a grid or of
-random draws have their values from the beginning. TPE chooses a trial's values when the trial begins, from
-the trials that are complete by then. Its random numbers depend on the sweep's seed and the trial's number
-alone.
+A trial of the study is one attempt at a point. Optuna's heartbeat says which workers live: a trial whose
+worker has been silent for ``GRACE`` seconds fails, and its point is offered again, as that of an interrupted
+worker is. So a point has as many trials as attempts, and the last one says how it stands.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import json
-import os
+import sqlite3
 import statistics
-import time
-from collections.abc import Iterator, Mapping
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import optuna
-from optuna.distributions import (
-    BaseDistribution,
-    CategoricalDistribution,
-    FloatDistribution,
-    IntDistribution,
-)
-from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
-from optuna.trial import FrozenTrial, TrialState
+import sqlalchemy
+from optuna.exceptions import ExperimentalWarning, StorageInternalError
+from optuna.samplers import TPESampler
+from optuna.trial import FrozenTrial, Trial, TrialState
 
 from kernel_attention.atomic import is_unfinished
 from kernel_attention.errors import InputError, writing
-from kernel_attention_lab.lock import HeldByAnother, locked
-from kernel_attention_lab.reporting.sweep_record import SweepPoint
+from kernel_attention_lab.lock import locked
 from kernel_attention_lab.runs.files import write_json
 from kernel_attention_lab.sweeping.plan import (
     PLAN_NAME,
@@ -42,19 +37,44 @@ from kernel_attention_lab.sweeping.plan import (
     read_plan,
     require_same_plan,
 )
-from kernel_attention_lab.sweeping.space import Choices, Range, Space, grid_points
+from kernel_attention_lab.sweeping.space import grid_points
 
-JOURNAL_NAME = "study.journal"
+STUDY_NAME = "study.db"
 POINTS = "points"
+STATES = ("complete", "begun", "failed", "waiting")
+BEAT = 5  # seconds from one heartbeat to the next
+GRACE = 60  # seconds without one after which a worker counts as dead
 
-_STUDY = "sweep"
-_RANDOM_FIRST = 10  # points that TPE draws at random before it has figures to learn from
-_OPENING = 120.0  # seconds that another process may take to open the folder
-_STATES = {TrialState.COMPLETE: "complete", TrialState.FAIL: "failed", TrialState.RUNNING: "begun"}
+_LOCK = ".sweep.lock"  # of the folder, while a process makes it or enqueues a trial
+_PATIENCE = 60.0  # seconds for which a process waits for another one's transaction
+_RANDOM_FIRST = 10  # points that TPE draws at random before it has values to learn from
+
+
+class SweepPoint(NamedTuple):
+    """A point of a sweep.
+
+    Attributes:
+        number: from 0.
+        keys: its values of the keys that vary; empty where they are not chosen yet.
+        state: waiting, begun, complete or failed.
+        values: of the metric, by seed.
+        error: why it failed.
+    """
+
+    number: int
+    keys: dict[str, Any]
+    state: str = "waiting"
+    values: Sequence[float] = ()
+    error: str | None = None
+
+    @property
+    def value(self) -> float | None:
+        """Mean of the metric over the seeds; None where the point is not complete."""
+        return statistics.fmean(self.values) if self.state == "complete" else None
 
 
 class SweepFolder:
-    """An open sweep folder.
+    """An open sweep folder, with its study made if it is not there.
 
     Args:
         folder: which holds a plan.
@@ -63,88 +83,64 @@ class SweepFolder:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.plan = read_plan(folder)
-        self._distributions = {key: _distribution(entry) for key, entry in self.plan.space.items()}
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        # Absolute, because the lock is a link to the journal, which a relative name would not reach.
-        path = str((folder / JOURNAL_NAME).resolve())
-        self._lock = JournalFileSymlinkLock(path)
-        self._storage = JournalStorage(JournalFileBackend(path, self._lock))
-
-    def fill(self) -> None:
-        """Make the study and the trials that it lacks. Only one process may do so at a time."""
-        self._drop_torn_line()
-        directions = optuna.study.StudyDirection
-        direction = directions.MAXIMIZE if self.plan.metric.larger_is_better else directions.MINIMIZE
-        study = optuna.create_study(
-            storage=self._storage, study_name=_STUDY, direction=direction, load_if_exists=True
+        connect = functools.partial(
+            sqlite3.connect, folder / STUDY_NAME, timeout=_PATIENCE, check_same_thread=False
         )
-        begun = len(study.get_trials(deepcopy=False))
-        points = list(grid_points(self.plan.space)) if self.plan.sampler == "grid" else []
-        for number in range(begun, self.plan.points):
-            study.enqueue_trial(_labels(self.plan.space, points[number]) if points else self._drawn(number))
-
-    def trials(self) -> list[FrozenTrial]:
-        """All trials in the order of their numbers."""
-        return self._study().get_trials(deepcopy=False)
-
-    def unfinished(self) -> list[int]:
-        """The numbers of the points that are neither complete nor failed."""
-        return [trial.number for trial in self.trials() if not trial.state.is_finished()]
-
-    def begin(self, number: int) -> bool:
-        """Mark a waiting point as begun; whether this process may run the point.
-
-        False where the point is finished, or another process began it just now.
-        """
-        trial = self.trials()[number]
-        if trial.state == TrialState.RUNNING:  # of a process that died, since the caller holds its lease
-            return True
-        if trial.state.is_finished():
-            return False
-        return self._storage.set_trial_state_values(self._id(number), TrialState.RUNNING)
-
-    def keys(self, number: int) -> dict[str, Any]:
-        """The values of a point that has begun; TPE chooses those that are not chosen yet."""
-        study = self._study()
-        study.sampler = optuna.samplers.TPESampler(
-            seed=_seed(self.plan, number), multivariate=True, n_startup_trials=_RANDOM_FIRST
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExperimentalWarning)  # of heartbeats
+            self._storage = optuna.storages.RDBStorage(
+                f"sqlite:///{STUDY_NAME}",
+                {"creator": connect, "poolclass": sqlalchemy.pool.NullPool},
+                heartbeat_interval=BEAT,
+                grace_period=GRACE,
+            )
+        self.study = optuna.create_study(
+            storage=self._storage,
+            study_name="sweep",
+            sampler=_PointSampler(self.plan),
+            direction="maximize" if self.plan.metric.larger_is_better else "minimize",
+            load_if_exists=True,
         )
-        trial = optuna.trial.Trial(study, self._id(number))
-        return {key: _suggest(trial, key, entry) for key, entry in self.plan.space.items()}
-
-    def complete(self, number: int, values: list[float]) -> None:
-        """Record a point's figures, one a seed. Nothing changes where the point is finished."""
-        self._finish(number, {"values": values}, TrialState.COMPLETE, statistics.fmean(values))
-
-    def fail(self, number: int, reason: str) -> None:
-        """Record that a point cannot be run."""
-        self._finish(number, {"error": reason}, TrialState.FAIL, None)
 
     def points(self) -> list[SweepPoint]:
         """The state of every point."""
+        trials = self._trials()
         return [
-            SweepPoint(
-                trial.number,
-                _known_keys(self.plan.space, trial),
-                _STATES.get(trial.state, "waiting"),
-                trial.value if trial.state == TrialState.COMPLETE else None,
-                trial.user_attrs.get("values", []),
-                trial.user_attrs.get("error"),
-            )
-            for trial in self.trials()
+            _point(number, trials[number]) if number in trials else SweepPoint(number, {})
+            for number in range(self.plan.points)
         ]
+
+    def unfinished(self) -> list[int]:
+        """The numbers of the points that are neither complete nor failed."""
+        return [point.number for point in self.points() if point.state in ("waiting", "begun")]
+
+    def offer(self) -> bool:
+        """Enqueue a trial of the first point that has none, or none that lives; whether any trial waits."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExperimentalWarning)
+            optuna.storages.fail_stale_trials(self.study)
+        if self._first_free() is not None:
+            with locked(self.folder, _LOCK, wait=True):
+                if (number := self._first_free()) is not None:
+                    self._enqueue(number)
+        return bool(self.study.get_trials(deepcopy=False, states=[TrialState.WAITING]))
+
+    def choose(self, trial: Trial) -> dict[str, Any]:
+        """The values of a trial's point."""
+        return {key: _suggest(trial, key, entry) for key, entry in self.plan.space.items()}
 
     def importances(self) -> dict[str, float] | None:
         """The share of each key in the variance of the metric, by Optuna's fANOVA; None with too few points.
 
         A key with one value has no share.
         """
-        done = [trial for trial in self.trials() if trial.state == TrialState.COMPLETE]
+        done = self.study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
         varied = [key for key in self.plan.space if len({str(trial.params[key]) for trial in done}) > 1]
         if len(done) < 4 or len(varied) < 2 or len({trial.value for trial in done}) < 2:
             return None
         evaluator = optuna.importance.FanovaImportanceEvaluator(seed=self.plan.sampler_seed)
-        found = optuna.importance.get_param_importances(self._study(), evaluator=evaluator, params=varied)
+        found = optuna.importance.get_param_importances(self.study, evaluator=evaluator, params=varied)
         return {key: float(value) for key, value in found.items()}
 
     def data_root(self, given: str | None = None) -> str | None:
@@ -156,39 +152,29 @@ class SweepFolder:
         """The run folder of a point."""
         return self.folder / POINTS / f"{number:03d}"
 
-    def _study(self) -> optuna.Study:
-        return optuna.load_study(study_name=_STUDY, storage=self._storage)
+    def _trials(self) -> dict[int, FrozenTrial]:
+        """The last trial of every point that has one."""
+        trials = self.study.get_trials(deepcopy=False)
+        return {trial.user_attrs["point"]: trial for trial in trials if "point" in trial.user_attrs}
 
-    def _id(self, number: int) -> int:
-        study = self._storage.get_study_id_from_name(_STUDY)
-        return self._storage.get_trial_id_from_study_id_trial_number(study, number)
+    def _first_free(self) -> int | None:
+        trials = self._trials()
+        return next((n for n in range(self.plan.points) if n not in trials or _is_lost(trials[n])), None)
 
-    def _finish(
-        self, number: int, attributes: dict[str, Any], state: TrialState, value: float | None
-    ) -> None:
-        """End a point that has begun. The journal takes one end of a point, the first, whoever writes it."""
-        with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):
-            for name, content in attributes.items():
-                self._storage.set_trial_user_attr(self._id(number), name, content)
-            self._study().tell(number, value, state, skip_if_finished=True)
+    def _enqueue(self, number: int) -> None:
+        """Enqueue a trial of a point, with a first heartbeat, as its worker may die before its own first."""
+        self.study.enqueue_trial(self._known(number), {"point": number})
+        study = self._storage.get_study_id_from_name(self.study.study_name)
+        trial = self._trials()[number].number
+        self._storage.record_heartbeat(self._storage.get_trial_id_from_study_id_trial_number(study, trial))
 
-    def _drawn(self, number: int) -> dict[str, Any]:
-        """The values of a trial that are drawn at random; none where TPE chooses them later."""
-        if self.plan.sampler == "tpe" and number >= _RANDOM_FIRST:
-            return {}
-        sampler = optuna.samplers.RandomSampler(seed=_seed(self.plan, number))
-        return optuna.create_study(sampler=sampler).ask(self._distributions).params
-
-    def _drop_torn_line(self) -> None:
-        """Drop what a process wrote of its last line as it died: the journal could not be read after it."""
-        path = self.folder / JOURNAL_NAME
-        self._lock.acquire()
-        try:
-            content = path.read_bytes()
-            if content and not content.endswith(b"\n"):
-                os.truncate(path, content.rfind(b"\n") + 1)
-        finally:
-            self._lock.release()
+    def _known(self, number: int) -> dict[str, Any]:
+        """The values of a point that are chosen already, as its trial has them."""
+        if self.plan.sampler == "grid":
+            values = next(itertools.islice(grid_points(self.plan.space), number, None))
+            return {key: json.dumps(value) for key, value in values.items()}
+        trials = self._trials()
+        return _chosen(trials[number]) if number in trials else {}
 
 
 def start_sweep(plan: SweepPlan, folder: Path) -> SweepFolder:
@@ -200,21 +186,20 @@ def start_sweep(plan: SweepPlan, folder: Path) -> SweepFolder:
     created = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _opening(folder):
-            if (folder / PLAN_NAME).exists():
-                kept = read_plan(folder)
+        with locked(folder, _LOCK, wait=True):
+            kept = read_plan(folder) if (folder / PLAN_NAME).exists() else None
+            if kept is not None:
                 require_same_plan(plan, kept, folder)
-                if plan.points > kept.points:
-                    write_json(folder / PLAN_NAME, plan_as_json(plan))
-            else:
-                _require_empty(folder)
+            elif any(path.name != _LOCK and not is_unfinished(path) for path in folder.iterdir()):
+                raise InputError(f"output {folder} is not empty, and holds no sweep: choose another folder")
+            if kept is None or plan.points > kept.points:
                 write_json(folder / PLAN_NAME, plan_as_json(plan))
-            return _filled(folder)
     except OSError as error:
         for parent in created:
             with contextlib.suppress(OSError):
                 parent.rmdir()
         raise InputError(f"output {folder}: cannot be written ({error.strerror or error})") from None
+    return open_sweep(folder)
 
 
 def open_sweep(folder: Path) -> SweepFolder:
@@ -224,76 +209,63 @@ def open_sweep(folder: Path) -> SweepFolder:
         InputError: for a folder without one, a damaged one, and one that cannot be written.
     """
     read_plan(folder)
-    with writing(f"sweep {folder}"), _opening(folder):
-        return _filled(folder)
-
-
-def _filled(folder: Path) -> SweepFolder:
-    (folder / POINTS).mkdir(exist_ok=True)
-    try:
-        sweep = SweepFolder(folder)
-        sweep.fill()
-    except (ValueError, KeyError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{folder / JOURNAL_NAME}: damaged ({error})") from None
-    return sweep
+    with writing(f"sweep {folder}"), storing(folder), locked(folder, _LOCK, wait=True):
+        (folder / POINTS).mkdir(exist_ok=True)
+        return SweepFolder(folder)
 
 
 @contextlib.contextmanager
-def _opening(folder: Path) -> Iterator[None]:
-    """Hold the folder while it is filled; wait for another process that fills it."""
-    until = time.monotonic() + _OPENING
-    with contextlib.ExitStack() as held:
-        while True:
-            try:
-                held.enter_context(locked(folder, ".sweep.lock"))
-                break
-            except HeldByAnother:
-                if time.monotonic() > until:
-                    raise
-                time.sleep(0.1)
+def storing(folder: Path) -> Iterator[None]:
+    """Inside the block an error of the study's database becomes an OSError."""
+    try:
         yield
+    except (StorageInternalError, sqlalchemy.exc.SQLAlchemyError) as error:
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        raise OSError(f"{folder / STUDY_NAME}: {cause}") from None
 
 
-def _require_empty(folder: Path) -> None:
-    found = [path for path in folder.iterdir() if path.name != ".sweep.lock" and not is_unfinished(path)]
-    if found:
-        raise InputError(f"output {folder} is not empty, and holds no sweep: choose another folder")
+class _PointSampler(TPESampler):
+    """TPE whose draws depend on the sweep's seed, the point and the complete points, and not on the process.
+
+    Before it has enough complete points it draws at random: always, where the plan says so.
+    """
+
+    def __init__(self, plan: SweepPlan) -> None:
+        self._plan = plan
+        self._start(0)
+
+    def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
+        self._start(trial.user_attrs.get("point", 0))
+
+    def _start(self, point: int) -> None:
+        seed = int(np.random.SeedSequence([self._plan.sampler_seed, point]).generate_state(1)[0])
+        random = _RANDOM_FIRST if self._plan.sampler == "tpe" else sys.maxsize
+        super().__init__(seed=seed, multivariate=True, n_startup_trials=random)
 
 
-def _seed(plan: SweepPlan, number: int) -> int:
-    return int(np.random.SeedSequence([plan.sampler_seed, number]).generate_state(1)[0])
+def _suggest(trial: Trial, key: str, entry: list[Any] | dict[str, Any]) -> Any:
+    if isinstance(entry, list):
+        return json.loads(trial.suggest_categorical(key, [json.dumps(value) for value in entry]))
+    options = {name: value for name, value in entry.items() if value is not None}
+    return (trial.suggest_int if isinstance(entry["low"], int) else trial.suggest_float)(key, **options)
 
 
-def _distribution(entry: Choices | Range) -> BaseDistribution:
-    if isinstance(entry, Choices):
-        return CategoricalDistribution(entry.labels())
-    if isinstance(entry.low, int):
-        return IntDistribution(entry.low, int(entry.high), entry.log, int(entry.step or 1))
-    return FloatDistribution(entry.low, entry.high, entry.log, entry.step)
+def _chosen(trial: FrozenTrial) -> dict[str, Any]:
+    return trial.system_attrs.get("fixed_params", {}) | trial.params
 
 
-def _suggest(trial: optuna.trial.Trial, key: str, entry: Choices | Range) -> Any:
-    if isinstance(entry, Choices):
-        return json.loads(trial.suggest_categorical(key, entry.labels()))
-    if isinstance(entry.low, int):
-        step = int(entry.step or 1)
-        return trial.suggest_int(key, entry.low, int(entry.high), step=step, log=entry.log)
-    return trial.suggest_float(key, entry.low, entry.high, step=entry.step, log=entry.log)
+def _is_lost(trial: FrozenTrial) -> bool:
+    """True for a trial that ended with its worker, so that its point is free again."""
+    return trial.state == TrialState.FAIL and "error" not in trial.user_attrs
 
 
-def _labels(space: Space, point: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        key: json.dumps(value) if isinstance(space[key], Choices) else value for key, value in point.items()
-    }
-
-
-def _known_keys(space: Space, trial: FrozenTrial) -> dict[str, Any]:
-    """The values that are chosen: of a waiting trial those it was made with."""
-    chosen = trial.system_attrs.get("fixed_params", {}) | trial.params
-    return {
-        key: json.loads(chosen[key]) if isinstance(entry, Choices) else chosen[key]
-        for key, entry in space.items()
-        if key in chosen
-    }
+def _point(number: int, trial: FrozenTrial) -> SweepPoint:
+    keys = {k: json.loads(value) if isinstance(value, str) else value for k, value in _chosen(trial).items()}
+    attributes = trial.user_attrs
+    if trial.state == TrialState.COMPLETE:
+        return SweepPoint(number, keys, "complete", attributes["values"])
+    if "error" in attributes:
+        return SweepPoint(number, keys, "failed", error=attributes["error"])
+    return SweepPoint(number, keys, "begun" if trial.state == TrialState.RUNNING else "waiting")
