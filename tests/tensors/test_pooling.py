@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernel_attention import create_attention
-from kernel_attention.mechanisms.support_vector.token_convolution import convolve_grid, convolve_sequence
+from kernel_attention.tensors.convolution import convolve_grid, convolve_sequence
 from kernel_attention.tensors.padding import compaction, in_blocks
 from kernel_attention.tensors.pooling import pool, pool_mask, running_pool
 

@@ -145,10 +145,3 @@ def read_open_block(
     if weight is not None:
         rows = rows * factor * weight.mT[token % factor]
     return rows.masked_fill(~inside[..., None], 0.0).sum(dim=1, keepdim=True)
-
-
-def last_rows(x: Tensor, lengths: Tensor, size: int) -> Tensor:
-    """The last ``size`` of each sequence's real rows, zeros before its first: (B, N, d) -> (B, size, d)."""
-    index = lengths[:, None] - size + torch.arange(size, device=x.device)
-    rows = x.gather(1, index.clamp_min(0)[..., None].expand(-1, -1, x.size(2)))
-    return rows.masked_fill(index[..., None] < 0, 0.0)

@@ -20,7 +20,6 @@ from kernel_attention.mechanisms.support_vector.decoding import (
     SupportVectorState,
     add_to_block,
     empty_moments,
-    last_rows,
     read_moments,
     read_open_block,
     recentre_step,
@@ -38,6 +37,7 @@ from kernel_attention.mechanisms.support_vector.head_groups import (
 from kernel_attention.mechanisms.support_vector.kernels import KernelSpec, attention_kernel
 from kernel_attention.mechanisms.support_vector.token_convolution import ConvWeights, token_convolution
 from kernel_attention.memory_limit import require_parameters
+from kernel_attention.tensors.convolution import last_rows
 from kernel_attention.tensors.pooling import Pooling, pool, pool_mask, running_pool
 from kernel_attention.tensors.statistics import accumulation_dtype
 

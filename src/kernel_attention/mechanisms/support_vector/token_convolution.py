@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
 
 from kernel_attention.core.parameters import Device
 from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.memory_limit import require_parameters
+from kernel_attention.tensors.convolution import convolve_grid, convolve_sequence
 from kernel_attention.tensors.padding import zero_padding
-from kernel_attention.tensors.recompute import is_for_all_sizes
 
 ConvWeights = Literal["shared", "separate", "separable"]
 _KERNEL_SIZES = {"1d": 5, "2d": 2}  # of the paper's experiments
-_BLOCK, _ONE_BLOCK = 16, 96  # tokens in a block of a sequence, and in a sequence that is one block
 _WEIGHTS: tuple[ConvWeights, ...] = ("shared", "separate", "separable")
 
 
@@ -174,69 +171,3 @@ def token_convolution(
     if not isinstance(class_tokens, int) or class_tokens < 0:
         raise InputError(f"class_tokens={class_tokens!r} must be a whole number of at least 0")
     return TokenConvolution(channels, size, weights, (height, width), class_tokens, device, dtype)
-
-
-def convolve_sequence(x: Tensor, weight: Tensor, *, is_causal: bool = False) -> Tensor:
-    """y_i = sum_j weight_j x_{i - front + j}, where x is zero outside: (B, N, d) -> (B, N, d).
-
-    Args:
-        x: tokens.
-        weight: (s,) shared by the channels, or (d, s).
-        is_causal: front = s - 1, so that y_i reads x_0..x_i; otherwise front = s // 2: a kernel of even
-            length has its extra element in front.
-    """
-    size = weight.size(-1)
-    front = size - 1 if is_causal else size // 2
-    if not is_for_all_sizes():  # elsewhere one form serves all lengths
-        reach, front, back = _reach(size, front, x.size(1))
-        weight, size = weight[..., reach], front + 1 + back
-        if weight.dim() == 1:
-            return _convolve_blocks(x, weight, front)
-    padded = pad(x.contiguous(), (0, 0, front, size - 1 - front))
-    # A sum of shifts keeps the layout of the tokens; torch's own convolution wants the channels first.
-    length = x.size(1)
-    return _sum([padded[:, j : j + length] * weight[..., j] for j in range(size)]).to(x.dtype)
-
-
-def _convolve_blocks(x: Tensor, weight: Tensor, front: int) -> Tensor:
-    """The convolution as products of one banded matrix, (c, c + s - 1), with blocks that give c tokens each.
-
-    A product reads a block once, where s shifts read it s times, and more often for their gradients. Its
-    zeros cost less than that in blocks of 16 tokens; a short sequence is one block.
-    """
-    (batch, length, channels), size = x.shape, weight.size(0)
-    rows = length if length <= _ONE_BLOCK else max(_BLOCK, size - 1)
-    count = (length + rows - 1) // rows
-    if count == 1:
-        blocks = pad(x, (0, 0, front, size - 1 - front))
-    else:
-        parts = pad(x, (0, 0, front, (count + 1) * rows - length - front)).unflatten(1, (count + 1, rows))
-        blocks = torch.cat([parts[:, :-1], parts[:, 1:, : size - 1]], dim=2).flatten(0, 1)
-    # Row i of the matrix is the kernel after i zeros: rows longer by one number than the matrix, end to end.
-    band = pad(weight.to(x.dtype), (0, rows)).expand(rows, -1).flatten()[: rows * (rows + size - 1)]
-    out = torch.bmm(band.view(1, rows, -1).expand(blocks.size(0), -1, -1), blocks)
-    return out if count == 1 else out.view(batch, count * rows, channels)[:, :length]
-
-
-def convolve_grid(x: Tensor, weight: Tensor) -> Tensor:
-    """The same over a grid of tokens: x (B, H, W, d), weight (s, s) or (d, s, s) -> (B, H, W, d)."""
-    size, height, width = weight.size(-1), x.size(1), x.size(2)
-    rows, above, below = _reach(size, size // 2, height)
-    columns, left, right = _reach(size, size // 2, width)
-    weight = weight[..., rows, columns]
-    padded = pad(x.contiguous(), (0, 0, left, right, above, below))
-    shifts = itertools.product(range(above + 1 + below), range(left + 1 + right))
-    return _sum([padded[:, i : i + height, j : j + width] * weight[..., i, j] for i, j in shifts]).to(x.dtype)
-
-
-def _reach(size: int, front: int, length: int) -> tuple[slice, int, int]:
-    """The part of a kernel that reaches one token from another, and its elements in front and behind."""
-    before, behind = min(front, length - 1), min(size - 1 - front, length - 1)
-    return slice(front - before, front + behind + 1), before, behind
-
-
-def _sum(terms: list[Tensor]) -> Tensor:
-    total = terms[0]
-    for term in terms[1:]:
-        total = total + term
-    return total
