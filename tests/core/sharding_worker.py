@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import kernel_attention as ka
+from kernel_attention.models import EncoderLayer
 
 BATCH, HEADS, HEAD_DIM = 3, 2, 5
 EMBED_DIM = HEADS * HEAD_DIM
@@ -23,6 +24,16 @@ LENGTH = 23
 CUTS = {1: [LENGTH], 2: [8, LENGTH], 4: [8, 9, 14, LENGTH]}
 PRIMAL = {"rank": 4, "rank_multiplier": 2, "eta": 0.3}
 MULTILINEAR = {"rank": 3, "eta": 0.3}
+
+
+def convolved(embed_dim: int, num_heads: int, taps: int) -> EncoderLayer:
+    """An encoder layer whose short convolution is not the identity, as it is at first."""
+    attention = ka.LinearAttention(embed_dim, num_heads)
+    layer = EncoderLayer(attention, 2 * embed_dim, dropout=0.0, short_convolution=taps)
+    nn.init.normal_(layer.short_convolution.weight)
+    return layer
+
+
 LAYERS = {
     "primal": (ka.PrimalAttention, PRIMAL),
     "primal, sum": (ka.PrimalAttention, PRIMAL | {"objective_form": "sum"}),
@@ -63,11 +74,15 @@ LAYERS = {
         ka.SupportVectorAttention,
         {"kernel": "linear", "beta": 0.7, "learn_beta": True, "normalize": True, "factors": 1},
     ),
+    "1 tap": (convolved, {"taps": 1}),
+    "4 taps": (convolved, {"taps": 4}),
+    "13 taps, longer than a part": (convolved, {"taps": 13}),
 }  # fmt: skip
 CAUSAL = (
     "primal, data-independent", "primal, no running means", "linear", "linear, identity", "values",
     "values, keys", "values, rows", "multilinear", "multilinear, mean", "multilinear, diagonal",
     "multilinear, learnable", "multilinear, identity", "multilinear, core", "multilinear, no objective",
+    "1 tap", "4 taps", "13 taps, longer than a part",
 )  # fmt: skip
 
 

@@ -92,6 +92,10 @@ MODELS = {
         "stem='convolution' reads",
     ),
     "experts": (lambda: ka.models.SequenceEncoder(3, 16, experts=3, **SIZES), "experts reads tokens"),
+    "a grid": (
+        lambda: ka.models.EncoderLayer(ka.LinearAttention(8, 2), 8, short_convolution=3, grid_size=(4, 4)),
+        "short_convolution.*are a grid",
+    ),
     "language": (lambda: ka.models.CausalLanguageModel(11, 16, "linear", **SIZES), "of the first part"),
     "images": (lambda: ka.models.VisionTransformer(8, 4, 2, "linear", **SIZES), "of the first part"),
 }

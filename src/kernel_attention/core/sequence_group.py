@@ -13,6 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from kernel_attention.tensors.convolution import last_rows
+from kernel_attention.tensors.padding import real_first
+
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
@@ -44,6 +47,37 @@ class SequenceGroup:
         counts = self._gather(num_tokens)
         return counts[: self.rank].sum(dim=0), counts.sum(dim=0)
 
+    def neighbours(
+        self, x: Tensor, attention_mask: Tensor | None, before: int, after: int
+    ) -> tuple[Tensor, Tensor]:
+        """The real tokens next to this rank's part, zeros beyond the ends of the sequence.
+
+        Args:
+            x: this rank's part, (B, N, d).
+            attention_mask: (B, N), True = real token; None: all.
+            before: how many tokens before the part; all ranks ask for as many.
+            after: how many after it.
+
+        Returns:
+            (B, before, d) and (B, after, d). Every rank sends the ends of its part, of whatever length.
+        """
+        real = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+        real = real if attention_mask is None else attention_mask
+        own, count = _together(x, real)
+        counts = self._gather(count)[..., None]  # (ranks, B, 1)
+        ends = torch.cat([last_rows(own, count, before), _first_rows(own, count, after)], dim=1)
+        zeros = torch.zeros_like(ends)  # every rank adds its own ends to the zeros of the others
+        slots = torch.stack([ends if rank == self.rank else zeros for rank in range(self.size)])
+        lasts, firsts = self.total(slots).split([before, after], dim=2)
+        rank = torch.arange(self.size, device=x.device)[:, None, None]
+        place = torch.arange(max(before, after), device=x.device)
+        earlier = (rank < self.rank) & (place[:before] >= before - counts)
+        later = (rank > self.rank) & (place[:after] < counts)
+        lasts, firsts, earlier, later = (
+            each.transpose(0, 1).flatten(1, 2) for each in (lasts, firsts, earlier, later)
+        )
+        return last_rows(*_together(lasts, earlier), before), _first_rows(*_together(firsts, later), after)
+
     def _reduce(self, x: Tensor) -> Tensor:
         x = x.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(x, group=self.group)
@@ -59,6 +93,20 @@ class SequenceGroup:
 
     def __reduce__(self) -> tuple[Any, tuple[()]]:
         return type(None), ()
+
+
+def _together(x: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
+    """x (B, N, d) with the real tokens first and zeros behind them, and their number (B,)."""
+    order, _ = real_first(real)
+    moved = x.masked_fill(~real[..., None], 0.0).gather(1, order[..., None].expand_as(x))
+    return moved, real.sum(dim=1)
+
+
+def _first_rows(x: Tensor, count: Tensor, size: int) -> Tensor:
+    """The first ``size`` of the ``count`` (B,) real rows, zeros behind them: (B, N, d) -> (B, size, d)."""
+    index = torch.arange(size, device=x.device).expand(x.size(0), -1)
+    rows = x.gather(1, index.clamp_max(x.size(1) - 1)[..., None].expand(-1, -1, x.size(2)))
+    return rows.masked_fill((index >= count[:, None])[..., None], 0.0)
 
 
 class _Total(torch.autograd.Function):

@@ -11,6 +11,7 @@ from kernel_attention.models.positions import PositionClassifier
 from kernel_attention.models.segmenter import Segmenter
 from kernel_attention.models.sequence import SequenceEncoder
 from kernel_attention.models.sequence_classifier import SequenceClassifier
+from kernel_attention.models.short_convolution import ShortConvolution
 from kernel_attention.models.tokens import TokenClassifier, TokenEncoder, TokenPairClassifier
 from kernel_attention.models.vision import VisionTransformer
 
@@ -26,6 +27,7 @@ __all__ = [
     "Segmenter",
     "SequenceClassifier",
     "SequenceEncoder",
+    "ShortConvolution",
     "SlidingMemory",
     "SparseExperts",
     "StatePolicy",

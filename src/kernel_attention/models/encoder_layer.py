@@ -1,6 +1,7 @@
 """The layer that the encoders and the causal model are made of: attention and a feed-forward network.
 
-The feed-forward network may have attention among its channels.
+A short convolution may come before the attention, and the feed-forward network may have attention among its
+channels.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from kernel_attention.mechanisms import (
     make_attention,
 )
 from kernel_attention.models.experts import ACTIVATIONS, Activation, SparseExperts, feed_forward
+from kernel_attention.models.short_convolution import ShortConvolution
 from kernel_attention.tensors.dropout import Dropout
 
 
@@ -92,6 +94,10 @@ class EncoderLayer(nn.Module):
         experts: number of feed-forward networks of a sparse mixture; 0: one network, no mixture. See
             ``SparseExperts``.
         experts_per_token: networks that read a token, where there is a mixture.
+        short_convolution: taps of a depth-wise convolution of the attention's input, of any mechanism, which
+            starts as the identity; 0: none. See ``ShortConvolution``.
+        grid_size: (H, W) of a convolution over H rows of W tokens; None: it is along the sequence.
+        class_tokens: tokens in front of the grid, which are not convolved.
         device: where the parameters are made; None: the default device.
         dtype: the parameters' precision; None: the default one.
     """
@@ -109,6 +115,9 @@ class EncoderLayer(nn.Module):
         activation: Activation = "gelu",
         experts: int = 0,
         experts_per_token: int = 2,
+        short_convolution: int = 0,
+        grid_size: tuple[int, int] | None = None,
+        class_tokens: int = 0,
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -120,6 +129,11 @@ class EncoderLayer(nn.Module):
         self.norm_first = norm_first
         self.activation: Activation = activation
         self.attention = attention
+        self.short_convolution: ShortConvolution | None = None
+        if short_convolution:
+            self.short_convolution = ShortConvolution(
+                width, short_convolution, grid_size, class_tokens, **where
+            )
         self.linear1 = None if experts else nn.Linear(width, feedforward_dim, **where)
         self.linear2 = None if experts else nn.Linear(feedforward_dim, width, **where)
         self.experts: SparseExperts | None = None
@@ -134,17 +148,28 @@ class EncoderLayer(nn.Module):
         self.drop_path = StochasticDepth(drop_path)
         self.channel_attention = ChannelAttention(width, **where) if channel_attention else None
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if "short_convolution" not in self._modules:  # none, or pickled by a version that had none
+            self.short_convolution = None
+
     def forward(self, x: Tensor, attention_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         """(B, N, d) -> (B, N, d)."""
         if is_causal and self.channel_attention is not None:
             raise InputError("is_causal=True, but channel_attention=True reads every token of the sequence")
         options = {"attention_mask": attention_mask, "is_causal": is_causal}
-        return self.around(lambda inputs: self.attention(inputs, **options), x, attention_mask)
+
+        def attend(inputs: Tensor) -> Tensor:
+            if self.short_convolution is not None:
+                inputs = self.short_convolution(inputs, **options)
+            return self.attention(inputs, **options)
+
+        return self.around(attend, x, attention_mask)
 
     def around(
         self, attend: Callable[[Tensor], Tensor], x: Tensor, attention_mask: Tensor | None = None
     ) -> Tensor:
-        """The layer with ``attend`` instead of its attention, (B, ..., d) -> (B, ..., d)."""
+        """The layer with ``attend`` instead of convolution and attention, (B, ..., d) -> (B, ..., d)."""
         if self.norm_first:
             x = x + self.drop_path(self.dropout(attend(self.attention_input(x))))
             return x + self.drop_path(self._feedforward(self.norm2(x), attention_mask))
@@ -152,7 +177,7 @@ class EncoderLayer(nn.Module):
         return self.norm2(x + self.drop_path(self._feedforward(x, attention_mask)))
 
     def attention_input(self, x: Tensor) -> Tensor:
-        """The tensor that the attention reads, (B, N, d) -> (B, N, d)."""
+        """The tensor that the attention reads, or the convolution before it, (B, N, d) -> (B, N, d)."""
         return self.norm1(x) if self.norm_first else x
 
     def _feedforward(self, x: Tensor, attention_mask: Tensor | None) -> Tensor:

@@ -81,6 +81,8 @@ class SequenceEncoder(nn.Module):
         views: what the stem reads, one or more of "raw", "normalized" and "difference"; see ``series_views``.
         experts: networks of a sparse mixture in place of each feed-forward network; 0: no mixture.
         experts_per_token: networks of the mixture that read a token.
+        short_convolution: taps of a depth-wise convolution of each attention's input; 0: none. See
+            ``ShortConvolution``.
         device: where the parameters are made; None: the default device.
         dtype: the parameters' precision; None: the default one.
     """
@@ -112,6 +114,7 @@ class SequenceEncoder(nn.Module):
         views: Sequence[View] = ("raw",),
         experts: int = 0,
         experts_per_token: int = 2,
+        short_convolution: int = 0,
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -135,11 +138,14 @@ class SequenceEncoder(nn.Module):
         self._set_input(in_features, stem, stem_layers, dropout, **where)
         self._set_positions(positions, **where)
         shared = {"max_len": self.num_tokens, "dropout": dropout}
-        mixture: dict[str, Any] = {"experts": experts, "experts_per_token": experts_per_token}
+        parts: dict[str, Any] = {
+            "experts": experts, "experts_per_token": experts_per_token,
+            "short_convolution": short_convolution,
+        }  # fmt: skip
         self.has_experts = experts > 0
         self.layers = nn.ModuleList()
         for layer in create_attentions(attention, num_layers, embed_dim, num_heads, shared, **where):
-            self.layers.append(EncoderLayer(layer, feedforward_dim, dropout, norm_first, **mixture, **where))
+            self.layers.append(EncoderLayer(layer, feedforward_dim, dropout, norm_first, **parts, **where))
         self.norm = nn.LayerNorm(embed_dim, **where)
         if final_activation not in _FINAL_ACTIVATIONS:
             raise unknown("final_activation", final_activation, _FINAL_ACTIVATIONS)

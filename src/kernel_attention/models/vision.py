@@ -47,6 +47,8 @@ class VisionTransformer(nn.Module):
         drop_path: stochastic depth of the last layer; it grows linearly from 0 in the first (DeiT).
         channel_attention: whether channel attention weighs the feed-forward networks' output (FAN); see
             ``EncoderLayer``.
+        short_convolution: side K of a depth-wise convolution of each attention's input over the grid of
+            patches, K x K taps (the class token passes as it is); 0: none. See ``ShortConvolution``.
         pooling: "class": the head reads a class token in front of the patches; "mean": the patches' mean.
         device: where the parameters are made; None: the default device.
         dtype: the parameters' precision; None: the default one.
@@ -83,6 +85,7 @@ class VisionTransformer(nn.Module):
         dropout: float = 0.0,
         drop_path: float = 0.0,
         channel_attention: bool = False,
+        short_convolution: int = 0,
         pooling: Literal["class", "mean"] = "class",
         device: Device = None,
         dtype: torch.dtype | None = None,
@@ -102,7 +105,8 @@ class VisionTransformer(nn.Module):
             "num_outputs": num_outputs, "attention": attention, "in_channels": in_channels,
             "embed_dim": embed_dim, "num_heads": num_heads, "num_layers": num_layers,
             "feedforward_dim": feedforward_dim, "dropout": dropout, "drop_path": drop_path,
-            "channel_attention": channel_attention, "pooling": pooling,
+            "channel_attention": channel_attention, "short_convolution": short_convolution,
+            "pooling": pooling,
         }  # fmt: skip
         where: dict[str, Any] = {"device": device, "dtype": dtype}
         self.class_tokens = int(pooling == "class")
@@ -120,15 +124,13 @@ class VisionTransformer(nn.Module):
         self.register_parameter("class_token", token)
         self.positions = nn.Parameter(torch.empty(self.max_len, embed_dim, **where))
         self.dropout = Dropout(dropout)
-        known = {
-            "max_len": self.max_len, "grid_size": self.grid_size, "class_tokens": self.class_tokens,
-            "dropout": dropout,
-        }  # fmt: skip
+        grid: dict[str, Any] = {"grid_size": self.grid_size, "class_tokens": self.class_tokens}
+        known = {"max_len": self.max_len, **grid, "dropout": dropout}
         self.layers = nn.ModuleList(
             EncoderLayer(
                 layer, feedforward_dim, dropout, norm_first=True, norm_eps=NORM_EPS,
                 drop_path=drop_path * index / max(num_layers - 1, 1), channel_attention=channel_attention,
-                **where,
+                short_convolution=short_convolution, **grid, **where,
             )
             for index, layer in enumerate(
                 create_attentions(attention, num_layers, embed_dim, num_heads, known, **where)

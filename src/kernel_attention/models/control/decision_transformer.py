@@ -48,6 +48,8 @@ class DecisionTransformer(Policy):
         feedforward_dim: hidden width of the feed-forward networks.
         dropout: of embeddings and layers, and of the attention weights where a mechanism has them.
         activation: of the feed-forward networks, "relu" as released, or "gelu".
+        short_convolution: taps of a depth-wise convolution of each attention's input; 0: none. See
+            ``ShortConvolution``.
         device: where the parameters are made; None: the default device.
         dtype: the parameters' precision; None: the default one.
 
@@ -73,6 +75,7 @@ class DecisionTransformer(Policy):
         feedforward_dim: int = 512,
         dropout: float = 0.1,
         activation: Literal["gelu", "relu"] = "relu",
+        short_convolution: int = 0,
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -102,8 +105,11 @@ class DecisionTransformer(Policy):
         for layer in create_attentions(attention, num_layers, embed_dim, num_heads, shared, **where):
             require_causal_form(layer, layer.mechanism_name)
             self.layers.append(
-                EncoderLayer(layer, feedforward_dim, dropout, True, activation=activation, **where)
-            )
+                EncoderLayer(
+                    layer, feedforward_dim, dropout, True, activation=activation,
+                    short_convolution=short_convolution, **where,
+                )
+            )  # fmt: skip
         self.norm = nn.LayerNorm(embed_dim, **where)
         self.head = nn.Linear(embed_dim, action_dim, **where)
 

@@ -54,6 +54,8 @@ class CausalLanguageModel(nn.Module):
         tied: whether the logits use the weights of the embedding (Press & Wolf 2017).
         experts: networks of a sparse mixture in place of each feed-forward network; 0: no mixture.
         experts_per_token: networks of the mixture that read a token.
+        short_convolution: taps of a depth-wise convolution of each attention's input; 0: none. See
+            ``ShortConvolution``.
         device: where the parameters are made; None: the default device.
         dtype: the parameters' precision; None: the default one.
 
@@ -82,6 +84,7 @@ class CausalLanguageModel(nn.Module):
         tied: bool = True,
         experts: int = 0,
         experts_per_token: int = 2,
+        short_convolution: int = 0,
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -98,11 +101,14 @@ class CausalLanguageModel(nn.Module):
         nn.init.normal_(self.embedding.weight, std=_DEVIATION)
         self._set_positions(positions, embed_dim, **where)
         shared = {"max_len": max_len, "dropout": dropout}
-        mixture: dict[str, Any] = {"experts": experts, "experts_per_token": experts_per_token}
+        parts: dict[str, Any] = {
+            "experts": experts, "experts_per_token": experts_per_token,
+            "short_convolution": short_convolution,
+        }  # fmt: skip
         self.layers = nn.ModuleList()
         for layer in create_attentions(attention, num_layers, embed_dim, num_heads, shared, **where):
             require_causal_form(layer, layer.mechanism_name)
-            self.layers.append(EncoderLayer(layer, feedforward_dim, dropout, norm_first, **mixture, **where))
+            self.layers.append(EncoderLayer(layer, feedforward_dim, dropout, norm_first, **parts, **where))
         self.norm = nn.LayerNorm(embed_dim, **where) if norm_first else nn.Identity()
         self.dropout = Dropout(dropout)
         self.output_bias = nn.Parameter(torch.empty(vocabulary_size, **where))

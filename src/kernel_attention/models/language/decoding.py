@@ -2,13 +2,14 @@
 
 A layer with a recurrent form (``initial_state`` and ``step``) is decoded by that form. Any other keeps its
 inputs and attends to all of them again: the output is the same, and time and memory grow with the text.
+A short convolution before it remembers its last inputs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +24,7 @@ class DecodingState:
 
     Args:
         position: tokens read, one number where all texts have equally many, or (B,) int64.
-        layers: the state of every layer: its mechanism's own, or ``Prefix``.
+        layers: the state of every layer: its mechanism's own, or ``Prefix``; see ``Convolved`` too.
     """
 
     position: int | Tensor
@@ -51,6 +52,18 @@ class Prefix:
         return Prefix(whole, torch.cat([self.attention_mask, real], dim=1))
 
 
+class Convolved(NamedTuple):
+    """The state of a layer with a short convolution of K taps.
+
+    Attributes:
+        window: the last K - 1 inputs of the convolution, (B, K - 1, d).
+        attention: the state of the attention.
+    """
+
+    window: Tensor
+    attention: Any
+
+
 def is_recurrent(attention: Any) -> bool:
     """True where a layer decodes with a state of its own."""
     return bool(attention.supports(decoding=True))
@@ -58,9 +71,15 @@ def is_recurrent(attention: Any) -> bool:
 
 def initial_state(model: nn.Module, batch_size: int) -> DecodingState:
     """The state before the first token of a model that has ``layers``."""
-    mechanisms: list[Any] = [layer.attention for layer in model.layers]  # type: ignore[union-attr]
-    states = [one.initial_state(batch_size) if is_recurrent(one) else Prefix() for one in mechanisms]
-    return DecodingState(0, tuple(states))
+    layers: list[Any] = list(model.layers)  # type: ignore[arg-type]
+    return DecodingState(0, tuple(_initial_state(layer, batch_size) for layer in layers))
+
+
+def _initial_state(layer: EncoderLayer, batch_size: int) -> Any:
+    attention = layer.attention
+    state = attention.initial_state(batch_size) if is_recurrent(attention) else Prefix()
+    convolution = layer.short_convolution
+    return state if convolution is None else Convolved(convolution.initial_window(batch_size), state)
 
 
 def step_through(layers: nn.ModuleList, x: Tensor, states: Iterable[Any]) -> tuple[Tensor, tuple[Any, ...]]:
@@ -70,10 +89,18 @@ def step_through(layers: nn.ModuleList, x: Tensor, states: Iterable[Any]) -> tup
 
 @torch.no_grad()
 def state_after(layer: EncoderLayer, x: Tensor, attention_mask: Tensor | None) -> Any:
-    """The state of a layer's attention after the beginning of a text, whose tokens reach the layer as x."""
-    x = layer.attention_input(x)
-    if is_recurrent(layer.attention):
-        return layer.attention.state_after(x, attention_mask)
+    """The state of a layer after the beginning of a text, whose tokens reach the layer as x."""
+    x, convolution = layer.attention_input(x), layer.short_convolution
+    if convolution is None:
+        return _attention_after(layer.attention, x, attention_mask)
+    window = convolution.window_after(x, attention_mask)
+    x = convolution(x, attention_mask, is_causal=True)
+    return Convolved(window, _attention_after(layer.attention, x, attention_mask))
+
+
+def _attention_after(attention: Any, x: Tensor, attention_mask: Tensor | None) -> Any:
+    if is_recurrent(attention):
+        return attention.state_after(x, attention_mask)
     return Prefix(x.detach(), attention_mask)
 
 
@@ -124,12 +151,17 @@ def _refuse_gradient(gradient: Tensor) -> None:
 def _through(
     layer: EncoderLayer, x: Tensor, state: Any, attend: Callable[[Any, Tensor, Any], tuple[Tensor, Any]]
 ) -> tuple[Tensor, Any]:
-    """An encoder layer's forward that also carries the state of its attention."""
-    after = None
+    """An encoder layer's forward that also carries its state."""
+    after: Any = None
 
     def attention(inputs: Tensor) -> Tensor:
         nonlocal after
-        y, after = attend(layer.attention, inputs, state)
+        if layer.short_convolution is None:
+            y, after = attend(layer.attention, inputs, state)
+            return y
+        inputs, window = layer.short_convolution.read_on(inputs, state.window)
+        y, own = attend(layer.attention, inputs, state.attention)
+        after = Convolved(window, own)
         return y
 
     return layer.around(attention, x), after

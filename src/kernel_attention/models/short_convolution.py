@@ -1,0 +1,155 @@
+"""A short convolution in front of the attention of an encoder layer.
+
+Legend: B sequences, N tokens, d channels, K taps.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from kernel_attention.core.decoding import whole_lengths
+from kernel_attention.core.parameters import Device
+from kernel_attention.core.sequence_group import SequenceGroup
+from kernel_attention.core.validation import require_positive
+from kernel_attention.errors import InputError
+from kernel_attention.memory_limit import require_parameters
+from kernel_attention.tensors.convolution import convolve_grid, convolve_sequence, last_rows
+from kernel_attention.tensors.padding import compaction, zero_padding
+
+
+class ShortConvolution(nn.Module):
+    """The tokens, and added to them a depth-wise convolution of each with its neighbours.
+
+    With a kernel w_c of K taps for every channel c, and x zero beyond the ends of the sequence,
+
+        y_ic = x_ic + sum_j w_cj x_{i - front + j, c},    j = 0..K-1,
+
+    where front is K - 1 in causal attention, and K // 2 otherwise: an even number of taps has its extra one
+    in front. All w start at zero, so the module is the identity at first.
+
+    Attention by content cannot say "the token before this one" unless its positions and its kernel are sharp
+    enough. A short convolution gives every token its neighbours directly, which linear attention needs for
+    recall: Arora et al. 2023, Zoology (arXiv 2312.04927), after the shift of H3 (Fu et al. 2023).
+
+    Args:
+        channels: d.
+        kernel_size: K; over a grid, the side of a kernel of K x K taps.
+        grid_size: (H, W), the tokens being H rows of W; None: a sequence.
+        class_tokens: tokens in front of the grid, which pass as they are.
+        device: where the kernels are made; None: the default device.
+        dtype: the kernels' precision; None: the default one.
+    """
+
+    sequence_group: SequenceGroup | None = None
+
+    def __init__(
+        self,
+        channels: int,
+        kernel_size: int,
+        grid_size: tuple[int, int] | None = None,
+        class_tokens: int = 0,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        require_positive(short_convolution=kernel_size)
+        shape = (channels, *[kernel_size] * (1 if grid_size is None else 2))
+        require_parameters(
+            f"short_convolution={kernel_size}",
+            channels * kernel_size ** (len(shape) - 1),
+            "lower short_convolution",
+        )
+        self.kernel_size = kernel_size
+        self.grid_size = grid_size
+        self.class_tokens = class_tokens
+        self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set every kernel to zero, as in a new module, which is the identity."""
+        nn.init.zeros_(self.weight)
+
+    def forward(self, x: Tensor, attention_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        """(B, N, d) -> (B, N, d).
+
+        Args:
+            x: the tokens.
+            attention_mask: (B, N), True = real token. The neighbours of a token are real ones: a sequence
+                gives what its real tokens give alone, wherever its padding stands.
+            is_causal: whether token i reads x[:, :i + 1] only.
+
+        Raises:
+            InputError: for a grid that is to be causal, or has other tokens than its own.
+        """
+        if self.grid_size is not None:
+            return self._over_grid(zero_padding(x, attention_mask), is_causal)
+        x = zero_padding(x, attention_mask)
+        if self.sequence_group is not None and self.kernel_size > 1:
+            return x + self._convolve_part(x, attention_mask, is_causal, self.sequence_group)
+        return x + self._convolve(x, attention_mask, is_causal)
+
+    def initial_window(self, batch_size: int) -> Tensor:
+        """The inputs that a causal convolution remembers before the first token, (B, K - 1, d) zeros."""
+        return self.weight.new_zeros(batch_size, self.kernel_size - 1, self.weight.size(0))
+
+    def window_after(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """The last K - 1 real tokens of x (B, N, d), zeros before its first: (B, K - 1, d)."""
+        if attention_mask is None:
+            return last_rows(x, whole_lengths(x, None), self.kernel_size - 1)
+        moved = compaction(attention_mask)
+        x = zero_padding(x, attention_mask)
+        real = attention_mask.sum(dim=1)
+        return last_rows(x if moved is None else moved.apply(x), real, self.kernel_size - 1)
+
+    def read_on(self, x: Tensor, window: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens after those of ``window``, (B, N, d) or (B, d) -> causal outputs, and the next window."""
+        if x.dim() == 2:
+            y, window = self.read_on(x[:, None], window)
+            return y[:, 0], window
+        seen = torch.cat([window, x], dim=1)
+        y = convolve_sequence(seen, self.weight, is_causal=True)[:, window.size(1) :]
+        return x + y.to(x.dtype), seen[:, x.size(1) :]
+
+    def why_not_sharded(self, is_causal: bool) -> str | None:
+        """A grid is not cut into parts; the parts of a sequence lend one another their ends."""
+        is_grid = self.grid_size is not None
+        return f"short_convolution={self.kernel_size}: its tokens are a grid" if is_grid else None
+
+    def _convolve(self, x: Tensor, attention_mask: Tensor | None, is_causal: bool) -> Tensor:
+        """The convolution of the real tokens; padded ones are zero."""
+        moved = None if attention_mask is None else compaction(attention_mask)
+        y = convolve_sequence(x if moved is None else moved.apply(x), self.weight, is_causal=is_causal)
+        return y if moved is None else moved.undo(y)
+
+    def _convolve_part(
+        self, x: Tensor, attention_mask: Tensor | None, is_causal: bool, group: SequenceGroup
+    ) -> Tensor:
+        """``_convolve`` of a rank's part between the ends of the parts beside it."""
+        before = self.kernel_size - 1 if is_causal else self.kernel_size // 2
+        first, last = group.neighbours(x, attention_mask, before, self.kernel_size - 1 - before)
+        if attention_mask is not None:
+            ones = attention_mask.new_ones(x.size(0), self.kernel_size - 1)
+            attention_mask = torch.cat([ones[:, :before], attention_mask, ones[:, before:]], dim=1)
+        y = self._convolve(torch.cat([first, x, last], dim=1), attention_mask, is_causal)
+        return y[:, before : before + x.size(1)]
+
+    def _over_grid(self, x: Tensor, is_causal: bool) -> Tensor:
+        assert self.grid_size is not None
+        height, width = self.grid_size
+        if is_causal:
+            raise InputError("is_causal=True, but a short convolution over a grid has no causal form")
+        if x.size(1) != self.class_tokens + height * width:
+            raise InputError(
+                f"sequence length {x.size(1)} must be class_tokens={self.class_tokens} plus the tokens of "
+                f"grid_size={self.grid_size}, {height * width}"
+            )
+        first, patches = x[:, : self.class_tokens], x[:, self.class_tokens :]
+        grid = convolve_grid(patches.unflatten(1, self.grid_size), self.weight)
+        patches = patches + grid.flatten(1, 2)
+        return torch.cat([first, patches], dim=1) if self.class_tokens else patches
+
+    def extra_repr(self) -> str:
+        """The sizes, for print(model)."""
+        grid = f", grid_size={self.grid_size}, class_tokens={self.class_tokens}" if self.grid_size else ""
+        return f"{self.weight.size(0)}, kernel_size={self.kernel_size}{grid}"
