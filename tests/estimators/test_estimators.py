@@ -208,9 +208,24 @@ def test_copies_and_pickles_predict_the_same(estimator, ragged, duplicate):
     assert (duplicate(estimator).predict(X) == estimator.predict(X)).all()
 
 
+def test_a_short_convolution_is_learnt_and_saved(estimator, ragged, tmp_path):
+    X, labels, values = ragged
+    plain = copy.deepcopy(estimator).fit(X, target(estimator, labels, values))
+    estimator.set_params(short_convolution=3).fit(X, target(estimator, labels, values))
+    kernel = estimator.model_.encoder.layers[0].short_convolution.weight
+    assert kernel.shape == (8, 3)
+    assert kernel.abs().max() > 0
+    assert (estimator.transform(X) != plain.transform(X)).any()
+    estimator.save(tmp_path / "fitted")
+    loaded = type(estimator).load(tmp_path / "fitted")
+    assert loaded.short_convolution == 3
+    assert (loaded.predict(X) == estimator.predict(X)).all()
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"short_convolution": -1}, "short_convolution=-1"),
         ({"attention": "primle"}, "did you mean 'primal'"),
         ({"attention_options": {"rnak": 3}}, "did you mean 'rank'"),
         ({"attention_options": {"rank": 0}}, "rank=0 must be"),

@@ -82,6 +82,7 @@ def padded(batch: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         {"patch_len": 4, "pooling": "attention"},
         {"views": ("raw", "normalized", "difference"), "pooling": "mean_max"},
         {"experts": 3, "positions": "convolutional"},
+        {"short_convolution": 4},
     ],
     ids=str,
 )
@@ -141,6 +142,18 @@ def test_a_program_keeps_its_facts_and_leaves_its_inputs_alone(onnx):
     state = step.initial_state(2)
     step(torch.tensor([3, 4]), state)
     assert not any(tensor.any() for tensor in state)
+
+
+def test_a_step_behind_a_short_convolution_is_exported():
+    torch.manual_seed(0)
+    model = CausalLanguageModel(17, LENGTH, "linear", **SIZES, short_convolution=4).eval()
+    torch.nn.init.normal_(model.layers[0].short_convolution.weight)
+    program, text = export_step(model).module(), torch.randint(17, (3, LENGTH))
+    state, logits = CausalStep(model).initial_state(3), []
+    for token in text.unbind(1):
+        found, state = program(tokens=token, state=state)
+        logits.append(found)
+    torch.testing.assert_close(torch.stack(logits, dim=1), model(text), rtol=1e-4, atol=1e-5)
 
 
 def test_what_cannot_be_exported_is_refused_in_one_line():

@@ -9,7 +9,7 @@ import torch
 
 import kernel_attention as ka
 from kernel_attention.core.decoding import state_bytes
-from kernel_attention.models import generate
+from kernel_attention.models import ShortConvolution, generate
 
 # Different primes, so that a swapped axis cannot pass.
 BATCH, LENGTH, VOCABULARY, CHANNELS, CLASSES = 3, 11, 31, 5, 2
@@ -40,7 +40,11 @@ def hugging_face(transformers, monkeypatch):
 def build(hugging_face, kind, **changes):
     torch.manual_seed(0)
     config = hugging_face.KernelAttentionConfig(**{**SIZES, **KINDS[kind], **changes})
-    return getattr(hugging_face, f"KernelAttentionFor{kind}")(config).eval()
+    model = getattr(hugging_face, f"KernelAttentionFor{kind}")(config).eval()
+    for module in model.modules():
+        if isinstance(module, ShortConvolution):  # the identity at first
+            torch.nn.init.normal_(module.weight)
+    return model
 
 
 def inputs_of(kind):
@@ -98,8 +102,29 @@ def test_it_writes_what_our_own_generation_writes(hugging_face, attention):
     assert torch.equal(model.generate(prompt, use_cache=False, **call)[:, LENGTH:], expected)
 
 
-def test_prompts_of_different_length_are_continued_as_alone(hugging_face):
-    model = build(hugging_face, "CausalLM")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_short_convolution_is_saved_and_loaded(hugging_face, kind, tmp_path):
+    model, inputs = build(hugging_face, kind, short_convolution=3), inputs_of(kind)
+    model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path)
+    assert loaded.config.short_convolution == 3
+    assert torch.equal(loaded(**inputs).logits, model(**inputs).logits)
+    plain = build(hugging_face, kind)
+    plain.load_state_dict(model.state_dict(), strict=False)
+    assert not torch.allclose(plain(**inputs).logits, model(**inputs).logits)
+
+
+@pytest.mark.parametrize("name", [mechanism.name for mechanism in ka.list_attention() if mechanism.causal])
+def test_text_is_continued_behind_a_short_convolution_as_without_states(hugging_face, name):
+    model = build(hugging_face, "CausalLM", attention=[name, "linear"], short_convolution=4)
+    prompt, call = inputs_of("CausalLM")["input_ids"][:, :2], {"max_new_tokens": 6, "do_sample": False}
+    found = model.generate(prompt, **call)
+    assert torch.equal(found, model.generate(prompt, use_cache=False, **call))
+
+
+@pytest.mark.parametrize("taps", [0, 4])
+def test_prompts_of_different_length_are_continued_as_alone(hugging_face, taps):
+    model = build(hugging_face, "CausalLM", short_convolution=taps)
     tokens, call = inputs_of("CausalLM")["input_ids"], {"max_new_tokens": 5, "do_sample": False}
     lengths = (LENGTH, 7, 2)
     padded = torch.full_like(tokens, VOCABULARY + 6)  # a number that no embedding has
@@ -112,15 +137,18 @@ def test_prompts_of_different_length_are_continued_as_alone(hugging_face):
         assert torch.equal(together[row], alone)
 
 
-def test_beams_with_the_states_are_those_without(hugging_face):
-    model = build(hugging_face, "CausalLM", attention=["linear", "softmax"])
+@pytest.mark.parametrize("taps", [0, 4])
+def test_beams_with_the_states_are_those_without(hugging_face, taps):
+    model = build(hugging_face, "CausalLM", attention=["linear", "softmax"], short_convolution=taps)
     prompt = inputs_of("CausalLM")["input_ids"][:2]
     call = {"max_new_tokens": 7, "num_beams": 3, "num_return_sequences": 2, "do_sample": False}
     assert torch.equal(model.generate(prompt, **call), model.generate(prompt, use_cache=False, **call))
 
 
-def test_the_cache_of_a_recurrent_model_does_not_grow_and_continues_a_text(hugging_face):
-    model = build(hugging_face, "CausalLM", attention=["linear", {"primal": {"data_dependent": False}}])
+@pytest.mark.parametrize("taps", [0, 4])
+def test_the_cache_of_a_recurrent_model_does_not_grow_and_continues_a_text(hugging_face, taps):
+    attention = ["linear", {"primal": {"data_dependent": False}}]
+    model = build(hugging_face, "CausalLM", attention=attention, short_convolution=taps)
     prompt = inputs_of("CausalLM")["input_ids"]
     call = {"do_sample": False, "return_dict_in_generate": True}
     short, long = (model.generate(prompt, max_new_tokens=count, **call) for count in (4, 9))

@@ -10,8 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from kernel_attention.models import EncoderLayer
 from kernel_attention_lab.reporting import write_report
 from kernel_attention_lab.runs.saved import load_run
+from kernel_attention_lab.tasks.registry import build_model
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 KINDS = sorted(path.parent.name for path in FIXTURES.glob("*/predictions.json"))
@@ -56,6 +58,22 @@ def same(found, expected, tolerance):
     if isinstance(expected, float):
         return abs(found - expected) <= tolerance * max(1.0, abs(expected))
     return found == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_recipe_of_every_kind_of_task_can_ask_for_a_short_convolution(kind):
+    """The model then starts as the trained one without: only the kernels are missing in its weights."""
+    run = load_run(FIXTURES / kind / "run")
+    plain, model = run.model(), build_model(run.with_keys({"short_convolution": 3}).recipe, run.facts)
+    missing = model.load_state_dict(plain.state_dict(), strict=False).missing_keys
+    layers = sum(isinstance(module, EncoderLayer) for module in plain.modules())
+    assert layers
+    assert len(missing) == layers
+    assert all(name.endswith("short_convolution.weight") for name in missing)
+    call = load_file(FIXTURES / kind / "call.safetensors")
+    inputs = [call[name] for name in sorted(call) if name != "outputs"]
+    with torch.no_grad():
+        assert torch.equal(model.eval()(*inputs), plain(*inputs))
 
 
 @pytest.mark.parametrize("kind", ["decisions", "segmentation"])

@@ -22,6 +22,7 @@ def test_a_model_is_the_one_of_a_run_with_the_same_seed(tmp_path):
     X, y = load_japanese_vowels(split="train")
     shared |= {"label_smoothing": 0.1, "schedule": "cosine", "augmentation": ["jitter", "window"]}
     shared |= {"optimizer": "adamw", "learning_rate": 1e-3, "weight_decay": 0.01, "patch_len": 2}
+    shared |= {"short_convolution": 3}
     shared |= {"stem": "convolution", "positions": "fixed", "pooling": "mean_max", "views": ["raw"]}
     train(Recipe("JapaneseVowels", seeds=[3], **shared), tmp_path / "run", progress=False)
     single = {"n_estimators": 1, "calibrate": False, "warmup": 0.0}

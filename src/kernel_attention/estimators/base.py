@@ -57,6 +57,7 @@ class AttentionEstimator(TransformerMixin, BaseEstimator):
         num_layers: int = 2,
         feedforward_dim: int = 128,
         dropout: float = 0.1,
+        short_convolution: int = 0,
         stem: Stem | Sequence[Stem] | None = None,
         stem_layers: int = 3,
         patch_len: int = 0,
@@ -99,6 +100,7 @@ class AttentionEstimator(TransformerMixin, BaseEstimator):
         self.num_layers = num_layers
         self.feedforward_dim = feedforward_dim
         self.dropout = dropout
+        self.short_convolution = short_convolution
         self.stem = stem
         self.stem_layers = stem_layers
         self.patch_len = patch_len

@@ -45,6 +45,8 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):
         num_layers: encoder layers.
         feedforward_dim: hidden width of the feed-forward networks.
         dropout: dropout probability.
+        short_convolution: taps of a depth-wise convolution of the tokens in front of every attention, which
+            starts as the identity; 0: none. See ``kernel_attention.models.ShortConvolution``.
         stem: how steps become tokens: a "linear" projection, multi-scale "convolution", or "rocket", random
             convolutions (MiniRocket's) counted over patches. A list of these is used in turn by the members.
             None: "rocket", and "convolution" in the second of every three members where no series has more

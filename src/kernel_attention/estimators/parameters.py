@@ -31,8 +31,9 @@ _LONGEST_LEARNT = 2 * LARGEST_NUMBER_OF_TOKENS["convolution"]  # steps of a seri
 _OF_ALL = ("optimizer", "schedule", "gradient_clip", "patience", "accelerator")
 _OF_A_MEMBER = (
     "attention", "attention_options", "embed_dim", "num_heads", "num_layers", "feedforward_dim", "dropout",
-    "stem", "stem_layers", "patch_len", "views", "positions", "pooling", "readout", "epochs", "batch_size",
-    "learning_rate", "weight_decay", "warmup", "label_smoothing", "augmentation", "mixup", "ema_decay",
+    "short_convolution", "stem", "stem_layers", "patch_len", "views", "positions", "pooling", "readout",
+    "epochs", "batch_size", "learning_rate", "weight_decay", "warmup", "label_smoothing", "augmentation",
+    "mixup", "ema_decay",
 )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from kernel_attention.core.decoding import whole_lengths
 from kernel_attention.core.parameters import Device
@@ -82,12 +83,12 @@ class ShortConvolution(nn.Module):
         Raises:
             InputError: for a grid that is to be causal, or has other tokens than its own.
         """
+        real = zero_padding(x, attention_mask)
         if self.grid_size is not None:
-            return self._over_grid(zero_padding(x, attention_mask), is_causal)
-        x = zero_padding(x, attention_mask)
+            return x + self._over_grid(real, is_causal)
         if self.sequence_group is not None and self.kernel_size > 1:
-            return x + self._convolve_part(x, attention_mask, is_causal, self.sequence_group)
-        return x + self._convolve(x, attention_mask, is_causal)
+            return x + self._convolve_part(real, attention_mask, is_causal, self.sequence_group)
+        return x + self._convolve(real, attention_mask, is_causal)
 
     def initial_window(self, batch_size: int) -> Tensor:
         """The inputs that a causal convolution remembers before the first token, (B, K - 1, d) zeros."""
@@ -144,10 +145,9 @@ class ShortConvolution(nn.Module):
                 f"sequence length {x.size(1)} must be class_tokens={self.class_tokens} plus the tokens of "
                 f"grid_size={self.grid_size}, {height * width}"
             )
-        first, patches = x[:, : self.class_tokens], x[:, self.class_tokens :]
-        grid = convolve_grid(patches.unflatten(1, self.grid_size), self.weight)
-        patches = patches + grid.flatten(1, 2)
-        return torch.cat([first, patches], dim=1) if self.class_tokens else patches
+        grid = x[:, self.class_tokens :].unflatten(1, self.grid_size)
+        y = convolve_grid(grid, self.weight).flatten(1, 2)
+        return pad(y, (0, 0, self.class_tokens, 0)) if self.class_tokens else y
 
     def extra_repr(self) -> str:
         """The sizes, for print(model)."""

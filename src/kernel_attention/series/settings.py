@@ -76,6 +76,7 @@ class MemberSettings(SeriesTraining):
         num_layers: encoder layers.
         feedforward_dim: hidden width of the feed-forward networks.
         dropout: dropout probability.
+        short_convolution: as in ``SequenceEncoder``.
         positions: as in ``SequenceEncoder``.
         stem: how steps become tokens: a linear projection, multi-scale convolutions, or random ones (rocket).
         stem_layers: blocks of the convolution stem.
@@ -103,6 +104,7 @@ class MemberSettings(SeriesTraining):
     num_layers: Annotated[int, Field(ge=1, le=10_000)] = 2  # a list of them is made before any other check
     feedforward_dim: Count = 128
     dropout: Probability = 0.1
+    short_convolution: Whole = 0
     positions: Literal["learnt", "learnt_normal", "fixed", "time_absolute", "convolutional", "none"] = (
         "time_absolute"
     )
@@ -140,8 +142,9 @@ class MemberSettings(SeriesTraining):
     def encoder_options(self) -> dict[str, Any]:
         """The fields that ``kernel_attention.models.SequenceClassifier`` takes."""
         names = (
-            "attention", "embed_dim", "num_heads", "num_layers", "feedforward_dim", "dropout", "positions",
-            "stem", "stem_layers", "patch_len", "views", "pooling", "readout",
+            "attention", "embed_dim", "num_heads", "num_layers", "feedforward_dim", "dropout",
+            "short_convolution", "positions", "stem", "stem_layers", "patch_len", "views", "pooling",
+            "readout",
         )  # fmt: skip
         return {name: getattr(self, name) for name in names}
 

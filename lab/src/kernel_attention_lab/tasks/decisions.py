@@ -135,7 +135,7 @@ class DecisionRecipe(StepRecipe):
         """The keys that ``kernel_attention.models.DecisionTransformer`` takes."""
         names = (
             "attention", "embed_dim", "num_heads", "num_layers", "feedforward_dim", "dropout", "context",
-            "activation", "return_scale",
+            "activation", "return_scale", "short_convolution",
         )  # fmt: skip
         return {name: getattr(self, name) for name in names}
 

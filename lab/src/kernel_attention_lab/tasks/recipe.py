@@ -65,6 +65,8 @@ class BaseRecipe(ABC):
         positions: learnt, learnt_normal (larger at first), fixed, time_absolute, convolutional (relative) or
             none; language models have learnt or fixed ones, others say which they take.
         norm_first: pre-norm layers.
+        short_convolution: taps of a depth-wise convolution of each attention's input, causal where the model
+            is, which starts as the identity; over the grid of patches in models of images. 0: none.
         batch_size: sequences per step, on each device and in each pass.
         optimizer: radam, adam or adamw.
         learning_rate: the constant rate, or the largest of the schedule.
@@ -108,6 +110,7 @@ class BaseRecipe(ABC):
         "learnt"
     )
     norm_first: bool = False
+    short_convolution: Whole = 0
     batch_size: Count = 16
     optimizer: Literal["radam", "adam", "adamw"] = "radam"
     learning_rate: Positive = 1e-3
@@ -246,7 +249,7 @@ class BaseRecipe(ABC):
         """The fields that ``kernel_attention.models.SequenceEncoder`` takes."""
         names = (
             "attention", "embed_dim", "num_heads", "num_layers", "feedforward_dim", "dropout", "positions",
-            "norm_first",
+            "norm_first", "short_convolution",
         )  # fmt: skip
         return {name: getattr(self, name) for name in names}
 
@@ -416,7 +419,7 @@ class VisionRecipe(EpochRecipe):
         """The keys that ``kernel_attention.models.vision.VisionTransformer`` takes."""
         names = (
             "patch_size", "attention", "embed_dim", "num_heads", "num_layers", "feedforward_dim", "dropout",
-            "drop_path", "pooling", "channel_attention",
+            "drop_path", "pooling", "channel_attention", "short_convolution",
         )  # fmt: skip
         return {name: getattr(self, name) for name in names}
 

@@ -40,6 +40,7 @@ from kernel_attention_lab.tasks.vision import VisionExperiment, channel_statisti
 _POWER = 0.9  # of the schedule
 _OF_A_CLASSIFIER = (
     "patch_size", "embed_dim", "num_heads", "num_layers", "feedforward_dim", "channel_attention", "pooling",
+    "short_convolution",
 )  # fmt: skip
 _METRICS = ("mean_iou", "mean_accuracy", "pixel_accuracy")
 _MEASURED = 200  # training images whose statistics standardise the input

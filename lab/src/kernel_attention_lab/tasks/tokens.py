@@ -39,7 +39,7 @@ from kernel_attention_lab.tasks.registry import register_task
 _DIAGNOSED_AT_ONCE = 4
 _OF_A_LANGUAGE_MODEL = (
     "embed_dim", "num_heads", "num_layers", "feedforward_dim", "experts", "experts_per_token", "positions",
-    "norm_first",
+    "norm_first", "short_convolution",
 )  # fmt: skip
 
 
