@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kernel_attention.atomic import write_text_atomically
-from kernel_attention_lab.reporting.course_plots import COURSES
+from kernel_attention_lab.reporting.diagnostic_plots import COURSES
 from kernel_attention_lab.run_folder import RunFolder
 
 

@@ -6,8 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from kernel_attention_lab.reproduction import Cell, Suite
-from kernel_attention_lab.results import ResultRecord, write_records
+from kernel_attention_lab.evidence import Cell, ResultRecord, Suite, write_records
 
 
 def suite_record(

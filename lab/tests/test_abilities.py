@@ -14,8 +14,7 @@ from torch.nn import functional as F
 
 from kernel_attention.errors import InputError
 from kernel_attention_lab.data.texts.text import IGNORED
-from kernel_attention_lab.reproduction import Cell, read_suite
-from kernel_attention_lab.results import ResultRecord, write_records
+from kernel_attention_lab.evidence import Cell, ResultRecord, read_suite, write_records
 from kernel_attention_lab.tasks.sequence_labels import PositionExperiment
 
 ROOT = Path(__file__).parents[2]

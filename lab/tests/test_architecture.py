@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 import matplotlib
+import pytest
 from checkout import PACKAGES, ROOT
 from PIL import ImageFont
 
@@ -42,12 +43,18 @@ def test_the_rooms_of_the_page_are_those_of_the_contract_and_of_the_package():
     assert set(headings[1:]) == modules_of("kernel_attention")
 
 
-def test_a_folder_of_the_library_is_read_at_a_glance():
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_folder_is_read_at_a_glance(package):
     """At most 16 modules; one solver, one file."""
-    library = PACKAGES["kernel_attention"]
-    folders = [path.parent for path in library.rglob("__init__.py")]
-    sizes = {str(folder.relative_to(library)): len(list(folder.glob("*.py"))) - 1 for folder in folders}
+    root = PACKAGES[package]
+    folders = [path.parent for path in root.rglob("__init__.py")]
+    sizes = {str(folder.relative_to(root)): len(list(folder.glob("*.py"))) - 1 for folder in folders}
+    assert len(sizes) > 10
     assert {name: size for name, size in sizes.items() if size > 16 and name != "solvers"} == {}
+
+
+def test_no_file_of_either_package_is_left_out_of_the_contract_against_circles():
+    assert set(contract("No circle")["ancestors"]) == set(PACKAGES)
 
 
 def test_every_room_has_a_paragraph():

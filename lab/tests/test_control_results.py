@@ -11,8 +11,7 @@ from declared import NOT_YET, draw
 from suite_records import suite_record
 
 from kernel_attention.errors import InputError
-from kernel_attention_lab.reproduction import read_suite
-from kernel_attention_lab.results import ResultRecord, write_records
+from kernel_attention_lab.evidence import ResultRecord, read_suite, write_records
 
 ROOT = Path(__file__).parents[2]
 PAGE = "docs/control-results.md"

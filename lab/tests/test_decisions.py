@@ -8,8 +8,8 @@ from pathlib import Path
 from declared import draw
 from suite_records import write_suite_record
 
+from kernel_attention_lab.evidence import Cell, read_suite
 from kernel_attention_lab.evidence.pages import declarations
-from kernel_attention_lab.reproduction import Cell, read_suite
 from kernel_attention_lab.tasks.sequence_labels import PositionRecipe
 
 ROOT = Path(__file__).parents[2]

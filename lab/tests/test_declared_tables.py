@@ -9,9 +9,9 @@ from checkout import ROOT
 from suite_records import write_suite_record
 
 from kernel_attention.errors import InputError
+from kernel_attention_lab.evidence import read_suite
 from kernel_attention_lab.evidence.observations import Evidence
 from kernel_attention_lab.evidence.pages import declarations, generated_texts, region
-from kernel_attention_lab.reproduction import read_suite
 
 ENTRY = """
 page: docs/demo.md

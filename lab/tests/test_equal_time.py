@@ -12,9 +12,8 @@ from suite_records import suite_record
 from torch.nn import functional as F
 
 from kernel_attention.core.objective import auxiliary_loss
-from kernel_attention_lab.reproduction import Cell, Places, read_suite
-from kernel_attention_lab.reproduction.findings import suite_records
-from kernel_attention_lab.results import ResultRecord, write_records
+from kernel_attention_lab.evidence import Cell, Places, ResultRecord, read_suite, write_records
+from kernel_attention_lab.evidence.findings import suite_records
 from kernel_attention_lab.tasks.tokens import TokenExperiment
 
 ROOT = Path(__file__).parents[2]

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from kernel_attention.errors import InputError
 from kernel_attention_lab.data.texts.text import IGNORED
+from kernel_attention_lab.evidence import Cell, read_suite
 from kernel_attention_lab.evidence.observations import state_size
-from kernel_attention_lab.reproduction import Cell, read_suite
 from kernel_attention_lab.tasks.sequence_labels import PositionExperiment
 
 PAGE, FIGURE = "docs/concepts/low-rank-attention.md", Path("docs/figures/recall.svg")

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from checkout import ROOT, SOURCES
 from declared import NOT_YET, draw
-from results.conftest import attack_entry, corruption_entry, make_record  # noqa: F401
+from evidence.conftest import attack_entry, corruption_entry, make_record  # noqa: F401
 
 from kernel_attention.errors import InputError
+from kernel_attention_lab.evidence import write_records
 from kernel_attention_lab.evidence.tables import draw_table
-from kernel_attention_lab.results import write_records
 from kernel_attention_lab.robustness import CORRUPTIONS
 
 PAGE, RECORDS = "docs/robustness-results.md", "results/vision/cifar10_robustness"

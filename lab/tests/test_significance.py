@@ -9,7 +9,7 @@ import pytest
 from declared import draw
 from suite_records import write_suite_record
 
-from kernel_attention_lab.reproduction import read_suite
+from kernel_attention_lab.evidence import read_suite
 
 ROOT = Path(__file__).parents[2]
 PAGE = "docs/significance.md"

@@ -23,7 +23,7 @@ from kernel_attention_lab.benchmarking.layers import penalty
 from kernel_attention_lab.benchmarking.operations import count_operations, count_parameters
 from kernel_attention_lab.benchmarking.plans import BODIES, LAYER, check_plan
 from kernel_attention_lab.benchmarking.timing import layer_and_data
-from kernel_attention_lab.reporting.benchmark_tables import (
+from kernel_attention_lab.evidence.benchmarks import (
     CASES,
     benchmark_markdown,
     number_of_cases,

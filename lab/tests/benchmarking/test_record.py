@@ -17,9 +17,13 @@ from kernel_attention_lab.benchmarking import (
     plan_from_options,
     run_benchmark,
 )
-from kernel_attention_lab.reporting import benchmark_tables, write_benchmark
-from kernel_attention_lab.reporting.benchmark_plots import is_paper_record, paper_ratios
-from kernel_attention_lab.reporting.benchmark_tables import benchmark_markdown
+from kernel_attention_lab.evidence.benchmarks import (
+    benchmark_markdown,
+    benchmark_tables,
+    is_paper_record,
+    paper_ratios,
+    write_benchmark,
+)
 
 SMALL = {"length": (8, 16), "embed_dim": (8,), "num_heads": (2,), "batch_size": (2,), "threads": (1,)}
 FIGURES = {"seconds", "lower", "median", "upper", "ratio_lower", "ratio_median", "ratio_upper"}
@@ -111,10 +115,10 @@ def test_the_papers_figures_are_ratios_of_its_contenders(tmp_path):
     assert is_paper_record(record)
     by_hand = (8 * 8 * 8 + 4 * 32 * 8 * 0.75) / (8 * 8 * 8 + 4 * 32 * 8)  # keys are pooled after projecting
     for contender in ("eager scaled_heads", "eager batch_norm_scaled_heads"):
-        lengths, ratios = paper_ratios(record, contender, "eager", "operations", "step")["d 8"]
-        assert lengths == [32]
-        assert ratios[0] == pytest.approx(by_hand)
-    assert paper_ratios(record, "eager scaled_heads", "eager", "memory", "step") == {}
+        ((width, length, ratio),) = paper_ratios(record, contender, "eager", "operations", "step")
+        assert (width, length) == (8, 32)
+        assert ratio == pytest.approx(by_hand)
+    assert list(paper_ratios(record, "eager scaled_heads", "eager", "memory", "step")) == []
     assert [path.name for path in write_benchmark(record, tmp_path)][-1] == "primal-dual-figures.svg"
 
 

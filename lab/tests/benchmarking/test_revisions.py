@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from kernel_attention.errors import InputError
@@ -13,6 +15,7 @@ from kernel_attention_lab.benchmarking import revisions
 from kernel_attention_lab.benchmarking.revisions import (
     LEAST_ROUNDS,
     BenchmarkFailedError,
+    joint_sign_flip_test,
     measure_against,
 )
 
@@ -175,3 +178,38 @@ def test_this_checkout_against_its_last_commit():
     except InputError as error:
         pytest.skip(str(error))  # a source archive
     assert {row["contender"] for row in record["rows"]} == {"sdpa", "linear"}
+
+
+def test_the_joint_sign_flip_test_of_one_quantity_counts_all_flips():
+    values = np.random.default_rng(0).normal(0.5, 1.0, size=(9, 1))
+    flipped = [np.dot(signs, values[:, 0]) for signs in itertools.product((-1, 1), repeat=9)]
+    expected = np.mean(np.array(flipped) >= values.sum() - 1e-12)
+    assert joint_sign_flip_test(values) == pytest.approx([expected])
+    assert joint_sign_flip_test(np.ones((9, 1))) == pytest.approx([2**-9])
+
+
+def test_the_joint_sign_flip_test_gives_the_alarm_that_its_level_allows():
+    # Forty quantities that share the moods of a round: the chance of any alarm, not of each.
+    generator = np.random.default_rng(0)
+    alarms = 0
+    for _ in range(1000):
+        rounds = generator.normal(size=(8, 1)) + generator.standard_cauchy(size=(8, 40))
+        alarms += bool((joint_sign_flip_test(rounds) <= 0.05).any())
+    assert alarms <= 50 + 3 * (1000 * 0.05 * 0.95) ** 0.5
+
+
+def test_the_joint_sign_flip_test_finds_the_one_that_differs():
+    generator = np.random.default_rng(0)
+    rounds = generator.normal(scale=[0.02] * 30 + [5.0], size=(11, 31))
+    rounds[:, 7] += 0.1
+    found = joint_sign_flip_test(rounds)
+    assert found[7] <= 0.01
+    assert (np.delete(found, 7) > 0.01).all()
+    drawn = joint_sign_flip_test(np.concatenate([rounds, rounds]), draws=1000)  # of 2^22 flips
+    assert drawn[7] <= 0.01
+
+
+@pytest.mark.parametrize("values", [np.ones(3), np.ones((0, 2)), np.array([[1.0, np.nan]])], ids=str)
+def test_the_joint_sign_flip_test_refuses_what_is_no_table(values):
+    with pytest.raises(InputError, match="differences of shape"):
+        joint_sign_flip_test(values)

@@ -15,10 +15,10 @@ from sklearn.datasets import load_digits
 
 from kernel_attention_lab.cli import main
 from kernel_attention_lab.data import load_ood
+from kernel_attention_lab.packing import unpack_bits
 from kernel_attention_lab.robustness import ATTACKS, attacked_cases, out_of_distribution_scores
 from kernel_attention_lab.runs import attack as attack_module
 from kernel_attention_lab.runs.saved import load_run
-from kernel_attention_lab.statistics import unpack_bits
 
 RECIPE = """task: images
 dataset: digits

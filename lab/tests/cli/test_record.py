@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from kernel_attention_lab.results import make_records, read_records
+from kernel_attention_lab.evidence import make_records, read_records
 
 
 def test_a_run_becomes_records(cli, here, trained):

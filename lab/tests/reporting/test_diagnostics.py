@@ -11,10 +11,14 @@ from torch import nn
 import kernel_attention as ka
 from kernel_attention.analysis import DiagnosticsReport, diagnose
 from kernel_attention.models.sequence import SequenceEncoder
-from kernel_attention_lab.reporting import diagnostic_sections, html, plot_diagnostics
-from kernel_attention_lab.reporting.course_plots import gamma_figure, over_training_figure
-from kernel_attention_lab.reporting.diagnostic_plots import maps_figure, measures_figure
-from kernel_attention_lab.reporting.diagnostic_sections import diagnostics_section
+from kernel_attention_lab.reporting import diagnostics, html, plot_diagnostics
+from kernel_attention_lab.reporting.diagnostic_plots import (
+    gamma_figure,
+    maps_figure,
+    measures_figure,
+    over_training_figure,
+)
+from kernel_attention_lab.reporting.diagnostics import diagnostics_section
 from kernel_attention_lab.reporting.records import SeedRecord, read_run
 from kernel_attention_lab.reporting.tables import ATTENTION_HEADINGS, PROJECTION_HEADINGS, diagnostics_rows
 from kernel_attention_lab.runs.files import write_json
@@ -43,7 +47,7 @@ def analysed(make_run, report):
 @pytest.fixture
 def undrawn(monkeypatch):
     """The pages have the words around the pictures. Drawing these takes seconds."""
-    monkeypatch.setattr(diagnostic_sections, "data_uri", lambda figure: "data:,")
+    monkeypatch.setattr(diagnostics, "data_uri", lambda figure: "data:,")
 
 
 def page_of(folder):

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from kernel_attention_lab.reporting import html
-from kernel_attention_lab.reporting.diagnostic_sections import CELL_LIMIT, LEVELS, map_viewer
+from kernel_attention_lab.reporting.diagnostics import CELL_LIMIT, LEVELS, map_viewer
 
 MAPS = {
     "layer 0, attention": np.random.default_rng(0).random((2, 7, 7)),

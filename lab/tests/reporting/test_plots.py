@@ -9,7 +9,8 @@ import matplotlib
 import numpy as np
 import pytest
 
-from kernel_attention_lab.reporting import figures, plots, spectrum_plots
+from kernel_attention_lab.reporting import figures, scores, spectra
+from kernel_attention_lab.reporting.curves import curve_figure
 
 EPOCHS = np.arange(1, 24)
 
@@ -18,7 +19,7 @@ def curve(scale: float):
     return EPOCHS, scale * np.exp(-EPOCHS / 7)
 
 
-def spectra(seeds=(0,), layers=(0, 1), heads=3, values=11):
+def singular_values(seeds=(0,), layers=(0, 1), heads=3, values=11):
     rng = np.random.default_rng(0)
     return {
         layer: {seed: [np.sort(rng.random(values))[::-1] for _ in range(heads)] for seed in seeds}
@@ -26,15 +27,22 @@ def spectra(seeds=(0,), layers=(0, 1), heads=3, values=11):
     }
 
 
+def both(training, validation=None, **options):
+    """The learning curves of a loss."""
+    return curve_figure(
+        {"training": training} | ({"validation": validation} if validation else {}), "loss", **options
+    )
+
+
 def all_figures():
     return [
-        plots.learning_curves({0: curve(1)}, {0: curve(2)}, "loss", selected={0: 5}),
-        plots.learning_curves({0: curve(1), 1: curve(3)}, {}, "accuracy", percent=True),
-        plots.objective_curves({0: {0: curve(1)}, 1: {0: curve(-2)}}),
-        plots.objective_curves({0: {0: curve(1), 1: curve(-1)}}),
-        plots.confusion_matrix(np.eye(3, dtype=int), ["a", "b", "c"]),
-        spectrum_plots.singular_value_curves(spectra()),
-        spectrum_plots.explained_variance_curves(spectra(seeds=(0, 1))),
+        both({0: curve(1)}, {0: curve(2)}, selected=5),
+        both({0: curve(1), 1: curve(3)}, percent=True),
+        curve_figure({"layer 0": {0: curve(1)}, "layer 1": {0: curve(-2)}}, "J", signed=True),
+        curve_figure({"layer 0": {0: curve(1), 1: curve(-1)}}, "J", signed=True),
+        scores.confusion_matrix(np.eye(3, dtype=int), ["a", "b", "c"]),
+        spectra.singular_value_curves(singular_values()),
+        spectra.explained_variance_curves(singular_values(seeds=(0, 1))),
     ]
 
 
@@ -47,7 +55,7 @@ def test_settings_are_neither_changed_nor_obeyed():
 
 
 def test_curves_show_the_values_of_one_seed():
-    axis = plots.learning_curves({0: curve(1)}, {0: curve(2)}, "loss", selected={0: 5}).axes[0]
+    axis = both({0: curve(1)}, {0: curve(2)}, selected=5).axes[0]
     lines = {line.get_label(): line for line in axis.lines}
     np.testing.assert_array_equal(lines["training"].get_ydata(), curve(1)[1])
     np.testing.assert_array_equal(lines["validation"].get_ydata(), curve(2)[1])
@@ -56,9 +64,9 @@ def test_curves_show_the_values_of_one_seed():
 
 def test_training_counted_in_steps_has_steps_on_its_axes():
     for figure in (
-        plots.learning_curves({0: curve(1)}, {0: curve(2)}, "loss", unit="step", selected={0: 5}),
-        plots.learning_curves({0: curve(1), 1: curve(2)}, {}, "loss", unit="step"),
-        plots.objective_curves({0: {0: curve(1)}}, unit="step"),
+        both({0: curve(1)}, {0: curve(2)}, unit="step", selected=5),
+        both({0: curve(1), 1: curve(2)}, unit="step"),
+        curve_figure({"layer 0": {0: curve(1)}}, "J", unit="step", signed=True),
     ):
         assert {axis.get_xlabel() for axis in figure.axes} == {"step"}
         labels = [line.get_label() for axis in figure.axes for line in axis.lines]
@@ -67,7 +75,7 @@ def test_training_counted_in_steps_has_steps_on_its_axes():
 
 def test_the_mean_of_seeds_covers_the_epochs_they_share():
     epochs, values = curve(3)
-    axis = plots.learning_curves({0: curve(1), 1: (epochs[:7], values[:7])}, {}, "loss").axes[0]
+    axis = both({0: curve(1), 1: (epochs[:7], values[:7])}).axes[0]
     mean = next(line for line in axis.lines if line.get_label() == "mean")
     np.testing.assert_array_equal(mean.get_xdata(), epochs[:7])
     np.testing.assert_allclose(mean.get_ydata(), 2 * curve(1)[1][:7])
@@ -75,16 +83,15 @@ def test_the_mean_of_seeds_covers_the_epochs_they_share():
 
 def test_seeds_have_one_colour_each_in_every_panel():
     seeds = [3, 5, 8]
-    figure = plots.learning_curves({s: curve(s) for s in seeds}, {s: curve(s) for s in seeds}, "loss")
+    figure = both({s: curve(s) for s in seeds}, {s: curve(s) for s in seeds})
     by_panel = [{line.get_label(): line.get_color() for line in axis.lines} for axis in figure.axes]
     assert by_panel[0] == by_panel[1]
     assert len({by_panel[0][f"seed {seed}"] for seed in seeds}) == 3
 
 
 def test_the_objective_axis_holds_both_signs_and_zero():
-    axis = plots.objective_curves({0: {0: (np.array([1, 2, 3, 4]), np.array([50.0, 0.2, 0.0, -0.01]))}}).axes[
-        0
-    ]
+    values = np.array([1, 2, 3, 4]), np.array([50.0, 0.2, 0.0, -0.01])
+    axis = curve_figure({"layer 0": {0: values}}, "J", signed=True).axes[0]
     assert axis.get_yscale() == "symlog"
     low, high = axis.get_ylim()
     assert low < -0.01 < 50 < high
@@ -92,13 +99,13 @@ def test_the_objective_axis_holds_both_signs_and_zero():
 
 @pytest.mark.parametrize("values", [[0.0, 0.0], [np.nan, np.nan], [1e-30, -1e30], [2.0, 2.0]])
 def test_degenerate_objectives_can_be_drawn(values):
-    figure = plots.objective_curves({0: {0: (np.array([1, 2]), np.array(values))}})
+    figure = curve_figure({"layer 0": {0: (np.array([1, 2]), np.array(values))}}, "J", signed=True)
     assert figures.data_uri(figure).startswith("data:image/")
 
 
 def test_confusion_colours_are_shares_of_the_row_and_counts_are_written():
     counts = np.array([[8, 2, 0], [0, 0, 0], [1, 0, 3]])
-    axis = plots.confusion_matrix(counts, ["a", "b", "c"]).axes[0]
+    axis = scores.confusion_matrix(counts, ["a", "b", "c"]).axes[0]
     expected = [[0.8, 0.2, 0], [0, 0, 0], [0.25, 0, 0.75]]
     np.testing.assert_allclose(axis.images[0].get_array(), expected)
     assert {text.get_position(): text.get_text() for text in axis.texts} == {
@@ -110,38 +117,38 @@ def test_confusion_colours_are_shares_of_the_row_and_counts_are_written():
 
 
 def test_counts_and_names_are_left_out_where_they_would_not_fit():
-    many = plots.COUNT_LIMIT + 1
-    assert not plots.confusion_matrix(np.eye(many, dtype=int), [str(i) for i in range(many)]).axes[0].texts
+    many = scores.COUNT_LIMIT + 1
+    assert not scores.confusion_matrix(np.eye(many, dtype=int), [str(i) for i in range(many)]).axes[0].texts
 
 
 @pytest.mark.parametrize("name", ["$x_1$", "$broken", "_hidden", "日本", "a" * 300, ""])
 def test_any_class_name_can_be_drawn(name):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert figures.data_uri(plots.confusion_matrix(np.eye(2, dtype=int), [name, "b"]))
+        assert figures.data_uri(scores.confusion_matrix(np.eye(2, dtype=int), [name, "b"]))
 
 
 def test_spectra_are_relative_and_explained_variance_is_the_share_of_squares():
     sigma = np.array([4.0, 2.0, 1.0])
     layers = {0: {0: [sigma]}}
-    line = spectrum_plots.singular_value_curves(layers).axes[0].lines[0]
+    line = spectra.singular_value_curves(layers).axes[0].lines[0]
     np.testing.assert_allclose(line.get_ydata(), [1, 0.5, 0.25])
-    np.testing.assert_allclose(spectrum_plots.cumulative_share(sigma), [16 / 21, 20 / 21, 1])
-    line = spectrum_plots.explained_variance_curves(layers).axes[0].lines[0]
+    np.testing.assert_allclose(spectra.cumulative_share(sigma), [16 / 21, 20 / 21, 1])
+    line = spectra.explained_variance_curves(layers).axes[0].lines[0]
     np.testing.assert_allclose(line.get_ydata(), [16 / 21, 20 / 21, 1])
 
 
 @pytest.mark.parametrize("layers", [1, 4, 7])
 def test_every_layer_has_a_panel(layers):
-    figure = spectrum_plots.singular_value_curves(spectra(seeds=(0, 1), layers=range(layers)))
+    figure = spectra.singular_value_curves(singular_values(seeds=(0, 1), layers=range(layers)))
     assert [axis.get_title(loc="left") for axis in figure.axes] == [f"layer {i}" for i in range(layers)]
 
 
 def test_a_picture_too_heavy_as_svg_becomes_the_lighter_png():
     rng = np.random.default_rng(0)
     noise = {seed: (np.arange(900), rng.random(900)) for seed in range(9)}
-    assert figures.data_uri(plots.learning_curves(noise, noise, "loss")).startswith("data:image/png")
-    assert figures.data_uri(plots.learning_curves({0: curve(1)}, {}, "loss")).startswith("data:image/svg+xml")
+    assert figures.data_uri(both(noise, noise)).startswith("data:image/png")
+    assert figures.data_uri(both({0: curve(1)})).startswith("data:image/svg+xml")
 
 
 def test_no_figure_is_registered_with_pyplot():

@@ -11,6 +11,7 @@ import torch
 from kernel_attention.errors import InputError
 from kernel_attention.mechanisms import list_attention
 from kernel_attention.models import VisionTransformer
+from kernel_attention_lab.packing import unpack_bits
 from kernel_attention_lab.robustness import (
     ATTACKS,
     PLANS,
@@ -23,7 +24,6 @@ from kernel_attention_lab.robustness import (
     read_eps,
     table_step,
 )
-from kernel_attention_lab.statistics import unpack_bits
 
 
 def forwards(step: AttackStep) -> int:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from kernel_attention.errors import InputError
+from kernel_attention_lab.packing import unpack_bits
 from kernel_attention_lab.robustness import (
     ALEXNET_ERRORS,
     CORRUPTIONS,
@@ -17,7 +18,6 @@ from kernel_attention_lab.robustness import (
     corruption_errors,
     mean_corruption_error,
 )
-from kernel_attention_lab.statistics import unpack_bits
 
 # Top-1 accuracy and corruption error in % of SymViT and of RPC-SymViT (6 iterations in the first layer), from
 # table 4 of the kernel-PCA paper, and the mean of its table 1.

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from kernel_attention.errors import InputError
+from kernel_attention_lab.packing import pack_levels
 from kernel_attention_lab.robustness import (
     detection_figures,
     levels_of,
@@ -16,7 +17,6 @@ from kernel_attention_lab.robustness import (
     precision_recall_area,
     score_levels,
 )
-from kernel_attention_lab.statistics import pack_levels
 
 
 def by_definition(inside, outside):

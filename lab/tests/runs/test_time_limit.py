@@ -10,7 +10,7 @@ from runs.small_runs import stopped_at
 
 from kernel_attention.errors import InputError
 from kernel_attention_lab.cli import main
-from kernel_attention_lab.results import make_records, read_record, write_records
+from kernel_attention_lab.evidence import make_records, read_record, write_records
 from kernel_attention_lab.runs.recorder import CLOCKS
 from kernel_attention_lab.tasks import make_recipe
 from kernel_attention_lab.tasks.sequence_labels import PositionLearning

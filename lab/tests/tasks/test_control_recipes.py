@@ -7,7 +7,7 @@ import re
 import pytest
 
 from kernel_attention.mechanisms.primal.layer import PrimalAttention
-from kernel_attention_lab.reproduction import read_suite
+from kernel_attention_lab.evidence import read_suite
 from kernel_attention_lab.runs import list_recipes, read_recipe, recipe_text
 from kernel_attention_lab.tasks import make_recipe
 from kernel_attention_lab.tasks.decisions import DecisionExperiment

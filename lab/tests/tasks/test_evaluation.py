@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from runs.small_runs import trained, waves  # noqa: F401
 
-from kernel_attention_lab.results import make_records
+from kernel_attention_lab.evidence import make_records
+from kernel_attention_lab.packing import unpack_bits
 from kernel_attention_lab.runs.saved import load_run
-from kernel_attention_lab.statistics import unpack_bits
 from kernel_attention_lab.tasks.metrics import classification_metrics
 
 

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from kernel_attention_lab.data import load_time_series
-from kernel_attention_lab.reproduction import read_suite
+from kernel_attention_lab.evidence import read_suite
 from kernel_attention_lab.runs import list_recipes, recipe_text
 from kernel_attention_lab.tasks import Recipe
 from kernel_attention_lab.tasks.registry import build_model

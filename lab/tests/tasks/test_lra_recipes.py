@@ -10,7 +10,7 @@ import yaml
 
 from kernel_attention.core.objective import auxiliary_loss
 from kernel_attention.mechanisms import layer_specs
-from kernel_attention_lab.reproduction.suite import Cell, Suite, read_suite
+from kernel_attention_lab.evidence.suite import Cell, Suite, read_suite
 from kernel_attention_lab.runs import list_recipes, read_recipe, recipe_text
 from kernel_attention_lab.tasks import make_recipe
 from kernel_attention_lab.tasks.tokens import TokenExperiment, TokenRecipe

@@ -12,8 +12,8 @@ from kernel_attention.errors import InputError
 from kernel_attention_lab.cli import main
 from kernel_attention_lab.data.positions import POSITION_TASKS
 from kernel_attention_lab.data.texts.text import IGNORED
+from kernel_attention_lab.evidence import make_records
 from kernel_attention_lab.reporting import write_report
-from kernel_attention_lab.results import make_records
 from kernel_attention_lab.runs import list_recipes, read_recipe
 from kernel_attention_lab.runs.saved import load_run
 from kernel_attention_lab.tasks import make_recipe

@@ -6,7 +6,7 @@ import pytest
 
 from kernel_attention.mechanisms import create_attention, layer_specs
 from kernel_attention.mechanisms.support_vector.layer import SupportVectorAttention
-from kernel_attention_lab.reproduction.suite import Cell, Suite, read_suite
+from kernel_attention_lab.evidence.suite import Cell, Suite, read_suite
 from kernel_attention_lab.runs import list_recipes, read_recipe
 from kernel_attention_lab.tasks import Recipe
 

@@ -12,8 +12,8 @@ from tasks.token_data import TOKENS, make_tokens
 from kernel_attention.mechanisms import list_attention
 from kernel_attention.series.task import SequenceTask
 from kernel_attention_lab.cli import main
+from kernel_attention_lab.packing import unpack_bits
 from kernel_attention_lab.runs.saved import load_run
-from kernel_attention_lab.statistics import unpack_bits
 from kernel_attention_lab.tasks import make_recipe
 from kernel_attention_lab.tasks.tokens import TokenExperiment
 

@@ -24,7 +24,6 @@ import numpy as np
 
 from kernel_attention.errors import InputError
 from kernel_attention_lab.benchmarking import machine
-from kernel_attention_lab.statistics import joint_sign_flip_test
 
 LEVEL = 0.01
 """The chance that any contender is called slower where none is."""
@@ -227,3 +226,40 @@ def _compared(reference: str, times: dict[str, list[dict[Key, float]]]) -> dict[
         for name, other in (("old", "new"), ("new", "old"))
     }
     return {"rows": rows, "lacking": lacking}
+
+
+def joint_sign_flip_test(differences: np.ndarray, *, draws: int = 20_000, seed: int = 0) -> np.ndarray:
+    """The exact paired randomization test of several quantities, one-sided, adjusted for their number.
+
+    Each block (a round of measurements, say) gives one difference for every quantity, and a fair coin decided
+    in it which of the two sides came first. If the sides do not differ, all differences of a block might as
+    well have the other sign. The statistic of a quantity is its mean over its root mean square, which no
+    flip changes; one quantity with a wide spread does not hide the others. The test compares it with the
+    largest one over all quantities under the same flips (Westfall and Young 1993), so the chance of *any*
+    false alarm is the level, however the quantities depend on one another.
+
+    Args:
+        differences: (blocks, quantities).
+        draws: flips that are drawn where there are more than that many; fewer are all tried.
+        seed: of the draws.
+
+    Returns:
+        (quantities,) the probability that the largest statistic is at least as large as the quantity's own.
+
+    Raises:
+        InputError: for other shapes, or numbers that are not finite.
+    """
+    values = np.asarray(differences, dtype=np.float64)
+    if values.ndim != 2 or not values.size or not np.isfinite(values).all():
+        raise InputError(f"differences of shape {values.shape} must be finite numbers, (blocks, quantities)")
+    blocks = len(values)
+    size = np.sqrt(np.square(values).sum(axis=0))
+    scaled = values / np.where(size > 0, size, 1.0)
+    if 2**blocks <= draws:
+        flips = 1.0 - 2.0 * (np.arange(2**blocks)[:, None] >> np.arange(blocks) & 1)
+    else:
+        flips = np.random.default_rng(seed).choice((-1.0, 1.0), size=(draws, blocks))
+        flips[0] = 1.0  # what was observed is one of the possibilities
+    largest = (flips @ scaled).max(axis=1)
+    found = scaled.sum(axis=0)
+    return (largest[:, None] >= found - 1e-12).mean(axis=0)

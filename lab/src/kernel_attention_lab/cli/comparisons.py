@@ -30,7 +30,7 @@ def bench_command(options: Bench) -> int:
 
     from kernel_attention_lab.benchmarking import plan_from_options, run_benchmark
     from kernel_attention_lab.benchmarking.comparisons import ROW_SUITES
-    from kernel_attention_lab.reporting import benchmark_tables, write_benchmark
+    from kernel_attention_lab.evidence.benchmarks import benchmark_tables, write_benchmark
 
     if options.record is not None and str(code_revision().get("revision", "")).endswith("+"):
         raise InputError(f"record {options.record}: the checkout has uncommitted changes; commit them first")
@@ -100,7 +100,7 @@ def _bench_against(reference: str, options: Bench, plan: Plan) -> int:
     from kernel_attention_lab.benchmarking.contenders import find_contender
     from kernel_attention_lab.benchmarking.plans import check_plan
     from kernel_attention_lab.benchmarking.revisions import ROUNDS, BenchmarkFailedError
-    from kernel_attention_lab.reporting.benchmark_tables import (
+    from kernel_attention_lab.evidence.benchmarks import (
         revision_table,
         verdict_lines,
         write_revisions,
@@ -151,16 +151,16 @@ def reproduce_command(options: Reproduce) -> int:
     """Run what a suite lacks, and compare."""
     from rich.console import Console
 
-    from kernel_attention_lab.reporting.suite_tables import missing_notes, state_table, suite_table
-    from kernel_attention_lab.reproduction import (
+    from kernel_attention_lab.evidence import (
         Places,
         estimates,
-        measurements,
+        find,
         read_suite,
         run_cells,
         untrained_starts,
         write_page,
     )
+    from kernel_attention_lab.evidence.suite_page import missing_notes, screen_tables, state_table
 
     suite = read_suite(options.suite).with_protocol(options.protocol)
     places = Places(Path(options.runs), Path(options.results), options.data_root)
@@ -187,10 +187,10 @@ def reproduce_command(options: Reproduce) -> int:
             f"failed: {outcome.dead} of {outcome.workers} workers died; the same command goes on",
             file=sys.stderr,
         )
-    measured = measurements(suite, places)
-    columns = [name for name in suite.columns if any(name in found for found in measured.values())]
-    console.print(suite_table(suite.title, suite.metric, columns or suite.columns, measured, suite.reported))
-    console.print(f"page: {write_page(suite, places)}", markup=False, soft_wrap=True)
+    findings = find(suite, places)
+    for table in screen_tables(findings):
+        console.print(table)
+    console.print(f"page: {write_page(findings, places)}", markup=False, soft_wrap=True)
     if any(failure.is_input for failure in outcome.failures):
         return 2
     return 1 if outcome.failures or outcome.dead else 0

@@ -116,7 +116,7 @@ def _recipe_table(options: List) -> Table:
 
 
 def _suite_table(options: List) -> Table:
-    from kernel_attention_lab.reproduction import list_suites, read_suite
+    from kernel_attention_lab.evidence import list_suites, read_suite
 
     table = _table("suites", "name", "title", "source", "rows", "columns", "seeds")
     for name in list_suites():

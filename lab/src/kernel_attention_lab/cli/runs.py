@@ -123,7 +123,7 @@ def analyze_command(options: Analyze) -> int:
 
 def record_command(options: Record) -> int:
     """Write the records of a run."""
-    from kernel_attention_lab.results import make_records, write_records
+    from kernel_attention_lab.evidence import make_records, write_records
 
     if options.to is None:
         raise InputError("record needs --to FOLDER (see: kernel-attention record --help)")

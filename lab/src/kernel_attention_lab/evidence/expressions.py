@@ -14,7 +14,6 @@ from typing import Any
 from jinja2 import ChainableUndefined, Environment, Template, Undefined
 from jinja2.exceptions import UndefinedError
 
-from kernel_attention_lab.reporting.benchmark_tables import number
 from kernel_attention_lab.reporting.formats import format_number, is_share, metric_name
 
 Observation = dict[str, Any]
@@ -68,8 +67,12 @@ def show(value: Any, form: str) -> str:
 # --- formats ------------------------------------------------------------------------------------------------
 
 
-def _three(value: float) -> str:
-    return number(value)
+def number(value: float) -> str:
+    """Three significant digits, no exponent."""
+    if value == 0:
+        return "0"
+    digits = 2 - len(str(int(abs(value)))) + 1 if abs(value) >= 1 else 3
+    return f"{value:.{max(digits, 0)}f}"
 
 
 def _ratio(value: float) -> str:
@@ -104,13 +107,14 @@ def quartiles(figures: Mapping[str, float] | Undefined, divisor: float = 1.0) ->
 
 FORMATS: dict[str, Callable[[Any], str]] = {
     "text": str,
-    "three": _three,
+    "three": number,
     "ratio": _ratio,
     "digits": _digits,
     "bytes": _size,
     "chance": _chance,
     "yes": lambda value: "yes" if value else "no",
     "quartiles": quartiles,
+    "signed": lambda value: f"{value:+.2f}".replace("-", "−"),
     "points": lambda value: f"{value:+.1f}".replace("-", "−"),
     "long": lambda value: format_number(value, 3),
 }

@@ -15,26 +15,23 @@ from pathlib import Path
 from typing import Any
 
 from kernel_attention.errors import InputError, unknown
+from kernel_attention_lab.evidence.comparison import columns_needed, compare_over_columns, compare_rows
 from kernel_attention_lab.evidence.expressions import Observation, evaluate, machine_words
+from kernel_attention_lab.evidence.findings import SIGNIFICANT, Findings, figures_of, find, suite_records
+from kernel_attention_lab.evidence.records import ResultRecord, read_records, require_same_config
 from kernel_attention_lab.evidence.registry import mechanism_observations
-from kernel_attention_lab.reporting.course_plots import COURSES
-from kernel_attention_lab.reporting.formats import is_share
-from kernel_attention_lab.reproduction import Cell, Findings, Places, Suite, find, list_suites, read_suite
-from kernel_attention_lab.reproduction.findings import SIGNIFICANT, figures_of, suite_records
-from kernel_attention_lab.results import (
-    ResultRecord,
+from kernel_attention_lab.evidence.robustness import (
     attack_curves,
-    columns_needed,
-    compare_over_columns,
-    compare_rows,
     corruption_figures,
     corruptions_of,
-    read_records,
     relative_corruption_errors,
-    require_same_config,
     robustness_columns,
     variant_columns,
 )
+from kernel_attention_lab.evidence.run import Places
+from kernel_attention_lab.evidence.suite import Cell, Suite, list_suites, read_suite
+from kernel_attention_lab.reporting.diagnostic_plots import COURSES
+from kernel_attention_lab.reporting.formats import is_share
 from kernel_attention_lab.tasks.recipe import PROTOCOLS
 
 SMALLER_IS_BETTER = ("mce",)

@@ -20,13 +20,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kernel_attention_lab.evidence import findings, suite_page
 from kernel_attention_lab.evidence.expressions import ENVIRONMENT, Observation, evaluate, fill, grouped
 from kernel_attention_lab.evidence.observations import Evidence
 from kernel_attention_lab.evidence.plots import draw_figure
 from kernel_attention_lab.evidence.tables import draw_table, markdown, statistic
 from kernel_attention_lab.plain_yaml import read_yaml
 from kernel_attention_lab.reporting import html
-from kernel_attention_lab.reproduction import findings, page
 
 DECLARATIONS = Path("docs/tables")
 NOT_YET = "Not measured yet."
@@ -185,7 +185,7 @@ def html_table(piece: html.Table) -> str:
 def _measured_tables(found: findings.Findings) -> list[str]:
     """The tables of figures, without the rows that nothing was measured of."""
     known = {(line.column, line.row) for lines in found.lines.values() for line in lines if line.measured}
-    pieces = page.figure_tables(found)
+    pieces = suite_page.figure_tables(found)
     rows = [[row for row in piece.rows if (row[0], row[1]) in known] for piece in pieces]
     return [html_table(html.Table(piece.head, kept, piece.caption))
             for piece, kept in zip(pieces, rows, strict=True)]  # fmt: skip
@@ -193,15 +193,14 @@ def _measured_tables(found: findings.Findings) -> list[str]:
 
 ENVIRONMENT.filters["statistic"] = statistic
 ENVIRONMENT.globals |= {
-    "facts": lambda found: dict(page.facts(found)),
-    "finding_lines": page.finding_lines,
-    "missing_lines": page.missing_lines,
+    "facts": lambda found: dict(suite_page.facts(found)),
+    "finding_lines": suite_page.finding_lines,
+    "missing_lines": suite_page.missing_lines,
     "measured_tables": _measured_tables,
-    "comparison_tables": lambda found: [html_table(each) for each in page.comparison_tables(found)],
-    "record_table": lambda found: html_table(page.record_table(found)),
+    "comparison_tables": lambda found: [html_table(each) for each in suite_page.comparison_tables(found)],
+    "record_table": lambda found: html_table(suite_page.record_table(found)),
     "column_sentence": findings.column_sentence,
     "column_verdict": findings.column_verdict,
-    "signed": page.signed,
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,15 +12,17 @@ from matplotlib.figure import Figure
 
 from kernel_attention.errors import unknown
 from kernel_attention_lab.evidence.expressions import Observation, Observations, evaluate, fill, grouped
-from kernel_attention_lab.reporting.diagnostic_plots import free_panels
+from kernel_attention_lab.evidence.findings import SIGNIFICANT
 from kernel_attention_lab.reporting.figures import (
+    free_panels,
     legend_below,
     panel_grid,
     report_style,
     seed_styles,
     whole_numbers,
 )
-from kernel_attention_lab.reproduction.findings import SIGNIFICANT
+
+_INCHES_A_LETTER = 0.135  # of the labels, whose size is the library's
 
 
 def draw_figure(spec: Mapping[str, Any], observations: Observations) -> str | None:
@@ -34,8 +37,8 @@ def draw_figure(spec: Mapping[str, Any], observations: Observations) -> str | No
         band: the opacity of the range over the seeds, 0 for none.
         panel: the expression whose values have a panel each; ``free`` panels have axes of their own.
         axes: ``xlabel``, ``ylabel``, ``ylim``, ``title`` and so on of matplotlib.
-        height, log, ticks, whole, fewest: of a panel; logarithmic axes; x's values are ticks; whole numbers;
-            the least number of points of a line.
+        height, log, ticks, whole, fewest: of a panel; its logarithmic axes (``x``, ``y``, ``xy``); x's values
+            are ticks; whole numbers; the least number of points of a line.
     """
     kinds = {"lines": _lines, "ranks": _ranks}
     if where := spec.get("where"):
@@ -59,8 +62,6 @@ def svg_text(figure: Figure) -> str:
 
 def _ranks(spec: Mapping[str, Any], observations: Observations) -> Figure | None:
     """Mean ranks of ``scores``, or of the rows that have every column of ``complete``."""
-    from kernel_attention_lab.reporting.suite_plots import critical_difference
-
     if "scores" in spec:
         larger = not observations[0].get("smaller_is_better")
         found = evaluate(spec["scores"], observations[0])
@@ -77,6 +78,43 @@ def _ranks(spec: Mapping[str, Any], observations: Observations) -> Figure | None
     if len(scores) < spec.get("fewest", 3):
         return None
     return critical_difference(scores, larger_is_better=True, alpha=SIGNIFICANT)
+
+
+def critical_difference(
+    scores: Mapping[str, Mapping[str, float]], *, larger_is_better: bool, alpha: float
+) -> Figure | None:
+    """Mean ranks of the rows over the columns; bars join those between which no difference is found.
+
+    Args:
+        scores: by row and column, at least three of each; every row has every column.
+        larger_is_better: whether the largest score has rank 1.
+        alpha: of Friedman's test, and of the Wilcoxon tests with Holm's adjustment that follow it.
+
+    Returns:
+        The figure; None where every row has the same score in every column.
+    """
+    import matplotlib.pyplot as plt
+    from aeon.visualisation import plot_critical_difference
+
+    table = np.array([list(row.values()) for row in scores.values()]).T.round(12)
+    if (table == table[:, :1]).all():
+        return None
+    longest = max(map(len, scores))
+    with report_style(), warnings.catch_warnings():
+        # SciPy and aeon warn of ties and of few data sets; the table beside the picture has exact tests.
+        warnings.simplefilter("ignore")
+        figure, _ = plot_critical_difference(
+            table,
+            list(scores),
+            lower_better=not larger_is_better,
+            alpha=alpha,
+            width=7 + longest * _INCHES_A_LETTER,
+            textspace=0.6 + longest * _INCHES_A_LETTER,
+        )
+    figure.set_layout_engine("none")  # its axes are placed by hand
+    plt.close(figure)  # aeon draws with pyplot, which would keep it
+    assert isinstance(figure, Figure)
+    return figure
 
 
 def _lines(spec: Mapping[str, Any], observations: Observations) -> Figure | None:
@@ -133,8 +171,9 @@ def _curves(spec: Mapping[str, Any], observations: Observations) -> dict[str, li
 
 
 def _scale(axis: Any, spec: Mapping[str, Any], found: Mapping[str, Any], observations: Observations) -> None:
-    if spec.get("log"):
+    if "x" in (log := spec.get("log", "")):
         axis.set_xscale("log", base=2)
+    if "y" in log:
         axis.set_yscale("log")
     if spec.get("whole"):
         axis.xaxis.set_major_locator(whole_numbers())

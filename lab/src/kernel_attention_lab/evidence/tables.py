@@ -19,8 +19,8 @@ from kernel_attention_lab.evidence.expressions import (
     grouped,
     show,
 )
+from kernel_attention_lab.evidence.statistics import holm, signed_rank_test
 from kernel_attention_lab.reporting.formats import format_seeds
-from kernel_attention_lab.statistics import holm, signed_rank_test
 
 NEAR = 0.01  # rows this near to the best are named with it: points of a share, or the share of an error
 
@@ -51,8 +51,20 @@ def draw_table(spec: Mapping[str, Any], observations: Observations) -> list[str]
     lines: list[str] = []
     for part in parts.values():
         caption = [fill(spec["caption"], part[0]), ""] if len(parts) > 1 else []
-        lines += [*caption, *_table(spec, part), ""]
+        lines += [*caption, *markdown(*table_cells(spec, part)), ""]
     return lines[:-1]
+
+
+def text_cells(
+    columns: Mapping[str, str], observations: Iterable[Observation]
+) -> tuple[list[str], list[list[str]]]:
+    """The head and the rows of a table with a row for each observation, whose fields fill texts by title.
+
+    Columns without any text are left out.
+    """
+    spec = [{"title": title, "text": text, "optional": True} for title, text in columns.items()]
+    numbered = [each | {"at": at} for at, each in enumerate(observations)]
+    return table_cells({"rows": "at", "columns": spec}, numbered)
 
 
 @dataclass(frozen=True)
@@ -67,7 +79,10 @@ class _Column:
         ]
 
 
-def _table(spec: Mapping[str, Any], observations: list[Observation]) -> list[str]:
+def table_cells(
+    spec: Mapping[str, Any], observations: list[Observation]
+) -> tuple[list[str], list[list[str]]]:
+    """The head and the rows of one table; keys of ``spec`` as in ``draw_table``."""
     columns = list(_columns(spec["columns"], observations))
     rows = list(grouped(observations, spec["rows"]).values())
     if sort := spec.get("sort"):
@@ -84,7 +99,7 @@ def _table(spec: Mapping[str, Any], observations: list[Observation]) -> list[str
     if "bold" in spec:
         lines = [_with_bold(line, columns, spec["bold"]) for line in lines]
     lines += [[fill(text, observations[0]) for text in line] for line in spec.get("also", ())]
-    return markdown([column.title for column in columns], lines)
+    return [column.title for column in columns], lines
 
 
 def _columns(

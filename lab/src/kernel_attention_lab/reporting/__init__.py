@@ -1,11 +1,10 @@
-"""Reports and tables of finished (and interrupted) runs, and of benchmarks."""
+"""Reports and tables of finished (and interrupted) runs."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from kernel_attention_lab import lazy_names
-from kernel_attention_lab.reporting.benchmark_tables import benchmark_tables, write_benchmark
 from kernel_attention_lab.reporting.report import write_report
 from kernel_attention_lab.reporting.tables import (
     attack_table,
@@ -16,25 +15,21 @@ from kernel_attention_lab.reporting.tables import (
 )
 
 if TYPE_CHECKING:
-    from kernel_attention_lab.reporting.course_plots import plot_over_training
-    from kernel_attention_lab.reporting.diagnostic_plots import plot_diagnostics
+    from kernel_attention_lab.reporting.diagnostic_plots import plot_diagnostics, plot_over_training
 
 __all__ = [
     "attack_table",
-    "benchmark_tables",
     "diagnostics_tables",
     "evaluation_table",
     "plot_diagnostics",
     "plot_over_training",
     "shift_lines",
     "summary_table",
-    "write_benchmark",
     "write_report",
 ]
 
 # matplotlib takes half a second to import, and some commands draw nothing.
 __getattr__ = lazy_names(
     __name__,
-    course_plots=("plot_over_training",),
-    diagnostic_plots=("plot_diagnostics",),
+    diagnostic_plots=("plot_diagnostics", "plot_over_training"),
 )

@@ -1,4 +1,4 @@
-"""Pictures of diagnosed attention layers: pure functions from data to a matplotlib ``Figure``."""
+"""Pictures of diagnosed attention layers, also over training: functions from data to a ``Figure``."""
 
 from __future__ import annotations
 
@@ -16,12 +16,19 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from kernel_attention.analysis import DiagnosticsReport
 from kernel_attention.errors import InputError, unknown
 from kernel_attention_lab.reporting.figures import (
+    INK,
     MUTED,
     PALETTE,
+    free_panels,
+    image_grid,
     legend_below,
     markers,
     ordered_colors,
+    panel_grid,
     report_style,
+    save_figure,
+    show_image,
+    whole_numbers,
 )
 from kernel_attention_lab.reporting.formats import layer_name
 
@@ -36,6 +43,21 @@ LABELS = {
     "gamma_relative_spread": "gamma: spread over eigenvalue",
     "objective": "objective J",
 }
+LAYER_LIMIT = 12  # panels in a picture of gamma
+COURSES = {
+    "released_projection_error": "log J_proj, released form",
+    "projection_error_median": "J_proj (median)",
+    "projection_log_length": "log ‖φ(q)‖²",
+    "projection_output": "‖h‖²",
+    "gamma_relative_spread": "gamma: spread over eigenvalue",
+    "gamma_cosine": "gamma: cosine",
+    "values_for_90_percent": "singular values for 90 %",
+    "effective_rank": "effective rank",
+    "matrix_distance": "distance between heads' matrices",
+    "output_matrix_distance": "distance between heads' outputs",
+    "objective": "objective J",
+}
+"""The figures of a layer's summary that have a panel, and its title."""
 
 
 def plot_diagnostics(report: DiagnosticsReport, path: str | Path, what: str = "measures") -> Path:
@@ -100,17 +122,12 @@ def maps_figure(maps: Mapping[str, np.ndarray]) -> Figure | None:
     if not maps:
         return None
     columns = max(len(array) for array in maps.values())
-    figure = Figure(figsize=(1.35 * columns + 0.7, 1.5 * len(maps) + 0.2))
-    axes = figure.subplots(len(maps), columns, squeeze=False)
+    figure, axes = image_grid(len(maps), columns, (1.35 * columns + 0.7, 1.5 * len(maps) + 0.2))
     for row, name in zip(axes, maps, strict=True):
-        for head, axis in enumerate(row):
-            axis.grid(False)
-            axis.set(xticks=[], yticks=[])
-            if head >= len(maps[name]):
-                axis.remove()
-                continue
-            colors = matplotlib.colormaps["viridis"]
-            axis.imshow(maps[name][head], cmap=colors, interpolation="nearest", aspect="auto")
+        for unused in row[len(maps[name]) :]:
+            unused.remove()
+        for head, (axis, map_) in enumerate(zip(row, maps[name], strict=False)):
+            show_image(axis, map_, cmap=matplotlib.colormaps["viridis"], aspect="auto")
             axis.set_title(f"head {head}", fontsize=8, fontweight="normal")
         row[0].set_ylabel(_folded(name), fontsize=8, parse_math=False)
     return figure
@@ -177,33 +194,12 @@ def _dot_panel(
     axis.set_xticks(places, [names[place].removeprefix("layer ") for place in places])
 
 
-def free_panels(count: int) -> tuple[Figure, list[Axes]]:
-    """A figure of panels whose axes are their own, at most three in a row."""
-    columns = 2 if count == 4 else min(count, 3)
-    rows = -(-count // columns)
-    figure = Figure(figsize=(3.5 * columns + (3.3 if columns == 1 else 0.0), 3.0 * rows + 0.4))
-    axes = figure.subplots(rows, columns, squeeze=False).ravel().tolist()
-    for unused in axes[count:]:
-        unused.remove()
-    return figure, axes[:count]
-
-
 def name_layers(axis: Axes, names: Sequence[str], places: Sequence[int]) -> None:
     """Entries of a legend for the layers at these places, by their colours."""
     for place in places:
         is_named = len(names) <= 12 or place in (0, len(names) - 1)  # of many, the first and the last
         label = names[place] if is_named else None
         axis.plot([], [], color=ordered_colors(len(names))[place], label=label)
-
-
-def save_figure(figure: Figure, path: str | Path) -> Path:
-    """Write a figure to a file whose name gives the format; InputError where that cannot be."""
-    try:
-        with report_style():
-            figure.savefig(path, dpi=160)
-    except (OSError, ValueError) as error:
-        raise InputError(f"path {str(path)!r} cannot be written: {error}") from None
-    return Path(path)
 
 
 def scale_for_outliers(axis: Axes, values: np.ndarray) -> None:
@@ -230,3 +226,116 @@ def _folded(name: str, width: int = 18) -> str:
             lines.append("")
         lines[-1] += word
     return "\n".join(lines)
+
+
+# --- over training, and by component ------------------------------------------------------------------------
+
+
+def plot_over_training(course: Sequence[Mapping[str, Any]], path: str | Path) -> Path:
+    """Draw the diagnoses of a seed over training to a file. The format follows from its name.
+
+    Args:
+        course: the entries ``epochs`` of ``diagnostics_over_training.json``.
+        path: the file; an existing one is replaced.
+
+    Raises:
+        InputError: for a course without any figure, or a path that cannot be written.
+    """
+    figure = over_training_figure(course)
+    if figure is None:
+        raise InputError("course holds no figures to draw")
+    return save_figure(figure, path)
+
+
+@report_style()
+def over_training_figure(
+    course: Sequence[Mapping[str, Any]], unit: str = "epoch", places: Sequence[int] | None = None
+) -> Figure | None:
+    """A panel for every figure: one line per layer, the mean of the layers dashed.
+
+    Args:
+        course: for every copy of the weights, ``epoch`` and the records of its ``layers``.
+        unit: of the horizontal axis.
+        places: where each copy stands on it; None: its epoch.
+
+    Returns:
+        The figure; None where no layer has data for it.
+    """
+    if not course:
+        return None
+    at = np.array([entry["epoch"] for entry in course] if places is None else places)
+    names = layer_titles(course[0]["layers"])
+    lines = {key: _summaries(course, key) for key in COURSES}
+    shown = {key: values for key, values in lines.items() if np.isfinite(values).any()}
+    if not shown:
+        return None
+    figure, axes = free_panels(len(shown))
+    colors = ordered_colors(len(names))
+    for axis, (key, values) in zip(axes, shown.items(), strict=True):
+        for layer, color in zip(values.T, colors, strict=True):
+            axis.plot(at, layer, color=color, linewidth=1.4, **markers(at))
+        if values.shape[1] > 1:
+            has_all = np.isfinite(values).all(axis=0)
+            if has_all.sum() > 1:
+                mean = values[:, has_all].mean(axis=1)
+                axis.plot(at, mean, color=INK, linewidth=2, linestyle=(0, (4, 2)))
+        _decades(axis, values[np.isfinite(values)])
+        axis.set(title=COURSES[key], xlabel=unit)
+        axis.xaxis.set_major_locator(whole_numbers())
+    name_layers(axes[0], names, range(len(names)))
+    if len(names) > 1:
+        axes[0].plot([], [], color=INK, linewidth=2, linestyle=(0, (4, 2)), label="mean of the layers")
+    legend_below(figure, axes[0])
+    return figure
+
+
+@report_style()
+def gamma_figure(records: Sequence[Mapping[str, Any]]) -> Figure | None:
+    """Spread and deviation of gamma by component, beside the eigenvalue: a panel for every layer.
+
+    Args:
+        records: the records of the layers; those with ``gamma`` are drawn, at most ``LAYER_LIMIT`` evenly
+            spaced ones. Components are ordered by their eigenvalue.
+
+    Returns:
+        The figure; None where no layer has gamma.
+    """
+    titles = layer_titles(records)
+    found = [
+        (title, record["gamma"]) for title, record in zip(titles, records, strict=True) if "gamma" in record
+    ]
+    if len(found) > LAYER_LIMIT:
+        found = [found[round(place)] for place in np.linspace(0, len(found) - 1, LAYER_LIMIT)]
+    if not found:
+        return None
+    figure, axes = panel_grid(len(found), height=2.6)
+    for axis, (title, gamma) in zip(axes, found, strict=True):
+        parts = {key: np.array([np.nan if v is None else v for v in values]) for key, values in gamma.items()}
+        order = np.argsort(-np.nan_to_num(parts["eigenvalue"]), kind="stable")
+        at = np.arange(1, len(order) + 1)
+        axis.plot(at, parts["eigenvalue"][order], color=PALETTE[0], label="eigenvalue |λ|", **markers(at))
+        axis.plot(at, parts["spread"][order], color=PALETTE[1], label="mean of |γᵢ − γⱼ|", **markers(at))
+        axis.plot(
+            at, parts["deviation"][order], color=MUTED, linewidth=1.1, linestyle=(0, (3, 2)),
+            label="its deviation over the pairs",
+        )  # fmt: skip
+        axis.set_title(title, parse_math=False)
+        axis.set_yscale("log")
+        axis.set_xlabel("component")
+        axis.xaxis.set_major_locator(whole_numbers())
+    legend_below(figure, axes[0])
+    return figure
+
+
+def _summaries(course: Sequence[Mapping[str, Any]], key: str) -> np.ndarray:
+    """The figure of every layer by copy, (copies, layers); NaN where a layer has none."""
+    rows = [[layer["summary"].get(key, np.nan) for layer in entry["layers"]] for entry in course]
+    return np.array(rows, dtype=float)
+
+
+def _decades(axis: Axes, values: np.ndarray) -> None:
+    """A logarithmic axis for positive values of several decades."""
+    if values.min() > 0 and values.max() > 30 * values.min():
+        axis.set_yscale("log")
+    else:
+        scale_for_outliers(axis, values)

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import cycle, islice
+from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -16,6 +17,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+
+from kernel_attention.errors import InputError
 
 # Okabe and Ito's colour-blind-safe set, without the yellow, which is invisible on white.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#5F5F5F")
@@ -83,6 +86,30 @@ def panel_grid(panels: int, height: float) -> tuple[Figure, list[Axes]]:
     return figure, axes[:panels]
 
 
+def free_panels(count: int) -> tuple[Figure, list[Axes]]:
+    """A figure of panels whose axes are their own, at most three in a row."""
+    columns = 2 if count == 4 else min(count, 3)
+    rows = -(-count // columns)
+    figure = Figure(figsize=(3.5 * columns + (3.3 if columns == 1 else 0.0), 3.0 * rows + 0.4))
+    axes = figure.subplots(rows, columns, squeeze=False).ravel().tolist()
+    for unused in axes[count:]:
+        unused.remove()
+    return figure, axes[:count]
+
+
+def image_grid(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure, Any]:
+    """A figure of this size in inches, and its axes for images, (rows, columns)."""
+    figure = Figure(figsize=size)
+    return figure, figure.subplots(rows, columns, squeeze=False)
+
+
+def show_image(axis: Axes, image: np.ndarray, **options: Any) -> None:
+    """Draw an image, or a map with a colour map, without ticks; ``options`` are those of ``imshow``."""
+    axis.imshow(image, interpolation="nearest", **options)
+    axis.grid(False)
+    axis.set(xticks=[], yticks=[])
+
+
 def legend_below(figure: Figure, axis: Axes) -> None:
     """One legend for all panels, in rows below them."""
     handles, labels = axis.get_legend_handles_labels()
@@ -121,3 +148,13 @@ def _render(figure: Figure, kind: str) -> bytes:
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         figure.savefig(buffer, format=kind, dpi=160, metadata={"Date": None} if kind == "svg" else None)
     return buffer.getvalue()
+
+
+def save_figure(figure: Figure, path: str | Path) -> Path:
+    """Write a figure to a file whose name gives the format; InputError where that cannot be."""
+    try:
+        with report_style():
+            figure.savefig(path, dpi=160)
+    except (OSError, ValueError) as error:
+        raise InputError(f"path {str(path)!r} cannot be written: {error}") from None
+    return Path(path)

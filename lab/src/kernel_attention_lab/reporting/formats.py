@@ -16,6 +16,12 @@ COLUMN_NAMES = {
     "peak_rss_mb": "peak memory (MiB)",
     "peak_gpu_mb": "peak GPU memory (MiB)",
 }
+COUNTS = {
+    "bigram_perplexity": "bigram counts",
+    "unigram_perplexity": "unigram counts",
+    "uniform_perplexity": "a uniform guess",
+}
+"""What predicts a text without a network."""
 MISSING = "–"
 
 

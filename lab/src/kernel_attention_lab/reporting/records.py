@@ -53,7 +53,6 @@ class SeedRecord:
     diagnostics: Mapping[str, Any] | None = None
     over_training: Mapping[str, Any] | None = None
     examples: Mapping[str, np.ndarray] | None = None
-    episodes: Mapping[str, Any] | None = None
     episode: Mapping[str, Any] | None = None
     film: bytes | None = None
 
@@ -217,6 +216,16 @@ class RunRecord:
         names = self.data.get("class_names")
         return [str(name) for name in names] if isinstance(names, list) else []
 
+    def names_of(self, count: int) -> list[str]:
+        """The names of so many classes; their numbers where the run does not name as many."""
+        names = self.class_names
+        return names[:count] if len(names) >= count else [str(number) for number in range(count)]
+
+    def curves(self, key: str) -> dict[int, Curve]:
+        """A column of the metrics by seed, of the seeds that have it."""
+        found = {record.seed: record.curve(key) for record in self.seeds}
+        return {seed: curve for seed, curve in found.items() if curve is not None}
+
     def mean(self, key: str) -> float | None:
         """The mean of a figure over the seeds that have it; None where no seed has it."""
         found = [(record.evaluation or {}).get(key) for record in self.evaluated]
@@ -251,7 +260,6 @@ def read_run(run_dir: Path) -> RunRecord:
             readable(lambda: folder.diagnostics(seed)),
             readable(lambda: folder.diagnostics_over_training(seed)),
             readable(lambda: folder.examples(seed)),
-            readable(lambda: folder.episodes(seed)),
             readable(lambda: folder.episode(seed)),
             readable(lambda: folder.film(seed)),
         )

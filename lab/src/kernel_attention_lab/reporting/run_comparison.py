@@ -9,9 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+
 from kernel_attention.atomic import write_text_atomically
 from kernel_attention.errors import InputError, writing
 from kernel_attention_lab.reporting import html
+from kernel_attention_lab.reporting.curves import QUANTITIES, curve_figure, mean_curve
+from kernel_attention_lab.reporting.figures import INK, data_uri, report_style, seed_styles
 from kernel_attention_lab.reporting.formats import (
     MISSING,
     attention_details,
@@ -219,12 +224,10 @@ def write_comparison(comparison: RunComparison, path: Path) -> Path:
 
 def render_comparison(comparison: RunComparison) -> str:
     """The page as text."""
-    from kernel_attention_lab.reporting.comparison_plots import comparison_pictures
-
     head, rows = _cells(comparison)
     caption = "Means with the sample deviation over the seeds; differences over the seeds of both runs."
     sections = [html.Section("figures", "Figures", [html.Table(head, rows, caption, numbers=True)])]
-    if pictures := comparison_pictures(comparison):
+    if pictures := _pictures(comparison):
         sections.append(html.Section("curves", "Curves", [html.Pictures(pictures, pair=len(pictures) > 1)]))
     opening = [html.Notice("Read with care", tuple(comparison.remarks))] if comparison.remarks else []
     return html.page(
@@ -234,3 +237,56 @@ def render_comparison(comparison: RunComparison) -> str:
         sections=sections,
         footer="Written by kernel-attention from the run folders. This page needs no network.",
     )
+
+
+def _pictures(comparison: RunComparison) -> list[html.Picture]:
+    """The seeds, and one picture for each quantity that at least two runs followed on evaluated cases."""
+    metric = metric_name(comparison.metric)
+    pictures = []
+    if comparison.seeds:
+        means = "; ".join(
+            f"{each.name} {format_metric(comparison.metric, each.mean)}" for each in comparison.runs
+        )
+        pictures.append(
+            html.Picture(
+                data_uri(_seeds(comparison)), f"Dot chart of the test {metric}. Means: {means}.",
+                f"Test {metric}: a dot for every seed, a bar for the mean",
+            )
+        )  # fmt: skip
+    for name in QUANTITIES:
+        found = {each.name: each.run.curves(f"val_{name}") for each in comparison.runs}
+        curves = {run: mean_curve(list(by_seed.values())) for run, by_seed in found.items() if by_seed}
+        units = {each.run.unit for each in comparison.runs if each.name in curves}
+        if len(curves) < 2 or len(units) > 1:
+            continue
+        unit = units.pop()
+        ends = "; ".join(f"{run} {format_metric(name, curve[1][-1])}" for run, curve in curves.items())
+        panels = {run[-40:]: {0: curve} for run, curve in curves.items()}
+        figure = curve_figure(panels, metric_name(name), unit=unit, percent=is_share(name))
+        pictures.append(
+            html.Picture(
+                data_uri(figure),
+                f"Line chart of the {metric_name(name)} on the cases that select the weights. Ends: {ends}.",
+                f"{metric_name(name).capitalize()} on the cases that select the weights, by {unit}: the mean "
+                "over the seeds",
+            )
+        )
+    return pictures
+
+
+@report_style()
+def _seeds(comparison: RunComparison) -> Figure:
+    figure = Figure(figsize=(5.2, 1.2 + 0.4 * len(comparison.runs)))
+    axis = figure.subplots()
+    styles = seed_styles(comparison.seeds)
+    for place, each in enumerate(comparison.runs):
+        for seed, value in each.values.items():
+            axis.plot(value, place, marker="o", linestyle="", color=styles[seed]["color"])
+        if each.mean is not None:
+            axis.plot(each.mean, place, marker="|", markersize=18, linestyle="", color=INK)
+    axis.set_yticks(range(len(comparison.runs)), [each.name[-40:] for each in comparison.runs])
+    axis.invert_yaxis()
+    axis.set_xlabel(metric_name(comparison.metric))
+    if is_share(comparison.metric):
+        axis.xaxis.set_major_formatter(PercentFormatter(1.0))
+    return figure

@@ -11,6 +11,7 @@ import numpy as np
 from torch import nn
 
 from kernel_attention.errors import InputError, unknown
+from kernel_attention_lab.packing import pack_bits
 from kernel_attention_lab.robustness.corruptions import (
     CORRUPTIONS,
     SEVERITIES,
@@ -18,7 +19,6 @@ from kernel_attention_lab.robustness.corruptions import (
     library_versions,
 )
 from kernel_attention_lab.robustness.pixel_logits import pixel_logits
-from kernel_attention_lab.statistics import pack_bits
 
 ALEXNET_ERRORS = {
     "gaussian_noise": 0.886428, "shot_noise": 0.894468, "impulse_noise": 0.922640, "defocus_blur": 0.819880,

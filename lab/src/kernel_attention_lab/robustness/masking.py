@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from kernel_attention_lab.packing import unpack_bits
 from kernel_attention_lab.robustness.attack_plan import ATTACKS, eps_text
-from kernel_attention_lab.statistics import unpack_bits
 
 Entry = Mapping[str, Any]
 

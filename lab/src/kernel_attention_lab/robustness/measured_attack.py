@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kernel_attention_lab.packing import pack_bits
 from kernel_attention_lab.robustness.attack_plan import AttackStep
 from kernel_attention_lab.robustness.image_attack import attack_images, attackable
 from kernel_attention_lab.robustness.protocols import find_protocol
-from kernel_attention_lab.statistics import pack_bits
 
 NORMS = {"linf": torch.inf, "l2": 2.0, "l1": 1.0}
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from kernel_attention.errors import InputError
+from kernel_attention_lab.packing import LEVELS, pack_levels, unpack_levels
 from kernel_attention_lab.robustness.pixel_logits import pixel_logits
-from kernel_attention_lab.statistics import LEVELS, pack_levels, unpack_levels
 
 RECALL = 0.95
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernel_attention_lab.statistics import pack_bits
+from kernel_attention_lab.packing import pack_bits
 
 
 def classification_metrics(logits: Tensor, targets: np.ndarray) -> dict[str, Any]:

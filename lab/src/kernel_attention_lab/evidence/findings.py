@@ -5,22 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kernel_attention_lab.reporting.formats import is_share
-from kernel_attention_lab.reproduction.run import Places
-from kernel_attention_lab.reproduction.suite import Cell, Figures, Suite
-from kernel_attention_lab.results import (
+from kernel_attention_lab.evidence.comparison import (
     ColumnComparison,
     Comparison,
     Measurement,
-    ResultRecord,
     Spread,
     columns_needed,
     compare_over_columns,
     compare_rows,
     evaluation_figure,
-    read_record,
     spread,
 )
+from kernel_attention_lab.evidence.records import ResultRecord, read_record
+from kernel_attention_lab.evidence.run import Places
+from kernel_attention_lab.evidence.suite import Cell, Figures, Suite
+from kernel_attention_lab.reporting.formats import is_share
 
 Measured = dict[str, dict[str, dict[int, Measurement]]]
 """By row, column and seed."""
@@ -47,19 +46,8 @@ def suite_records(suite: Suite, places: Places) -> dict[str, dict[str, dict[int,
     return found
 
 
-def measurements(suite: Suite, places: Places, metric: str | None = None) -> Measured:
-    """A figure (the suite's metric by default) by row, column and seed, as far as there are records.
-
-    The answers behind an accuracy come with it where the record has them.
-
-    Raises:
-        InputError: for a damaged record.
-    """
-    return figures_of(suite_records(suite, places), metric or suite.metric)
-
-
 def figures_of(records: dict[str, dict[str, dict[int, ResultRecord]]], metric: str) -> Measured:
-    """A figure of these records, where they have it."""
+    """A figure of these records, where they have it, with the answers behind an accuracy."""
     found: Measured = {}
     for row, columns in records.items():
         found[row] = {}

@@ -1,14 +1,36 @@
-"""The page of a suite: reported beside measured, the comparisons, and where the records are from."""
+"""A suite as people read it: its page, and its tables on the screen.
+
+The page has what its source reports beside what was measured, comparisons, and where the records are from.
+"""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from kernel_attention.atomic import write_text_atomically
 from kernel_attention.errors import writing
+from kernel_attention_lab.evidence.expressions import show
+from kernel_attention_lab.evidence.findings import (
+    FEWEST,
+    NO_DIFFERENCE,
+    SIGNIFICANT,
+    Findings,
+    Line,
+    chance,
+    column_sentence,
+    column_verdict,
+    verdict,
+)
+from kernel_attention_lab.evidence.plots import critical_difference
+from kernel_attention_lab.evidence.records import ResultRecord
+from kernel_attention_lab.evidence.run import Estimate, Places
+from kernel_attention_lab.evidence.suite import Cell, Suite
+from kernel_attention_lab.evidence.tables import text_cells
 from kernel_attention_lab.reporting import html
+from kernel_attention_lab.reporting.figures import data_uri
 from kernel_attention_lab.reporting.formats import (
     MISSING,
     format_duration,
@@ -18,33 +40,47 @@ from kernel_attention_lab.reporting.formats import (
     metric_name,
     sentence,
 )
-from kernel_attention_lab.reproduction.findings import (
-    FEWEST,
-    NO_DIFFERENCE,
-    SIGNIFICANT,
-    Findings,
-    Line,
-    chance,
-    column_sentence,
-    column_verdict,
-    find,
-    verdict,
-)
-from kernel_attention_lab.reproduction.run import Places
-from kernel_attention_lab.reproduction.suite import Cell, Suite
+from kernel_attention_lab.reporting.tables import text_table
 from kernel_attention_lab.tasks.recipe import PROTOCOLS
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 PAGE_NAME = "report.html"
 
+_OVER_COLUMNS = {
+    "row": "{{ this.row }}",
+    "baseline": "{{ this.baseline }}",
+    "columns": "{{ this.differences | length }}",
+    "larger": "{{ this.larger }}",
+    "smaller": "{{ this.smaller }}",
+    "mean difference": "{{ (unit * this.mean) | show('signed') }}",
+    "p": "{{ this.p_value | show('chance') }}",
+    "p (Holm)": "{{ this.adjusted | show('chance') }}",
+    "finding": "{{ finding }}",
+}
+_OVER_CASES = {
+    "row": "{{ this.row }}",
+    "baseline": "{{ this.baseline }}",
+    "column": "{{ this.column }}",
+    "seeds": "{{ this.seeds | length }}",
+    "difference": "{{ (unit * this.interval.difference) | show('signed') }}",
+    "95 % interval": "{{ (unit * this.interval.low) | show('signed') }} to "
+    "{{ (unit * this.interval.high) | show('signed') }}",
+    "p": "{{ this.p_value | show('chance') }}",
+    "p (Holm)": "{{ this.adjusted | show('chance') }}",
+    "finding": "{{ finding }}",
+}
 
-def write_page(suite: Suite, places: Places) -> Path:
-    """Write ``report.html`` into the suite's folder of runs, from its records alone, and return its path.
+
+def write_page(found: Findings, places: Places) -> Path:
+    """Write ``report.html`` into the suite's folder of runs and return its path.
 
     Raises:
-        InputError: for a damaged record, and where the page cannot be written.
+        InputError: where the page cannot be written.
     """
-    text = suite_page(find(suite, places))
-    path = places.runs / suite.name / PAGE_NAME
+    text = suite_page(found)
+    path = places.runs / found.suite.name / PAGE_NAME
     with writing(f"page {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text_atomically(path, text)
@@ -121,58 +157,29 @@ def finding_lines(found: Findings) -> list[str]:
 
 def comparison_tables(found: Findings) -> list[html.Table]:
     """The comparisons over the columns, and those over the cases of a column."""
-    suite = found.suite
-    unit = 100.0 if is_share(suite.metric) else 1.0
-    tables = []
-    if found.over_columns:
-        rows = [
-            [
-                each.row, each.baseline, str(len(each.differences)), str(each.larger), str(each.smaller),
-                signed(unit * each.mean), _cell(each.p_value), _cell(each.adjusted),
-                column_verdict(each, suite.larger_is_better),
-            ]
-            for each in found.over_columns
-        ]  # fmt: skip
-        head = [
-            "row",
-            "baseline",
-            "columns",
-            "larger",
-            "smaller",
-            "mean difference",
-            "p",
-            "p (Holm)",
-            "finding",
-        ]
-        tables.append(
-            html.Table(head, rows, "Over the columns: Wilcoxon's signed-rank test, exact", numbers=True)
+    larger = found.suite.larger_is_better
+    kinds = (
+        (
+            "Over the columns: Wilcoxon's signed-rank test, exact",
+            _OVER_COLUMNS,
+            [(each, column_verdict(each, larger)) for each in found.over_columns],
+        ),
+        (
+            "On the same test cases: sign flip test over the cases",
+            _OVER_CASES,
+            [(each, verdict(each.adjusted, each.interval.difference, larger)) for each in found.over_cases],
+        ),
+    )
+    unit = 100.0 if is_share(found.suite.metric) else 1.0
+    return [
+        html.Table(
+            *text_cells(columns, ({"this": each, "finding": said, "unit": unit} for each, said in rows)),
+            caption,
+            numbers=True,
         )
-    if found.over_cases:
-        rows = []
-        for case in found.over_cases:
-            difference, low, high = (unit * value for value in case.interval)
-            rows.append(
-                [
-                    case.row, case.baseline, case.column, str(len(case.seeds)), signed(difference),
-                    f"{signed(low)} to {signed(high)}", _cell(case.p_value), _cell(case.adjusted),
-                    verdict(case.adjusted, case.interval.difference, suite.larger_is_better),
-                ]
-            )  # fmt: skip
-        head = [
-            "row",
-            "baseline",
-            "column",
-            "seeds",
-            "difference",
-            "95 % interval",
-            "p",
-            "p (Holm)",
-            "finding",
-        ]
-        tables.append(
-            html.Table(head, rows, "On the same test cases: sign flip test over the cases", numbers=True)
-        )
-    return tables
+        for caption, columns, rows in kinds
+        if rows
+    ]
 
 
 def missing_lines(found: Findings) -> list[str]:
@@ -206,58 +213,49 @@ def missing_lines(found: Findings) -> list[str]:
 
 def record_table(found: Findings) -> html.Table:
     """Where the records are from: machine, revision, software, days, seconds."""
-    groups: dict[tuple[str, str, str], list[tuple[str, float]]] = {}
+    groups: dict[tuple[str, str, str], list[ResultRecord]] = {}
     for record in found.records:
-        origin = (
-            record.machine,
-            (record.revision or "not known")[:12],
-            record.software.get("torch", "not known"),
-        )
-        groups.setdefault(origin, []).append((record.date[:10], float(record.budget.get("seconds") or 0.0)))
-    rows = [
-        [machine, revision, torch, str(len(entries)), _days(day for day, _ in entries),
-         format_duration(sum(seconds for _, seconds in entries))]
-        for (machine, revision, torch), entries in sorted(groups.items())
-    ]  # fmt: skip
+        revision = (record.revision or "not known")[:12]
+        origin = (record.machine, revision, record.software.get("torch", "not known"))
+        groups.setdefault(origin, []).append(record)
+    rows = []
+    for origin, records in sorted(groups.items(), key=lambda group: group[0]):
+        days = sorted({record.date[:10] for record in records})
+        trained = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+        seconds = sum(float(record.budget.get("seconds") or 0.0) for record in records)
+        rows.append([*origin, str(len(records)), trained, format_duration(seconds)])
     return html.Table(["machine", "revision", "PyTorch", "models", "trained", "training in all"], rows)
-
-
-def signed(value: float) -> str:
-    """A difference with its sign."""
-    return f"{value:+.2f}".replace("-", "−")
-
-
-def _cell(p_value: float) -> str:
-    return chance(p_value).removeprefix("= ")
 
 
 def _figure_table(suite: Suite, metric: str, lines: Iterable[Line]) -> html.Table:
     unit = ", %" if is_share(metric) else ""
     head = ["column", "row", f"reported{unit}", f"measured{unit}", "seeds", "difference"]
-    rows = []
-    for line in lines:
-        measured = line.measured
-        rows.append(
-            [
-                line.column,
-                line.row,
-                MISSING if line.reported is None else _spread(*line.reported),
-                MISSING if measured is None else _spread(measured.mean, measured.deviation),
-                MISSING if measured is None else str(len(measured.seeds)),
-                MISSING if line.difference is None else signed(line.difference),
-            ]
-        )
+    rows = [
+        [
+            line.column,
+            line.row,
+            _spread(line.reported),
+            _spread(line.measured),
+            MISSING if line.measured is None else str(len(line.measured.seeds)),
+            show(line.difference, "signed") or MISSING,
+        ]
+        for line in lines
+    ]
     is_larger_better = is_share(metric) or (suite.larger_is_better and not is_error(metric))
     better = "larger" if is_larger_better else "smaller"
-    return html.Table(
-        head, rows, f"{sentence(metric_name(metric))} Mean ± deviation; {better} is better", numbers=True
-    )
+    caption = f"{sentence(metric_name(metric))} Mean ± deviation; {better} is better"
+    return html.Table(head, rows, caption, numbers=True)
+
+
+def _spread(found: Sequence[Any] | None) -> str:
+    """Mean and deviation, the first two of what was found."""
+    if found is None:
+        return MISSING
+    mean, deviation = found[:2]
+    return f"{mean:.2f}" if deviation is None else f"{mean:.2f} ± {deviation:.2f}"
 
 
 def _comparison_pieces(found: Findings) -> list[html.Piece]:
-    from kernel_attention_lab.reporting.figures import data_uri
-    from kernel_attention_lab.reporting.suite_plots import critical_difference
-
     suite = found.suite
     pieces: list[html.Piece] = [*comparison_tables(found)]
     if not pieces:
@@ -297,10 +295,67 @@ def _seed_pieces(found: Findings) -> list[html.Piece]:
     return [html.Folded("Every seed", [table]), html.Folded("The protocols", said)]
 
 
-def _spread(mean: float, deviation: float | None) -> str:
-    return f"{mean:.2f}" if deviation is None else f"{mean:.2f} ± {deviation:.2f}"
+# --- on the screen ------------------------------------------------------------------------------------------
 
 
-def _days(days: Iterable[str]) -> str:
-    found = sorted(set(days))
-    return found[0] if len(found) == 1 else f"{found[0]} to {found[-1]}"
+def screen_tables(found: Findings) -> list[Table]:
+    """The tables of figures, as on the page."""
+    return [
+        text_table(found.suite.title, piece.head, piece.rows, caption=piece.caption, right=range(2, 6))
+        for piece in figure_tables(found)
+    ]
+
+
+def state_table(title: str, found: Sequence[Estimate]) -> Table:
+    """The missing parts of the cells of a suite, with the training time that records tell.
+
+    Seeds that lack the same share a row. ``missing_notes`` says what the numbers of the last column mean.
+    """
+    waiting = [entry for entry in found if not entry.state.is_done]
+    done = f"{len(found) - len(waiting)} of {len(found)} are done"
+    trainings = [entry for entry in waiting if entry.state.training]
+    timed = [entry.seconds for entry in trainings if entry.seconds is not None and entry.difference is None]
+    if timed:
+        hours = f"take about {sum(timed) / 3600:.1f} hours"
+        if len(timed) == len(trainings):
+            done += f"; the trainings {hours}"
+        else:
+            done += f"; {len(timed)} of {len(trainings)} trainings {hours}, and no record tells of the others"
+    numbers = {reason: f"({place})" for place, reason in enumerate(_reasons(found), start=1)}
+    seeds: dict[tuple[str, str, str, str], list[str]] = {}
+    for entry in waiting:
+        cell = entry.state.cell
+        alike = (cell.row, cell.column, _lacking(entry), numbers.get(entry.missing or "", ""))
+        seeds.setdefault(alike, []).append(str(cell.seed))
+    rows = [
+        (row, column, ", ".join(listed), lacks, missing)
+        for (row, column, lacks, missing), listed in seeds.items()
+    ]
+    return text_table(title, ("row", "column", "seeds", "lacks", "missing"), rows, caption=done, fold=True)
+
+
+def missing_notes(found: Sequence[Estimate]) -> list[str]:
+    """Why cells of a suite cannot run, each reason once, with its number in ``state_table``."""
+    return [f"({place}) {reason}" for place, reason in enumerate(_reasons(found), start=1)]
+
+
+def _reasons(found: Sequence[Estimate]) -> list[str]:
+    return list(dict.fromkeys(entry.missing for entry in found if entry.missing))
+
+
+def _minutes(seconds: float) -> str:
+    return "under 1 min" if seconds < 30 else f"{seconds / 60:.0f} min"
+
+
+def _lacking(entry: Estimate) -> str:
+    """The missing parts of a cell, in words."""
+    state, seconds, difference, _ = entry
+    lacks = []
+    if state.training:
+        suffix = "" if difference is None else f" {difference}"
+        lacks.append("training" if seconds is None else f"training ({_minutes(seconds)}{suffix})")
+    if state.diagnosis:
+        lacks.append("diagnostics")
+    if state.steps:
+        lacks.append(f"{len(state.steps)} attacks")
+    return ", ".join([*lacks, *state.shifts])

@@ -1,7 +1,8 @@
-"""Rows of a table: means over seeds, and paired comparisons with another row."""
+"""Rows of a table: means over seeds, and comparisons with another row, by case and over the columns."""
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,17 +12,17 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from kernel_attention.errors import InputError
-from kernel_attention_lab.robustness import precision_recall_area
-from kernel_attention_lab.statistics import (
-    LEVELS,
+from kernel_attention_lab.evidence.statistics import (
+    DECIMALS,
     Interval,
     figure_test,
     holm,
-    mcnemar_test,
     paired_bootstrap,
     sign_flip_test,
-    unpack_bits,
+    signed_rank_test,
 )
+from kernel_attention_lab.packing import LEVELS, unpack_bits
+from kernel_attention_lab.robustness import precision_recall_area
 
 
 class PairedFigure(ABC):
@@ -217,7 +218,7 @@ def _compare(
         p_value=p_value,
         adjusted=p_value,
         by_seed={
-            seed: mcnemar_test(first[index, 0], second[index, 0]).p_value
+            seed: sign_flip_test(first[index, 0], second[index, 0])
             for index, seed in enumerate(seeds)
             if first.shape[1] == 1
         },
@@ -247,3 +248,89 @@ def _compare_figures(
     figure = next(iter(pairs.values()))[0]
     interval, p_value = figure_test(figure.difference, first, second)
     return Comparison(row, baseline, column, tuple(pairs), interval, p_value, p_value, {})
+
+
+class ColumnComparison(NamedTuple):
+    """A row against its baseline over the columns that both were measured in.
+
+    Attributes:
+        row: the row.
+        baseline: the row it is compared with.
+        differences: row minus baseline by column, the mean over the seeds that both have, to ``DECIMALS``.
+        p_value: of ``signed_rank_test``.
+        adjusted: the same after Holm's adjustment for all comparisons made together.
+        least: the adjusted value if all differences of all comparisons had one sign. No outcome in so few
+            columns gives a smaller one.
+    """
+
+    row: str
+    baseline: str
+    differences: dict[str, float]
+    p_value: float
+    adjusted: float
+    least: float
+
+    @property
+    def larger(self) -> int:
+        """The number of columns in which the row has the larger figure."""
+        return sum(value > 0 for value in self.differences.values())
+
+    @property
+    def smaller(self) -> int:
+        """The number of columns in which the row has the smaller figure."""
+        return sum(value < 0 for value in self.differences.values())
+
+    @property
+    def mean(self) -> float:
+        """The mean difference."""
+        return sum(self.differences.values()) / len(self.differences)
+
+
+def compare_over_columns(
+    measurements: Measurements, baselines: Baselines, *, columns: int = 3
+) -> list[ColumnComparison]:
+    """Compare rows with their baselines over the columns.
+
+    Args:
+        measurements: by row, column and seed.
+        baselines: of the rows.
+        columns: how many columns a comparison needs at least.
+
+    Returns:
+        In the order of rows and baselines. The p values are adjusted over all of them.
+    """
+    found = []
+    for row, baseline in compared_pairs(measurements, baselines):
+        others = measurements.get(baseline, {})
+        differences = {
+            column: value
+            for column, measured in measurements[row].items()
+            if (value := _difference(measured, others.get(column, {}))) is not None
+        }
+        if len(differences) >= columns:
+            p_value = signed_rank_test(list(differences.values()))
+            least = _least_p(len(differences))
+            found.append(ColumnComparison(row, baseline, differences, p_value, p_value, least))
+    adjusted, least_adjusted = holm([each.p_value for each in found]), holm([each.least for each in found])
+    return [
+        each._replace(adjusted=value, least=least)
+        for each, value, least in zip(found, adjusted, least_adjusted, strict=True)
+    ]
+
+
+def columns_needed(comparisons: int, level: float = 0.05) -> int:
+    """The least number of columns in which so many comparisons, made together, can reach ``level``."""
+    return next(count for count in itertools.count(1) if comparisons * _least_p(count) <= level)
+
+
+def _least_p(columns: int) -> float:
+    """The p value of ``signed_rank_test`` where all differences have one sign."""
+    return min(1.0, 2.0 ** (1 - columns))
+
+
+def _difference(first: Mapping[int, Measurement], second: Mapping[int, Measurement]) -> float | None:
+    seeds = sorted(first.keys() & second.keys())
+    if not seeds:
+        return None
+    difference = sum(first[seed].value - second[seed].value for seed in seeds) / len(seeds)
+    return round(difference, DECIMALS)

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from kernel_attention.errors import InputError
+from kernel_attention_lab.evidence.suite import Cell, Suite, list_suites, read_suite
 from kernel_attention_lab.families import recipes_dir
-from kernel_attention_lab.reproduction.suite import Cell, Suite, list_suites, read_suite
 from kernel_attention_lab.runs import list_recipes, read_recipe, recipe_text
 from kernel_attention_lab.tasks import PROTOCOLS
 

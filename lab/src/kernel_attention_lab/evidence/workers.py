@@ -13,9 +13,9 @@ from typing import NamedTuple
 from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import InputError
 from kernel_attention_lab.child_process import stop_with_parent
+from kernel_attention_lab.evidence.run import OnProgress, Places, find_state, run_cell
+from kernel_attention_lab.evidence.suite import Cell, Suite
 from kernel_attention_lab.plugins import load_plugins
-from kernel_attention_lab.reproduction.run import OnProgress, Places, find_state, run_cell
-from kernel_attention_lab.reproduction.suite import Cell, Suite
 
 _THREADS = "OMP_NUM_THREADS"
 

@@ -6,28 +6,20 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from results.conftest import attack_entry, corruption_entry
+from evidence.conftest import attack_entry, corruption_entry
 
 from kernel_attention.errors import InputError
-from kernel_attention_lab.results import (
-    Measurement,
+from kernel_attention_lab.evidence.comparison import Measurement, compare_rows, spread
+from kernel_attention_lab.evidence.robustness import (
     attack_curves,
-    compare_rows,
     corruption_figures,
     relative_corruption_errors,
     robustness_columns,
-    spread,
     variant_columns,
 )
+from kernel_attention_lab.evidence.statistics import holm, paired_bootstrap, sign_flip_test
+from kernel_attention_lab.packing import pack_bits, pack_levels
 from kernel_attention_lab.robustness import detection_figures, score_levels
-from kernel_attention_lab.statistics import (
-    holm,
-    mcnemar_test,
-    pack_bits,
-    pack_levels,
-    paired_bootstrap,
-    sign_flip_test,
-)
 
 
 def answers(accuracy, cases=40, seed=0):
@@ -53,7 +45,7 @@ def test_a_comparison_is_the_tests_on_common_seeds():
     assert (found.row, found.baseline, found.column, found.seeds) == ("a", "b", "fgsm", (0, 1))
     assert found.p_value == found.adjusted == sign_flip_test(first, second)
     assert found.interval == paired_bootstrap(first, second)
-    assert found.by_seed == {seed: mcnemar_test(first[seed], second[seed]).p_value for seed in (0, 1)}
+    assert found.by_seed == {seed: sign_flip_test(first[seed], second[seed]) for seed in (0, 1)}
 
 
 def test_the_adjustment_is_over_all_comparisons():

@@ -15,19 +15,20 @@ import numpy as np
 from PIL import Image
 
 from kernel_attention_lab.reporting import html
-from kernel_attention_lab.reporting.course_plots import gamma_figure, over_training_figure
 from kernel_attention_lab.reporting.diagnostic_plots import (
+    HEAD_LIMIT,
     LABELS,
     MAP_LIMIT,
+    gamma_figure,
     maps_figure,
     measures_figure,
+    over_training_figure,
     select_maps,
     shown_maps,
 )
 from kernel_attention_lab.reporting.figures import data_uri
 from kernel_attention_lab.reporting.formats import layer_name, sentence
 from kernel_attention_lab.reporting.records import RunRecord, SeedRecord
-from kernel_attention_lab.reporting.spectrum_plots import HEAD_LIMIT
 from kernel_attention_lab.reporting.tables import TABLES, diagnostics_rows
 
 LEVELS = 200  # of the 256 colours of viridis some are alike in 8 bits; these differ

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kernel_attention_lab.reporting import html
-from kernel_attention_lab.reporting.image_sections import (
+from kernel_attention_lab.reporting.examples import (
     attention_over_images,
     example_grid,
     examples_section,

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from kernel_attention.errors import InputError
-from kernel_attention_lab.reproduction import Places, Suite, find, write_page
-from kernel_attention_lab.reproduction.findings import verdict
-from kernel_attention_lab.reproduction.page import (
+from kernel_attention_lab.evidence import Places, ResultRecord, Suite, find, write_page, write_records
+from kernel_attention_lab.evidence.findings import verdict
+from kernel_attention_lab.evidence.suite_page import (
     comparison_tables,
     figure_tables,
     finding_lines,
@@ -18,8 +18,7 @@ from kernel_attention_lab.reproduction.page import (
     record_table,
     suite_page,
 )
-from kernel_attention_lab.results import ResultRecord, write_records
-from kernel_attention_lab.statistics import pack_bits
+from kernel_attention_lab.packing import pack_bits
 
 COLUMNS = {f"set{at}": "demo" for at in range(6)}
 ROWS = ("softmax", "linear", "same")
@@ -198,7 +197,7 @@ class _Reader(HTMLParser):
 @pytest.mark.filterwarnings("error")
 def test_the_page_stands_alone(tmp_path):
     found = places(tmp_path, full())
-    path = write_page(suite(), found)
+    path = write_page(find(suite(), found), found)
     assert path == tmp_path / "runs" / "small" / "report.html"
     reader = _Reader()
     reader.feed(path.read_text("utf-8"))
@@ -230,5 +229,6 @@ def test_too_few_rows_have_no_diagram(tmp_path):
 
 def test_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "runs").write_text("a file")
+    found = places(tmp_path, [])
     with pytest.raises(InputError, match=r"page .*report\.html: cannot be written"):
-        write_page(suite(), places(tmp_path, []))
+        write_page(find(suite(), found), found)

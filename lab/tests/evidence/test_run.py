@@ -18,8 +18,8 @@ from checkout import SOURCES
 from runs.small_runs import brief, launch, waves, write_recipe  # noqa: F401
 
 from kernel_attention_lab import cli
+from kernel_attention_lab.evidence import Cell, Places, find_state, read_suite, run_cell
 from kernel_attention_lab.lock import locked
-from kernel_attention_lab.reproduction import Cell, Places, find_state, read_suite, run_cell
 from kernel_attention_lab.runs.run import train
 from kernel_attention_lab.tasks.time_series import TimeSeriesExperiment
 
@@ -169,7 +169,7 @@ def test_dry_run_loads_the_data_of_a_column_once(suite, waves, monkeypatch, caps
             loaded.append(recipe.epochs)
             super().__init__(recipe, data_root)
 
-    monkeypatch.setattr("kernel_attention_lab.reproduction.run.experiment_class", lambda task: Counted)
+    monkeypatch.setattr("kernel_attention_lab.evidence.run.experiment_class", lambda task: Counted)
     assert reproduce(suite, waves, "--dry_run") == 0
     assert sorted(loaded) == [1, 2], "one epoch in one column, two in the other"
     assert "nowhere" not in capsys.readouterr().out
@@ -294,7 +294,7 @@ def test_a_cell_that_fails_does_not_stop_the_others(suite, waves, monkeypatch, c
             raise FloatingPointError("the loss is nan")
         return train(recipe, *arguments, **options)
 
-    monkeypatch.setattr("kernel_attention_lab.reproduction.run.train", diverging)
+    monkeypatch.setattr("kernel_attention_lab.evidence.run.train", diverging)
     assert reproduce(suite, waves, "--columns", "short", "--seeds", "0") == 1
     assert "softmax, short, seed 0: FloatingPointError: the loss is nan" in capsys.readouterr().err
     assert list(records(suite)) == ["waves/small/short/linear-0.json"]

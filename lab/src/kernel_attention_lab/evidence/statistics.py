@@ -1,15 +1,12 @@
 """Paired comparisons of two models: on the same cases, which are right or wrong, and on the same data sets.
 
-A case is right or wrong for each model, or has a level. Records keep these bits and levels, so that any two
-runs can be compared later.
 Where there are several seeds, row s is the model of seed s, and both models saw the same cases in the same
-order.
+order. SciPy has neither an exact signed-rank test with ties nor a bootstrap of cases and seeds together.
 """
 
 from __future__ import annotations
 
 import math
-import string
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -20,43 +17,19 @@ from kernel_attention.errors import InputError
 
 __all__ = [
     "Interval",
-    "McNemar",
     "Resampled",
     "figure_test",
     "holm",
-    "mcnemar_test",
-    "pack_bits",
-    "pack_levels",
     "paired_bootstrap",
     "sign_flip_test",
     "signed_rank_test",
-    "unpack_bits",
-    "unpack_levels",
 ]
 
 DECIMALS = 12
 """Differences that are equal to this many decimals are ties: the rounding errors of means are smaller."""
 
-LEVELS = 64
-"""The levels that ``pack_levels`` can write: a character each."""
-
-_CHARACTERS = string.ascii_uppercase + string.ascii_lowercase + string.digits + "+/"
 _RESAMPLES_AT_A_TIME = 500
 _ByKind = list[np.ndarray]  # an array for each kind of cases
-
-
-class McNemar(NamedTuple):
-    """The result of ``mcnemar_test``.
-
-    Attributes:
-        only_first: cases that the first model alone has right.
-        only_second: cases that the second model alone has right.
-        p_value: two-sided.
-    """
-
-    only_first: int
-    only_second: int
-    p_value: float
 
 
 class Interval(NamedTuple):
@@ -74,65 +47,8 @@ class Resampled(NamedTuple):
     p_value: float
 
 
-def pack_bits(correct: np.ndarray) -> str:
-    """Right (1) or wrong (0) as hexadecimal digits, one bit a case from the highest of the first byte."""
-    return np.packbits(np.asarray(correct, dtype=bool)).tobytes().hex()
-
-
-def unpack_bits(text: str, cases: int) -> np.ndarray:
-    """The bits of ``pack_bits``, (cases,) bool.
-
-    Raises:
-        InputError: where the text does not hold exactly that number of cases.
-    """
-    try:
-        packed = np.frombuffer(bytes.fromhex(text), dtype=np.uint8)
-    except (ValueError, TypeError):
-        raise InputError(f"bits {str(text)[:40]!r} are not hexadecimal digits") from None
-    bits = np.unpackbits(packed)
-    if len(packed) != -(-cases // 8) or bits[cases:].any():
-        raise InputError(f"bits of {len(bits)} places are not those of {cases} cases")
-    return bits[:cases].astype(bool)
-
-
-def pack_levels(levels: np.ndarray) -> str:
-    """Levels 0 to 63 as text, one character a case: A to Z, a to z, 0 to 9, + and /."""
-    return "".join(_CHARACTERS[level] for level in np.asarray(levels).tolist())
-
-
-def unpack_levels(text: str, cases: int) -> np.ndarray:
-    """The levels of ``pack_levels``, (cases,) int64.
-
-    Raises:
-        InputError: for another text, or another number of cases.
-    """
-    numbers = {character: level for level, character in enumerate(_CHARACTERS)}
-    if not isinstance(text, str) or len(text) != cases or not numbers.keys() >= set(text):
-        raise InputError(f"levels {str(text)[:40]!r} are not those of {cases} cases, a character each")
-    return np.array([numbers[character] for character in text], dtype=np.int64)
-
-
-def mcnemar_test(first: np.ndarray, second: np.ndarray) -> McNemar:
-    """McNemar's test (1947), exact: is one of two models right more often on the cases where they differ?
-
-    Under the hypothesis a case on which they differ is equally likely right for either, so the number of
-    cases that the first alone has right is binomial with probability 1/2. The p value is exact for every
-    number of cases; 1 where the models never differ.
-
-    Args:
-        first: (cases,) bool, where the first model is right.
-        second: the same of the second model.
-
-    Raises:
-        InputError: for other shapes.
-    """
-    _check_pair(first, second, axes=1)
-    only_first, only_second = int((first & ~second).sum()), int((second & ~first).sum())
-    return McNemar(only_first, only_second, sign_flip_test(first, second))
-
-
 def sign_flip_test(first: np.ndarray, second: np.ndarray) -> float:
-    """The exact paired randomization test over cases, two-sided; McNemar's test where there is one row.
+    """The exact paired randomization test over cases, two-sided; of one row McNemar's test (1947).
 
     The rows are seeds, corruptions, or both. A case's rows are not independent of one another: an image that
     is hard for one seed is hard for the next. So the test sums the differences of a case over all rows and
@@ -178,43 +94,6 @@ def signed_rank_test(differences: Sequence[float]) -> float:
     equal = (np.abs(values)[:, None] == np.abs(values)).sum(axis=1)
     doubled_ranks = 2 * smaller + equal + 1  # whole numbers, also where ties share a rank
     return _chance_of_total((np.sign(values) * doubled_ranks).astype(np.int64))
-
-
-def joint_sign_flip_test(differences: np.ndarray, *, draws: int = 20_000, seed: int = 0) -> np.ndarray:
-    """The exact paired randomization test of several quantities, one-sided, adjusted for their number.
-
-    Each block (a round of measurements, say) gives one difference for every quantity, and a fair coin decided
-    in it which of the two sides came first. If the sides do not differ, all differences of a block might as
-    well have the other sign. The statistic of a quantity is its mean over its root mean square, which no
-    flip changes; one quantity with a wide spread does not hide the others. The test compares it with the
-    largest one over all quantities under the same flips (Westfall and Young 1993), so the chance of *any*
-    false alarm is the level, however the quantities depend on one another.
-
-    Args:
-        differences: (blocks, quantities).
-        draws: flips that are drawn where there are more than that many; fewer are all tried.
-        seed: of the draws.
-
-    Returns:
-        (quantities,) the probability that the largest statistic is at least as large as the quantity's own.
-
-    Raises:
-        InputError: for other shapes, or numbers that are not finite.
-    """
-    values = np.asarray(differences, dtype=np.float64)
-    if values.ndim != 2 or not values.size or not np.isfinite(values).all():
-        raise InputError(f"differences of shape {values.shape} must be finite numbers, (blocks, quantities)")
-    blocks = len(values)
-    size = np.sqrt(np.square(values).sum(axis=0))
-    scaled = values / np.where(size > 0, size, 1.0)
-    if 2**blocks <= draws:
-        flips = 1.0 - 2.0 * (np.arange(2**blocks)[:, None] >> np.arange(blocks) & 1)
-    else:
-        flips = np.random.default_rng(seed).choice((-1.0, 1.0), size=(draws, blocks))
-        flips[0] = 1.0  # what was observed is one of the possibilities
-    largest = (flips @ scaled).max(axis=1)
-    found = scaled.sum(axis=0)
-    return (largest[:, None] >= found - 1e-12).mean(axis=0)
 
 
 def paired_bootstrap(
@@ -383,7 +262,5 @@ def _chance_of_total(steps: np.ndarray) -> float:
 def _check_pair(first: np.ndarray, second: np.ndarray, axes: int | None = None) -> None:
     is_right = first.shape == second.shape and first.size and first.ndim == (axes or max(first.ndim, 1))
     if not is_right:
-        expected = {1: "(cases,)", 2: "(seeds, cases)", 3: "(seeds, cases, values)", None: "(..., cases)"}[
-            axes
-        ]
+        expected = {2: "(seeds, cases)", 3: "(seeds, cases, values)", None: "(..., cases)"}[axes]
         raise InputError(f"shapes {first.shape} and {second.shape} must be equal, of the form {expected}")

@@ -12,10 +12,9 @@ import pytest
 from suite_records import suite_record, write_suite_record
 
 from kernel_attention.errors import InputError
-from kernel_attention_lab.reproduction import Cell, Places, Suite, find_state, read_suite
-from kernel_attention_lab.reproduction.findings import suite_records
-from kernel_attention_lab.reproduction.suite import list_suites
-from kernel_attention_lab.results import ResultRecord
+from kernel_attention_lab.evidence import Cell, Places, ResultRecord, Suite, find_state, read_suite
+from kernel_attention_lab.evidence.findings import suite_records
+from kernel_attention_lab.evidence.suite import list_suites
 from kernel_attention_lab.runs import read_recipe
 from kernel_attention_lab.tasks import make_recipe
 from kernel_attention_lab.tasks.registry import recipe_class, task_names

@@ -9,15 +9,11 @@ import shutil
 import numpy as np
 import pytest
 import yaml
-from results.conftest import attack_entry
+from evidence.conftest import attack_entry
 
 from kernel_attention.errors import InputError
-from kernel_attention_lab.results import (
-    make_records,
-    read_records,
-    require_same_config,
-    write_records,
-)
+from kernel_attention_lab.evidence import make_records, read_records, write_records
+from kernel_attention_lab.evidence.records import require_same_config
 
 
 @pytest.fixture

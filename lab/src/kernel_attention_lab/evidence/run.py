@@ -21,9 +21,9 @@ from kernel_attention_lab.data.fetching import (
     NotGeneratedError,
     without_fetching,
 )
+from kernel_attention_lab.evidence.records import ResultRecord, make_records, read_record, write_records
+from kernel_attention_lab.evidence.suite import TRANSFER, Cell, Start, Suite
 from kernel_attention_lab.lock import HeldByAnother, locked
-from kernel_attention_lab.reproduction.suite import TRANSFER, Cell, Start, Suite
-from kernel_attention_lab.results import ResultRecord, make_records, read_record, write_records
 from kernel_attention_lab.robustness.attack_plan import AttackStep, choose_steps
 from kernel_attention_lab.robustness.shifts import split_plans
 from kernel_attention_lab.runs.analyze import analyze_run

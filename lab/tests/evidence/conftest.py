@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from runs.small_runs import brief, trained, waves  # noqa: F401
 
-from kernel_attention_lab.results import ResultRecord
-from kernel_attention_lab.statistics import pack_bits
+from kernel_attention_lab.evidence import ResultRecord
+from kernel_attention_lab.packing import pack_bits
 
 
 def attack_entry(attack: str, correct: np.ndarray, **changes: Any) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import wilcoxon
 
-from kernel_attention_lab.results import Measurement, columns_needed, compare_over_columns
+from kernel_attention_lab.evidence.comparison import Measurement, columns_needed, compare_over_columns
 
 SOFTMAX = (0.90, 0.80, 0.70, 0.60, 0.50, 0.40)
 BETTER = (0.91, 0.82, 0.73, 0.64, 0.55, 0.46)

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 
 from kernel_attention.errors import InputError
-from kernel_attention_lab.results.comparison import (
+from kernel_attention_lab.evidence.comparison import (
     CorruptionErrors,
     Detection,
     Measurement,
     evaluation_figure,
 )
-from kernel_attention_lab.results.records import ResultRecord
+from kernel_attention_lab.evidence.records import ResultRecord
+from kernel_attention_lab.packing import unpack_bits
 from kernel_attention_lab.robustness import corruption_errors, levels_of, mean_corruption_error
-from kernel_attention_lab.statistics import unpack_bits
 
 PIXEL_STEP = 1 / 255
 
