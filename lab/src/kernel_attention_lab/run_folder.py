@@ -126,10 +126,6 @@ class RunFolder:
             raise InputError(f"{path}: not readable as examples ({error})") from None
         return content
 
-    def episodes(self, seed: int) -> dict[str, Any] | None:
-        """The returns of the episodes that a policy played, and of the recorded ones."""
-        return self._read(f"seed-{seed}/episodes.json", _check_episodes)
-
     def episode(self, seed: int) -> dict[str, Any] | None:
         """The record of the episode of ``play``."""
         return self._object(f"seed-{seed}/episode.json")
@@ -263,13 +259,6 @@ def _check_course(content: Any) -> None:
         if names is not None and found != names:
             raise ValueError(f"the layers of epoch {entry['epoch']} are not those of the first entry")
         names = found
-
-
-def _check_episodes(content: Any) -> None:
-    _check_object(content)
-    groups = [found["returns"] for found in content["played"].values()] + [content["recorded"]]
-    if not all(isinstance(group, list) and group and all(map(is_number, group)) for group in groups):
-        raise ValueError("the returns are not lists of numbers")
 
 
 def _check_robustness(content: Any) -> None:

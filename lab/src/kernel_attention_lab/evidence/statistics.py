@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -176,14 +175,21 @@ def figure_test(
     for start in range(0, resamples, _RESAMPLES_AT_A_TIME):
         count = min(_RESAMPLES_AT_A_TIME, resamples - start)
         counts = [_drawn(generator, values.shape[1], count) for values in first]
-        drawn.append(_by_seed(difference, partial(_sums_of_drawn, counts), first, second))
+        sums = (
+            [each @ values for each, values in zip(counts, side, strict=True)] for side in (first, second)
+        )
+        drawn.append(_by_seed(difference, *sums))
+        # A case with heads (1) stays with its model; the others change sides.
         tosses = [generator.integers(0, 2, (count, values.shape[1])).astype(np.float32) for values in first]
-        tossed.append(_by_seed(difference, partial(_sums_of_tossed, tosses), first, second).mean(axis=1))
+        gains = [heads @ (own - other) for heads, own, other in zip(tosses, first, second, strict=True)]
+        ours = [other.sum(axis=1, keepdims=True) + gain for other, gain in zip(second, gains, strict=True)]
+        theirs = [own.sum(axis=1, keepdims=True) - gain for own, gain in zip(first, gains, strict=True)]
+        tossed.append(_by_seed(difference, ours, theirs).mean(axis=1))
     of_seeds = generator.multinomial(seeds, np.full(seeds, 1 / seeds), size=resamples)
     tail = (1 - level) / 2
     low, high = np.quantile((np.concatenate(drawn) * of_seeds).sum(axis=1) / seeds, [tail, 1 - tail])
-    once = [np.ones((1, values.shape[1]), np.float32) for values in first]
-    found = float(_by_seed(difference, partial(_sums_of_drawn, once), first, second).mean())
+    ours, theirs = ([values.sum(axis=1, keepdims=True) for values in side] for side in (first, second))
+    found = float(_by_seed(difference, ours, theirs).mean())
     chance = np.concatenate(tossed)
     deviation = float(chance.std(ddof=1))
     distance = abs(found - float(chance.mean()))
@@ -213,37 +219,16 @@ def _drawn(generator: np.random.Generator, cases: int, resamples: int) -> np.nda
 
 
 def _by_seed(
-    difference: Callable[[_ByKind, _ByKind], np.ndarray],
-    sums: Callable[[_ByKind, _ByKind], tuple[_ByKind, _ByKind]],
-    first: Sequence[np.ndarray],
-    second: Sequence[np.ndarray],
+    difference: Callable[[_ByKind, _ByKind], np.ndarray], ours: _ByKind, theirs: _ByKind
 ) -> np.ndarray:
-    """The difference of the two models' sums, (resamples, seeds); ``sums`` makes those of one seed."""
+    """The difference of two models' sums (seeds, resamples, values), as (resamples, seeds)."""
     return np.stack(
         [
-            difference(*sums([values[seed] for values in first], [values[seed] for values in second]))
-            for seed in range(len(first[0]))
+            difference([sums[seed] for sums in ours], [sums[seed] for sums in theirs])
+            for seed in range(len(ours[0]))
         ],
         axis=1,
     )
-
-
-def _sums_of_drawn(counts: _ByKind, first: _ByKind, second: _ByKind) -> tuple[_ByKind, _ByKind]:
-    """The sums of both models where every case counts as often as it was drawn."""
-    ours, theirs = (
-        [each @ values for each, values in zip(counts, side, strict=True)] for side in (first, second)
-    )
-    return ours, theirs
-
-
-def _sums_of_tossed(heads: _ByKind, first: _ByKind, second: _ByKind) -> tuple[_ByKind, _ByKind]:
-    """The sums of both sides where a case with heads (1) stays with its model; the others change sides."""
-    ours, theirs = [], []
-    for each, own, other in zip(heads, first, second, strict=True):
-        gain = each @ (own - other)
-        ours.append(other.sum(axis=0) + gain)
-        theirs.append(own.sum(axis=0) - gain)
-    return ours, theirs
 
 
 def _chance_of_total(steps: np.ndarray) -> float:
