@@ -157,7 +157,7 @@ def comparison_rows(comparison: RunComparison) -> list[dict[str, Any]]:
     """One record a run, for a file: the name, the differing keys, each seed's figure, mean and deviation."""
     rows = []
     for each in comparison.runs:
-        difference = comparison.difference(each)
+        difference, shared = comparison.difference(each) or (None, None)
         rows.append(
             {
                 "run": each.name,
@@ -167,8 +167,8 @@ def comparison_rows(comparison: RunComparison) -> list[dict[str, Any]]:
                 "metric": comparison.metric,
                 "mean": each.mean,
                 "std": each.deviation,
-                "difference": None if difference is None else difference[0],
-                "shared_seeds": None if difference is None else difference[1],
+                "difference": difference,
+                "shared_seeds": shared,
             }
         )
     return rows
@@ -176,34 +176,29 @@ def comparison_rows(comparison: RunComparison) -> list[dict[str, Any]]:
 
 def comparison_table(comparison: RunComparison) -> Table:
     """The runs on the screen, one row each."""
-    head, rows = _cells(comparison)
-    return text_table(f"test {metric_name(comparison.metric)}", head, rows, fold=True)
+    return text_table(f"test {metric_name(comparison.metric)}", *_cells(comparison), fold=True)
 
 
 def _cells(comparison: RunComparison) -> tuple[list[str], list[list[str]]]:
-    metric = comparison.metric
-    head = [
-        *("run", "attention", *comparison.differing),
-        *(f"seed {seed}" for seed in comparison.seeds),
-        *("mean", f"minus {comparison.runs[0].name}"),
+    metric, seeds = comparison.metric, [f"seed_{seed}" for seed in comparison.seeds]
+    head = ["run", "attention", *comparison.differing, *(seed.replace("_", " ") for seed in seeds)]
+    rows = [
+        [
+            row["run"],
+            row["attention"],
+            *(format_value(row[key]) for key in comparison.differing),
+            *(format_metric(metric, row[seed]) for seed in seeds),
+            format_spread(metric, row["mean"], row["std"]),
+            _difference_text(metric, row["difference"], row["shared_seeds"]),
+        ]
+        for row in comparison_rows(comparison)
     ]
-    rows = []
-    for each in comparison.runs:
-        difference = comparison.difference(each)
-        rows.append(
-            [
-                each.name,
-                comparison.attention(each),
-                *(format_value(each.run.config.get(key)) for key in comparison.differing),
-                *(format_metric(metric, each.values.get(seed)) for seed in comparison.seeds),
-                format_spread(metric, each.mean, each.deviation),
-                MISSING if difference is None else _difference_text(metric, *difference),
-            ]
-        )
-    return head, rows
+    return [*head, "mean", f"minus {comparison.runs[0].name}"], rows
 
 
-def _difference_text(metric: str, difference: float, count: int) -> str:
+def _difference_text(metric: str, difference: float | None, count: int | None) -> str:
+    if difference is None or count is None:
+        return MISSING
     seeds = f"{count} seed{'s' if count > 1 else ''}"
     if is_share(metric):
         return f"{100 * difference:+.2f} points ({seeds})".replace("-", "−", 1)
