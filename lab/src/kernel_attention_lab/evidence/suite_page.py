@@ -1,4 +1,4 @@
-"""A suite as people read it: its page, and its tables on the screen.
+"""Suites as people read them: the page of one, and its tables on the screen.
 
 The page has what its source reports beside what was measured, comparisons, and where the records are from.
 """

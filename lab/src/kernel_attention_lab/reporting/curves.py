@@ -1,4 +1,4 @@
-"""What follows the training: learning curves, and the objective of each layer."""
+"""Learning curves, and the objective of each layer over the training."""
 
 from __future__ import annotations
 

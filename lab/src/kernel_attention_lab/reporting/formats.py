@@ -21,7 +21,7 @@ COUNTS = {
     "unigram_perplexity": "unigram counts",
     "uniform_perplexity": "a uniform guess",
 }
-"""What predicts a text without a network."""
+"""Predictors of a text without a network."""
 MISSING = "–"
 
 

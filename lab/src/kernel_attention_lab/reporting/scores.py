@@ -1,4 +1,4 @@
-"""What the model scored: by seed, beside what needs no training, by class, under corruptions, in episodes."""
+"""Scores of the model: by seed, beside what needs no training, by class, under corruptions, in episodes."""
 
 from __future__ import annotations
 
