@@ -147,7 +147,7 @@ def test_an_entry_of_the_api_exists_and_is_public(page, path, options):
         ),
         *(
             f"kernel_attention_lab.{room}"
-            for room in ("tasks", "runs", "data", "benchmarking", "reporting", "results")
+            for room in ("tasks", "runs", "data", "benchmarking", "reporting", "evidence")
         ),
         *(f"kernel_attention_lab.{room}" for room in ("robustness", "sweeping", "control")),
     ],

@@ -19,7 +19,25 @@ from kernel_attention_lab.evidence.records import (
 from kernel_attention_lab.evidence.suite import Cell, Start, Suite, list_suites, read_suite
 
 if TYPE_CHECKING:
+    from kernel_attention_lab.evidence.comparison import (
+        ColumnComparison,
+        Comparison,
+        Measurement,
+        Spread,
+        columns_needed,
+        compare_over_columns,
+        compare_rows,
+        evaluation_figure,
+        spread,
+    )
     from kernel_attention_lab.evidence.findings import Findings, find
+    from kernel_attention_lab.evidence.robustness import (
+        attack_curves,
+        corruption_figures,
+        relative_corruption_errors,
+        robustness_columns,
+        variant_columns,
+    )
     from kernel_attention_lab.evidence.run import (
         CellState,
         Places,
@@ -34,13 +52,23 @@ if TYPE_CHECKING:
 __all__ = [
     "Cell",
     "CellState",
+    "ColumnComparison",
+    "Comparison",
     "Findings",
+    "Measurement",
     "Outcome",
     "Places",
     "ResultRecord",
+    "Spread",
     "Start",
     "Suite",
+    "attack_curves",
+    "columns_needed",
+    "compare_over_columns",
+    "compare_rows",
+    "corruption_figures",
     "estimates",
+    "evaluation_figure",
     "find",
     "find_state",
     "list_suites",
@@ -48,16 +76,38 @@ __all__ = [
     "read_record",
     "read_records",
     "read_suite",
+    "relative_corruption_errors",
+    "robustness_columns",
     "run_cell",
     "run_cells",
+    "spread",
     "untrained_starts",
+    "variant_columns",
     "write_page",
     "write_records",
 ]
 
 __getattr__ = lazy_names(
     __name__,
+    comparison=(
+        "ColumnComparison",
+        "Comparison",
+        "Measurement",
+        "Spread",
+        "columns_needed",
+        "compare_over_columns",
+        "compare_rows",
+        "evaluation_figure",
+        "spread",
+    ),
     findings=("Findings", "find"),
+    robustness=(
+        "attack_curves",
+        "corruption_figures",
+        "relative_corruption_errors",
+        "robustness_columns",
+        "variant_columns",
+    ),
     run=("CellState", "Places", "estimates", "find_state", "run_cell", "untrained_starts"),
     suite_page=("write_page",),
     workers=("Outcome", "run_cells"),
