@@ -9,7 +9,7 @@ import matplotlib
 import numpy as np
 import pytest
 
-from kernel_attention_lab.reporting import figures, scores, spectra
+from kernel_attention_lab.reporting import confusion, figures, spectra
 from kernel_attention_lab.reporting.curves import curve_figure
 
 EPOCHS = np.arange(1, 24)
@@ -40,7 +40,7 @@ def all_figures():
         both({0: curve(1), 1: curve(3)}, percent=True),
         curve_figure({"layer 0": {0: curve(1)}, "layer 1": {0: curve(-2)}}, "J", signed=True),
         curve_figure({"layer 0": {0: curve(1), 1: curve(-1)}}, "J", signed=True),
-        scores.confusion_matrix(np.eye(3, dtype=int), ["a", "b", "c"]),
+        confusion.confusion_matrix(np.eye(3, dtype=int), ["a", "b", "c"]),
         spectra.singular_value_curves(singular_values()),
         spectra.explained_variance_curves(singular_values(seeds=(0, 1))),
     ]
@@ -105,7 +105,7 @@ def test_degenerate_objectives_can_be_drawn(values):
 
 def test_confusion_colours_are_shares_of_the_row_and_counts_are_written():
     counts = np.array([[8, 2, 0], [0, 0, 0], [1, 0, 3]])
-    axis = scores.confusion_matrix(counts, ["a", "b", "c"]).axes[0]
+    axis = confusion.confusion_matrix(counts, ["a", "b", "c"]).axes[0]
     expected = [[0.8, 0.2, 0], [0, 0, 0], [0.25, 0, 0.75]]
     np.testing.assert_allclose(axis.images[0].get_array(), expected)
     assert {text.get_position(): text.get_text() for text in axis.texts} == {
@@ -117,15 +117,17 @@ def test_confusion_colours_are_shares_of_the_row_and_counts_are_written():
 
 
 def test_counts_and_names_are_left_out_where_they_would_not_fit():
-    many = scores.COUNT_LIMIT + 1
-    assert not scores.confusion_matrix(np.eye(many, dtype=int), [str(i) for i in range(many)]).axes[0].texts
+    many = confusion.COUNT_LIMIT + 1
+    assert (
+        not confusion.confusion_matrix(np.eye(many, dtype=int), [str(i) for i in range(many)]).axes[0].texts
+    )
 
 
 @pytest.mark.parametrize("name", ["$x_1$", "$broken", "_hidden", "日本", "a" * 300, ""])
 def test_any_class_name_can_be_drawn(name):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert figures.data_uri(scores.confusion_matrix(np.eye(2, dtype=int), [name, "b"]))
+        assert figures.data_uri(confusion.confusion_matrix(np.eye(2, dtype=int), [name, "b"]))
 
 
 def test_spectra_are_relative_and_explained_variance_is_the_share_of_squares():

@@ -220,7 +220,7 @@ def test_a_full_disk_at_the_report(arguments, trained, tmp_path, monkeypatch, ca
     with limited_disk(largest + 1000):
         assert main(arguments) == 1
     err = capsys.readouterr().err
-    assert err.startswith(f"failed: OSError: report '{tmp_path / 'run' / 'report.html'}' cannot be written")
+    assert err.startswith(f"failed: OSError: report '{tmp_path / 'run' / 'report.html'}': cannot be written")
     assert f"saved: {tmp_path / 'run'} (seed 0: finished; seed 1: finished)\n" in err
     assert not (tmp_path / "run/error.txt").exists()
     assert main(command_of(err)) == 0

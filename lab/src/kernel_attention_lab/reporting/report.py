@@ -80,12 +80,12 @@ def write_report(run_dir: Path) -> Path:
 def render(run: RunRecord) -> str:
     """The page of a run as text."""
     # Imported here, because matplotlib takes half a second and some commands draw nothing.
+    from kernel_attention_lab.reporting.confusion import classes_section
     from kernel_attention_lab.reporting.curves import curves_section, objective_section
     from kernel_attention_lab.reporting.diagnostics import diagnostics_section
     from kernel_attention_lab.reporting.examples import examples_section, film_section
     from kernel_attention_lab.reporting.scores import (
         baselines_section,
-        classes_section,
         corruptions_section,
         episodes_section,
         seeds_section,
