@@ -58,9 +58,7 @@ def resolve_root(data_root: str | os.PathLike[str] | None) -> Path | None:
         is_folder = root.is_dir()
     if not is_folder:
         kind = "is not a folder" if root.exists() else "does not exist"
-        raise InputError(
-            f"{origin} {str(given)!r} {kind}; accepted: a folder with <Name>/<Name>_TRAIN.ts or <Name>.zip"
-        )
+        raise InputError(f"{origin} {str(given)!r} {kind}; accepted: the folder that holds the data sets")
     return root
 
 
