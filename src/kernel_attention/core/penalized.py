@@ -21,7 +21,7 @@ from kernel_attention.core.calls import (
 )
 from kernel_attention.core.layer import AttentionLayer
 from kernel_attention.errors import InputError
-from kernel_attention.tensors.recompute import is_traced
+from kernel_attention.tensors.recompute import can_ask, is_traced
 from kernel_attention.tensors.statistics import mean_or_zero
 
 _log = logging.getLogger(__name__)
@@ -141,8 +141,7 @@ class PenalizedAttention(AttentionLayer, PenalizedModule):
     def squared_objective(self, objective: Tensor, unit: float | Tensor = 1.0) -> Tensor:
         """``bounded_square`` of J. It logs a warning the first time that |J| exceeds the bound."""
         bound = self.objective_bound * unit
-        # Elsewhere the question would stop the stream or break the graph.
-        if objective.device.type == "cpu" and not is_traced():
+        if can_ask(objective):
             if not (objective.detach().abs() > bound).any():
                 return objective.square()
             _warn_of_large_objectives()

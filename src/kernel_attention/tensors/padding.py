@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernel_attention.tensors.recompute import is_forward_mode, is_traced
+from kernel_attention.tensors.recompute import can_ask
 
 
 class Compaction(NamedTuple):
@@ -38,12 +38,10 @@ class Compaction(NamedTuple):
 def compaction(attention_mask: Tensor) -> Compaction | None:
     """How to compact sequences with this mask (B, N; True = real token); None where they are compact.
 
-    The mask is examined only where that costs nothing: on the CPU, in code that nothing traces. Elsewhere the
-    answer would wait for the device or break the graph. The tokens are then always moved, even if to their
-    own places.
+    The mask is examined where that costs nothing. Elsewhere the tokens are always moved, even if to their own
+    places.
     """
-    is_known = not (is_traced() or is_forward_mode())  # torch.func.linearize traces in forward mode
-    if is_known and attention_mask.device.type == "cpu":
+    if can_ask(attention_mask):
         late = attention_mask[:, 1:] & ~attention_mask[:, :-1]
         if not late.any():
             return None

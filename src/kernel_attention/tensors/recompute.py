@@ -29,6 +29,15 @@ def is_forward_mode() -> bool:
     return forward_ad._current_level >= 0
 
 
+def can_ask(x: Tensor) -> bool:
+    """True where a question about the values of x costs nothing: on the CPU, in code that nothing traces.
+
+    On an accelerator it would wait until the queue is empty and forbid CUDA graphs; a compiler would break
+    its graph, and a fake tensor has no answer.
+    """
+    return x.device.type == "cpu" and type(x) is Tensor and not (is_traced() or is_forward_mode())
+
+
 def is_for_all_sizes() -> bool:
     """True where a compiler, an exporter or torch.jit.trace records what runs for inputs of other sizes."""
     return torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]

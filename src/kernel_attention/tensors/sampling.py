@@ -175,8 +175,9 @@ def grid_row(
 ) -> int | Tensor | None:
     """The number m of the grid's row at ``position``, or None; (B, M) of 0 and 1 for positions (B,)."""
     if isinstance(position, Tensor):
-        # An exported program cannot raise the error of a position that it does not know yet.
-        is_unknown = is_exporting() or position.numel() == 0
+        # An exported program cannot raise the error of a position that it does not know yet, and an
+        # accelerator would wait for the answer. A token past the grid is then no row of it.
+        is_unknown = is_exporting() or position.numel() == 0 or position.device.type != "cpu"
         length = required_max_len(max_len, 1 if is_unknown else int(position.max()) + 1)
         grid = evenly_spaced(num_rows, length, position.device)
         return (grid == position[:, None]).to(dtype)

@@ -20,6 +20,7 @@ from kernel_attention.testing import (  # noqa: F401
     causality,
     compilers,
     decoding,
+    launches,
     making,
     numerics,
     padding,
@@ -29,6 +30,7 @@ from kernel_attention.testing import (  # noqa: F401
 )
 from kernel_attention.testing.battery import CHECKS, Check, check_attention, checks_of
 from kernel_attention.testing.decoding import decoded
+from kernel_attention.testing.launches import LaunchCounter, Launches, count_launches, counted
 from kernel_attention.testing.subjects import (
     BATCH,
     CONTEXT,
@@ -59,9 +61,13 @@ __all__ = [
     "MAX_LEN",
     "PROMPTS",
     "Check",
+    "LaunchCounter",
+    "Launches",
     "Subject",
     "check_attention",
     "checks_of",
+    "count_launches",
+    "counted",
     "decoded",
     "inputs",
     "masks",

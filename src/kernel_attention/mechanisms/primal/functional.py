@@ -17,7 +17,7 @@ from kernel_attention.errors import unknown
 from kernel_attention.mechanisms.primal import seen_rows
 from kernel_attention.tensors.features.feature_maps import FeatureMap, cosine
 from kernel_attention.tensors.padding import first_rows
-from kernel_attention.tensors.recompute import is_transformed, needs_operator
+from kernel_attention.tensors.recompute import can_ask, is_transformed
 from kernel_attention.tensors.statistics import (
     exactly,
     running_mean,
@@ -47,6 +47,7 @@ def primal_scores(
     feature_map: FeatureMap = cosine,
     attention_mask: Tensor | None = None,
     is_causal: bool = False,
+    evenly_spaced: bool = False,
 ) -> PrimalScores:
     """e_i = W_{e|X}^T phi(q_i) and r_i = W_{r|X}^T phi(k_i) (eq. 6).
 
@@ -61,6 +62,8 @@ def primal_scores(
         feature_map: phi, from ``kernel_attention.features``.
         attention_mask: (B, N), True = real token.
         is_causal: token i sees tokens 0..i only.
+        evenly_spaced: whether ``grid`` is, over N tokens or more. Where it is not known to be, an accelerator
+            lets every token meet every row.
     """
     if is_causal and running_means:
         q, k = running_mean(q, attention_mask), running_mean(k, attention_mask)
@@ -75,22 +78,25 @@ def primal_scores(
         return PrimalScores(phi_q @ (rows.mT @ w_e), phi_k @ (rows.mT @ w_r))
     if grid is None:
         raise ValueError("primal_scores: rows with is_causal=True need grid, the positions of the rows")
-    return _seen_rows(phi_q, phi_k, token_ranks(q.size(2), attention_mask, q.device), rows, grid, w_e, w_r)
+    rank = token_ranks(q.size(2), attention_mask, q.device)
+    return _seen_rows(phi_q, phi_k, rank, rows, grid, w_e, w_r, evenly_spaced)
 
 
 def _seen_rows(
-    phi_q: Tensor, phi_k: Tensor, rank: Tensor, rows: Tensor, grid: Tensor, w_e: Tensor, w_r: Tensor
-) -> PrimalScores:
+    phi_q: Tensor, phi_k: Tensor, rank: Tensor, rows: Tensor, grid: Tensor, w_e: Tensor, w_r: Tensor,
+    evenly_spaced: bool,
+) -> PrimalScores:  # fmt: skip
     """The sums of <phi_i, x_m> W[m] over the rows m at or before token i, (B, h, N, s) each.
 
     ``rank`` is (B or 1, 1, N). A compiler traces sizes and no values, so there every token meets every row.
     """
     pairs = ((phi_q, w_e), (phi_k, w_r))
     block = seen_rows.block_tokens(phi_q.size(2), grid.numel())
-    if phi_q.size(2) <= block or needs_operator(phi_q) or is_transformed():
+    is_known = can_ask(grid) or (evenly_spaced and not torch.compiler.is_compiling())
+    if phi_q.size(2) <= block or not is_known or is_transformed():
         is_later = grid > rank[..., None]
         return PrimalScores(*((phi @ rows.mT).masked_fill(is_later, 0.0) @ w for phi, w in pairs))
-    own = seen_rows.own_rows(rank, rows, grid, block)
+    own = seen_rows.own_rows(rank, rows, grid, block, evenly_spaced=evenly_spaced)
     parts = seen_rows.own_weights(own, torch.cat([w_e, w_r], dim=-1))
     halves = zip(*(part.chunk(2, dim=-1) for part in parts), strict=True)
     return PrimalScores(

@@ -339,6 +339,7 @@ class PrimalAttention(PenalizedAttention):
             feature_map=self.feature_map,
             attention_mask=attention_mask,
             is_causal=is_causal,
+            evenly_spaced=True,
         )
 
     def named_scores(

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from kernel_attention.tensors.recompute import only_formulas
+from kernel_attention.tensors.recompute import can_ask, only_formulas
 from kernel_attention.tensors.statistics import accumulation_dtype
 
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of a number
@@ -45,11 +45,16 @@ class RowPlaces(NamedTuple):
     seen: Tensor
 
 
-def own_places(rank: Tensor, grid: Tensor, block: int, dtype: torch.dtype) -> RowPlaces:
+def own_places(
+    rank: Tensor, grid: Tensor, block: int, dtype: torch.dtype, *, evenly_spaced: bool = False
+) -> RowPlaces:
     """The rows at the ranks ``grid`` (M,), by blocks of ``block`` tokens of the ranks ``rank`` (B or 1, N).
 
-    ``seen`` is as wide as a number of ``dtype``, which must hold the ranks.
+    ``seen`` is as wide as a number of ``dtype``, which must hold the ranks. On an accelerator ``grid`` must
+    be ``evenly_spaced``, over N tokens or more: how many rows a block has is then known without a question.
     """
+    # floor(m s) lies in a block of T ranks for at most ceil(T / s) numbers m, and s is at least N / M.
+    most = min(grid.numel(), -(-block * grid.numel() // max(rank.size(1), 1)))
     missing = -rank.size(1) % block
     if missing:
         rank = torch.cat([rank, rank[:, -1:].expand(-1, missing)], dim=1)
@@ -57,7 +62,9 @@ def own_places(rank: Tensor, grid: Tensor, block: int, dtype: torch.dtype) -> Ro
     after = torch.searchsorted(grid, rank[..., -1].contiguous(), right=True)
     first = pad(after, (1, -1))  # rows that the blocks before have seen
     own = after - first
-    most = max(1, int(own.max())) if own.numel() else 1  # no size is 0 where no token is real
+    if can_ask(grid) or not evenly_spaced:
+        most = int(own.max()) if own.numel() else 0
+    most = max(1, most)  # no size is 0 where no token is real
     index = first[..., None] + torch.arange(most, device=grid.device)
     is_other = index >= after[..., None]
     index.clamp_max_(grid.numel() - 1)
@@ -79,12 +86,14 @@ class OwnRows(NamedTuple):
     seen: Tensor
 
 
-def own_rows(rank: Tensor, rows: Tensor, grid: Tensor, block: int) -> OwnRows:
+def own_rows(rank: Tensor, rows: Tensor, grid: Tensor, block: int, *, evenly_spaced: bool = False) -> OwnRows:
     """The rows (B, h, M, p) at the ranks ``grid`` (M,), by blocks of ``block`` tokens.
 
-    The tokens have the ranks ``rank`` (B or 1, 1, N).
+    The tokens have the ranks ``rank`` (B or 1, 1, N); ``evenly_spaced`` as in ``own_places``.
     """
-    which, is_other, seen = own_places(rank.squeeze(1), grid, block, accumulation_dtype(rows.dtype))
+    which, is_other, seen = own_places(
+        rank.squeeze(1), grid, block, accumulation_dtype(rows.dtype), evenly_spaced=evenly_spaced
+    )
     which = which[:, None]
     return OwnRows(_at(rows, which).masked_fill(is_other[:, None, ..., None], 0.0), which, seen[:, None])
 

@@ -66,8 +66,9 @@ def causal_primal_layer(
     batch, length, num_heads = x.size(0), x.size(1), weights.w_e.size(0)
     block = seen_rows.block_tokens(length, grid.numel())
     places = seen_rows.own_places(
-        token_ranks(length, attention_mask, x.device).squeeze(1), grid, block, accumulation_dtype(x.dtype)
-    )
+        token_ranks(length, attention_mask, x.device).squeeze(1), grid, block, accumulation_dtype(x.dtype),
+        evenly_spaced=True,
+    )  # fmt: skip
     with without_autocast(x):
         w_e, w_r, maps, constant = _after(weights)
         x, *seen = _Own.apply(x, w_e, w_r, samples, places)

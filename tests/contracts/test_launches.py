@@ -1,0 +1,85 @@
+"""Launches of a training step on an accelerator, counted on the device meta: no mechanism exceeds its budget.
+
+A row is a mechanism, its options, how it is called, and the launches of the forward and of the backward pass.
+A number that falls is written down here; one that rises says what it bought.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernel_attention import create_attention
+from kernel_attention.testing import Subject, check_attention, count_launches
+
+CAUSAL, PADDED = {"is_causal": True}, {"padded": True}
+BUDGETS = [
+    ("softmax", {}, {}, 5, 15),
+    ("softmax", {}, CAUSAL | PADDED, 19, 19),
+    ("linear", {}, {}, 24, 44),
+    ("linear", {}, PADDED, 25, 45),
+    ("linear", {}, CAUSAL, 30, 55),
+    ("cosine", {}, {}, 28, 48),
+    ("primal", {"rank": 30}, {}, 34, 56),
+    ("primal", {"rank": 30, "eta": 0.1}, {}, 50, 80),
+    ("primal", {"rank": 30, "data_dependent": False}, {}, 30, 48),
+    ("primal", {"rank": 30, "data_dependent": False}, CAUSAL, 33, 52),
+    ("primal", {"rank": 30, "max_len": 1024}, CAUSAL, 68, 87),
+    ("primal_values", {}, {}, 49, 75),
+    ("primal_values", {"eta": 0.1}, {}, 111, 116),
+    ("multilinear", {}, {}, 38, 70),
+    ("multilinear", {"eta": 0.1}, {}, 97, 132),
+    ("batch_norm_scaled_heads", {}, {}, 36, 55),
+    ("batch_norm_scaled_heads", {}, CAUSAL, 111, 130),
+    ("rpc", {}, {}, 56, 138),
+    ("rpc", {}, CAUSAL, 58, 141),
+]
+BATCH, LENGTH, EMBED_DIM, HEADS = 2, 256, 64, 4
+
+
+def _count(name, options, arguments):
+    arguments = dict(arguments)
+    layer = create_attention(name, embed_dim=EMBED_DIM, num_heads=HEADS, device="meta", **options)
+    if arguments.pop("padded", False):
+        arguments["attention_mask"] = torch.empty(BATCH, LENGTH, dtype=torch.bool, device="meta")
+    return count_launches(layer.train(), torch.empty(BATCH, LENGTH, EMBED_DIM, device="meta"), **arguments)
+
+
+@pytest.mark.parametrize(("name", "options", "arguments", "forward", "backward"), BUDGETS)
+def test_a_training_step_keeps_to_its_budget(name, options, arguments, forward, backward):
+    found = _count(name, options, arguments)
+    assert not found.hidden
+    assert not found.synchronizations
+    assert (found.forward, found.backward) <= (forward, backward), found.names
+    assert found.backward <= backward, found.names
+
+
+def test_views_and_allocations_launch_nothing_and_fills_and_copies_do():
+    class Module(torch.nn.Module):
+        def forward(self, x):
+            torch.empty_like(x)
+            return x.mT[..., None].squeeze(-1).contiguous() + torch.zeros(1, device=x.device)
+
+    found = count_launches(Module(), torch.empty(2, 3, device="meta"))
+    assert dict(found.names[0]) == {"clone": 1, "zeros": 1, "add": 1}
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        lambda x: x.amax().item() > 0,
+        lambda x: bool((x > 0).any()),
+        lambda x: x[x > 0].sum(),
+        lambda x: (x > 0).nonzero(),
+        lambda x: torch.equal(x, x),
+        lambda x: x + torch.tensor([1.0], device="cpu").to(x.device),
+    ],
+)
+def test_a_question_slipped_into_a_layer_is_found(question):
+    class Asking(type(create_attention("softmax", 15, 3))):
+        def attend(self, x, context, attention_mask, is_causal):
+            question(x)
+            return super().attend(x, context, attention_mask, is_causal)
+
+    with pytest.raises(AssertionError, match="no_call_waits_for_the_device"):
+        check_attention(Subject("asking", Asking), only=["no_call_waits_for_the_device"])
