@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from kernel_attention.tensors.unit_rows import inverse_norms, unit_rows
+from kernel_attention.tensors.unit_rows import inverse_norms, unit_rows, unit_rows_back, wide_norms
 
 F64 = torch.float64
 P = 5
@@ -105,3 +105,24 @@ def test_ignored_rows_decide_nothing():
     held = x.clone()
     held[3] = math.nan
     assert torch.equal(inverse_norms(held, ignored=ignored)[:3], inverse_norms(x)[:3])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_the_form_of_accelerators_equals_the_others_at_every_size(dtype):
+    # It asks nothing; here it runs on a CPU, where it is not taken.
+    rows = torch.randn(5, 3, dtype=torch.float64)
+    for size in (1e-45, 1e-30, 1e-20, 1e-3, 1.0, 1e4, 1e20, 1e37, 1e-160, 1e160):
+        x = (rows * size).to(dtype)
+        x[2] = 0.0
+        if not x.isfinite().all():
+            continue
+        leaf, grad = x.clone().requires_grad_(), torch.randn_like(x)
+        y = unit_rows(leaf)
+        (expected,) = torch.autograd.grad(y, leaf, grad)
+        norm = wide_norms(x)
+        unit = torch.div(x, norm, out=torch.empty_like(x))
+        torch.testing.assert_close(unit, y)
+        found = unit_rows_back(unit, norm, grad, torch.empty_like(x))
+        kept = expected.isfinite() & found.isfinite()
+        tolerance = {"rtol": 0.05, "atol": 0.05 / max(size, 1e-7)} if dtype.itemsize == 2 else {}
+        torch.testing.assert_close(found[kept], expected[kept], **tolerance)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from kernel_attention.core.calls import Objective
 from kernel_attention.core.decoding import Position, State, position_after, whole_lengths
+from kernel_attention.core.joint_linear import can_join, joint_heads
 from kernel_attention.core.kernel import AttentionKernel
 from kernel_attention.core.layer import AttentionLayer
 from kernel_attention.core.parameters import Device, TensorLinear
@@ -91,9 +92,24 @@ class QueryKeyValueAttention(AttentionLayer):
 
         With ``as_matrix`` the identity replaces the values, so that the outputs are the weights.
         """
-        q, k = self.queries_and_keys(x, source)
-        v = identity_values(k) if as_matrix else self.split_heads(self.v_proj(source))
+        if source is x and not as_matrix and self.is_joint(x):
+            q, k, v = self._joint_heads(x)
+        else:
+            q, k = self.queries_and_keys(x, source)
+            v = identity_values(k) if as_matrix else self.split_heads(self.v_proj(source))
         yield self.weigh(q, k, v, mask, is_causal, is_self)
+
+    def is_joint(self, x: Tensor) -> bool:
+        """True where one product gives queries, keys and values of x in fewer launches."""
+        return can_join(x, *(part for part in (self.q_proj, self.k_proj, self.v_proj) if part is not None))
+
+    def _joint_heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of x (B, N, d), (B, h, N, p) each, by one product."""
+        if self.k_proj is None:
+            q, v = joint_heads(x, self.num_heads, self.q_proj, self.v_proj)
+            return q, q, v
+        q, k, v = joint_heads(x, self.num_heads, self.q_proj, self.k_proj, self.v_proj)
+        return q, k, v
 
     def weigh(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, is_self: bool

@@ -9,6 +9,7 @@ Legend: p width of a row.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -29,10 +30,26 @@ def unit_rows(x: Tensor) -> Tensor:
 
     The norm accumulates in float32 for 16-bit inputs, and its squares do not overflow.
     """
-    has_values = x.device.type == "cpu" and x.numel() > 0 and not needs_operator(x)
-    if not has_values or only_formulas():
+    if x.device.type != "cpu":
+        is_eager = not torch.compiler.is_compiling() and not only_formulas()
+        return _WideUnitRows.apply(x) if is_eager else _formula(x)
+    if x.numel() == 0 or needs_operator(x) or only_formulas():
         return _formula(x)
     return _UnitRows.apply(x)
+
+
+def wide_norms(rows: Tensor) -> Tensor:
+    """||row|| without a question to the host, in float64 or, on devices without, in float32: (..., 1).
+
+    It is infinite for a zero row. float64 holds the squares of all narrower numbers; rows of the precision
+    of the norm are divided by their largest entry first.
+    """
+    exact = torch.float64 if rows.device.type != "mps" else torch.float32
+    norm = functools.partial(torch.linalg.vector_norm, dim=-1, keepdim=True, dtype=exact)
+    if exact == torch.float64 and rows.dtype != exact:
+        return torch.threshold_(norm(rows), smallest(rows.dtype), math.inf)
+    size = torch.threshold_(norm(rows, math.inf), smallest(rows.dtype), 1.0)
+    return torch.threshold_(norm(rows / size).mul_(size), smallest(rows.dtype), math.inf)
 
 
 def inverse_norms(rows: Tensor, *, ignored: Tensor | None = None, spare: Tensor | None = None) -> Tensor:
@@ -69,6 +86,32 @@ def _formula(x: Tensor) -> Tensor:
     scaled = exact / largest.masked_fill(largest < smallest(exact.dtype), torch.inf)
     norm = torch.linalg.vector_norm(scaled, dim=-1, keepdim=True)
     return (scaled / norm.masked_fill(norm == 0, torch.inf)).to(x.dtype)
+
+
+class _WideUnitRows(torch.autograd.Function):
+    """In three launches and four: an accelerator would wait for an answer, and pays for every operation."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        norm = wide_norms(x)
+        unit = torch.div(x, norm, out=torch.empty_like(x))
+        ctx.save_for_backward(x, unit, norm)
+        return unit
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor | None:
+        x, unit, norm = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            leaves = differentiable_leaves((x,), (True,))
+            return differentiable_gradients([_formula(leaves[0])], leaves, (True,), [grad])[0]
+        return unit_rows_back(unit, norm, grad, torch.empty_like(x))
+
+
+def unit_rows_back(unit: Tensor, norm: Tensor, grad: Tensor, out: Tensor) -> Tensor:
+    """The gradient of rows from that of the unit rows, in ``out``; ``norm`` as from ``wide_norms``."""
+    along = (unit * grad).sum(dim=-1, keepdim=True, dtype=accumulation_dtype(unit.dtype))
+    # d(x / |x|) = (dx - u <u, dx>) / |x|, u = x / |x|
+    return torch.div(torch.addcmul(grad, unit, along.to(grad.dtype), value=-1), norm, out=out)
 
 
 class _UnitRows(torch.autograd.Function):

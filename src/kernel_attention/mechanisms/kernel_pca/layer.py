@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from kernel_attention.core.engine import Engine, LayerPlan, checked_impl, choose, plan_call
+from kernel_attention.core.joint_linear import can_join, joint_heads
 from kernel_attention.core.layer import AttentionLayer, TokenWork
 from kernel_attention.core.parameters import Device
 from kernel_attention.core.query_key_value import identity_values
@@ -150,6 +151,10 @@ class RobustPrincipalAttention(AttentionLayer):
 
     def _projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Keys, values and queries."""
+        linear = [part for part in (self.k_proj, self.v_proj, self.q_proj) if part is not None]
+        if can_join(x, *linear):
+            k, v, *q = joint_heads(x, self.num_heads, *linear)
+            return k, v, q[0] if q else None
         return self.split_heads(self.k_proj(x)), self.split_heads(self.v_proj(x)), self._queries(x)
 
     def _pursue(

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
-from kernel_attention.core.engine import checked_impl
+from kernel_attention.core.engine import AUTO, checked_impl
+from kernel_attention.core.joint_linear import joint_linear
 from kernel_attention.core.parameters import Device
 from kernel_attention.core.query_key_value import QueryKeyValueAttention
 from kernel_attention.core.registry import register_attention
+from kernel_attention.mechanisms.linear.engines.gpu import is_served, linear_pass
 from kernel_attention.mechanisms.linear.kernel import LinearKernel
 from kernel_attention.tensors.features.feature_maps import FEATURE_MAPS, FeatureMapSpec, frobenius
 
@@ -75,6 +79,25 @@ class LinearAttention(QueryKeyValueAttention):
         )
         self.impl = checked_impl(impl, (), retired=("triton",))
         self.add_projections(bias, device=device, dtype=dtype)
+
+    def head_outputs(
+        self,
+        x: Tensor,
+        source: Tensor,
+        mask: Tensor | None,
+        is_causal: bool,
+        is_self: bool,
+        as_matrix: bool = False,
+    ) -> Iterator[Tensor]:
+        """The outputs of all heads, (B, h, N, p); on an accelerator in few launches."""
+        kernel = self.kernel
+        is_few = self.impl == AUTO and source is x and not as_matrix and self.sequence_group is None
+        if is_few and is_served(kernel.feature_map) and self.is_joint(x):
+            z = joint_linear(x, self.q_proj, self.k_proj, self.v_proj)
+            z = z.unflatten(-1, (3, self.num_heads, -1))
+            yield linear_pass(z, kernel.feature_map, kernel.normalize, mask, is_causal).transpose(1, 2)
+        else:
+            yield from super().head_outputs(x, source, mask, is_causal, is_self, as_matrix)
 
     def reads_queries_alone(self) -> bool:
         """Unless the feature map normalises over the sequence."""
