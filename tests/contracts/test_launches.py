@@ -20,10 +20,10 @@ BUDGETS = [
     ("linear", {}, PADDED, 14, 17),
     ("linear", {}, CAUSAL, 17, 28),
     ("cosine", {}, {}, 10, 16),
-    ("primal", {"rank": 30}, {}, 22, 36),
-    ("primal", {"rank": 30, "eta": 0.1}, {}, 38, 60),
-    ("primal", {"rank": 30, "data_dependent": False}, {}, 18, 28),
-    ("primal", {"rank": 30, "data_dependent": False}, CAUSAL, 21, 32),
+    ("primal", {"rank": 30}, {}, 12, 20),
+    ("primal", {"rank": 30, "eta": 0.1}, {}, 20, 36),
+    ("primal", {"rank": 30, "data_dependent": False}, {}, 10, 18),
+    ("primal", {"rank": 30, "data_dependent": False}, CAUSAL, 13, 22),
     ("primal", {"rank": 30, "max_len": 1024}, CAUSAL, 56, 69),
     ("primal_values", {}, {}, 31, 45),
     ("primal_values", {"eta": 0.1}, {}, 93, 86),
@@ -34,7 +34,7 @@ BUDGETS = [
     ("rpc", {}, {}, 56, 136),
     ("rpc", {}, CAUSAL, 58, 139),
 ]
-BATCH, LENGTH, EMBED_DIM, HEADS = 2, 256, 64, 4
+BATCH, LENGTH, EMBED_DIM, HEADS = 2, 512, 64, 4
 
 
 def _count(name, options, arguments):

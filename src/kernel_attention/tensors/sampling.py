@@ -8,7 +8,7 @@ Legend: B batch, N tokens, d width, h heads, p head width, M rows, s rank.
 
 from __future__ import annotations
 
-import functools
+from collections import OrderedDict
 from typing import NamedTuple
 
 import torch
@@ -16,7 +16,6 @@ from torch import Tensor
 
 from kernel_attention.errors import InputError
 from kernel_attention.tensors.padding import is_exporting, real_first, zero_padding
-from kernel_attention.tensors.recompute import needs_operator
 from kernel_attention.tensors.statistics import exactly, num_real
 
 
@@ -79,18 +78,32 @@ def sample_positions(
 ) -> tuple[Tensor, Tensor | None]:
     """The positions that ``sample_rows`` reads, (M,) without a mask, else (B, M), and which hold a row."""
     if attention_mask is None:
-        if x.device.type == "cpu" and not needs_operator(x):
-            return _kept_positions(num_rows, x.size(1)), None
+        if type(x) is Tensor and not torch.compiler.is_compiling():
+            return _kept_positions(num_rows, x.size(1), x.device), None
         return evenly_spaced(num_rows, x.size(1), x.device), None
     rank, present = _spaced_ranks(attention_mask, num_rows)
     return real_first(attention_mask)[0].gather(1, rank), present
 
 
-@functools.lru_cache(maxsize=64)
-def _kept_positions(num_rows: int, length: int) -> Tensor:
+_POSITIONS: OrderedDict[tuple[int, int, torch.device], Tensor] = OrderedDict()
+_MOST_POSITIONS = 64
+
+
+def _kept_positions(num_rows: int, length: int, device: torch.device) -> Tensor:
     """``evenly_spaced``, made once: a short sequence would feel its operations in every step."""
+    key = num_rows, length, device
+    kept = _POSITIONS.get(key)
+    if kept is not None:
+        return kept
     with torch.inference_mode(False):  # a backward pass may read it
-        return evenly_spaced(num_rows, length, torch.device("cpu"))
+        positions = evenly_spaced(num_rows, length, device)
+    # What a mode makes may be no tensor like others, and what a CUDA graph makes has no value before it runs.
+    is_captured = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    if type(positions) is Tensor and not is_captured:
+        _POSITIONS[key] = positions
+        if len(_POSITIONS) > _MOST_POSITIONS:
+            _POSITIONS.popitem(last=False)
+    return positions
 
 
 def part_positions(

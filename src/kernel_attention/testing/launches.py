@@ -150,6 +150,8 @@ def counted() -> Iterator[LaunchCounter]:
 def count_launches(layer: nn.Module, *inputs: Tensor, **arguments: Any) -> Launches:
     """The launches of a training step of ``layer(*inputs, **arguments)``, of which no number is changed.
 
+    What a layer makes once and keeps, such as the positions of sampled rows, is made before.
+
     Args:
         layer: the module. A copy of it is called.
         inputs: floating-point tensors on its device; they get gradients.
@@ -160,6 +162,8 @@ def count_launches(layer: nn.Module, *inputs: Tensor, **arguments: Any) -> Launc
     """
     layer = copy.deepcopy(layer)
     leaves = [each.detach().clone().requires_grad_() for each in inputs]
+    with torch.no_grad():
+        layer(*leaves, **arguments)
     parameters = [parameter for parameter in layer.parameters() if parameter.requires_grad]
     with collect_objectives() as objectives, counted() as forward:
         y = layer(*leaves, **arguments)

@@ -194,28 +194,32 @@ def objective_from_energy(
     per_sequence: bool = False,
     attention_mask: Tensor | None = None,
     num_tokens: Tensor | None = None,
+    batch: int | None = None,
 ) -> Tensor:
     """J of ``ksvd_objective`` from ``scores_energy``, (B,), and the length N.
+
+    With ``batch``, the number of sequences, ``energy`` is its sum over them, a number.
 
     ``num_tokens`` (B,) replaces length and mask where other ranks hold tokens of the sequence.
     """
     if form not in ("mean", "sum"):
         raise unknown("objective form", form, ("mean", "sum"))
-    if energy.size(0) == 0:  # no sequences: J is 0
+    batch = energy.size(0) if batch is None else batch
+    if batch == 0:  # no sequences: J is 0
         return energy if per_sequence else energy.sum()
+    if not per_sequence and energy.dim():
+        energy = energy.sum()
     with without_autocast(energy):
-        trace = (exactly(w_e) * exactly(w_r)).sum() / w_e.size(0)
-        if form == "sum":
-            return 0.5 * (energy if per_sequence else energy.mean()) - trace
-        if num_tokens is None and attention_mask is not None:
+        trace = torch.dot(exactly(w_e).flatten(), exactly(w_r).flatten())
+        if form == "mean" and num_tokens is None and attention_mask is not None:
             num_tokens = attention_mask.sum(dim=1)
-        if num_tokens is None:  # a number costs less than tensors of it
-            count = length if per_sequence else energy.size(0) * length
-            return 0.5 * (energy if per_sequence else energy.sum()) / max(count, 1) - trace
-        num_tokens = num_tokens.to(energy)
-        if per_sequence:
-            return 0.5 * energy / num_tokens.clamp_min(1) - trace
-        return 0.5 * energy.sum() / num_tokens.sum().clamp_min(1) - trace
+        if form == "sum" or num_tokens is None:  # a number costs less than tensors of it
+            count = 1 if form == "sum" else max(length, 1)
+            half = energy * (0.5 / (count if per_sequence else batch * count))
+        else:
+            num_tokens = num_tokens.to(energy) if per_sequence else num_tokens.sum().to(energy)
+            half = 0.5 * energy / num_tokens.clamp_min(1)
+        return torch.add(half, trace, alpha=-1 / w_e.size(0))
 
 
 def primal_kernel(

@@ -251,6 +251,7 @@ class PrimalAttention(PenalizedAttention):
             per_sequence=self.square_per == "sequence",
             attention_mask=attention_mask,
             num_tokens=num_tokens,
+            batch=x.size(0),
         )
         return Objective(value, unit=unit, tokens=tokens)
 
@@ -312,6 +313,7 @@ class PrimalAttention(PenalizedAttention):
             x, weights, self.embed_dim, self.num_heads, self.feature_map,
             self.num_rows if self.data_dependent else 0, self.max_len, self._needs_energy, self._needs_grams,
             attention_mask, is_causal, self.running_means, self.sequence_group,
+            total_energy=self.square_per == "batch",
         )  # fmt: skip
 
     def plan(self, x: Tensor, *, is_causal: bool = False, compiled: bool | None = None) -> LayerPlan:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kernel_attention.core.engine import Engine, Unsupported
 from kernel_attention.mechanisms.primal.engines.causal_cpu import causal_primal_layer
+from kernel_attention.mechanisms.primal.engines.gpu import primal_launches
 from kernel_attention.mechanisms.primal.engines.map_operator import (
     MapOperator,
     Sums,
@@ -207,10 +208,11 @@ class OnePass(Engine[PrimalCall, PrimalResult]):
     def pays_from(self, call: PrimalCall, compiled: bool) -> int | None:
         """Measured on CPUs, where multiplying the weights out costs more than it saves below.
 
-        The compiler fuses the formulas as well as the pass does, and in wide layers better.
+        The compiler fuses the formulas as well as the pass does, and in wide layers better. On accelerators
+        the launches were counted, and no time was measured.
         """
         if call.x.device.type != "cpu":
-            return None
+            return 1 if _has_few_launches(call) and not compiled else None
         if call.is_causal and call.num_rows:
             return None if compiled else 512
         width = call.embed_dim
@@ -221,6 +223,8 @@ class OnePass(Engine[PrimalCall, PrimalResult]):
 
     def attend(self, call: PrimalCall) -> PrimalResult:
         """The pass of the call's kind."""
+        if call.x.device.type != "cpu" and _has_few_launches(call) and not torch.compiler.is_compiling():
+            return primal_launches(call, call.samples())
         if not (call.is_causal and call.num_rows):
             return primal_pass(call, call.samples(), SLICES)
         assert isinstance(call.weights, PrimalWeights)
@@ -231,6 +235,11 @@ class OnePass(Engine[PrimalCall, PrimalResult]):
             running_means=call.running_means,
         )  # fmt: skip
         return PrimalResult(y, None, None)
+
+
+def _has_few_launches(call: PrimalCall) -> bool:
+    """True where ``gpu.py`` has the form of the call."""
+    return call.group is None and not call.with_grams and not (call.is_causal and call.num_rows)
 
 
 FUSED = OnePass()

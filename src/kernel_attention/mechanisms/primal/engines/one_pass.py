@@ -63,6 +63,7 @@ class PrimalCall(NamedTuple):
         is_causal: token i sees tokens 0..i only.
         running_means: with ``is_causal``, average queries and keys over the prefix (listing 1).
         group: processes that hold the parts of every sequence. x and mask are those of this part.
+        total_energy: whether one sum over the batch will do for the energy; an engine may give it.
     """
 
     x: Tensor
@@ -78,6 +79,7 @@ class PrimalCall(NamedTuple):
     is_causal: bool
     running_means: bool
     group: SequenceGroup | None
+    total_energy: bool = False
 
     def why_not(self) -> Unsupported | None:
         """The reason why one pass does not serve the call; None: it does."""
@@ -98,7 +100,8 @@ class PrimalCall(NamedTuple):
 class PrimalResult(NamedTuple):
     """y (B, N, d), the energy (B,) in float32 or better or None, and the Gram matrices or None.
 
-    The energy is the mean over heads of sum_i ||L e_i||^2 + ||L r_i||^2, of all parts of a sequence.
+    The energy is the mean over heads of sum_i ||L e_i||^2 + ||L r_i||^2, of all parts of a sequence. It may
+    be the sum of that over the batch, a number, where ``total_energy`` of the call allows it.
     """
 
     y: Tensor
