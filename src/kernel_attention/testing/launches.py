@@ -35,6 +35,7 @@ _SYNCHRONIZING = {
     "_local_scalar_dense", "equal", "is_nonzero", "item", "masked_select", "nonzero", "unique_consecutive",
     "unique_dim", "_unique2",
 }  # fmt: skip
+_DECOMPOSITIONS = {"_linalg_eigh", "_linalg_svd", "linalg_eig"}
 _FREE = {
     "_reshape_alias", "_unsafe_view", "alias", "detach", "device", "dim", "empty", "empty_like",
     "empty_permuted", "empty_strided", "is_same_size", "lift_fresh", "new_empty", "new_empty_strided",
@@ -50,6 +51,7 @@ class LaunchCounter(TorchDispatchMode):
     Attributes:
         launches: operators that launch a kernel, by name.
         synchronizations: operators that wait for the device, by name.
+        decompositions: those of PyTorch that ask whether they have converged, by name.
         hidden: operators of this package, whose launches cannot be seen, by name.
     """
 
@@ -57,6 +59,7 @@ class LaunchCounter(TorchDispatchMode):
         super().__init__()
         self.launches: Counter[str] = Counter()
         self.synchronizations: Counter[str] = Counter()
+        self.decompositions: Counter[str] = Counter()
         self.hidden: Counter[str] = Counter()
 
     def __torch_dispatch__(
@@ -70,6 +73,8 @@ class LaunchCounter(TorchDispatchMode):
         name = function._schema.name.partition("::")[2]
         if name in _SYNCHRONIZING or (name == "index" and _is_by_mask(arguments)):
             self.synchronizations[name] += 1
+        elif name in _DECOMPOSITIONS:
+            self.decompositions[name] += 1
         elif name in ("_to_copy", "copy_") and _changes_device(arguments, options or {}):
             self.synchronizations["copy from another device"] += 1
         elif function.namespace not in ("aten", "prims", "prim"):
@@ -129,6 +134,7 @@ class Launches(NamedTuple):
         backward: from the gradients of the output and of the objective to those of the input and of every
             parameter.
         synchronizations: operators that wait for the device, in both.
+        decompositions: eigenvalue and singular value decompositions, which wait too, in both.
         hidden: operators of this package, whose launches cannot be seen, in both.
         names: the launches of both passes by name.
     """
@@ -136,6 +142,7 @@ class Launches(NamedTuple):
     forward: int
     backward: int
     synchronizations: Counter[str]
+    decompositions: Counter[str]
     hidden: Counter[str]
     names: tuple[Counter[str], Counter[str]]
 
@@ -176,6 +183,7 @@ def count_launches(layer: nn.Module, *inputs: Tensor, **arguments: Any) -> Launc
         sum(forward.launches.values()),
         sum(backward.launches.values()),
         forward.synchronizations + backward.synchronizations,
+        forward.decompositions + backward.decompositions,
         forward.hidden + backward.hidden,
         (forward.launches, backward.launches),
     )

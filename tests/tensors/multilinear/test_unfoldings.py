@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from kernel_attention.tensors.multilinear.unfoldings import (
+    by_eigenvalues,
+    by_solving,
     deterministic_signs,
     fold,
     leading_eigenvectors,
@@ -155,6 +157,14 @@ def test_the_pseudo_inverse_is_that_of_moore_and_penrose(rank):
     expected = torch.linalg.pinv(x @ x.mT, hermitian=True, rtol=1e-12)
     torch.testing.assert_close(pseudo_inverse(x @ x.mT), expected, rtol=1e-8, atol=1e-8)
     assert pseudo_inverse(torch.zeros(3, 3)).abs().max() == 0
+
+
+@pytest.mark.parametrize("rank", [5, 3])
+def test_the_pseudo_inverse_of_accelerators_needs_no_eigenvalues(rank):
+    x = 1e2 * torch.randn(4, 7, rank, dtype=torch.float64) @ torch.randn(4, rank, 31, dtype=torch.float64)
+    gram = x @ x.mT
+    torch.testing.assert_close(by_solving(gram), by_eigenvalues(gram), rtol=1e-4, atol=1e-6)
+    assert by_solving(torch.zeros(3, 3)).abs().max() == 0
 
 
 def test_the_gradient_of_the_pseudo_inverse_is_that_of_a_change_of_constant_rank():

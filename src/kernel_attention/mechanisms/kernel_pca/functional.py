@@ -176,6 +176,12 @@ def pursuit_threshold(
     """
     if convention not in CONVENTIONS:
         raise unknown("convention", convention, CONVENTIONS)
+    if k.device.type != "cpu" and not is_causal and attention_mask is None:  # in few launches
+        norm = torch.linalg.vector_norm(k, 1, dim=(2, 3), keepdim=True, dtype=accumulation_dtype(k.dtype))
+        if convention == "released":
+            count = k.size(2) * k.size(3)
+            return (lam * k.size(1) * count / 4) / norm.clamp_min(_SMALLEST_MEAN * count)
+        return norm * (4 * lam / (k.size(2) * k.size(3)))
     # Not vector_norm, whose loop for ord=1 is no vector loop on a CPU.
     norm = k.abs().sum(dim=-1, keepdim=True, dtype=accumulation_dtype(k.dtype))
     if is_causal:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from kernel_attention.core.engine import Engine, LayerPlan, checked_impl, choose, plan_call
+from kernel_attention.core.engine import AUTO, Engine, LayerPlan, checked_impl, choose, plan_call
 from kernel_attention.core.joint_linear import can_join, joint_heads
 from kernel_attention.core.layer import AttentionLayer, TokenWork
 from kernel_attention.core.parameters import Device
@@ -20,6 +20,7 @@ from kernel_attention.errors import InputError, unknown
 from kernel_attention.mechanisms.kernel_pca.engines.call import Heads, PursuitCall
 from kernel_attention.mechanisms.kernel_pca.engines.cpu import FUSED
 from kernel_attention.mechanisms.kernel_pca.engines.gpu import TRITON
+from kernel_attention.mechanisms.kernel_pca.engines.steps import has_few_launches, pursuit_in_few_launches
 from kernel_attention.mechanisms.kernel_pca.functional import (
     CONVENTIONS,
     Convention,
@@ -113,7 +114,7 @@ class RobustPrincipalAttention(AttentionLayer):
         call = self._call(x, attention_mask, is_causal)
         engine, _ = choose(self.impl, _ENGINES, call)
         if engine is None:
-            low_rank = self.pursuit(x, attention_mask=attention_mask, is_causal=is_causal).low_rank
+            low_rank = self._low_rank(*self._projected(x), attention_mask, is_causal)
         else:
             low_rank = engine.attend(call._replace(heads=Heads(*self._projected(x))))
         return self.out_proj(self.merge_heads(low_rank)), None
@@ -133,7 +134,7 @@ class RobustPrincipalAttention(AttentionLayer):
     ) -> Tensor:
         """The last L of the pursuit of given keys; symmetric attention cleans and reads the queries."""
         k, queries = (q, None) if self.symmetric else (k, q)
-        return self._pursue(k, v, queries, attention_mask, is_causal).low_rank
+        return self._low_rank(k, v, queries, attention_mask, is_causal)
 
     def plan(self, x: Tensor, *, is_causal: bool = False, compiled: bool | None = None) -> LayerPlan:
         """Which engine serves a call, and why."""
@@ -156,6 +157,16 @@ class RobustPrincipalAttention(AttentionLayer):
             k, v, *q = joint_heads(x, self.num_heads, *linear)
             return k, v, q[0] if q else None
         return self.split_heads(self.k_proj(x)), self.split_heads(self.v_proj(x)), self._queries(x)
+
+    def _low_rank(
+        self, k: Tensor, v: Tensor, q: Tensor | None, attention_mask: Tensor | None, is_causal: bool
+    ) -> Tensor:
+        """L of the last step, (B, h, N, p); on an accelerator in few launches."""
+        if self.impl != AUTO or not has_few_launches(k):
+            return self._pursue(k, v, q, attention_mask, is_causal).low_rank
+        settings = PursuitSettings(self.iterations, self.lam, self.convention, attention_mask, is_causal)
+        dropout_p = self.dropout if self.training else 0.0
+        return pursuit_in_few_launches(k, v, settings, q=q, dropout_p=dropout_p)
 
     def _pursue(
         self, k: Tensor, v: Tensor, q: Tensor | None, attention_mask: Tensor | None, is_causal: bool
