@@ -38,14 +38,14 @@ def unit_rows(x: Tensor) -> Tensor:
     return _UnitRows.apply(x)
 
 
-def wide_norms(rows: Tensor) -> Tensor:
+def wide_norms(rows: Tensor, dims: tuple[int, ...] = (-1,)) -> Tensor:
     """||row|| without a question to the host, in float64 or, on devices without, in float32: (..., 1).
 
-    It is infinite for a zero row. float64 holds the squares of all narrower numbers; rows of the precision
-    of the norm are divided by their largest entry first.
+    A row extends over ``dims``. Its norm is infinite where it is zero. float64 holds the squares of all
+    narrower numbers; rows of the precision of the norm are divided by their largest entry first.
     """
     exact = torch.float64 if rows.device.type != "mps" else torch.float32
-    norm = functools.partial(torch.linalg.vector_norm, dim=-1, keepdim=True, dtype=exact)
+    norm = functools.partial(torch.linalg.vector_norm, dim=dims, keepdim=True, dtype=exact)
     if exact == torch.float64 and rows.dtype != exact:
         return torch.threshold_(norm(rows), smallest(rows.dtype), math.inf)
     size = torch.threshold_(norm(rows, math.inf), smallest(rows.dtype), 1.0)

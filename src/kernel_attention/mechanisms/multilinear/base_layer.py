@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from kernel_attention.core.calls import Objective
+from kernel_attention.core.joint_linear import can_join, joint_linear
 from kernel_attention.core.layer import AttentionLayer
 from kernel_attention.core.parameters import Device, TensorLinear
 from kernel_attention.errors import InputError
@@ -82,8 +83,15 @@ class ReadsModes(AttentionLayer):
         scores = torch.cat(self.scores(x, attention_mask=attention_mask), dim=-1)
         return self.out_proj(self.merge_heads(self.concat(scores))), None
 
+    def mode_maps(self) -> list[nn.Linear]:
+        """The projections to queries, keys and fibers."""
+        return [self.q_proj, self.k_proj, *([] if self.f_proj is None else [self.f_proj])]
+
     def sequences(self, x: Tensor) -> list[Tensor]:
         """The input of each mode: D tensors (B, h, N, p)."""
+        if can_join(x, *self.mode_maps()):
+            z = joint_linear(x, *self.mode_maps()).unflatten(-1, (self.order, self.num_heads, -1))
+            return list(z.permute(2, 0, 3, 1, 4).unbind())
         modes = [self.q_proj(x), self.k_proj(x)]
         if self.f_proj is not None:
             modes += self.f_proj(x).split(self.embed_dim, dim=-1)

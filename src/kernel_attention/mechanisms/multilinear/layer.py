@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from kernel_attention.core.calls import Objective
-from kernel_attention.core.engine import Engine, LayerPlan, Unsupported, checked_impl, choose, plan_call
+from kernel_attention.core.engine import AUTO, Engine, LayerPlan, Unsupported, checked_impl, choose, plan_call
+from kernel_attention.core.joint_linear import can_join, joint_linear
 from kernel_attention.core.parameters import (
     Device,
     draw_orthogonal,
@@ -34,6 +35,7 @@ from kernel_attention.mechanisms.multilinear.engines.cpu import (
     MultilinearResult,
     MultilinearWeights,
 )
+from kernel_attention.mechanisms.multilinear.engines.gpu import is_served, multilinear_launches
 from kernel_attention.mechanisms.multilinear.functional import Modes, join_modes, multilinear_modes
 from kernel_attention.mechanisms.multilinear.objective import core_penalty, kmlsvd_objective
 from kernel_attention.memory_limit import require_parameters
@@ -217,12 +219,24 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
         engine, _ = choose(self.impl, _ENGINES, call, is_sharded=self._is_shared(is_causal))
         if engine is not None:
             y, grams = engine.attend(call)
+        elif self._has_few_launches(call):
+            z = joint_linear(x, *self.mode_maps()).unflatten(-1, (self.order, self.num_heads, -1))
+            heads, grams = multilinear_launches(
+                z, factors, (self.concat.weight, self.concat.bias), feature_map=self.feature_map,
+                attention_mask=attention_mask, with_grams=wants_objective,
+            )  # fmt: skip
+            y = self.out_proj(heads)
         else:
             modes = self._modes(x, factors, attention_mask, is_causal, wants_objective)
             y, grams = self.out_proj(self.merge_heads(self._join(modes))), modes.grams
         if not wants_objective:
             return y, None
         return y, self._objective(core, factors, grams or [], x, attention_mask)
+
+    def _has_few_launches(self, call: MultilinearCall) -> bool:
+        is_ours = self.impl == AUTO and not call.is_causal and not call.num_rows and call.group is None
+        is_ours = is_ours and is_served(self.feature_map) and call.x.size(0) > 0
+        return is_ours and is_plain(self.concat) and can_join(call.x, *self.mode_maps())
 
     def _join(self, modes: Modes) -> Tensor:
         if is_plain(self.concat):

@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 import string
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from kernel_attention.tensors.recompute import is_forward_mode, is_transformed, needs_gradient
+from kernel_attention.tensors.recompute import is_forward_mode, is_transformed, needs_gradient, only_formulas
 from kernel_attention.tensors.statistics import smallest
 
 _SHIFT = 2.0**-19  # of ``by_solving``, and a dimension: 16 roundings of the largest eigenvalue in float32
@@ -90,6 +91,9 @@ def pseudo_inverse(gram: Tensor) -> Tensor:
     The first and second derivatives are those of the inverse on the matrix's range, -P dG P and
     2 P dG P dG P. They are finite whatever the eigenvalues. There are no higher ones.
     """
+    is_eager = not torch.compiler.is_compiling() and only_formulas() is None
+    if gram.device.type != "cpu" and is_eager:
+        return _BySolving.apply(gram)
     with torch.no_grad():
         inverse = by_eigenvalues(gram) if gram.device.type == "cpu" else by_solving(gram)
     change = inverse @ (gram - gram.detach())  # zero, with the derivatives of the Gram matrix
@@ -112,17 +116,32 @@ def by_solving(gram: Tensor) -> Tensor:
     float32: 0 stays 0. Each step 2 X - X G X squares the relative error, which is 2 t / g at first.
     """
     exact = torch.float64 if gram.device.type != "mps" else gram.dtype
-    unit = gram.detach().to(exact)
+    unit = gram.detach().to(exact).reshape(-1, *gram.shape[-2:])
     size = torch.linalg.vector_norm(unit, dim=(-2, -1), keepdim=True)
     size = torch.threshold_(size, smallest(gram.dtype), math.inf)
     unit = unit / size
     shifted = unit.clone()
     shifted.diagonal(dim1=-2, dim2=-1).add_(_SHIFT * gram.size(-1))
     solved = torch.linalg.inv_ex(shifted).inverse
-    inverse = solved @ unit @ solved
+    inverse = torch.bmm(torch.bmm(solved, unit), solved)
     for _ in range(_STEPS):
-        inverse = 2 * inverse - inverse @ unit @ inverse
-    return (inverse / size).to(gram.dtype)
+        inverse = torch.baddbmm(inverse, inverse, torch.bmm(unit, inverse), beta=2, alpha=-1)
+    return (inverse / size).to(gram.dtype).view_as(gram)
+
+
+class _BySolving(torch.autograd.Function):
+    """``by_solving``; its gradient -P dG P is differentiable, because P is the output."""
+
+    @staticmethod
+    def forward(ctx: Any, gram: Tensor) -> Tensor:
+        inverse = by_solving(gram)
+        ctx.save_for_backward(inverse)
+        return inverse
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (inverse,) = ctx.saved_tensors
+        return -(inverse.mT @ grads[0] @ inverse.mT)
 
 
 def leading_eigenvectors(gram: Tensor, rank: int) -> Tensor:

@@ -1,0 +1,56 @@
+"""The form of few launches gives the numbers of the formulas; here on a CPU, where it is not taken."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernel_attention import MultilinearAttention
+from kernel_attention.mechanisms.multilinear.engines.gpu import multilinear_launches
+
+LENGTH, HEADS, WIDTH = 13, 2, 10
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"order": 2}, {"order": 4, "rank": 2}, {"feature_map": "cosine"}, {"feature_map": "identity"}],
+)
+def test_outputs_grams_and_gradients_equal_those_of_the_formulas(options, padded):
+    torch.manual_seed(0)
+    layer = MultilinearAttention(WIDTH, HEADS, dtype=torch.float64, **{"rank": 3, **options})
+    x = torch.randn(2, LENGTH, WIDTH, dtype=torch.float64)
+    mask = torch.arange(LENGTH)[None] < torch.tensor([LENGTH, 4])[:, None] if padded else None
+    probe = torch.randn_like(x) if mask is None else torch.randn_like(x) * mask[..., None]
+    found = []
+    for by_form in (True, False):
+        leaf = x.clone().requires_grad_()
+        factors = layer.factors()[1]
+        if by_form:
+            z = torch.stack([each.transpose(1, 2) for each in layer.sequences(leaf)], dim=2)
+            concat = layer.concat.weight, layer.concat.bias
+            y, grams = multilinear_launches(
+                z, factors, concat, feature_map=layer.feature_map, attention_mask=mask, with_grams=True
+            )
+        else:
+            modes = layer._modes(leaf, factors, mask, False, True)
+            y, grams = layer.merge_heads(layer._join(modes)), modes.grams
+        loss = (y * probe).sum() + sum((n + 1) * gram.sin().sum() for n, gram in enumerate(grams))
+        grads = torch.autograd.grad(loss, [leaf, *layer.parameters()], materialize_grads=True)
+        found.append((y if mask is None else y[mask], torch.stack(list(grams)), *grads))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-9, atol=1e-10)
+
+
+def test_the_gradient_can_be_differentiated():
+    z = torch.randn(1, 3, 2, 1, 2, dtype=torch.float64, requires_grad=True)
+    factors = [torch.randn(1, 2, 2, dtype=torch.float64) for _ in range(2)]
+    concat = torch.randn(2, 4, dtype=torch.float64), None
+    for name in ("frobenius", "cosine"):
+        feature_map = MultilinearAttention(2, 1, order=2, feature_map=name).feature_map
+
+        def heads(z, feature_map=feature_map):
+            return multilinear_launches(
+                z, factors, concat, feature_map=feature_map, attention_mask=None, with_grams=False
+            )[0]
+
+        torch.autograd.gradgradcheck(heads, (z,))
