@@ -133,3 +133,44 @@ class _UnitRows(torch.autograd.Function):
         along = (unit * exact).sum(dim=-1, keepdim=True)
         # d(x / |x|) = (dx - u <u, dx>) / |x|, u = x / |x|
         return torch.addcmul(exact, unit, along, value=-1).mul_(scale).to(x.dtype)
+
+
+def unit_by_head(z: Tensor, dims: tuple[int, ...] | None) -> Tensor:
+    """z (B, N, D, h, p) over its norms, by heads, (h, B, N, D, p); without ``dims`` z itself.
+
+    In few launches, for accelerators; ``dims`` are those that the norms sum over.
+    """
+    return _UnitByHead.apply(z, dims)
+
+
+class _UnitByHead(torch.autograd.Function):
+    """Where the gradient itself is differentiated, it comes from the formula."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, dims: tuple[int, ...] | None) -> Tensor:
+        ctx.dims = dims
+        batch, length, order, heads, size = z.shape
+        features, norm = z.new_empty(heads, batch, length, order, size), None
+        if dims is None:
+            features.permute(1, 2, 3, 0, 4).copy_(z)
+        else:
+            norm = wide_norms(z, dims)
+            torch.div(z, norm, out=features.permute(1, 2, 3, 0, 4))
+        ctx.save_for_backward(z, features, norm)
+        return features
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None]:
+        z, features, norm = ctx.saved_tensors
+        grad, features = (each.permute(1, 2, 3, 0, 4) for each in (grads[0], features))
+        if norm is None:
+            return grad.contiguous(), None
+        if torch.is_grad_enabled():
+            leaves = differentiable_leaves((z,), (True,))
+            size = torch.linalg.vector_norm(leaves[0], dim=ctx.dims, keepdim=True)
+            unit = leaves[0] / size.masked_fill(norm.isinf(), torch.inf)
+            return differentiable_gradients([unit], leaves, (True,), [grad])[0], None
+        # d(x / |x|) = (dx - u <u, dx>) / |x|, u = x / |x|
+        along = (features * grad).sum(dim=ctx.dims, keepdim=True, dtype=accumulation_dtype(z.dtype))
+        slope = torch.addcmul(grad, features, along.to(z.dtype), value=-1)
+        return torch.div(slope, norm, out=torch.empty_like(z)), None

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kernel_attention.core.calls import Objective
+from kernel_attention.core.joint_linear import joint_linear
 from kernel_attention.core.parameters import Device
 from kernel_attention.core.penalized import PenalizedAttention
 from kernel_attention.core.query_key_value import QueryKeyValueAttention, QueryKeyValueState
@@ -15,6 +16,7 @@ from kernel_attention.core.registry import register_attention
 from kernel_attention.core.validation import require_positive, require_weight
 from kernel_attention.errors import unknown
 from kernel_attention.mechanisms.nested_objective.functional import kernel_grams, nested_objective
+from kernel_attention.mechanisms.primal_values.engines.gpu import is_served, primal_values_launches
 from kernel_attention.mechanisms.primal_values.kernel import PrimalValueKernel
 from kernel_attention.tensors.affine import product_dtype
 from kernel_attention.tensors.features.feature_maps import FEATURE_MAPS, FeatureMapSpec, cosine, identity
@@ -95,6 +97,17 @@ class PrimalValueAttention(QueryKeyValueAttention, PenalizedAttention):
         The objective is that of the whole sequence, in the causal form too: no output depends on it.
         """
         source = x if context is None else context
+        is_few = (
+            context is None and not is_causal and self.sequence_group is None and self.normalize != "rows"
+        )
+        if is_few and is_served(self.kernel.feature_map) and self.is_joint(x):
+            z = joint_linear(x, self.q_proj, self.k_proj, self.v_proj).unflatten(-1, (3, self.num_heads, -1))
+            weights = self.kernel.w_e, self.kernel.w_r, self.kernel.sqrt_lambda
+            heads, phi_q, phi_k = primal_values_launches(
+                z, *weights, feature_map=self.kernel.feature_map, attention_mask=attention_mask
+            )
+            objective = self._nested(phi_q, phi_k, attention_mask, True)
+            return self.out_proj(self.merge_heads(self.scale_heads(heads).to(z.dtype))), objective
         q, k = self.queries_and_keys(x, source)
         v = self.split_heads(self.v_proj(source))
         heads, objective = self._heads(q, k, v, attention_mask, is_causal, context is None)
@@ -120,17 +133,21 @@ class PrimalValueAttention(QueryKeyValueAttention, PenalizedAttention):
     ) -> tuple[Tensor, Objective | None]:
         """The heads' outputs, (B, h, N, p), and the objective in training where eta > 0."""
         phi_q, phi_k = self.kernel.features(q, k)
-        objective = None
-        if self.training and self.eta > 0:
-            grams = kernel_grams(
-                phi_q, phi_k, feature_map=identity, attention_mask=mask, query_mask=mask if is_self else None,
-                normalize=self.kernel.by_row_sums,
-            )  # fmt: skip
-            weights = self.kernel.w_e, self.kernel.w_r, self.kernel.sqrt_lambda
-            objective = Objective(nested_objective(grams, *weights))
+        objective = self._nested(phi_q, phi_k, mask, is_self)
         group = self.sequence_group
         heads = self.kernel.weigh(phi_q, phi_k, v, attention_mask=mask, is_causal=is_causal, group=group)
         return self.scale_heads(heads).to(product_dtype(v)), objective
+
+    def _nested(self, phi_q: Tensor, phi_k: Tensor, mask: Tensor | None, is_self: bool) -> Objective | None:
+        """The objective of features (B, h, N, m) in training where eta > 0."""
+        if not self.training or self.eta == 0:
+            return None
+        grams = kernel_grams(
+            phi_q, phi_k, feature_map=identity, attention_mask=mask, query_mask=mask if is_self else None,
+            normalize=self.kernel.by_row_sums,
+        )  # fmt: skip
+        weights = self.kernel.w_e, self.kernel.w_r, self.kernel.sqrt_lambda
+        return Objective(nested_objective(grams, *weights))
 
     def decode_token(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         """Add the token's key and value to the kernel's memory, then read the memory with its query."""

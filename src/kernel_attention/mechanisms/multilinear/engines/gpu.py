@@ -9,16 +9,14 @@ Legend: B batch, N tokens, h heads, D modes, p head width, R rank.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from kernel_attention.tensors.affine import Affine
 from kernel_attention.tensors.features.feature_maps import FeatureMap, cosine, frobenius, identity
-from kernel_attention.tensors.recompute import differentiable_gradients, differentiable_leaves
-from kernel_attention.tensors.statistics import accumulation_dtype, exactly, without_autocast
-from kernel_attention.tensors.unit_rows import wide_norms
+from kernel_attention.tensors.statistics import exactly, without_autocast
+from kernel_attention.tensors.unit_rows import unit_by_head
 
 
 def is_served(feature_map: FeatureMap) -> bool:
@@ -50,7 +48,7 @@ def multilinear_launches(
         z = z.masked_fill(~attention_mask[..., None, None, None], 0.0)
     with without_autocast(z):
         dims = {frobenius: (1, 4), cosine: (4,)}.get(feature_map)
-        features = _Features.apply(z, dims)  # (h, B, N, D, p)
+        features = unit_by_head(z, dims)  # (h, B, N, D, p)
         weight = exactly(concat[0]).unflatten(1, (order, -1)).permute(1, 2, 0)  # (D, R, p)
         stacked = torch.stack(list(factors)).flatten(1, 2)  # (D, h p, R)
         maps = torch.bmm(stacked, weight).unflatten(1, (heads, size)).transpose(0, 1)
@@ -68,40 +66,3 @@ def multilinear_launches(
         grams = torch.bmm(exact.mT, exact).view(heads, batch, order, size, order, size)
         grams = grams.diagonal(dim1=2, dim2=4).permute(4, 1, 0, 2, 3)  # (D, B, h, p, p)
         return out, list(grams.unbind())
-
-
-class _Features(torch.autograd.Function):
-    """z (B, N, D, h, p) over its norms, by heads, (h, B, N, D, p); without ``dims`` z itself.
-
-    ``dims`` are those that the norms sum over. Where the gradient itself is differentiated, it comes from the
-    formula.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, z: Tensor, dims: tuple[int, ...] | None) -> Tensor:
-        ctx.dims = dims
-        batch, length, order, heads, size = z.shape
-        features, norm = z.new_empty(heads, batch, length, order, size), None
-        if dims is None:
-            features.permute(1, 2, 3, 0, 4).copy_(z)
-        else:
-            norm = wide_norms(z, dims)
-            torch.div(z, norm, out=features.permute(1, 2, 3, 0, 4))
-        ctx.save_for_backward(z, features, norm)
-        return features
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None]:
-        z, features, norm = ctx.saved_tensors
-        grad, features = (each.permute(1, 2, 3, 0, 4) for each in (grads[0], features))
-        if norm is None:
-            return grad.contiguous(), None
-        if torch.is_grad_enabled():
-            leaves = differentiable_leaves((z,), (True,))
-            size = torch.linalg.vector_norm(leaves[0], dim=ctx.dims, keepdim=True)
-            unit = leaves[0] / size.masked_fill(norm.isinf(), torch.inf)
-            return differentiable_gradients([unit], leaves, (True,), [grad])[0], None
-        # d(x / |x|) = (dx - u <u, dx>) / |x|, u = x / |x|
-        along = (features * grad).sum(dim=ctx.dims, keepdim=True, dtype=accumulation_dtype(z.dtype))
-        slope = torch.addcmul(grad, features, along.to(z.dtype), value=-1)
-        return torch.div(slope, norm, out=torch.empty_like(z)), None
