@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from kernel_attention.core.parameters import is_plain
-from kernel_attention.tensors.affine import product_dtype
+from kernel_attention.tensors.affine import Affine, product_dtype
 from kernel_attention.tensors.recompute import (
     differentiable_gradients,
     differentiable_leaves,
@@ -35,8 +35,13 @@ def can_join(x: Tensor, *linear: nn.Module) -> bool:
 
 def joint_linear(x: Tensor, *linear: nn.Module) -> Tensor:
     """x W_1^T + b_1, x W_2^T + b_2, .. side by side: (B, N, d) -> (B, N, d_1 + d_2 + ..)."""
-    biases = [each.bias for each in linear if each.bias is not None]
-    return _JointLinear.apply(x, len(linear), *(each.weight for each in linear), *biases)
+    return joint_affine(x, [(each.weight, each.bias) for each in linear])
+
+
+def joint_affine(x: Tensor, maps: Sequence[Affine]) -> Tensor:
+    """The same of weights and biases; all of the maps have a bias, or none."""
+    biases = [bias for _, bias in maps if bias is not None]
+    return _JointLinear.apply(x, len(maps), *(weight for weight, _ in maps), *biases)
 
 
 def joint_heads(x: Tensor, num_heads: int, *linear: nn.Module) -> tuple[Tensor, ...]:

@@ -9,7 +9,8 @@ Legend: B batch, N tokens, d width, h heads, p head width, M rows, s rank.
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +18,8 @@ from torch import Tensor
 from kernel_attention.errors import InputError
 from kernel_attention.tensors.padding import is_exporting, real_first, zero_padding
 from kernel_attention.tensors.statistics import exactly, num_real
+
+Made = TypeVar("Made")
 
 
 def evenly_spaced(num_rows: int, length: int, device: torch.device | None = None) -> Tensor:
@@ -85,25 +88,33 @@ def sample_positions(
     return real_first(attention_mask)[0].gather(1, rank), present
 
 
-_POSITIONS: OrderedDict[tuple[int, int, torch.device], Tensor] = OrderedDict()
-_MOST_POSITIONS = 64
-
-
 def _kept_positions(num_rows: int, length: int, device: torch.device) -> Tensor:
     """``evenly_spaced``, made once: a short sequence would feel its operations in every step."""
-    key = num_rows, length, device
-    kept = _POSITIONS.get(key)
-    if kept is not None:
-        return kept
+    return kept(("evenly_spaced", num_rows, length, device), lambda: evenly_spaced(num_rows, length, device))
+
+
+_KEPT: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
+_MOST_KEPT = 64
+
+
+def kept(key: tuple[Any, ...], make: Callable[[], Made]) -> Made:
+    """What ``make`` makes of sizes alone, a tensor or a tuple of them, made once for each of the last keys.
+
+    ``key`` ends with the device.
+    """
+    found = _KEPT.get(key)
+    if found is not None:
+        return found
     with torch.inference_mode(False):  # a backward pass may read it
-        positions = evenly_spaced(num_rows, length, device)
+        made = make()
     # What a mode makes may be no tensor like others, and what a CUDA graph makes has no value before it runs.
-    is_captured = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-    if type(positions) is Tensor and not is_captured:
-        _POSITIONS[key] = positions
-        if len(_POSITIONS) > _MOST_POSITIONS:
-            _POSITIONS.popitem(last=False)
-    return positions
+    first = made if isinstance(made, Tensor) else made[0]  # type: ignore[index]
+    is_captured = key[-1].type == "cuda" and torch.cuda.is_current_stream_capturing()
+    if type(first) is Tensor and not is_captured:
+        _KEPT[key] = made
+        if len(_KEPT) > _MOST_KEPT:
+            _KEPT.popitem(last=False)
+    return made
 
 
 def part_positions(

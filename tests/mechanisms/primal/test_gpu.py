@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kernel_attention import PrimalAttention
+from kernel_attention.mechanisms.primal.engines.causal_gpu import causal_primal_launches
 from kernel_attention.mechanisms.primal.engines.gpu import primal_launches
 
 BATCH, LENGTH, HEADS, WIDTH = 3, 13, 2, 10
@@ -61,6 +62,29 @@ def test_outputs_and_gradients_equal_those_of_the_formulas(options, form):
         grads = torch.autograd.grad(loss, leaves, materialize_grads=True)
         found.append((y if mask is None else y[mask], energy, grads))
     torch.testing.assert_close(found[0], found[1], rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("length", [13, 300])
+@pytest.mark.parametrize(
+    "options", [{}, {"running_means": False}, {"feature_map": "identity", "bias": False}]
+)
+def test_the_causal_data_dependent_form_equals_the_formulas(options, length, padded):
+    layer = _layer(max_len=length + 2, **{"rank": 7, "rank_multiplier": 3, **options})
+    x = torch.randn(BATCH, length, WIDTH, dtype=torch.float64)
+    mask = torch.arange(length)[None] < torch.tensor([length, 4, 1])[:, None] if padded else None
+    probe = torch.randn_like(x)
+    probe = probe if mask is None else probe * mask[..., None]
+    found = []
+    for by_pass in (True, False):
+        leaf = x.clone().requires_grad_()
+        if by_pass:
+            y = causal_primal_launches(layer._call(leaf, mask, True)).y
+        else:
+            y = layer._reference(leaf, mask, True)[0]
+        grads = torch.autograd.grad((y * probe).sum(), [leaf, *layer.parameters()], materialize_grads=True)
+        found.append((y if mask is None else y[mask], *grads))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-9, atol=1e-10)
 
 
 def test_the_gradient_can_be_differentiated():

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from kernel_attention.core.calls import Objective
-from kernel_attention.core.engine import Engine, LayerPlan, Unsupported, checked_impl, choose, plan_call
+from kernel_attention.core.engine import AUTO, Engine, LayerPlan, Unsupported, checked_impl, choose, plan_call
+from kernel_attention.core.joint_linear import can_join, joint_linear
 from kernel_attention.core.layer import TokenWork
 from kernel_attention.core.parameters import (
     Device,
@@ -58,6 +59,7 @@ from kernel_attention.tensors.sampling import (
     sampled_rows,
 )
 from kernel_attention.tensors.statistics import mean_or_zero, num_real, running_mean
+from kernel_attention.tensors.unit_rows import unit_by_head
 
 _log = logging.getLogger(__name__)
 
@@ -330,15 +332,22 @@ class PrimalAttention(PenalizedAttention):
         rows, grid = self._sample(x, attention_mask, is_causal) if self.data_dependent else (None, None)
         if is_causal and self.running_means:  # an affine map of the mean is the mean of the map
             x = running_mean(x[:, None], attention_mask).squeeze(1)
+        feature_map = self.feature_map
+        if feature_map in (cosine, identity) and self.impl == AUTO and can_join(x, self.q_proj, self.k_proj):
+            z = joint_linear(x, self.q_proj, self.k_proj).unflatten(-1, (2, self.num_heads, -1))
+            q, k = unit_by_head(z.permute(0, 3, 1, 2, 4), (4,) if feature_map is cosine else None).unbind()
+            feature_map = identity
+        else:
+            q, k = self.split_heads(self.q_proj(x)), self.split_heads(self.k_proj(x))
         return primal_scores(
-            self.split_heads(self.q_proj(x)),
-            self.split_heads(self.k_proj(x)),
+            q,
+            k,
             self.w_e,
             self.w_r,
             rows=rows,
             grid=grid,
             running_means=False,
-            feature_map=self.feature_map,
+            feature_map=feature_map,
             attention_mask=attention_mask,
             is_causal=is_causal,
             evenly_spaced=True,

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kernel_attention.core.engine import Engine, Unsupported
 from kernel_attention.mechanisms.primal.engines.causal_cpu import causal_primal_layer
+from kernel_attention.mechanisms.primal.engines.causal_gpu import causal_primal_launches
 from kernel_attention.mechanisms.primal.engines.gpu import primal_launches
 from kernel_attention.mechanisms.primal.engines.map_operator import (
     MapOperator,
@@ -29,7 +30,6 @@ from kernel_attention.mechanisms.primal.engines.one_pass import (
     primal_pass,
 )
 from kernel_attention.tensors.features.feature_maps import cosine, identity
-from kernel_attention.tensors.recompute import needs_operator
 from kernel_attention.tensors.sampling import Samples, causal_grid, causal_samples
 from kernel_attention.tensors.statistics import accumulation_dtype, exactly
 from kernel_attention.tensors.unit_rows import inverse_norms
@@ -199,7 +199,7 @@ class OnePass(Engine[PrimalCall, PrimalResult]):
             return None
         if call.with_energy:
             return Unsupported("one pass has no objective of data-dependent weights with is_causal=True")
-        if compiled or needs_operator(call.x):
+        if compiled or type(call.x) is not Tensor:
             return Unsupported(
                 "a compiler cannot ask how many rows a block of tokens has with is_causal=True"
             )
@@ -224,6 +224,8 @@ class OnePass(Engine[PrimalCall, PrimalResult]):
     def attend(self, call: PrimalCall) -> PrimalResult:
         """The pass of the call's kind."""
         if call.x.device.type != "cpu" and _has_few_launches(call) and not torch.compiler.is_compiling():
+            if call.is_causal and call.num_rows:
+                return causal_primal_launches(call)
             return primal_launches(call, call.samples())
         if not (call.is_causal and call.num_rows):
             return primal_pass(call, call.samples(), SLICES)
@@ -238,8 +240,13 @@ class OnePass(Engine[PrimalCall, PrimalResult]):
 
 
 def _has_few_launches(call: PrimalCall) -> bool:
-    """True where ``gpu.py`` has the form of the call."""
-    return call.group is None and not call.with_grams and not (call.is_causal and call.num_rows)
+    """True where ``gpu.py`` or ``causal_gpu.py`` has the form of the call."""
+    if isinstance(call.weights, Unsupported):
+        return False
+    (q, q_bias), (k, k_bias) = call.weights.q_proj, call.weights.k_proj
+    is_served = call.group is None and not call.with_grams
+    is_served = is_served and q.dtype == k.dtype and (q_bias is None) == (k_bias is None)
+    return is_served and not (call.is_causal and call.num_rows and call.with_energy)
 
 
 FUSED = OnePass()
