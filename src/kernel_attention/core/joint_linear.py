@@ -21,7 +21,7 @@ from kernel_attention.tensors.recompute import (
 )
 
 
-def can_join(x: Tensor, *linear: nn.Module) -> bool:
+def can_join(x: Tensor, *linear: nn.Linear) -> bool:
     """True where ``joint_linear`` may take the place of the modules' calls, and saves launches."""
     return (
         x.device.type != "cpu"
@@ -33,7 +33,7 @@ def can_join(x: Tensor, *linear: nn.Module) -> bool:
     )
 
 
-def joint_linear(x: Tensor, *linear: nn.Module) -> Tensor:
+def joint_linear(x: Tensor, *linear: nn.Linear) -> Tensor:
     """x W_1^T + b_1, x W_2^T + b_2, .. side by side: (B, N, d) -> (B, N, d_1 + d_2 + ..)."""
     return joint_affine(x, [(each.weight, each.bias) for each in linear])
 
@@ -44,7 +44,7 @@ def joint_affine(x: Tensor, maps: Sequence[Affine]) -> Tensor:
     return _JointLinear.apply(x, len(maps), *(weight for weight, _ in maps), *biases)
 
 
-def joint_heads(x: Tensor, num_heads: int, *linear: nn.Module) -> tuple[Tensor, ...]:
+def joint_heads(x: Tensor, num_heads: int, *linear: nn.Linear) -> tuple[Tensor, ...]:
     """Such maps of one size by heads: (B, N, d) -> (B, h, N, p) each."""
     z = joint_linear(x, *linear).unflatten(-1, (len(linear), num_heads, -1))
     return z.permute(2, 0, 3, 1, 4).unbind()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from kernel_attention.core.calls import Objective
 from kernel_attention.core.decoding import Position, State, position_after, whole_lengths
-from kernel_attention.core.joint_linear import can_join, joint_heads
+from kernel_attention.core.joint_linear import can_join, joint_heads, joint_linear
 from kernel_attention.core.kernel import AttentionKernel
 from kernel_attention.core.layer import AttentionLayer
 from kernel_attention.core.parameters import Device, TensorLinear
@@ -99,17 +99,21 @@ class QueryKeyValueAttention(AttentionLayer):
             v = identity_values(k) if as_matrix else self.split_heads(self.v_proj(source))
         yield self.weigh(q, k, v, mask, is_causal, is_self)
 
+    def _maps(self) -> list[nn.Linear]:
+        return [part for part in (self.q_proj, self.k_proj, self.v_proj) if part is not None]
+
     def is_joint(self, x: Tensor) -> bool:
         """True where one product gives queries, keys and values of x in fewer launches."""
-        return can_join(x, *(part for part in (self.q_proj, self.k_proj, self.v_proj) if part is not None))
+        return can_join(x, *self._maps())
+
+    def joint_projection(self, x: Tensor) -> Tensor:
+        """Queries, keys (where they are not the queries) and values side by side, (B, N, 3 d)."""
+        return joint_linear(x, *self._maps())
 
     def _joint_heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of x (B, N, d), (B, h, N, p) each, by one product."""
-        if self.k_proj is None:
-            q, v = joint_heads(x, self.num_heads, self.q_proj, self.v_proj)
-            return q, q, v
-        q, k, v = joint_heads(x, self.num_heads, self.q_proj, self.k_proj, self.v_proj)
-        return q, k, v
+        q, *k, v = joint_heads(x, self.num_heads, *self._maps())
+        return q, k[0] if k else q, v
 
     def weigh(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, is_self: bool

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from kernel_attention.core.engine import AUTO, checked_impl
-from kernel_attention.core.joint_linear import joint_linear
 from kernel_attention.core.parameters import Device
 from kernel_attention.core.query_key_value import QueryKeyValueAttention
 from kernel_attention.core.registry import register_attention
@@ -93,7 +92,7 @@ class LinearAttention(QueryKeyValueAttention):
         kernel = self.kernel
         is_few = self.impl == AUTO and source is x and not as_matrix and self.sequence_group is None
         if is_few and is_served(kernel.feature_map) and self.is_joint(x):
-            z = joint_linear(x, self.q_proj, self.k_proj, self.v_proj)
+            z = self.joint_projection(x)
             z = z.unflatten(-1, (3, self.num_heads, -1))
             yield linear_pass(z, kernel.feature_map, kernel.normalize, mask, is_causal).transpose(1, 2)
         else:

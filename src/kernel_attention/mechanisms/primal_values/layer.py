@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from kernel_attention.core.calls import Objective
-from kernel_attention.core.joint_linear import joint_linear
 from kernel_attention.core.parameters import Device
 from kernel_attention.core.penalized import PenalizedAttention
 from kernel_attention.core.query_key_value import QueryKeyValueAttention, QueryKeyValueState
@@ -101,7 +100,7 @@ class PrimalValueAttention(QueryKeyValueAttention, PenalizedAttention):
             context is None and not is_causal and self.sequence_group is None and self.normalize != "rows"
         )
         if is_few and is_served(self.kernel.feature_map) and self.is_joint(x):
-            z = joint_linear(x, self.q_proj, self.k_proj, self.v_proj).unflatten(-1, (3, self.num_heads, -1))
+            z = self.joint_projection(x).unflatten(-1, (3, self.num_heads, -1))
             weights = self.kernel.w_e, self.kernel.w_r, self.kernel.sqrt_lambda
             heads, phi_q, phi_k = primal_values_launches(
                 z, *weights, feature_map=self.kernel.feature_map, attention_mask=attention_mask

@@ -31,12 +31,13 @@ def pursuit_in_few_launches(
     iterations, _, _, mask, is_causal = settings
     if is_causal and mask is not None:
         # Right padding lies in the future of all real tokens, so that no step needs a mask.
-        k, v, q = (None if x is None else zero_padding(x, mask) for x in (k, v, q))
-        assert k is not None and v is not None  # noqa: PT018
         moved = compaction(mask)
-        if moved is not None:
-            k, v, q = (None if x is None else moved.apply(x) for x in (k, v, q))
-            assert k is not None and v is not None  # noqa: PT018
+
+        def placed(x: Tensor) -> Tensor:
+            x = zero_padding(x, mask)
+            return x if moved is None else moved.apply(x)
+
+        k, v, q = placed(k), placed(v), None if q is None else placed(q)
         alone = settings._replace(attention_mask=None)
         found = pursuit_in_few_launches(k, v, alone, q=q, dropout_p=dropout_p)
         return zero_padding(found if moved is None else moved.undo(found), mask)
@@ -60,8 +61,9 @@ def pursuit_in_few_launches(
     return low
 
 
-def _clip_back(residual: Tensor, clipped: Tensor, threshold: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of a clipping by its input and by tau."""
+def _clip_back(saved: tuple[Tensor, ...], grad: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of a clipping by its input and by tau; saved are the input, the result and tau."""
+    residual, clipped, threshold = saved
     cut = (residual - clipped).sign()  # where and on which side it cuts off
     product = grad * cut
     return torch.addcmul(grad, product, cut, value=-1), product.sum_to_size(threshold.shape)
@@ -78,7 +80,7 @@ class _Clipped(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return *_clip_back(*ctx.saved_tensors, grads[0]), None
+        return *_clip_back(ctx.saved_tensors, grads[0]), None
 
 
 class _Step(torch.autograd.Function):
@@ -105,7 +107,7 @@ class _Step(torch.autograd.Function):
             return (None,) * 6
         # C = clip(K + E), T = C - 2 E - L, E = C' - 2 L + L'
         total = d_cleaned if d_clipped is None else d_cleaned + d_clipped
-        d_residual, d_threshold = _clip_back(*ctx.saved_tensors, total)
+        d_residual, d_threshold = _clip_back(ctx.saved_tensors, total)
         d_offset = torch.sub(d_residual, d_cleaned, alpha=2)
         d_low = torch.add(d_cleaned, d_offset, alpha=2).neg()
         return d_residual, d_threshold, None, d_offset, d_low, d_offset if ctx.has_before else None

@@ -47,7 +47,9 @@ def multilinear_launches(
     if attention_mask is not None:
         z = z.masked_fill(~attention_mask[..., None, None, None], 0.0)
     with without_autocast(z):
-        dims = {frobenius: (1, 4), cosine: (4,)}.get(feature_map)
+        dims: tuple[int, ...] | None = None
+        if feature_map in (cosine, frobenius):
+            dims = (4,) if feature_map is cosine else (1, 4)
         features = unit_by_head(z, dims)  # (h, B, N, D, p)
         weight = exactly(concat[0]).unflatten(1, (order, -1)).permute(1, 2, 0)  # (D, R, p)
         stacked = torch.stack(list(factors)).flatten(1, 2)  # (D, h p, R)

@@ -76,7 +76,7 @@ class _Pass(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, options: Options, *weights: Tensor | None) -> Any:
         ctx.options = options
-        out, energy, kept = _forward(x, options, Weights(*weights))
+        out, energy, kept = _forward(x, options, Weights._make(weights))
         ctx.save_for_backward(x, *weights, *kept)
         ctx.set_materialize_grads(False)
         return out if energy is None else (out, energy)
