@@ -30,7 +30,7 @@ BUDGETS = [
     ("multilinear", {}, {}, 16, 33),
     ("multilinear", {"eta": 0.1}, {}, 61, 85),
     ("batch_norm_scaled_heads", {}, {}, 36, 55),
-    ("batch_norm_scaled_heads", {}, CAUSAL, 111, 130),
+    ("batch_norm_scaled_heads", {}, CAUSAL, 67, 130),
     ("rpc", {}, {}, 30, 69),
     ("rpc", {}, CAUSAL, 36, 75),
 ]

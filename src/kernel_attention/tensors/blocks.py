@@ -15,6 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernel_attention.tensors.constants import kept
 from kernel_attention.tensors.padding import in_blocks
 from kernel_attention.tensors.softmax.attention import fused_attention
 from kernel_attention.tensors.statistics import accumulation_dtype
@@ -72,10 +73,10 @@ def block_causal_attention(
     keys, values = completed(k, factor, length), completed(v, factor, length)
     ones = keys.new_ones(*keys.shape[:-1], len(parts))  # heads may be narrower
     keys = torch.nn.functional.pad(torch.cat([keys, ones], dim=-1), (0, 0, 1, 0))
-    mark = (
-        torch.arange(width + len(parts), device=v.device) == width
-    )  # the common key's value: (0, ..., 0, 1)
-    mark = mark.to(v.dtype).expand(*values.shape[:2], 1, -1)
+    # the common key's value: (0, ..., 0, 1)
+    size, key = width + len(parts), ("mark", width, len(parts), v.dtype)
+    mark = kept(key, v, lambda: (torch.arange(size, device=v.device) == width).to(v.dtype))
+    mark = mark.expand(*values.shape[:2], 1, -1)
     values = torch.cat([mark, torch.nn.functional.pad(values, (0, len(parts)))], dim=2)
     if allowed is None:
         out = fused_attention(

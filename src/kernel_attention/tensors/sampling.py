@@ -8,18 +8,15 @@ Legend: B batch, N tokens, d width, h heads, p head width, M rows, s rank.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from kernel_attention.errors import InputError
+from kernel_attention.tensors.constants import kept
 from kernel_attention.tensors.padding import is_exporting, real_first, zero_padding
 from kernel_attention.tensors.statistics import exactly, num_real
-
-Made = TypeVar("Made")
 
 
 def evenly_spaced(num_rows: int, length: int, device: torch.device | None = None) -> Tensor:
@@ -81,40 +78,11 @@ def sample_positions(
 ) -> tuple[Tensor, Tensor | None]:
     """The positions that ``sample_rows`` reads, (M,) without a mask, else (B, M), and which hold a row."""
     if attention_mask is None:
-        if type(x) is Tensor and not torch.compiler.is_compiling():
-            return _kept_positions(num_rows, x.size(1), x.device), None
-        return evenly_spaced(num_rows, x.size(1), x.device), None
+        # Made once: a short sequence would feel these operations in every step.
+        key, length = ("evenly_spaced", num_rows, x.size(1)), x.size(1)
+        return kept(key, x, lambda: evenly_spaced(num_rows, length, x.device)), None
     rank, present = _spaced_ranks(attention_mask, num_rows)
     return real_first(attention_mask)[0].gather(1, rank), present
-
-
-def _kept_positions(num_rows: int, length: int, device: torch.device) -> Tensor:
-    """``evenly_spaced``, made once: a short sequence would feel its operations in every step."""
-    return kept(("evenly_spaced", num_rows, length, device), lambda: evenly_spaced(num_rows, length, device))
-
-
-_KEPT: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
-_MOST_KEPT = 64
-
-
-def kept(key: tuple[Any, ...], make: Callable[[], Made]) -> Made:
-    """What ``make`` makes of sizes alone, a tensor or a tuple of them, made once for each of the last keys.
-
-    ``key`` ends with the device.
-    """
-    found = _KEPT.get(key)
-    if found is not None:
-        return found
-    with torch.inference_mode(False):  # a backward pass may read it
-        made = make()
-    # What a mode makes may be no tensor like others, and what a CUDA graph makes has no value before it runs.
-    first = made if isinstance(made, Tensor) else made[0]  # type: ignore[index]
-    is_captured = key[-1].type == "cuda" and torch.cuda.is_current_stream_capturing()
-    if type(first) is Tensor and not is_captured:
-        _KEPT[key] = made
-        if len(_KEPT) > _MOST_KEPT:
-            _KEPT.popitem(last=False)
-    return made
 
 
 def part_positions(

@@ -22,6 +22,7 @@ from kernel_attention.core.sequence_group import SequenceGroup
 from kernel_attention.mechanisms.support_vector.head_groups import head_groups
 from kernel_attention.tensors.affine import product_dtype, wide
 from kernel_attention.tensors.blocks import completed, softmax_over_blocks
+from kernel_attention.tensors.constants import kept
 from kernel_attention.tensors.padding import zero_padding
 from kernel_attention.tensors.pooling import Pooling, block_within, pool, pool_mask, running_pool
 from kernel_attention.tensors.statistics import (
@@ -111,15 +112,15 @@ def _recentre_causal(
     if not normalize and factor == 1:
         return (q - beta * running_mean(k)).to(q.dtype), k
     first = k[:, :, :1]
-    mean, variance = _prefix_moments(exactly(k) - first, factor)
+    mean, variance = _prefix_moments(exactly(k) - first, factor, with_variance=normalize)
     queries = q - beta * (mean + first)
-    if not normalize:
+    if variance is None:
         return queries.to(q.dtype), k
     q, k = wide(q), wide(k)
     return (queries / (variance + eps)).to(q.dtype), k - first
 
 
-def _prefix_moments(k: Tensor, factor: int) -> tuple[Tensor, Tensor]:
+def _prefix_moments(k: Tensor, factor: int, *, with_variance: bool = True) -> tuple[Tensor, Tensor | None]:
     """Mean and variance of the keys of every prefix: the completed blocks and row i. (B, h, N, p) each.
 
     Welford's recurrence: a new key adds (k - mean before)^2 count / (count + 1) to the sum of squares. It
@@ -128,16 +129,29 @@ def _prefix_moments(k: Tensor, factor: int) -> tuple[Tensor, Tensor]:
     length, dtype = k.size(2), accumulation_dtype(k.dtype)
     k = k.to(dtype)
     blocks = completed(k, factor, length)
-    count = torch.arange(blocks.size(2) + 1, device=k.device, dtype=dtype)[
-        :, None
-    ]  # of blocks before a token's own
-    mean = _exclusive_sum(blocks) / count.clamp_min(1)
-    squares = _exclusive_sum((blocks - mean[:, :, :-1]).square() * (count / (count + 1))[:-1])
-    mean, squares, count = (
-        x.repeat_interleave(factor, dim=-2)[..., :length, :] for x in (mean, squares, count)
+    at_least_1, share, number, share_of = kept(
+        ("block counts", factor, length, dtype), k, lambda: _block_counts(factor, length, blocks)
     )
-    change = k - mean
-    return mean + change / (count + 1), (squares + change.square() * (count / (count + 1))) / (count + 1)
+    mean = _exclusive_sum(blocks) / at_least_1
+    own = _for_each_token(mean, factor, length)
+    change = k - own
+    if not with_variance:
+        return own + change / number, None
+    squares = _exclusive_sum((blocks - mean[:, :, :-1]).square() * share)
+    squares = _for_each_token(squares, factor, length)
+    return own + change / number, (squares + change.square() * share_of) / number
+
+
+def _block_counts(factor: int, length: int, blocks: Tensor) -> tuple[Tensor, ...]:
+    """With n blocks before: max(n, 1) and n / (n + 1) for each, and n + 1 and n / (n + 1) for each token."""
+    count = torch.arange(blocks.size(2) + 1, device=blocks.device, dtype=blocks.dtype)[:, None]
+    of_token = _for_each_token(count, factor, length)
+    return count.clamp_min(1), (count / (count + 1))[:-1], of_token + 1, of_token / (of_token + 1)
+
+
+def _for_each_token(x: Tensor, factor: int, length: int) -> Tensor:
+    """Repeat what belongs to a block for its tokens: (.., M + 1, p) -> (.., N, p)."""
+    return x.repeat_interleave(factor, dim=-2)[..., :length, :]
 
 
 def _exclusive_sum(x: Tensor) -> Tensor:

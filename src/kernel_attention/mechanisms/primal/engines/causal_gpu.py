@@ -21,9 +21,10 @@ from kernel_attention.core.joint_linear import joint_affine
 from kernel_attention.mechanisms.primal import seen_rows
 from kernel_attention.mechanisms.primal.engines.one_pass import PrimalCall, PrimalResult, PrimalWeights
 from kernel_attention.tensors.affine import apply_affine, autocast
+from kernel_attention.tensors.constants import kept
 from kernel_attention.tensors.features.feature_maps import cosine
 from kernel_attention.tensors.padding import real_first
-from kernel_attention.tensors.sampling import causal_grid, kept, required_max_len, rows_before
+from kernel_attention.tensors.sampling import causal_grid, required_max_len, rows_before
 from kernel_attention.tensors.statistics import (
     accumulation_dtype,
     exactly,
@@ -102,8 +103,8 @@ def _at(values: Tensor, index: Tensor) -> Tensor:
 def _places(call: PrimalCall, block: int) -> _Places:
     x, mask = call.x, call.attention_mask
     if mask is None:
-        key = "places", call.num_rows, call.max_len, x.size(1), block, x.dtype, x.device
-        return kept(key, lambda: _made(call, block))
+        key = "places", call.num_rows, call.max_len, x.size(1), block, x.dtype
+        return kept(key, x, lambda: _made(call, block))
     return _made(call, block)
 
 
