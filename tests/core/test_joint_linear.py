@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from kernel_attention import create_attention
-from kernel_attention.core.joint_linear import can_join, joint_heads, joint_linear
+from kernel_attention.core.parameters import can_join, joint_heads, joint_linear
 
 
 @pytest.mark.parametrize("bias", [True, False])

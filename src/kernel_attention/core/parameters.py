@@ -7,6 +7,9 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from kernel_attention.tensors.joint_affine import joint_affine
+from kernel_attention.tensors.recompute import only_formulas
+
 Device = torch.device | str | int | None
 """The values of ``device`` in PyTorch's modules; None: the default device."""
 
@@ -49,6 +52,29 @@ def why_not_by_weight(layer: nn.Module, *names: str) -> str | None:
         if not is_plain(getattr(layer, name)):
             return f"{name} is an adapter, is quantized or has hooks, so it must be called"
     return None
+
+
+def can_join(x: Tensor, *linear: nn.Linear) -> bool:
+    """True where ``joint_linear`` may take the place of the modules' calls, and saves launches."""
+    return (
+        x.device.type != "cpu"
+        and type(x) is Tensor
+        and not torch.compiler.is_compiling()
+        and only_formulas() is None
+        and len({(each.bias is None, each.weight.dtype) for each in linear}) == 1
+        and all(map(is_plain, linear))
+    )
+
+
+def joint_linear(x: Tensor, *linear: nn.Linear) -> Tensor:
+    """x W_1^T + b_1, x W_2^T + b_2, .. side by side: (B, N, d) -> (B, N, d_1 + d_2 + ..)."""
+    return joint_affine(x, [(each.weight, each.bias) for each in linear])
+
+
+def joint_heads(x: Tensor, num_heads: int, *linear: nn.Linear) -> tuple[Tensor, ...]:
+    """Such maps of one size by heads: (B, N, d) -> (B, h, N, p) each."""
+    z = joint_linear(x, *linear).unflatten(-1, (len(linear), num_heads, -1))
+    return z.permute(2, 0, 3, 1, 4).unbind()
 
 
 def reset_module(module: nn.Module) -> None:

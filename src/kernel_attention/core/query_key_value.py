@@ -11,10 +11,9 @@ from torch import Tensor, nn
 
 from kernel_attention.core.calls import Objective
 from kernel_attention.core.decoding import Position, State, position_after, whole_lengths
-from kernel_attention.core.joint_linear import can_join, joint_heads, joint_linear
 from kernel_attention.core.kernel import AttentionKernel
 from kernel_attention.core.layer import AttentionLayer
-from kernel_attention.core.parameters import Device, TensorLinear
+from kernel_attention.core.parameters import Device, TensorLinear, can_join, joint_heads, joint_linear
 from kernel_attention.tensors.padding import Compaction, compaction
 
 

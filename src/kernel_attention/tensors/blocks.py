@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernel_attention.tensors.constants import kept
+from kernel_attention.tensors.constants import kept_constant
 from kernel_attention.tensors.padding import in_blocks
 from kernel_attention.tensors.softmax.attention import fused_attention
 from kernel_attention.tensors.statistics import accumulation_dtype
@@ -75,7 +75,7 @@ def block_causal_attention(
     keys = torch.nn.functional.pad(torch.cat([keys, ones], dim=-1), (0, 0, 1, 0))
     # the common key's value: (0, ..., 0, 1)
     size, key = width + len(parts), ("mark", width, len(parts), v.dtype)
-    mark = kept(key, v, lambda: (torch.arange(size, device=v.device) == width).to(v.dtype))
+    mark = kept_constant(key, v, lambda: (torch.arange(size, device=v.device) == width).to(v.dtype))
     mark = mark.expand(*values.shape[:2], 1, -1)
     values = torch.cat([mark, torch.nn.functional.pad(values, (0, len(parts)))], dim=2)
     if allowed is None:

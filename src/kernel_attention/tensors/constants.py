@@ -17,8 +17,8 @@ _KEPT: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
 _MOST_KEPT = 64
 
 
-def kept(key: tuple[Any, ...], like: Tensor, make: Callable[[], Made]) -> Made:
-    """What ``make`` makes, once for each of the last keys and devices. Nothing may be written into it.
+def kept_constant(key: tuple[Any, ...], like: Tensor, make: Callable[[], Made]) -> Made:
+    """The constant that ``make`` makes, once for each of the last keys and devices; nobody may write into it.
 
     Args:
         key: a name, and all that the result depends on.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kernel_attention.errors import InputError
-from kernel_attention.tensors.constants import kept
+from kernel_attention.tensors.constants import kept_constant
 from kernel_attention.tensors.padding import is_exporting, real_first, zero_padding
 from kernel_attention.tensors.statistics import exactly, num_real
 
@@ -80,7 +80,7 @@ def sample_positions(
     if attention_mask is None:
         # Made once: a short sequence would feel these operations in every step.
         key, length = ("evenly_spaced", num_rows, x.size(1)), x.size(1)
-        return kept(key, x, lambda: evenly_spaced(num_rows, length, x.device)), None
+        return kept_constant(key, x, lambda: evenly_spaced(num_rows, length, x.device)), None
     rank, present = _spaced_ranks(attention_mask, num_rows)
     return real_first(attention_mask)[0].gather(1, rank), present
 

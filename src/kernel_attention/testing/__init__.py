@@ -30,7 +30,7 @@ from kernel_attention.testing import (  # noqa: F401
 )
 from kernel_attention.testing.battery import CHECKS, Check, check_attention, checks_of
 from kernel_attention.testing.decoding import decoded
-from kernel_attention.testing.launches import LaunchCounter, Launches, count_launches, counted
+from kernel_attention.testing.launches import LaunchCounter, Launches, count_launches, counting_launches
 from kernel_attention.testing.subjects import (
     BATCH,
     CONTEXT,
@@ -67,7 +67,7 @@ __all__ = [
     "check_attention",
     "checks_of",
     "count_launches",
-    "counted",
+    "counting_launches",
     "decoded",
     "inputs",
     "masks",

@@ -148,7 +148,7 @@ class Launches(NamedTuple):
 
 
 @contextlib.contextmanager
-def counted() -> Iterator[LaunchCounter]:
+def counting_launches() -> Iterator[LaunchCounter]:
     """A ``LaunchCounter``; PyTorch's attention is one launch each way, on ``meta`` too."""
     with _FusedAttention(), LaunchCounter() as counter:
         yield counter
@@ -172,12 +172,12 @@ def count_launches(layer: nn.Module, *inputs: Tensor, **arguments: Any) -> Launc
     with torch.no_grad():
         layer(*leaves, **arguments)
     parameters = [parameter for parameter in layer.parameters() if parameter.requires_grad]
-    with collect_objectives() as objectives, counted() as forward:
+    with collect_objectives() as objectives, counting_launches() as forward:
         y = layer(*leaves, **arguments)
     found = [y, *(part for call in objectives.calls for part in _parts(call.objective))]
     found = [each for each in found if each.requires_grad]
     slopes = [torch.empty_like(each) for each in found]
-    with counted() as backward:
+    with counting_launches() as backward:
         torch.autograd.grad(found, [*leaves, *parameters], slopes, allow_unused=True)
     return Launches(
         sum(forward.launches.values()),
@@ -208,7 +208,7 @@ def no_call_waits_for_the_device(case: Subject) -> None:
         layer = case.build().to("meta")
         x = inputs().to("meta").requires_grad_()
         given = {name: _moved(value, lambda x: x.to("meta")) for name, value in arguments.items()}
-        with counted() as counter:
+        with counting_launches() as counter:
             try:
                 with collect_objectives() as objectives:
                     y = layer(x, **given)

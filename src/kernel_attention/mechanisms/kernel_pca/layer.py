@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from kernel_attention.core.engine import AUTO, Engine, LayerPlan, checked_impl, choose, plan_call
-from kernel_attention.core.joint_linear import can_join, joint_heads
 from kernel_attention.core.layer import AttentionLayer, TokenWork
-from kernel_attention.core.parameters import Device
+from kernel_attention.core.parameters import Device, can_join, joint_heads
 from kernel_attention.core.query_key_value import identity_values
 from kernel_attention.core.registry import register_attention
 from kernel_attention.core.validation import require_positive, require_probability

@@ -12,7 +12,7 @@ from kernel_attention.core.engine import AUTO, checked_impl
 from kernel_attention.core.parameters import Device
 from kernel_attention.core.query_key_value import QueryKeyValueAttention
 from kernel_attention.core.registry import register_attention
-from kernel_attention.mechanisms.linear.engines.gpu import is_served, linear_pass
+from kernel_attention.mechanisms.linear.engines.gpu import has_linear_pass, linear_pass
 from kernel_attention.mechanisms.linear.kernel import LinearKernel
 from kernel_attention.tensors.features.feature_maps import FEATURE_MAPS, FeatureMapSpec, frobenius
 
@@ -91,7 +91,7 @@ class LinearAttention(QueryKeyValueAttention):
         """The outputs of all heads, (B, h, N, p); on an accelerator in few launches."""
         kernel = self.kernel
         is_few = self.impl == AUTO and source is x and not as_matrix and self.sequence_group is None
-        if is_few and is_served(kernel.feature_map) and self.is_joint(x):
+        if is_few and has_linear_pass(kernel.feature_map) and self.is_joint(x):
             z = self.joint_projection(x)
             z = z.unflatten(-1, (3, self.num_heads, -1))
             yield linear_pass(z, kernel.feature_map, kernel.normalize, mask, is_causal).transpose(1, 2)

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from kernel_attention.core.calls import Objective
-from kernel_attention.core.joint_linear import can_join, joint_linear
 from kernel_attention.core.layer import AttentionLayer
-from kernel_attention.core.parameters import Device, TensorLinear
+from kernel_attention.core.parameters import Device, TensorLinear, can_join, joint_linear
 from kernel_attention.errors import InputError
 from kernel_attention.memory_limit import require_parameters
 from kernel_attention.tensors.multilinear.kernel_tensors import cubemax_kernel

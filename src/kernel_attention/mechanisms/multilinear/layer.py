@@ -10,11 +10,12 @@ from torch import Tensor, nn
 
 from kernel_attention.core.calls import Objective
 from kernel_attention.core.engine import AUTO, Engine, LayerPlan, Unsupported, checked_impl, choose, plan_call
-from kernel_attention.core.joint_linear import can_join, joint_linear
 from kernel_attention.core.parameters import (
     Device,
+    can_join,
     draw_orthogonal,
     is_plain,
+    joint_linear,
     reset_module,
     why_not_by_weight,
 )
@@ -35,7 +36,7 @@ from kernel_attention.mechanisms.multilinear.engines.cpu import (
     MultilinearResult,
     MultilinearWeights,
 )
-from kernel_attention.mechanisms.multilinear.engines.gpu import is_served, multilinear_launches
+from kernel_attention.mechanisms.multilinear.engines.gpu import has_joint_modes, multilinear_launches
 from kernel_attention.mechanisms.multilinear.functional import Modes, join_modes, multilinear_modes
 from kernel_attention.mechanisms.multilinear.objective import core_penalty, kmlsvd_objective
 from kernel_attention.memory_limit import require_parameters
@@ -235,7 +236,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
 
     def _has_few_launches(self, call: MultilinearCall) -> bool:
         is_ours = self.impl == AUTO and not call.is_causal and not call.num_rows and call.group is None
-        is_ours = is_ours and is_served(self.feature_map) and call.x.size(0) > 0
+        is_ours = is_ours and has_joint_modes(self.feature_map) and call.x.size(0) > 0
         return is_ours and is_plain(self.concat) and can_join(call.x, *self.mode_maps())
 
     def _join(self, modes: Modes) -> Tensor:

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 
 from kernel_attention.core.calls import Objective
 from kernel_attention.core.engine import AUTO, Engine, LayerPlan, Unsupported, checked_impl, choose, plan_call
-from kernel_attention.core.joint_linear import can_join, joint_linear
 from kernel_attention.core.layer import TokenWork
 from kernel_attention.core.parameters import (
     Device,
     TensorLinear,
+    can_join,
     draw_orthogonal,
+    joint_linear,
     reset_module,
     why_not_by_weight,
 )

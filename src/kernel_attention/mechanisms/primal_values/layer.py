@@ -15,7 +15,7 @@ from kernel_attention.core.registry import register_attention
 from kernel_attention.core.validation import require_positive, require_weight
 from kernel_attention.errors import unknown
 from kernel_attention.mechanisms.nested_objective.functional import kernel_grams, nested_objective
-from kernel_attention.mechanisms.primal_values.engines.gpu import is_served, primal_values_launches
+from kernel_attention.mechanisms.primal_values.engines.gpu import has_value_form, primal_values_launches
 from kernel_attention.mechanisms.primal_values.kernel import PrimalValueKernel
 from kernel_attention.tensors.affine import product_dtype
 from kernel_attention.tensors.features.feature_maps import FEATURE_MAPS, FeatureMapSpec, cosine, identity
@@ -99,7 +99,7 @@ class PrimalValueAttention(QueryKeyValueAttention, PenalizedAttention):
         is_few = (
             context is None and not is_causal and self.sequence_group is None and self.normalize != "rows"
         )
-        if is_few and is_served(self.kernel.feature_map) and self.is_joint(x):
+        if is_few and has_value_form(self.kernel.feature_map) and self.is_joint(x):
             z = self.joint_projection(x).unflatten(-1, (3, self.num_heads, -1))
             weights = self.kernel.w_e, self.kernel.w_r, self.kernel.sqrt_lambda
             heads, phi_q, phi_k = primal_values_launches(

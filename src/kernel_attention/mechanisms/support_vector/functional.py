@@ -22,7 +22,7 @@ from kernel_attention.core.sequence_group import SequenceGroup
 from kernel_attention.mechanisms.support_vector.head_groups import head_groups
 from kernel_attention.tensors.affine import product_dtype, wide
 from kernel_attention.tensors.blocks import completed, softmax_over_blocks
-from kernel_attention.tensors.constants import kept
+from kernel_attention.tensors.constants import kept_constant
 from kernel_attention.tensors.padding import zero_padding
 from kernel_attention.tensors.pooling import Pooling, block_within, pool, pool_mask, running_pool
 from kernel_attention.tensors.statistics import (
@@ -129,7 +129,7 @@ def _prefix_moments(k: Tensor, factor: int, *, with_variance: bool = True) -> tu
     length, dtype = k.size(2), accumulation_dtype(k.dtype)
     k = k.to(dtype)
     blocks = completed(k, factor, length)
-    at_least_1, share, number, share_of = kept(
+    at_least_1, share, number, share_of = kept_constant(
         ("block counts", factor, length, dtype), k, lambda: _block_counts(factor, length, blocks)
     )
     mean = _exclusive_sum(blocks) / at_least_1

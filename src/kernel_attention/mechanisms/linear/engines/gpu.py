@@ -33,7 +33,7 @@ class LinearOptions(NamedTuple):
     chunk: int
 
 
-def is_served(feature_map: FeatureMap) -> bool:
+def has_linear_pass(feature_map: FeatureMap) -> bool:
     """True for the feature maps that a pass has."""
     return feature_map in (cosine, elu, identity, relu)
 
@@ -45,7 +45,7 @@ def linear_pass(
 
     Args:
         z: queries, keys and values side by side.
-        feature_map: phi, one that ``is_served``.
+        feature_map: phi, one that ``has_linear_pass``.
         normalize: whether the sums of the weights divide.
         attention_mask: (B, N), True = real token; None where it is causal.
         is_causal: query i sees keys 0..i only.
@@ -78,7 +78,7 @@ class _LinearPass(torch.autograd.Function):
 
 
 class _Kept(NamedTuple):
-    """What the backward pass needs, in the heads' layout; M = n c is N or the next multiple of the chunk.
+    """Tensors of the backward pass, in the heads' layout; M = n c is N or the next multiple of the chunk.
 
     Attributes:
         phi: features of queries and keys, (2, B, h, M, p).

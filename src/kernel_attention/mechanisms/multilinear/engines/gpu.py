@@ -19,7 +19,7 @@ from kernel_attention.tensors.statistics import exactly, without_autocast
 from kernel_attention.tensors.unit_rows import unit_by_head
 
 
-def is_served(feature_map: FeatureMap) -> bool:
+def has_joint_modes(feature_map: FeatureMap) -> bool:
     """True for the feature maps that this form has."""
     return feature_map in (cosine, frobenius, identity)
 
@@ -39,7 +39,7 @@ def multilinear_launches(
         z: queries, keys and fibers, (B, N, D, h, p).
         factors: from ``multilinear_factors``, D tensors (h, p, R).
         concat: W_c (p, D R) and its bias, shared by the heads.
-        feature_map: phi, one that ``is_served``.
+        feature_map: phi, one that ``has_joint_modes``.
         attention_mask: (B, N), True = real token.
         with_grams: whether the objective needs the Gram matrices.
     """

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from kernel_attention.core.joint_linear import joint_affine
 from kernel_attention.mechanisms.primal import seen_rows
 from kernel_attention.mechanisms.primal.engines.one_pass import PrimalCall, PrimalResult, PrimalWeights
 from kernel_attention.tensors.affine import apply_affine, autocast
-from kernel_attention.tensors.constants import kept
+from kernel_attention.tensors.constants import kept_constant
 from kernel_attention.tensors.features.feature_maps import cosine
+from kernel_attention.tensors.joint_affine import joint_affine
 from kernel_attention.tensors.padding import real_first
 from kernel_attention.tensors.sampling import causal_grid, required_max_len, rows_before
 from kernel_attention.tensors.statistics import (
@@ -104,7 +104,7 @@ def _places(call: PrimalCall, block: int) -> _Places:
     x, mask = call.x, call.attention_mask
     if mask is None:
         key = "places", call.num_rows, call.max_len, x.size(1), block, x.dtype
-        return kept(key, x, lambda: _made(call, block))
+        return kept_constant(key, x, lambda: _made(call, block))
     return _made(call, block)
 
 

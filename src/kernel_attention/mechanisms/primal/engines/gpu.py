@@ -26,7 +26,7 @@ from kernel_attention.tensors.unit_rows import unit_rows_back, wide_norms
 
 
 class Options(NamedTuple):
-    """What a pass is asked for besides its tensors. ``total``: the energy is one sum over the batch."""
+    """Options of a pass. ``total``: the energy is one sum over the batch."""
 
     num_heads: int
     feature_map: FeatureMap
@@ -98,7 +98,7 @@ class _Pass(torch.autograd.Function):
 
 
 class _Kept(NamedTuple):
-    """What the backward pass needs.
+    """Tensors that the backward pass needs.
 
     Attributes:
         joint: the weight of the projections, (2 d, d), in the precision of x.

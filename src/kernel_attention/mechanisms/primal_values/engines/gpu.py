@@ -14,7 +14,7 @@ from kernel_attention.tensors.statistics import without_autocast
 from kernel_attention.tensors.unit_rows import unit_by_head
 
 
-def is_served(feature_map: FeatureMap) -> bool:
+def has_value_form(feature_map: FeatureMap) -> bool:
     """True for the feature maps that this form has."""
     return feature_map in (cosine, identity)
 
@@ -35,7 +35,7 @@ def primal_values_launches(
         w_e: (h, p, s).
         w_r: (h, p, s).
         sqrt_lambda: (h, s).
-        feature_map: phi, one that ``is_served``.
+        feature_map: phi, one that ``has_value_form``.
         attention_mask: (B, N), True = real token.
     """
     z = wide(z)

@@ -10,32 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn.functional import linear
 
-from kernel_attention.core.parameters import is_plain
 from kernel_attention.tensors.affine import Affine, product_dtype
-from kernel_attention.tensors.recompute import (
-    differentiable_gradients,
-    differentiable_leaves,
-    only_formulas,
-)
-
-
-def can_join(x: Tensor, *linear: nn.Linear) -> bool:
-    """True where ``joint_linear`` may take the place of the modules' calls, and saves launches."""
-    return (
-        x.device.type != "cpu"
-        and type(x) is Tensor
-        and not torch.compiler.is_compiling()
-        and only_formulas() is None
-        and len({(each.bias is None, each.weight.dtype) for each in linear}) == 1
-        and all(map(is_plain, linear))
-    )
-
-
-def joint_linear(x: Tensor, *linear: nn.Linear) -> Tensor:
-    """x W_1^T + b_1, x W_2^T + b_2, .. side by side: (B, N, d) -> (B, N, d_1 + d_2 + ..)."""
-    return joint_affine(x, [(each.weight, each.bias) for each in linear])
+from kernel_attention.tensors.recompute import differentiable_gradients, differentiable_leaves
 
 
 def joint_affine(x: Tensor, maps: Sequence[Affine]) -> Tensor:
@@ -44,15 +23,9 @@ def joint_affine(x: Tensor, maps: Sequence[Affine]) -> Tensor:
     return _JointLinear.apply(x, len(maps), *(weight for weight, _ in maps), *biases)
 
 
-def joint_heads(x: Tensor, num_heads: int, *linear: nn.Linear) -> tuple[Tensor, ...]:
-    """Such maps of one size by heads: (B, N, d) -> (B, h, N, p) each."""
-    z = joint_linear(x, *linear).unflatten(-1, (len(linear), num_heads, -1))
-    return z.permute(2, 0, 3, 1, 4).unbind()
-
-
 def _formula(x: Tensor, count: int, *parameters: Tensor) -> Tensor:
     bias = torch.cat(parameters[count:]) if len(parameters) > count else None
-    return nn.functional.linear(x, torch.cat(parameters[:count]), bias)
+    return linear(x, torch.cat(parameters[:count]), bias)
 
 
 class _JointLinear(torch.autograd.Function):
@@ -67,7 +40,7 @@ class _JointLinear(torch.autograd.Function):
         bias = flat[weight.numel() :] if len(parameters) > count else None
         ctx.count = count
         ctx.save_for_backward(x, weight, *parameters)
-        return nn.functional.linear(x.to(dtype), weight, bias)
+        return linear(x.to(dtype), weight, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
