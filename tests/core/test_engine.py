@@ -49,8 +49,12 @@ def test_auto_takes_the_faster_form_from_a_measured_number_of_tokens_on(layer, e
         assert long.engine == "fused"
         assert f"at least {least} tokens" in long.reason
     assert layer.plan(tokens(eager)).engine == "fused"  # eagerly, as the test runs
-    on_meta = layer.plan(tokens(5000, "meta"))
-    assert on_meta[:2] == ("reference", "no engine was measured to be faster (meta, eager)")
+    on_meta = layer.plan(tokens(5000, "meta"), compiled=True)
+    assert on_meta[:2] == ("reference", "no engine was measured to be faster (meta, compiled)")
+
+
+def test_an_accelerator_takes_the_pass_of_few_launches():
+    assert ka.PrimalAttention(8, 2, rank=2).plan(tokens(5, "meta")).engine == "fused"
 
 
 def test_engines_that_were_asked_for_are_named():
