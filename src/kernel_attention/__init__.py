@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     )
     from kernel_attention.mechanisms.primal import PrimalAttention
     from kernel_attention.mechanisms.primal_values import PrimalValueAttention
+    from kernel_attention.mechanisms.regression import RidgeAttention
     from kernel_attention.mechanisms.softmax import SoftmaxAttention
     from kernel_attention.mechanisms.sparse import SparseAttention
     from kernel_attention.mechanisms.support_vector import SupportVectorAttention
@@ -48,6 +49,7 @@ __all__ = [
     "PenalizedAttention",
     "PrimalAttention",
     "PrimalValueAttention",
+    "RidgeAttention",
     "RobustPrincipalAttention",
     "ScaledAttention",
     "SoftmaxAttention",
@@ -74,6 +76,7 @@ __all__ = [
 
 _ROOMS = ("analysis", "functional", "hosts", "models", "solvers", "testing")
 _HOMES = {
+    "RidgeAttention": "mechanisms.regression",
     "PrimalValueAttention": "mechanisms.primal_values",
     "AttentionClassifier": "estimators",
     "AttentionLayer": "core.layer",

@@ -37,6 +37,7 @@ from kernel_attention.mechanisms.primal import (
     scores_energy,
 )
 from kernel_attention.mechanisms.primal_values import primal_value_attention
+from kernel_attention.mechanisms.regression import ridge_attention
 from kernel_attention.mechanisms.softmax import softmax_attention
 from kernel_attention.mechanisms.sparse import SparsePattern, sparse_attention, sparse_mask
 from kernel_attention.mechanisms.support_vector import (
@@ -95,6 +96,7 @@ __all__ = [
     "pursuit_threshold",
     "recentre",
     "reorder",
+    "ridge_attention",
     "rpc_attention",
     "scaled_attention",
     "scaled_heads_attention",

@@ -110,6 +110,15 @@ VARIANTS: dict[str, dict[str, Variant]] = {
         "taylor": Variant({"feature_map": "taylor"}),
         "no_bias": Variant({"bias": False}),
     },
+    "ridge": {
+        "": Variant(),
+        "forgetting": Variant({"forgetting": 0.95, "lam": 0.3}),
+        "elu": Variant({"feature_map": "elu"}),
+        "frobenius": Variant({"feature_map": "frobenius", "lam": 0.01}),
+        "taylor": Variant({"feature_map": "taylor"}),
+        "softmax_plus": Variant({"feature_map": "softmax_plus"}),
+        "no_bias": Variant({"bias": False}),
+    },
     "sparse": {
         "": Variant({"stride": 3}),
         "fixed": Variant({"pattern": "fixed", "stride": 3}),

@@ -21,7 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from kernel_attention import auxiliary_loss, create_attention, list_attention
 from kernel_attention.core.layer import AttentionLayer
 from kernel_attention.mechanisms import get_mechanism
-from reference import kernel_pca, multilinear, primal, softmax, support_vector
+from reference import kernel_pca, multilinear, primal, regression, softmax, support_vector
 
 CASES, BLOCKS = 20_000, 40
 MAX_LEN = 12
@@ -68,6 +68,20 @@ def draw_linear(rng: random.Random, name: str, heads: int) -> Drawn:
     }  # fmt: skip
     feature_map = rng.choice(list(oracles))
     return Drawn(name, {"feature_map": feature_map, "bias": rng.random() < 0.7}, oracles[feature_map])
+
+
+def draw_ridge(rng: random.Random, name: str, heads: int) -> Drawn:
+    oracles: dict[str, Options | None] = {
+        "cosine": {}, "identity": {"feature_map": lambda x: x}, "relu": {"feature_map": torch.relu},
+        "elu": {"feature_map": lambda x: torch.where(x > 0, x + 1, torch.exp(x))},
+        "frobenius": None, "taylor": None,
+    }  # fmt: skip
+    feature_map = rng.choice(list(oracles))
+    options = {
+        "feature_map": feature_map, "lam": rng.choice([0.1, 1.0, 10.0]), "bias": rng.random() < 0.7,
+        "forgetting": rng.choice([None, 0.92, 0.99]),
+    }  # fmt: skip
+    return Drawn(name, options, oracles[feature_map])
 
 
 def draw_kernel(rng: random.Random, *, strides: tuple[int, ...] = (1, 2, 3, 4, 6)) -> tuple[Any, Options]:
@@ -195,6 +209,7 @@ def draw_scaled(rng: random.Random, name: str, heads: int) -> Drawn:
 
 DRAW: dict[str, Callable[[random.Random, str, int], Drawn]] = {
     "softmax": draw_softmax, "symmetric": draw_softmax, "cosine": draw_softmax, "linear": draw_linear,
+    "ridge": draw_ridge,
     "sparse": draw_sparse, "primal": draw_primal, "multilinear": draw_multilinear,
     "dual_multilinear": draw_dual, "tensor": draw_tensor, "batch_norm": draw_support_vector,
     "scaled_heads": draw_support_vector, "batch_norm_scaled_heads": draw_support_vector,
@@ -302,6 +317,10 @@ def equals_reference(case: Case) -> None:
     penalty: Tensor | float = 0.0
     if drawn.name in ("softmax", "symmetric", "cosine"):
         y = softmax.attention(x, weights, case.mask, context=case.context, **heads, **causal, **oracle)
+    elif drawn.name == "ridge":
+        y = regression.regression_attention(
+            x, weights, case.mask, context=case.context, **heads, **causal, **oracle
+        )
     elif drawn.name == "rpc":
         options = {name: getattr(layer, name) for name in ("iterations", "lam", "convention")}
         y = kernel_pca.rpc(x, weights, case.mask, **heads, **causal, **options)[0]

@@ -1,0 +1,111 @@
+"""Regression attention: queries read a map that was fitted to the pairs of keys and values.
+
+Softmax attention is a local mean of the values (Nadaraya-Watson), linear attention one Hebbian step. Here the
+map is the least-squares one with a penalty on its size: kernel ridge regression, which is a least-squares
+support vector machine without bias. von Oswald et al. 2025 ("MesaNet") and Wang et al. 2025 ("Test-time
+regression") give the view; the causal form by blocks is derived here.
+
+Legend: B batch, h heads, N queries, S keys, p head width, m features, p_v width of a value.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernel_attention.core.sequence_group import SequenceGroup
+from kernel_attention.mechanisms.regression.prefixes import Sums, least_ridge, prefix_ridge, trace_of
+from kernel_attention.tensors.affine import product_dtype
+from kernel_attention.tensors.features.feature_maps import FeatureMap, cosine
+from kernel_attention.tensors.padding import in_blocks, zero_padding
+from kernel_attention.tensors.statistics import exactly, without_autocast
+
+_TERMS = 64  # of a sum in float32
+
+
+def ridge_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lam: Tensor | float = 1.0,
+    *,
+    feature_map: FeatureMap = cosine,
+    forgetting: Tensor | None = None,
+    attention_mask: Tensor | None = None,
+    query_mask: Tensor | None = None,
+    is_causal: bool = False,
+    group: SequenceGroup | None = None,
+) -> Tensor:
+    """phi(q_i)^T (sum_j phi(k_j) phi(k_j)^T + lambda I)^-1 sum_j phi(k_j) v_j^T: ridge regression.
+
+    It takes O(N m (m + p_v)) time and O(N m) memory, causal or not.
+
+    Args:
+        q: queries, (B, h, N, p).
+        k: keys, (B, h, S, p).
+        v: values, (B, h, S, p_v).
+        lam: lambda, a number or (h,), positive. One that rounding would hide beside the sum is raised to what
+            it does not hide: 1e-6 of the sum's trace in float32.
+        feature_map: phi, from ``kernel_attention.features``; by default rows of unit length.
+        forgetting: gamma, (h,), from 0.9 to 1: a pair counts gamma times less with each later one, and so
+            does lambda, as in recursive least squares. The real keys come first then.
+        attention_mask: (B, S), True = real token.
+        query_mask: (B, N), for the feature maps that normalise over the sequence.
+        is_causal: query i sees keys 0..i only.
+        group: processes that hold the parts of every sequence, with a feature map that works token by token
+            and without forgetting; the arguments are this part's.
+
+    Returns:
+        (B, h, N, p_v), in the precision of products with v. Everything in between is in float32 or better.
+        A query that sees no key gets zeros.
+    """
+    dtype = product_dtype(v)
+    with without_autocast(v):
+        phi_q = feature_map(exactly(q), query_mask, is_causal)
+        phi_k = zero_padding(feature_map(exactly(k), attention_mask, is_causal), attention_mask)
+        v = zero_padding(exactly(v), attention_mask)
+        ridge = torch.as_tensor(lam, dtype=phi_k.dtype, device=phi_k.device).expand(phi_k.size(1))
+        forgetting = None if forgetting is None else forgetting.to(phi_k.dtype)
+        if is_causal:
+            before = None if group is None else Sums(*(group.before(x) for x in sums_of(phi_k, v)))
+            return prefix_ridge(phi_q, phi_k, v, ridge, forgetting=forgetting, before=before).to(dtype)
+        if forgetting is not None:
+            num_keys = _num_keys(phi_k, attention_mask)
+            phi_k, v = faded(phi_k, v, forgetting, num_keys)
+            ridge = ridge * forgetting.pow(num_keys)
+        sums = sums_of(phi_k, v)
+        if group is not None:
+            sums = Sums(*(group.total(x) for x in sums))
+        return (phi_q @ fitted(sums, ridge)).to(dtype)
+
+
+def sums_of(phi_k: Tensor, v: Tensor) -> Sums:
+    """The sums of phi(k_j) phi(k_j)^T and of phi(k_j) v_j^T."""
+    keys = in_blocks(phi_k, _TERMS)
+    # Equal terms round alike, and lambda may be far smaller than their sum.
+    gram, target = (
+        (keys.mT @ x).sum(dim=2, dtype=torch.float64).to(v.dtype) for x in (keys, in_blocks(v, _TERMS))
+    )
+    return Sums(gram, target)
+
+
+def fitted(sums: Sums, ridge: Tensor) -> Tensor:
+    """W = (gram + lambda I)^-1 target, (B, h, m, p_v); ``ridge`` is lambda, (h,) or (B, h)."""
+    identity = torch.eye(sums.gram.size(-1), device=sums.gram.device, dtype=sums.gram.dtype)
+    ridge = least_ridge(ridge[..., None, None], trace_of(sums.gram))
+    factor, _ = torch.linalg.cholesky_ex(sums.gram + ridge * identity)
+    return torch.cholesky_solve(sums.target, factor)
+
+
+def faded(phi_k: Tensor, v: Tensor, forgetting: Tensor, num_keys: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values scaled so that pair j of n counts gamma^(n - 1 - j); ``num_keys`` is n, (B or 1, 1)."""
+    age = (num_keys[..., None] - 1 - torch.arange(phi_k.size(2), device=phi_k.device)).clamp_min(0)
+    root = (age.to(phi_k.dtype) * (forgetting.log() / 2)[:, None]).exp()[..., None]
+    return phi_k * root, v * root
+
+
+def _num_keys(phi_k: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """The real keys of every sequence, (B or 1, 1)."""
+    if attention_mask is None:
+        return torch.full((1, 1), phi_k.size(2), device=phi_k.device)
+    return attention_mask.sum(dim=1, keepdim=True)
