@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     )
     from kernel_attention.mechanisms.primal import PrimalAttention
     from kernel_attention.mechanisms.primal_values import PrimalValueAttention
-    from kernel_attention.mechanisms.regression import RidgeAttention
+    from kernel_attention.mechanisms.regression import DeltaAttention, RidgeAttention
     from kernel_attention.mechanisms.softmax import SoftmaxAttention
     from kernel_attention.mechanisms.sparse import SparseAttention
     from kernel_attention.mechanisms.support_vector import SupportVectorAttention
@@ -41,6 +41,7 @@ __all__ = [
     "AttentionClassifier",
     "AttentionLayer",
     "AttentionRegressor",
+    "DeltaAttention",
     "DualMultilinearAttention",
     "InputError",
     "LinearAttention",
@@ -76,6 +77,7 @@ __all__ = [
 
 _ROOMS = ("analysis", "functional", "hosts", "models", "solvers", "testing")
 _HOMES = {
+    "DeltaAttention": "mechanisms.regression",
     "RidgeAttention": "mechanisms.regression",
     "PrimalValueAttention": "mechanisms.primal_values",
     "AttentionClassifier": "estimators",

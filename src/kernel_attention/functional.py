@@ -37,7 +37,7 @@ from kernel_attention.mechanisms.primal import (
     scores_energy,
 )
 from kernel_attention.mechanisms.primal_values import primal_value_attention
-from kernel_attention.mechanisms.regression import ridge_attention
+from kernel_attention.mechanisms.regression import delta_attention, ridge_attention
 from kernel_attention.mechanisms.softmax import softmax_attention
 from kernel_attention.mechanisms.sparse import SparsePattern, sparse_attention, sparse_mask
 from kernel_attention.mechanisms.support_vector import (
@@ -70,6 +70,7 @@ __all__ = [
     "core_penalty",
     "cosine_attention",
     "cubemax_kernel",
+    "delta_attention",
     "dual_multilinear_scores",
     "join_modes",
     "kernel_grams",

@@ -119,6 +119,7 @@ VARIANTS: dict[str, dict[str, Variant]] = {
         "softmax_plus": Variant({"feature_map": "softmax_plus"}),
         "no_bias": Variant({"bias": False}),
     },
+    "delta": {"": Variant(), "no_bias": Variant({"bias": False})},
     "sparse": {
         "": Variant({"stride": 3}),
         "fixed": Variant({"pattern": "fixed", "stride": 3}),

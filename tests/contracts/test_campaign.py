@@ -84,6 +84,10 @@ def draw_ridge(rng: random.Random, name: str, heads: int) -> Drawn:
     return Drawn(name, options, oracles[feature_map])
 
 
+def draw_delta(rng: random.Random, name: str, heads: int) -> Drawn:
+    return Drawn(name, {"bias": rng.random() < 0.7}, {})
+
+
 def draw_kernel(rng: random.Random, *, strides: tuple[int, ...] = (1, 2, 3, 4, 6)) -> tuple[Any, Options]:
     """A kernel and the oracle's words for it."""
     kind = rng.choice(["softmax", "linear", "sparse"])
@@ -209,7 +213,7 @@ def draw_scaled(rng: random.Random, name: str, heads: int) -> Drawn:
 
 DRAW: dict[str, Callable[[random.Random, str, int], Drawn]] = {
     "softmax": draw_softmax, "symmetric": draw_softmax, "cosine": draw_softmax, "linear": draw_linear,
-    "ridge": draw_ridge,
+    "ridge": draw_ridge, "delta": draw_delta, "gated_delta": draw_delta,
     "sparse": draw_sparse, "primal": draw_primal, "multilinear": draw_multilinear,
     "dual_multilinear": draw_dual, "tensor": draw_tensor, "batch_norm": draw_support_vector,
     "scaled_heads": draw_support_vector, "batch_norm_scaled_heads": draw_support_vector,
@@ -317,7 +321,7 @@ def equals_reference(case: Case) -> None:
     penalty: Tensor | float = 0.0
     if drawn.name in ("softmax", "symmetric", "cosine"):
         y = softmax.attention(x, weights, case.mask, context=case.context, **heads, **causal, **oracle)
-    elif drawn.name == "ridge":
+    elif drawn.name in ("ridge", "delta", "gated_delta"):
         y = regression.regression_attention(
             x, weights, case.mask, context=case.context, **heads, **causal, **oracle
         )

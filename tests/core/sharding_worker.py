@@ -64,6 +64,8 @@ LAYERS = {
     "linear": (ka.LinearAttention, {}),
     "linear, identity": (ka.LinearAttention, {"feature_map": "identity"}),
     "linear, taylor": (ka.LinearAttention, {"feature_map": "taylor"}),
+    "ridge": (ka.RidgeAttention, {}),
+    "ridge, elu": (ka.RidgeAttention, {"feature_map": "elu", "lam": 0.1}),
     "values": (ka.PrimalValueAttention, {"rank": 3}),
     "values, keys": (ka.PrimalValueAttention, {"rank": 3, "normalize": "keys"}),
     "values, rows": (ka.PrimalValueAttention, {"rank": 3, "feature_map": "elu", "normalize": "rows"}),
@@ -79,7 +81,7 @@ LAYERS = {
     "13 taps, longer than a part": (convolved, {"taps": 13}),
 }  # fmt: skip
 CAUSAL = (
-    "primal, data-independent", "primal, no running means", "linear", "linear, identity", "values",
+    "primal, data-independent", "primal, no running means", "linear", "linear, identity", "values", "ridge",
     "values, keys", "values, rows", "multilinear", "multilinear, mean", "multilinear, diagonal",
     "multilinear, learnable", "multilinear, identity", "multilinear, core", "multilinear, no objective",
     "1 tap", "4 taps", "13 taps, longer than a part",

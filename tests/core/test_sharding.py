@@ -69,6 +69,8 @@ REFUSED = {
     "reference primal": (lambda: ka.PrimalAttention(8, 2, impl="reference"), "impl"),
     "other features": (lambda: ka.PrimalAttention(8, 2, feature_map="elu"), "feature map"),
     "reference multilinear": (lambda: ka.MultilinearAttention(8, 2, impl="reference"), "impl"),
+    "delta": (lambda: ka.DeltaAttention(8, 2), "token after token"),
+    "fading ridge": (lambda: ka.RidgeAttention(8, 2, forgetting=0.95), "fade on the way"),
     "torch's own": (lambda: nn.MultiheadAttention(8, 2), "whole sequence"),
 }
 

@@ -11,10 +11,17 @@ import torch
 from torch import Tensor
 
 from kernel_attention.core.decoding import Position, State, before
+from kernel_attention.mechanisms.regression.deltas import delta_states
 from kernel_attention.mechanisms.regression.functional import faded, fitted, sums_of
 from kernel_attention.mechanisms.regression.prefixes import Sums
 from kernel_attention.tensors.affine import product_dtype
-from kernel_attention.tensors.features.feature_maps import FeatureMap, energy_before, features_of, frobenius
+from kernel_attention.tensors.features.feature_maps import (
+    FeatureMap,
+    cosine,
+    energy_before,
+    features_of,
+    frobenius,
+)
 from kernel_attention.tensors.statistics import accumulation_dtype, exactly, without_autocast
 
 
@@ -86,3 +93,41 @@ def ridge_step(
         sums = Sums(gram + phi_k.mT @ phi_k, target + phi_k.mT @ v)
         out = phi_q @ fitted(sums, ridge)
     return out.to(dtype), RidgeMemory(*sums, q_energy, k_energy)
+
+
+@dataclass(frozen=True)
+class DeltaState(State):
+    """The memory W that the delta rule has written, (B, h, p, p_v)."""
+
+    memory: Tensor
+
+
+def empty_delta(like: Tensor) -> DeltaState:
+    """Zero; ``like`` (B, h, N, p) gives sizes, precision and device."""
+    size = like.size(3)
+    dtype = accumulation_dtype(like.dtype)
+    return DeltaState(like.new_zeros(*like.shape[:2], size, size, dtype=dtype))
+
+
+def read_delta(k: Tensor, v: Tensor, step: Tensor, log_decay: Tensor | None, lengths: Tensor) -> DeltaState:
+    """The memory after a prompt k, v (B, h, N, p) of which the first ``lengths`` (B,) tokens are real."""
+    with without_autocast(v):
+        real = before(lengths, k.size(2))
+        k, v = (exactly(x).masked_fill(~real, 0.0) for x in (k, v))
+        if log_decay is not None:
+            log_decay = exactly(log_decay).masked_fill(~real[..., 0], 0.0)
+        return DeltaState(delta_states(cosine(k), v, exactly(step), log_decay).last)
+
+
+def delta_step(
+    q: Tensor, k: Tensor, v: Tensor, step: Tensor, log_decay: Tensor | None, state: DeltaState
+) -> tuple[Tensor, DeltaState]:
+    """The attention of one token, (B, h, 1, p), and the memory with it; q, k, v (B, h, 1, p)."""
+    dtype = product_dtype(v)
+    with without_autocast(v):
+        q, k, v = cosine(exactly(q)), cosine(exactly(k)), exactly(v)
+        memory = state.memory
+        if log_decay is not None:
+            memory = memory * exactly(log_decay)[..., None].exp()
+        memory = memory + k.mT @ (exactly(step)[..., None] * (v - k @ memory))
+        return (q @ memory).to(dtype), DeltaState(memory)

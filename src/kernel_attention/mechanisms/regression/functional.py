@@ -2,8 +2,8 @@
 
 Softmax attention is a local mean of the values (Nadaraya-Watson), linear attention one Hebbian step. Here the
 map is the least-squares one with a penalty on its size: kernel ridge regression, which is a least-squares
-support vector machine without bias. von Oswald et al. 2025 ("MesaNet") and Wang et al. 2025 ("Test-time
-regression") give the view; the causal form by blocks is derived here.
+support vector machine without bias. The delta rule takes one gradient step on each pair instead. Wang et al.
+2025 ("Test-time regression") give the view; the causal form of ridge regression by blocks is derived here.
 
 Legend: B batch, h heads, N queries, S keys, p head width, m features, p_v width of a value.
 """
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from kernel_attention.core.sequence_group import SequenceGroup
+from kernel_attention.mechanisms.regression.deltas import delta_states, read_states
 from kernel_attention.mechanisms.regression.prefixes import Sums, least_ridge, prefix_ridge, trace_of
 from kernel_attention.tensors.affine import product_dtype
 from kernel_attention.tensors.features.feature_maps import FeatureMap, cosine
@@ -109,3 +110,46 @@ def _num_keys(phi_k: Tensor, attention_mask: Tensor | None) -> Tensor:
     if attention_mask is None:
         return torch.full((1, 1), phi_k.size(2), device=phi_k.device)
     return attention_mask.sum(dim=1, keepdim=True)
+
+
+def delta_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    step: Tensor,
+    log_decay: Tensor | None = None,
+    *,
+    attention_mask: Tensor | None = None,
+    is_causal: bool = False,
+) -> Tensor:
+    """q_i^T W, W the memory that the delta rule writes: each pair replaces a part of what its key recalls.
+
+    W_j = alpha_j W_{j-1} + beta_j k_j (v_j - alpha_j W_{j-1}^T k_j)^T with queries and keys of unit length:
+    one step of least mean squares on the newest pair (Widrow and Hoff 1960; Schlag et al. 2021; with the
+    decay alpha Yang et al. 2025). It takes O(N p (p + p_v)) time and O(N (p + p_v)) memory.
+
+    Args:
+        q: queries, (B, h, N, p).
+        k: keys, (B, h, S, p), in the order in which they are written.
+        v: values, (B, h, S, p_v).
+        step: beta, (B, h, S), from 0 to 1. The map of one step is then no longer than 1.
+        log_decay: log alpha, (B, h, S), at most 0; None: alpha is 1.
+        attention_mask: (B, S), True = real token; the others write nothing.
+        is_causal: query i reads the memory with pair i in it, W_i; otherwise all read the last one, which is
+            what the last token reads in the causal form.
+
+    Returns:
+        (B, h, N, p_v), in the precision of products with v. Everything in between is in float32 or better.
+        A query that sees no key gets zeros.
+    """
+    dtype = product_dtype(v)
+    with without_autocast(v):
+        q, k = cosine(exactly(q)), cosine(zero_padding(exactly(k), attention_mask))
+        v = zero_padding(exactly(v), attention_mask)
+        step = exactly(step)
+        if log_decay is not None:
+            log_decay = exactly(log_decay)
+            if attention_mask is not None:
+                log_decay = log_decay.masked_fill(~attention_mask[:, None], 0.0)
+        states = delta_states(k, v, step, log_decay)
+        return (read_states(q, k, states) if is_causal else q @ states.last).to(dtype)

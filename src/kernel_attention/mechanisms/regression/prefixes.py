@@ -136,7 +136,7 @@ class _Inputs(NamedTuple):
 
 
 class _Passed(NamedTuple):
-    """What the backward pass reads: the blocks' whitened queries, Y, Z and tril(Q~ Y^T).
+    """Tensors that the backward pass reads: the blocks' whitened queries, Y, Z and tril(Q~ Y^T).
 
     All are (B, h, n, C, .), but ``whiten`` L^-1 (B, h, n, m, m) and ``target`` H~ (B, h, n, m, p_v).
     """

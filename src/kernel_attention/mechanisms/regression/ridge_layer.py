@@ -9,7 +9,7 @@ import torch
 from kernel_attention.core.parameters import Device
 from kernel_attention.core.query_key_value import QueryKeyValueAttention
 from kernel_attention.core.registry import register_attention
-from kernel_attention.mechanisms.regression.kernel import RidgeKernel, checked_start
+from kernel_attention.mechanisms.regression.ridge_kernel import RidgeKernel, checked_start
 from kernel_attention.tensors.features.feature_maps import FEATURE_MAPS, FeatureMapSpec, frobenius
 
 

@@ -1,0 +1,150 @@
+"""The delta rule as a layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kernel_attention.core.decoding import whole_lengths
+from kernel_attention.core.parameters import Device
+from kernel_attention.core.query_key_value import QueryKeyValueAttention, identity_values
+from kernel_attention.core.registry import register_attention
+from kernel_attention.errors import InputError
+from kernel_attention.mechanisms.regression.decoding import delta_step, empty_delta, read_delta
+from kernel_attention.mechanisms.regression.functional import delta_attention
+from kernel_attention.tensors.statistics import exactly
+
+_FIRST_DECAY = 4.0  # its sigmoid is 0.982: a pair keeps half its weight for 38 tokens
+
+
+@register_attention(
+    "gated_delta",
+    summary="the delta rule with a learnt decay",
+    paper="Yang et al. 2025",
+    equation="W_j = alpha_j W_j-1 + beta_j k_j (v_j - alpha_j W_j-1^T k_j)^T",
+    time="N p^2",
+    memory="N p",
+    state="constant",
+    preset={"gated": True},
+)
+@register_attention(
+    "delta",
+    summary="one gradient step of regression for each pair",
+    paper="Schlag et al. 2021, Yang et al. 2024",
+    equation="W_j = W_j-1 + beta_j k_j (v_j - W_j-1^T k_j)^T",
+    time="N p^2",
+    memory="N p",
+    state="constant",
+)
+class DeltaAttention(QueryKeyValueAttention):
+    """Attention to a memory that the delta rule writes, token by token; O(N p^2) time.
+
+    o_i = q_i^T W_i with W_i = alpha_i W_{i-1} + beta_i k_i (v_i - alpha_i W_{i-1}^T k_i)^T, and q and k of
+    unit length. beta_i = sigmoid(a projection of the token), one number for each head. Without a causal call
+    all queries read the last memory: that of the whole sequence, written in its order.
+
+    Args:
+        embed_dim: model width d.
+        num_heads: number of heads h; divides d.
+        gated: whether the memory decays, alpha_i = sigmoid(another projection); otherwise alpha is 1.
+        bias: whether queries, keys, values and the output have biases; steps and decays have them.
+        device: where the parameters are made; None: the default device.
+        dtype: the parameters' precision; None: the default one.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        gated: bool = False,
+        bias: bool = True,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(embed_dim, num_heads)
+        self.gated = gated
+        self.add_projections(bias, device=device, dtype=dtype)
+        where: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.step_proj = nn.Linear(embed_dim, num_heads, **where)
+        self.decay_proj = nn.Linear(embed_dim, num_heads, **where) if gated else None
+        self._set_decays()
+
+    def reset_parameters(self) -> None:
+        """Draw the projections anew; decays start near 1."""
+        super().reset_parameters()
+        self._set_decays()
+
+    @torch.no_grad()
+    def _set_decays(self) -> None:
+        if self.decay_proj is not None:
+            nn.init.constant_(self.decay_proj.bias, _FIRST_DECAY)
+
+    def steps(self, source: Tensor) -> tuple[Tensor, Tensor | None]:
+        """beta and log alpha of every token of ``source`` (B, S, d), (B, h, S) each."""
+        step = exactly(self.step_proj(source)).sigmoid().mT
+        if self.decay_proj is None:
+            return step, None
+        return step, nn.functional.logsigmoid(exactly(self.decay_proj(source))).mT
+
+    def head_outputs(
+        self,
+        x: Tensor,
+        source: Tensor,
+        mask: Tensor | None,
+        is_causal: bool,
+        is_self: bool,
+        as_matrix: bool = False,
+    ) -> Iterator[Tensor]:
+        """The outputs of the heads, (B, h, N, p); with ``as_matrix`` what multiplies the values."""
+        q, k = self.queries_and_keys(x, source)
+        v = identity_values(k) if as_matrix else self.split_heads(self.v_proj(source))
+        yield delta_attention(q, k, v, *self.steps(source), attention_mask=mask, is_causal=is_causal)
+
+    def why_not_heads(self) -> str | None:
+        """The steps are made of the layer's input."""
+        return "its steps are projections of the tokens, which queries, keys and values do not hold"
+
+    def attend_heads(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        attention_mask: Tensor | None = None,
+        is_causal: bool = False,
+    ) -> Tensor:
+        """Raise InputError: ``why_not_heads`` says why."""
+        raise InputError(f"{type(self).__name__} cannot attend with given heads: {self.why_not_heads()}")
+
+    def why_not_sharded(self, is_causal: bool) -> str | None:
+        """The memory of one part is where the next one starts."""
+        return "its memory is written token after token, and each rank would wait for the one before it"
+
+    def reads_positions(self) -> bool:
+        """False: padded tokens write nothing, wherever they are."""
+        return False
+
+    def start_decoding(self, batch_size: int) -> Any:
+        """An empty memory."""
+        return empty_delta(self.no_elements().new_empty(batch_size, self.num_heads, 0, self.head_dim))
+
+    def decode_token(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """Write the token's pair into the memory, then read it with the token's query."""
+        q, k = self.queries_and_keys(x, x)
+        v = self.split_heads(self.v_proj(x))
+        out, state = delta_step(q, k, v, *self.steps(x), state)
+        return self.out_proj(self.merge_heads(out)), state
+
+    def read_prompt(self, x: Tensor, lengths: Tensor | None) -> Any:
+        """Write the whole prompt at once."""
+        _, k = self.queries_and_keys(x, x)
+        v = self.split_heads(self.v_proj(x))
+        return read_delta(k, v, *self.steps(x), whole_lengths(x, lengths))
+
+    def extra_repr(self) -> str:
+        """The options, for print(model)."""
+        return f"{super().extra_repr()}, gated={self.gated}"
