@@ -94,6 +94,14 @@ VARIANTS: dict[str, dict[str, Variant]] = {
             {"rank": 3, "eta": 0.3, "feature_map": "taylor"}, objective_over="sequences", exempt=_SEQUENTIAL
         ),
         "keys": Variant({"rank": 2, "normalize": "keys"}),
+        "ridge": Variant(
+            {"rank": 3, "eta": 0.3, "readout": "ridge", "normalize": "none"},
+            objective_over="sequences",
+            exempt=_SEQUENTIAL,
+        ),
+        "ridge_output": Variant({"rank": 4, "readout": "ridge"}),
+        "twicing": Variant({"rank": 2, "normalize": "keys", "readout": "twicing"}),
+        "twicing_rows": Variant({"rank": 2, "feature_map": "elu", "normalize": "rows", "readout": "twicing"}),
         "rows": Variant(
             {"rank": 2, "eta": 0.3, "feature_map": "elu", "normalize": "rows"},
             objective_over="sequences",

@@ -27,7 +27,7 @@ ENCODERS = {
 }
 TAKE_HEADS = {
     "softmax", "symmetric", "linear", "cosine", "sparse", "batch_norm", "scaled_heads",
-    "batch_norm_scaled_heads", "primal_values", "rpc", "scaled",
+    "batch_norm_scaled_heads", "primal_values", "ridge", "rpc", "scaled",
 }  # fmt: skip
 
 

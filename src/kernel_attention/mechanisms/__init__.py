@@ -9,6 +9,7 @@ import pkgutil
 # isort: off
 from kernel_attention.mechanisms import softmax
 from kernel_attention.mechanisms import linear
+from kernel_attention.mechanisms import regression
 from kernel_attention.mechanisms import sparse
 from kernel_attention.mechanisms import support_vector
 from kernel_attention.mechanisms import primal
@@ -52,6 +53,7 @@ __all__ = [
     "multilinear",
     "primal",
     "primal_values",
+    "regression",
     "softmax",
     "sparse",
     "support_vector",

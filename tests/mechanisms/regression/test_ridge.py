@@ -8,7 +8,7 @@ import torch
 import kernel_attention as ka
 from kernel_attention.features import cosine, elu, identity, relu
 from kernel_attention.functional import linear_attention, ridge_attention
-from kernel_attention.mechanisms.regression.prefixes import Sums, least_ridge, prefix_ridge
+from kernel_attention.mechanisms.regression.prefixes import PairSums, least_ridge, prefix_ridge
 from kernel_attention.solvers import least_squares_svm
 from kernel_attention.tensors.features.softmax_features import SoftmaxPlusFeatures, TaylorFeatures
 from kernel_attention.tensors.recompute import formulas_only
@@ -75,7 +75,7 @@ def test_a_sequence_goes_on_from_the_sums_before_it():
     leaves = [x.requires_grad_() for x in (q, k, v, LAMBDAS.clone())]
     whole = prefix_ridge(*leaves, size=8)[:, :, 17:]
     early = leaves[1][:, :, :17], leaves[2][:, :, :17]
-    before = Sums(early[0].mT @ early[0], early[0].mT @ early[1])
+    before = PairSums(early[0].mT @ early[0], early[0].mT @ early[1])
     late = prefix_ridge(*(x[:, :, 17:] for x in leaves[:3]), leaves[3], before=before, size=8)
     torch.testing.assert_close(late, whole)
     towards = torch.randn_like(whole)

@@ -15,7 +15,7 @@ Legend: B batch, h heads, N queries, S keys, p head width, m features of phi, s 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -23,8 +23,12 @@ from torch import Tensor
 from kernel_attention.core.sequence_group import SequenceGroup
 from kernel_attention.mechanisms.linear.functional import linear_attention
 from kernel_attention.mechanisms.primal.functional import PrimalScores
+from kernel_attention.mechanisms.regression.functional import ridge_attention
 from kernel_attention.tensors.features.feature_maps import identity
 from kernel_attention.tensors.statistics import divide
+
+Readout = Literal["correlation", "ridge", "twicing"]
+"""How a low-rank kernel weighs values: as it is, by ridge regression on its features, or 2 A - A^2."""
 
 
 def primal_value_attention(
@@ -32,6 +36,8 @@ def primal_value_attention(
     v: Tensor,
     sqrt_lambda: Tensor | None = None,
     *,
+    readout: Readout = "correlation",
+    lam: Tensor | float = 1.0,
     features: tuple[Tensor, Tensor] | None = None,
     attention_mask: Tensor | None = None,
     is_causal: bool = False,
@@ -40,12 +46,19 @@ def primal_value_attention(
     """sum_j (e_i . Lambda r_j) v_j over the n real keys that query i sees, divided by n; O(N s p) time.
 
     The weights take both signs, so their own sum may vanish and does not divide them. The row sums of phi's
-    kernel, whose model the weights are, do with ``features``.
+    kernel, whose model the weights are, do with ``features``. That is A v, A the matrix of the weights.
+
+    The other readouts are filters of the kernel's spectrum. "ridge" is the ridge regression of the values on
+    the keys' scores, E Lambda^1/2 (Lambda^1/2 R^T R Lambda^1/2 + lambda I)^-1 Lambda^1/2 R^T v, which
+    nothing divides: sigma / (sigma + lambda) for sigma. "twicing" adds what A left over, A v + A (v - A v):
+    2 sigma - sigma^2.
 
     Args:
         scores: e (B, h, N, s) of the queries and r (B, h, S, s) of the keys.
         v: values, (B, h, S, p).
         sqrt_lambda: square root of Lambda's diagonal, (h, s); None: Lambda is 1, or part of the scores.
+        readout: which of them. "twicing" needs as many queries as keys, those of the same tokens.
+        lam: lambda of "ridge", a number or (h,).
         features: phi of the queries (B, h, N, m) and of the keys (B, h, S, m), whose kernel is never
             negative: sum_j phi(q_i) . phi(k_j) divides in the place of n.
         attention_mask: (B, S), True = real token.
@@ -63,10 +76,20 @@ def primal_value_attention(
         "feature_map": identity, "normalize": False, "attention_mask": attention_mask,
         "is_causal": is_causal, "group": group,
     }  # fmt: skip
-    out = linear_attention(e, r, v, **options)
+    if readout == "ridge":
+        del options["normalize"]
+        return ridge_attention(e, r, v, lam, **options)
     if features is not None:
-        return divide(out, linear_attention(*features, torch.ones_like(v[..., :1]), **options))
-    return out / _seen_keys(v, attention_mask, is_causal, group).clamp_min(1).to(out.dtype)
+        total = linear_attention(*features, torch.ones_like(v[..., :1]), **options)
+    else:
+        total = _seen_keys(v, attention_mask, is_causal, group).clamp_min(1).to(v.dtype)
+
+    def weighted(values: Tensor) -> Tensor:
+        out = linear_attention(e, r, values, **options)
+        return divide(out, total) if features is not None else out / total.to(out.dtype)
+
+    once = weighted(v)
+    return once if readout == "correlation" else 2 * once - weighted(once)
 
 
 def _seen_keys(

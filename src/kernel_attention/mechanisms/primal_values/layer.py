@@ -13,15 +13,17 @@ from kernel_attention.core.penalized import PenalizedAttention
 from kernel_attention.core.query_key_value import QueryKeyValueAttention, QueryKeyValueState
 from kernel_attention.core.registry import register_attention
 from kernel_attention.core.validation import require_positive, require_weight
-from kernel_attention.errors import unknown
+from kernel_attention.errors import InputError, unknown
 from kernel_attention.mechanisms.nested_objective.functional import kernel_grams, nested_objective
 from kernel_attention.mechanisms.primal_values.engines.gpu import has_value_form, primal_values_launches
+from kernel_attention.mechanisms.primal_values.functional import Readout
 from kernel_attention.mechanisms.primal_values.kernel import PrimalValueKernel
+from kernel_attention.mechanisms.regression.ridge_kernel import require_start
 from kernel_attention.tensors.affine import product_dtype
 from kernel_attention.tensors.features.feature_maps import FEATURE_MAPS, FeatureMapSpec, cosine, identity
 from kernel_attention.tensors.statistics import mean_or_zero
 
-Normalization = Literal["output", "keys", "rows"]
+Normalization = Literal["output", "keys", "rows", "none"]
 
 
 @register_attention(
@@ -50,13 +52,19 @@ class PrimalValueAttention(QueryKeyValueAttention, PenalizedAttention):
             features, which the rank compresses).
         normalize: "output": a head's output o_i is scaled to root mean square 1, so that no factor of its
             weights matters; "keys": the sum is divided by the number of keys that the query sees; "rows": by
-            the sum of phi(q_i) . phi(k_j) over them, for "elu", "relu" and "taylor" of even order.
+            the sum of phi(q_i) . phi(k_j) over them, for "elu", "relu" and "taylor" of even order. The
+            ridge regression divides by itself: with it "output", or "none", which leaves it as it is.
+        readout: "correlation": the values are weighed by the kernel; "ridge": by the ridge regression on its
+            features, which separates similar keys; "twicing": what the kernel left over of the values is
+            weighed once more and added, in self-attention.
+        lam: lambda of "ridge" at the start, above 0; it is learnt, one for each head.
         bias: whether the four projections have biases.
         device: where the parameters are made; None: the default device.
         dtype: the parameters' precision; None: the default one.
 
     Attributes:
-        kernel: a module with the weights ``w_e`` and ``w_r`` (h, m, s), and ``sqrt_lambda`` (h, s).
+        kernel: a module with the weights ``w_e`` and ``w_r`` (h, m, s), and ``sqrt_lambda`` (h, s); with
+            "ridge" also ``raw_lambda`` (h,), whose softplus is lambda.
     """
 
     kernel: PrimalValueKernel
@@ -70,6 +78,8 @@ class PrimalValueAttention(QueryKeyValueAttention, PenalizedAttention):
         eta: float = 0.0,
         feature_map: FeatureMapSpec = "cosine",
         normalize: Normalization = "output",
+        readout: Readout = "correlation",
+        lam: float = 1.0,
         bias: bool = True,
         device: Device = None,
         dtype: torch.dtype | None = None,
@@ -77,14 +87,20 @@ class PrimalValueAttention(QueryKeyValueAttention, PenalizedAttention):
         super().__init__(embed_dim, num_heads)
         require_positive(rank=rank)
         require_weight(eta=eta)
-        if normalize not in ("output", "keys", "rows"):
-            raise unknown("normalize", normalize, ("output", "keys", "rows"))
+        require_start(lam)
+        if readout not in ("correlation", "ridge", "twicing"):
+            raise unknown("readout", readout, ("correlation", "ridge", "twicing"))
+        accepted = ("output", "none") if readout == "ridge" else ("output", "keys", "rows")
+        if normalize not in accepted:
+            raise unknown("normalize", normalize, accepted)
         self.rank = rank
         self.eta = eta
         self.normalize = normalize
+        self.readout = readout
+        self.lam = lam
         self.kernel = PrimalValueKernel(
-            self.head_dim, num_heads, rank, feature_map, by_row_sums=normalize == "rows",
-            device=device, dtype=dtype,
+            self.head_dim, num_heads, rank, feature_map, by_row_sums=normalize == "rows", readout=readout,
+            lam=lam, device=device, dtype=dtype,
         )  # fmt: skip
         self.add_projections(bias, device=device, dtype=dtype)
 
@@ -97,8 +113,9 @@ class PrimalValueAttention(QueryKeyValueAttention, PenalizedAttention):
         """
         source = x if context is None else context
         is_few = (
-            context is None and not is_causal and self.sequence_group is None and self.normalize != "rows"
-        )
+            context is None and not is_causal and self.sequence_group is None
+            and self.readout == "correlation" and self.normalize != "rows"
+        )  # fmt: skip
         if is_few and has_value_form(self.kernel.feature_map) and self.is_joint(x):
             z = self.joint_projection(x).unflatten(-1, (3, self.num_heads, -1))
             weights = self.kernel.w_e, self.kernel.w_r, self.kernel.sqrt_lambda
@@ -122,6 +139,8 @@ class PrimalValueAttention(QueryKeyValueAttention, PenalizedAttention):
         is_causal: bool = False,
     ) -> Tensor:
         """The same with given queries, keys and values."""
+        if self.readout == "twicing" and q.size(2) != k.size(2):
+            raise InputError(f"{q.size(2)} queries and {k.size(2)} keys, but {self.why_not_context()}")
         heads, objective = self._heads(q, k, v, attention_mask, is_causal, q.size(2) == k.size(2))
         if objective is not None:
             self.record_objective(objective)
@@ -175,6 +194,16 @@ class PrimalValueAttention(QueryKeyValueAttention, PenalizedAttention):
         """The scores under the names "e" and "r", (B, h, N, s) each."""
         return self.kernel.scores(*self.queries_and_keys(x, x))._asdict()
 
+    def why_not_context(self) -> str | None:
+        """A reason with twicing: it weighs what the queries of the keys' own tokens read."""
+        if self.readout != "twicing":
+            return super().why_not_context()
+        return "readout='twicing' reads the outputs of the keys' own tokens; 'correlation' and 'ridge' do not"
+
+    def reads_queries_alone(self) -> bool:
+        """Unless twicing reads the outputs of the tokens before."""
+        return self.readout != "twicing" and super().reads_queries_alone()
+
     def why_not_sharded(self, is_causal: bool) -> str | None:
         """A reason where the objective is wanted: it reads the whole sequence."""
         return "the nested objective reads the whole sequence on one rank" if self.eta > 0 else None
@@ -189,4 +218,4 @@ class PrimalValueAttention(QueryKeyValueAttention, PenalizedAttention):
     def extra_repr(self) -> str:
         """The options, for print(model)."""
         sizes = f"{self.embed_dim}, {self.num_heads}, rank={self.rank}, eta={self.eta}"
-        return f"{sizes}, normalize={self.normalize!r}"
+        return f"{sizes}, normalize={self.normalize!r}, readout={self.readout!r}"

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from kernel_attention.core.decoding import Position, State, before
 from kernel_attention.mechanisms.regression.deltas import delta_states
-from kernel_attention.mechanisms.regression.functional import faded, fitted, sums_of
-from kernel_attention.mechanisms.regression.prefixes import Sums
+from kernel_attention.mechanisms.regression.functional import faded, ridge_map, sums_of
+from kernel_attention.mechanisms.regression.prefixes import PairSums
 from kernel_attention.tensors.affine import product_dtype
 from kernel_attention.tensors.features.feature_maps import (
     FeatureMap,
@@ -90,8 +90,8 @@ def ridge_step(
             seen = torch.as_tensor(position.tokens + 1, device=v.device).reshape(-1, 1)
             ridge = ridge * fade.pow(seen)
             gram, target = gram * fade[:, None, None], target * fade[:, None, None]
-        sums = Sums(gram + phi_k.mT @ phi_k, target + phi_k.mT @ v)
-        out = phi_q @ fitted(sums, ridge)
+        sums = PairSums(gram + phi_k.mT @ phi_k, target + phi_k.mT @ v)
+        out = phi_q @ ridge_map(sums, ridge)
     return out.to(dtype), RidgeMemory(*sums, q_energy, k_energy)
 
 

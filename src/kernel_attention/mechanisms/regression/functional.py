@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kernel_attention.core.sequence_group import SequenceGroup
 from kernel_attention.mechanisms.regression.deltas import delta_states, read_states
-from kernel_attention.mechanisms.regression.prefixes import Sums, least_ridge, prefix_ridge, trace_of
+from kernel_attention.mechanisms.regression.prefixes import PairSums, least_ridge, prefix_ridge, trace_of
 from kernel_attention.tensors.affine import product_dtype
 from kernel_attention.tensors.features.feature_maps import FeatureMap, cosine
 from kernel_attention.tensors.padding import in_blocks, zero_padding
@@ -68,7 +68,7 @@ def ridge_attention(
         ridge = torch.as_tensor(lam, dtype=phi_k.dtype, device=phi_k.device).expand(phi_k.size(1))
         forgetting = None if forgetting is None else forgetting.to(phi_k.dtype)
         if is_causal:
-            before = None if group is None else Sums(*(group.before(x) for x in sums_of(phi_k, v)))
+            before = None if group is None else PairSums(*(group.before(x) for x in sums_of(phi_k, v)))
             return prefix_ridge(phi_q, phi_k, v, ridge, forgetting=forgetting, before=before).to(dtype)
         if forgetting is not None:
             num_keys = _num_keys(phi_k, attention_mask)
@@ -76,21 +76,21 @@ def ridge_attention(
             ridge = ridge * forgetting.pow(num_keys)
         sums = sums_of(phi_k, v)
         if group is not None:
-            sums = Sums(*(group.total(x) for x in sums))
-        return (phi_q @ fitted(sums, ridge)).to(dtype)
+            sums = PairSums(*(group.total(x) for x in sums))
+        return (phi_q @ ridge_map(sums, ridge)).to(dtype)
 
 
-def sums_of(phi_k: Tensor, v: Tensor) -> Sums:
+def sums_of(phi_k: Tensor, v: Tensor) -> PairSums:
     """The sums of phi(k_j) phi(k_j)^T and of phi(k_j) v_j^T."""
     keys = in_blocks(phi_k, _TERMS)
     # Equal terms round alike, and lambda may be far smaller than their sum.
     gram, target = (
         (keys.mT @ x).sum(dim=2, dtype=torch.float64).to(v.dtype) for x in (keys, in_blocks(v, _TERMS))
     )
-    return Sums(gram, target)
+    return PairSums(gram, target)
 
 
-def fitted(sums: Sums, ridge: Tensor) -> Tensor:
+def ridge_map(sums: PairSums, ridge: Tensor) -> Tensor:
     """W = (gram + lambda I)^-1 target, (B, h, m, p_v); ``ridge`` is lambda, (h,) or (B, h)."""
     identity = torch.eye(sums.gram.size(-1), device=sums.gram.device, dtype=sums.gram.dtype)
     ridge = least_ridge(ridge[..., None, None], trace_of(sums.gram))

@@ -32,8 +32,8 @@ _SMALLEST_BLOCK, _LARGEST_BLOCK = 16, 64
 _FADING_BLOCK = 16  # rounding grows with gamma^-C
 
 
-class Sums(NamedTuple):
-    """Sums over the tokens before a sequence: phi phi^T (B, h, m, m) and phi v^T (B, h, m, p_v)."""
+class PairSums(NamedTuple):
+    """Sums over pairs of keys and values: phi phi^T, (B, h, m, m), and phi v^T, (B, h, m, p_v)."""
 
     gram: Tensor
     target: Tensor
@@ -46,7 +46,7 @@ def prefix_ridge(
     ridge: Tensor,
     *,
     forgetting: Tensor | None = None,
-    before: Sums | None = None,
+    before: PairSums | None = None,
     size: int | None = None,
 ) -> Tensor:
     """phi_q_i^T (lambda I + sum_{j <= i} phi_k_j phi_k_j^T)^-1 sum_{j <= i} phi_k_j v_j^T, (B, h, N, p_v).

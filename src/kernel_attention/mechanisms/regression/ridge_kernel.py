@@ -57,8 +57,7 @@ class RidgeKernel(AttentionKernel):
     def reset_parameters(self) -> None:
         """lambda and gamma as at the start, in every head."""
         reset_submodules(self)
-        lam = self.first_lambda
-        nn.init.constant_(self.raw_lambda, lam + math.log(-math.expm1(-lam)))
+        nn.init.constant_(self.raw_lambda, inverse_softplus(self.first_lambda))
         if self.raw_forgetting is not None and self.first_forgetting is not None:
             share = (self.first_forgetting - LEAST_FORGETTING) / (1 - LEAST_FORGETTING)
             nn.init.constant_(self.raw_forgetting, math.log(share / (1 - share)))
@@ -109,7 +108,12 @@ class RidgeKernel(AttentionKernel):
         return f"feature_map={name}, lam={self.first_lambda}, forgetting={self.first_forgetting}"
 
 
-def checked_start(lam: float, forgetting: float | None) -> None:
+def inverse_softplus(value: float) -> float:
+    """x with log(1 + exp(x)) = value, which is above 0."""
+    return value + math.log(-math.expm1(-value))
+
+
+def require_start(lam: float, forgetting: float | None = None) -> None:
     """Raise InputError for a lambda or a gamma that a layer cannot start from."""
     if not (isinstance(lam, int | float) and not isinstance(lam, bool) and 0 < lam < math.inf):
         raise InputError(f"lam={lam!r} must be a number above 0")

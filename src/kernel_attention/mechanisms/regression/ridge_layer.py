@@ -9,7 +9,7 @@ import torch
 from kernel_attention.core.parameters import Device
 from kernel_attention.core.query_key_value import QueryKeyValueAttention
 from kernel_attention.core.registry import register_attention
-from kernel_attention.mechanisms.regression.ridge_kernel import RidgeKernel, checked_start
+from kernel_attention.mechanisms.regression.ridge_kernel import RidgeKernel, require_start
 from kernel_attention.tensors.features.feature_maps import FEATURE_MAPS, FeatureMapSpec, frobenius
 
 
@@ -60,7 +60,7 @@ class RidgeAttention(QueryKeyValueAttention):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(embed_dim, num_heads)
-        checked_start(lam, forgetting)
+        require_start(lam, forgetting)
         self.lam = lam
         self.forgetting = forgetting
         self.kernel = RidgeKernel(
