@@ -26,6 +26,7 @@ from kernel_attention.tensors.recompute import (
     needs_operator,
     only_formulas,
 )
+from kernel_attention.tensors.statistics import smallest
 
 _GROUP = 64  # blocks whose decayed sums one product makes
 _SMALLEST_BLOCK, _LARGEST_BLOCK = 16, 64
@@ -80,7 +81,8 @@ def least_ridge(ridge: Tensor, trace: Tensor) -> Tensor:
 
     The gradient is that of lambda.
     """
-    least = 8 * torch.finfo(trace.dtype).eps * trace
+    # Sums that nothing was added to for long fade to zero.
+    least = (8 * torch.finfo(trace.dtype).eps * trace).clamp_min(smallest(trace.dtype))
     return ridge + (least - ridge).relu().detach()
 
 
