@@ -94,11 +94,16 @@ def run(seed: int) -> tuple[float, bool]:
     share = bound + (FACTOR * COARSE if low == torch.bfloat16 else 0.0)
     if bound > 0.5:
         return 0.0, False
-    # Where a gradient cancels (at right angles to a key of unit length, say), its terms have a size still.
-    size = v.double().norm(dim=-1).max().item() * towards.double().norm().item()
+    # Where a result cancels (a query at right angles to a key, say), its terms have a size still.
+    largest = v.double().norm(dim=-1).max().item()
+    size = largest * towards.double().norm().item()
     per_length = [1 / x.double().norm(dim=-1) for x in (q, k)]
     per_length = [x.masked_fill(x.isinf(), 0.0).max().item() for x in per_length]
-    terms = [0.0, *(size * x for x in per_length), towards.double().norm().item()]
+    terms = [
+        largest * length / (length + lam),
+        *(size * x for x in per_length),
+        towards.double().norm().item(),
+    ]
     terms += [size / lam if name == "ridge" else size] * len(further)
     offs = [
         (one - two).norm().item() / (share * (two.norm().item() + term) + SMALLEST)
