@@ -10,6 +10,7 @@ from kernel_attention.version import __version__
 
 if TYPE_CHECKING:
     from kernel_attention import analysis, functional, hosts, models, solvers, testing
+    from kernel_attention.analysis.conversion import convert_attention, forecast_conversion
     from kernel_attention.core.layer import AttentionLayer
     from kernel_attention.core.objective import (
         ObjectiveCollector,
@@ -62,7 +63,9 @@ __all__ = [
     "auxiliary_loss",
     "average_objectives",
     "collect_objectives",
+    "convert_attention",
     "create_attention",
+    "forecast_conversion",
     "functional",
     "hosts",
     "list_attention",
@@ -98,7 +101,9 @@ _HOMES = {
     "auxiliary_loss": "core.objective",
     "average_objectives": "core.objective",
     "collect_objectives": "core.objective",
+    "convert_attention": "analysis.conversion",
     "create_attention": "mechanisms",
+    "forecast_conversion": "analysis.conversion",
     "list_attention": "mechanisms",
     "register_attention": "core.registry",
     "replace_attention": "hosts",

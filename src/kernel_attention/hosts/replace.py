@@ -127,6 +127,13 @@ def replace_attention(
             mechanism does not have, a host that is not a plain map from d to d features, does not attend over
             tokens, or needs arguments that no layer here can use.
     """
+    return install_layers(model, plan_replacement(model, layers, options))
+
+
+def plan_replacement(
+    model: nn.Module, layers: Mapping[int | str, AttentionSpec], options: Mapping[str, Any]
+) -> list[LayerPlan]:
+    """The new layers of ``replace_attention``, made and not yet in place, in the order of definition."""
     if not isinstance(layers, Mapping) or not layers:
         raise InputError(
             f"layers={layers!r} must be a mapping such as {{-1: 'primal'}} or {{'all': 'softmax'}}"
@@ -140,15 +147,19 @@ def replace_attention(
         raise InputError(
             f"model: {type(model).__name__} holds no attention layer that can be replaced: {reason}"
         )
-    numbered = [site.path for site in sites if not site.cross]
-    plans: dict[str, _Plan] = {}
+    plans: dict[str, LayerPlan] = {}
     for key, spec in layers.items():
         name, own = layer_specs(spec, 1)[0]
         for site in select(key, sites):
             if site.path in plans:
                 raise InputError(f"layers: {site.path} is chosen twice, the second time by {key!r}")
-            plans[site.path] = _Plan.make(site, name, {**options, **own})
-    chosen = [plans[site.path] for site in sites if site.path in plans]
+            plans[site.path] = LayerPlan.make(site, name, {**options, **own})
+    return [plans[site.path] for site in sites if site.path in plans]
+
+
+def install_layers(model: nn.Module, chosen: Sequence[LayerPlan]) -> ReplacementReport:
+    """Put planned layers in place."""
+    numbered = [site.path for site in find_sites(model) if not site.cross]
     report = ReplacementReport(
         plan.record(numbered.index(plan.site.path) if not plan.site.cross else None) for plan in chosen
     )
@@ -159,7 +170,7 @@ def replace_attention(
 
 
 @dataclass(frozen=True)
-class _Plan:
+class LayerPlan:
     """A layer that is made but not yet in place, so that an error leaves the model unchanged."""
 
     site: Site
@@ -172,7 +183,8 @@ class _Plan:
     differs: str | None
 
     @classmethod
-    def make(cls, site: Site, name: str, options: dict[str, Any]) -> _Plan:
+    def make(cls, site: Site, name: str, options: dict[str, Any]) -> LayerPlan:
+        """Make the new layer of a site; an error leaves the model unchanged."""
         mechanism = get_mechanism(name)
         if site.cross and not mechanism.cross:
             raise InputError(f"layers: {site.path} is cross-attention, which {name!r} does not have")
@@ -200,6 +212,7 @@ class _Plan:
         return cls(site, host, name, options, layer, carry(layer, host.sources), facts, comparison.differs)
 
     def record(self, index: int | None) -> Replacement:
+        """What is carried, new and dropped; ``index`` among the self-attention layers."""
         module = self.site.module
         old = module.attention if isinstance(module, HostedAttention) else InterfaceAttention.old_of(module)
         kept = old is module and self.site.host_class is InterfaceAttention
@@ -217,6 +230,7 @@ class _Plan:
         )
 
     def install(self) -> None:
+        """Put the layer into the model."""
         module, host_class = self.site.module, self.site.host_class
         if isinstance(module, HostedAttention):
             module.attention = self.layer

@@ -97,8 +97,17 @@ def relu(x: Tensor, attention_mask: Tensor | None = None, is_causal: bool = Fals
     return x.relu()
 
 
+def hedgehog(x: Tensor, attention_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+    """[softmax(x); softmax(-x)] per token: 2p positive features (Zhang et al. 2024, arXiv 2402.04347).
+
+    The paper's trainable matrix ahead of the softmax is a factor of the head's query or key projection here.
+    """
+    return torch.cat([x.softmax(dim=-1), x.neg().softmax(dim=-1)], dim=-1)
+
+
 FEATURE_MAPS: dict[str, FeatureMap] = {
-    "cosine": cosine, "elu": elu, "frobenius": frobenius, "identity": identity, "relu": relu,
+    "cosine": cosine, "elu": elu, "frobenius": frobenius, "hedgehog": hedgehog, "identity": identity,
+    "relu": relu,
 }  # fmt: skip
 FEATURE_MODULES: dict[str, type[nn.Module]] = {"softmax_plus": SoftmaxPlusFeatures, "taylor": TaylorFeatures}
 
@@ -165,7 +174,7 @@ def is_positive(feature_map: FeatureMap) -> bool:
 
 def is_tokenwise(feature_map: FeatureMap) -> bool:
     """True where phi of a token is known to depend on that token alone."""
-    return feature_map in (cosine, elu, identity, relu) or isinstance(feature_map, TaylorFeatures)
+    return feature_map in (cosine, elu, hedgehog, identity, relu) or isinstance(feature_map, TaylorFeatures)
 
 
 def features_in_range(
