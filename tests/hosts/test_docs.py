@@ -1,4 +1,4 @@
-"""The examples of two pages that need timm, transformers or peft; tests/test_readme.py runs the others."""
+"""The examples of three pages that need timm, transformers or peft; tests/test_readme.py runs the others."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ if not DOCS.is_dir():
     pytest.skip("needs the pages of the checkout", allow_module_level=True)
 BLOCKS = [
     source
-    for page in ("replacing.md", "hugging-face.md")
+    for page in ("replacing.md", "converting.md", "hugging-face.md")
     for source in re.findall(
         r"^```py\n(.*?)^```", (DOCS / page).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
     )

@@ -132,7 +132,7 @@ def replace_attention(
 
 def plan_replacement(
     model: nn.Module, layers: Mapping[int | str, AttentionSpec], options: Mapping[str, Any]
-) -> list[LayerPlan]:
+) -> list[PlannedLayer]:
     """The new layers of ``replace_attention``, made and not yet in place, in the order of definition."""
     if not isinstance(layers, Mapping) or not layers:
         raise InputError(
@@ -147,17 +147,17 @@ def plan_replacement(
         raise InputError(
             f"model: {type(model).__name__} holds no attention layer that can be replaced: {reason}"
         )
-    plans: dict[str, LayerPlan] = {}
+    plans: dict[str, PlannedLayer] = {}
     for key, spec in layers.items():
         name, own = layer_specs(spec, 1)[0]
         for site in select(key, sites):
             if site.path in plans:
                 raise InputError(f"layers: {site.path} is chosen twice, the second time by {key!r}")
-            plans[site.path] = LayerPlan.make(site, name, {**options, **own})
+            plans[site.path] = PlannedLayer.make(site, name, {**options, **own})
     return [plans[site.path] for site in sites if site.path in plans]
 
 
-def install_layers(model: nn.Module, chosen: Sequence[LayerPlan]) -> ReplacementReport:
+def install_layers(model: nn.Module, chosen: Sequence[PlannedLayer]) -> ReplacementReport:
     """Put planned layers in place."""
     numbered = [site.path for site in find_sites(model) if not site.cross]
     report = ReplacementReport(
@@ -170,7 +170,7 @@ def install_layers(model: nn.Module, chosen: Sequence[LayerPlan]) -> Replacement
 
 
 @dataclass(frozen=True)
-class LayerPlan:
+class PlannedLayer:
     """A layer that is made but not yet in place, so that an error leaves the model unchanged."""
 
     site: Site
@@ -183,7 +183,7 @@ class LayerPlan:
     differs: str | None
 
     @classmethod
-    def make(cls, site: Site, name: str, options: dict[str, Any]) -> LayerPlan:
+    def make(cls, site: Site, name: str, options: dict[str, Any]) -> PlannedLayer:
         """Make the new layer of a site; an error leaves the model unchanged."""
         mechanism = get_mechanism(name)
         if site.cross and not mechanism.cross:
@@ -212,7 +212,7 @@ class LayerPlan:
         return cls(site, host, name, options, layer, carry(layer, host.sources), facts, comparison.differs)
 
     def record(self, index: int | None) -> Replacement:
-        """What is carried, new and dropped; ``index`` among the self-attention layers."""
+        """The record of what is carried, new and dropped; ``index`` among the self-attention layers."""
         module = self.site.module
         old = module.attention if isinstance(module, HostedAttention) else InterfaceAttention.old_of(module)
         kept = old is module and self.site.host_class is InterfaceAttention

@@ -35,7 +35,7 @@ from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.hosts.interface import InterfaceAttention
 from kernel_attention.hosts.known import HostedAttention
-from kernel_attention.hosts.replace import LayerPlan, install_layers, plan_replacement
+from kernel_attention.hosts.replace import PlannedLayer, install_layers, plan_replacement
 from kernel_attention.mechanisms import AttentionSpec
 
 ConversionStart = Literal["carried", "fitted", "random"]
@@ -181,7 +181,7 @@ def _batches(data: Iterable[Any]) -> Iterable[Any]:
     return data
 
 
-def _require_unconverted(plan: LayerPlan) -> None:
+def _require_unconverted(plan: PlannedLayer) -> None:
     module = plan.site.module
     before = InterfaceAttention.old_of(module)
     old = module.attention if isinstance(module, HostedAttention) else before

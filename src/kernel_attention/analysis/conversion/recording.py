@@ -42,7 +42,7 @@ class AttentionCall:
 
 @dataclass
 class Recording:
-    """What the old model was given and what it made of it.
+    """Batches, the calls of the layers that they caused, and the outputs of the old model.
 
     Attributes:
         batches: the batches, as the model takes them.

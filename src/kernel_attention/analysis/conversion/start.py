@@ -14,7 +14,7 @@ from kernel_attention.analysis.output_map import ridge_solution
 from kernel_attention.core.layer import AttentionLayer
 from kernel_attention.hosts.interface import InterfaceAttention
 from kernel_attention.hosts.projections import carry
-from kernel_attention.hosts.replace import LayerPlan
+from kernel_attention.hosts.replace import PlannedLayer
 from kernel_attention.mechanisms import create_attention
 
 _RIDGE = 1e-3
@@ -23,7 +23,7 @@ _MOST_ATTENTION = 2**22  # numbers of the attention matrices that a fit forms
 
 @torch.no_grad()
 def start_layer(
-    start: str, plan: LayerPlan, layer: nn.Module, calls: Sequence[AttentionCall], seed: int
+    start: str, plan: PlannedLayer, layer: nn.Module, calls: Sequence[AttentionCall], seed: int
 ) -> None:
     """Set the weights of a replaced layer, which holds the carried ones; see ``convert_attention``."""
     if start == "random":
@@ -37,7 +37,7 @@ def start_layer(
     _fit_output(plan.layer, layer, calls)
 
 
-def _fit_scores(plan: LayerPlan, calls: Sequence[AttentionCall], seed: int) -> None:
+def _fit_scores(plan: PlannedLayer, calls: Sequence[AttentionCall], seed: int) -> None:
     """The nested objective against the old attention, on as many sequences as ``_MOST_ATTENTION`` allows."""
     x, real = _sequences(plan, calls)
     like = plan.host
@@ -49,7 +49,7 @@ def _fit_scores(plan: LayerPlan, calls: Sequence[AttentionCall], seed: int) -> N
     plan.layer.load_state_dict(fitted.layer.state_dict())
 
 
-def _sequences(plan: LayerPlan, calls: Sequence[AttentionCall]) -> tuple[Tensor, Tensor]:
+def _sequences(plan: PlannedLayer, calls: Sequence[AttentionCall]) -> tuple[Tensor, Tensor]:
     """The layer's inputs, padded to one length, (B, N, d) and (B, N)."""
     length = max(call.real.size(1) for call in calls)
     most = max(1, _MOST_ATTENTION // (plan.host.num_heads * length**2))

@@ -94,7 +94,7 @@ def only_trainable(model: nn.Module, weights: Sequence[nn.Parameter]) -> Iterato
             weight.grad = gradient
 
 
-def spread(calls: Sequence[AttentionCall]) -> Tensor:
+def output_variance(calls: Sequence[AttentionCall]) -> Tensor:
     """Mean square of the old outputs' distance from their mean, over real tokens and features."""
     wanted = torch.cat([call.output[call.real] for call in calls]).double()
     return (wanted - wanted.mean(dim=0)).square().mean().clamp_min(torch.finfo(torch.float64).tiny)
@@ -110,12 +110,12 @@ def squared_error(layer: nn.Module, call: AttentionCall) -> Tensor:
 def relative_error(layer: nn.Module, calls: Sequence[AttentionCall]) -> float:
     """The share of the old outputs' variance that the layer misses: 0 = the same, 1 = the best constant."""
     total = sum(float(squared_error(layer, call)) * call.num_tokens for call in calls)
-    return total / sum(call.num_tokens for call in calls) / float(spread(calls))
+    return total / sum(call.num_tokens for call in calls) / float(output_variance(calls))
 
 
 def transfer_attention(layer: nn.Module, calls: Sequence[AttentionCall], descent: Descent) -> int:
     """Train all weights of a layer on the old one's calls; return the number of steps made."""
-    size = float(spread(calls))
+    size = float(output_variance(calls))
     weights = list(layer.parameters())
     with only_trainable(layer, weights):
         return descent.run(weights, len(calls), lambda i: squared_error(layer, calls[i]) / size)
