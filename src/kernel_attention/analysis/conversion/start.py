@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from kernel_attention.analysis.conversion.recording import AttentionCall
 from kernel_attention.analysis.distillation import primal_values_from_softmax
 from kernel_attention.analysis.output_map import ridge_solution
-from kernel_attention.core.layer import AttentionLayer
 from kernel_attention.hosts.interface import InterfaceAttention
 from kernel_attention.hosts.projections import carry
 from kernel_attention.hosts.replace import PlannedLayer
@@ -34,7 +33,7 @@ def start_layer(
         return
     if plan.name == "primal_values":
         _fit_scores(plan, calls, seed)
-    _fit_output(plan.layer, layer, calls)
+    _fit_output(plan, layer, calls)
 
 
 def _fit_scores(plan: PlannedLayer, calls: Sequence[AttentionCall], seed: int) -> None:
@@ -51,39 +50,46 @@ def _fit_scores(plan: PlannedLayer, calls: Sequence[AttentionCall], seed: int) -
 
 def _sequences(plan: PlannedLayer, calls: Sequence[AttentionCall]) -> tuple[Tensor, Tensor]:
     """The layer's inputs, padded to one length, (B, N, d) and (B, N)."""
-    length = max(call.real.size(1) for call in calls)
+    length = max(_batch_first(plan, call.real).size(1) for call in calls)
     most = max(1, _MOST_ATTENTION // (plan.host.num_heads * length**2))
     inputs, masks = [], []
     for call in calls:
-        x = next(iter((*call.arguments, *call.named.values())))
+        x = _batch_first(plan, next(iter((*call.arguments, *call.named.values()))))
+        real = _batch_first(plan, call.real)
         more = length - x.size(1)
         inputs.append(nn.functional.pad(x, (0, 0, 0, more)))
-        masks.append(nn.functional.pad(call.real, (0, more)))
+        masks.append(nn.functional.pad(real, (0, more)))
     chosen = slice(0, None, max(1, sum(map(len, inputs)) // most))
     return torch.cat(inputs)[chosen], torch.cat(masks)[chosen]
 
 
-def _fit_output(own: AttentionLayer, layer: nn.Module, calls: Sequence[AttentionCall]) -> None:
+def _batch_first(plan: PlannedLayer, x: Tensor) -> Tensor:
+    """A tensor (B, N, ...) of a host that may have (N, B, ...)."""
+    return x.transpose(0, 1) if getattr(plan.site.module, "batch_first", True) is False else x
+
+
+def _fit_output(plan: PlannedLayer, layer: nn.Module, calls: Sequence[AttentionCall]) -> None:
     """``out_proj`` by ridge regression of the old outputs on what reaches it."""
-    out = getattr(own, "out_proj", None)
+    out = getattr(plan.layer, "out_proj", None)
     if not isinstance(out, nn.Linear):
         return
     seen: list[Tensor] = []
-    products: list[tuple[Tensor, Tensor]] = []
+    rows = out.in_features + (out.bias is not None)
+    gram = out.weight.new_zeros(rows, rows, dtype=torch.float64)
+    cross = gram.new_zeros(rows, out.out_features)
     handle = out.register_forward_pre_hook(lambda module, given: seen.append(given[0]))
     try:
         for call in calls:
             seen.clear()
             layer(*call.arguments, **call.named)
-            real = call.real if seen[0].shape[:-1] == call.real.shape else call.real.mT
-            z, y = seen[0][real].double(), call.output[call.real].double()
+            real, wanted = _batch_first(plan, call.real), _batch_first(plan, call.output)
+            z, y = seen[0][real].double(), wanted[real].double()
             if out.bias is not None:
                 z = nn.functional.pad(z, (0, 1), value=1.0)
-            products.append((z.mT @ z, z.mT @ y))
-            products = [tuple(map(sum, zip(*products, strict=True)))]
+            gram, cross = gram + z.mT @ z, cross + z.mT @ y
     finally:
         handle.remove()
-    weight = ridge_solution(*products[0], _RIDGE).to(out.weight.dtype)
+    weight = ridge_solution(gram, cross, _RIDGE).to(out.weight.dtype)
     if out.bias is not None:
         out.bias.copy_(weight[-1])
         weight = weight[:-1]

@@ -44,8 +44,8 @@ class LinearAttention(QueryKeyValueAttention):
     Args:
         embed_dim: model width d.
         num_heads: number of heads; divides d.
-        feature_map: phi: "elu" (elu(x) + 1), "relu", "cosine", "frobenius", "hedgehog", "identity",
-            "softmax_plus" (positive random features of the softmax kernel), "taylor" (its truncated series), ``{name:
+        feature_map: phi: "elu" (elu(x) + 1), "relu", "cosine", "frobenius", "identity", "softmax_plus"
+            (positive random features of the softmax kernel), "taylor" (its truncated series), ``{name:
             options}`` for the last two, or a callable of ``kernel_attention.features``.
         normalize: whether to divide by the sum; None: where the feature map's kernel is never negative.
         bias: whether the four projections have biases.
