@@ -56,3 +56,12 @@ def test_maps_are_found_by_name(name):
 def test_an_unknown_name_offers_the_nearest():
     with pytest.raises(InputError, match=r"unknown feature_map 'cosin'; did you mean 'cosine'\?"):
         get_feature_map("cosin")
+
+
+def test_hedgehog_has_two_distributions_that_a_sign_exchanges():
+    x = 50 * torch.randn(2, 3, 7, 5)
+    first, second = get_feature_map("hedgehog")(x, None, False).chunk(2, dim=-1)
+    torch.testing.assert_close(first.sum(-1), torch.ones(2, 3, 7))
+    torch.testing.assert_close(
+        get_feature_map("hedgehog")(-x, None, False), torch.cat([second, first], dim=-1)
+    )
