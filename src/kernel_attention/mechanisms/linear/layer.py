@@ -44,9 +44,10 @@ class LinearAttention(QueryKeyValueAttention):
     Args:
         embed_dim: model width d.
         num_heads: number of heads; divides d.
-        feature_map: phi: "elu" (elu(x) + 1), "relu", "cosine", "frobenius", "identity", "softmax_plus"
-            (positive random features of the softmax kernel), "taylor" (its truncated series), ``{name:
-            options}`` for the last two, or a callable of ``kernel_attention.features``.
+        feature_map: phi: "elu" (elu(x) + 1), "relu", "cosine", "frobenius", "identity", "hedgehog"
+            (softmax(x) and softmax(-x)), "softmax_plus" (positive random features of the softmax kernel),
+            "taylor" (its truncated series), ``{name: options}`` for the last two, or a callable of
+            ``kernel_attention.features``.
         normalize: whether to divide by the sum; None: where the feature map's kernel is never negative.
         bias: whether the four projections have biases.
         impl: "auto" or "reference"; the mechanism has its formulas only.
