@@ -48,12 +48,12 @@ class PrimalValueAttention(QueryKeyValueAttention, PenalizedAttention):
         rank: number of directions s per head. From phi's number of features on the model is exact.
         eta: weight of the nested objective in ``auxiliary_loss``, see
             ``kernel_attention.functional.nested_objective``.
-        feature_map: phi: "cosine", "elu", "identity", "relu" or "taylor" (of p (p + 1) / 2 and more
-            features, which the rank compresses).
+        feature_map: phi: "cosine", "elu", "hedgehog", "identity", "relu" or "taylor" (of p (p + 1) / 2 and
+            more features, which the rank compresses).
         normalize: "output": a head's output o_i is scaled to root mean square 1, so that no factor of its
             weights matters; "keys": the sum is divided by the number of keys that the query sees; "rows": by
-            the sum of phi(q_i) . phi(k_j) over them, for "elu", "relu" and "taylor" of even order. The
-            ridge regression divides by itself: with it "output", or "none", which leaves it as it is.
+            the sum of phi(q_i) . phi(k_j) over them, for "elu", "hedgehog", "relu" and "taylor" of even order.
+            The ridge regression divides by itself: with it "output", or "none", which leaves it as it is.
         readout: "correlation": the values are weighed by the kernel; "ridge": by the ridge regression on its
             features, which separates similar keys; "twicing": what the kernel left over of the values is
             weighed once more and added, in self-attention.
