@@ -52,8 +52,8 @@ class PrimalValueAttention(QueryKeyValueAttention, PenalizedAttention):
             more features, which the rank compresses).
         normalize: "output": a head's output o_i is scaled to root mean square 1, so that no factor of its
             weights matters; "keys": the sum is divided by the number of keys that the query sees; "rows": by
-            the sum of phi(q_i) . phi(k_j) over them, for "elu", "hedgehog", "relu" and "taylor" of even order.
-            The ridge regression divides by itself: with it "output", or "none", which leaves it as it is.
+            the sum of phi(q_i) . phi(k_j) over them, for "elu", "hedgehog", "relu" and "taylor" of even
+            order. The ridge regression divides by itself: with it "output", or "none", which leaves it.
         readout: "correlation": the values are weighed by the kernel; "ridge": by the ridge regression on its
             features, which separates similar keys; "twicing": what the kernel left over of the values is
             weighed once more and added, in self-attention.
