@@ -1,5 +1,6 @@
 """Capture: the tensors caught give the attention that the host itself computes, and leave no trace."""
 
+import collections
 import math
 
 import pytest
@@ -19,6 +20,7 @@ from torch.nn import functional as F
 
 import kernel_attention as ka
 from kernel_attention.analysis import attention_layers, capture
+from kernel_attention.analysis.capture import call_model
 from kernel_attention.models import SequenceEncoder
 
 SIZES = {
@@ -267,3 +269,14 @@ def test_attention_written_by_hand(scale, as_module):
     for case in range(3):
         torch.testing.assert_close(attention.matrix(case)[0], expected[case])
     assert attention.is_softmax
+
+
+def test_a_mapping_with_attributes_of_its_entries_is_read_by_names():
+    """As the output of a tokenizer: its attribute ``attention_mask`` makes it no batch of a loader."""
+
+    class Encoding(collections.UserDict):
+        def __getattr__(self, name):
+            return self.data[name]
+
+    batch = Encoding(input_ids=torch.ones(2, 3), attention_mask=torch.ones(2, 3))
+    assert call_model(lambda **given: sorted(given), batch) == ["attention_mask", "input_ids"]

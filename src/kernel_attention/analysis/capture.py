@@ -89,7 +89,7 @@ def attention_layers(model: nn.Module, batch: Batch) -> list[str]:
     """
     names: list[str] = []
     with _watching(model, lambda name, make: names.append(name)):
-        _call(model, batch)
+        call_model(model, batch)
     if not names:
         raise InputError(
             f"model: no attention was seen in {type(model).__name__} (a layer of kernel-attention, "
@@ -109,7 +109,7 @@ def capture_chosen(model: nn.Module, batch: Batch, names: Sequence[str]) -> dict
             found[name] = make()
 
     with _watching(model, keep):
-        _call(model, batch)
+        call_model(model, batch)
     padding = batch.get("attention_mask") if isinstance(batch, Mapping) else None
     if isinstance(padding, Tensor) and padding.dim() == 2:
         found = {name: attention.with_padding(padding != 0) for name, attention in found.items()}
@@ -119,19 +119,19 @@ def capture_chosen(model: nn.Module, batch: Batch, names: Sequence[str]) -> dict
     return {name: found[name] for name in names}
 
 
-def _call(model: nn.Module, batch: Batch) -> None:
+def call_model(model: nn.Module, batch: Batch, name: str = "batch") -> Any:
+    """The model's output for a batch; InputError, with ``name``, for a batch of another type."""
     if isinstance(batch, Tensor):
-        model(batch)
-    elif hasattr(batch, "attention_mask"):  # a Batch of a loader, which has a target too
-        model(batch.x, batch.attention_mask)  # type: ignore[union-attr]
-    elif isinstance(batch, Mapping):
-        model(**batch)
-    elif isinstance(batch, Sequence) and not isinstance(batch, str):
-        model(*batch)
-    else:
-        raise InputError(
-            f"batch is a {type(batch).__name__}, expected a tensor, a sequence of arguments or a mapping"
-        )
+        return model(batch)
+    if isinstance(batch, Mapping):  # before the next line: the output of a tokenizer has that attribute too
+        return model(**batch)
+    if hasattr(batch, "attention_mask"):  # a Batch of a loader, which has a target too
+        return model(batch.x, batch.attention_mask)  # type: ignore[attr-defined]
+    if isinstance(batch, Sequence) and not isinstance(batch, str):
+        return model(*batch)
+    raise InputError(
+        f"{name} is a {type(batch).__name__}, expected a tensor, a sequence of arguments or a mapping"
+    )
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:

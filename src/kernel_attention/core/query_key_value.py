@@ -91,12 +91,14 @@ class QueryKeyValueAttention(AttentionLayer):
 
         With ``as_matrix`` the identity replaces the values, so that the outputs are the weights.
         """
+        yield self.weigh(*self.projected(x, source, as_matrix), mask, is_causal, is_self)
+
+    def projected(self, x: Tensor, source: Tensor, as_matrix: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries of x (B, N, d), keys and values of ``source`` (B, S, d), by heads; see ``head_outputs``."""
         if source is x and not as_matrix and self.is_joint(x):
-            q, k, v = self._joint_heads(x)
-        else:
-            q, k = self.queries_and_keys(x, source)
-            v = identity_values(k) if as_matrix else self.split_heads(self.v_proj(source))
-        yield self.weigh(q, k, v, mask, is_causal, is_self)
+            return self._joint_heads(x)
+        q, k = self.queries_and_keys(x, source)
+        return q, k, identity_values(k) if as_matrix else self.split_heads(self.v_proj(source))
 
     def _maps(self) -> list[nn.Linear]:
         return [part for part in (self.q_proj, self.k_proj, self.v_proj) if part is not None]

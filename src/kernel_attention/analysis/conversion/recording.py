@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kernel_attention.analysis.capture import call_model
 from kernel_attention.errors import InputError
 from kernel_attention.hosts.known import CACHES, TransformersAttention
 from kernel_attention.hosts.masks import kept, padding_of_tokens, read_attention_mask
@@ -72,21 +73,12 @@ def run(model: nn.Module, batch: Any) -> Any:
             one that the model cannot read.
     """
     try:
-        if isinstance(batch, Tensor):
-            return model(batch)
-        if isinstance(batch, Mapping):
-            return model(**batch)
-        if isinstance(batch, tuple | list):
-            return model(*batch)
+        return call_model(model, batch, "data: a batch")
     except InputError:
         raise
     except Exception as error:  # a foreign model's own words
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise InputError(f"data: {type(model).__name__} cannot read a batch ({reason})") from None
-    raise InputError(
-        f"data: a batch is a {type(batch).__name__}, expected a tensor, a mapping of named arguments or a "
-        "sequence of arguments"
-    )
 
 
 def first_tensor(output: Any) -> Tensor:

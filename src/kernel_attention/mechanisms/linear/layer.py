@@ -14,7 +14,7 @@ from kernel_attention.core.query_key_value import QueryKeyValueAttention
 from kernel_attention.core.registry import register_attention
 from kernel_attention.mechanisms.linear.engines.gpu import has_linear_pass, linear_pass
 from kernel_attention.mechanisms.linear.kernel import LinearKernel
-from kernel_attention.tensors.features.feature_maps import FEATURE_MAPS, FeatureMapSpec, frobenius
+from kernel_attention.tensors.features.feature_maps import FeatureMapSpec, frobenius, named_feature_map
 
 
 @register_attention(
@@ -107,5 +107,4 @@ class LinearAttention(QueryKeyValueAttention):
         """An option's value; one that is kept by the kernel or in another form is read from there."""
         if name not in ("feature_map", "normalize"):
             return super().option_value(name)
-        value = getattr(self.kernel, name)
-        return next((known for known, function in FEATURE_MAPS.items() if function is value), value)
+        return named_feature_map(getattr(self.kernel, name))

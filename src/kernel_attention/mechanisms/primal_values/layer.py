@@ -20,7 +20,7 @@ from kernel_attention.mechanisms.primal_values.functional import Readout
 from kernel_attention.mechanisms.primal_values.kernel import PrimalValueKernel
 from kernel_attention.mechanisms.regression.ridge_kernel import require_start
 from kernel_attention.tensors.affine import product_dtype
-from kernel_attention.tensors.features.feature_maps import FEATURE_MAPS, FeatureMapSpec, cosine, identity
+from kernel_attention.tensors.features.feature_maps import FeatureMapSpec, cosine, identity, named_feature_map
 from kernel_attention.tensors.statistics import mean_or_zero
 
 Normalization = Literal["output", "keys", "rows", "none"]
@@ -212,8 +212,7 @@ class PrimalValueAttention(QueryKeyValueAttention, PenalizedAttention):
         """An option's value; the feature map is kept by the kernel."""
         if name != "feature_map":
             return super().option_value(name)
-        value = self.kernel.feature_map
-        return next((known for known, function in FEATURE_MAPS.items() if function is value), value)
+        return named_feature_map(self.kernel.feature_map)
 
     def extra_repr(self) -> str:
         """The options, for print(model)."""

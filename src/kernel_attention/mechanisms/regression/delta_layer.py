@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from kernel_attention.core.decoding import whole_lengths
 from kernel_attention.core.parameters import Device
-from kernel_attention.core.query_key_value import QueryKeyValueAttention, identity_values
+from kernel_attention.core.query_key_value import QueryKeyValueAttention
 from kernel_attention.core.registry import register_attention
 from kernel_attention.errors import InputError
 from kernel_attention.mechanisms.regression.decoding import delta_step, empty_delta, read_delta
@@ -100,8 +100,7 @@ class DeltaAttention(QueryKeyValueAttention):
         as_matrix: bool = False,
     ) -> Iterator[Tensor]:
         """The outputs of the heads, (B, h, N, p); with ``as_matrix`` what multiplies the values."""
-        q, k = self.queries_and_keys(x, source)
-        v = identity_values(k) if as_matrix else self.split_heads(self.v_proj(source))
+        q, k, v = self.projected(x, source, as_matrix)
         yield delta_attention(q, k, v, *self.steps(source), attention_mask=mask, is_causal=is_causal)
 
     def why_not_heads(self) -> str | None:

@@ -10,7 +10,7 @@ from kernel_attention.core.parameters import Device
 from kernel_attention.core.query_key_value import QueryKeyValueAttention
 from kernel_attention.core.registry import register_attention
 from kernel_attention.mechanisms.regression.ridge_kernel import RidgeKernel, require_start
-from kernel_attention.tensors.features.feature_maps import FEATURE_MAPS, FeatureMapSpec, frobenius
+from kernel_attention.tensors.features.feature_maps import FeatureMapSpec, frobenius, named_feature_map
 
 
 @register_attention(
@@ -77,5 +77,4 @@ class RidgeAttention(QueryKeyValueAttention):
         """An option's value; the feature map is kept by the kernel."""
         if name != "feature_map":
             return super().option_value(name)
-        value = self.kernel.feature_map
-        return next((known for known, function in FEATURE_MAPS.items() if function is value), value)
+        return named_feature_map(self.kernel.feature_map)

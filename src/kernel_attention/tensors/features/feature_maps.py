@@ -115,6 +115,11 @@ FeatureMapSpec = Spec | FeatureMap
 """A feature map: its name, ``{name: options}`` for one with options, or the callable itself."""
 
 
+def named_feature_map(feature_map: Any) -> Any:
+    """The name of a feature map that has one, anything else as it is."""
+    return next((name for name, known in FEATURE_MAPS.items() if known is feature_map), feature_map)
+
+
 def get_feature_map(
     feature_map: FeatureMapSpec,
     head_dim: int | None = None,
