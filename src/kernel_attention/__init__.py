@@ -11,6 +11,7 @@ from kernel_attention.version import __version__
 if TYPE_CHECKING:
     from kernel_attention import analysis, functional, hosts, models, solvers, testing
     from kernel_attention.analysis.conversion import convert_attention, forecast_conversion
+    from kernel_attention.analysis.predictive import predict_distribution
     from kernel_attention.core.layer import AttentionLayer
     from kernel_attention.core.objective import (
         ObjectiveCollector,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from kernel_attention.estimators import AttentionClassifier, AttentionRegressor
     from kernel_attention.hosts import replace_attention, timm_attention
     from kernel_attention.mechanisms import create_attention, list_attention
+    from kernel_attention.mechanisms.gaussian_process import KernelGPAttention, SparseGPAttention
     from kernel_attention.mechanisms.kernel_pca import RobustPrincipalAttention, ScaledAttention
     from kernel_attention.mechanisms.linear import LinearAttention
     from kernel_attention.mechanisms.multilinear import (
@@ -45,6 +47,7 @@ __all__ = [
     "DeltaAttention",
     "DualMultilinearAttention",
     "InputError",
+    "KernelGPAttention",
     "LinearAttention",
     "MultilinearAttention",
     "ObjectiveCollector",
@@ -56,6 +59,7 @@ __all__ = [
     "ScaledAttention",
     "SoftmaxAttention",
     "SparseAttention",
+    "SparseGPAttention",
     "SupportVectorAttention",
     "TensorAttention",
     "__version__",
@@ -70,6 +74,7 @@ __all__ = [
     "hosts",
     "list_attention",
     "models",
+    "predict_distribution",
     "register_attention",
     "replace_attention",
     "shard_sequence",
@@ -82,6 +87,8 @@ _ROOMS = ("analysis", "functional", "hosts", "models", "solvers", "testing")
 _HOMES = {
     "DeltaAttention": "mechanisms.regression",
     "RidgeAttention": "mechanisms.regression",
+    "SparseGPAttention": "mechanisms.gaussian_process",
+    "KernelGPAttention": "mechanisms.gaussian_process",
     "PrimalValueAttention": "mechanisms.primal_values",
     "AttentionClassifier": "estimators",
     "AttentionLayer": "core.layer",
@@ -105,6 +112,7 @@ _HOMES = {
     "create_attention": "mechanisms",
     "forecast_conversion": "analysis.conversion",
     "list_attention": "mechanisms",
+    "predict_distribution": "analysis.predictive",
     "register_attention": "core.registry",
     "replace_attention": "hosts",
     "shard_sequence": "core.sharding",

@@ -1,6 +1,13 @@
 """The mechanisms as pure functions on (B, h, N, p) tensors."""
 
 from kernel_attention.core.decoding import KeyValueCache, Position, move, reorder, state_bytes
+from kernel_attention.mechanisms.gaussian_process import (
+    Distribution,
+    kernel_gp_attention,
+    kernel_gp_divergence,
+    kernel_gp_posterior,
+    sgpa_posterior,
+)
 from kernel_attention.mechanisms.kernel_pca import (
     PrincipalPursuit,
     principal_attention_pursuit,
@@ -55,6 +62,7 @@ from kernel_attention.tensors.multilinear.kernel_tensors import (
 from kernel_attention.tensors.shrinkage import shrink
 
 __all__ = [
+    "Distribution",
     "KernelGrams",
     "KeyValueCache",
     "Modes",
@@ -73,6 +81,9 @@ __all__ = [
     "delta_attention",
     "dual_multilinear_scores",
     "join_modes",
+    "kernel_gp_attention",
+    "kernel_gp_divergence",
+    "kernel_gp_posterior",
     "kernel_grams",
     "kmlsvd_objective",
     "ksvd_objective",
@@ -102,6 +113,7 @@ __all__ = [
     "scaled_attention",
     "scaled_heads_attention",
     "scores_energy",
+    "sgpa_posterior",
     "shrink",
     "softmax_attention",
     "sparse_attention",

@@ -226,6 +226,15 @@ VARIANTS: dict[str, dict[str, Variant]] = {
         "paper": Variant({"iterations": 2, "lam": 0.05, "convention": "paper"}),
         "fused": Variant({"iterations": 2, "lam": 1.0, "impl": "fused"}),
     },
+    # Samples of two calls differ by design; tests/mechanisms/gaussian_process holds them to the distribution.
+    "kernel_gp": {
+        "": Variant({**_SMALL, "eta": 0.3, "kl_weight": 0.1, "sample": False}),
+        "data_independent": Variant(
+            {"rank": 2, "eta": 0.3, "kl_weight": 0.1, "data_dependent": False, "sample": False}
+        ),
+        "eta_0": Variant({**_SMALL, "sample": False}),
+    },
+    "sgpa": {"": Variant({"num_inducing": 3, "sample": False}, objective_over="sequences")},
     "scaled": {"": Variant(), "matrix": Variant({"scaling": "matrix"})},
 }
 

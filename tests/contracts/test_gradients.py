@@ -26,6 +26,7 @@ from torch import Tensor
 
 from kernel_attention import auxiliary_loss, create_attention, list_attention
 from kernel_attention.core.layer import AttentionLayer
+from kernel_attention.mechanisms import get_mechanism
 
 UNIT = 2.0**-24
 SMALLEST = torch.finfo(torch.float32).tiny  # where every step and decay saturates, gradients are smaller
@@ -55,7 +56,8 @@ LAYERS: dict[str, tuple[str, dict[str, Any]]] = {
 def build(name: str, embed_dim: int, heads: int, length: int) -> AttentionLayer:
     mechanism, options = LAYERS[name]
     required = {"tensor": {"max_len": length}, "conv2d": {"grid_size": (4, length // 4)}}
-    layer = create_attention(mechanism, embed_dim, heads, **options, **required.get(mechanism, {}))
+    mean = {"sample": False} if "sample" in get_mechanism(mechanism).options else {}
+    layer = create_attention(mechanism, embed_dim, heads, **options, **mean, **required.get(mechanism, {}))
     with torch.no_grad():
         for parameter in layer.parameters():
             if not parameter.any():  # a zero would hide the gradients of what it multiplies

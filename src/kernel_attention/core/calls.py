@@ -16,7 +16,8 @@ class Objective(NamedTuple):
 
     Attributes:
         value: J, a 0-dimensional tensor, or (B,) where the module squares it per sequence.
-        core: J_S of a core tensor; None for a module without one.
+        core: a second term, of the parameters alone: J_S of a core tensor, or the divergence of a posterior
+            from its prior; None for a module without one.
         unit: the unit of the layer's bound: 1, or the number of tokens where J is a sum over them.
         tokens: the real tokens of the call, where J is a mean over tokens; None where it is a mean over
             sequences.

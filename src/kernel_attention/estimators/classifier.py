@@ -13,9 +13,11 @@ from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets
 from torch import Tensor
 
+from kernel_attention.analysis.predictive import has_samples, sampling
 from kernel_attention.containers import as_targets
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.estimators.base import FEWEST_JUDGED, AttentionEstimator
+from kernel_attention.estimators.ensemble import member_outputs
 from kernel_attention.estimators.parameters import refused_in_one_line
 from kernel_attention.series import SequenceSplit, as_sequences
 from kernel_attention.series.readout import fit_temperature
@@ -176,6 +178,19 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):
         """Confidence of every class, (n, k): log-probabilities. For two classes (n,), the log-odds."""
         scores = self._log_probabilities(X)
         return (scores[:, 1] - scores[:, 0] if scores.size(1) == 2 else scores).numpy()
+
+    def sampled_logits(self, X: Any, samples: int = 1) -> Tensor:
+        """Logits / ``temperature_`` of every member, (S, n, k), for ``predict_distribution``.
+
+        A member with layers that sample is asked ``samples`` times, any other one once.
+        """
+        sequences = self._fitting(X)
+        found = []
+        for model in self.models_:
+            with sampling(model):
+                for _ in range(samples if has_samples(model) else 1):
+                    found.append(member_outputs(self, model, sequences, self.max_len_))
+        return torch.stack(found) / self.temperature_
 
     def predict(self, X: Any) -> np.ndarray:
         """The most probable label of every case, (n,)."""

@@ -72,12 +72,14 @@ def subject(mechanism: str | Callable[..., AttentionLayer], **options: Any) -> S
     """A registered mechanism with these options, or what makes a layer, to be checked.
 
     Options that the mechanism cannot do without come from the ``example`` of its registration. ``max_len`` is
-    set where the mechanism has it and the options do not.
+    set where the mechanism has it and the options do not. ``sample`` is off, because calls are compared.
     """
     if not isinstance(mechanism, str):
         return Subject(getattr(mechanism, "__name__", repr(mechanism)), mechanism)
     row = get_mechanism(mechanism)
     options = {**row.example, **options}
+    if "sample" in row.options:
+        options.setdefault("sample", False)
     if "max_len" in row.options:
         options.setdefault("max_len", MAX_LEN)
     make = functools.partial(row.build, **options)
