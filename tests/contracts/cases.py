@@ -116,7 +116,6 @@ VARIANTS: dict[str, dict[str, Variant]] = {
         "frobenius": Variant({"feature_map": "frobenius"}),
         "softmax_plus": Variant({"feature_map": "softmax_plus"}),
         "taylor": Variant({"feature_map": "taylor"}),
-        "no_bias": Variant({"bias": False}),
     },
     "ridge": {
         "": Variant(),
@@ -125,9 +124,7 @@ VARIANTS: dict[str, dict[str, Variant]] = {
         "frobenius": Variant({"feature_map": "frobenius", "lam": 0.01}),
         "taylor": Variant({"feature_map": "taylor"}),
         "softmax_plus": Variant({"feature_map": "softmax_plus"}),
-        "no_bias": Variant({"bias": False}),
     },
-    "delta": {"": Variant(), "no_bias": Variant({"bias": False})},
     "sparse": {
         "": Variant({"stride": 3}),
         "fixed": Variant({"pattern": "fixed", "stride": 3}),
@@ -157,7 +154,6 @@ VARIANTS: dict[str, dict[str, Variant]] = {
     },
     "batch_norm_scaled_heads": {
         "": Variant({"beta": 0.6}),
-        "three": Variant({"factors": [1, 2, 3], "beta": 0.6}),
         "normalized": Variant({"factors": [1, 2, 3], "normalize": True, "learn_beta": True}),
     },
     "conv1d": {

@@ -56,7 +56,7 @@ class Mechanism:
     example: Mapping[str, Any] = field(default_factory=dict)
     summary: str = ""
 
-    @property
+    @cached_property
     def options(self) -> tuple[str, ...]:
         """The names of the arguments that a user may set."""
         accepted = inspect.signature(self.layer).parameters

@@ -67,6 +67,7 @@ def extreme_inputs() -> dict[str, Tensor]:
 
 @check()
 def extreme_inputs_give_finite_outputs_and_gradients(case: Subject) -> None:
+    layer = case.build(torch.float32)
     for kind, x in extreme_inputs().items():
         if case.fixed_length and x.size(1) != LENGTH:
             continue
@@ -74,7 +75,8 @@ def extreme_inputs_give_finite_outputs_and_gradients(case: Subject) -> None:
         first[:, 0] = True
         for form in case.call_forms():
             for mask in (None, first):
-                layer, leaf = case.build(torch.float32), x.clone().requires_grad_()
+                leaf = x.clone().requires_grad_()
+                layer.zero_grad()
                 y = layer(leaf, attention_mask=mask, **form)
                 (y.sum() + auxiliary_loss(layer)).backward()
                 found = {"y": y, "x": leaf.grad, **{n: p.grad for n, p in layer.named_parameters()}}

@@ -56,12 +56,13 @@ def a_padded_batch_has_the_mean_objective_of_its_sequences(case: Subject) -> Non
 
 @check()
 def the_content_of_the_padding_changes_neither_outputs_nor_gradients(case: Subject) -> None:
-    x = inputs()
+    layer, x = case.build(), inputs()
     for mask in masks():
         for form in case.call_forms():
             results = []
             for content in (x, _with_garbage(x, mask), x.masked_fill(~mask[..., None], 0.0)):
-                layer, leaf = case.build(), content.clone().requires_grad_()
+                leaf = content.clone().requires_grad_()
+                layer.zero_grad()
                 y = layer(leaf, attention_mask=mask, **form)
                 (y[mask].square().sum() + auxiliary_loss(layer)).backward()
                 grad = required(leaf.grad)
