@@ -43,7 +43,7 @@ def test_inductor_equals_eager(case):
     [
         ("primal", {"rank": 2, "rank_multiplier": 2, "eta": 0.1}),
         ("primal_values", {"rank": 3, "eta": 0.1}),
-        ("multilinear", {"rank": 3, "eta": 0.1}),
+        pytest.param("multilinear", {"rank": 3, "eta": 0.1}, marks=pytest.mark.slow),
     ],
 )
 def test_a_training_step_with_the_objective_is_one_graph_for_all_sizes(name, options):
@@ -61,7 +61,7 @@ def test_a_training_step_with_the_objective_is_one_graph_for_all_sizes(name, opt
         return y.square().mean() + objectives.total()
 
     call = torch.compile(loss, fullgraph=True, dynamic=True, backend=backend)
-    for batch, length in ((5, 11), (3, 13), (4, 9)):
+    for batch, length in ((5, 11), (3, 13)):
         x = torch.randn(batch, length, 15, dtype=torch.float64, requires_grad=True)
         found = torch.autograd.grad(call(x), [x, *layer.parameters()], allow_unused=True)
         torch.testing.assert_close(

@@ -19,7 +19,7 @@ COMPILED = {
     "one_graph_serves_forward_and_backward": ("primal", "batch_norm_scaled_heads", "delta", "ridge", "rpc"),
     "new_lengths_do_not_compile_anew": ("linear", "batch_norm_scaled_heads", "delta", "multilinear"),
 }
-# What an option can break where the mechanism is right: numbers, masks, decoding, and how parameters are made.
+# What an option can break where the mechanism is right: numbers, masks, decoding, the making of parameters.
 # Hooks, transforms, adapters, copies and questions to the device depend on the code, which variants share.
 OF_OPTIONS = {
     "a_layer_made_on_meta_becomes_a_new_layer",

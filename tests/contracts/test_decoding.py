@@ -80,10 +80,11 @@ def test_the_state_grows_as_the_table_says(case):
     longest = 256
     options = {"max_len": longest} if "max_len" in case.mechanism.options else {}
     layer = case.build(torch.float32, **options)
-    state, sizes = layer.initial_state(2), []
+    state, sizes, held = layer.initial_state(2), [], []
     for _ in range(longest):
         _, state = layer.step(torch.randn(2, EMBED_DIM), state)
         sizes.append(state_bytes(state))
+        held += [cache.keys for cache in caches(state)]
     if case.mechanism.decoding == "constant":
         assert len(set(sizes)) == 1
         return
@@ -93,18 +94,8 @@ def test_the_state_grows_as_the_table_says(case):
     # 256 is a power of two times 16, so that the buffers are exactly full; 1 KB for the rest.
     assert sizes[-1] - 2 * 2 * 4 * HEAD_DIM * rows in range(1025)
     assert sizes[-1] <= 2.2 * sizes[longest // 2 - 1]
-
-
-@defaults
-def test_a_growing_buffer_is_copied_a_logarithmic_number_of_times(case):
-    options = {"max_len": 300} if "max_len" in case.mechanism.options else {}
-    layer = case.build(torch.float32, **options)
-    state, held = layer.initial_state(1), []
-    for _ in range(300):
-        _, state = layer.step(torch.randn(1, EMBED_DIM), state)
-        held += [tensor for cache in caches(state) for tensor in (cache.keys,)]
-    buffers = {tensor.data_ptr() for tensor in held}  # all alive: no address is used twice
-    assert len(buffers) <= len(caches(state)) * 6  # 16, 32, .., 512 rows
+    buffers = {keys.data_ptr() for keys in held}  # all alive: no address is used twice
+    assert len(buffers) <= len(caches(state)) * 5  # 16, 32, .., 256 rows: a logarithmic number of copies
 
 
 @defaults

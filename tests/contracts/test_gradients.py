@@ -16,7 +16,9 @@ that concerns, and why; the gradients are finite there too.
 from __future__ import annotations
 
 import copy
+import itertools
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -34,6 +36,7 @@ SIZES = ((32, 4, 32), (64, 4, 128))  # d, h, N
 # These form all D-tuples of tokens, N^3 numbers a head: short sequences are what they are for.
 SHORT = {"dual_multilinear": ((32, 4, 8), (64, 4, 12)), "tensor": ((32, 4, 8), (64, 4, 12))}
 TOKENS = ("1", "1e2", "1e3", "1e4", "repeated", "constant")
+QUICK = ((1, "1"), (0, "1e3"), (0, "1e4"), (0, "repeated"))
 SATURATED = {
     "rpc": "tokens that saturate at one value differ from it by less than their rounding, which then decides "
     "who wins the softmax of the next step; every step multiplies the gradient by L",
@@ -51,6 +54,12 @@ LAYERS: dict[str, tuple[str, dict[str, Any]]] = {
     **{mechanism.name: (mechanism.name, {}) for mechanism in list_attention()},
     **WITH_OBJECTIVE,
 }
+
+
+def _inputs() -> Iterator[Any]:
+    for size, kind in itertools.product((0, 1), TOKENS):
+        marks = () if (size, kind) in QUICK else pytest.mark.slow
+        yield pytest.param(size, kind, id=f"{('small', 'common')[size]}-{kind}", marks=marks)
 
 
 def build(name: str, embed_dim: int, heads: int, length: int) -> AttentionLayer:
@@ -80,8 +89,7 @@ def gradients(layer: AttentionLayer, x: Tensor, towards: Tensor) -> list[Tensor]
     )
 
 
-@pytest.mark.parametrize("kind", TOKENS)
-@pytest.mark.parametrize("size", [0, 1], ids=["small", "common"])
+@pytest.mark.parametrize(("size", "kind"), list(_inputs()))
 @pytest.mark.parametrize("name", LAYERS)
 def test_float32_gradients_are_off_by_their_roundings(name, size, kind):
     embed_dim, heads, length = SHORT.get(name, SIZES)[size]

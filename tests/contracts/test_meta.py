@@ -1,12 +1,12 @@
 """On the device meta, sizes alone are computed: of every layer's output and objective."""
 
 import torch
-from contracts.cases import BATCH, EMBED_DIM, HEADS, LENGTH, every_case, objective
+from contracts.cases import BATCH, EMBED_DIM, HEADS, LENGTH, cases_where, objective
 
 from kernel_attention.models import CausalLanguageModel
 
 
-@every_case
+@cases_where(others_slow=True)
 def test_outputs_and_objectives_have_their_sizes_on_meta(case):
     real, layer = case.make(EMBED_DIM, HEADS), case.make(EMBED_DIM, HEADS, device="meta")
     for is_causal in (False, True) if layer.supports(causal=True) else (False,):

@@ -15,7 +15,6 @@ F64 = torch.float64
 LONG = 257  # both mechanisms take their fused form from here on
 LAYERS = {
     "primal": (ka.PrimalAttention, {"rank": 2, "rank_multiplier": 2, "eta": 0.3}),
-    "primal, one head": (ka.PrimalAttention, {"rank": 2, "rank_multiplier": 2, "eta": 0.3, "heads": 1}),
     "primal, three heads": (ka.PrimalAttention, {"rank": 2, "eta": 0.3, "heads": 3}),
     "primal, data-independent": (ka.PrimalAttention, {"rank": 2, "data_dependent": False, "eta": 0.3}),
     "primal, identity": (ka.PrimalAttention, {"rank": 2, "feature_map": "identity", "bias": False}),
@@ -23,7 +22,6 @@ LAYERS = {
     "multilinear, data-dependent": (
         ka.MultilinearAttention, {"rank": 2, "variant": "data_dependent", "rank_multiplier": 2, "eta": 0.3}
     ),
-    "multilinear, no objective": (ka.MultilinearAttention, {"rank": 2, "bias": False}),
     "multilinear, identity": (
         ka.MultilinearAttention,
         {"rank": 2, "feature_map": "identity", "objective_form": "mean", "eta": 0.3},

@@ -68,7 +68,7 @@ def test_stems_are_taken_in_turn(arrays, small):
 
 
 def test_a_limit_of_time_is_kept_by_all_members_together(arrays, small):
-    estimator = AttentionClassifier(**small | {"n_estimators": 3, "epochs": 100_000}, time_limit=2.0)
+    estimator = AttentionClassifier(**small | {"n_estimators": 3, "epochs": 100_000}, time_limit=0.5)
     started = time.monotonic()
     estimator.fit(arrays[0], arrays[1])
     assert time.monotonic() - started < 60  # without the limit: an hour
@@ -96,7 +96,8 @@ def rare_cases(seed, often, rare):
     return noise + 0.7 * (y == "rare")[:, None, None], y
 
 
-@pytest.mark.parametrize("readout", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("readout", [False, True])
 def test_balanced_classes_find_a_rare_one(small, readout):
     """Among new cases; of two sets of 60 cases, each of which has 6 of the rare class."""
     small |= {"epochs": 15, "augmentation": (), "attention_options": None, "readout": readout}
@@ -216,8 +217,8 @@ def test_importances_sum_to_the_change_of_the_answer(estimator, ragged):
     """Completeness of integrated gradients, within the error of the quadrature."""
     X, labels, values = ragged
     estimator.set_params(views=("raw", "normalized", "difference")).fit(X, target(estimator, labels, values))
-    importance = estimator.feature_importance(X[:5], nodes=512)
-    for case, found in zip(X[:5], importance, strict=True):
+    importance = estimator.feature_importance(X[:2], nodes=128)
+    for case, found in zip(X[:2], importance, strict=True):
         assert found.shape == case.shape
         level = estimator.model_.encoder.input_mean.numpy()[:, None]
         series = np.stack([np.broadcast_to(level, case.shape), case])
@@ -328,6 +329,7 @@ def test_frames_that_mean_nothing_are_refused(estimator, arrays):
             estimator.fit(given, [0.0])
 
 
+@pytest.mark.slow
 def test_the_defaults_learn_a_real_set_in_little_time():
     X, y = load_basic_motions(split="train")
     X_test, y_test = load_basic_motions(split="test")

@@ -39,10 +39,35 @@ QUICK = {
 }
 
 
-@parametrize_with_checks(
-    [AttentionClassifier(**QUICK), AttentionRegressor(**QUICK)],
-    expected_failed_checks=lambda estimator: EXPECTED_FAILURES,
-)
+# A check given again with other arrays, and one that repeats a fit of another with arrays of another type.
+REPEATED = {
+    "check_classifier_data_not_an_array",
+    "check_fit_idempotent",
+    "check_pipeline_consistency",
+    "check_positive_only_tag_during_fit",
+    "check_regressor_data_not_an_array",
+    "check_transformer_data_not_an_array",
+}
+
+
+def _checks():
+    """All checks; quick ones for the classifier, and of the regressor those of regressors alone."""
+    both = parametrize_with_checks(
+        [AttentionClassifier(**QUICK), AttentionRegressor(**QUICK)],
+        expected_failed_checks=lambda estimator: EXPECTED_FAILURES,
+    )
+    for each in both.args[1]:
+        estimator, check = values = getattr(each, "values", each)
+        name = check.func.__name__
+        slow = check.keywords or name in REPEATED | EXPECTED_FAILURES.keys()
+        slow = slow or (is_regressor(estimator) and "regress" not in name)
+        marks = [*getattr(each, "marks", ()), *([pytest.mark.slow] if slow else [])]
+        yield pytest.param(
+            *values, marks=marks, id=f"{type(estimator).__name__}-{name}{check.keywords or ''}"
+        )
+
+
+@pytest.mark.parametrize(("estimator", "check"), list(_checks()))
 def test_sklearn_check(estimator, check):
     if check.func.__name__ == "check_methods_subset_invariance":
         pytest.skip("it allows 1e-7; the next test has a tolerance for float32")

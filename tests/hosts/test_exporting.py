@@ -58,12 +58,12 @@ def quickly(*chosen: str) -> list:
     return [name if name in chosen else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
 
 
-@pytest.mark.parametrize("name", quickly("primal", "conv2d"))
+@pytest.mark.parametrize("name", quickly("primal"))
 def test_a_classifier_of_any_length_is_exported_as_the_page_says(exports, onnx, name):
     assert exports.classifier_cells(name) == cells_of_page(name)[1:4]
 
 
-@pytest.mark.parametrize("name", quickly("primal", "rpc"))
+@pytest.mark.parametrize("name", quickly("linear", "rpc"))
 def test_a_step_of_decoding_is_exported_as_the_page_says(exports, onnx, name):
     assert exports.step_cell(name) == cells_of_page(name)[4]
 
@@ -76,18 +76,19 @@ def padded(batch: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize(
     "options",
     [
-        {"stem": "convolution"},
-        {"stem": "convolution", "patch_len": 4},
+        {
+            "stem": "convolution",
+            "patch_len": 4,
+            "pooling": "attention",
+            "views": ("raw", "normalized", "difference"),
+        },
+        {"experts": 3, "positions": "convolutional", "short_convolution": 4, "pooling": "mean_max"},
         pytest.param({"stem": "rocket", "patch_len": 4}, marks=pytest.mark.slow),
-        {"patch_len": 4, "pooling": "attention"},
-        {"views": ("raw", "normalized", "difference"), "pooling": "mean_max"},
-        {"experts": 3, "positions": "convolutional"},
-        {"short_convolution": 4},
     ],
     ids=str,
 )
 def test_the_parts_around_the_layers_take_every_length(options):
-    model = SequenceClassifier(3, 5, LENGTH, "primal", **SIZES, **options).eval()
+    model = SequenceClassifier(3, 5, LENGTH, "softmax", **SIZES, **options).eval()
     program = export_program(model, *padded(3, LENGTH))
     least = 5 if "patch_len" in options else 2
     assert program_lengths(program) == (least, LENGTH)
@@ -97,6 +98,7 @@ def test_the_parts_around_the_layers_take_every_length(options):
         torch.testing.assert_close(found, model(x, mask), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_layer_with_weights_per_position_takes_its_longest_length_too():
     layer = ka.create_attention("tensor", 8, 2, max_len=LENGTH).eval()
     tokens = torch.export.Dim("tokens", min=2, max=LENGTH)
@@ -106,6 +108,7 @@ def test_a_layer_with_weights_per_position_takes_its_longest_length_too():
         torch.testing.assert_close(program.module()(x), layer(x))
 
 
+@pytest.mark.slow
 def test_images_and_pairs_of_texts(onnx):
     torch.manual_seed(0)
     images = torch.rand(3, 3, 8, 8)
@@ -132,7 +135,7 @@ def test_the_error_of_another_model_is_large(onnx):
 
 
 def test_a_program_keeps_its_facts_and_leaves_its_inputs_alone(onnx):
-    model = CausalLanguageModel(17, LENGTH, ["softmax", "primal"], **SIZES | {"num_layers": 2}).eval()
+    model = CausalLanguageModel(17, LENGTH, "linear", **SIZES).eval()
     content = onnx_bytes(export_step(model), {"class_names": "[]"})
     session = onnx.InferenceSession(content)
     assert session.get_modelmeta().custom_metadata_map["class_names"] == "[]"

@@ -19,8 +19,8 @@ from kernel_attention.tensors.gpu import float32_products
 WORKER = Path(__file__).with_name("triton_worker.py")
 HOSTS = Path(sys.prefix) / "hosts"  # where `make env` puts what does not live well beside a CPU torch
 PLACES = [
-    pytest.param("cpu", 9, id="interpreter"),
-    pytest.param("cuda", 26, id="gpu", marks=pytest.mark.gpu),
+    pytest.param("cpu", 6, id="interpreter"),
+    pytest.param("cuda", 23, id="gpu", marks=pytest.mark.gpu),
 ]
 """The device, and how many cases the worker has there."""
 
