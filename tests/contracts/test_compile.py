@@ -41,7 +41,7 @@ def test_inductor_equals_eager(case):
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("primal", {"rank": 2, "rank_multiplier": 2, "eta": 0.1}),
+        pytest.param("primal", {"rank": 2, "rank_multiplier": 2, "eta": 0.1}, marks=pytest.mark.slow),
         ("primal_values", {"rank": 3, "eta": 0.1}),
         pytest.param("multilinear", {"rank": 3, "eta": 0.1}, marks=pytest.mark.slow),
     ],

@@ -228,8 +228,9 @@ def test_reentrant_checkpointing_is_refused(collected):
     y.sum().backward()
 
 
-@pytest.mark.parametrize("inside", [True, False], ids=["block_inside", "block_around"])
-@pytest.mark.parametrize("called", [(0, 1), (0, 0)], ids=["once", "twice"])
+@pytest.mark.parametrize(
+    ("called", "inside"), [((0, 0), True), ((0, 1), False)], ids=["block_inside_twice", "block_around_once"]
+)
 def test_compiled_models_hand_over_every_call(called, inside):
     torch.compiler.reset()
     model, graphs = Stack(called=called), []

@@ -70,6 +70,7 @@ for kind in sys.argv[2:]:
 """
 
 
+@pytest.mark.slow
 def test_a_fresh_process_loads_every_kind_with_the_same_logits(hugging_face, tmp_path):
     for kind in KINDS:
         model, inputs = build(hugging_face, kind), inputs_of(kind)

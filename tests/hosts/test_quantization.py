@@ -68,7 +68,10 @@ def test_weights_quantized_by_torchao_are_computed_with(name, torchao):
         torch.testing.assert_close(quantized(x, mask), rounded(x, mask))
 
 
-@pytest.mark.parametrize("name", ["primal", "multilinear", "scaled_heads"])
+@pytest.mark.parametrize(
+    "name",
+    ["primal", *(pytest.param(name, marks=pytest.mark.slow) for name in ("multilinear", "scaled_heads"))],
+)
 def test_code_compiled_from_quantized_weights(name, torchao):
     model, (x, mask) = classifier(name), padded(3, 300)
     torchao.quantize_(model, torchao.Int8WeightOnlyConfig())

@@ -203,6 +203,7 @@ def test_a_host_that_is_not_served_yet_is_refused_with_the_reason(transformers, 
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_a_compiled_model_has_one_graph_for_every_length(transformers):
     """Two at most, because the first length is compiled as a number. A text with sizes in it broke graphs."""
     model = build(transformers).eval()

@@ -30,6 +30,14 @@ LAYERS = {
     ),
 }  # fmt: skip
 every_layer = pytest.mark.parametrize("name", LAYERS)
+# The operator of another variant is the same; compiling it takes seconds.
+every_operator = pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if " data" in name else ()) for name in LAYERS],
+)
+primal_quickly = pytest.mark.parametrize(
+    "name", ["primal", pytest.param("multilinear", marks=pytest.mark.slow)]
+)
 one_of_each = pytest.mark.parametrize("name", ["primal", "multilinear"])
 
 
@@ -59,7 +67,7 @@ def step(call: Callable[..., Tensor], layer: ka.AttentionLayer, x: Tensor, **arg
     return found if layer.objective is None else [*found, layer.objective.detach()]
 
 
-@every_layer
+@every_operator
 def test_the_operators_stay_in_compiled_training_steps(name):
     graphs: list[list[str]] = []
 
@@ -78,7 +86,7 @@ def test_the_operators_stay_in_compiled_training_steps(name):
     assert any(target.startswith(f"{operator}_backward.default") for target in targets)
 
 
-@one_of_each
+@primal_quickly
 def test_autocast_reaches_the_operator_in_compiled_code_too(name):
     layer, x = make(name, dtype=torch.float32), torch.randn(3, 11, 10)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
@@ -90,7 +98,7 @@ def test_autocast_reaches_the_operator_in_compiled_code_too(name):
         torch.testing.assert_close(y.float(), layer(x), rtol=0.03, atol=0.03)
 
 
-@every_layer
+@every_operator
 def test_an_exported_program_keeps_the_operator_that_was_asked_for(name):
     layer, x = make(name).eval(), torch.randn(3, 11, 10, dtype=F64)
     tokens = torch.export.Dim("tokens", min=7, max=500)
@@ -130,7 +138,7 @@ def test_an_exported_program_of_auto_needs_no_operator_of_ours(name):
     torch.testing.assert_close(program.module()(x), layer(x))
 
 
-@one_of_each
+@primal_quickly
 def test_checkpointing_computes_the_operator_again(name):
     x = torch.randn(3, 11, 10, dtype=F64)
     for eta in (0.3, 0.0):
@@ -167,7 +175,7 @@ def distributed_step(layer: nn.Module, x: Tensor, is_compiled: bool):
 
 
 @pytest.mark.parametrize("is_compiled", [False, True], ids=["eager", "compiled"])
-@one_of_each
+@primal_quickly
 def test_distributed_training_takes_it(name, tmp_path, is_compiled):
     layer, x = make(name), torch.randn(3, 11, 10, dtype=F64)
     expected = step(layer, layer, x)

@@ -78,21 +78,6 @@ def test_the_layer_is_the_formula_of_the_thesis(form, mask):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-8)
 
 
-@every_form
-def test_gradients_equal_finite_differences(form):
-    layer = build(form)
-    names = [name for name, _ in layer.named_parameters()]
-
-    def outputs(x, *parameters):
-        replaced = dict(zip(names, parameters, strict=True))
-        return torch.func.functional_call(layer, replaced, x, {"attention_mask": MASKS["right"]})[
-            MASKS["right"]
-        ]
-
-    leaves = [leaf.detach().clone().requires_grad_() for leaf in (inputs(), *layer.parameters())]
-    assert torch.autograd.gradcheck(outputs, leaves, fast_mode=True)
-
-
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # torch's own forward mode
 def test_forward_mode_goes_through_slices():
     x, tangents = inputs(), []
@@ -135,19 +120,6 @@ def test_sampled_tokens_have_the_scores_of_the_sample_alone():
         torch.testing.assert_close(everyone[:, :, picked], few)
 
 
-@every_form
-def test_padding_and_batch_change_nothing(form):
-    layer, x = build(form), inputs(batch=4)
-    mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 1, 0, 1, 1]]).bool()
-    garbage = torch.where(mask[..., None], x, 1e4 * torch.randn_like(x)).requires_grad_()
-    y = layer(garbage, attention_mask=mask)
-    for b in range(4):
-        torch.testing.assert_close(y[b, mask[b]], layer(x[b, mask[b]][None])[0])
-    y[mask].square().sum().backward()
-    assert not garbage.grad[~mask].any()
-    assert garbage.grad.isfinite().all()
-
-
 def test_the_kernel_tensor_is_a_cubemax():
     layer, x = build(), inputs()
     kernel = layer.kernel_tensor(x)
@@ -180,32 +152,15 @@ def test_scores_past_the_number_of_tokens_are_zero():
         assert not e[..., 3:].any()
 
 
-def extreme_tokens() -> dict[str, Tensor]:
-    x = inputs(length=7, dtype=torch.float32)
-    half = x.clone()
-    half[:, ::2] = 0.0
-    return {
-        "zeros": torch.zeros_like(x),
-        "zero_rows": half,
-        "constant": torch.full_like(x, 3.0),
-        "large": 1e4 * x,
-        "repeated": x[:, :1].expand(-1, 7, -1).clone(),
-        "twins": x[:, [0, 0, 1, 1, 2, 2, 3]],
-        "one_token": x[:, :1],
-    }
-
-
-@pytest.mark.parametrize("tokens", list(extreme_tokens()))
 @every_form
-def test_extreme_inputs_give_finite_outputs_and_gradients(form, tokens):
-    x = extreme_tokens()[tokens]
-    one = torch.arange(x.size(1))[None].expand(2, -1) == 0
-    for mask in (None, one):
-        layer, leaf = build(form, torch.float32), x.clone().requires_grad_()
-        y = layer(leaf, attention_mask=mask)
-        y.square().sum().backward()
-        for value in (y, leaf.grad, *(p.grad for p in layer.parameters())):
-            assert value.isfinite().all()
+def test_twins_have_finite_outputs_and_gradients(form):
+    """Repeated rows have repeated singular values, between which a derivative divides by zero."""
+    x = inputs(length=7, dtype=torch.float32)[:, [0, 0, 1, 1, 2, 2, 3]].requires_grad_()
+    layer = build(form, torch.float32)
+    y = layer(x)
+    y.square().sum().backward()
+    for value in (y, x.grad, *(p.grad for p in layer.parameters())):
+        assert value.isfinite().all()
 
 
 def test_equal_tokens_have_equal_scores():
@@ -276,6 +231,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ru_maxrss is in kilobytes on Linux")
 def test_the_thinnest_slices_take_less_memory_than_the_kernel_tensor_in_training():
     done = subprocess.run(

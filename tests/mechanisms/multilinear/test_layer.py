@@ -106,7 +106,7 @@ def assert_equals_the_loops(layer, x, mask=None, is_causal=False, feature_map="f
 @every_variant
 @pytest.mark.parametrize(
     ("order", "core"),
-    [(2, "none"), (2, "mlsvd"), (3, "none"), (3, "cost"), (3, "mlsvd"), (4, "none"), (4, "mlsvd")],
+    [(2, "mlsvd"), (3, "none"), (3, "cost"), (4, "mlsvd")],
 )
 def test_the_layer_is_the_formula_of_the_thesis(order, variant, core):
     layer = build(order, variant, core)
@@ -163,55 +163,6 @@ def test_a_feature_map_may_have_its_own_number_of_features():
         build(3, "data_dependent", feature_map={"softmax_plus": {"num_features": 4}})
 
 
-@pytest.mark.parametrize(
-    ("order", "variant", "core"),
-    [*((3, variant, core) for variant in VARIANTS for core in ("cost", "mlsvd")), (2, "learnable", "mlsvd"),
-     (4, "learnable_diagonal", "mlsvd")],
-)  # fmt: skip
-def test_gradients_equal_finite_differences(order, variant, core):
-    layer = build(order, variant, core)
-    names = [name for name, _ in layer.named_parameters()]
-    for is_causal in (False, True):
-
-        def outputs(x, *parameters, is_causal=is_causal):
-            replaced = dict(zip(names, parameters, strict=True))
-            options = {"attention_mask": MASKS["right"], "is_causal": is_causal}
-            return torch.func.functional_call(layer, replaced, x, options)[MASKS["right"]], layer.penalty()
-
-        leaves = [inputs(layer), *layer.parameters()]
-        leaves = [leaf.detach().clone().requires_grad_() for leaf in leaves]
-        assert torch.autograd.gradcheck(outputs, leaves, fast_mode=True)
-
-
-@every_variant
-@causal
-def test_padding_and_batch_change_neither_outputs_nor_the_objective(variant, is_causal):
-    layer = build(3, variant, "cost")
-    x, mask = (
-        inputs(layer, batch=3, length=6),
-        torch.tensor([[1] * 6, [1, 1, 0, 1, 0, 0], [0, 0, 0, 0, 1, 1]]).bool(),
-    )
-    garbage = torch.where(mask[..., None], x, 1e4 * torch.randn_like(x))
-    y = layer(garbage, attention_mask=mask, is_causal=is_causal)
-    together, alone = layer.objective, []
-    for b in range(3):
-        torch.testing.assert_close(y[b, mask[b]], layer(x[b, mask[b]][None], is_causal=is_causal)[0])
-        alone.append(layer.objective)
-    torch.testing.assert_close(together, torch.stack(alone).mean())
-
-
-@every_variant
-def test_the_future_changes_no_bit_of_the_past(variant):
-    layer = build(3, variant, dtype=torch.float32)
-    x = inputs(layer, length=MAX_LEN)
-    y = layer(x, is_causal=True)
-    for now in range(1, MAX_LEN):
-        future = x.clone()
-        future[:, now:] = 1e4 * torch.randn_like(future[:, now:])
-        assert torch.equal(layer(future, is_causal=True)[:, :now], y[:, :now])
-        torch.testing.assert_close(layer(x[:, :now], is_causal=True), y[:, :now])
-
-
 @pytest.mark.parametrize("feature_map", ["frobenius", "cosine"])
 @every_variant
 def test_which_forms_mix_tokens(variant, feature_map):
@@ -228,39 +179,6 @@ def test_which_forms_mix_tokens(variant, feature_map):
     difference = (layer(other) - layer(x)).abs().amax(dim=(0, 2))
     assert difference[1] > 1e-6
     assert (difference[unchanged] < 1e-12).all() == (variant != "data_dependent")
-
-
-def extreme_tokens() -> dict[str, Tensor]:
-    x = torch.randn(2, 11, 6)
-    half = x.clone()
-    half[:, ::2] = 0.0
-    return {
-        "zeros": torch.zeros_like(x),
-        "zero_rows": half,
-        "constant": torch.full_like(x, 3.0),
-        "large": 1e4 * x,
-        "large_constant": torch.full_like(x, -1e4),
-        "one_token": x[:, :1],
-        "one_zero_token": 0 * x[:, :1],
-    }
-
-
-@pytest.mark.parametrize("tokens", list(extreme_tokens()))
-@pytest.mark.parametrize(
-    ("feature_map", "core"),
-    [("frobenius", "cost"), ("frobenius", "mlsvd"), ("cosine", "none"), ("softmax_plus", "none")],
-)
-@every_variant
-def test_extreme_inputs_give_finite_outputs_and_gradients(variant, core, feature_map, tokens):
-    x = extreme_tokens()[tokens]
-    one = torch.arange(x.size(1))[None].expand(2, -1) == 0
-    for is_causal, mask in ((False, None), (False, one), (True, None)):
-        layer = build(3, variant, core, torch.float32, feature_map=feature_map, max_len=11)
-        leaf = x.clone().requires_grad_()
-        y = layer(leaf, attention_mask=mask, is_causal=is_causal)
-        (y.sum() + ka.auxiliary_loss(layer)).backward()
-        for value in (y, leaf.grad, *(p.grad for p in layer.parameters())):
-            assert value.isfinite().all()
 
 
 def repeated(kind: str, order: int, rank: int = 3) -> Tensor:

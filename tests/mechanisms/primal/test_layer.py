@@ -30,7 +30,7 @@ FORMS = {
     "square_per_sequence": {"square_per": "sequence"},
     "sum_square_per_sequence": {"objective_form": "sum", "square_per": "sequence"},
 }
-MASKS = ["none", "right", "left", "holes"]
+MASKS = ["none", "holes"]
 
 
 def build(**options) -> PrimalAttention:
@@ -47,10 +47,11 @@ def sequences() -> torch.Tensor:
 
 
 def mask_of(kind: str) -> torch.Tensor | None:
-    right = torch.arange(TOKENS)[None] < torch.tensor([TOKENS, 4, 1])[:, None]
     holes = torch.rand(3, TOKENS) < 0.6
-    holes[:, 5] = True
-    return {"none": None, "right": right, "left": right.flip(1), "holes": holes}[kind]
+    holes[0, 5] = True
+    holes[1] = torch.arange(TOKENS) >= TOKENS - 4
+    holes[2] = torch.arange(TOKENS) < 1
+    return {"none": None, "holes": holes}[kind]
 
 
 def oracle(layer: PrimalAttention, x, mask, is_causal) -> reference.Result:

@@ -31,8 +31,8 @@ def step(layer: ka.PrimalAttention, x: Tensor, impl: str, mask: Tensor | None = 
     return found if layer.objective is None else [*found, layer.objective.detach()]
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3, 8])
-@pytest.mark.parametrize("batch", [1, 2, 3])
+@pytest.mark.parametrize("threads", [1, 3, 8])
+@pytest.mark.parametrize("batch", [1, 3])
 def test_units_of_work_of_any_number_of_threads(batch, threads):
     torch.set_num_threads(threads)
     layer, x = make(), torch.randn(batch, LONG, 15, dtype=F64)

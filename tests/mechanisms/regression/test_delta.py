@@ -40,7 +40,7 @@ def one_by_one(q, k, v, step, log_decay):
 
 @pytest.mark.parametrize("gated", [False, True])
 def test_the_block_form_is_the_rule_and_so_are_its_gradients(gated):
-    leaves = [x.requires_grad_() for x in draw(67)[: 5 if gated else 4]]
+    leaves = [x.requires_grad_() for x in draw(37)[: 5 if gated else 4]]
     wanted = one_by_one(*leaves, *([] if gated else [None]))
     towards = torch.randn_like(wanted)
     gradients = torch.autograd.grad(wanted, leaves, towards)
@@ -87,7 +87,7 @@ def test_a_token_is_one_step_of_least_mean_squares():
 def test_many_passes_of_small_steps_end_at_ridge_regression_without_a_penalty():
     q, k, v, _, _ = draw(4)  # fewer pairs than features: the map with the least norm
     q = k[:, :, :1]
-    for step, off in ((0.5, 1e-3), (0.05, 1e-3)):
+    for step, off in ((0.5, 1e-3), (0.2, 1e-3)):
         passes = [x.repeat(1, 1, int(200 / step), 1) for x in (k, v)]
         steps = torch.full(passes[0].shape[:3], step, dtype=F64)
         found = delta_attention(q, *passes, steps)
@@ -97,7 +97,7 @@ def test_many_passes_of_small_steps_end_at_ridge_regression_without_a_penalty():
     wanted = ridge_attention(k, k, v, 1e-12)
     errors = []
     for step in (0.1, 0.01):
-        passes = [x.repeat(1, 1, int(150 / step / 40 * 10), 1) for x in (k, v)]
+        passes = [x.repeat(1, 1, int(75 / step / 40 * 10), 1) for x in (k, v)]
         steps = torch.full(passes[0].shape[:3], step, dtype=F64)
         errors.append((delta_attention(k, *passes, steps) - wanted).norm() / wanted.norm())
     assert errors[1] < errors[0] / 5  # its distance is of the order of the step

@@ -53,13 +53,14 @@ def compare(layer, kind, x, mask, context=None, is_causal=False) -> None:
 
 
 @pytest.mark.parametrize("is_causal", [False, True], ids=["", "causal"])
-@pytest.mark.parametrize("mask_kind", ["none", "right", "left", "holes"])
+@pytest.mark.parametrize("mask_kind", ["none", "holes"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_outputs_and_all_gradients_equal_the_loops(kind, mask_kind, is_causal):
-    right = torch.arange(TOKENS)[None] < torch.tensor([TOKENS, 4, 1])[:, None]
     holes = torch.rand(3, TOKENS) < 0.6
-    holes[:, 5] = True
-    mask = {"none": None, "right": right, "left": right.flip(1), "holes": holes}[mask_kind]
+    holes[0, 5] = True
+    holes[1] = torch.arange(TOKENS) >= TOKENS - 4
+    holes[2] = torch.arange(TOKENS) < 1
+    mask = holes if mask_kind == "holes" else None
     compare(build(**KINDS[kind]), kind, random(3, TOKENS, EMBED_DIM), mask, is_causal=is_causal)
 
 

@@ -120,7 +120,7 @@ def test_long_sequences_keep_no_matrix_of_all_pairs(name, is_causal, stride, fac
     assert max(kept) <= length * (3 * stride + length // stride + 1)
 
 
-@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("is_causal", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_keys_that_straddle_rows_compile_and_export_without_a_break(is_causal):
     layer = SupportVectorAttention(
         4, 2, kernel={"sparse": {"stride": 25}}, factors=[1, 2], dtype=torch.float64

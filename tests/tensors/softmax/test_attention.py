@@ -133,8 +133,9 @@ def test_the_gradients_of_robust_attention_stay_of_their_size(scale):
     assert all(p.grad.isfinite().all() for p in layer.parameters())
 
 
-@pytest.mark.parametrize("size", [1.0, 1e6])
-@pytest.mark.parametrize("seen", [None, (N, S), (B, 1, 1, S)], ids=["all", "pattern", "keys"])
+@pytest.mark.parametrize(
+    ("seen", "size"), [(None, 1.0), ((N, S), 1e6), ((B, 1, 1, S), 1.0)], ids=["all", "pattern", "keys"]
+)
 def test_the_operators_are_what_they_tell_the_compiler(seen, size):
     q, k, v = (torch.randn(B, n, H, P).transpose(1, 2) for n in (N, S, S))
     mask = None if seen is None else op.additive_mask(torch.rand(seen) < 0.7, q)
