@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib
 import os
@@ -92,6 +93,14 @@ def _nothing_compiled() -> None:
     """Forgets what earlier tests compiled: a size that varied there would be a symbol here, which is slow."""
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
+
+
+@pytest.fixture(autouse=True)
+def _callbacks_of_packages_looked_up_once() -> None:
+    """Lightning reads the entry points of every installed package for each trainer, a quarter of a small fit."""
+    if fabric := sys.modules.get("lightning_fabric.fabric"):
+        load = fabric._load_external_callbacks
+        fabric._load_external_callbacks = load if hasattr(load, "cache_info") else functools.cache(load)
 
 
 @pytest.fixture

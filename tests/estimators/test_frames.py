@@ -151,7 +151,17 @@ def renamed(form, names):
     return [change(frame) for frame in form] if isinstance(form, list) else change(form)
 
 
-@pytest.mark.parametrize("kind", range(4), ids=["two levels", "nested", "frames", "frames of aeon"])
+@pytest.mark.parametrize(
+    ("kind", "estimator"),
+    [
+        (0, "AttentionClassifier"),
+        (1, "AttentionRegressor"),
+        (2, "AttentionClassifier"),
+        (3, "AttentionRegressor"),
+    ],
+    ids=["two levels", "nested", "frames", "frames of aeon"],
+    indirect=["estimator"],
+)
 def test_columns_in_another_order_or_of_other_names_are_refused(estimator, arrays, kind, tmp_path):
     X = arrays[0][:, :2]
     y = arrays[1] if isinstance(estimator, AttentionClassifier) else arrays[2]

@@ -89,7 +89,7 @@ def is_one_line(error):
     return isinstance(error, ka.InputError) and bool(str(error)) and "\n" not in str(error)
 
 
-@settings(max_examples=300, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, suppress_health_check=list(HealthCheck))
 @given(X=series, missing=st.sampled_from(["error", "interpolate"]))
 def test_series_become_finite_arrays_or_are_refused(X, missing):
     sequences, error = attempt(lambda: as_sequences(X, missing))

@@ -1,5 +1,6 @@
 """The estimators learn the real sets that aeon brings along, with seed 0."""
 
+import pytest
 from aeon.datasets import load_covid_3month, load_japanese_vowels
 
 from kernel_attention.estimators import AttentionClassifier, AttentionRegressor
@@ -15,6 +16,7 @@ def test_japanese_vowels_in_a_few_epochs():
     assert classifier.fit(X, y).score(X_test, y_test) > 0.9
 
 
+@pytest.mark.slow
 def test_covid_three_month():
     """The mean predictor (R^2 = 0) is beaten on both splits, by little: R^2 was 0.05 and 0.07."""
     X, y = load_covid_3month(split="train")

@@ -36,7 +36,7 @@ def test_a_constant_target_is_exactly_its_mean(value):
     assert scale.tolist() == [0.0, 0.0]
 
 
-@pytest.mark.parametrize("value", [0.1, 0.3, 7, 123456.7, 1e9, -1e-300, 0.0, "1.5"])
+@pytest.mark.parametrize("value", [0.1, 1e9, -1e-300, "1.5"])
 def test_a_constant_target_is_predicted_as_itself(small, arrays, value, tmp_path):
     regressor = AttentionRegressor(**small).fit(arrays[0], np.full(23, value))
     assert regressor.target_scale_ == 0.0

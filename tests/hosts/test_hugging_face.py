@@ -219,14 +219,14 @@ def test_a_trainer_trains_it_and_its_checkpoint_is_a_model(hugging_face, transfo
     model = build(hugging_face, "CausalLM", dropout=0.0)
     before = copy.deepcopy(model.state_dict())
     arguments = transformers.TrainingArguments(
-        tmp_path, per_device_train_batch_size=4, per_device_eval_batch_size=4, max_steps=12,
-        learning_rate=0.01, use_cpu=True, report_to=[], save_steps=12, disable_tqdm=True, seed=0,
+        tmp_path, per_device_train_batch_size=4, per_device_eval_batch_size=4, max_steps=6,
+        learning_rate=0.01, use_cpu=True, report_to=[], save_steps=6, disable_tqdm=True, seed=0,
     )  # fmt: skip
     trainer = transformers.Trainer(model, arguments, train_dataset=Texts(), eval_dataset=Texts())
     first = trainer.evaluate()["eval_loss"]
     trainer.train()
     assert trainer.evaluate()["eval_loss"] < first
     assert not torch.equal(model.model.layers[1].attention.w_e, before["model.layers.1.attention.w_e"])
-    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint-12")
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint-6")
     inputs = inputs_of("CausalLM")
     assert torch.equal(loaded(**inputs).logits, model.eval()(**inputs).logits)

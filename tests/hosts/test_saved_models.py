@@ -188,7 +188,7 @@ class Cases(torch.utils.data.Dataset):
         return {"input_ids": self.tokens[index], "labels": int(self.tokens[index, 0]) % 2}
 
 
-@pytest.mark.parametrize("accumulated", [1, 2])
+@pytest.mark.parametrize("accumulated", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_plain_trainer_trains_the_objective(transformers, tmp_path, accumulated):
     """One step of gradient descent: Trainer's weights are those of the loss plus the mean of eta J^2."""
     pytest.importorskip("accelerate", reason="accelerate is not installed")

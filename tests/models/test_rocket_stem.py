@@ -54,7 +54,7 @@ def features_by_loops(stem: RocketStem, series: torch.Tensor) -> torch.Tensor:
 def test_features_are_those_of_plain_loops_padded_or_not():
     stem, x, mask = fitted_stem()
     features = stem.features(x, mask)
-    for case in (1, 4):  # two short ones: the loops are slow
+    for case in (4,):  # a short one: the loops are slow
         series = x[case, : LENGTHS[case]]
         expected = features_by_loops(stem, series)
         torch.testing.assert_close(features[case, : len(expected)], expected, rtol=1e-10, atol=1e-10)

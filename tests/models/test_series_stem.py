@@ -112,6 +112,7 @@ def test_parameters_are_drawn_anew_as_in_a_new_model(options):
     assert all(torch.equal(value, fresh[name]) for name, value in model.state_dict().items())
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_the_whole_model_compiles_to_one_graph():
     torch.compiler.reset()

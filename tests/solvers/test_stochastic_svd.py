@@ -67,7 +67,14 @@ def _training_series(name):
     return pytest.importorskip("kernel_attention_lab.data").load_time_series(name, _OUTSIDE).train.sequences
 
 
-@pytest.mark.parametrize("name", ["JapaneseVowels", "SelfRegulationSCP1", "LSST"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "JapaneseVowels",
+        pytest.param("SelfRegulationSCP1", marks=pytest.mark.slow),
+        pytest.param("LSST", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("feature_map", ["cosine", "identity"])
 def test_stochastic_agrees_with_the_svd_on_time_series(name, feature_map):
     """X: windows of a series; Z: the windows that follow them, through a projection of their own."""

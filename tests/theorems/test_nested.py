@@ -122,7 +122,7 @@ def test_the_kernel_svd_is_a_stationary_point_and_attains_the_bound(rows, nestin
         assert nested_objective(problem.grams, 0.1 * w_e, 0.1 * w_r, root) >= least - 1e-12
 
 
-@pytest.mark.parametrize("rows", [False, True])
+@pytest.mark.parametrize("rows", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_descent_ends_at_the_singular_directions_where_the_penalty_does_not(rows):
     problem = Problem(rows=rows, batch=1, heads=1, seed=3)
     assert (problem.sigma[0, 0, :S] / problem.sigma[0, 0, 1 : S + 1]).min() > 1.05
