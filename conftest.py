@@ -65,11 +65,12 @@ def built_engines(shared_cache: Path) -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Thousands of tests are made and none is garbage, so there is nothing to look for."""
+    """Thousands of tests are made and none is garbage, nor are the modules: there is nothing to look for."""
     gc.disable()
     try:
         return (yield)
     finally:
+        gc.freeze()
         gc.enable()
 
 

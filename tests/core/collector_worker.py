@@ -37,10 +37,8 @@ def step(model: nn.Module, x: torch.Tensor, cases: int, group: SequenceGroup | N
     return loss.detach()
 
 
-def run(rank: int, world: int, meeting_point: str) -> None:
+def check_collected(rank: int, world: int) -> None:
     """Compare the averaged gradients of the processes with those of one process that has all sequences."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{meeting_point}", rank=rank, world_size=world)
     torch.manual_seed(0)
     alone, x = Twice().double(), torch.randn(2 * world, 7, 8, dtype=torch.float64)
     models = {"ddp": nn.parallel.DistributedDataParallel(copy.deepcopy(alone)), "fsdp": copy.deepcopy(alone)}
@@ -54,4 +52,3 @@ def run(rank: int, world: int, meeting_point: str) -> None:
         for name, p in model.named_parameters():
             found = p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad
             torch.testing.assert_close(found, wanted[name.removeprefix("module.")], msg=f"{kind}: {name}")
-    dist.destroy_process_group()

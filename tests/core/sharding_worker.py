@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
+from core.collector_worker import check_collected
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -269,5 +270,7 @@ def run_all(rank: int, world: int, meeting_point: str) -> None:
         check_offset()
         check_layer_without_coupling()
         check_copies()
+        if world == 2:
+            check_collected(rank, world)
     finally:
         dist.destroy_process_group()

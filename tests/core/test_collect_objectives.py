@@ -13,8 +13,6 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-import torch.distributed as dist
-from core import collector_worker
 from torch import Tensor, nn
 from torch.func import functional_call, grad, grad_and_value, stack_module_state, vmap
 from torch.utils.checkpoint import checkpoint
@@ -280,11 +278,6 @@ def test_a_compiled_loop_with_auxiliary_loss_has_one_graph_and_the_sum():
     with pytest.raises(RuntimeError, match="was called more than once"):
         ka.auxiliary_loss(model)
     torch.compiler.reset()
-
-
-@pytest.mark.skipif(not dist.is_available(), reason="this torch has no torch.distributed")
-def test_two_processes_of_ddp_and_fsdp_give_the_gradients_of_one(tmp_path):
-    torch.multiprocessing.spawn(collector_worker.run, args=(2, str(tmp_path / "meeting_point")), nprocs=2)
 
 
 @pytest.mark.parametrize("collected", [True, False])

@@ -234,7 +234,7 @@ def test_importance_finds_the_channel_and_the_steps_that_matter(small):
     generator = np.random.default_rng(0)
     X, y = generator.normal(size=(80, 4, 12)), np.arange(80) % 2
     X[y == 1, 2, 4:7] += 3.0
-    small |= {"epochs": 25, "attention_options": None, "augmentation": (), "stem_layers": 1}
+    small |= {"epochs": 15, "attention_options": None, "augmentation": (), "stem_layers": 1}
     classifier = AttentionClassifier(**small).fit(X, y)
     assert classifier.score(X, y) > 0.95
     importance = np.abs(classifier.feature_importance(X[:20])).mean(axis=0)
