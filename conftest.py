@@ -98,7 +98,7 @@ def _nothing_compiled() -> None:
 
 @pytest.fixture(autouse=True)
 def _callbacks_of_packages_looked_up_once() -> None:
-    """Lightning reads the entry points of every installed package for each trainer, a quarter of a small fit."""
+    """Lightning reads the entry points of every installed package for a trainer, a quarter of a small fit."""
     if fabric := sys.modules.get("lightning_fabric.fabric"):
         load = fabric._load_external_callbacks
         fabric._load_external_callbacks = load if hasattr(load, "cache_info") else functools.cache(load)
