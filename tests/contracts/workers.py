@@ -1,18 +1,13 @@
-"""What runs in the processes of the distributed test; a module of its own, which they import by name."""
+"""Data parallelism of two processes, which core/sharding_worker.py starts."""
 
 from __future__ import annotations
 
-import warnings
-
 import torch
-import torch.distributed as dist
 from contracts.cases import BATCH, CASES, Case, inputs, right_padding
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from kernel_attention import auxiliary_loss
-
-WORLD = 2
 
 
 def loss_of(call: nn.Module, layer: nn.Module, x: Tensor, mask: Tensor, form: dict[str, bool]) -> Tensor:
@@ -26,20 +21,14 @@ def shards() -> list[tuple[Tensor, Tensor]]:
     return [(x[: BATCH // 2], mask[: BATCH // 2]), (x[BATCH // 2 :], mask[BATCH // 2 :])]
 
 
-def train_one_step(rank: int, meeting_point: str) -> None:
+def train_one_step(rank: int) -> None:
     """Every mechanism under DistributedDataParallel: gradients are the mean of the shards' own gradients.
 
     That the loss reaches the parameters of every variant is `every_parameter_is_trained`.
     """
-    torch.set_num_threads(1)
-    warnings.simplefilter("error")
-    dist.init_process_group("gloo", init_method=f"file://{meeting_point}", rank=rank, world_size=WORLD)
-    try:
-        for case in CASES:
-            for form in () if case.variant_name else case.call_forms():
-                _check(case, rank, form)
-    finally:
-        dist.destroy_process_group()
+    for case in CASES:
+        for form in () if case.variant_name else case.call_forms():
+            _check(case, rank, form)
 
 
 def _check(case: Case, rank: int, form: dict[str, bool]) -> None:

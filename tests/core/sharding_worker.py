@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
+from contracts.workers import train_one_step
 from core.collector_worker import check_collected
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -272,5 +273,6 @@ def run_all(rank: int, world: int, meeting_point: str) -> None:
         check_copies()
         if world == 2:
             check_collected(rank, world)
+            train_one_step(rank)
     finally:
         dist.destroy_process_group()

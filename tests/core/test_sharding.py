@@ -32,7 +32,7 @@ def alone(tmp_path):
 @pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_ranks_together_give_the_outputs_gradients_and_objective_of_one_device(world, tmp_path):
     """With masks, uneven parts, ranks without a real token; under DistributedDataParallel too; bytes
-    counted. The two processes check collected objectives under DDP and FSDP too: to start some takes seconds.
+    counted. Two processes are started once for all that needs two, such as every mechanism under DDP.
     """
     torch.multiprocessing.spawn(run_all, args=(world, str(tmp_path / "meeting_point")), nprocs=world)
 

@@ -155,6 +155,7 @@ def noisy_labels(cases=200):
     return generator.normal(size=(cases, 3, 10)) + shown[:, None, None], y
 
 
+@pytest.mark.slow
 def test_a_temperature_makes_probabilities_honest(small):
     """Learnt by heart, noisy labels make a model too certain; held-out cases say by how much."""
     X, y = noisy_labels()
@@ -230,6 +231,7 @@ def test_importances_sum_to_the_change_of_the_answer(estimator, ragged):
         assert found.sum() == pytest.approx(change, rel=0.02, abs=0.02 * np.abs(found).sum())
 
 
+@pytest.mark.slow
 def test_importance_finds_the_channel_and_the_steps_that_matter(small):
     generator = np.random.default_rng(0)
     X, y = generator.normal(size=(80, 4, 12)), np.arange(80) % 2

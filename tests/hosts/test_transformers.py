@@ -218,6 +218,7 @@ def test_a_compiled_model_has_one_graph_for_every_length(transformers):
     assert not counters["graph_break"]
 
 
+@pytest.mark.slow
 def test_an_exported_model_takes_every_length(transformers):
     """Sequences longer and shorter than the sampled rows, whose number was tied to the exported length."""
     model = build(transformers).eval()
