@@ -17,14 +17,9 @@ LAYERS = {
     "primal": (ka.PrimalAttention, {"rank": 2, "rank_multiplier": 2, "eta": 0.3}),
     "primal, three heads": (ka.PrimalAttention, {"rank": 2, "eta": 0.3, "heads": 3}),
     "primal, data-independent": (ka.PrimalAttention, {"rank": 2, "data_dependent": False, "eta": 0.3}),
-    "primal, identity": (ka.PrimalAttention, {"rank": 2, "feature_map": "identity", "bias": False}),
     "multilinear": (ka.MultilinearAttention, {"rank": 2, "eta": 0.3}),
     "multilinear, data-dependent": (
         ka.MultilinearAttention, {"rank": 2, "variant": "data_dependent", "rank_multiplier": 2, "eta": 0.3}
-    ),
-    "multilinear, identity": (
-        ka.MultilinearAttention,
-        {"rank": 2, "feature_map": "identity", "objective_form": "mean", "eta": 0.3},
     ),
 }  # fmt: skip
 every_layer = pytest.mark.parametrize("name", LAYERS)

@@ -6,7 +6,6 @@ empty nor full.
 
 from __future__ import annotations
 
-import io
 import re
 
 import pytest
@@ -170,59 +169,6 @@ def test_extreme_inputs_without_biases_give_finite_outputs_and_gradients(form):
 
 
 @every_form
-@causal
-def test_lower_precision_stays_close(form, is_causal):
-    x, mask = inputs(), MASKS["right"]
-    options = {"attention_mask": mask, "is_causal": is_causal}
-    exact = build(form)(x, **options)[mask]
-    single = build(form, torch.float32)
-    assert (single(x.float(), **options)[mask] - exact).norm() < 2e-6 * exact.norm()
-    # The logits T T^T grow with the square of the steps and with them the effect of a rounded key: two steps.
-    fewer = {"iterations": 2} if isinstance(single, ka.RobustPrincipalAttention) else {}
-    exact, single = build(form, **fewer)(x, **options)[mask], build(form, torch.float32, **fewer)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        y = single(x.float(), **options)[mask]
-    assert (y - exact).norm() < 8 * 2.0**-9 * exact.norm()
-    y.sum().backward()
-    assert all(p.grad.isfinite().all() and p.grad.dtype == torch.float32 for p in single.parameters())
-    assert build(form, torch.bfloat16)(x.bfloat16(), **options).dtype == torch.bfloat16
-
-
-@pytest.fixture
-def compiler():
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
-
-
-@pytest.mark.slow  # the shared battery compiles the other forms
-@pytest.mark.usefixtures("compiler")
-def test_one_graph_serves_the_learnt_matrix_at_all_lengths():
-    eager, compiled = build("scaled-matrix"), build("scaled-matrix")
-    call = torch.compile(compiled, fullgraph=True, backend="aot_eager", dynamic=True)
-    for length in (7, 5):
-        x, mask = inputs(length=length), MASKS["right"][:, :length]
-        results = []
-        for layer, run in ((eager, eager), (compiled, call)):
-            leaf = x.clone().requires_grad_()
-            y = run(leaf, attention_mask=mask, is_causal=True)
-            results.append([y, *gradients(y, leaf, *layer.parameters())])
-        torch.testing.assert_close(*results)
-
-
-@every_form
-def test_weights_return_from_a_file_to_the_same_outputs(form):
-    layer, x = build(form), inputs()
-    stream = io.BytesIO()
-    torch.save(layer.state_dict(), stream)
-    stream.seek(0)
-    name, options = FORMS[form]
-    other = ka.create_attention(name, EMBED_DIM, HEADS, **options).to(F64)
-    other.load_state_dict(torch.load(stream, weights_only=True))
-    assert torch.equal(other(x), layer(x))
-
-
-@every_form
 def test_dropout_is_for_training_and_follows_the_seed(form):
     layer, x = build(form, dropout=0.4), inputs()
     torch.manual_seed(3)
@@ -260,17 +206,6 @@ def test_the_pursuit_of_a_layer_shows_what_it_took_for_corruption():
 
 
 # Options
-
-
-def test_the_table_has_both_layers():
-    rows = {mechanism.name: mechanism for mechanism in ka.list_attention()}
-    assert rows["rpc"].layer is ka.RobustPrincipalAttention
-    assert rows["scaled"].layer is ka.ScaledAttention
-    assert (rows["rpc"].cross, rows["scaled"].cross) == (False, True)
-    layer = ka.create_attention("rpc", EMBED_DIM, HEADS)
-    assert (layer.iterations, layer.lam, layer.symmetric, layer.convention) == (4, 4.0, True, "released")
-    assert "15, 3, iterations=4, lam=4.0, symmetric=True, convention='released'" in repr(layer)
-    assert "15, 3, scaling='matrix', max_len=13" in repr(build("scaled-matrix"))
 
 
 def test_cross_attention_of_rpc_is_refused():

@@ -206,22 +206,6 @@ def test_repeated_singular_values_of_the_core_give_finite_gradients(order, core,
     assert all(p.grad.abs().max() < 1e12 for p in layer.parameters())
 
 
-def test_the_objective_is_kept_in_float32_under_autocast_and_in_bfloat16_models():
-    layer = build(3, "learnable", "mlsvd", torch.float32, width=5, rank=4)
-    x = inputs(layer, length=11)
-    exact, objective = layer(x), layer.objective
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        y = layer(x)
-    assert layer.objective.dtype == torch.float32
-    assert (layer.objective - objective).abs() < 0.05 * (1 + objective.abs())
-    assert (y.float() - exact).norm() < 8 * 2.0**-9 * exact.norm()
-    (y.float().sum() + layer.penalty()).backward()
-    assert all(p.grad.dtype == torch.float32 and p.grad.isfinite().all() for p in layer.parameters())
-    half = layer.to(torch.bfloat16)
-    assert half(x.bfloat16()).dtype == torch.bfloat16
-    assert half.objective.dtype == torch.float32
-
-
 def test_the_penalty_belongs_to_the_last_training_forward():
     layer = build(3, core="cost")
     assert layer.penalty() is None

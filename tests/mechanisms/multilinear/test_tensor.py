@@ -78,14 +78,6 @@ def test_option_1_is_option_2_with_a_kronecker_product_and_option_2_is_option_3_
     torch.testing.assert_close(three(x), one(x))
 
 
-def test_the_kernel_runs_in_float32_under_autocast():
-    layer, x = build(dtype=torch.float32), inputs(dtype=torch.float32)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        layer(x).float().sum().backward()
-    assert all(p.grad.dtype == torch.float32 and p.grad.isfinite().all() for p in layer.parameters())
-    assert build(dtype=torch.bfloat16)(x.bfloat16()).dtype == torch.bfloat16
-
-
 def test_parameters_are_as_many_as_the_docstring_says():
     length, rank = MAX_LEN, 2
     expected = {1: 3 * length * rank + rank**3, 2: 3 * length**2 * rank**2 + rank**3, 3: 3 * length**2 * rank}

@@ -114,15 +114,6 @@ def test_low_precision_is_as_near_to_float64_as_the_formulas_in_that_precision(d
         assert error < 2 * errors["reference"][name] + rounding, name
 
 
-def test_autocast_reaches_the_products():
-    layer, x = make(2).float(), torch.randn(B, N, 10)
-    exact = layer(x, is_causal=True)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        y = layer(x, is_causal=True)
-    assert y.dtype == torch.bfloat16
-    torch.testing.assert_close(y.float(), exact, rtol=0.03, atol=0.03)
-
-
 def test_transforms_and_compilers_take_the_formulas():
     layer, x = make(2, impl="auto", max_len=512), torch.randn(B, 512, 10, dtype=F64)
     assert layer.plan(x, is_causal=True).engine == "fused"

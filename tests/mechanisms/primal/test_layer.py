@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from kernel_attention import InputError, PrimalAttention, auxiliary_loss
-from kernel_attention.functional import PrimalState
 from reference import primal as reference
 
 HEADS, WIDTH, TOKENS = 3, 5, 11
@@ -163,27 +162,6 @@ def test_features_sampled_are_the_heads_own_slices():
 # Decoding
 
 
-@pytest.mark.parametrize(
-    "form",
-    [
-        "data_dependent",
-        "data_independent",
-        "no_running_means",
-        "no_running_means_data_independent",
-        "rank_above_length",
-        "identity_map",
-    ],
-)
-def test_decoding_step_by_step_equals_the_parallel_causal_form(form):
-    layer = build(**FORMS[form])
-    x = torch.randn(3, MAX_LEN, EMBED_DIM, dtype=torch.float64)
-    y, state = [], layer.initial_state(batch_size=3)
-    for i in range(MAX_LEN):
-        out, state = layer.step(x[:, i], state)
-        y.append(out)
-    torch.testing.assert_close(torch.stack(y, dim=1), layer(x, is_causal=True))
-
-
 def test_decoding_equals_the_parallel_form_at_every_max_len():
     # The grid t_m depends on max_len; no position may be missed or taken twice.
     for max_len in range(1, 24):
@@ -194,33 +172,6 @@ def test_decoding_equals_the_parallel_form_at_every_max_len():
             out, state = layer.step(x[:, i], state)
             y.append(out)
         torch.testing.assert_close(torch.stack(y, dim=1), layer(x, is_causal=True))
-
-
-@pytest.mark.parametrize("data_dependent", [True, False])
-def test_the_state_of_decoding_does_not_grow(data_dependent):
-    layer = build(data_dependent=data_dependent)
-    state = layer.initial_state(batch_size=2)
-
-    def size(state: PrimalState) -> list[torch.Size]:
-        return [part.shape for part in state[1:] if part is not None]
-
-    start = size(state)
-    assert (
-        sum(math.prod(shape) for shape in start)
-        == 2 * EMBED_DIM * 2 + (2 * 2 * EMBED_DIM * 2) * data_dependent
-    )
-    for i in range(MAX_LEN):
-        _, state = layer.step(torch.randn(2, EMBED_DIM, dtype=torch.float64), state)
-        assert size(state) == start
-        assert state.position == i + 1
-
-
-def test_a_state_can_be_decoded_from_twice():
-    layer, x = build(), torch.randn(2, EMBED_DIM, dtype=torch.float64)
-    _, state = layer.step(x, layer.initial_state(2))
-    first, _ = layer.step(x, state)
-    second, _ = layer.step(x, state)
-    assert torch.equal(first, second)
 
 
 def test_decoding_past_max_len_is_refused():
@@ -239,13 +190,6 @@ def test_data_independent_decoding_has_no_longest_sequence():
     for _ in range(30):
         y, state = layer.step(torch.randn(1, EMBED_DIM, dtype=torch.float64), state)
     assert y.isfinite().all()
-
-
-@pytest.mark.parametrize("shape", [(2, 1, EMBED_DIM), (2, EMBED_DIM + 1), (EMBED_DIM,)])
-def test_decoding_refuses_a_token_of_another_shape(shape):
-    layer = build()
-    with pytest.raises(InputError, match=r"x has shape .* expected \(B, 15\)"):
-        layer.step(torch.randn(shape, dtype=torch.float64), layer.initial_state(2))
 
 
 def test_decoding_in_bfloat16_keeps_its_sums_in_float32():

@@ -135,17 +135,6 @@ def test_zero_tokens_pass_a_finite_gradient():
     assert all(value.isfinite().all() for value in found.values())
 
 
-def test_autocast_reaches_the_products_but_not_the_sums():
-    layer = make_layer(2).float()
-    x = torch.randn(3, 11, 10)
-    exact = layer(x)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        y = layer(x)
-    assert y.dtype == torch.bfloat16
-    assert layer.objective.dtype == torch.float32
-    torch.testing.assert_close(y.float(), exact, rtol=0.03, atol=0.03)
-
-
 @pytest.mark.parametrize("data_dependent", [True, False])
 def test_the_nested_objective_forms_nothing_of_the_size_of_the_tokens(data_dependent):
     x = torch.randn(2, 997, 10, dtype=F64)  # a prime: no other size is 997 but that of the tokens
