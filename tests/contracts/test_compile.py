@@ -38,12 +38,13 @@ def test_inductor_equals_eager(case):
     torch.compiler.reset()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        pytest.param("primal", {"rank": 2, "rank_multiplier": 2, "eta": 0.1}, marks=pytest.mark.slow),
+        ("primal", {"rank": 2, "rank_multiplier": 2, "eta": 0.1}),
         ("primal_values", {"rank": 3, "eta": 0.1}),
-        pytest.param("multilinear", {"rank": 3, "eta": 0.1}, marks=pytest.mark.slow),
+        ("multilinear", {"rank": 3, "eta": 0.1}),
     ],
 )
 def test_a_training_step_with_the_objective_is_one_graph_for_all_sizes(name, options):

@@ -41,8 +41,10 @@ def errors(name, options, mode, x, *, is_causal):
     return (y.double() - exact).norm(dim=-1) / exact.norm(dim=-1).amax()
 
 
-@pytest.mark.parametrize("name", OVER_LINEAR_KERNEL)
-@every_mode
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [*((name, "half") for name in OVER_LINEAR_KERNEL), ("linear", "autocast"), ("values, rows", "autocast")],
+)
 def test_layers_over_the_linear_kernel_read_every_token_of_a_long_sequence(name, mode):
     name, options = OVER_LINEAR_KERNEL[name]
     torch.manual_seed(1)

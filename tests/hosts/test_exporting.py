@@ -82,7 +82,10 @@ def padded(batch: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
             "pooling": "attention",
             "views": ("raw", "normalized", "difference"),
         },
-        {"experts": 3, "positions": "convolutional", "short_convolution": 4, "pooling": "mean_max"},
+        pytest.param(
+            {"experts": 3, "positions": "convolutional", "short_convolution": 4, "pooling": "mean_max"},
+            marks=pytest.mark.slow,
+        ),
         pytest.param({"stem": "rocket", "patch_len": 4}, marks=pytest.mark.slow),
     ],
     ids=str,

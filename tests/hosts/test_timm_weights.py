@@ -215,6 +215,7 @@ def photographs() -> tuple[torch.Tensor, torch.Tensor]:
     return pixels.permute(0, 3, 1, 2) / 255, torch.arange(10).repeat_interleave(2)
 
 
+@pytest.mark.slow
 def test_deit_tiny_with_our_layers_learns_photographs_by_heart(timm, photographs):
     """64 tokens of 4 x 4 pixels; the twelve layers, the width and the heads are DeiT-tiny's."""
     torch.manual_seed(0)

@@ -41,7 +41,7 @@ MASKS = {
     "right": torch.arange(LENGTH)[None] < torch.tensor([[LENGTH], [3]]),
     "holes": torch.tensor([[0, 1, 1, 0, 1, 1, 0], [0, 0, 1, 0, 0, 0, 1]]).bool(),
 }
-every_mask = pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+every_mask = pytest.mark.parametrize("mask", [None, MASKS["holes"]], ids=["", "holes"])
 
 
 def build(form: str, dtype: torch.dtype = F64, **changes: object) -> AttentionLayer:

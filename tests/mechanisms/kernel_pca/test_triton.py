@@ -19,21 +19,22 @@ from kernel_attention.tensors.gpu import float32_products
 WORKER = Path(__file__).with_name("triton_worker.py")
 HOSTS = Path(sys.prefix) / "hosts"  # where `make env` puts what does not live well beside a CPU torch
 PLACES = [
-    pytest.param("cpu", 6, id="interpreter"),
+    pytest.param("cpu", 3, id="interpreter"),
+    pytest.param("cpu", 6, id="interpreter, all", marks=pytest.mark.slow),
     pytest.param("cuda", 23, id="gpu", marks=pytest.mark.gpu),
 ]
 """The device, and how many cases the worker has there."""
 
 
-def said(task: str, device: str) -> Any:
+def said(task: str, device: str, cases: int) -> Any:
     """What the worker prints last."""
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(HOSTS)])
     environment = os.environ | {"PYTHONPATH": path} | ({"TRITON_INTERPRET": "1"} if device == "cpu" else {})
     done = subprocess.run(
-        [sys.executable, str(WORKER), task, device], env=environment, capture_output=True, text=True,
-        check=False,
+        [sys.executable, str(WORKER), task, device, str(cases)], env=environment, capture_output=True,
+        text=True, check=False,
     )  # fmt: skip
     if "No module named 'triton'" in done.stderr:
         pytest.skip("triton is not installed")
@@ -43,7 +44,7 @@ def said(task: str, device: str) -> Any:
 
 @pytest.mark.parametrize(("device", "cases"), PLACES)
 def test_the_kernels_are_as_near_to_float64_as_the_formulas_in_that_precision(device, cases):
-    found = said("kernels", device)
+    found = said("kernels", device, cases)
     assert len(found) == cases
     for case, quantities in found.items():
         eps = torch.finfo(getattr(torch, case.split("-")[-2])).eps
@@ -56,7 +57,7 @@ def test_the_kernels_are_as_near_to_float64_as_the_formulas_in_that_precision(de
 @pytest.mark.slow
 @pytest.mark.parametrize(("device", "cases"), PLACES)
 def test_the_operator_is_what_it_tells_the_compiler(device, cases):
-    assert said("operator", device) == "equal"
+    assert said("operator", device, cases) == "equal"
 
 
 def test_the_kernels_have_no_dropout():

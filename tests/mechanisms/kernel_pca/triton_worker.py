@@ -1,7 +1,7 @@
 """RPC-Attention's Triton kernels in a process of their own: Triton reads TRITON_INTERPRET at its import.
 
-    python triton_worker.py kernels DEVICE   # {case: {quantity: [error of the kernels, of the formulas]}}
-    python triton_worker.py operator DEVICE  # "equal": what compilers are told of the operator is true
+    python triton_worker.py kernels DEVICE CASES   # {case: {quantity: [error of kernels, of formulas]}}
+    python triton_worker.py operator DEVICE CASES  # "equal": what compilers are told of the operator is true
 
 Errors are relative to float64. A quantity counts as at least a tenth of the largest one: a gradient that is
 zero in exact arithmetic would make any error infinite.
@@ -26,13 +26,14 @@ SOME, NONE = {"lam": 0.2, "iterations": 2}, {"lam": 1e4, "iterations": 2}
 SEPARATE = {"symmetric": False}
 # Options, head width, precision, padding, causal.
 CASES = [
-    # With the two in float16, every two of queries of their own, padding and causal form together.
-    (SOME, 5, "float32", False, False),
+    # The first three are the quick ones. Together they have every two of queries of their own, padding and
+    # causal form.
     (SOME | SEPARATE | {"iterations": 3}, 5, "float32", True, False),
     (SOME | {"iterations": 1}, 24, "float32", True, True),
+    (NONE | SEPARATE, 5, "float16", False, True),
+    (SOME, 5, "float32", False, False),
     ({"lam": 0.3, "convention": "paper", "iterations": 2}, 5, "float32", False, True),
     (NONE, 5, "float16", True, True),
-    (NONE | SEPARATE, 5, "float16", False, True),
 ]  # fmt: skip
 CONFIGS = {
     kernel: list(kernel.configs) for kernel in (pursuit_triton._step_kernel, pursuit_triton._pull_kernel)
@@ -100,14 +101,14 @@ def errors(options, width, precision, masked, is_causal, device, length):
     }
 
 
-def kernels(device):
+def kernels(device, cases):
     is_gpu = device == "cuda"
     if not is_gpu:
         # Small and uneven blocks: several of them, the last partial, either side longer.
         pursuit_triton._step_kernel.configs[0].kwargs.update(BM=16, BN=32)
         pursuit_triton._pull_kernel.configs[0].kwargs.update(BM=32, BN=16)
     found = {}
-    for options, width, precision, *rest in [*CASES, *(ON_GPU if is_gpu else ())]:
+    for options, width, precision, *rest in [*CASES, *ON_GPU][:cases]:
         if is_gpu:  # what is compiled and timed for every case would take minutes
             for kernel, configs in CONFIGS.items():
                 fits = pursuit_triton._fitting
@@ -126,7 +127,7 @@ def kernels(device):
     print(json.dumps(found))
 
 
-def operator(device):
+def operator(device, _):
     for separate, masked, is_causal, iterations in OPERATOR_CASES:
         torch.manual_seed(0)
         batch, length, size = 3, 11, 5
@@ -160,4 +161,4 @@ def operator(device):
 
 
 if __name__ == "__main__":
-    {"kernels": kernels, "operator": operator}[sys.argv[1]](sys.argv[2])
+    {"kernels": kernels, "operator": operator}[sys.argv[1]](sys.argv[2], int(sys.argv[3]))

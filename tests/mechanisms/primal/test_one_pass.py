@@ -135,7 +135,7 @@ def test_zero_tokens_pass_a_finite_gradient():
     assert all(value.isfinite().all() for value in found.values())
 
 
-@pytest.mark.parametrize("data_dependent", [True, False])
+@pytest.mark.parametrize("data_dependent", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_the_nested_objective_forms_nothing_of_the_size_of_the_tokens(data_dependent):
     x = torch.randn(2, 997, 10, dtype=F64)  # a prime: no other size is 997 but that of the tokens
     counts = {}

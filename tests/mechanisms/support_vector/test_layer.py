@@ -18,7 +18,6 @@ from reference.support_vector import support_vector_attention
 
 # Different primes; 3 heads of width 2.
 BATCH, LENGTH, WIDTH, HEADS, CONTEXT = 2, 7, 6, 3, 5
-LENGTHS = (7, 4)
 
 SPARSE = {"sparse": {"stride": 3, "impl": "dense"}}
 BLOCKED = {"sparse": {"stride": 2, "impl": "blocked"}}
@@ -66,21 +65,12 @@ CASES = {
         "scaled_heads", {"factors": (1, 2, 2), "kernel": BLOCKED},
         {"factors": (1, 2, 2), **OF_SPARSE, "pattern": ("strided", 2, 1)}, C,
     ),
-    "sh-sparse-fixed": (
-        "scaled_heads", {"factors": (1, 3, 3), "kernel": FIXED},
-        {"factors": (1, 3, 3), **OF_SPARSE, "pattern": ("fixed", 3, 1)}, C,
-    ),
     "bn+sh": ("batch_norm_scaled_heads", {**F123, **BN}, {**F123, **BN}, CX),
     "bn+sh-normalized": ("batch_norm_scaled_heads", {**F123, **BN_2}, {**F123, **BN_2}, CX),
-    "bn+sh-linear": ("batch_norm_scaled_heads", {**F123, **BN, **LINEAR}, {**F123, **BN, **LINEAR}, X),
-    "bn+sh-sparse": (
-        "batch_norm_scaled_heads", {**F123, **BN, "kernel": SPARSE}, {**F123, **BN, **OF_SPARSE}, C,
-    ),
     "conv1d": ("conv1d", {}, {"conv": "shared"}, C),
     "conv1d-even": ("conv1d", {"kernel_size": 4, "conv_weights": "separate"}, {"conv": "separate"}, C),
     "conv1d-separable": ("conv1d", {"kernel_size": 3, "conv_weights": "separable"}, {"conv": "separable"}, C),
     "conv1d-linear": ("conv1d", LINEAR, {"conv": "shared", **LINEAR}, C),
-    "conv1d-sparse": ("conv1d", {"kernel": SPARSE}, {"conv": "shared", **OF_SPARSE}, C),
 }  # fmt: skip
 
 
