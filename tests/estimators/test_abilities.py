@@ -115,6 +115,11 @@ def test_class_weights_are_those_of_the_labels(arrays, small):
     by_class = AttentionClassifier(**small, class_weight={"up": 3.0, "down": 1.0}).fit(X, labels)
     by_case = AttentionClassifier(**small).fit(X, labels, sample_weight=np.where(labels == "up", 3.0, 1.0))
     torch.testing.assert_close(by_class._outputs(X), by_case._outputs(X))
+    rare = np.where(np.arange(23) < 5, "up", "down")
+    balanced = AttentionClassifier(**small, class_weight="balanced").fit(X, rare)
+    weight = np.where(rare == "up", 23 / (2 * 5), 23 / (2 * 18))
+    by_case = AttentionClassifier(**small).fit(X, rare, sample_weight=weight)
+    torch.testing.assert_close(balanced._outputs(X), by_case._outputs(X))
     for given, message in (("even", "unknown class_weight 'even'"), ({"left": 2.0}, "that y does not have")):
         with pytest.raises(ka.InputError, match=message):
             AttentionClassifier(**small, class_weight=given).fit(X, labels)
@@ -229,6 +234,8 @@ def test_importances_sum_to_the_change_of_the_answer(estimator, ragged):
         else:
             change = np.diff(estimator.predict(series))[0]
         assert found.sum() == pytest.approx(change, rel=0.02, abs=0.02 * np.abs(found).sum())
+    with pytest.raises(ka.InputError, match="X has a sequence of 14 steps, the model takes at most 7"):
+        estimator.feature_importance([np.concatenate([X[2], X[2]], axis=1)])
 
 
 @pytest.mark.slow
@@ -243,9 +250,6 @@ def test_importance_finds_the_channel_and_the_steps_that_matter(small):
     assert importance.shape == (4, 12)
     assert importance.sum(axis=1).argmax() == 2
     assert set(np.argsort(importance[2])[-3:]) == {4, 5, 6}
-    classifier.equal_length_ = False
-    with pytest.raises(ka.InputError, match="X has a sequence of 24 steps, the model takes at most 12"):
-        classifier.feature_importance(np.concatenate([X, X], axis=2))
 
 
 # Files
