@@ -66,6 +66,7 @@ def test_a_model_of_full_rank_is_exact(is_causal):
         assert error.max() < 1e-7
 
 
+@pytest.mark.slow
 def test_the_nested_objective_brings_the_model_to_the_least_error_of_one_sequence():
     layer = make(eta=1.0, feature_map="cosine").train()
     x = torch.randn(1, N, H * P, dtype=F64)

@@ -181,7 +181,7 @@ def test_a_model_starts_as_the_one_without_and_learns_to_differ(name):
 
 @pytest.mark.parametrize(
     "name",
-    ["causal texts", "images", *(pytest.param(name, marks=pytest.mark.slow) for name in ("series", "texts"))],
+    [name if name == "images" else pytest.param(name, marks=pytest.mark.slow) for name in MODELS],
 )
 def test_one_graph_of_torch_compile_serves_the_model(name):
     build, shape = MODELS[name]

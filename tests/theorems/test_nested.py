@@ -221,8 +221,10 @@ def test_the_layer_adds_eta_times_the_value_and_leaves_the_kernel_alone(data_dep
     torch.testing.assert_close(layer.measure_objective(x, attention_mask=mask), expected.detach())
 
 
-@pytest.mark.parametrize("steps", [300, pytest.param(2000, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("with_values", [False, True])
+@pytest.mark.parametrize(
+    ("steps", "with_values"),
+    [(300, True), *(pytest.param(2000, each, marks=pytest.mark.slow) for each in (False, True))],
+)
 def test_trained_with_its_input_it_stays_bounded(steps, with_values):
     """Joint steps of the input's scale, the projections and the weights, as in a whole model."""
     torch.manual_seed(0)

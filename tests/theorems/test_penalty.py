@@ -145,9 +145,8 @@ def test_j_squared_stops_pulling_once_j_is_zero():
     assert slope.abs().max() < 1e-10
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_minimising_j_squared_alone_reaches_zero_and_not_the_singular_directions(seed):
-    torch.manual_seed(seed)
+def test_minimising_j_squared_alone_reaches_zero_and_not_the_singular_directions():
+    torch.manual_seed(0)
     problem = Problem()
     weights = [torch.nn.init.orthogonal_(torch.empty(WIDTH, RANK, dtype=F64)) for _ in range(2)]
     root = torch.rand(RANK, dtype=F64)
