@@ -12,11 +12,11 @@ from kernel_attention import InputError, create_attention, list_attention
 from kernel_attention.core.registry import MECHANISMS
 from kernel_attention.testing import CHECKS, Subject, check_attention, checks_of, subject
 
-# A compilation takes seconds: of these the quick suite runs one mechanism for each way of computing.
+# A compilation takes seconds: of these the quick suite runs one that other tests do not compile.
 COMPILED = {
     "graphs_of_dynamic_length_equal_eager": (),
     "an_evaluated_layer_can_be_exported_with_any_length": (),
-    "one_graph_serves_forward_and_backward": ("batch_norm_scaled_heads", "delta"),
+    "one_graph_serves_forward_and_backward": ("batch_norm_scaled_heads",),
     "new_lengths_do_not_compile_anew": ("multilinear",),
 }
 # Names of a layer's class with other options, which another name checks in full.

@@ -197,7 +197,11 @@ def test_a_form_that_reads_weights_is_refused_beside_an_adapter(name):
 
 @pytest.mark.parametrize(
     ("name", "length", "form"),
-    [("primal", 31, "reference"), ("primal", 2048, "fused"), ("multilinear", 2048, "fused")],
+    [
+        ("primal", 31, "reference"),
+        ("primal", 2048, "fused"),
+        pytest.param("multilinear", 2048, "fused", marks=pytest.mark.slow),
+    ],
 )
 def test_compiled_code_has_the_form_of_the_plan(name, length, form):
     graphs = []
