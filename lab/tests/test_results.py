@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from checkout import ROOT, SOURCES
+from checkout import ROOT
 from declared import NOT_YET, draw
 from evidence.conftest import attack_entry, corruption_entry, make_record  # noqa: F401
 
 from kernel_attention.errors import InputError
 from kernel_attention_lab.evidence import write_records
+from kernel_attention_lab.evidence.pages import write_pages
 from kernel_attention_lab.evidence.tables import draw_table
 from kernel_attention_lab.robustness import CORRUPTIONS
 
@@ -63,11 +61,10 @@ def cells(lines: list[str], row: str) -> list[str]:
     return [cell.strip() for cell in line.strip("|").split("|")][1:]
 
 
-def test_the_committed_pages_are_those_that_make_results_writes():
-    command = [sys.executable, "-m", "kernel_attention_lab.evidence.pages", "--check"]
-    environment = os.environ | {"PYTHONPATH": SOURCES}
-    result = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (result.returncode, result.stdout) == (0, ""), result.stdout + result.stderr
+def test_the_committed_pages_are_those_that_make_results_writes(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    code = write_pages(["--check"])
+    assert (code, capsys.readouterr().out) == (0, "")
 
 
 def test_the_robustness_table(root):
