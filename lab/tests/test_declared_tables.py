@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from checkout import ROOT
+from declared import NOT_YET, draw
 from suite_records import write_suite_record
 
 from kernel_attention.errors import InputError
@@ -93,3 +94,18 @@ def test_every_column_of_a_declared_table_has_a_value():
             ]
             for title, *column in zip(*cells, strict=True):
                 assert any(column), (declared["page"], mark, title)
+
+
+MEASURED = ("abilities", "control-results", "concepts/low-rank-attention", "diagnostics", "equal-time")
+"""Pages all of whose regions are measured; others have some that follow from papers or from arithmetic."""
+
+
+def test_without_records_nothing_is_drawn_and_every_mark_is_declared(tmp_path):
+    pages = {declared["page"] for declared in declarations(ROOT)}
+    for page in sorted(pages):
+        regions, figures = draw(page, tmp_path)
+        assert figures == {}, page
+        marks = re.findall(r"<!-- ([\w-]+): begin \(make results\) -->", (ROOT / page).read_text("utf-8"))
+        assert set(marks) == set(regions), page
+        if page.removeprefix("docs/").removesuffix(".md") in MEASURED:
+            assert all(lines == NOT_YET for lines in regions.values()), page

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from declared import NOT_YET, draw
+from declared import draw
 
 PAGE, RECORDS = "docs/diagnostics.md", "results/vision/cifar10_deep_course"
 FIGURE = Path("docs/figures/over-training.svg")
@@ -15,10 +15,6 @@ def write(folder, label, values, seed=0):
     course = {"cases": "", "epochs": [0, 1, 2], "figures": {"gamma_cosine": values}}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{label}-{seed}.json").write_text(json.dumps(course))
-
-
-def test_without_records_the_page_says_so(tmp_path):
-    assert draw(PAGE, tmp_path) == ({"over-training": NOT_YET}, {})
 
 
 def test_rows_have_the_mean_and_three_layers_at_three_epochs(tmp_path):

@@ -1,19 +1,18 @@
 """The site and the docstrings are readable: formulas render offline, references are Markdown."""
 
 import ast
+import functools
 import importlib
 import inspect
 import json
-import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
-from checkout import PACKAGES, ROOT, SOURCES
+from checkout import PACKAGES, ROOT
 
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
@@ -48,6 +47,7 @@ def formulas() -> list[dict]:
     return found
 
 
+@functools.cache
 def docstrings() -> list:
     """(where, docstring) of everything in the package."""
     found = []
@@ -60,16 +60,12 @@ def docstrings() -> list:
     return found
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_no_formula_stands_in_a_code_block(page):
-    assert _MATHEMATICS.findall(_FENCED.sub("", page.read_text(encoding="utf-8"))) == []
-
-
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_no_line_of_a_formula_is_markdown(page):
+def test_no_formula_stands_in_a_code_block_and_no_line_of_one_is_markdown():
     """A line that begins with an operator is a list or a heading to readers of Markdown that know no TeX."""
-    for formula in _DISPLAYED.findall(prose(page)):
-        assert re.findall(r"^[-+=#] ?.*", formula, re.MULTILINE) == []
+    for page in PAGES:
+        assert _MATHEMATICS.findall(_FENCED.sub("", page.read_text(encoding="utf-8"))) == [], name_of(page)
+        for formula in _DISPLAYED.findall(prose(page)):
+            assert re.findall(r"^[-+=#] ?.*", formula, re.MULTILINE) == [], name_of(page)
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="KaTeX runs in node")
@@ -128,14 +124,14 @@ def object_at(path: str) -> object:
         return importlib.import_module(path)
 
 
-@pytest.mark.parametrize(("page", "path", "options"), directives())
-def test_an_entry_of_the_api_exists_and_is_public(page, path, options):
-    found = object_at(path)
-    assert not any(part.startswith("_") for part in path.split("."))
-    for name in options.get("members", []):
-        assert hasattr(found, name), f"{page}: {path} has no {name}"
-    if inspect.ismodule(found) and "members" not in options:
-        assert hasattr(found, "__all__"), f"{page}: a module without __all__ shows its internal helpers"
+def test_every_entry_of_the_api_exists_and_is_public():
+    for page, path, options in directives():
+        found = object_at(path)
+        assert not any(part.startswith("_") for part in path.split(".")), path
+        for name in options.get("members", []):
+            assert hasattr(found, name), f"{page}: {path} has no {name}"
+        if inspect.ismodule(found) and "members" not in options:
+            assert hasattr(found, "__all__"), f"{page}: {path} without __all__ shows its internal helpers"
 
 
 @pytest.mark.parametrize(
@@ -177,11 +173,9 @@ def test_the_api_pages_have_every_name_of_the_top():
     assert set(ka.__all__) - shown - {"__version__"} == set()
 
 
-def test_the_committed_tables_and_names_are_those_that_make_tables_writes():
+def test_the_committed_tables_and_names_are_those_that_make_tables_writes(forks):
     """In a process of its own: here other tests may have registered mechanisms."""
-    command = [sys.executable, str(ROOT / "tools" / "tables.py"), "--check"]
-    environment = os.environ | {"PYTHONPATH": SOURCES}
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    result = forks.run(str(ROOT / "tools" / "tables.py"), "--check")
     assert (result.returncode, result.stdout) == (0, ""), result.stdout + result.stderr
 
 

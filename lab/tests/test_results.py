@@ -155,13 +155,6 @@ def test_the_other_tables(root):
     assert path.name in "".join(regions["curves"])
 
 
-def test_without_records_the_page_says_so(root):
-    shutil.rmtree(root / RECORDS)
-    regions, figures = draw(PAGE, root)
-    assert regions["robustness"] == ["", "No run has been recorded yet.", ""]
-    assert figures == {}
-
-
 @pytest.mark.parametrize(
     ("label", "key", "value"), [("scaled", "epochs", 20), ("softmax", "attention", "rpc")]
 )

@@ -148,7 +148,7 @@ def test_every_contender_of_a_suite_trains(name):
     """With its heads and layers, on few tokens."""
     plan = SUITES[name]
     check_plan(plan)
-    sizes = dataclasses.asdict(next(plan.settings())) | {"length": 64, "batch_size": 2}
+    sizes = dataclasses.asdict(next(plan.settings())) | {"length": 16, "batch_size": 2}
     setting = Setting(**sizes)
     for spec in plan.contenders:
         contender = find_contender(spec)

@@ -13,6 +13,7 @@ from kernel_attention.errors import InputError
 from kernel_attention_lab.benchmarking import (
     Plan,
     Setting,
+    contenders,
     machine,
     plan_from_options,
     run_benchmark,
@@ -29,21 +30,24 @@ SMALL = {"length": (8, 16), "embed_dim": (8,), "num_heads": (2,), "batch_size": 
 FIGURES = {"seconds", "lower", "median", "upper", "ratio_lower", "ratio_median", "ratio_upper"}
 
 
-@pytest.fixture
-def record(enter, monkeypatch):
-    monkeypatch.setattr(machine, "_LARGE", 16)
-    monkeypatch.setattr(machine, "_COPIED", 1 << 12)
+@pytest.fixture(scope="module")
+def record():
+    """Of two contenders, one that fails and one that is not installed. Only to be read."""
 
     def fail(setting):
         raise RuntimeError("too [large]")
 
-    enter("fails", fail)
-    enter("absent", fail, package="no_such_package_anywhere")
+    absent = {"package": "no_such_package_anywhere"}
     primal = {"primal": {"rank": 2, "eta": 0.1}}
     plan = Plan(
         title="small", contenders=("sdpa", primal, "fails", "absent"), grid=SMALL, rounds=2, memory=False
     )
-    return run_benchmark(dataclasses.replace(plan, roofline=True))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(machine, "_LARGE", 16)
+        patch.setattr(machine, "_COPIED", 1 << 12)
+        for name, facts in (("fails", {}), ("absent", absent)):
+            patch.setitem(contenders.CONTENDERS, name, contenders.Contender(name, fail, **facts))
+        return run_benchmark(dataclasses.replace(plan, roofline=True))
 
 
 def test_the_record_is_json_and_says_what_it_measured(record):

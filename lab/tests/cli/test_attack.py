@@ -18,6 +18,7 @@ from kernel_attention_lab.data import load_ood
 from kernel_attention_lab.packing import unpack_bits
 from kernel_attention_lab.robustness import ATTACKS, attacked_cases, out_of_distribution_scores
 from kernel_attention_lab.runs import attack as attack_module
+from kernel_attention_lab.runs import run as run_module
 from kernel_attention_lab.runs.saved import load_run
 
 RECIPE = """task: images
@@ -28,9 +29,9 @@ num_heads: 2
 num_layers: 2
 feedforward_dim: 64
 patch_size: 4
-epochs: 8
+epochs: 5
 pooling: mean
-batch_size: 16
+batch_size: 32
 learning_rate: 0.01
 augmentation: none
 seeds: {seeds}
@@ -57,6 +58,7 @@ def image_runs(digits_folder: Path, tmp_path_factory: pytest.TempPathFactory) ->
     root = tmp_path_factory.mktemp("runs")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(root / "cache"))
+        patch.setattr(run_module, "write_report", lambda folder: None)
         for name, attention, seeds in (("rpc", RPC, "[0, 1]"), ("softmax", "softmax", "[0]")):
             recipe = root / f"{name}.yaml"
             recipe.write_text(RECIPE.format(attention=attention, seeds=seeds))
@@ -80,10 +82,11 @@ def cropped_run(digits_folder: Path, image_runs: dict[str, Path]) -> Path:
     keys = "image_size: 32\ncrop_ratio: 0.8\nevaluation_cases: 50\ntrain_cases: 64\n"
     recipe = root / "cropped.yaml"
     recipe.write_text(
-        RECIPE.format(attention="softmax", seeds="[0]").replace("epochs: 8", "epochs: 1") + keys
+        RECIPE.format(attention="softmax", seeds="[0]").replace("epochs: 5", "epochs: 1") + keys
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(root / "cache"))
+        patch.setattr(run_module, "write_report", lambda folder: None)
         words = ["train", str(recipe), "--data_root", str(digits_folder), "--output", str(root / "cropped")]
         assert main([*words, "--progress", "false", "--accelerator", "cpu", "--threads", "1"]) == 0
     return root / "cropped"

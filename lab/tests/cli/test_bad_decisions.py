@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 
 import gymnasium
 import pytest
 import yaml
-from runs.small_runs import SRC
 from tasks.decision_data import (
     CART,
     DECISIONS,
@@ -83,7 +79,7 @@ def test_data_that_name_no_environment_ask_for_one(refused, tmp_path):
     assert "names no environment; give one, as --environment Hopper-v5" in said
 
 
-def test_a_missing_package_is_named_with_its_extra(tmp_path):
+def test_a_missing_package_is_named_with_its_extra(tmp_path, forks):
     """In a process where one after the other cannot be imported; the data are of an environment of MuJoCo."""
     packages = ("minari", "gymnasium", "mujoco", "h5py")  # each before another imports it
     make_decisions(tmp_path, mujoco=True)
@@ -97,11 +93,7 @@ def test_a_missing_package_is_named_with_its_extra(tmp_path):
         f"    assert main({words!r}) == 2, package\n"
         "    del sys.modules[package]"
     )
-    process = subprocess.run(
-        [sys.executable, "-c", script],
-        env=os.environ | {"PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    process = forks.run("-c", script)
     assert process.returncode == 0, process.stderr
     needs = "needs {}, which is not installed: pip install 'kernel-attention-lab[control]'"
     for package, said in zip(packages, process.stderr.splitlines(), strict=True):

@@ -7,6 +7,7 @@ import shutil
 import tarfile
 
 import pytest
+from runs.small_runs import undrawn_pages
 from tasks.image_sets import COLOURS, make_colours, write_image, write_image_recipe
 
 from kernel_attention_lab.cli import main
@@ -95,7 +96,7 @@ def test_options_that_the_model_cannot_take(options, message, refused, root, rec
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, undrawn_pages():
         patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
         make_colours(folder / "data", train=4, test=2, size=(16, 12))
         recipe = write_image_recipe(folder / "recipe.yaml", epochs=1)

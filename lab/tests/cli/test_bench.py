@@ -32,8 +32,8 @@ def test_contenders_and_sizes_of_ones_own(cli, here):
     assert sorted(path.name for path in here.iterdir()) == ["out"]
 
 
-def test_a_suite_with_peaks(cli, here):
-    sizes = ("--length", 32, "--rounds", 1, "--threads", 1)
+def test_a_suite(cli, here):
+    sizes = ("--length", 32, "--rounds", 1, "--threads", 1, "--memory", "false")
     code, out, _ = cli("bench", "--suite", "rpc", "{rpc: {iterations: 2}}", *sizes)
     assert code == 0
     assert "time / symmetric" in out
@@ -41,7 +41,6 @@ def test_a_suite_with_peaks(cli, here):
     assert folder.name.startswith("bench-rpc-")
     cell = json.loads((folder / "benchmark.json").read_text())["cells"][0]
     assert [row["contender"] for row in cell["rows"]] == ["symmetric", "rpc (iterations 2)"]
-    assert all(row["memory"]["step"] > 0 for row in cell["rows"])
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import re
 import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -16,7 +14,6 @@ import yaml
 from runs.small_runs import (
     CHANNELS,
     SMALL,
-    SRC,
     assert_same_outcome,
     launch,
     make_waves,
@@ -42,7 +39,7 @@ def table(path):
     return list(csv.DictReader(io.StringIO(path.read_text())))
 
 
-def test_demo_in_little(cli, here):
+def test_demo_in_little(cli, here, undrawn):
     """The demo's own data (JapaneseVowels, inside aeon), a few epochs of a smaller model."""
     options = ("--epochs", 4, "--embed-dim", 32, "--feedforward-dim", 32, "--batch-size", 32)
     code, out, err = cli("train", "demo", *options, "--progress", "false", "--output", "run")
@@ -222,7 +219,7 @@ def test_help_and_version(cli):
     assert cli("--version")[:2] == (0, f"kernel-attention {ka.__version__}\n")
 
 
-def test_commands_that_train_nothing_import_no_trainer():
+def test_commands_that_train_nothing_import_no_trainer(forks):
     """Lightning, scikit-learn, aeon and matplotlib take seconds each."""
     script = (
         "import sys; from kernel_attention_lab.cli import main\n"
@@ -231,10 +228,7 @@ def test_commands_that_train_nothing_import_no_trainer():
         "heavy = {'lightning_fabric', 'sklearn', 'aeon', 'matplotlib', 'pandas'} & set(sys.modules)\n"
         "print(codes, heavy, file=sys.stderr)"
     )
-    environment = os.environ | {"PYTHONPATH": str(SRC)}
-    process = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
-    )
+    process = forks.run("-c", script)
     assert process.stderr.splitlines()[-1] == "[0, 0, 2] set()"
 
 

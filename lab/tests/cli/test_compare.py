@@ -8,14 +8,18 @@ from pathlib import Path
 import pytest
 from runs.small_runs import train_small
 
+from kernel_attention_lab.runs import run
+
 pytestmark = pytest.mark.usefixtures("brief")
 
 
-@pytest.fixture
-def other(waves, tmp_path):
-    """A run that has seed 1 in common with ``trained``, and seed 2 of its own."""
+@pytest.fixture(scope="module")
+def other(waves, tmp_path_factory):
+    """A run that has seed 1 in common with ``trained``, and seed 2 of its own. Only to be read."""
     changes = {"attention": "softmax", "learning_rate": 0.01}
-    return train_small(tmp_path / "other", waves, "--seeds", "1", "2", **changes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "write_report", lambda folder: None)
+        return train_small(tmp_path_factory.mktemp("other") / "other", waves, "--seeds", "1", "2", **changes)
 
 
 def accuracy(run, seed):
@@ -41,7 +45,7 @@ def test_runs_stand_in_one_table_and_one_page(cli, trained, other, here):
     assert "<script" not in page
 
 
-def test_what_makes_figures_hard_to_compare_is_said(cli, trained, other, here, tmp_path):
+def test_what_makes_figures_hard_to_compare_is_said(cli, trained, other, here, tmp_path, undrawn):
     copy = shutil.copytree(other, tmp_path / "copy")
     shutil.rmtree(copy / "seed-2")
     config = (copy / "config.yaml").read_text()
@@ -54,7 +58,7 @@ def test_what_makes_figures_hard_to_compare_is_said(cli, trained, other, here, t
     assert "note: copy: not evaluated yet: seed 2" in out
 
 
-def test_options_of_one_mechanism_are_told_apart(cli, trained, waves, tmp_path):
+def test_options_of_one_mechanism_are_told_apart(cli, trained, waves, tmp_path, undrawn):
     wider = {"primal": {"rank": 2, "eta": 0.1, "rank_multiplier": 2}}
     code, out, _ = cli("compare", trained, train_small(tmp_path / "wider", waves, attention=wider))
     assert code == 0

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from runs.small_runs import undrawn_pages
 from tasks.image_sets import COLOURS, make_colours, write_image, write_image_recipe
 
 from kernel_attention_lab.cli import main
@@ -30,7 +31,8 @@ def folder(tmp_path_factory):
 def train(folder, name, root, **changes):
     recipe = write_image_recipe(folder / f"{name}.yaml", **changes)
     arguments = ["train", recipe, "--data_root", root, "--output", folder / name, "--progress", "false"]
-    assert main([str(argument) for argument in arguments]) == 0
+    with undrawn_pages():
+        assert main([str(argument) for argument in arguments]) == 0
     return folder / name
 
 

@@ -59,9 +59,8 @@ def test_every_recipe_can_be_tried_for_one_epoch(name):
     assert (recipe.evaluate_every, recipe.rounds_per_evaluation) == (2, 1)
 
 
-@pytest.mark.parametrize("name", list_recipes())
-def test_shipped_recipes_say_whether_they_have_an_objective(name):
-    assert make_recipe(read_recipe(name)[1]).remarks() == []
+def test_shipped_recipes_say_whether_they_have_an_objective():
+    assert [name for name in list_recipes() if make_recipe(read_recipe(name)[1]).remarks()] == []
 
 
 def test_an_estimator_says_it_once_a_process(caplog):

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runs.small_runs import SMALL, make_waves, write_recipe
+from runs.small_runs import SMALL, make_waves, undrawn_pages, write_recipe
 
 from kernel_attention.errors import InputError
 from kernel_attention_lab.data import load_time_series
@@ -54,10 +54,9 @@ def waves_run(request, tmp_path_factory):
     data = load_time_series("Waves", root)
     recipe = write_recipe(folder / "recipe.yaml", epochs=1)
     run = folder / "run"
-    assert (
-        main(["train", str(recipe), "--data-root", str(root), "--output", str(run), "--progress", "false"])
-        == 0
-    )
+    words = ["train", str(recipe), "--data-root", str(root), "--output", str(run), "--progress", "false"]
+    with undrawn_pages():
+        assert main(words) == 0
     output = folder / "predicted.json"
     assert main(["predict", str(run), str(root / "Waves" / "Waves_TEST.ts"), "--output", str(output)]) == 0
     return data, json.loads(output.read_text()), json.loads((run / "seed-0" / "evaluation.json").read_text())
@@ -191,7 +190,7 @@ def write_table(path, layout, cases, labels, order, others=()):
 
 @pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize("layout", NAMED)
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(order=st.permutations(CHANNELS))
 def test_the_columns_of_a_table_are_found_by_their_names(layout, order, named):
     folder, cases, labels, predicted = named
@@ -215,7 +214,7 @@ def test_a_file_to_predict_may_leave_its_target_empty(layout, mark, named):
 
 
 @pytest.mark.parametrize("layout", NAMED)
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(st.permutations(CHANNELS), st.sampled_from(CHANNELS), st.sampled_from(["Flow", "x", ""]))
 def test_renamed_columns_are_refused(layout, named, order, lost, new):
     folder, cases, labels, _ = named

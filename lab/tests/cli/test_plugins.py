@@ -52,18 +52,14 @@ def here(here, monkeypatch):
 
 
 @pytest.fixture
-def command(here):
+def command(here, forks):
     """Runs the command in a process of its own, whose mechanisms are not ours; its standard error.
 
     As the installed command, it does not have the working folder on its path.
     """
-    environment = os.environ | {"PYTHONPATH": str(SRC), "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"}
 
     def run(*arguments):
-        process = subprocess.run(
-            [sys.executable, "-m", "kernel_attention_lab", *map(str, arguments)],
-            env=environment, cwd=here, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        process = forks.run("-P", "-m", "kernel_attention_lab", *map(str, arguments), cwd=here)
         assert process.returncode == 0, process.stderr
         return process.stderr
 
@@ -173,6 +169,7 @@ def test_processes_of_a_command_execute_nothing_from_the_working_folder(here, st
     assert not (here / "executed").exists()
 
 
+@pytest.mark.usefixtures("brief")
 def test_a_sweep_that_goes_on_imports_no_plugins_by_itself(cli, refused, here, waves):
     recipe = write_recipe(here / "recipe.yaml", epochs=1)
     (here / "sweep_plugin.py").write_text("import pathlib\npathlib.Path('executed').write_text('x')\n")

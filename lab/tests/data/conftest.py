@@ -1,13 +1,10 @@
 """A small, sound data set written as text, which each test damages in its own way."""
 
 import os
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
 import pytest
-from runs.small_runs import SRC
 
 HEADER = """# a comment
 @problemName Toy
@@ -95,15 +92,11 @@ def outside_data():
 
 
 @pytest.fixture
-def run_python():
-    """Run code in a fresh interpreter and return what it printed."""
+def run_python(forks):
+    """Run code in a process that has imported torch alone, and return what it printed."""
 
     def run(code):
-        path = os.pathsep.join([SRC, os.environ.get("PYTHONPATH", "")])
-        environment = {**os.environ, "PYTHONPATH": path}
-        done = subprocess.run(
-            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
-        )
+        done = forks.run("-c", code)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

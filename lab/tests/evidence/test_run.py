@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 from checkout import SOURCES
-from runs.small_runs import brief, launch, waves, write_recipe  # noqa: F401
+from runs.small_runs import BRIEF, brief, launch, waves, write_recipe  # noqa: F401
 
 from kernel_attention_lab import cli
 from kernel_attention_lab.evidence import Cell, Places, find_state, read_suite, run_cell
@@ -275,14 +275,18 @@ def test_trained_models_are_diagnosed_once(suite, waves, tmp_path, capsys):  # n
     assert "lacks diagnostics, and the weights" in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.slow
 def test_two_workers_train_every_cell_once(suite, waves, capsys, monkeypatch):  # noqa: F811
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert reproduce(suite, waves, "--workers", "2", "--seeds", "0") == 0
+    monkeypatch.chdir(suite.parent)
+    (suite.parent / "brief_runs.py").write_text(BRIEF)
+    options = ("--seeds", "0", "--columns", "short")
+    assert reproduce(suite, waves, "--workers", "2", *options, "--plugin", "brief_runs") == 0
     assert "OMP_NUM_THREADS" not in os.environ, "the parent's environment is as it was"
     found = records(suite)
-    assert len(found) == 4
+    assert len(found) == 2
     dates = {name: record["date"] for name, record in found.items()}
-    assert reproduce(suite, waves, "--seeds", "0") == 0
+    assert reproduce(suite, waves, *options) == 0
     assert {name: record["date"] for name, record in records(suite).items()} == dates
     assert "left to" not in capsys.readouterr().err
 

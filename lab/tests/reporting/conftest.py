@@ -19,13 +19,13 @@ from kernel_attention_lab.tasks import make_recipe
 
 KINDS: dict[str, dict[str, Any]] = {
     "one seed": {},
-    "several seeds": {"seeds": [0, 1, 2], "protocol": "paper", "epochs": 6, "evaluate_every": 3},
+    "several seeds": {"seeds": [0, 1, 2], "protocol": "paper", "epochs": 4, "evaluate_every": 2},
     "regression, several seeds": {"dataset": "Tides", "seeds": [0, 1]},
     "no objective": {"attention": "softmax"},
     "no kernel": {"attention": {"multilinear": {"rank": 3, "variant": "data_dependent"}}},
     "part of the test split": {"epochs": 1, "protocol": "thesis-3"},
     "more classes than names": {"dataset": "Many", "epochs": 1, "num_heads": 4, "num_layers": 1},
-    "many of everything": {"seeds": list(range(9)), "num_layers": 3, "epochs": 2},
+    "many of everything": {"seeds": list(range(9)), "num_layers": 3, "epochs": 1},
     "tokens": TOKENS | {"dataset": "sst2", "swap_rate": 0.5},
     "language": LANGUAGE,
     "language, several seeds": LANGUAGE | {"seeds": [0, 1], "attention": "softmax"},

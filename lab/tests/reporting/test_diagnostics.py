@@ -11,7 +11,7 @@ from torch import nn
 import kernel_attention as ka
 from kernel_attention.analysis import DiagnosticsReport, diagnose
 from kernel_attention.models.sequence import SequenceEncoder
-from kernel_attention_lab.reporting import diagnostics, html, plot_diagnostics
+from kernel_attention_lab.reporting import html, plot_diagnostics
 from kernel_attention_lab.reporting.diagnostic_plots import (
     gamma_figure,
     maps_figure,
@@ -42,12 +42,6 @@ def analysed(make_run, report):
         write_json(folder / f"seed-{seed}/diagnostics.json", {"note": "3 cases", "layers": report.records()})
         report.save(folder / f"seed-{seed}/diagnostics.npz")
     return folder
-
-
-@pytest.fixture
-def undrawn(monkeypatch):
-    """The pages have the words around the pictures. Drawing these takes seconds."""
-    monkeypatch.setattr(diagnostics, "data_uri", lambda figure: "data:,")
 
 
 def page_of(folder):
@@ -92,7 +86,7 @@ def test_a_damaged_array_file_costs_the_maps_only(analysed, undrawn):
         {"layers": [{"name": "a", "mechanism": "b", "summary": {}, "by_head": {"x": ["1"]}, "notes": []}]},
     ],
 )
-def test_damaged_numbers_are_named(analysed, content):
+def test_damaged_numbers_are_named(analysed, undrawn, content):
     write_json(analysed / "seed-0/diagnostics.json", content)
     shutil.rmtree(analysed / "seed-1")
     run = read_run(analysed)

@@ -48,7 +48,7 @@ def test_the_section_has_the_pictures(folder):
     assert page.count("<img") == 2
 
 
-def test_a_mechanism_without_a_map_says_so(folder):
+def test_a_mechanism_without_a_map_says_so(folder, undrawn):
     text = "multilinear has no attention matrix, so there is no picture of it"
     write_arrays(folder / "seed-0/examples.npz", examples(attention=None, attention_text=np.array(text)))
     page = page_of(folder)

@@ -62,11 +62,14 @@ def decoded(uri: str) -> Image.Image:
 
 def values(image: dict, scale: str) -> np.ndarray:
     """What the script reads: the value that the scale has at the pixel's colour."""
-    colors = np.asarray(decoded(scale).convert("RGB"))[0].tolist()
-    places = {tuple(color): place for place, color in enumerate(colors)}
-    assert len(places) == LEVELS, "every level has a colour of its own"
-    pixels = np.asarray(decoded(image["src"]).convert("RGB"))
-    levels = np.array([[places[tuple(color)] for color in row] for row in pixels.tolist()])
+    colors, pixels = (
+        np.asarray(decoded(picture).convert("RGB")).astype(int) @ [1 << 16, 1 << 8, 1]
+        for picture in (scale, image["src"])
+    )
+    found, places = np.unique(colors[0], return_index=True)
+    assert len(found) == LEVELS, "every level has a colour of its own"
+    assert np.isin(pixels, found).all()
+    levels = places[np.searchsorted(found, pixels)]
     low, high = float(image["data-low"]), float(image["data-high"])
     return low + levels / (LEVELS - 1) * (high - low)
 

@@ -92,7 +92,7 @@ def test_the_page_has_every_section(folder):
     assert page.count("test images with labels and predictions in colour") == 2
 
 
-def test_a_run_without_examples_and_corruptions_has_its_other_sections(folder):
+def test_a_run_without_examples_and_corruptions_has_its_other_sections(folder, undrawn):
     for seed in (0, 1):
         (folder / f"seed-{seed}/examples.npz").unlink()
         kept = {key: value for key, value in evaluation().items() if not key.startswith("corr")}
@@ -113,7 +113,7 @@ def test_a_run_without_examples_and_corruptions_has_its_other_sections(folder):
         (lambda e: {"images": e["images"], "labels": e["labels"]}, "has no 'predictions'"),
     ],
 )
-def test_damaged_examples_leave_a_line(change, message, folder):
+def test_damaged_examples_leave_a_line(change, message, folder, undrawn):
     np.savez(folder / "seed-1/examples.npz", **change(examples()))
     (problem,) = read_run(folder).problems
     assert "examples.npz" in problem

@@ -96,6 +96,7 @@ def test_pgd_without_a_random_start_is_cleverhans(cleverhans, vision, images, la
     assert torch.equal(broken(vision, found, labels), broken(vision, theirs, labels))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("eps", [EPS, 2 * EPS])
 def test_pgd_breaks_as_many(eps, cleverhans, torchattacks, vision, images, labels):
     found = broken(vision, ours(vision, images, labels, "pgd", eps=eps), labels)
@@ -134,6 +135,7 @@ def test_carlini_wagner_is_cleverhans(cleverhans, vision, images, labels):
     torch.testing.assert_close(lengths, their_lengths, rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.slow
 def test_spsa_breaks_as_many_as_torchattacks(torchattacks, vision, images, labels):
     found = broken(vision, ours(vision, images, labels, "spsa", eps=2 * EPS, samples=32), labels)
     with seeded(1, images.device):
@@ -163,6 +165,7 @@ def test_spsa_breaks_as_many_as_cleverhans_where_its_gradient_is_right(cleverhan
     assert_as_often(found, broken(model, theirs, labels))
 
 
+@pytest.mark.slow
 def test_square_breaks_as_many(torchattacks, vision, images, labels):
     found = broken(vision, ours(vision, images, labels, "square", eps=2 * EPS, queries=150), labels)
     theirs = torchattacks.Square(vision, eps=2 * EPS, n_queries=150, seed=1)(images, labels)

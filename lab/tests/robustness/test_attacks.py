@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -41,10 +37,9 @@ def breakable(linear: nn.Module, images: Tensor, labels: Tensor, eps: float) -> 
     return (best + bias[None] - bias[labels][:, None]).scatter(1, labels[:, None], -torch.inf)
 
 
-@pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.parametrize("name", [name for name in ATTACKS if name != "autoattack"])
 def test_an_attack_stays_in_its_ball_and_leaves_everything_else_alone(name, convolutional, digits):
-    count = 4 if name == "autoattack" else 11  # in batches of 4
-    images, labels = digits[0][1500 : 1500 + count], digits[1][1500 : 1500 + count].clone()
+    images, labels = digits[0][1500:1511], digits[1][1500:1511].clone()  # in batches of 4
     labels[2] = (labels[2] + 1) % 10  # an image that the model has wrong from the start
     before, state = images.clone(), torch.get_rng_state()
     convolutional.train()
@@ -81,13 +76,19 @@ def test_the_same_seed_gives_the_same_images(name, convolutional, digits):
         assert not torch.equal(first, other)
 
 
-@pytest.mark.parametrize("name", IN_A_BALL)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name == "autoattack" else []) for name in IN_A_BALL],
+)
 def test_no_attack_breaks_a_linear_classifier_where_none_can(name, linear, digits):
     images, labels = digits[0][1500:1540], digits[1][1500:1540]
     if name == "autoattack":
         images, labels = images[:16], labels[:16]
     margins = breakable(linear, images, labels, EPS).amax(1)
-    success = attack_images(linear, images, labels, attack(name), eps=EPS).success
+    result = attack_images(linear, images, labels, attack(name), eps=EPS)
+    success = result.success
+    assert (result.images - images).abs().max() <= EPS + ULP
+    assert torch.equal(success, linear(result.images).argmax(1) != labels)
     assert 0 < (margins > 0).sum() < len(images)
     # The logits are sums of 193 products of order one.
     assert not (success & (margins < -193 * ULP)).any()
@@ -119,7 +120,7 @@ def test_one_step_reaches_the_best_corner_of_two_classes(digits):
 def test_carlini_wagner_finds_the_nearest_image_of_a_linear_classifier(linear, digits):
     """The distance to a hyperplane is |margin| / |w|, a lower bound within [0, 1] that is nearly reached."""
     images, labels = digits[0][1500:1520] * 0.8 + 0.1, digits[1][1500:1520]
-    options = {"steps": 300, "search_steps": 8, "initial_const": 1.0, "learning_rate": 0.01}
+    options = {"steps": 200, "search_steps": 8, "initial_const": 1.0, "learning_rate": 0.01}
     result = attack_images(linear, images, labels, make_attack("cw", options))
     right = linear(images).argmax(1) == labels
     assert result.success.all()
@@ -129,7 +130,7 @@ def test_carlini_wagner_finds_the_nearest_image_of_a_linear_classifier(linear, d
     nearest = (gaps / (weight[labels] - weight[reached]).norm(dim=1))[right]
     found = (result.images - images).flatten(1).norm(dim=1)[right]
     assert (found >= nearest * (1 - 1e-4)).all()
-    assert (found <= nearest * 1.1).all()  # eight halvings of the constant, and 300 steps of Adam
+    assert (found <= nearest * 1.1).all()  # eight halvings of the constant, and 200 steps of Adam
 
 
 def test_restarts_only_add_successes(convolutional, digits):
@@ -191,7 +192,7 @@ def test_what_clips_to_pixels_refuses_other_bounds(name, linear, digits):
         attack_images(linear, digits[0][:4], digits[1][:4], make_attack(name), bounds=(-torch.inf, torch.inf))
 
 
-def test_attacks_run_on_a_machine_without_git():
+def test_attacks_run_on_a_machine_without_git(forks):
     """Foolbox imports GitPython, which refuses without git unless it is told otherwise."""
     script = (
         "import torch\n"
@@ -200,8 +201,5 @@ def test_attacks_run_on_a_machine_without_git():
         "images, labels = torch.rand(2, 3, 4, 4), torch.zeros(2, dtype=torch.long)\n"
         "print(len(attack_images(model, images, labels, make_attack('fgsm')).success))"
     )
-    environment = {"PYTHONPATH": os.pathsep.join(sys.path), "PATH": "/nowhere", "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False
-    )
+    result = forks.run("-c", script, env={"PATH": "/nowhere"})
     assert (result.returncode, result.stdout) == (0, "2\n"), result.stderr

@@ -167,19 +167,41 @@ def waves(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_waves(root, "Tides", regression=True)
 
 
+@contextlib.contextmanager
+def undrawn_pages() -> Iterator[None]:
+    """Within the block figures are made and not drawn, which takes most of the time of a page."""
+    from kernel_attention_lab.reporting import figures
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(figures, "_render", lambda figure, kind: b"<svg/>")
+        yield
+
+
 @pytest.fixture(scope="session")
 def trained(waves: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of two seeds. Only to be read."""
-    return train_small(tmp_path_factory.mktemp("trained") / "run", waves, "--seeds", "0", "1")
+    with undrawn_pages():
+        return train_small(tmp_path_factory.mktemp("trained") / "run", waves, "--seeds", "0", "1")
 
 
 @pytest.fixture(scope="session")
 def trained_regression(waves: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of a regression. Only to be read."""
-    return train_small(tmp_path_factory.mktemp("trained") / "tides", waves, dataset="Tides")
+    with undrawn_pages():
+        return train_small(tmp_path_factory.mktemp("trained") / "tides", waves, dataset="Tides")
 
 
 @pytest.fixture
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs without the pictures of their report, which take nine tenths of the time of so small a run."""
     monkeypatch.setattr(run, "write_report", lambda folder: (folder / "report.html").write_text("<html>"))
+
+
+BRIEF = """
+import multiprocessing
+from kernel_attention_lab.runs import run
+
+if multiprocessing.parent_process():
+    run.write_report = lambda folder: None
+"""
+"""A plugin that does the same in the workers of a command."""

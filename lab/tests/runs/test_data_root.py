@@ -31,11 +31,11 @@ def elsewhere(tmp_path, monkeypatch):
     return folder
 
 
-def test_every_command_finds_the_data_again(trained, waves, tmp_path, elsewhere):
+def test_every_command_finds_the_data_again(trained, waves, tmp_path, elsewhere, undrawn):
     folder = shutil.copytree(trained, tmp_path / "run")
     assert versions(folder)["data_root"] == str(waves.resolve())
     assert main(["evaluate", str(folder)]) == 0
-    assert main(["analyze", str(folder), "--cases", "2"]) == 0
+    assert main(["analyze", str(folder), "--cases", "2", "--layers", "0"]) == 0
     (folder / "seed-1" / "evaluation.json").unlink()
     assert main(["train", "--resume", str(folder), "--progress", "false"]) == 0
 

@@ -77,7 +77,7 @@ def test_a_recipe_of_every_kind_of_task_can_ask_for_a_short_convolution(kind):
 
 
 @pytest.mark.parametrize("kind", ["decisions", "segmentation"])
-def test_an_earlier_run_has_a_report(kind, tmp_path):
+def test_an_earlier_run_has_a_report(kind, tmp_path, undrawn):
     folder = shutil.copytree(FIXTURES / kind / "run", tmp_path / kind)
     write_report(folder)
     assert "<html" in (folder / "report.html").read_text()

@@ -1,8 +1,6 @@
 """Trained runs as folders of transformers: the same logits, the same numbers for a text, and pipelines."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -23,6 +21,7 @@ from kernel_attention_lab.runs.saved import load_run
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 pytestmark = pytest.mark.usefixtures("brief")
 
+ONE_LAYER = {"attention": "linear", "num_layers": 1, "epochs": 1}  # the time of an export is in the layers
 TEXT = (
     "The cat sat here\n the dog\tran,  it's fine! <unk> caf\u00e9 \U0001f600 \x1c\u00a0word\n\n"
     "na\u00efve <br /> end\n"
@@ -118,8 +117,8 @@ def test_a_model_of_time_series_is_exported(waves, tmp_path, cli, dataset):  # n
     assert list(loaded.config.id2label.values()) == names
 
 
-def test_a_program_of_time_series_runs_without_the_package(waves, tmp_path, cli):  # noqa: F811
-    run = train_small(tmp_path / "run", waves, dataset="Waves")
+def test_a_program_of_time_series_runs_without_the_package(waves, tmp_path, cli, forks):  # noqa: F811
+    run = train_small(tmp_path / "run", waves, **ONE_LAYER)
     code, said, _ = cli("export", run, "--to", "torch", tmp_path / "out" / "model.pt2")
     assert (code, said) == (
         0,
@@ -134,8 +133,7 @@ def test_a_program_of_time_series_runs_without_the_package(waves, tmp_path, cli)
         "logits = program.module()(x=x, attention_mask=torch.ones(1, 5, dtype=torch.bool))\n"
         "print(json.dumps([json.loads(facts['facts.json']), logits.tolist()]))"
     )
-    command = [sys.executable, "-c", script]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    done = forks.run("-c", script)
     facts, logits = json.loads(done.stdout)
     assert json.loads(facts["class_names"]) == list("abc")
     x = torch.arange(15.0).reshape(1, 5, 3)
@@ -145,7 +143,7 @@ def test_a_program_of_time_series_runs_without_the_package(waves, tmp_path, cli)
 @pytest.mark.parametrize(
     "task",
     [
-        "series",
+        pytest.param("series", marks=pytest.mark.slow),
         pytest.param("sentences", marks=pytest.mark.slow),
         pytest.param("images", marks=pytest.mark.slow),
         pytest.param("language", marks=pytest.mark.slow),
@@ -154,7 +152,7 @@ def test_a_program_of_time_series_runs_without_the_package(waves, tmp_path, cli)
 def test_an_onnx_file_computes_what_the_run_computes(task, waves, tmp_path, cli):  # noqa: F811
     onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
     if task == "series":
-        run = train_small(tmp_path / "run", waves, dataset="Waves")
+        run = train_small(tmp_path / "run", waves, **ONE_LAYER)
         inputs = {"x": torch.randn(2, 7, 3), "attention_mask": torch.ones(2, 7, dtype=torch.bool)}
     elif task == "sentences":
         run = trained_run(tmp_path / "run", TOKENS | {"dataset": "sst2"}, make_tokens(tmp_path / "data"))

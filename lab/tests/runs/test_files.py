@@ -198,7 +198,7 @@ def test_any_damage_to_a_trainer_state_is_refused_or_without_effect(trained, tmp
             read_state(path)
     generator = torch.Generator().manual_seed(0)
     refused = 0
-    for place in torch.randint(len(whole), (300,), generator=generator).tolist():
+    for place in torch.randint(len(whole), (120,), generator=generator).tolist():
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :])
         try:
             found = read_state(path)
@@ -206,7 +206,7 @@ def test_any_damage_to_a_trainer_state_is_refused_or_without_effect(trained, tmp
             refused += 1
             continue
         assert plain(found) == plain(torch.load(trained / "seed-0/last.ckpt", weights_only=True))
-    assert refused > 150
+    assert refused > 60
 
 
 def test_every_flipped_bit_of_a_checkpoint_is_refused_or_without_effect(tmp_path):
@@ -216,7 +216,7 @@ def test_every_flipped_bit_of_a_checkpoint_is_refused_or_without_effect(tmp_path
     checkpoint.write_state(path := tmp_path / "last.ckpt", state)
     whole, expected = path.read_bytes(), plain(read_state(path))
     for place in range(len(whole)):
-        for bit in range(8) if whole[place] or place > len(whole) - 600 else [place % 8]:
+        for bit in {0, place % 8} if whole[place] or place > len(whole) - 600 else [place % 8]:
             path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << bit]) + whole[place + 1 :])
             try:
                 found = read_state(path)
@@ -241,7 +241,7 @@ def test_run_files_hold_plain_json(trained):
         json.loads(text, parse_constant=lambda name: pytest.fail(f"a file holds {name}"))
 
 
-def test_a_state_that_the_disk_does_not_take_is_an_error_of_the_system(tmp_path):
+def test_a_state_that_the_disk_does_not_take_is_an_error_of_the_system(tmp_path, forks):
     """PyTorch words it as a failed check of its file format."""
     code = (
         "import resource, signal, sys, torch\n"
@@ -252,9 +252,6 @@ def test_a_state_that_the_disk_does_not_take_is_an_error_of_the_system(tmp_path)
         "try: write_state(Path(sys.argv[1]), {'a': torch.zeros(100_000)})\n"
         "except OSError as error: print(error.strerror)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "last.ckpt")],
-        env=os.environ | {"PYTHONPATH": str(SRC)}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = forks.run("-c", code, str(tmp_path / "last.ckpt"))
     assert done.stdout.strip() == os.strerror(errno.EFBIG), done.stderr
     assert list(tmp_path.iterdir()) == []

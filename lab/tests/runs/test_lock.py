@@ -101,6 +101,7 @@ def test_two_processes_begin_one_run_at_once(waves, trained, tmp_path):
     assert_same_outcome(folder, trained)
 
 
+@pytest.mark.slow
 def test_resuming_what_another_process_trains(waves, tmp_path, capsys):
     recipe, folder = write_recipe(tmp_path / "run.yaml", epochs=10**6), tmp_path / "run"
     process = launch("train", recipe, "--output", folder, "--data-root", waves, "--progress", "false")

@@ -40,8 +40,7 @@ def rows(folder):
         return list(csv.DictReader(file))
 
 
-def test_tensorboard_is_told_every_row_and_the_result(waves, tmp_path):
-    plain = train_small(tmp_path / "plain", waves)
+def test_tensorboard_is_told_every_row_and_the_result(trained, waves, tmp_path):
     folder = train_small(tmp_path / "run", waves, loggers=["tensorboard"])
     found = told(folder / "seed-0/tensorboard")
     for name in ("train_loss", "val_loss", "val_accuracy"):
@@ -50,7 +49,7 @@ def test_tensorboard_is_told_every_row_and_the_result(waves, tmp_path):
         )
     result = json.loads((folder / "seed-0/evaluation.json").read_text())
     assert list(found["result/accuracy"].values()) == [pytest.approx(result["accuracy"], rel=1e-6)]
-    weights = [load_file(run / "seed-0/last.safetensors") for run in (plain, folder)]
+    weights = [load_file(run / "seed-0/last.safetensors") for run in (trained, folder)]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 

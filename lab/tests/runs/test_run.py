@@ -10,7 +10,7 @@ import statistics
 import numpy as np
 import pytest
 import torch
-from runs.small_runs import SMALL, assert_same_outcome, train_small
+from runs.small_runs import SMALL, train_small
 from safetensors.torch import load_file
 
 from kernel_attention.errors import InputError
@@ -68,11 +68,6 @@ def test_a_seed_gives_the_same_run_alone_or_after_another(trained, waves, tmp_pa
     alone = train_small(tmp_path / "run", waves, "--seeds", "1")
     for name in ("best.safetensors", "last.safetensors", "spectra.json"):
         assert (alone / "seed-1" / name).read_bytes() == (trained / "seed-1" / name).read_bytes()
-
-
-def test_two_runs_of_one_recipe_are_identical(trained, waves, tmp_path):
-    torch.manual_seed(12345)  # what happened before in this process does not matter
-    assert_same_outcome(train_small(tmp_path / "run", waves, "--seeds", "0,1"), trained)
 
 
 def test_seeds_differ_in_weights_and_in_the_cases_held_out(trained, waves):
@@ -245,9 +240,6 @@ def test_kept_weights_are_those_of_their_epochs(waves, tmp_path):
     assert not list(plain.rglob("epoch-*"))
     last = (folder / "seed-0/epoch-004.safetensors").read_bytes()
     assert last == (plain / "seed-0/last.safetensors").read_bytes()
-    short = train_small(tmp_path / "short", waves, epochs=2)
-    middle = (folder / "seed-0/epoch-002.safetensors").read_bytes()
-    assert middle == (short / "seed-0/last.safetensors").read_bytes()
     saved = load_run(folder)
     torch.manual_seed(0)
     untrained = build_model(saved.recipe, saved.facts)
@@ -284,11 +276,10 @@ def test_the_trained_model_comes_back_from_the_folder(trained, waves):
 
 
 @pytest.mark.filterwarnings("ignore:precision=bf16-mixed")  # slow on a processor without bfloat16, but right
-def test_mixed_precision_trains_and_evaluates(waves, tmp_path):
+def test_mixed_precision_trains_and_evaluates(trained, waves, tmp_path):
     folder = train_small(tmp_path / "run", waves, "--precision", "bf16-mixed")
-    exact = train_small(tmp_path / "exact", waves)
     rows = read(folder / "seed-0/metrics.json")
-    exact_rows = read(exact / "seed-0/metrics.json")
+    exact_rows = read(trained / "seed-0/metrics.json")
     assert rows[0]["train_loss"] != exact_rows[0]["train_loss"]
     # bfloat16 has 8 bits of mantissa: a step is off by 2^-8 of the values that enter it.
     assert rows[0]["train_loss"] == pytest.approx(exact_rows[0]["train_loss"], rel=2**-5)

@@ -105,7 +105,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     study.BEAT, study.GRACE, workers.POLL = 1, 2, 0.1
     run.write_report = lambda folder: (folder / "report.html").write_text("<html>")
-    keys = {"epochs": 2 if mode == "writes" else 30}
+    keys = {"epochs": 1 if mode == "writes" else 30}
     for name in ("reference", "sweep"):
         small_sweep(work / name, root, GRID, keys=keys)
     children = [start_worker(work / "reference", work / "reference.log") for _ in range(1 + (kills == 0))]

@@ -14,12 +14,13 @@ submitit = pytest.importorskip("submitit")
 SRC = os.pathsep.join(str(Path(__file__).parents[3] / place) for place in ("src", "lab/src"))
 
 
+@pytest.mark.slow
 def test_submitit_starts_a_worker(waves, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(SRC), os.environ.get("PYTHONPATH", "")]))
     folder = tmp_path / "sweep"
-    small_sweep(folder, waves, ["learning_rate=0.001,0.01"])
+    small_sweep(folder, waves, ["learning_rate=0.001"])
     executor = submitit.LocalExecutor(folder=tmp_path / "logs")
     executor.update_parameters(timeout_min=20)
     job = executor.submit(join_sweep, str(folder), str(waves))
     job.result()
-    assert endings(folder) == {0: 1, 1: 1}
+    assert endings(folder) == {0: 1}

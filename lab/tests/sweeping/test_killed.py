@@ -41,6 +41,7 @@ def check(found: dict, kills: int) -> None:
     assert found["left"] == [], "nothing of a dead worker is left"
 
 
+@pytest.mark.slow
 def test_killed_at_three_writes(waves, tmp_path):
     found = run_killed(waves, tmp_path, "writes", 3)
     check(found, 3)

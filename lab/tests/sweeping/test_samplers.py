@@ -28,8 +28,9 @@ def run_points(folder: Path, root: Path, seed: int, count: int, killed: bool = F
     sweep = small_sweep(folder, root, GRID, RANGES, sampler="tpe", points=count, sampler_seed=seed)
     if not killed:
         return run_in_memory(sweep, figure)
-    tried = []
-    for _ in range(count):  # every point is begun, and killed before its keys are chosen, and after
+    tried = run_all(sweep, figure, 10)  # drawn at random, as TPE begins
+    sweep = open_sweep(folder)
+    for _ in range(count - 10):  # these are begun, and killed before their keys are chosen, and after
         for choose in (lambda trial: None, sweep.choose):
 
             def interrupted(trial, choose=choose):

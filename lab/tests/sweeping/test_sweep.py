@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from optuna.trial import TrialState
-from runs.small_runs import write_recipe
+from runs.small_runs import BRIEF, write_recipe
 from sweeping.sweeps import endings
 
 from kernel_attention_lab import cli
@@ -77,7 +77,7 @@ def reversed_grid() -> tuple[str, ...]:
 
 
 @pytest.mark.usefixtures("brief")
-def test_a_point_that_cannot_be_built_fails_alone(sweep, tmp_path, capsys):
+def test_a_point_that_cannot_be_built_fails_alone(sweep, tmp_path, capsys, undrawn):
     assert sweep("--grid", "embed_dim=8,9") == 1
     out, err = capsys.readouterr()
     assert "point 1: embed_dim=9 must be divisible by num_heads=2" in " ".join(err.split())
@@ -88,7 +88,7 @@ def test_a_point_that_cannot_be_built_fails_alone(sweep, tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("brief")
-def test_more_random_points_are_added_to_those_that_are_there(sweep, tmp_path, capsys):
+def test_more_random_points_are_added_to_those_that_are_there(sweep, tmp_path, capsys, undrawn):
     words = ("--sampler", "random", "--range", "learning_rate=0.0001,0.1,log", "--epochs", "1")
     assert sweep(*words, "--points", "1") == 0
     first = open_sweep(tmp_path / "sweep").points()
@@ -101,8 +101,11 @@ def test_more_random_points_are_added_to_those_that_are_there(sweep, tmp_path, c
     assert "holds a sweep of 2 points, and points=1 is less" in capsys.readouterr().err
 
 
-def test_two_worker_processes(sweep, tmp_path):
-    assert sweep("--grid", "learning_rate=0.001,0.01", "--workers", "2", "--epochs", "1") == 0
+def test_two_worker_processes(sweep, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "brief_runs.py").write_text(BRIEF)
+    words = ("--workers", "2", "--epochs", "1", "--plugin", "brief_runs")
+    assert sweep("--grid", "learning_rate=0.001,0.01", *words) == 0
     folder = tmp_path / "sweep"
     assert endings(folder) == {0: 1, 1: 1}
     assert sorted(path.name for path in (folder / "points").iterdir()) == ["000", "001"]
@@ -110,7 +113,7 @@ def test_two_worker_processes(sweep, tmp_path):
 
 
 @pytest.mark.usefixtures("brief")
-def test_a_machine_without_the_data_touches_no_point(sweep, tmp_path, waves, capsys):
+def test_a_machine_without_the_data_touches_no_point(sweep, tmp_path, waves, capsys, undrawn):
     moved = shutil.copytree(waves, tmp_path / "data")
     recipe = str(tmp_path / "small.yaml")
     words = ["sweep", recipe, "--data_root", str(moved), "--output", str(tmp_path / "other")]

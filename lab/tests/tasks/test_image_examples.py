@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from runs.small_runs import undrawn_pages
 from tasks.image_data import IMAGES, make_images
 
 from kernel_attention.analysis import capture
@@ -87,7 +88,8 @@ def run(root, tmp_path_factory):
     recipe = folder.with_name("recipe.yaml")
     recipe.write_text(yaml.safe_dump(IMAGES | {"epochs": 4, "keep_weights_every": 2, "ema_decay": 0.5}))
     options = ["--output", str(folder), "--data_root", str(root), "--progress", "false"]
-    assert main(["train", str(recipe), *options]) == 0
+    with undrawn_pages():
+        assert main(["train", str(recipe), *options]) == 0
     return folder
 
 
@@ -125,7 +127,7 @@ def test_kept_weights_are_the_moving_averages(run, root):
     assert float(torch.cat(right).float().mean()) == pytest.approx(metrics[-1]["val_accuracy"])
 
 
-def test_the_analysis_says_what_the_class_token_is(run, root, capsys):
+def test_the_analysis_says_what_the_class_token_is(run, root, capsys, undrawn):
     options = ["--data_root", str(root), "--over_training", "--cases", "5"]
     examples = run / "seed-0/examples.npz"
     with np.load(examples) as arrays:

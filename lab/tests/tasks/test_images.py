@@ -60,7 +60,7 @@ def test_a_run_learns_colours(root, tmp_path):
     assert read_json(folder / "summary.json")["mean"] == evaluation["accuracy"]
 
 
-@pytest.mark.parametrize(("changes", "at"), [({}, 4), (EVERYTHING, 3), (EVERYTHING, 9)])
+@pytest.mark.parametrize(("changes", "at"), [(EVERYTHING, 9)])
 def test_a_run_stopped_at_any_step_ends_as_if_it_had_not(changes, at, root, tmp_path, capsys):
     """6 steps an epoch; augmentation, mixing, moving average and dropped paths are resumed with the rest."""
     reference = trained(tmp_path / "reference" / "run", root, **changes)
@@ -148,10 +148,14 @@ def test_schedule():
 
 
 @pytest.mark.parametrize("name", [mechanism.name for mechanism in list_attention()])
-def test_every_mechanism_trains_from_a_recipe(name, root, tmp_path):
-    changes = {"attention": name, "num_layers": 1, "epochs": 1, "train_cases": 16}
-    folder = trained(tmp_path / "run", root, **changes)
-    assert np.isfinite(read_json(folder / "seed-0/evaluation.json")["loss"])
+def test_every_mechanism_takes_a_step(name, root):
+    recipe = make_recipe(IMAGES | {"attention": name, "num_layers": 1, "train_cases": 16})
+    experiment = ImageExperiment(recipe, root)
+    model = experiment.build_model(recipe, experiment.facts())
+    experiment.prepare(model, 0)
+    batch = next(iter(experiment.loaders(0)[0]))
+    torch.nn.functional.cross_entropy(model(*batch.arguments), batch.target).backward()
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
 
 
 @pytest.mark.parametrize(
@@ -174,6 +178,7 @@ def test_bad_recipes_leave_nothing(changes, message, root, tmp_path, capsys):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow  # the archive takes half a minute to read
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the shared data sets are not here")
 def test_cifar10_is_learnt_beyond_its_colours(tmp_path):
     """One pass over 4,000 images: twice as good as chance."""

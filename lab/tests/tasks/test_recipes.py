@@ -70,13 +70,13 @@ def test_hyperparameters_are_the_papers(name):
     assert recipe.protocol == "holdout", "the optimistic protocol is only ever chosen by name"
 
 
-@pytest.mark.parametrize("name", list_recipes())
-def test_header_names_the_command_that_runs_it(name):
-    commands = re.findall(r"^# +kernel-attention +(train .+)$", header_of(name), re.MULTILINE)
-    assert commands
-    for command in commands:
-        parsed, options, _ = parse(shlex.split(command))
-        assert (parsed, options.recipe) == ("train", name)
+def test_every_header_names_the_command_that_runs_it():
+    for name in list_recipes():
+        commands = re.findall(r"^# +kernel-attention +(train .+)$", header_of(name), re.MULTILINE)
+        assert commands, name
+        for command in commands:
+            parsed, options, _ = parse(shlex.split(command))
+            assert (parsed, options.recipe) == ("train", name)
 
 
 @pytest.mark.parametrize("name", UEA)
@@ -98,7 +98,7 @@ def test_model_takes_a_training_step(name):
     task = SequenceTask(build_model(recipe, facts), recipe)
     layers = [layer.attention for layer in task.model.encoder.layers]
     assert name not in SHAPES or all(isinstance(layer, PrimalAttention) for layer in layers)
-    steps = min(length, 100)  # the model has the set's sizes, and N^2 of softmax layers tells nothing more
+    steps = min(length, 24)  # the model has the set's sizes, and N^2 of softmax layers tells nothing more
     x, mask = torch.randn(2, steps, channels), torch.ones(2, steps, dtype=torch.bool)
     mask[1, -2:] = False
     before = task.model.head.weight.detach().clone()

@@ -112,7 +112,7 @@ def test_the_epoch_is_chosen_by_the_overlap_of_all_validation_pixels(root, tmp_p
         assert best[f"val_{name}"] == pytest.approx(found[name], rel=1e-5), name
 
 
-@pytest.mark.parametrize(("changes", "at"), [({}, 2), ({"drop_path": 0.3, "seeds": [1, 0]}, 6)])
+@pytest.mark.parametrize(("changes", "at"), [({"drop_path": 0.3, "seeds": [1, 0], "epochs": 2}, 6)])
 def test_a_run_stopped_at_any_step_ends_as_if_it_had_not(changes, at, root, classifier, tmp_path, capsys):
     """4 steps an epoch. A seed that has begun needs the run that it started from no more."""
     start = Path(shutil.copytree(classifier, tmp_path / "classifier"))
@@ -280,6 +280,7 @@ def test_the_corrupted_figures_are_those_of_corrupted_images(root, tmp_path, mon
 # Real data
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not (SHARED / "images" / "camvid240.tar").is_file(), reason=f"no images/camvid240.tar in {SHARED}"
 )

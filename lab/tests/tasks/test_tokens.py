@@ -13,7 +13,6 @@ from kernel_attention.mechanisms import list_attention
 from kernel_attention.series.task import SequenceTask
 from kernel_attention_lab.cli import main
 from kernel_attention_lab.packing import unpack_bits
-from kernel_attention_lab.runs.saved import load_run
 from kernel_attention_lab.tasks import make_recipe
 from kernel_attention_lab.tasks.tokens import TokenExperiment
 
@@ -53,13 +52,13 @@ def test_a_run_learns_and_says_how_fast(root, tmp_path):
     assert yaml.safe_load((folder / "config.yaml").read_text())["task"] == "tokens"
 
 
-@pytest.mark.parametrize(("dataset", "at"), [("sst2", 6), ("sst2", 9), ("lra/retrieval", 11)])
+@pytest.mark.parametrize(("dataset", "at"), [("sst2", 9), ("lra/retrieval", 6)])
 def test_a_run_stopped_at_any_step_ends_as_if_it_had_not(dataset, at, root, tmp_path, capsys):
     """4 steps a round through epochs of 8 (sst2) or 4 batches: the stops lie inside of both."""
     (tmp_path / "reference").mkdir()
-    reference = trained(tmp_path / "reference" / "run", root, dataset=dataset, seeds=[0, 1])
+    reference = trained(tmp_path / "reference" / "run", root, dataset=dataset)
     with stopped_at(SequenceTask, at):
-        assert main(arguments(tmp_path / "run", root, dataset=dataset, seeds=[0, 1])) == 1
+        assert main(arguments(tmp_path / "run", root, dataset=dataset)) == 1
     assert f"(seed 0: checkpoint after step {at})\n" in capsys.readouterr().err
     assert (
         main(["train", "--resume", str(tmp_path / "run"), "--data-root", str(root), "--progress", "false"])
@@ -96,8 +95,7 @@ def facts(length=24, parts=1):
 CHEAP = [mechanism.name for mechanism in list_attention() if mechanism.name != "conv2d"]
 
 
-@pytest.mark.parametrize("parts", [1, 2])
-@pytest.mark.parametrize("name", CHEAP)
+@pytest.mark.parametrize(("name", "parts"), [*((name, 1) for name in CHEAP), ("softmax", 2)])
 def test_every_mechanism_takes_a_step(name, parts):
     """conv2d needs a grid of tokens; the others train on padded batches of single texts and of pairs."""
     recipe = make_recipe(TOKENS | {"dataset": "sst2", "attention": name, "embed_dim": 8})
@@ -203,13 +201,3 @@ def test_bad_recipes(change, message, root, tmp_path, capsys):
     assert message in err
     assert err.count("\n") == 1
     assert not (tmp_path / "run").exists()
-
-
-def test_the_model_comes_back_from_the_folder(root, tmp_path):
-    folder = trained(tmp_path / "run", root, dataset="lra/retrieval", steps=4)
-    saved = load_run(folder)
-    experiment = saved.experiment(root)
-    assert (
-        experiment.evaluate(saved.model(0))["accuracy"]
-        == read_json(folder / "seed-0/evaluation.json")["accuracy"]
-    )

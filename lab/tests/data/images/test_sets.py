@@ -266,6 +266,7 @@ def test_another_process_maps_the_file_and_gets_no_copy(tmp_path, monkeypatch):
     assert np.array_equal(pickle.loads(pickle.dumps(made)).images, made.images)
 
 
+@pytest.mark.slow
 def test_the_real_cifar10_is_read_from_its_archive_once(monkeypatch, shared_cache):
     if not (SHARED / "images" / "cifar10.tar.xz").is_file():
         pytest.skip(f"no images/cifar10.tar.xz in {SHARED} (set KERNEL_ATTENTION_DATA to the real data)")

@@ -17,14 +17,10 @@ BUNDLED = {
 }
 OUTSIDE = {
     "UWaveGestureLibrary": ("classification", 120, 320, 3, 315, 315, 8),
-    "Handwriting": ("classification", 150, 850, 3, 152, 152, 26),
     "ArticularyWordRecognition": ("classification", 275, 300, 9, 144, 144, 25),
     "FingerMovements": ("classification", 316, 100, 28, 50, 50, 2),
     "AtrialFibrillation": ("classification", 15, 15, 2, 640, 640, 3),
     "StandWalkJump": ("classification", 12, 15, 4, 2500, 2500, 3),
-    "LSST": ("classification", 2459, 2466, 6, 36, 36, 14),
-    "SelfRegulationSCP1": ("classification", 268, 293, 6, 896, 896, 2),
-    "SpokenArabicDigits": ("classification", 6600, 2200, 13, 4, 93, 10),
 }
 
 

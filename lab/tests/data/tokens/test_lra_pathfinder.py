@@ -55,9 +55,9 @@ def pieces(ink):
 
 
 def test_a_seed_gives_the_same_images(images):
-    again, labels = generate_pathfinder(150)
-    assert np.array_equal(again, images[0])
-    assert np.array_equal(labels, images[1])
+    again, labels = generate_pathfinder(20)
+    assert np.array_equal(again, images[0][:20])
+    assert np.array_equal(labels, images[1][:20])
     assert not np.array_equal(generate_pathfinder(1, seed=1)[0], again[:1])
 
 
@@ -110,8 +110,8 @@ def test_a_damaged_release_is_refused(tmp_path):
 
 def test_small_images():
     """The same contours in 256 pixels, with one distractor; and they come back under a name of their own."""
-    images, labels = generate_pathfinder(150, specification=SMALL)
-    assert images.shape == (150, 16, 16)
+    images, labels = generate_pathfinder(60, specification=SMALL)
+    assert images.shape == (60, 16, 16)
     assert [connected(image) for image in images] == labels.astype(bool).tolist()
     assert {pieces(image > 0) for image in images} == {3}
-    assert 0.3 < labels.mean() < 0.7
+    assert 0.25 < labels.mean() < 0.75

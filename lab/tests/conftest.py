@@ -1,0 +1,25 @@
+"""Processes for programs that must not run in that of the tests, and pages without their pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from forked import Forks
+
+
+@pytest.fixture(scope="session")
+def forks() -> Iterator[Forks]:
+    """A process that has imported torch and nothing of ours."""
+    server = Forks("torch")
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def undrawn() -> Iterator[None]:
+    """Pages without their pictures."""
+    from runs.small_runs import undrawn_pages
+
+    with undrawn_pages():
+        yield
