@@ -41,11 +41,11 @@ RPC = "{rpc: {iterations: 3, lam: 0.1}}"
 
 @pytest.fixture(scope="session")
 def digits_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """scikit-learn's digits as an image folder: 600 to train, 90 to test."""
+    """scikit-learn's digits as an image folder: 300 to train, 90 to test."""
     root = tmp_path_factory.mktemp("images")
     bunch = load_digits()
-    for index, (image, target) in enumerate(zip(bunch.images[:690], bunch.target[:690], strict=True)):
-        folder = root / "digits" / ("train" if index < 600 else "test") / str(target)
+    for index, (image, target) in enumerate(zip(bunch.images[:390], bunch.target[:390], strict=True)):
+        folder = root / "digits" / ("train" if index < 300 else "test") / str(target)
         folder.mkdir(parents=True, exist_ok=True)
         pixels = (image * 15.9).astype(np.uint8)
         Image.fromarray(np.repeat(pixels[..., None], 3, axis=2)).save(folder / f"{index}.png")
@@ -148,7 +148,7 @@ def test_the_clean_accuracy_is_that_of_the_model_on_the_first_images(cli, run, d
 def test_images_are_cropped_as_the_model_was_evaluated(cli, cropped_run, digits_folder, here):
     run = shutil.copytree(cropped_run, here / "cropped")
     assert cli("attack", run, "--attacks", "clean", "--cases", 90)[0] == 0
-    assert cli("attack", run, "--plan", "corruptions", "out_of_distribution", "--cases", 5)[0] == 0
+    assert cli("attack", run, "--plan", "corruptions", "out_of_distribution", "--cases", 3)[0] == 0
     saved = load_run(run)
     model, data = saved.model(0), saved.experiment(digits_folder).data
     middle = (slice(None), slice(4, 36), slice(4, 36))
@@ -161,9 +161,9 @@ def test_images_are_cropped_as_the_model_was_evaluated(cli, cropped_run, digits_
         logits = model(torch.from_numpy(images.transpose(0, 3, 1, 2).copy()).float() / 255)
     right = logits.argmax(1).numpy() == data.test.targets
     assert unpack_bits(clean["bits"], 90).tolist() == right[order].tolist()
-    assert record["corruptions"]["cases"] == 5
-    unseen = load_ood("tiny_imagenet100", digits_folder, image_size=40).split.evenly(5)
-    expected = out_of_distribution_scores(model, images[order[:5]], unseen.images[middle])
+    assert record["corruptions"]["cases"] == 3
+    unseen = load_ood("tiny_imagenet100", digits_folder, image_size=40).split.evenly(3)
+    expected = out_of_distribution_scores(model, images[order[:3]], unseen.images[middle])
     assert expected.items() <= record["out_of_distribution"].items()
 
 

@@ -25,7 +25,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "no kernel": {"attention": {"multilinear": {"rank": 3, "variant": "data_dependent"}}},
     "part of the test split": {"epochs": 1, "protocol": "thesis-3"},
     "more classes than names": {"dataset": "Many", "epochs": 1, "num_heads": 4, "num_layers": 1},
-    "many of everything": {"seeds": list(range(9)), "num_layers": 3, "epochs": 1},
+    "many of everything": {"seeds": list(range(9)), "num_layers": 2, "epochs": 1},
     "tokens": TOKENS | {"dataset": "sst2", "swap_rate": 0.5},
     "language": LANGUAGE,
     "language, several seeds": LANGUAGE | {"seeds": [0, 1], "attention": "softmax"},

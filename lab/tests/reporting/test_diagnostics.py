@@ -48,7 +48,7 @@ def page_of(folder):
     return html.page("title", "lead", [], [diagnostics_section(read_run(folder))], "footer")
 
 
-def test_the_section_has_the_numbers(analysed, report):
+def test_the_section_has_the_numbers(analysed, report, undrawn):
     page = page_of(analysed)
     assert "What the attention does" in page
     for text in (

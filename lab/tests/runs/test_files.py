@@ -216,7 +216,7 @@ def test_every_flipped_bit_of_a_checkpoint_is_refused_or_without_effect(tmp_path
     checkpoint.write_state(path := tmp_path / "last.ckpt", state)
     whole, expected = path.read_bytes(), plain(read_state(path))
     for place in range(len(whole)):
-        for bit in {0, place % 8} if whole[place] or place > len(whole) - 600 else [place % 8]:
+        for bit in {0, place % 8} if place > len(whole) - 600 else [place % 8]:
             path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << bit]) + whole[place + 1 :])
             try:
                 found = read_state(path)

@@ -39,7 +39,7 @@ def validation_accuracy(run: Path) -> float:
 
 
 @pytest.mark.usefixtures("brief")
-def test_a_grid_is_complete_resumes_and_is_reported(sweep, tmp_path, waves, capsys):
+def test_a_grid_is_complete_resumes_and_is_reported(sweep, tmp_path, waves, capsys, undrawn):
     folder = tmp_path / "sweep"
     assert sweep(*GRID, "--seeds", "3", "4") == 0
     points = open_sweep(folder).points()
@@ -101,6 +101,7 @@ def test_more_random_points_are_added_to_those_that_are_there(sweep, tmp_path, c
     assert "holds a sweep of 2 points, and points=1 is less" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_two_worker_processes(sweep, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "brief_runs.py").write_text(BRIEF)
