@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.metadata
 from collections.abc import Iterator
 
 import pytest
 from forked import Forks
+
+# Fabric asks every installed distribution for callbacks, twice a training.
+importlib.metadata.entry_points = functools.cache(importlib.metadata.entry_points)
 
 
 @pytest.fixture(scope="session")

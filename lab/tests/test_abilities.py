@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from declared import NOT_YET, draw
+from declared import NOT_YET, draw, rows_of
 from suite_records import suite_record
 from torch.nn import functional as F
 
@@ -46,10 +46,6 @@ def root(tmp_path):
         [record("linear", 0, "parity", [1.0, 0.5, 0.5, 0.5])], tmp_path / "results/abilities/parity"
     )
     return tmp_path
-
-
-def rows_of(lines: list[str]) -> list[list[str]]:
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
 
 
 def test_the_tables(root):

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from declared import draw
+from declared import draw, rows_of
 from suite_records import suite_record
 
 from kernel_attention.errors import InputError
@@ -36,10 +36,6 @@ def record(label: str, seed: int, column: str, score: float, **config) -> Result
         SUITE, label, column, seed, config=config, revision="0123456789abcdef",
         budget={"steps": 5000, "seconds": 100.0 + seed, "threads": 1}, figures={"evaluation": figures},
     )  # fmt: skip
-
-
-def rows_of(lines: list[str]) -> list[list[str]]:
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
 
 
 def test_the_tables_are_those_of_the_records(tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from declared import draw
+from declared import draw, rows_of
 from suite_records import write_suite_record
 
 from kernel_attention_lab.evidence import Cell, read_suite
@@ -23,9 +23,7 @@ def write(root, suite_name, row, column, seed=0, **figures):
 
 def decisions(root):
     """The cells of each line by what the data are."""
-    lines = [line for line in draw(PAGE, root, "decisions")[0]["decisions"] if line.startswith("| ")][1:]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    return {row[0]: row[1:] for row in rows}
+    return {row[0]: row[1:] for row in rows_of(draw(PAGE, root, "decisions")[0]["decisions"])[1:]}
 
 
 def test_without_records_nothing_is_decided(tmp_path):

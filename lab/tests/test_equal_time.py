@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from declared import NOT_YET, draw
+from declared import NOT_YET, draw, rows_of
 from suite_records import suite_record
 from torch.nn import functional as F
 
@@ -48,10 +48,6 @@ def write(root, suite, column, *records):
 def rate_of(row: str, column: str) -> str:
     """The learning rate of the suite."""
     return f"{SUITE.recipe(Cell(row, column, 0))[1].learning_rate:g}"
-
-
-def rows_of(lines: list[str]) -> list[list[str]]:
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
 
 
 def test_the_accuracy_within_a_time_is_the_best_so_far(tmp_path):

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from declared import draw
+from declared import draw, rows_of
 from suite_records import write_suite_record
 from torch.nn import functional as F
 
@@ -32,10 +32,7 @@ def test_the_table_has_states_and_accuracies(tmp_path):
     write(tmp_path, "values_8", "pairs_4", 1, 0.7)
     write(tmp_path, "values_8", "pairs_8", 0, 0.5)
     regions, figures = draw(PAGE, tmp_path)
-    rows = [
-        [part.strip() for part in line.strip("|").split("|")] for line in regions["recall"] if "| " in line
-    ]
-    assert rows == [
+    assert rows_of(regions["recall"]) == [
         ["row", "state", "seeds", "pairs 2", "pairs 4", "pairs 8", "pairs 16"],
         ["`softmax`", "8,192", "1", "", "100.0", "", ""],
         ["`values_8`", "512", "2", "", "80.0 ± 14.1", "50.0 (seed 0)", ""],

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from declared import draw
+from declared import draw, rows_of
 from suite_records import write_suite_record
 
 from kernel_attention_lab.evidence import read_suite
@@ -43,10 +43,6 @@ def root(tmp_path):
         accuracy=0.3,
     )
     return tmp_path
-
-
-def rows_of(lines: list[str]) -> list[list[str]]:
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
 
 
 def test_the_page_has_every_region_and_no_figure_outside(tmp_path):

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from checkout import ROOT
-from declared import NOT_YET, draw
+from declared import NOT_YET, draw, rows_of
 from evidence.conftest import attack_entry, corruption_entry, make_record  # noqa: F401
 
 from kernel_attention.errors import InputError
@@ -98,8 +98,7 @@ def test_the_robustness_table(root):
 
 def test_the_differences(root):
     lines = draw(PAGE, root)[0]["comparisons"]
-    parts = [line.strip("|").split("|") for line in lines if line.startswith("| ")]
-    rows = [[part.strip() for part in row] for row in parts[1:]]
+    rows = rows_of(lines)[1:]
     columns = ["test split", "clean", "FGSM", "corrupted", "mCE / baseline", "AUPR"]
     assert [(row[0], row[1], row[2], row[3]) for row in rows] == [
         (label, baseline, column, "1")
@@ -186,10 +185,7 @@ def test_the_readme_says_what_the_comparisons_found(root):
 
 def test_the_gpu_tables_are_the_records():
     lines = draw("docs/performance.md", ROOT, "gpu")[0]["gpu"]
-    rows = [
-        [cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| rpc")
-    ]
-    rows = [row for row in rows if len(row) == 6]
+    rows = [row for row in rows_of(lines) if row[0].startswith("rpc") and len(row) == 6]
     assert len(rows) == 24, "three numbers of steps, two forms, two precisions, two lengths"
     chosen = ["rpc (iterations 4, impl triton)", "bfloat16", "4096"]
     (row,) = [row for row in rows if row[:3] == chosen]

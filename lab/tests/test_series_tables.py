@@ -7,7 +7,7 @@ import inspect
 import json
 from pathlib import Path
 
-from declared import draw
+from declared import draw, rows_of
 
 ROOT = Path(__file__).parents[2]
 FIGURE = Path("docs/figures/ranks-series.svg")
@@ -37,16 +37,15 @@ def write(root, name, accuracies, left_out=()):
     path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
 
 
-def rows_of(lines):
+def by_name(lines):
     """The cells of a table's rows, by the first cell."""
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
-    return {row[0]: row[1:] for row in rows}
+    return {row[0]: row[1:] for row in rows_of(lines)}
 
 
 def test_seeds_have_a_mean_and_a_deviation(tmp_path):
     write(tmp_path, "test", {"ours": [0.80, 0.82, 0.84], "dtw": [0.7]})
     lines = draw(PAGE, tmp_path)[0]["series-test"]
-    rows = rows_of(lines)
+    rows = by_name(lines)
     assert rows["ours"][0] == "82.0 ± 2.0"
     assert rows["ours"][11] == "82.4 ± 2.0"  # the mean over nine sets, 0.0 to 0.8 higher
     assert rows["dtw"][0] == "70.0"
@@ -63,7 +62,7 @@ def test_one_seed_has_no_deviation(tmp_path):
 def test_a_seed_that_lacks_a_set_is_told(tmp_path):
     write(tmp_path, "test", {"ours": [0.80, 0.84]}, left_out={("ours", "LSST", 1)})
     lines = draw(PAGE, tmp_path)[0]["series-test"]
-    assert rows_of(lines)["ours"][11] == "82.2"  # the mean of the sets' means; no deviation of it
+    assert by_name(lines)["ours"][11] == "82.2"  # the mean of the sets' means; no deviation of it
     assert lines[-2].endswith("ours: 1 to 2 seeds.")
 
 
@@ -79,7 +78,7 @@ def test_published_figures_stand_last_with_their_source(tmp_path):
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps(reports))
     lines = draw(PAGE, tmp_path)[0]["series-test"]
-    rows = rows_of(lines)
+    rows = by_name(lines)
     assert list(rows) == ["classifier", "ours", "theirs \\*", "partial \\*"]
     assert rows["theirs \\*"][11:] == ["90.0", "–", "–", "–"]
     assert rows["partial \\*"][5] == "95.0"
@@ -106,7 +105,7 @@ def test_two_classifiers_have_none(tmp_path):
 
 def test_the_ablation_has_its_table(tmp_path):
     write(tmp_path, "ablation", {"whole": [0.80, 0.82], "without positions": [0.78, 0.8]})
-    rows = rows_of(draw(PAGE, tmp_path)[0]["series-ablation"])
+    rows = by_name(draw(PAGE, tmp_path)[0]["series-ablation"])
     assert list(rows) == ["classifier", "whole", "without positions"]
     assert rows["whole"][0] == "81.0"  # folds are no repetitions, and have no deviation
     assert rows["classifier"][-1] == "p against whole"
