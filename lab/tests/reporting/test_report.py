@@ -78,7 +78,7 @@ def read(run: Path) -> Page:
     return Page(path.read_text(encoding="utf-8"))
 
 
-DRAWN = ("many of everything", "regression, several seeds", "tokens", "language", "decisions")
+DRAWN = ("many of everything", "language", "decisions")
 """Kinds whose pictures are drawn; those of the others have no other parts."""
 
 
