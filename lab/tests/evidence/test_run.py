@@ -6,11 +6,16 @@ import dataclasses
 import json
 import os
 import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
-from runs.small_runs import BRIEF, brief, launch, waves, write_recipe  # noqa: F401
+from checkout import SOURCES
+from runs.small_runs import BRIEF, brief, waves, write_recipe  # noqa: F401
 
 from kernel_attention_lab import cli
 from kernel_attention_lab.evidence import Cell, Places, find_state, read_suite, run_cell
@@ -314,6 +319,47 @@ def test_a_worker_that_dies_is_said(suite, waves, tmp_path, monkeypatch, capsys)
     assert reproduce(suite, waves, *options, "--workers", "2", "--plugin", "deadly") == 0, (
         "nothing is left to do"
     )
+
+
+@pytest.mark.slow
+def test_workers_stop_with_the_command_that_started_them(suite, waves, tmp_path):  # noqa: F811
+    """A cluster ends a job by SIGTERM, and whoever kills it leaves it no time at all."""
+    (tmp_path / "patient.py").write_text(
+        "import multiprocessing, os, pathlib, time\n"
+        "if multiprocessing.parent_process():\n"
+        "    pathlib.Path(f'{os.getpid()}.pid').touch()\n"
+        "    time.sleep(600)\n"
+    )
+    command = [sys.executable, "-m", "kernel_attention_lab", "reproduce", str(suite), "--workers", "2"]
+    process = subprocess.Popen(
+        [*command, "--plugin", "patient", "--data_root", str(waves)], cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": f"{SOURCES}{os.pathsep}{tmp_path}"}, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+
+    def workers() -> list[Path]:
+        return [path for path in tmp_path.glob("*.pid") if is_running(int(path.stem))]
+
+    assert comes_true(lambda: len(workers()) == 2, seconds=120)
+    process.kill()
+    process.wait()
+    assert comes_true(lambda: not workers(), seconds=20)
+
+
+def is_running(number: int) -> bool:
+    """Whether the process exists; one that has ended may stay until it is waited for."""
+    try:
+        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def comes_true(condition: Callable[[], bool], seconds: float) -> bool:
+    limit = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > limit:
+            return False
+        time.sleep(0.1)
+    return True
 
 
 def test_another_protocol_and_no_workers(suite, waves, capsys):  # noqa: F811
