@@ -9,7 +9,7 @@ import struct
 
 import pytest
 import torch
-from runs.small_runs import SMALL, launch, stopped_at, train_arguments, train_small, write_recipe
+from runs.small_runs import SMALL, stopped_at, train_small, write_recipe
 from safetensors.torch import load_file
 
 from kernel_attention.series.task import SequenceTask
@@ -71,41 +71,3 @@ def test_a_logger_that_is_not_installed_is_named_before_anything_is_written(name
     assert main(["train", str(recipe), "--output", str(folder), "--data-root", str(waves)]) == 2
     assert f"loggers={name}: needs {name}, which is not installed" in capsys.readouterr().err
     assert not folder.exists()
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # MLflow's own, about its database
-def test_mlflow_is_told_every_row_by_one_of_two_processes(waves, tmp_path, monkeypatch):
-    mlflow = pytest.importorskip("mlflow")
-    place = f"sqlite:///{tmp_path}/mlflow.db"
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", place)
-    folder = trained_by_two(tmp_path / "run", waves, "mlflow")
-    client = mlflow.MlflowClient(place)
-    (experiment,) = [each for each in client.search_experiments() if each.name == "run"]
-    (run,) = client.search_runs([experiment.experiment_id])
-    assert run.info.status == "FINISHED"
-    told = [metric.value for metric in client.get_metric_history(run.info.run_id, "val_loss")]
-    assert told == [float(row["val_loss"]) for row in rows(folder)]
-
-
-@pytest.mark.slow
-def test_wandb_is_told_by_one_of_two_processes(waves, tmp_path, monkeypatch):
-    pytest.importorskip("wandb")
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    folder = trained_by_two(tmp_path / "run", waves, "wandb")
-    known = json.loads((folder / "seed-0/loggers.json").read_text())["wandb"]
-    assert [path.name.rsplit("-", 1)[1] for path in (folder / "seed-0/wandb").glob("offline-run-*")] == [
-        known
-    ]
-
-
-def trained_by_two(folder, root, logger):
-    """The folder of a small run of two processes that tells a logger."""
-    keys = SMALL | {"loggers": [logger]}
-    process = launch(*train_arguments(folder, keys, root), "--devices", "2")
-    try:
-        said = process.communicate(timeout=240)[1]
-    finally:
-        process.kill()
-    assert process.returncode == 0, said
-    return folder
