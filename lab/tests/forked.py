@@ -98,9 +98,9 @@ def _execute(words: list[str]) -> None:
         sys.argv, sys.path[:0] = words[1:], place
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
     else:
-        sys.argv = words
-        sys.path.insert(0, str(Path(words[0]).resolve().parent))
-        runpy.run_path(words[0], run_name="__main__")
+        sys.argv, program = words, Path(words[0]).resolve()
+        sys.path.insert(0, str(program.parent))
+        runpy.run_path(str(program), run_name="__main__")
 
 
 if __name__ == "__main__":
