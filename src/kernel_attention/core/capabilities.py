@@ -18,7 +18,13 @@ class Capabilities(nn.Module):
     sequence_group: SequenceGroup | None = None
 
     def supports(
-        self, *, causal: bool = False, context: bool = False, decoding: bool = False, sharding: bool = False
+        self,
+        *,
+        causal: bool = False,
+        context: bool = False,
+        decoding: bool = False,
+        sharding: bool = False,
+        packing: bool = False,
     ) -> bool:
         """True where this layer, with its options, can be used in all of these ways.
 
@@ -28,11 +34,19 @@ class Capabilities(nn.Module):
             decoding: token by token, through ``initial_state``, ``step`` and ``prefill``.
             sharding: on sequences divided among processes; see
                 [`shard_sequence`][kernel_attention.shard_sequence].
+            packing: on sequences end to end in one row, with ``cu_seqlens``.
         """
-        return self.why_not(causal=causal, context=context, decoding=decoding, sharding=sharding) is None
+        ways = {"context": context, "decoding": decoding, "sharding": sharding, "packing": packing}
+        return self.why_not(causal=causal, **ways) is None
 
     def why_not(
-        self, *, causal: bool = False, context: bool = False, decoding: bool = False, sharding: bool = False
+        self,
+        *,
+        causal: bool = False,
+        context: bool = False,
+        decoding: bool = False,
+        sharding: bool = False,
+        packing: bool = False,
     ) -> str | None:
         """The reasons where ``supports`` is False; None where it is True. The arguments are the same."""
         reasons = []
@@ -49,6 +63,14 @@ class Capabilities(nn.Module):
             reasons.append("a sharded sequence does not decode" if sharded else self.why_not_decoding())
         if sharding:
             reasons.append(self.why_not_sharded(causal))
+        if packing:
+            if context:
+                reasons.append("context cannot be combined with packed sequences")
+            if decoding:
+                reasons.append("packed sequences do not decode")
+            if sharding or self.sequence_group is not None:
+                reasons.append("sequences that are divided among processes cannot be packed")
+            reasons.append(self.why_not_packed())
         return next((reason for reason in reasons if reason is not None), None)
 
     def why_not_causal(self) -> str | None:
@@ -66,6 +88,10 @@ class Capabilities(nn.Module):
     def why_not_sharded(self, is_causal: bool) -> str | None:
         """Why the layer cannot read sequences divided among processes; None where it can."""
         return "its attention needs every token of the sequence on one rank"
+
+    def why_not_packed(self) -> str | None:
+        """Why the layer cannot read several sequences end to end; None where it can, as where it pads."""
+        return None
 
     def why_not_heads(self) -> str | None:
         """Why the layer cannot attend with queries, keys and values made elsewhere; None where it can."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from kernel_attention.core.calls import Objective
 from kernel_attention.core.engine import REFERENCE, LayerPlan
 from kernel_attention.core.given_heads import GivenHeads
+from kernel_attention.core.packing import PackedSequences, pack_sequences
 from kernel_attention.core.parameters import reset_submodules
 from kernel_attention.core.step_by_step import StepByStep
 from kernel_attention.core.validation import require_positive
@@ -68,6 +69,8 @@ class AttentionLayer(StepByStep, GivenHeads, ABC):
         context: Tensor | None = None,
         attention_mask: Tensor | None = None,
         is_causal: bool = False,
+        cu_seqlens: Tensor | PackedSequences | None = None,
+        max_seqlen: int | None = None,
     ) -> Tensor:
         """The layer's output, (B, N, d).
 
@@ -76,12 +79,27 @@ class AttentionLayer(StepByStep, GivenHeads, ABC):
             context: (B, S, d), the source of keys and values in cross-attention; None: x itself.
             attention_mask: bool over the keys' tokens, (B, N) or (B, S); True = real token.
             is_causal: output i depends on x[:, :i + 1] only.
+            cu_seqlens: (S + 1,) int32 or int64, from 0 to N, where each of S sequences begins that lie end to
+                end in x (1, N, d). Each has the output and the objective that it has alone.
+            max_seqlen: with ``cu_seqlens``, the longest sequence's tokens, or more. None: as many as it has;
+                boundaries on another device than the CPU are then read by the host, which waits for them.
 
         Raises:
-            InputError: for a wrong shape or dtype, or cross-attention that the mechanism does not have.
+            InputError: for a wrong shape or dtype, for cross-attention that the mechanism does not have, and
+                for boundaries that do not divide x.
         """
         self._check(x, context, attention_mask, is_causal)
-        found = self.attend(x, context, attention_mask, is_causal)
+        if cu_seqlens is None:
+            if max_seqlen is not None:
+                raise InputError(f"{type(self).__name__}: max_seqlen={max_seqlen} needs cu_seqlens")
+            found = self.attend(x, context, attention_mask, is_causal)
+        else:
+            name = self.mechanism_name or type(self).__name__
+            if (reason := self.why_not(causal=is_causal, packing=True)) is not None:
+                raise InputError(f"{name}: cu_seqlens was given, but {reason}")
+            others = {"context": context, "attention_mask": attention_mask}
+            packed = pack_sequences(name, x, cu_seqlens, max_seqlen, **others)
+            found = self.attend_packed(x, packed, is_causal)
         y, objective = (found, None) if isinstance(found, Tensor) else found
         if objective is not None:
             self.record_objective(objective)
@@ -97,6 +115,14 @@ class AttentionLayer(StepByStep, GivenHeads, ABC):
             y (B, N, d) and the call's objective in training mode: a tensor where it is J alone, None where
             there is none. y alone has none either.
         """
+
+    def attend_packed(
+        self, x: Tensor, packed: PackedSequences, is_causal: bool
+    ) -> tuple[Tensor, Objective | Tensor | None] | Tensor:
+        """``attend`` of sequences that lie end to end in x (1, N, d): as a padded batch."""
+        found = self.attend(packed.unpack(x), None, packed.attention_mask, is_causal)
+        y, objective = (found, None) if isinstance(found, Tensor) else found
+        return packed.pack(y), objective
 
     def record_objective(self, objective: Objective | Tensor) -> None:
         """Refuse the objective of a call. A ``PenalizedAttention`` hands it to the loss."""

@@ -23,6 +23,7 @@ from kernel_attention.testing import (  # noqa: F401
     launches,
     making,
     numerics,
+    packing,
     padding,
     shapes,
     training,

@@ -16,9 +16,8 @@ from kernel_attention.testing.subjects import Subject, subject
 Check = Callable[[Subject], None]
 CHECKS: dict[str, Check] = {}
 """Every check by name."""
-_NEEDS: dict[
-    str, str
-] = {}  # "causal", "context" or "decoding", which the layer must support; "any length"; or "placement"
+# What a layer must support: "causal", "context", "decoding", "packing"; "any length"; or "placement".
+_NEEDS: dict[str, str] = {}
 
 
 def close(actual: Any, expected: Any) -> None:
@@ -54,7 +53,7 @@ def check(needs: str = "") -> Callable[[Check], Check]:
 def checks_of(case: Subject) -> list[str]:
     """The names of the checks that apply to a subject."""
     layer = case.build()
-    able = {name for name in ("causal", "context", "decoding") if layer.supports(**{name: True})}
+    able = {name for name in ("causal", "context", "decoding", "packing") if layer.supports(**{name: True})}
     able |= {""} if case.fixed_length else {"", "any length"}
     able |= {"placement"} if case.places_parameters() else set()
     return [name for name, needs in _NEEDS.items() if needs in able and name not in case.exempt]

@@ -299,6 +299,11 @@ class SupportVectorAttention(QueryKeyValueAttention):
             )
         return None
 
+    def why_not_packed(self) -> str | None:
+        """A grid has one size; a sequence in a padded batch may have fewer tokens."""
+        is_grid = self.convolution is not None and self.convolution.grid_size is not None
+        return "its tokens are a grid (mechanisms without grid_size serve it)" if is_grid else None
+
     def why_not_sharded(self, is_causal: bool) -> str | None:
         """The kernel's reason, or that pooling and convolutions cross the parts' ends."""
         if (reason := self.kernel.why_not_sharded()) is not None:
