@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from kernel_attention.core.layer import AttentionLayer
+from kernel_attention.core.packing import PackedSequences, pack_sequences
 from kernel_attention.core.parameters import Device
 from kernel_attention.core.validation import require_probability
 from kernel_attention.errors import InputError, unknown
@@ -58,8 +59,17 @@ class ChannelAttention(nn.Module):
         super().__init__()
         self.q_proj = nn.Linear(embed_dim, embed_dim, bias=False, device=device, dtype=dtype)
 
-    def forward(self, x: Tensor, values: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        values: Tensor,
+        attention_mask: Tensor | None = None,
+        packed: PackedSequences | None = None,
+    ) -> Tensor:
         """The values (B, N, d) times the channels' weights of x (B, N, d)."""
+        if packed is not None:
+            weights = self.channel_weights(packed.unpack(x), packed.attention_mask)
+            return values * weights[packed.sequence]
         return values * self.channel_weights(x, attention_mask)[:, None]
 
     def channel_weights(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
@@ -153,41 +163,63 @@ class EncoderLayer(nn.Module):
         if "short_convolution" not in self._modules:  # none, or pickled by a version that had none
             self.short_convolution = None
 
-    def forward(self, x: Tensor, attention_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        """(B, N, d) -> (B, N, d)."""
+    def forward(
+        self,
+        x: Tensor,
+        attention_mask: Tensor | None = None,
+        is_causal: bool = False,
+        *,
+        cu_seqlens: Tensor | PackedSequences | None = None,
+        max_seqlen: int | None = None,
+    ) -> Tensor:
+        """(B, N, d) -> (B, N, d). ``cu_seqlens`` and ``max_seqlen`` are those of ``AttentionLayer``."""
         if is_causal and self.channel_attention is not None:
             raise InputError("is_causal=True, but channel_attention=True reads every token of the sequence")
-        options = {"attention_mask": attention_mask, "is_causal": is_causal}
+        packed = None
+        options: dict[str, Any] = {"attention_mask": attention_mask, "is_causal": is_causal}
+        if cu_seqlens is not None:
+            others = {"attention_mask": attention_mask}
+            packed = pack_sequences(type(self).__name__, x, cu_seqlens, max_seqlen, **others)
+            options = {"cu_seqlens": packed, "is_causal": is_causal}
 
         def attend(inputs: Tensor) -> Tensor:
             if self.short_convolution is not None:
                 inputs = self.short_convolution(inputs, **options)
             return self.attention(inputs, **options)
 
-        return self.around(attend, x, attention_mask)
+        return self.around(attend, x, attention_mask, packed)
 
     def around(
-        self, attend: Callable[[Tensor], Tensor], x: Tensor, attention_mask: Tensor | None = None
+        self,
+        attend: Callable[[Tensor], Tensor],
+        x: Tensor,
+        attention_mask: Tensor | None = None,
+        packed: PackedSequences | None = None,
     ) -> Tensor:
         """The layer with ``attend`` instead of convolution and attention, (B, ..., d) -> (B, ..., d)."""
+        drop = self.drop_path
         if self.norm_first:
-            x = x + self.drop_path(self.dropout(attend(self.attention_input(x))))
-            return x + self.drop_path(self._feedforward(self.norm2(x), attention_mask))
-        x = self.norm1(x + self.drop_path(self.dropout(attend(self.attention_input(x)))))
-        return self.norm2(x + self.drop_path(self._feedforward(x, attention_mask)))
+            x = x + drop(self.dropout(attend(self.attention_input(x))), packed)
+            return x + drop(self._feedforward(self.norm2(x), attention_mask, packed), packed)
+        x = self.norm1(x + drop(self.dropout(attend(self.attention_input(x))), packed))
+        return self.norm2(x + drop(self._feedforward(x, attention_mask, packed), packed))
 
     def attention_input(self, x: Tensor) -> Tensor:
         """The tensor that the attention reads, or the convolution before it, (B, N, d) -> (B, N, d)."""
         return self.norm1(x) if self.norm_first else x
 
-    def _feedforward(self, x: Tensor, attention_mask: Tensor | None) -> Tensor:
+    def _feedforward(
+        self, x: Tensor, attention_mask: Tensor | None, packed: PackedSequences | None
+    ) -> Tensor:
         if self.experts is not None:
             y = self.dropout(self.experts(x, attention_mask))
         else:
             assert self.linear1 is not None
             assert self.linear2 is not None
             y = self.dropout(feed_forward(x, self.linear1, self.linear2, self.activation, self.dropout))
-        return y if self.channel_attention is None else self.channel_attention(x, y, attention_mask)
+        if self.channel_attention is None:
+            return y
+        return self.channel_attention(x, y, attention_mask, packed)
 
 
 class StochasticDepth(nn.Module):
@@ -202,11 +234,14 @@ class StochasticDepth(nn.Module):
         require_probability(drop_path=probability)
         self.probability = probability
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, ...) -> (B, ...)."""
+    def forward(self, x: Tensor, packed: PackedSequences | None = None) -> Tensor:
+        """(B, ...) -> (B, ...); every one of packed sequences (1, N, d) is a sample."""
         if not self.training or self.probability == 0.0:
             return x
         kept = 1.0 - self.probability
+        if packed is not None:
+            scale = x.new_empty(len(packed.attention_mask), 1).bernoulli_(kept).div_(kept)
+            return x * scale[packed.sequence]
         return x * x.new_empty(x.size(0), *[1] * (x.dim() - 1)).bernoulli_(kept).div_(kept)
 
     def extra_repr(self) -> str:

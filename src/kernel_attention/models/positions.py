@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from kernel_attention.core.packing import PackedSequences
 from kernel_attention.core.parameters import Device, reset_submodules
 from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import InputError
@@ -74,9 +75,19 @@ class PositionClassifier(nn.Module):
         """Draw every parameter of the encoder and the head anew."""
         reset_submodules(self)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x (B, N) tokens or (B, N, c) vectors -> logits (B, N, num_outputs)."""
-        return self._logits(self.encoder(x, None, self.is_causal))
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        cu_seqlens: Tensor | PackedSequences | None = None,
+        max_seqlen: int | None = None,
+    ) -> Tensor:
+        """x (B, N) tokens or (B, N, c) vectors -> logits (B, N, num_outputs).
+
+        ``cu_seqlens`` and ``max_seqlen`` are those of ``SequenceEncoder.forward``.
+        """
+        packing = {"cu_seqlens": cu_seqlens, "max_seqlen": max_seqlen}
+        return self._logits(self.encoder(x, None, self.is_causal, **packing))
 
     def logits_at(self, x: Tensor, chosen: Tensor) -> Tensor:
         """The logits of the positions where ``chosen`` (B, N) is True, in order, (positions, num_outputs)."""

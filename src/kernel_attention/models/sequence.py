@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kernel_attention.core.layer import require_causal_form
+from kernel_attention.core.packing import PackedSequences, pack_sequences
 from kernel_attention.core.parameters import Device, reset_module
 from kernel_attention.core.sequence_group import SequenceGroup
 from kernel_attention.core.validation import require_positive, require_probability
@@ -165,17 +166,35 @@ class SequenceEncoder(nn.Module):
         attention_mask: Tensor | None = None,
         is_causal: bool = False,
         hidden_states: list[Tensor] | None = None,
+        *,
+        cu_seqlens: Tensor | PackedSequences | None = None,
+        max_seqlen: int | None = None,
     ) -> Tensor:
         """(B, N, c) -> (B, N, d); padded positions (attention_mask False) are zero.
 
         With patches, (B, ceil(N / patch_len), d), and ``token_mask`` says which tokens are real. The input of
         every layer and the result are added to the list ``hidden_states``, if there is one.
+
+        ``cu_seqlens`` and ``max_seqlen`` say where the sequences lie in x (1, N, c), see ``AttentionLayer``.
+        Their positions begin at 0 each, and the tokens of the result are those of each sequence, end to end.
         """
+        packed = None
+        if cu_seqlens is not None:
+            packed = self.packed(x, cu_seqlens, max_seqlen, attention_mask=attention_mask)
+            x, attention_mask = packed.unpack(x), packed.attention_mask
+            packed = packed.in_patches(self.patch_len)
         start = self._checked_start(x)
         if is_causal:
             self._require_causal()
-        tokens = self._embed(x, attention_mask)
-        return self._encoded(tokens, self.token_mask(attention_mask), start, is_causal, hidden_states)
+        tokens, mask = self._embed(x, attention_mask), self.token_mask(attention_mask)
+        return self._encoded(tokens, mask, start, is_causal, hidden_states, packed)
+
+    def packed(
+        self, x: Tensor, cu_seqlens: Tensor | PackedSequences, max_seqlen: int | None, **others: object
+    ) -> PackedSequences:
+        """The sequences of the row x; the arguments are those of ``pack_sequences``."""
+        self._check_input(x)
+        return pack_sequences(type(self).__name__, x, cu_seqlens, max_seqlen, **others)
 
     def features(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """Features that the learnt part of a rocket stem reads: (B, N, c) -> (B, ceil(N / patch_len), F).
@@ -308,13 +327,17 @@ class SequenceEncoder(nn.Module):
         start: int = 0,
         is_causal: bool = False,
         hidden_states: list[Tensor] | None = None,
+        packed: PackedSequences | None = None,
     ) -> Tensor:
         """Positions, layers and norm of the tokens, the first of which is number ``start``."""
-        x = self.dropout(self._with_positions(tokens, token_mask, start))
+        x = self._with_positions(tokens, token_mask, start)
+        if packed is not None:
+            x, token_mask = packed.pack(x), None
+        x = self.dropout(x)
         for layer in self.layers:
             if hidden_states is not None:
                 hidden_states.append(x)
-            x = layer(x, token_mask, is_causal)
+            x = layer(x, token_mask, is_causal, cu_seqlens=packed)
         x = self.norm(x)
         x = self.dropout(F.gelu(x) if self.final_activation == "gelu" else x)
         x = x if token_mask is None else x.masked_fill(~token_mask[..., None], 0.0)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from kernel_attention.core.packing import PackedSequences
 from kernel_attention.core.parameters import Device, reset_submodules
 from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import InputError
@@ -87,6 +88,8 @@ class SequenceClassifier(nn.Module):
         attention_mask: Tensor | None = None,
         *,
         hidden_states: list[Tensor] | None = None,
+        cu_seqlens: Tensor | PackedSequences | None = None,
+        max_seqlen: int | None = None,
     ) -> Tensor:
         """Class logits or values, (B, num_outputs).
 
@@ -94,7 +97,16 @@ class SequenceClassifier(nn.Module):
             x: (B, N, c).
             attention_mask: (B, N), True = real token.
             hidden_states: see ``SequenceEncoder.forward``.
+            cu_seqlens: where S sequences begin in a row x (1, N, c), whose outputs are (S, num_outputs).
+            max_seqlen: with ``cu_seqlens``, the longest sequence's tokens, or more.
         """
+        if cu_seqlens is not None:
+            packed = self.encoder.packed(x, cu_seqlens, max_seqlen, attention_mask=attention_mask)
+            if not self.has_readout:
+                encoded = self.encoder(x, hidden_states=hidden_states, cu_seqlens=packed)
+                packed = packed.in_patches(self.encoder.patch_len)
+                return self.head(self.pooling(packed.unpack(encoded), packed.attention_mask))
+            x, attention_mask = packed.unpack(x), packed.attention_mask
         if self.has_readout:
             token_mask = self.encoder.token_mask(attention_mask)
             return self.from_features(self.encoder.features(x, attention_mask), token_mask, hidden_states)

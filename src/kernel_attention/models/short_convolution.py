@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from kernel_attention.core.decoding import whole_lengths
+from kernel_attention.core.packing import PackedSequences, pack_sequences
 from kernel_attention.core.parameters import Device
 from kernel_attention.core.sequence_group import SequenceGroup
 from kernel_attention.core.validation import require_positive
@@ -71,7 +72,15 @@ class ShortConvolution(nn.Module):
         """Set every kernel to zero, as in a new module, which is the identity."""
         nn.init.zeros_(self.weight)
 
-    def forward(self, x: Tensor, attention_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        attention_mask: Tensor | None = None,
+        is_causal: bool = False,
+        *,
+        cu_seqlens: Tensor | PackedSequences | None = None,
+        max_seqlen: int | None = None,
+    ) -> Tensor:
         """(B, N, d) -> (B, N, d).
 
         Args:
@@ -79,10 +88,21 @@ class ShortConvolution(nn.Module):
             attention_mask: (B, N), True = real token. The neighbours of a token are real ones: a sequence
                 gives what its real tokens give alone, wherever its padding stands.
             is_causal: whether token i reads x[:, :i + 1] only.
+            cu_seqlens: where the sequences begin that lie end to end in x (1, N, d), see ``AttentionLayer``;
+                no token reads one of another sequence.
+            max_seqlen: with ``cu_seqlens``, the longest sequence's tokens, or more.
 
         Raises:
-            InputError: for a grid that is to be causal, or has other tokens than its own.
+            InputError: for a grid that is to be causal, is packed, or has other tokens than its own, and for
+                boundaries that do not divide x.
         """
+        if cu_seqlens is not None:
+            if self.grid_size is not None or self.sequence_group is not None:
+                where = "tokens are a grid" if self.grid_size else "sequences are divided among processes"
+                raise InputError(f"short_convolution: cu_seqlens was given, but its {where}")
+            others = {"attention_mask": attention_mask}
+            packed = pack_sequences("short_convolution", x, cu_seqlens, max_seqlen, **others)
+            return x + packed.pack(self._convolve(packed.unpack(x), packed.attention_mask, is_causal))
         real = zero_padding(x, attention_mask)
         if self.grid_size is not None:
             return x + self._over_grid(real, is_causal)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kernel_attention.core.packing import PackedSequences
 from kernel_attention.core.parameters import Device, reset_submodules
 from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import InputError
@@ -122,6 +123,8 @@ class TokenClassifier(nn.Module):
         attention_mask: Tensor | None = None,
         *,
         hidden_states: list[Tensor] | None = None,
+        cu_seqlens: Tensor | PackedSequences | None = None,
+        max_seqlen: int | None = None,
     ) -> Tensor:
         """Logits (B, num_outputs).
 
@@ -129,17 +132,24 @@ class TokenClassifier(nn.Module):
             x: (B, N) token numbers, or (B, N, d), what ``encoder.embed`` gives for them.
             attention_mask: (B, N), True = real token.
             hidden_states: see ``SequenceEncoder.forward``.
+            cu_seqlens: where S sequences begin in a row x (1, N), whose logits are (S, num_outputs).
+            max_seqlen: with ``cu_seqlens``, the longest sequence's tokens, or more.
         """
-        return self.head(self.pooled(x, attention_mask, hidden_states))
+        if cu_seqlens is not None:
+            cu_seqlens = self.encoder.packed(x, cu_seqlens, max_seqlen, attention_mask=attention_mask)
+        return self.head(self.pooled(x, attention_mask, hidden_states, cu_seqlens))
 
     def pooled(
         self,
         x: Tensor,
         attention_mask: Tensor | None = None,
         hidden_states: list[Tensor] | None = None,
+        packed: PackedSequences | None = None,
     ) -> Tensor:
-        """The mean of the encoded real tokens, (B, d)."""
-        encoded = self.encoder(x, attention_mask, self.is_causal, hidden_states)
+        """The mean of the encoded real tokens, (B, d); of each of packed sequences, (S, d)."""
+        encoded = self.encoder(x, attention_mask, self.is_causal, hidden_states, cu_seqlens=packed)
+        if packed is not None:
+            encoded, attention_mask = packed.unpack(encoded), packed.attention_mask
         return mean_token(encoded, attention_mask, self.encoder.sequence_group)
 
     def _make_head(self, width: int, num_outputs: int, **where: Any) -> nn.Module:

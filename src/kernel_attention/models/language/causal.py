@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kernel_attention.core.layer import require_causal_form
+from kernel_attention.core.packing import PackedSequences, pack_sequences
 from kernel_attention.core.parameters import Device, reset_module
 from kernel_attention.core.validation import require_positive, require_probability
 from kernel_attention.errors import InputError, unknown
@@ -131,7 +132,13 @@ class CausalLanguageModel(nn.Module):
             nn.init.normal_(self.output_weight, std=_DEVIATION)
 
     def forward(
-        self, tokens: Tensor, attention_mask: Tensor | None = None, *, last: int | None = None
+        self,
+        tokens: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        last: int | None = None,
+        cu_seqlens: Tensor | PackedSequences | None = None,
+        max_seqlen: int | None = None,
     ) -> Tensor:
         """Logits of the token after each of the last ``last`` positions (default: of all).
 
@@ -139,6 +146,9 @@ class CausalLanguageModel(nn.Module):
             tokens: (B, N) whole numbers below V.
             attention_mask: (B, N) bool, True = real token; a text has the logits that it has alone.
             last: how many positions.
+            cu_seqlens: where the texts begin that lie end to end in tokens (1, N), see ``AttentionLayer``;
+                the positions of each begin at 0.
+            max_seqlen: with ``cu_seqlens``, the longest text's tokens, or more.
 
         Returns:
             (B, last, V); those of a position depend on the tokens up to it.
@@ -146,15 +156,24 @@ class CausalLanguageModel(nn.Module):
         Raises:
             InputError: for another shape or type, or more than max_len tokens.
         """
-        x = self.hidden(tokens, attention_mask)
+        x = self.hidden(tokens, attention_mask, cu_seqlens=cu_seqlens, max_seqlen=max_seqlen)
         return self.logits(x if last is None else x[:, -last:])
 
-    def loss(self, tokens: Tensor, targets: Tensor, ignore_index: int = -100) -> Tensor:
+    def loss(
+        self,
+        tokens: Tensor,
+        targets: Tensor,
+        ignore_index: int = -100,
+        *,
+        cu_seqlens: Tensor | PackedSequences | None = None,
+        max_seqlen: int | None = None,
+    ) -> Tensor:
         """Mean cross-entropy of the targets (B, N), in nats, without all logits at once.
 
-        See ``kernel_attention.models.language.cross_entropy.linear_cross_entropy``.
+        See ``kernel_attention.models.language.cross_entropy.linear_cross_entropy``, and ``forward``.
         """
-        x = self.dropout(self.norm(self.hidden(tokens))).flatten(0, 1)
+        x = self.hidden(tokens, cu_seqlens=cu_seqlens, max_seqlen=max_seqlen)
+        x = self.dropout(self.norm(x)).flatten(0, 1)
         return linear_cross_entropy(x, self._weight(), self.output_bias, targets.flatten(), ignore_index)
 
     def hidden(
@@ -163,6 +182,8 @@ class CausalLanguageModel(nn.Module):
         attention_mask: Tensor | None = None,
         *,
         hidden_states: list[Tensor] | None = None,
+        cu_seqlens: Tensor | PackedSequences | None = None,
+        max_seqlen: int | None = None,
     ) -> Tensor:
         """Tokens and their mask -> (B, N, d) after the last layer, which ``logits`` takes.
 
@@ -170,13 +191,22 @@ class CausalLanguageModel(nn.Module):
             tokens: (B, N) whole numbers, or (B, N, d), what ``embedding`` gives for them.
             attention_mask: (B, N) bool, True = real token.
             hidden_states: a list to which the input of every layer is added, (B, N, d) each.
+            cu_seqlens: see ``forward``.
+            max_seqlen: see ``forward``.
         """
         self.check_tokens(tokens)
-        x = self.embed(tokens, 0, attention_mask)
+        packed = None
+        if cu_seqlens is None:
+            x = self.embed(tokens, 0, attention_mask)
+        else:
+            others = {"attention_mask": attention_mask}
+            packed = pack_sequences(type(self).__name__, tokens, cu_seqlens, max_seqlen, **others)
+            self.check_length(packed.max_length)
+            x = self._placed(tokens, self.positions[packed.place])
         for layer in self.layers:
             if hidden_states is not None:
                 hidden_states.append(x)
-            x = layer(x, attention_mask, True)
+            x = layer(x, attention_mask, True, cu_seqlens=packed)
         return x
 
     def embed(self, tokens: Tensor, start: int | Tensor, attention_mask: Tensor | None = None) -> Tensor:
@@ -193,6 +223,10 @@ class CausalLanguageModel(nn.Module):
             if not is_exporting() and (isinstance(start, Tensor) or tokens.size(1) > self.max_len):
                 self.check_length(int(index.max()) + 1)
             positions = self.positions[index]
+        return self._placed(tokens, positions)
+
+    def _placed(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """The embedded tokens with their positions, (B, N, d)."""
         return self.dropout((tokens if tokens.is_floating_point() else self.embedding(tokens)) + positions)
 
     @staticmethod
