@@ -143,7 +143,7 @@ def test_positions_may_be_given_where_they_are_the_places_of_the_tokens(hugging_
         places = (mask.cumsum(1) - 1).masked_fill(mask == 0, 1)
     expected = logits_of(model, inputs)
     assert torch.equal(logits_of(model, inputs, position_ids=places), expected)
-    with pytest.raises(ka.InputError, match=r"position_ids does not count .* packed texts are not supported"):
+    with pytest.raises(ka.InputError, match="position_ids does not count"):
         model(**inputs, position_ids=places + 1)
     with pytest.raises(ka.InputError, match="position_ids has shape"):
         model(**inputs, position_ids=places[..., None])
@@ -160,44 +160,99 @@ def test_positions_may_be_given_where_they_are_the_places_of_the_tokens(hugging_
             model(**call, cache_position=now - 1)
 
 
-@pytest.mark.parametrize("kind", TEXTS)
-def test_packed_texts_are_refused_in_every_spelling(hugging_face, kind):
+ENDS = torch.tensor([0, 5, LENGTH], dtype=torch.int32)
+PLACES = torch.cat([torch.arange(5), torch.arange(LENGTH - 5)])[None]
+NUMBER = (torch.arange(LENGTH) >= 5).int()[None]
+PAIRS = (NUMBER[:, None, :] == NUMBER[:, :, None])[:, None]
+
+
+def test_a_classifier_refuses_packed_texts_in_every_spelling(hugging_face):
     """Positions that begin again, ends or numbers of texts, masks over pairs, other numbers in the mask."""
+    kind = "SequenceClassification"
     model, ids = build(hugging_face, kind), inputs_of(kind)["input_ids"][:1]
-    length = 5
-    places = torch.cat([torch.arange(length), torch.arange(LENGTH - length)])[None]
-    ends = torch.tensor([0, length, LENGTH], dtype=torch.int32)
-    number = (torch.arange(LENGTH) >= length).int()[None]
-    pairs = (number[:, None, :] == number[:, :, None])[:, None]
     for spelling in (
-        {"position_ids": places},
-        {"cu_seq_lens_q": ends},
-        {"cu_seq_lens_k": ends},
-        {"max_length_q": LENGTH - length},
-        {"max_length_k": LENGTH - length},
-        {"seq_idx": number},
-        {"attention_mask": number + 1},
-        {"attention_mask": pairs},
-        {"attention_mask": torch.where(pairs, 0.0, -torch.inf)},
-        {"attention_mask": torch.where(number == 0, 0.0, -torch.inf)},
+        {"position_ids": PLACES},
+        {"cu_seq_lens_q": ENDS},
+        {"cu_seq_lens_k": ENDS},
+        {"max_length_q": LENGTH - 5},
+        {"max_length_k": LENGTH - 5},
+        {"seq_idx": NUMBER},
+        {"attention_mask": NUMBER + 1},
+        {"attention_mask": PAIRS},
+        {"attention_mask": torch.where(PAIRS, 0.0, -torch.inf)},
+        {"attention_mask": torch.where(NUMBER == 0, 0.0, -torch.inf)},
     ):
         (name,) = spelling
         with pytest.raises(ka.InputError, match=name):
             model(ids, **spelling)
 
 
-def test_a_collator_of_packed_texts_is_refused_by_the_trainer(hugging_face, transformers, tmp_path):
+@pytest.mark.parametrize("attention", ["softmax", "primal", "delta"])
+def test_a_language_model_reads_packed_texts_as_it_reads_each_alone(hugging_face, attention):
+    model = build(hugging_face, "CausalLM", attention=attention).double()
+    ids = inputs_of("CausalLM")["input_ids"][:1]
+    texts = ids.split([5, LENGTH - 5], dim=1)
+    expected = torch.cat([logits_of(model, {"input_ids": text}) for text in texts], dim=1)
+    most = {"max_length_q": LENGTH, "max_length_k": LENGTH}
+    for spelling in (
+        {"position_ids": PLACES},
+        {"cu_seq_lens_q": ENDS},
+        {"cu_seq_lens_q": ENDS, "cu_seq_lens_k": ENDS.clone(), **most, "position_ids": PLACES[0]},
+        {"position_ids": PLACES, "seq_idx": NUMBER},
+    ):
+        torch.testing.assert_close(logits_of(model, {"input_ids": ids}, **spelling), expected)
+    rows = {"input_ids": ids.expand(2, -1), "position_ids": PLACES}  # several rows of several texts
+    torch.testing.assert_close(logits_of(model, rows), expected.expand(2, -1, -1))
+    output = model(ids, position_ids=PLACES, labels=ids, output_hidden_states=True)
+    losses = torch.stack([model(text, labels=text).loss for text in texts])
+    lengths = torch.tensor([4, LENGTH - 6])
+    torch.testing.assert_close(output.loss, (losses * lengths).sum() / lengths.sum())
+    assert output.past_key_values is None
+    assert all(state.shape[:2] == ids.shape for state in output.hidden_states)
+
+
+def test_packed_texts_that_contradict_themselves_are_refused(hugging_face):
+    model, ids = build(hugging_face, "CausalLM"), inputs_of("CausalLM")["input_ids"][:1]
+    for message, spelling in (
+        ("cu_seq_lens_k is not cu_seq_lens_q", {"cu_seq_lens_q": ENDS, "cu_seq_lens_k": ENDS[[0, 2]]}),
+        ("cu_seq_lens_k needs cu_seq_lens_q", {"cu_seq_lens_k": ENDS}),
+        ("max_length_q needs cu_seq_lens_q", {"max_length_q": LENGTH}),
+        ("max_length_k needs cu_seq_lens_q", {"max_length_k": LENGTH}),
+        ("cu_seqlens has a sequence of", {"cu_seq_lens_q": ENDS, "max_length_q": 4}),
+        ("seq_idx has other sequences", {"seq_idx": NUMBER}),
+        ("seq_idx has other sequences", {"seq_idx": 1 - NUMBER[:, [0] * LENGTH], "position_ids": PLACES}),
+        ("position_ids does not count", {"position_ids": PLACES + 1}),
+        ("position_ids does not count", {"position_ids": PLACES, "cu_seq_lens_q": ENDS[[0, 2]]}),
+        ("position_ids does not count", {"position_ids": PLACES, "attention_mask": torch.ones_like(ids)}),
+        ("attention_mask", {"cu_seq_lens_q": ENDS, "attention_mask": torch.ones_like(ids)}),
+        ("use_cache=True", {"position_ids": PLACES, "use_cache": True}),
+        ("attention_mask", {"attention_mask": NUMBER + 1}),
+        ("attention_mask", {"attention_mask": PAIRS}),
+        ("attention_mask", {"attention_mask": torch.where(PAIRS, 0.0, -torch.inf)}),
+    ):
+        with pytest.raises(ka.InputError, match=message):
+            model(ids, **spelling)
+    past = model(ids, use_cache=True).past_key_values
+    with pytest.raises(ka.InputError, match="cu_seq_lens_q is a tensor"):
+        model(ids, past_key_values=past, cu_seq_lens_q=ENDS)
+
+
+def test_the_trainer_takes_a_collator_of_packed_texts(hugging_face, transformers, tmp_path):
     pytest.importorskip("accelerate", reason="accelerate is not installed")
     texts = [{"input_ids": [1, 2, 3], "labels": [1, 2, 3]}, {"input_ids": [4, 5], "labels": [4, 5]}]
     arguments = transformers.TrainingArguments(
         tmp_path, per_device_train_batch_size=2, max_steps=1, use_cpu=True, report_to=[], disable_tqdm=True
     )
+    model = build(hugging_face, "CausalLM", attention="softmax", dropout=0.0).train()
+    alone = [
+        model(torch.tensor([text["input_ids"]]), labels=torch.tensor([text["labels"]])) for text in texts
+    ]
     trainer = transformers.Trainer(
-        *(build(hugging_face, "CausalLM"), arguments), train_dataset=texts,
-        data_collator=transformers.DataCollatorWithFlattening(),
+        *(model, arguments), train_dataset=texts,
+        data_collator=transformers.DataCollatorWithFlattening(return_flash_attn_kwargs=True),
     )  # fmt: skip
-    with pytest.raises(ka.InputError, match="packed texts are not supported"):
-        trainer.train()
+    found = trainer.train().training_loss
+    assert found == pytest.approx((2 * alone[0].loss + alone[1].loss).item() / 3, rel=1e-5)
 
 
 @pytest.mark.parametrize("attention", ["softmax", "linear", "rpc"])

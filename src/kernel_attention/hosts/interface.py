@@ -10,14 +10,17 @@ from __future__ import annotations
 import copy
 import inspect
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
 from kernel_attention.core.layer import AttentionLayer
+from kernel_attention.core.packing import PackedSequences
 from kernel_attention.errors import InputError
 from kernel_attention.hosts.known import HostedAttention, needs_masks
 from kernel_attention.hosts.masks import causal_hint, kept, padding_of_tokens, read_attention_mask
+from kernel_attention.hosts.packing import packing_of_mask, read_packing
 
 IMPLEMENTATION = "kernel_attention"
 """The name of our function among the attention implementations of transformers."""
@@ -40,27 +43,37 @@ class AttentionHeads(HostedAttention):
         self.needs_masks = needs_masks
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None, is_causal: bool
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        attention_mask: Tensor | None,
+        is_causal: bool,
+        packing: Mapping[str, Any],
     ) -> Tensor:
         """q (B, h, N, p), k and v (B, g, S, p) of g groups of heads -> (B, N, h, p).
 
-        Queries of a causal host after a cache are one token: N = 1.
+        Queries of a causal host after a cache are one token: N = 1. ``packing`` are the arguments of the host
+        by name, among them those that say where several sequences lie in a row.
 
         Raises:
-            InputError: for a mask other than padding and causal, and for a cache that the mechanism cannot
-                use.
+            InputError: for a mask other than padding, causal and that of packed sequences, and for a cache
+                that the mechanism cannot use.
         """
         length, keys = q.size(2), k.size(2)
         if length != keys:
             self._require_other_keys(length, keys, is_causal)
             is_causal = False  # the last token sees all
-        padding = None
+        padding, packed = None, None
         if attention_mask is not None and attention_mask.dim() == 2:
             padding = padding_of_tokens(attention_mask)
         elif attention_mask is not None:
             keep = kept(attention_mask, true_is_kept=True)[..., :keys]
-            hint = causal_hint(keep, is_causal)
-            padding, is_causal = read_attention_mask(keep, len(q), length, hint)
+            if (blocks := packing_of_mask(keep, q.transpose(1, 2))) is not None:
+                packed, is_causal = blocks
+            else:
+                hint = causal_hint(keep, is_causal)
+                padding, is_causal = read_attention_mask(keep, len(q), length, hint)
         if q.size(1) != self.num_heads or self.num_heads % k.size(1):
             raise InputError(
                 f"{q.size(1)} heads of queries and {k.size(1)} of keys, expected the {self.num_heads} that "
@@ -68,8 +81,24 @@ class AttentionHeads(HostedAttention):
             )
         groups = self.num_heads // k.size(1)
         k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
+        if length == keys:
+            name = self.attention.mechanism_name
+            packed = read_packing(name, q.transpose(1, 2), packing, padding, packed)
+        if packed is not None:
+            return self._attend_packed(q, k, v, packed, is_causal)
         out = self.attention.attend_heads(q, k, v, attention_mask=padding, is_causal=is_causal)
         return out.transpose(1, 2).contiguous()
+
+    def _attend_packed(
+        self, q: Tensor, k: Tensor, v: Tensor, packed: PackedSequences, is_causal: bool
+    ) -> Tensor:
+        """``forward`` of several sequences in the rows q, k, v (B, h, N, p)."""
+        if (reason := self.attention.why_not(packing=True, causal=is_causal)) is not None:
+            name = self.attention.mechanism_name
+            raise InputError(f"{name}: the host passes packed sequences, but {reason}")
+        heads = (packed.unpack_heads(x.transpose(0, 1).flatten(1, 2)[None]) for x in (q, k, v))
+        out = self.attention.attend_heads(*heads, attention_mask=packed.attention_mask, is_causal=is_causal)
+        return packed.pack(out.transpose(1, 2))[0].unflatten(0, (q.size(0), q.size(2)))
 
     def _require_other_keys(self, length: int, keys: int, is_causal: bool) -> None:
         """Refuse keys that are not of the queries' tokens where the mechanism needs those.
@@ -146,7 +175,8 @@ def attend_by_mechanism(
         scaling: of the logits; None: 1 / sqrt(p), which the mechanisms have.
         is_causal: None: what the module says.
         options: a bias of the logits is refused. Dropout is the mechanism's own, and a sliding window is in
-            the mask.
+            the mask. ``cu_seq_lens_q``, or ``position_ids`` that begin again, say that several sequences lie
+            in a row.
     """
     heads = getattr(module, "kernel_attention", None)
     if not isinstance(heads, AttentionHeads):
@@ -159,4 +189,4 @@ def attend_by_mechanism(
     causal = bool(getattr(module, "is_causal", True)) if is_causal is None else is_causal
     if attention_mask is None and heads.needs_masks:
         causal = False
-    return heads(query, key, value, attention_mask, causal), None
+    return heads(query, key, value, attention_mask, causal, options), None

@@ -21,6 +21,7 @@ from kernel_attention.hosts.masks import (
     padding_of_tokens,
     read_attention_mask,
 )
+from kernel_attention.hosts.packing import PACKING, packing_of_mask, read_packing
 from kernel_attention.hosts.projections import is_linear, output_owner, separate_names
 
 CACHES = ("past_key_values", "past_key_value")
@@ -263,10 +264,13 @@ class TransformersAttention(HostedAttention):
             arguments: those of the host by position.
             host_arguments: ``attention_mask``, (B, N), 1 = real token, or (B, 1, N or 1, N), bool
                 (True = attended) or additive: the host's implementations "flash_attention_2", "sdpa" and
-                "eager" receive these. Others must be None, except those without effect here.
+                "eager" receive these. Where several sequences lie in a row, ``cu_seq_lens_q``, positions that
+                begin again, or a mask of blocks says so. Others must be None, except those without effect
+                here.
 
         Raises:
-            InputError: for a mask other than padding and causal, a key-value cache, or position embeddings.
+            InputError: for a mask other than padding, causal and that of packed sequences, a key-value cache,
+                or position embeddings.
         """
         given = self._bound(arguments, host_arguments)
         if any(given.get(name) is not None for name in CACHES):
@@ -275,18 +279,30 @@ class TransformersAttention(HostedAttention):
             )
         attention_mask, is_causal = given.pop("attention_mask", None), given.pop("is_causal", None)
         is_causal = self.is_causal if is_causal is None else bool(is_causal)
+        packing = {name: given.pop(name, None) for name in PACKING} | {
+            "position_ids": given.get("position_ids")
+        }
         _refuse_others(given, self._HARMLESS)
-        padding = None
+        padding, packed = None, None
         if attention_mask is not None:
             _mask("attention_mask", attention_mask, (2, 4))
             if attention_mask.dim() == 2:
                 padding = padding_of_tokens(attention_mask)
             else:
                 keep = kept(attention_mask, true_is_kept=True)
-                batch, length = hidden_states.shape[:2]
-                hint = causal_hint(keep, is_causal or self.is_decoder)
-                padding, is_causal = read_attention_mask(keep, batch, length, hint)
-        y = self.attention(hidden_states, attention_mask=padding, is_causal=is_causal)
+                if (blocks := packing_of_mask(keep, hidden_states)) is not None:
+                    packed, is_causal = blocks
+                else:
+                    batch, length = hidden_states.shape[:2]
+                    hint = causal_hint(keep, is_causal or self.is_decoder)
+                    padding, is_causal = read_attention_mask(keep, batch, length, hint)
+        name = self.attention.mechanism_name
+        packed = read_packing(name, hidden_states, packing, padding, packed)
+        if packed is None:
+            y = self.attention(hidden_states, attention_mask=padding, is_causal=is_causal)
+        else:
+            row = hidden_states.flatten(0, 1)[None]
+            y = self.attention(row, is_causal=is_causal, cu_seqlens=packed).view_as(hidden_states)
         return (y, *[None] * (self.outputs - 1)) if self.outputs else y
 
     @staticmethod

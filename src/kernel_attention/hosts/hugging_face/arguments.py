@@ -11,10 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernel_attention.core.packing import PackedSequences
 from kernel_attention.errors import InputError
 from kernel_attention.hosts.masks import padding_of_tokens, verify
+from kernel_attention.hosts.packing import PACKING, along_rows, read_packing
 
-_PACKED = "packed texts are not supported: give every text a row of its own, and attention_mask"
+_PACKED = "this model reads no packed texts: give every text a row of its own, and attention_mask"
 
 # Switches of transformers' signatures for outputs and work that a model here does not have: off, they ask
 # for nothing.
@@ -28,7 +30,7 @@ _REASONS = {
     "output_attentions": "most mechanisms have no attention weights; see kernel_matrix of the layers",
     "token_type_ids": "this model has no embeddings of segments; accepted: zeros",
     "is_causal": "the model decides which tokens a token reads",
-    **dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"), _PACKED),
+    **dict.fromkeys(PACKING, _PACKED),
 }
 
 
@@ -130,7 +132,7 @@ def check_positions(
     if positions is None:
         return
     batch, length = tokens.shape[:2]
-    if tuple(positions.shape) not in ((batch, length), (1, length), (length,)):
+    if not along_rows(positions, tokens):
         raise InputError(
             f"{name} has shape {tuple(positions.shape)}, expected {(batch, length)} or (1, {length})"
         )
@@ -139,8 +141,32 @@ def check_positions(
     counted = real.cumsum(dim=1) - 1 + first
     verify(
         ((positions == counted) | ~real).all(),
-        f"{name} does not count the tokens of every text, 0, 1, 2, ..., as this model does; {_PACKED}",
+        f"{name} does not count the tokens of every text, 0, 1, 2, ..., as this model does",
     )
+
+
+def read_packed(
+    name: str, positions: Tensor | None, tokens: Tensor, mask: Tensor | None, packing: Mapping[str, Any]
+) -> PackedSequences | None:
+    """The texts that lie end to end in the rows of tokens (B, N, ...); None: every row is one text.
+
+    Args:
+        name: of the model.
+        positions: ``position_ids``, (B, N), (1, N) or (N,), which begin at 0 in every text.
+        tokens: (B, N, ...).
+        mask: (B, N), True = real token; None: all. Texts in a row have no padding.
+        packing: the other arguments that say where texts begin.
+
+    Raises:
+        InputError: for arguments that contradict one another.
+    """
+    if positions is not None and not along_rows(positions, tokens):
+        return None  # ``check_positions`` refuses them
+    packed = read_packing(name, tokens, {**packing, "position_ids": positions}, mask)
+    if packed is not None and positions is not None:
+        counted = packed.place.view(tokens.shape[:2])
+        verify((positions == counted).all(), "position_ids does not count the tokens of every text from 0 on")
+    return packed
 
 
 def read_kept(logits_to_keep: int | Tensor | None) -> slice | Tensor:

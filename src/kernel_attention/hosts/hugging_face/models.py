@@ -14,10 +14,12 @@ from transformers import GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from kernel_attention.core.decoding import reorder, tensors_of
+from kernel_attention.core.packing import PackedSequences
 from kernel_attention.errors import InputError
 from kernel_attention.hosts.hugging_face.arguments import (
     check_positions,
     read_kept,
+    read_packed,
     read_padding,
     read_tokens,
     refuse_others,
@@ -25,6 +27,7 @@ from kernel_attention.hosts.hugging_face.arguments import (
     without_padding,
 )
 from kernel_attention.hosts.hugging_face.configuration import KernelAttentionConfig
+from kernel_attention.hosts.packing import PACKING
 from kernel_attention.hosts.restoring import include_auxiliary_loss
 from kernel_attention.models import CausalLanguageModel, SequenceEncoder
 from kernel_attention.models.language.decoding import DecodingState
@@ -176,37 +179,54 @@ class KernelAttentionForCausalLM(KernelAttentionModel, GenerationMixin):
             input_ids: (B, N) tokens; those after ``past_key_values`` where it is given.
             attention_mask: (B, N), 1 = real token; with ``past_key_values`` it covers the tokens read too.
             past_key_values: the states after the tokens read. There are no gradients after them.
-            labels: (B, N) tokens, shifted here; -100 is not predicted.
+            labels: (B, N) tokens, shifted here; -100 is not predicted, nor is the first token of a text.
             use_cache: whether to return the states after the last token, which have no gradients. None in
-                training: no.
+                training, and for several texts in a row: no.
             logits_to_keep: only those of the last tokens, 0: all; or those of the places (K,).
             return_dict: False returns a tuple.
             inputs_embeds: (B, N, d), what ``get_input_embeddings()`` gives, in the place of ``input_ids``.
             position_ids: (B, N), the places of the real tokens in their texts, which are also the default.
+                Where they begin again at 0, without padding, several texts lie in a row.
             token_type_ids: zeros.
             cache_position: (N,), the places with those of padding, which are also the default.
             output_hidden_states: whether to return the input of every layer and what the logits are made of,
                 (B, N, d) each.
-            options: ``num_items_in_batch`` of the trainer. Others must be None.
+            options: ``num_items_in_batch`` of the trainer, and ``cu_seq_lens_q`` (S + 1,), ``cu_seq_lens_k``,
+                ``max_length_q``, ``max_length_k`` and ``seq_idx``, which say where texts lie in one row.
+                Others must be None.
 
         Raises:
             InputError: for an argument that would change the result and is not served, for positions that
                 are no places in the texts, and for ``past_key_values`` in training with gradients.
         """
+        packing = {name: options.pop(name, None) for name in PACKING}
         refuse_others(self, {"token_type_ids": token_type_ids, **options}, is_causal=True)
         tokens = read_tokens(input_ids, inputs_embeds)
         cache = self._checked(past_key_values, len(tokens))
         before = 0 if cache is None else cache.length
         mask = read_padding(attention_mask, tokens, cache is not None)
-        check_positions(
-            "position_ids", position_ids, tokens, mask, 0 if cache is None else cache.state.position
-        )
+        packed = None
+        if cache is None:
+            packed = read_packed(type(self).__name__, position_ids, tokens, mask, packing)
+        else:
+            refuse_others(self, packing)
+        if packed is None:
+            start = 0 if cache is None else cache.state.position
+            check_positions("position_ids", position_ids, tokens, mask, start)
+        elif use_cache:
+            raise InputError(
+                "use_cache=True: several texts in a row are not continued; give each its own row"
+            )
         check_positions("cache_position", cache_position, tokens[:1], None, before)
         tokens, kept = without_padding(tokens, mask), read_kept(logits_to_keep)
         states: list[Tensor] | None = None
         if said(output_hidden_states, self.config.output_hidden_states):
             states = []
-        if cache is not None or said(use_cache, self.config.use_cache and not self.training):
+        if packed is not None:
+            x, states = self._hidden_of_packed(tokens, packed, states)
+            if labels is not None:
+                labels = labels.masked_fill((packed.place == 0).view_as(labels), -100)
+        elif cache is not None or said(use_cache, self.config.use_cache and not self.training):
             x, cache = self._read(tokens, mask, cache, states)
         else:
             x = self.model.hidden(tokens, mask, hidden_states=states)
@@ -222,6 +242,15 @@ class KernelAttentionForCausalLM(KernelAttentionModel, GenerationMixin):
             hidden_states=None if states is None else (*states, self.model.norm(x)),
         )
         return output if said(return_dict, self.config.return_dict) else output.to_tuple()
+
+    def _hidden_of_packed(
+        self, tokens: Tensor, packed: PackedSequences, states: list[Tensor] | None
+    ) -> tuple[Tensor, list[Tensor] | None]:
+        """``hidden`` of tokens (B, N, ...) in whose rows several texts lie, and the hidden states."""
+        rows = tokens.shape[:2]
+        x = self.model.hidden(tokens.flatten(0, 1)[None], hidden_states=states, cu_seqlens=packed)
+        apart = None if states is None else [state[0].unflatten(0, rows) for state in states]
+        return x[0].unflatten(0, rows), apart
 
     def _checked(self, cache: DecodingCache | None, batch: int) -> DecodingCache | None:
         if cache is None:
