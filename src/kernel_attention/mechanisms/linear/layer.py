@@ -8,10 +8,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from kernel_attention.core.engine import AUTO, checked_impl
+from kernel_attention.core.calls import Objective
+from kernel_attention.core.engine import AUTO, REFERENCE, LayerPlan, checked_impl, choose, plan_call
+from kernel_attention.core.packing import PackedSequences
 from kernel_attention.core.parameters import Device
 from kernel_attention.core.query_key_value import QueryKeyValueAttention
 from kernel_attention.core.registry import register_attention
+from kernel_attention.mechanisms.linear.engines.fla import ENGINES, LinearCall
 from kernel_attention.mechanisms.linear.engines.gpu import has_linear_pass, linear_pass
 from kernel_attention.mechanisms.linear.kernel import LinearKernel
 from kernel_attention.tensors.features.feature_maps import FeatureMapSpec, frobenius, named_feature_map
@@ -50,7 +53,8 @@ class LinearAttention(QueryKeyValueAttention):
             ``kernel_attention.features``.
         normalize: whether to divide by the sum; None: where the feature map's kernel is never negative.
         bias: whether the four projections have biases.
-        impl: "auto" or "reference"; the mechanism has its formulas only.
+        impl: "auto", "reference" or "fla"; see ``plan``. "fla" is the kernel of flash-linear-attention for
+            the causal form on NVIDIA GPUs, in bfloat16; "auto" takes it where it is installed.
         device: where the parameters are made; None: the default device.
         dtype: the parameters' precision; None: the default one.
     """
@@ -65,7 +69,7 @@ class LinearAttention(QueryKeyValueAttention):
         feature_map: FeatureMapSpec = "elu",
         normalize: bool | None = None,
         bias: bool = True,
-        impl: Literal["auto", "reference"] = "auto",
+        impl: Literal["auto", "reference", "fla"] = "auto",
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -77,7 +81,7 @@ class LinearAttention(QueryKeyValueAttention):
             device=device,
             dtype=dtype,
         )
-        self.impl = checked_impl(impl, (), retired=("triton",))
+        self.impl = checked_impl(impl, ENGINES, retired=("triton",))
         self.add_projections(bias, device=device, dtype=dtype)
 
     def head_outputs(
@@ -91,6 +95,13 @@ class LinearAttention(QueryKeyValueAttention):
     ) -> Iterator[Tensor]:
         """The outputs of all heads, (B, h, N, p); on an accelerator in few launches."""
         kernel = self.kernel
+        if not as_matrix and self.sequence_group is None:
+            call = self._call(x, is_causal, is_whole=source is x and mask is None)
+            engine, _ = choose(self.impl, ENGINES, call)
+            if engine is not None:
+                heads = self.projected(x, source)
+                yield engine.attend(call._replace(heads=heads)).transpose(1, 2)
+                return
         is_few = self.impl == AUTO and source is x and not as_matrix and self.sequence_group is None
         if is_few and has_linear_pass(kernel.feature_map) and self.is_joint(x):
             z = self.joint_projection(x)
@@ -98,6 +109,25 @@ class LinearAttention(QueryKeyValueAttention):
             yield linear_pass(z, kernel.feature_map, kernel.normalize, mask, is_causal).transpose(1, 2)
         else:
             yield from super().head_outputs(x, source, mask, is_causal, is_self, as_matrix)
+
+    def attend_packed(
+        self, x: Tensor, packed: PackedSequences, is_causal: bool
+    ) -> tuple[Tensor, Objective | Tensor | None] | Tensor:
+        """As a padded batch, unless an engine takes the row as it is."""
+        call = self._call(x, is_causal, packed=packed)
+        engine, _ = choose(REFERENCE if self.impl == REFERENCE else AUTO, ENGINES, call)
+        if engine is None:
+            return super().attend_packed(x, packed, is_causal)
+        return self.out_proj(engine.attend(call._replace(heads=self.projected(x, x))).flatten(2))
+
+    def plan(self, x: Tensor, *, is_causal: bool = False, compiled: bool | None = None) -> LayerPlan:
+        """Which engine serves a call, and why."""
+        return plan_call(self.impl, ENGINES, self._call(x, is_causal), compiled=compiled)
+
+    def _call(self, x: Tensor, is_causal: bool, **more: Any) -> LinearCall:
+        kernel = self.kernel
+        sizes = (self.num_heads, self.head_dim)
+        return LinearCall(x, *sizes, kernel.feature_map, kernel.normalize, is_causal, **more)
 
     def reads_queries_alone(self) -> bool:
         """Unless the feature map normalises over the sequence."""

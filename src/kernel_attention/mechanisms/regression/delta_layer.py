@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from kernel_attention.core.calls import Objective
 from kernel_attention.core.decoding import whole_lengths
+from kernel_attention.core.engine import AUTO, REFERENCE, LayerPlan, checked_impl, choose, plan_call
+from kernel_attention.core.packing import PackedSequences
 from kernel_attention.core.parameters import Device
 from kernel_attention.core.query_key_value import QueryKeyValueAttention
 from kernel_attention.core.registry import register_attention
 from kernel_attention.errors import InputError
 from kernel_attention.mechanisms.regression.decoding import delta_step, empty_delta, read_delta
+from kernel_attention.mechanisms.regression.engines.fla import ENGINES, DeltaCall
 from kernel_attention.mechanisms.regression.functional import delta_attention
 from kernel_attention.tensors.statistics import exactly
 
@@ -51,6 +55,8 @@ class DeltaAttention(QueryKeyValueAttention):
         num_heads: number of heads h; divides d.
         gated: whether the memory decays, alpha_i = sigmoid(another projection); otherwise alpha is 1.
         bias: whether queries, keys, values and the output have biases; steps and decays have them.
+        impl: "auto", "reference" or "fla"; see ``plan``. "fla" are the kernels of flash-linear-attention for
+            the causal form on NVIDIA GPUs, in bfloat16; "auto" takes them where it is installed.
         device: where the parameters are made; None: the default device.
         dtype: the parameters' precision; None: the default one.
     """
@@ -62,11 +68,13 @@ class DeltaAttention(QueryKeyValueAttention):
         *,
         gated: bool = False,
         bias: bool = True,
+        impl: Literal["auto", "reference", "fla"] = "auto",
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(embed_dim, num_heads)
         self.gated = gated
+        self.impl = checked_impl(impl, ENGINES)
         self.add_projections(bias, device=device, dtype=dtype)
         where: dict[str, Any] = {"device": device, "dtype": dtype}
         self.step_proj = nn.Linear(embed_dim, num_heads, **where)
@@ -101,7 +109,33 @@ class DeltaAttention(QueryKeyValueAttention):
     ) -> Iterator[Tensor]:
         """The outputs of the heads, (B, h, N, p); with ``as_matrix`` what multiplies the values."""
         q, k, v = self.projected(x, source, as_matrix)
-        yield delta_attention(q, k, v, *self.steps(source), attention_mask=mask, is_causal=is_causal)
+        step, log_decay = self.steps(source)
+        if not as_matrix:
+            call = self._call(x, is_causal, is_whole=source is x and mask is None)
+            engine, _ = choose(self.impl, ENGINES, call)
+            if engine is not None:
+                heads = tuple(each for each in (q, k, v, step, log_decay) if each is not None)
+                yield engine.attend(call._replace(heads=heads)).transpose(1, 2)
+                return
+        yield delta_attention(q, k, v, step, log_decay, attention_mask=mask, is_causal=is_causal)
+
+    def attend_packed(
+        self, x: Tensor, packed: PackedSequences, is_causal: bool
+    ) -> tuple[Tensor, Objective | Tensor | None] | Tensor:
+        """As a padded batch, unless an engine takes the row as it is."""
+        call = self._call(x, is_causal, packed=packed)
+        engine, _ = choose(REFERENCE if self.impl == REFERENCE else AUTO, ENGINES, call)
+        if engine is None:
+            return super().attend_packed(x, packed, is_causal)
+        heads = tuple(each for each in (*self.projected(x, x), *self.steps(x)) if each is not None)
+        return self.out_proj(engine.attend(call._replace(heads=heads)).flatten(2))
+
+    def plan(self, x: Tensor, *, is_causal: bool = False, compiled: bool | None = None) -> LayerPlan:
+        """Which engine serves a call, and why."""
+        return plan_call(self.impl, ENGINES, self._call(x, is_causal), compiled=compiled)
+
+    def _call(self, x: Tensor, is_causal: bool, **more: Any) -> DeltaCall:
+        return DeltaCall(x, self.num_heads, self.head_dim, self.gated, is_causal, **more)
 
     def why_not_heads(self) -> str | None:
         """The steps are made of the layer's input."""
