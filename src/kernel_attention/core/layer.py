@@ -12,12 +12,12 @@ from torch import Tensor
 from kernel_attention.core.calls import Objective
 from kernel_attention.core.engine import REFERENCE, LayerPlan
 from kernel_attention.core.given_heads import GivenHeads
-from kernel_attention.core.packing import PackedSequences, pack_sequences
 from kernel_attention.core.parameters import reset_submodules
 from kernel_attention.core.step_by_step import StepByStep
 from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import InputError
 from kernel_attention.memory_limit import require_parameters
+from kernel_attention.tensors.packing import PackedSequences, pack_sequences
 
 
 class TokenWork(NamedTuple):

@@ -16,11 +16,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from kernel_attention.core.layer import AttentionLayer
-from kernel_attention.core.packing import PackedSequences
 from kernel_attention.errors import InputError
 from kernel_attention.hosts.known import HostedAttention, needs_masks
 from kernel_attention.hosts.masks import causal_hint, kept, padding_of_tokens, read_attention_mask
 from kernel_attention.hosts.packing import packing_of_mask, read_packing
+from kernel_attention.tensors.packing import PackedSequences
 
 IMPLEMENTATION = "kernel_attention"
 """The name of our function among the attention implementations of transformers."""

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from kernel_attention.core.packing import PackedSequences, pack_sequences
 from kernel_attention.errors import InputError
 from kernel_attention.hosts.masks import verify
+from kernel_attention.tensors.packing import PackedSequences, pack_sequences
 
 ENDS = "cu_seq_lens_q"
 PACKING = (ENDS, "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from kernel_attention.core.layer import AttentionLayer
-from kernel_attention.core.packing import PackedSequences, pack_sequences
 from kernel_attention.core.parameters import Device
 from kernel_attention.core.validation import require_probability
 from kernel_attention.errors import InputError, unknown
@@ -28,6 +27,7 @@ from kernel_attention.mechanisms import (
 from kernel_attention.models.experts import ACTIVATIONS, Activation, SparseExperts, feed_forward
 from kernel_attention.models.short_convolution import ShortConvolution
 from kernel_attention.tensors.dropout import Dropout
+from kernel_attention.tensors.packing import PackedSequences, pack_sequences
 
 
 class ChannelAttention(nn.Module):

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kernel_attention.core.packing import PackedSequences
 from kernel_attention.core.parameters import Device, reset_submodules
 from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import InputError
 from kernel_attention.mechanisms import AttentionSpec
 from kernel_attention.models.sequence import SequenceEncoder
 from kernel_attention.models.tokens import TokenEncoder
+from kernel_attention.tensors.packing import PackedSequences
 
 
 class PositionClassifier(nn.Module):

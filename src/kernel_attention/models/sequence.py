@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kernel_attention.core.layer import require_causal_form
-from kernel_attention.core.packing import PackedSequences, pack_sequences
 from kernel_attention.core.parameters import Device, reset_module
 from kernel_attention.core.sequence_group import SequenceGroup
 from kernel_attention.core.validation import require_positive, require_probability
@@ -35,6 +34,7 @@ from kernel_attention.models.series_stem import (
     series_views,
 )
 from kernel_attention.tensors.dropout import Dropout
+from kernel_attention.tensors.packing import PackedSequences, pack_sequences
 from kernel_attention.tensors.pooling import pool_mask
 
 Positions = Literal["learnt", "learnt_normal", "fixed", "time_absolute", "convolutional", "none"]

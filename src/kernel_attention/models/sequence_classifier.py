@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kernel_attention.core.packing import PackedSequences
 from kernel_attention.core.parameters import Device, reset_submodules
 from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import InputError
@@ -17,6 +16,7 @@ from kernel_attention.mechanisms import AttentionFactory, AttentionSpec
 from kernel_attention.models.rocket_stem import RocketStem
 from kernel_attention.models.sequence import NUM_HEADS, SequenceEncoder
 from kernel_attention.models.sequence_pooling import SequencePooling, TokenPooling, mean_token
+from kernel_attention.tensors.packing import PackedSequences
 
 
 class SequenceClassifier(nn.Module):

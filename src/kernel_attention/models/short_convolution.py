@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from kernel_attention.core.decoding import whole_lengths
-from kernel_attention.core.packing import PackedSequences, pack_sequences
 from kernel_attention.core.parameters import Device
 from kernel_attention.core.sequence_group import SequenceGroup
 from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import InputError
 from kernel_attention.memory_limit import require_parameters
 from kernel_attention.tensors.convolution import convolve_grid, convolve_sequence, last_rows
+from kernel_attention.tensors.packing import PackedSequences, pack_sequences
 from kernel_attention.tensors.padding import compaction, zero_padding
 
 

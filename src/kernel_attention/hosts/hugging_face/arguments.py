@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernel_attention.core.packing import PackedSequences
 from kernel_attention.errors import InputError
 from kernel_attention.hosts.masks import padding_of_tokens, verify
 from kernel_attention.hosts.packing import PACKING, along_rows, read_packing
+from kernel_attention.tensors.packing import PackedSequences
 
 _PACKED = "this model reads no packed texts: give every text a row of its own, and attention_mask"
 

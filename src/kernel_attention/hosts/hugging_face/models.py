@@ -14,7 +14,6 @@ from transformers import GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from kernel_attention.core.decoding import reorder, tensors_of
-from kernel_attention.core.packing import PackedSequences
 from kernel_attention.errors import InputError
 from kernel_attention.hosts.hugging_face.arguments import (
     check_positions,
@@ -31,6 +30,7 @@ from kernel_attention.hosts.packing import PACKING
 from kernel_attention.hosts.restoring import include_auxiliary_loss
 from kernel_attention.models import CausalLanguageModel, SequenceEncoder
 from kernel_attention.models.language.decoding import DecodingState
+from kernel_attention.tensors.packing import PackedSequences
 
 
 class DecodingCache:

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from kernel_attention.core.calls import Objective
 from kernel_attention.core.engine import AUTO, REFERENCE, LayerPlan, checked_impl, choose, plan_call
-from kernel_attention.core.packing import PackedSequences
 from kernel_attention.core.parameters import Device
 from kernel_attention.core.query_key_value import QueryKeyValueAttention
 from kernel_attention.core.registry import register_attention
@@ -18,6 +17,7 @@ from kernel_attention.mechanisms.linear.engines.fla import ENGINES, LinearCall
 from kernel_attention.mechanisms.linear.engines.gpu import has_linear_pass, linear_pass
 from kernel_attention.mechanisms.linear.kernel import LinearKernel
 from kernel_attention.tensors.features.feature_maps import FeatureMapSpec, frobenius, named_feature_map
+from kernel_attention.tensors.packing import PackedSequences
 
 
 @register_attention(

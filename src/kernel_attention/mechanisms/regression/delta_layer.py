@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from kernel_attention.core.calls import Objective
 from kernel_attention.core.decoding import whole_lengths
 from kernel_attention.core.engine import AUTO, REFERENCE, LayerPlan, checked_impl, choose, plan_call
-from kernel_attention.core.packing import PackedSequences
 from kernel_attention.core.parameters import Device
 from kernel_attention.core.query_key_value import QueryKeyValueAttention
 from kernel_attention.core.registry import register_attention
@@ -19,6 +18,7 @@ from kernel_attention.errors import InputError
 from kernel_attention.mechanisms.regression.decoding import delta_step, empty_delta, read_delta
 from kernel_attention.mechanisms.regression.engines.fla import ENGINES, DeltaCall
 from kernel_attention.mechanisms.regression.functional import delta_attention
+from kernel_attention.tensors.packing import PackedSequences
 from kernel_attention.tensors.statistics import exactly
 
 _FIRST_DECAY = 4.0  # its sigmoid is 0.982: a pair keeps half its weight for 38 tokens

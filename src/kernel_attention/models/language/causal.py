@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kernel_attention.core.layer import require_causal_form
-from kernel_attention.core.packing import PackedSequences, pack_sequences
 from kernel_attention.core.parameters import Device, reset_module
 from kernel_attention.core.validation import require_positive, require_probability
 from kernel_attention.errors import InputError, unknown
@@ -33,6 +32,7 @@ from kernel_attention.models.language.decoding import (
 from kernel_attention.models.sequence import sinusoidal_positions
 from kernel_attention.models.tokens import are_tokens
 from kernel_attention.tensors.dropout import Dropout
+from kernel_attention.tensors.packing import PackedSequences, pack_sequences
 from kernel_attention.tensors.padding import is_exporting
 
 _DEVIATION = 0.02  # of the embedding and the positions at first

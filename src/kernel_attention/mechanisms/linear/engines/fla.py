@@ -11,18 +11,18 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from kernel_attention.core.engine import Unsupported
-from kernel_attention.core.flash_linear_attention import (
+from kernel_attention.mechanisms.linear.engines.gpu import has_linear_pass
+from kernel_attention.mechanisms.linear.functional import linear_attention
+from kernel_attention.tensors.affine import product_dtype
+from kernel_attention.tensors.features.feature_maps import FeatureMap, features_in_range
+from kernel_attention.tensors.flash_linear_attention import (
     NAME,
     PAYS_FROM,
     find_kernel,
     run_kernel,
     why_no_kernel,
 )
-from kernel_attention.core.packing import PackedSequences
-from kernel_attention.mechanisms.linear.engines.gpu import has_linear_pass
-from kernel_attention.mechanisms.linear.functional import linear_attention
-from kernel_attention.tensors.affine import product_dtype
-from kernel_attention.tensors.features.feature_maps import FeatureMap, features_in_range
+from kernel_attention.tensors.packing import PackedSequences
 from kernel_attention.tensors.statistics import without_autocast
 
 _KERNEL = "linear_attn.chunk_linear_attn"
@@ -68,8 +68,8 @@ class FlashLinearAttention:
             return Unsupported("the feature map has another width than a head, or reads the sequence")
         reason = why_no_kernel(_KERNEL, call.x, call.num_heads, call.head_dim, compiled)
         if reason is None and call.packed is not None and not _takes_boundaries():
-            return Unsupported("its installed version takes no packed sequences")
-        return reason
+            reason = "its installed version takes no packed sequences"
+        return None if reason is None else Unsupported(reason)
 
     def pays_from(self, call: LinearCall, compiled: bool) -> int | Unsupported | None:
         """The tokens from which ``impl="auto"`` takes it."""

@@ -10,17 +10,17 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from kernel_attention.core.engine import Unsupported
-from kernel_attention.core.flash_linear_attention import (
+from kernel_attention.mechanisms.regression.functional import delta_attention
+from kernel_attention.tensors.affine import product_dtype
+from kernel_attention.tensors.features.feature_maps import cosine
+from kernel_attention.tensors.flash_linear_attention import (
     NAME,
     PAYS_FROM,
     find_kernel,
     run_kernel,
     why_no_kernel,
 )
-from kernel_attention.core.packing import PackedSequences
-from kernel_attention.mechanisms.regression.functional import delta_attention
-from kernel_attention.tensors.affine import product_dtype
-from kernel_attention.tensors.features.feature_maps import cosine
+from kernel_attention.tensors.packing import PackedSequences
 from kernel_attention.tensors.statistics import exactly, without_autocast
 
 _KERNELS = {False: "delta_rule.chunk_delta_rule", True: "gated_delta_rule.chunk_gated_delta_rule"}
@@ -61,7 +61,9 @@ class FlashDelta:
         """The reason why it cannot serve the call; None: it can."""
         if not (call.is_causal and call.is_whole):
             return Unsupported("its kernel is for causal self-attention without padding")
-        return why_no_kernel(_KERNELS[call.gated], call.x, call.num_heads, call.head_dim, compiled)
+        name = _KERNELS[call.gated]
+        reason = why_no_kernel(name, call.x, call.num_heads, call.head_dim, compiled)
+        return None if reason is None else Unsupported(reason)
 
     def pays_from(self, call: DeltaCall, compiled: bool) -> int | Unsupported | None:
         """The tokens from which ``impl="auto"`` takes it."""

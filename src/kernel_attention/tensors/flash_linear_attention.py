@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernel_attention.core.engine import Unsupported
 from kernel_attention.tensors.affine import product_dtype
 from kernel_attention.tensors.recompute import differentiable_gradients, differentiable_leaves
 
@@ -27,29 +26,29 @@ _WIDTHS = range(16, 257)  # of a head
 
 
 @functools.cache
-def find_kernel(name: str) -> Callable[..., Any] | Unsupported:
-    """A function of ``fla.ops`` by its name, such as "delta_rule.chunk_delta_rule"."""
+def find_kernel(name: str) -> Callable[..., Any] | None:
+    """A function of ``fla.ops`` by its name, such as "delta_rule.chunk_delta_rule"; None: not installed."""
     module, _, function = name.rpartition(".")
     try:
         return getattr(importlib.import_module(f"fla.ops.{module}"), function)
     except (ImportError, AttributeError):
-        return Unsupported("flash-linear-attention (the package fla) is not installed")
+        return None
 
 
-def why_no_kernel(name: str, x: Tensor, num_heads: int, head_dim: int, compiled: bool) -> Unsupported | None:
+def why_no_kernel(name: str, x: Tensor, num_heads: int, head_dim: int, compiled: bool) -> str | None:
     """The reason why the kernel of this name does not serve a causal call on x (B, N, d); None: it does."""
     if x.device.type != "cuda":
-        return Unsupported("its kernels are for NVIDIA GPUs")
+        return "its kernels are for NVIDIA GPUs"
     if compiled:
-        return Unsupported("its kernels would break a compiled graph")
+        return "its kernels would break a compiled graph"
     if (dtype := product_dtype(x)) != torch.bfloat16:
-        return Unsupported(f"its kernels are for bfloat16, and products are in {dtype}")
+        return f"its kernels are for bfloat16, and products are in {dtype}"
     if head_dim not in _WIDTHS:
-        return Unsupported(f"heads of width {head_dim}, and its kernels take 16 to 256")
+        return f"heads of width {head_dim}, and its kernels take 16 to 256"
     if x.size(1) < num_heads:
-        return Unsupported(f"its kernels refuse fewer tokens than heads ({x.size(1)} and {num_heads})")
-    kernel = find_kernel(name)
-    return kernel if isinstance(kernel, Unsupported) else None
+        return f"its kernels refuse fewer tokens than heads ({x.size(1)} and {num_heads})"
+    is_there = find_kernel(name) is not None
+    return None if is_there else "flash-linear-attention (the package fla) is not installed"
 
 
 def run_kernel(kernel: Callable[..., Tensor], formula: Callable[..., Tensor], *inputs: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch.testing import assert_close
 
 import kernel_attention as ka
-from kernel_attention.core.packing import pack_sequences
+from kernel_attention.tensors.packing import pack_sequences
 
 WIDTH, LENGTHS = 15, (5, 0, 3, 1, 2)
 N = sum(LENGTHS)
