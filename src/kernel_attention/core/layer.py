@@ -145,6 +145,14 @@ class AttentionLayer(StepByStep, GivenHeads, ABC):
         """The value of a constructor's option. A layer that keeps it under another name overrides this."""
         return getattr(self, name, None)
 
+    @classmethod
+    def replacement_options(cls, options: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Further options for a layer in the place of a trained softmax layer, whose weights it takes over.
+
+        A layer overrides this where its defaults, made for training from the start, harm those weights.
+        """
+        return {}
+
     def _check(
         self, x: Tensor, context: Tensor | None, attention_mask: Tensor | None, is_causal: bool
     ) -> None:

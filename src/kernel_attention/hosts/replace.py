@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -12,6 +13,7 @@ from torch import nn
 from kernel_attention.core.layer import AttentionLayer, require_causal_form
 from kernel_attention.errors import InputError
 from kernel_attention.hosts.comparing import HostComparison, compare
+from kernel_attention.hosts.harm import HARM, is_trained, random_error
 from kernel_attention.hosts.interface import InterfaceAttention
 from kernel_attention.hosts.known import (
     HostedAttention,
@@ -122,18 +124,33 @@ def replace_attention(
     Returns:
         One record per layer, with what was carried, what is new and what was dropped.
 
+    Warns:
+        UserWarning: for a trained model whose layers lose what they have learnt, since the new ones make
+            outputs unlike the old. ``convert_attention`` trains them.
+
     Raises:
         InputError: for a layer or mechanism that does not exist, a layer chosen twice, an option that the
             mechanism does not have, a host that is not a plain map from d to d features, does not attend over
             tokens, or needs arguments that no layer here can use.
     """
-    return install_layers(model, plan_replacement(model, layers, options))
+    plans = plan_replacement(model, layers, options)
+    if (harm := describe_harm(model, plans)) is not None:
+        warnings.warn(harm, stacklevel=2)
+    return install_layers(model, plans)
 
 
 def plan_replacement(
-    model: nn.Module, layers: Mapping[int | str, AttentionSpec], options: Mapping[str, Any]
+    model: nn.Module,
+    layers: Mapping[int | str, AttentionSpec],
+    options: Mapping[str, Any],
+    *,
+    is_complete: bool = False,
 ) -> list[PlannedLayer]:
-    """The new layers of ``replace_attention``, made and not yet in place, in the order of definition."""
+    """The new layers of ``replace_attention``, made and not yet in place, in the order of definition.
+
+    With ``is_complete`` an option that is not stated has the value of a layer alone, as in files of models
+    that were replaced before ``replacement_options``.
+    """
     if not isinstance(layers, Mapping) or not layers:
         raise InputError(
             f"layers={layers!r} must be a mapping such as {{-1: 'primal'}} or {{'all': 'softmax'}}"
@@ -153,8 +170,30 @@ def plan_replacement(
         for site in select(key, sites):
             if site.path in plans:
                 raise InputError(f"layers: {site.path} is chosen twice, the second time by {key!r}")
-            plans[site.path] = PlannedLayer.make(site, name, {**options, **own})
+            stated = {**options, **own}
+            added = {} if is_complete else get_mechanism(name).layer.replacement_options(stated)
+            plans[site.path] = PlannedLayer.make(site, name, {**added, **stated})
     return [plans[site.path] for site in sites if site.path in plans]
+
+
+def describe_harm(model: nn.Module, plans: Sequence[PlannedLayer]) -> str | None:
+    """The warning about layers of a trained model whose outputs a constant resembles more than the new ones.
+
+    None: there is no such layer, or the model is not trained.
+    """
+    if not is_trained(model):
+        return None
+    harmed = {plan.site.path: error for plan in plans if (error := plan.random_error()) > HARM}
+    if not harmed:
+        return None
+    path = max(harmed, key=lambda each: harmed[each])
+    names = ", ".join(sorted({repr(plan.name) for plan in plans if plan.site.path in harmed}))
+    return (
+        f"replace_attention: {names} does not do what {len(harmed)} trained layers did (on random inputs "
+        f"{path} misses {harmed[path]:.1f} times the variance of the old outputs), so the model forgets what "
+        "it has learnt; ka.convert_attention takes the same arguments and data, and trains the new layers to "
+        "do it"
+    )
 
 
 def install_layers(model: nn.Module, chosen: Sequence[PlannedLayer]) -> ReplacementReport:
@@ -228,6 +267,15 @@ class PlannedLayer:
             () if kept else _dropped(old, self.host.sources, self.carried),
             self.differs,
         )
+
+    def random_error(self) -> float:
+        """The share of the variance of softmax attention's outputs that the new layer misses.
+
+        It is measured on random inputs, and is 0 where it cannot be.
+        """
+        if self.layer.mechanism_name == "softmax" or self.host.like.is_meta:
+            return 0.0
+        return random_error(self.layer, self.host, self.site.host_class is InterfaceAttention)
 
     def install(self) -> None:
         """Put the layer into the model."""

@@ -24,7 +24,7 @@ from kernel_attention.core.registry import MECHANISMS
 from kernel_attention.errors import InputError
 from kernel_attention.hosts.interface import InterfaceAttention
 from kernel_attention.hosts.known import HostedAttention
-from kernel_attention.hosts.replace import replace_attention
+from kernel_attention.hosts.replace import install_layers, plan_replacement, replace_attention
 from kernel_attention.hosts.sites import find_sites
 from kernel_attention.hosts.trace import HUGGING_FACE, LOST, TRACE
 
@@ -110,7 +110,7 @@ def _restore(model: Any) -> None:
     if not classes:
         return
     if layers := classes.get(type(model).__name__):
-        replace_attention(model, layers)
+        install_layers(model, plan_replacement(model, layers, {}, is_complete=True))
     include_auxiliary_loss(model)
 
 

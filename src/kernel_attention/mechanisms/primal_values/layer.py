@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -20,7 +21,14 @@ from kernel_attention.mechanisms.primal_values.functional import Readout
 from kernel_attention.mechanisms.primal_values.kernel import PrimalValueKernel
 from kernel_attention.mechanisms.regression.ridge_kernel import require_start
 from kernel_attention.tensors.affine import product_dtype
-from kernel_attention.tensors.features.feature_maps import FeatureMapSpec, cosine, identity, named_feature_map
+from kernel_attention.tensors.features.feature_maps import (
+    FeatureMapSpec,
+    cosine,
+    get_feature_map,
+    identity,
+    is_positive,
+    named_feature_map,
+)
 from kernel_attention.tensors.statistics import mean_or_zero
 
 Normalization = Literal["output", "keys", "rows", "none"]
@@ -103,6 +111,16 @@ class PrimalValueAttention(QueryKeyValueAttention, PenalizedAttention):
             lam=lam, device=device, dtype=dtype,
         )  # fmt: skip
         self.add_projections(bias, device=device, dtype=dtype)
+
+    @classmethod
+    def replacement_options(cls, options: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The normalisation that keeps a head's output near a mean of the values, unlike "output"."""
+        if "normalize" in options:
+            return {}
+        if options.get("readout") == "ridge":
+            return {"normalize": "none"}
+        phi = get_feature_map(options.get("feature_map", "cosine"), head_dim=1)
+        return {"normalize": "rows" if is_positive(phi) else "keys"}
 
     def attend(
         self, x: Tensor, context: Tensor | None, attention_mask: Tensor | None, is_causal: bool
