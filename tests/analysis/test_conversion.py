@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
@@ -196,6 +198,124 @@ def test_a_converted_layer_is_refused():
     ka.convert_attention(model, {0: "linear"}, tensors(), steps=1)
     with pytest.raises(ka.InputError, match=r"layers\.0\.self_attn holds 'linear' already"):
         ka.convert_attention(model, {0: "primal"}, tensors())
+
+
+def test_auto_converts_the_layers_that_cost_least_and_leaves_the_others(transformers):
+    model, data = bert(transformers), tokens()
+    original = copy.deepcopy(model)
+    loose = ka.convert_attention(copy.deepcopy(model), {"all": "linear"}, data, steps=5)
+    report = ka.convert_attention(model, {"auto": "linear"}, data, steps=5, tolerance=loose.error * 0.99)
+    chosen = [layer.is_converted for layer in report.layers]
+    assert any(chosen)
+    assert not all(chosen)
+    assert report.error <= loose.error * 0.99
+    costs = [layer.cost for layer in report.layers]
+    assert chosen[costs.index(min(costs))]
+    for layer, old, is_converted in zip(model.encoder.layer, original.encoder.layer, chosen, strict=True):
+        assert isinstance(layer.attention.self, type(old.attention.self)) != is_converted
+    assert "left as it was" in str(report)
+    # What the hooks measured is what the converted model does.
+    assert report.error == pytest.approx(converted_error(original, model, data[-1]), rel=1e-3)
+
+
+def converted_error(old, new, batch):
+    with torch.no_grad():
+        y, wanted = (m.eval()(**batch).last_hidden_state[batch["attention_mask"] > 0] for m in (new, old))
+    return float((y - wanted).square().sum() / (wanted - wanted.mean(0)).square().sum())
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_the_report_says_what_a_layer_costs_and_where_it_pays(batch_first):
+    layer = torch.nn.TransformerEncoderLayer(D, HEADS, 2 * D, batch_first=batch_first)
+    model = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    data = tensors() if batch_first else [x.transpose(0, 1) for x in tensors()]
+    report = ka.convert_attention(model, "auto", data, steps=2, tolerance=0, lengths=(16, 64))
+    assert not report.replaced
+    assert report.finished
+    assert report.error == 0
+    assert report.neighbours == 1
+    (prices,) = report.prices
+    assert list(prices.before) == list(prices.after) == [16, 64]
+    assert prices.after[64].peak_bytes > 64 * D * 4
+    assert prices.pays_from in (None, 16, 64)
+    assert "64 tokens: " in str(report)
+
+
+def test_an_interrupted_conversion_goes_on(tmp_path):
+    torch.manual_seed(0)
+    model, data, file = torch_encoder(3), tensors(), tmp_path / "kept.pt"
+    settings = {"steps": 4, "checkpoint": file, "lengths": ()}
+
+    def interrupt(progress):
+        if progress.stage == "layers.1.self_attn":
+            raise KeyboardInterrupt
+
+    straight, broken = copy.deepcopy(model), copy.deepcopy(model)
+    ka.convert_attention(straight, {"all": "linear"}, data, steps=4, lengths=())
+    with pytest.raises(KeyboardInterrupt):
+        ka.convert_attention(broken, {"all": "linear"}, data, on_progress=interrupt, **settings)
+    held = torch.load(file, weights_only=True)["layers"]
+    assert list(held) == ["layers.0.self_attn", "layers.1.self_attn"]
+    report = ka.convert_attention(model, {"all": "linear"}, data, **settings)
+    assert [layer.steps for layer in report.layers] == [4, 4, 4]
+    for name, weight in straight.state_dict().items():
+        assert torch.equal(weight, model.state_dict()[name])
+    for other in ({"steps": 5}, {"seed": 1}):
+        with pytest.raises(ka.InputError, match=f"conversion with other {next(iter(other))}"):
+            ka.convert_attention(torch_encoder(3), {"all": "linear"}, data, **{**settings, **other})
+    file.write_bytes(b"something else")
+    with pytest.raises(ka.InputError, match="not a file of a conversion"):
+        ka.convert_attention(torch_encoder(3), {"all": "linear"}, data, **settings)
+
+
+def test_tokens_of_another_vocabulary_are_named(transformers):
+    batch = {"input_ids": torch.tensor([[1, 29]])}
+    with pytest.raises(ka.InputError, match="data: token 29 is none of the 29 in the vocabulary of BertM"):
+        ka.convert_attention(bert(transformers), {"all": "linear"}, [batch])
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        ({7: "linear"}, "7"),
+        ({"layers.9": "linear"}, "layers.9"),
+        ({"auto": "linear", 0: "primal"}, "'auto' chooses among all layers"),
+        ({"all": "conv1d_"}, "conv1d_"),
+        ("all", "layers='all' must be a mapping"),
+    ],
+)
+def test_layers_that_are_not_there_are_named(layers, message):
+    with pytest.raises(ka.InputError, match=message) as error:
+        ka.convert_attention(torch_encoder(), layers, tensors())
+    assert "\n" not in str(error.value)
+
+
+def test_a_mechanism_that_cannot_is_refused(transformers):
+    config = transformers.Qwen2Config(
+        hidden_size=D, num_attention_heads=HEADS, num_key_value_heads=1, intermediate_size=D,
+        num_hidden_layers=1, vocab_size=29,
+    )  # fmt: skip
+    model = transformers.Qwen2ForCausalLM(config)
+    with pytest.raises(ka.InputError, match="'conv1d' cannot take the queries, keys and values"):
+        ka.convert_attention(model, {0: "conv1d"}, [{"input_ids": torch.ones(1, 5).long()}])
+
+
+def test_a_timm_model_is_converted():
+    timm = pytest.importorskip("timm")
+    model = timm.create_model(
+        "vit_tiny_patch16_224",
+        img_size=16,
+        patch_size=4,
+        embed_dim=D,
+        depth=2,
+        num_heads=HEADS,
+        num_classes=3,
+    )
+    data = [torch.randn(3, 3, 16, 16) for _ in range(4)]
+    report = ka.convert_attention(model, {"auto": "linear"}, data, steps=2, tolerance=10, lengths=(16,))
+    assert [layer.is_converted for layer in report.layers] == [True, True]
+    assert report.neighbours is not None
+    assert model(data[0]).shape == (3, 3)
 
 
 def test_the_forecast_is_the_tail_of_the_singular_values():

@@ -6,22 +6,27 @@ outputs on the old one's inputs ("attention transfer"), then optionally the whol
 
 from __future__ import annotations
 
+import copy
 import math
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from kernel_attention.analysis.conversion import selection
+from kernel_attention.analysis.conversion.agreement import measure_agreement
+from kernel_attention.analysis.conversion.checkpoint import Checkpoint, digest
+from kernel_attention.analysis.conversion.cost import LENGTHS, measure_price
 from kernel_attention.analysis.conversion.recording import (
     AttentionCall,
-    Recording,
-    first_tensor,
+    projection_beside,
     record,
-    run,
 )
-from kernel_attention.analysis.conversion.report import ConversionReport, ConvertedLayer
+from kernel_attention.analysis.conversion.report import ConversionReport, ConvertedLayer, LayerPrices
 from kernel_attention.analysis.conversion.start import start_layer
 from kernel_attention.analysis.conversion.transfer import (
     Descent,
@@ -35,7 +40,13 @@ from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.hosts.interface import InterfaceAttention
 from kernel_attention.hosts.known import HostedAttention
-from kernel_attention.hosts.replace import PlannedLayer, install_layers, plan_replacement
+from kernel_attention.hosts.replace import (
+    PlannedLayer,
+    ReplacementReport,
+    install_layers,
+    plan_replacement,
+)
+from kernel_attention.hosts.sites import find_sites
 from kernel_attention.mechanisms import AttentionSpec
 
 ConversionStart = Literal["carried", "fitted", "random"]
@@ -44,7 +55,7 @@ _HELD_OUT = 8  # one batch in so many
 
 
 class ConversionProgress(NamedTuple):
-    """A stage of a conversion that has ended: "record", a layer's dotted name, or "end_to_end"."""
+    """A stage of a conversion that has ended: "record", a layer's dotted name, "choice", "end_to_end"."""
 
     stage: str
     done: int
@@ -54,9 +65,10 @@ class ConversionProgress(NamedTuple):
 
 def convert_attention(
     model: nn.Module,
-    layers: Mapping[int | str, AttentionSpec],
+    layers: Mapping[int | str, AttentionSpec] | Literal["auto"],
     data: Iterable[Any],
     *,
+    tolerance: float = 0.05,
     start: ConversionStart = "carried",
     steps: int = 200,
     learning_rate: float = 4e-3,
@@ -65,6 +77,8 @@ def convert_attention(
     time_limit: float | None = None,
     max_bytes: int = 2**30,
     seed: int = 0,
+    checkpoint: str | os.PathLike[str] | None = None,
+    lengths: Sequence[int] = LENGTHS,
     on_progress: Callable[[ConversionProgress], None] | None = None,
     **options: Any,
 ) -> ConversionReport:
@@ -79,9 +93,12 @@ def convert_attention(
 
     Args:
         model: any that ``replace_attention`` takes.
-        layers: {which: mechanism}, see there.
+        layers: {which: mechanism}, see there. ``{"auto": mechanism}`` trains all self-attention layers in a
+            copy of the model and converts those that cost least, one after another, by the measured loss of
+            the whole model. "auto" alone takes ``linear`` with the features of hedgehog.
         data: batches that the model takes: tensors, mappings of named arguments (the output of a tokenizer),
             or sequences of arguments. The last eighth is held out for the errors of the report.
+        tolerance: of "auto": the highest ``error`` of the model before the training of all layers together.
         start: of the training. "carried": the weights that ``replace_attention`` carries over. "fitted": a
             closed form on top of them, the ridge regression of ``out_proj``, and for ``primal_values`` the
             nested objective against the old attention. "random": a new layer's weights.
@@ -93,6 +110,10 @@ def convert_attention(
         max_bytes: of the recordings, 2 d numbers a token and layer, and the model's own outputs. The reading
             ends with the batch that exceeds it.
         seed: of new weights and of the order of batches. The global generator stays as it was.
+        checkpoint: a file that keeps every layer when it is trained. A conversion that was interrupted and
+            is called again, with the same arguments and data, takes them from there. The training of all
+            layers together begins anew.
+        lengths: numbers of tokens at which time and memory are measured; () for none.
         on_progress: called after every stage.
         options: options of every new layer, as in ``replace_attention``.
 
@@ -101,68 +122,171 @@ def convert_attention(
 
     Raises:
         InputError: as ``replace_attention``; for data without batches or that the model cannot read; for a
-            layer that is converted already. The model is unchanged then.
+            layer that is converted already; for a checkpoint of another conversion. The model is unchanged
+            then.
     """
     begin = time.monotonic()
     _check(start, time_limit, steps=steps, end_to_end=end_to_end)
     require_positive(max_bytes=max_bytes)
+    if not tolerance >= 0:
+        raise InputError(f"tolerance={tolerance!r} must be a number of at least 0")
     deadline = math.inf if time_limit is None else begin + time_limit
     batches = _batches(data)
+    is_auto = layers == "auto" or (isinstance(layers, Mapping) and "auto" in layers)
+    spec = _candidates(layers) if is_auto else layers
 
     def tell(stage: str, done: int, total: int) -> None:
         if on_progress is not None:
             on_progress(ConversionProgress(stage, done, total, time.monotonic() - begin))
 
     with evaluating(model):
+        # With "auto" the old layers serve the measurements, and the new ones are trained in a copy.
+        trained = copy.deepcopy(model) if is_auto else model
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            plans = plan_replacement(model, layers, options)
+            plans = plan_replacement(trained, spec, options)  # type: ignore[arg-type]
         for plan in plans:
             _require_unconverted(plan)
-        recording = record(model, [plan.site for plan in plans], batches, max_bytes)
+        recording = record(trained, [plan.site for plan in plans], batches, max_bytes)
         tell("record", 1, 1)
         count = len(recording.batches)
         held_out = range(count - max(1, count // _HELD_OUT) if count > 1 else 0, count)
-        replaced = install_layers(model, plans)
+        kept = Checkpoint(
+            checkpoint,
+            {
+                "layers": [[plan.site.path, plan.name, dict(plan.options)] for plan in plans],
+                "start": start, "steps": steps, "learning_rate": learning_rate, "seed": seed,
+                "data": digest(recording.batches),
+            },
+        )  # fmt: skip
+        calls = {plan.site.path: recording.calls[plan.site.path][-1] for plan in plans}
+        kinds = _kinds(plans)
+        old_prices = {
+            plan.site.path: measure_price(
+                plan.site.module, calls[plan.site.path], projection_beside(plan.site), lengths=lengths
+            )
+            for plan in kinds
+        }
+        replaced = install_layers(trained, plans)
         for plan in plans:
             plan.layer.eval()
-        carried_error, _ = _agreement(model, recording, held_out)
-        converted = []
+        carried_error = measure_agreement(trained, recording, held_out).error
+        converted: list[ConvertedLayer] = []
         for index, (plan, record_of_it) in enumerate(zip(plans, replaced, strict=True)):
             began = time.monotonic()
-            layer = model.get_submodule(plan.site.path)
-            fitted, tested = _split(recording.calls[plan.site.path], count, held_out)
-            raw = relative_error(layer, tested)
-            start_layer(start, plan, layer, fitted, seed)
-            first = raw if start == "carried" else relative_error(layer, tested)
+            path, layer = plan.site.path, trained.get_submodule(plan.site.path)
             share = (deadline - began) / (len(plans) - index + (1 if end_to_end else 0))
             descent = Descent(steps, learning_rate, began + share, seed)
-            before = {name: value.clone() for name, value in layer.state_dict().items()}
-            done, error = transfer_attention(layer, fitted, descent), relative_error(layer, tested)
-            if not error <= first:  # nothing to learn, or a diverged descent
-                layer.load_state_dict(before)
-                error = first
-            converted.append(
-                ConvertedLayer(
-                    plan.site.path, record_of_it.old, plan.name, record_of_it.options,
-                    raw, first, error, done, time.monotonic() - began,
-                )
-            )  # fmt: skip
-            tell(plan.site.path, index + 1, len(plans))
+            fitted, tested = _split(recording.calls[path], count, held_out)
+            found = kept.layers.get(path, {})
+            if found.get("steps", -1) >= steps:
+                layer.load_state_dict(found["weights"])
+            else:
+                found = _train_layer(plan, layer, fitted, tested, start, descent)
+                found["seconds"] = time.monotonic() - began
+                kept.keep(path, layer, **found)
+            numbers = {key: value for key, value in found.items() if key != "weights"}
+            names = (record_of_it.old, plan.name, record_of_it.options)
+            converted.append(ConvertedLayer(path, *names, **numbers))
+            tell(path, index + 1, len(plans))
+        new_prices = {
+            plan.site.path: measure_price(
+                trained.get_submodule(plan.site.path), calls[plan.site.path], lengths=lengths
+            )
+            for plan in kinds
+        }
+        if is_auto:
+            old = [site for site in find_sites(model) if site.path in calls]
+            new = [trained.get_submodule(site.path) for site in old]
+
+            def loss(chosen: Sequence[int]) -> float:
+                with selection.converted([old[i] for i in chosen], [new[i] for i in chosen]):
+                    return measure_agreement(model, recording, held_out).error
+
+            chosen, costs = selection.choose_greedily(
+                len(old), loss, tolerance, lambda: time.monotonic() >= deadline
+            )
+            tell("choice", 1, 1)
+            converted = [
+                replace(layer, is_converted=index in chosen, cost=cost)
+                for index, (layer, cost) in enumerate(zip(converted, costs, strict=True))
+            ]
+            paths = [layer.path for layer in converted if layer.is_converted]
+            plans, replaced = _install_trained(model, trained, {path: spec["all"] for path in paths}, options)  # type: ignore[index, call-overload]
         whole = 0
-        if end_to_end:
+        if end_to_end and plans:
             weights = [w for plan in plans for w in model.get_submodule(plan.site.path).parameters()]
             descent = Descent(end_to_end, end_to_end_rate, deadline, seed)
             trained_on = range(held_out.start) or held_out
             whole = train_whole(model, weights, recording, trained_on, descent)
             tell("end_to_end", 1, 1)
-        error, cosine = _agreement(model, recording, held_out)
+        last = measure_agreement(model, recording, held_out)
+    prices = tuple(
+        LayerPrices(plan.site.path, plan.name, old_prices[plan.site.path], new_prices[plan.site.path])
+        for plan in kinds
+    )
     return ConversionReport(
-        layers=tuple(converted), replaced=replaced, carried_error=carried_error, error=error, cosine=cosine,
-        num_batches=count, recorded_bytes=recording.num_bytes, end_to_end_steps=whole,
+        layers=tuple(converted), replaced=replaced, carried_error=carried_error, error=last.error,
+        cosine=last.cosine, num_batches=count, recorded_bytes=recording.num_bytes, end_to_end_steps=whole,
         seconds=time.monotonic() - begin,
-        finished=whole == end_to_end and all(layer.steps == steps for layer in converted),
+        finished=whole == (end_to_end if plans else 0) and all(layer.steps == steps for layer in converted),
+        neighbours=last.neighbours, prices=prices,
     )  # fmt: skip
+
+
+def _candidates(layers: object) -> dict[int | str, AttentionSpec]:
+    """The layers that "auto" chooses among, with their mechanism."""
+    if layers == "auto":
+        return {"all": {"linear": {"feature_map": "hedgehog"}}}
+    assert isinstance(layers, Mapping)
+    if len(layers) > 1:
+        raise InputError(
+            f"layers: 'auto' chooses among all layers, and stands without {len(layers) - 1} more"
+        )
+    return {"all": layers["auto"]}
+
+
+def _kinds(plans: Sequence[PlannedLayer]) -> list[PlannedLayer]:
+    """The first layer of every mechanism and class of hosts."""
+    found: dict[Any, PlannedLayer] = {}
+    for plan in plans:
+        found.setdefault((plan.name, str(dict(plan.options)), type(plan.site.module)), plan)
+    return list(found.values())
+
+
+def _train_layer(
+    plan: PlannedLayer,
+    layer: nn.Module,
+    fitted: Sequence[AttentionCall],
+    tested: Sequence[AttentionCall],
+    start: str,
+    descent: Descent,
+) -> dict[str, Any]:
+    """Start and train a layer; the fields of a ``ConvertedLayer``."""
+    raw = relative_error(layer, tested)
+    start_layer(start, plan, layer, fitted, descent.seed)
+    first = raw if start == "carried" else relative_error(layer, tested)
+    before = {name: value.clone() for name, value in layer.state_dict().items()}
+    done, error = transfer_attention(layer, fitted, descent), relative_error(layer, tested)
+    if not error <= first:  # nothing to learn, or a diverged descent
+        layer.load_state_dict(before)
+        error = first
+    return {"carried_error": raw, "start_error": first, "error": error, "steps": done}
+
+
+def _install_trained(
+    model: nn.Module, trained: nn.Module, layers: Mapping[str, AttentionSpec], options: Mapping[str, Any]
+) -> tuple[list[PlannedLayer], ReplacementReport]:
+    """Replace layers of a model by those that are trained in its copy."""
+    if not layers:
+        return [], ReplacementReport()
+    with torch.random.fork_rng():
+        plans = plan_replacement(model, layers, options)
+    report = install_layers(model, plans)
+    for path in layers:
+        model.get_submodule(path).load_state_dict(trained.get_submodule(path).state_dict())
+        model.get_submodule(path).eval()
+    return plans, report
 
 
 def _check(start: str, time_limit: float | None, **counts: int) -> None:
@@ -198,17 +322,3 @@ def _split(
     times = len(calls) // count
     border = held_out.start * times
     return list(calls[:border] or calls), list(calls[border:])
-
-
-@torch.no_grad()
-def _agreement(model: nn.Module, recording: Recording, held_out: range) -> tuple[float, float]:
-    """The share of the old outputs' variance that is missed, and the mean cosine similarity."""
-    pairs = []
-    for index in held_out:
-        y, wanted = first_tensor(run(model, recording.batches[index])), recording.outputs[index]
-        real = recording.real_outputs(index)
-        pairs.append((y[real], wanted[real]) if real is not None else (y, wanted))
-    found, wanted = (torch.cat([p[side].flatten(0, -2) for p in pairs]).double() for side in (0, 1))
-    size = (wanted - wanted.mean(dim=0)).square().sum().clamp_min(1e-300)
-    cosine = nn.functional.cosine_similarity(found, wanted, dim=-1).mean()
-    return float((found - wanted).square().sum() / size), float(cosine)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -50,12 +50,14 @@ class Recording:
         calls: of every layer by its dotted name, one a batch and use.
         outputs: the model's own first output for every batch.
         num_bytes: of all recorded tensors.
+        tokens_first: whether the layers take (N, B, d).
     """
 
     batches: list[Any] = field(default_factory=list)
     calls: dict[str, list[AttentionCall]] = field(default_factory=dict)
     outputs: list[Tensor] = field(default_factory=list)
     num_bytes: int = 0
+    tokens_first: bool = False
 
     def real_outputs(self, index: int) -> Tensor | None:
         """Real tokens among the model's outputs of a batch, where the output has the layers' tokens."""
@@ -63,6 +65,22 @@ class Recording:
         real = next(iter(self.calls.values()))[index * times[0]].real
         shape = self.outputs[index].shape[:-1]
         return real if real.shape == shape else real.mT if real.mT.shape == shape else None
+
+    def sequences(self, index: int) -> Callable[[Tensor], Tensor] | None:
+        """A function from the model's output for a batch to one vector a sequence, the mean of real tokens.
+
+        None where the output has neither the layers' tokens nor a row for every sequence.
+        """
+        output, real = self.outputs[index], self.real_outputs(index)
+        if output.dim() == 2:
+            return lambda y: y
+        if real is None or output.dim() != 3:
+            return None
+        weight = real[..., None].to(output.dtype)
+        first = next(iter(self.calls.values()))[0].real
+        is_turned = first.shape != output.shape[:-1] and first.mT.shape == output.shape[:-1]
+        tokens = 0 if self.tokens_first != is_turned else 1
+        return lambda y: (y * weight).sum(tokens) / weight.sum(tokens).clamp_min(1)
 
 
 def run(model: nn.Module, batch: Any) -> Any:
@@ -72,6 +90,7 @@ def run(model: nn.Module, batch: Any) -> Any:
         InputError: for a batch of another type than a tensor, a mapping or a sequence of arguments, and for
             one that the model cannot read.
     """
+    _require_known_tokens(model, batch)
     try:
         return call_model(model, batch, "data: a batch")
     except InputError:
@@ -79,6 +98,24 @@ def run(model: nn.Module, batch: Any) -> Any:
     except Exception as error:  # a foreign model's own words
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise InputError(f"data: {type(model).__name__} cannot read a batch ({reason})") from None
+
+
+def _require_known_tokens(model: nn.Module, batch: Any) -> None:
+    """Refuse numbers of tokens outside of the vocabulary, which a GPU would answer with its own death."""
+    ids = batch.get("input_ids") if isinstance(batch, Mapping) else batch
+    embeddings = getattr(model, "get_input_embeddings", None)
+    if not isinstance(ids, Tensor) or ids.is_floating_point() or not ids.numel() or embeddings is None:
+        return
+    try:
+        table = embeddings()
+    except NotImplementedError:  # a model without one
+        return
+    size, low, high = getattr(table, "num_embeddings", None), int(ids.min()), int(ids.max())
+    if size is not None and (low < 0 or high >= size):
+        raise InputError(
+            f"data: token {low if low < 0 else high} is none of the {size} in the vocabulary of "
+            f"{type(model).__name__}; was another model's tokenizer used?"
+        )
 
 
 def first_tensor(output: Any) -> Tensor:
@@ -103,9 +140,11 @@ def record(model: nn.Module, sites: Iterable[Site], data: Iterable[Any], max_byt
         InputError: where there are no batches, or a layer did not run.
     """
     sites = list(sites)
-    found = Recording(calls={site.path: [] for site in sites})
-    seen: set[int] = set()
-    with _listening(sites, found, seen):
+    found = Recording(
+        calls={site.path: [] for site in sites},
+        tokens_first=any(getattr(site.module, "batch_first", True) is False for site in sites),
+    )
+    with _listening(sites, found):
         for batch in data:
             found.outputs.append(first_tensor(run(model, batch)).detach().clone())
             found.batches.append(batch)
@@ -121,7 +160,7 @@ def record(model: nn.Module, sites: Iterable[Site], data: Iterable[Any], max_byt
 
 
 @contextmanager
-def _listening(sites: list[Site], found: Recording, seen: set[int]) -> Iterator[None]:
+def _listening(sites: list[Site], found: Recording) -> Iterator[None]:
     handles = []
     try:
         for site in sites:
@@ -134,18 +173,20 @@ def _listening(sites: list[Site], found: Recording, seen: set[int]) -> Iterator[
             handle.remove()
 
 
+def projection_beside(site: Site) -> nn.Module | None:
+    """A host's output projection that is outside of the layer, as BERT's; it moves into the new layer."""
+    if site.host_class is not TransformersAttention:
+        return None
+    owner = output_owner(site.module, site.owners[-1])
+    return None if owner is None or owner[0] is site.module else getattr(owner[0], owner[1])
+
+
 class _Listener:
     """A hook that keeps the calls of one layer."""
 
     def __init__(self, site: Site, calls: list[AttentionCall]) -> None:
         self.calls = calls
-        self.projection: nn.Module | None = None
-        if (
-            site.host_class is TransformersAttention
-        ):  # BERT's projection beside the layer moves into the new one
-            owner = output_owner(site.module, site.owners[-1])
-            if owner is not None and owner[0] is not site.module:
-                self.projection = getattr(owner[0], owner[1])
+        self.projection = projection_beside(site)
 
     def __call__(
         self, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any], output: Any
