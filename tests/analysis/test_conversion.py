@@ -300,6 +300,48 @@ def test_a_mechanism_that_cannot_is_refused(transformers):
         ka.convert_attention(model, {0: "conv1d"}, [{"input_ids": torch.ones(1, 5).long()}])
 
 
+@pytest.mark.filterwarnings(
+    "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
+)  # peft asks for it
+def test_a_converted_model_takes_lora_and_full_fine_tuning(transformers):
+    peft = pytest.importorskip("peft")
+    model, data = bert(transformers), tokens(3)
+    ka.convert_attention(model, {"last": "linear"}, data, steps=2, lengths=())
+    adapted = peft.get_peft_model(
+        copy.deepcopy(model), peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"])
+    )
+    for tuned in (adapted, model):
+        weights = [weight for weight in tuned.parameters() if weight.requires_grad]
+        before = [weight.clone() for weight in weights]
+        optimizer = torch.optim.SGD(weights, lr=0.1)
+        for _ in range(2):  # the first step of LoRA moves one of its factors alone
+            tuned(**data[0]).last_hidden_state.square().mean().backward()
+            optimizer.step()
+        new = [name for name, weight in tuned.named_parameters() if weight.requires_grad and "q_proj" in name]
+        assert new
+        assert all(weight.grad is not None for weight in weights)
+        assert sum(not torch.equal(*pair) for pair in zip(before, weights, strict=True)) > len(weights) // 2
+
+
+def test_a_causal_decoder_is_converted_saved_and_generates(transformers, tmp_path):
+    config = transformers.OPTConfig(
+        hidden_size=D, num_attention_heads=HEADS, ffn_dim=D, num_hidden_layers=2, vocab_size=29,
+        word_embed_proj_dim=D, max_position_embeddings=32, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    model, data = transformers.OPTForCausalLM(config), tokens(3)
+    report = ka.convert_attention(model.model, {"all": "linear"}, data, steps=2, lengths=(8,))
+    assert len(report.layers) == 2
+    model.save_pretrained(tmp_path)
+    again = transformers.OPTForCausalLM.from_pretrained(tmp_path)
+    prompt = data[0]["input_ids"][:2, :3]
+    model.generation_config.use_cache = again.generation_config.use_cache = False
+    torch.testing.assert_close(model.eval()(prompt).logits, again.eval()(prompt).logits)
+    longer = prompt.clone()
+    longer[:, -1] = 5
+    torch.testing.assert_close(again(prompt).logits[:, :2], again(longer).logits[:, :2])
+    assert again.generate(prompt, max_new_tokens=2, do_sample=False).shape == (2, 5)
+
+
 def test_a_timm_model_is_converted():
     timm = pytest.importorskip("timm")
     model = timm.create_model(

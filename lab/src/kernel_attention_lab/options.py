@@ -465,6 +465,51 @@ class Export(Command):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Convert(Command):
+    """Replace the attention of a trained model of Hugging Face transformers, and train the new layers to do
+    what the old ones did, on texts without labels. After an interruption the same command goes on. See
+    docs/converting.md.
+
+    Args:
+        model: folder of the model and its tokenizer, or their name for from_pretrained.
+        data: file of texts, one a line.
+        output: new folder of the converted model, which from_pretrained opens after import
+            kernel_attention.hosts.hugging_face.
+        attention: the new mechanism, such as '{primal_values: {rank: 32}}' (default: linear with the
+            features of hedgehog).
+        layers: auto takes those that cost least, as long as the loss is within the tolerance; or all, first,
+            last-2, indices or names, several as 0,-1.
+        tolerance: of auto, the share of the variance of the model's outputs that may be lost.
+        texts: number of lines that are read.
+        batch_size: texts that are read together.
+        max_length: tokens of a text at most.
+        steps: of the training of each layer.
+        learning_rate: of it.
+        end_to_end: steps of the training of all new layers together.
+        time_limit: seconds after which no step begins.
+        seed: of new weights and of the order of the texts.
+    """
+
+    usage = "convert MODEL --data FILE --output DIR [options]"
+    summary = "give a trained Hugging Face model other attention"
+
+    model: Name
+    data: str | None = None
+    output: str | None = None
+    attention: Any = field(default_factory=lambda: {"linear": {"feature_map": "hedgehog"}})
+    layers: str = "auto"
+    tolerance: float = 0.05
+    texts: int = 1024
+    batch_size: int = 32
+    max_length: int = 256
+    steps: int = 200
+    learning_rate: float = 4e-3
+    end_to_end: int = 0
+    time_limit: float | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Compare(Command):
     """Put the figures of several runs into one table, and write a page with every seed and the curves. The
     first run is the one that the others are compared with, over the seeds that both have.
@@ -503,6 +548,6 @@ class List(Command):
 
 _ALL = (
     Init, Train, Evaluate, Predict, Generate, Play, Analyze, Attack, Bench, Record, Reproduce, Sweep, Export,
-    Compare, List,
+    Convert, Compare, List,
 )  # fmt: skip
 COMMANDS: dict[str, type[Command]] = {command.__name__.lower(): command for command in _ALL}

@@ -17,6 +17,7 @@ from kernel_attention.errors import InputError
 from kernel_attention.notes import notes_on_stderr
 from kernel_attention_lab.arguments import parse
 from kernel_attention_lab.cli.comparisons import bench_command, reproduce_command, sweep_command
+from kernel_attention_lab.cli.conversion import convert_command
 from kernel_attention_lab.cli.lists import list_command
 from kernel_attention_lab.cli.runs import (
     analyze_command,
@@ -49,6 +50,7 @@ _COMMANDS: dict[str, Callable[[Any], int]] = {
     "record": record_command,
     "reproduce": reproduce_command,
     "export": export_command,
+    "convert": convert_command,
     "compare": compare_command,
     "list": list_command,
 }
