@@ -19,8 +19,10 @@ from __future__ import annotations
 import argparse
 import copy
 import importlib.util
+import json
 import random
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ import transformers
 from torch import Tensor, nn
 
 import kernel_attention as ka
+from kernel_attention.atomic import write_text_atomically
 from kernel_attention_lab.benchmarking.machine import write_rows
 
 HEDGEHOG = {"feature_map": "hedgehog"}
@@ -41,6 +44,24 @@ ROWS: dict[str, dict[str, Any]] = {
     "ridge": {"spec": "ridge"},
     "random": {"spec": {"linear": HEDGEHOG}, "start": "random"},
     "last_3_hedgehog": {"spec": {"linear": HEDGEHOG}, "end_to_end": 100, "last": 3},
+}
+RAW: dict[str, Any] = {
+    "`batch_norm`": "batch_norm",
+    "`sparse`": "sparse",
+    "`scaled_heads`": "scaled_heads",
+    "`linear`": "linear",
+    "`ridge`": "ridge",
+    "`primal`": "primal",
+    "`multilinear`": "multilinear",
+    "`symmetric`": "symmetric",
+    "`rpc`": "rpc",
+    "`cosine`": "cosine",
+    **{
+        f"`primal_values`{', `relu`' * (phi == 'relu')}, `{normalize}`": {
+            "primal_values": {"feature_map": phi, "normalize": normalize}
+        }
+        for phi, normalize in (("relu", "rows"), ("cosine", "keys"), ("relu", "output"), ("cosine", "output"))
+    },
 }
 STEPS = 100
 LAST = (1, 3, 6)
@@ -127,15 +148,19 @@ class MiniLM:
         }
 
     def alone(self, layers: Sequence[nn.Module], index: int) -> dict[str, float]:
-        """The same agreement with one new layer, on every fourth batch or so."""
+        """The same agreement with one new layer, on some of the batches."""
         mixed = self.layers
         mixed[index] = layers[index]
+        return self.sampled(mixed, index)
+
+    def sampled(self, layers: Sequence[nn.Module], first: int) -> dict[str, float]:
+        """The agreement on some of the batches, evenly spaced, with layers that differ from ``first`` on."""
         step = max(1, len(self.batches) * BATCH // ALONE)
         kept, inputs = self.batches, self.inputs
         self.batches, self.inputs = kept[::step], inputs[::step]
         try:
             chosen = torch.tensor([i for indices, _ in self.batches for i in indices])
-            return agreement(self.embeddings[chosen], self.embed(mixed, index)[chosen])
+            return agreement(self.embeddings[chosen], self.embed(layers, first)[chosen])
         finally:
             self.batches, self.inputs = kept, inputs
 
@@ -277,11 +302,69 @@ def forecast(minilm: MiniLM) -> Iterator[dict[str, Any]]:
     yield {"row": "trained", "probe": probe, "seconds": seconds, "sequences": found.num_sequences}
 
 
+def replacements(minilm: MiniLM) -> Iterator[dict[str, Any]]:
+    """Replaced and not trained: what is left, and the largest error on random inputs."""
+    for name, spec in RAW.items():
+        model = copy.deepcopy(minilm.model)
+        torch.manual_seed(0)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            ka.replace_attention(model, {"all": spec})
+        warned = any("convert_attention" in str(each.message) for each in caught)
+        for last in LAST:
+            mixed = [*minilm.layers[: 6 - last], *model.encoder.layer[6 - last :]]
+            yield {"attention": name, "last": last, "warned": warned, **minilm.sampled(mixed, 6 - last)}
+
+
+def predict(out: Path) -> list[dict[str, Any]]:
+    """Spearman's correlation of predictions with the measured loss, over all layers, mechanisms and ranks."""
+    records = {path.stem: json.loads(path.read_text()) for path in sorted(out.glob("*-0.json"))}
+    known = records["forecast-0"]["rows"]
+    forecasts = {(row["layer"], row["rank"]): row for row in known if row["row"] == "forecast"}
+    constant = {row["layer"]: 1 - row["cosine"] for row in known if row["row"] == "constant"}
+    cells = []
+    for name in ROWS:
+        for row in records.get(f"{name}-0", {"rows": []})["rows"]:
+            if row["stage"] != "alone" or name == "random":
+                continue
+            # linear and ridge attention have the 32 features of a head; hedgehog has 64
+            rank = 16 if name.endswith("16") else 32
+            at = forecasts[row["layer"], rank]
+            cells.append(
+                {
+                    "row": name, "layer": row["layer"], "measured": 1 - row["cosine"],
+                    "forecast of this rank": at["loss"],
+                    "forecast of rank 8": forecasts[row["layer"], 8]["loss"],
+                    "error as replaced": row["carried_error"],
+                    "error after the transfer": row["error"],
+                    "loss with a constant": constant[row["layer"]],
+                    "error as replaced × loss with a constant": row["carried_error"] * constant[row["layer"]],
+                    "error after the transfer × loss with a constant": row["error"] * constant[row["layer"]],
+                }
+            )  # fmt: skip
+    found = []
+    for name in list(cells[0])[3:]:
+        pair = torch.tensor([[cell["measured"], cell[name]] for cell in cells], dtype=torch.float64).mT
+        ranks = torch.stack([_ranks(x) for x in pair])
+        found.append(
+            {"prediction": name, "cells": len(cells), "spearman": float(torch.corrcoef(ranks)[0, 1])}
+        )
+    return found
+
+
+ONCE = {"forecast": forecast, "replacements": replacements}
+
+
+def _ranks(x: Tensor) -> Tensor:
+    """Mean ranks, so that equal values have the same."""
+    return ((x[:, None] > x).double() + 0.5 * (x[:, None] == x).double()).sum(1)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rows", nargs="+", default=["forecast", *ROWS])
+    parser.add_argument("--rows", nargs="+", default=["forecast", "replacements", *ROWS])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--limit", type=float, default=float("inf"))
     parser.add_argument("--data", type=Path, default=DATA)
@@ -292,17 +375,21 @@ def main() -> None:
     minilm = None
     for row, seed in pieces:
         path = options.out / f"{row}-{seed}.json"
-        if path.exists() or (row == "forecast" and seed != 0):
+        if path.exists() or (row in ONCE and seed != 0):
             continue
         if time.process_time() >= options.limit:
             break
         minilm = minilm or MiniLM(options.data)
         begin = time.process_time()
-        rows = list(forecast(minilm) if row == "forecast" else measure(minilm, row, seed))
+        rows = list(ONCE[row](minilm) if row in ONCE else measure(minilm, row, seed))
         settings = {"steps": STEPS, "sentences": SENTENCES, "conversion": CONVERSION, "words": WORDS}
         seconds = time.process_time() - begin
         write_rows(path, rows, settings=settings, cpu_seconds=seconds)
         print(f"{path}: {seconds:.0f} CPU seconds", flush=True)
+    if (options.out / "forecast-0.json").exists():
+        write_text_atomically(
+            options.out / "prediction.json", json.dumps({"rows": predict(options.out)}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":
