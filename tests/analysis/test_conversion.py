@@ -371,6 +371,7 @@ def test_the_forecast_is_the_tail_of_the_singular_values():
     assert forecast.losses[1] < 1e-10
     assert found.picture().shape == (1, 2, HEADS)
     assert (found.num_sequences, found.num_tokens) == (4, 4 * N)
+    assert forecast.constant_loss == pytest.approx(1)  # the model is this layer
 
 
 def test_a_head_that_looks_at_one_token_is_named():
@@ -389,6 +390,7 @@ def test_a_forecast_reads_padded_batches_of_any_host(transformers):
     assert len(found.layers) == 3
     assert found.num_sequences == 20
     assert all((layer.losses[0] >= layer.losses[1]) for layer in found.layers)
+    assert all(0 < layer.constant_loss < 10 for layer in found.layers)
     assert model.training
     with pytest.raises(ka.InputError, match="data holds no batch"):
         ka.forecast_conversion(model, [])

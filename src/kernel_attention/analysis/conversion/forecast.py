@@ -8,7 +8,7 @@ sequences, so it loses more. The forecast ranks layers and ranks; it is no bound
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 from kernel_attention.analysis.capture import LayerChoice, capture_chosen, choose_layers
 from kernel_attention.analysis.captured import CapturedAttention
+from kernel_attention.analysis.conversion.recording import first_tensor, run
+from kernel_attention.analysis.conversion.transfer import evaluating
 from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import InputError
 
@@ -35,6 +37,8 @@ class LayerForecast:
         losses: the same of all heads together, (ranks,).
         looks_at: of each head, the one place with half of the weight or more: "previous", "itself", "next",
             "first" or "last" token; None where there is none.
+        constant_loss: the share of the variance of the model's own outputs that is lost where this layer
+            gives every token the same, the mean.
     """
 
     path: str
@@ -42,6 +46,7 @@ class LayerForecast:
     output_errors: Tensor
     losses: Tensor
     looks_at: tuple[str | None, ...]
+    constant_loss: float
 
 
 @dataclass(frozen=True)
@@ -62,13 +67,18 @@ class ConversionForecast:
 
     def __str__(self) -> str:
         width = max(len(layer.path) for layer in self.layers)
-        lines = [f"{'layer':{width}} " + " ".join(f"rank {rank:<3}" for rank in self.ranks) + "  one place"]
+        lines = [
+            f"{'layer':{width}} "
+            + " ".join(f"rank {rank:<3}" for rank in self.ranks)
+            + " constant  one place"
+        ]
         for layer in self.layers:
             losses = " ".join(f"{loss:8.4f}" for loss in layer.losses.tolist())
             looks = ", ".join(f"head {i} {place}" for i, place in enumerate(layer.looks_at) if place)
-            lines.append(f"{layer.path:{width}} {losses}  {looks or '-'}")
+            lines.append(f"{layer.path:{width}} {losses} {layer.constant_loss:8.4f}  {looks or '-'}")
         lines.append(
-            "share of the heads' variance that the best kernel of this rank misses; "
+            "share of the heads' variance that the best kernel of this rank misses, and of the variance of "
+            "the model's outputs that is lost where the layer's output is constant; "
             f"{self.num_sequences} sequences, {self.num_tokens} tokens"
         )
         return "\n".join(lines)
@@ -109,6 +119,7 @@ def forecast_conversion(
         raise InputError(f"data is a {type(data).__name__}, expected an iterable of batches: [batch] for one")
     found: dict[str, _Sums] = {}
     names: list[str] | None = None
+    losses = _ConstantLosses(model)
     sequences = tokens = 0
     for batch in data:
         if names is None:
@@ -119,12 +130,13 @@ def forecast_conversion(
         read = range(min(first.num_sequences, max_sequences - sequences))
         for name, case in itertools.product(names, read):
             found[name].add(captured[name], case)
+        losses.add(batch, names)
         sequences, tokens = sequences + len(read), tokens + int(first.real_keys[: len(read)].sum())
         if sequences >= max_sequences:
             break
     if names is None:
         raise InputError("data holds no batch; expected batches that the model takes")
-    parts = tuple(found[name].forecast(name) for name in names)
+    parts = tuple(found[name].forecast(name, losses.of(name)) for name in names)
     return ConversionForecast(parts, ranks, sequences, tokens)
 
 
@@ -161,7 +173,7 @@ class _Sums:
         self.tokens, self.count = self.tokens + y.size(1), self.count + 1
         self.places = self.places + _weights_at_places(a)
 
-    def forecast(self, name: str) -> LayerForecast:
+    def forecast(self, name: str, constant_loss: float) -> LayerForecast:
         variance = (self.squares - self.outputs.square().sum(-1) / self.tokens).clamp_min(1e-300)
         looks = [
             _PLACES[int(weights.argmax())] if weights.max() >= _LOOKS else None
@@ -173,7 +185,48 @@ class _Sums:
             self.lost / variance,
             self.lost.sum(-1) / variance.sum(),
             tuple(looks),
+            constant_loss,
         )
+
+
+class _ConstantLosses:
+    """What a model loses where one layer gives every token the mean of its outputs."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.lost: dict[str, float] = {}
+        self.count = 0
+        self.sums: Any = 0
+        self.squares = 0.0
+
+    def add(self, batch: Any, names: Sequence[str]) -> None:
+        with evaluating(self.model):
+            y = self._outputs(batch)
+            self.count, self.sums = self.count + len(y), self.sums + y.sum(0)
+            self.squares += float(y.square().sum())
+            for name in names:
+                handle = self.model.get_submodule(name).register_forward_hook(_constant)
+                try:
+                    lost = float((self._outputs(batch) - y).square().sum())
+                finally:
+                    handle.remove()
+                self.lost[name] = self.lost.get(name, 0.0) + lost
+
+    def _outputs(self, batch: Any) -> Tensor:
+        y = first_tensor(run(self.model, batch))
+        mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
+        is_real = mask is not None and mask.shape == y.shape[:-1]
+        return (y[mask > 0] if is_real else y.flatten(0, -2)).double()
+
+    def of(self, name: str) -> float:
+        variance = self.squares - float(self.sums.square().sum()) / self.count
+        return self.lost[name] / max(variance, 1e-300)
+
+
+def _constant(module: nn.Module, given: Any, output: Any) -> Any:
+    y = first_tensor(output)
+    mean = y.flatten(0, -2).mean(0).expand_as(y)
+    return mean if isinstance(output, Tensor) else (mean, *output[1:])
 
 
 def _weights_at_places(a: Tensor) -> Tensor:
