@@ -40,7 +40,10 @@ ROWS: dict[str, dict[str, Any]] = {
     "linear_hedgehog": {"spec": {"linear": HEDGEHOG}, "end_to_end": 100},
     "linear_elu": {"spec": "linear"},
     "primal_values_32": {"spec": {"primal_values": {"rank": 32, "normalize": "rows", **HEDGEHOG}}},
-    "primal_values_16": {"spec": {"primal_values": {"rank": 16, "normalize": "rows", **HEDGEHOG}}},
+    "primal_values_16": {
+        "spec": {"primal_values": {"rank": 16, "normalize": "rows", **HEDGEHOG}},
+        "fit": False,
+    },
     "ridge": {"spec": "ridge"},
     "random": {"spec": {"linear": HEDGEHOG}, "start": "random"},
     "last_3_hedgehog": {"spec": {"linear": HEDGEHOG}, "end_to_end": 100, "last": 3},
@@ -235,12 +238,12 @@ def measure(minilm: MiniLM, row: str, seed: int) -> Iterator[dict[str, Any]]:
     if seed == 0 and last == 6:
         model = copy.deepcopy(minilm.model)
         torch.manual_seed(seed)
-        ka.convert_attention(model, where, data[:2], start=start, steps=0)
+        ka.convert_attention(model, where, data[:2], start=start, steps=0, lengths=())
         yield from stage("replaced", list(model.encoder.layer))
-        if start == "carried":
+        if start == "carried" and chosen.get("fit", True):
             model = copy.deepcopy(minilm.model)
             begin = time.process_time()
-            ka.convert_attention(model, where, data, start="fitted", steps=0)
+            ka.convert_attention(model, where, data, start="fitted", steps=0, lengths=())
             seconds = time.process_time() - begin
             yield from stage("closed form", list(model.encoder.layer), seconds=seconds)
     model = copy.deepcopy(minilm.model)
@@ -253,7 +256,7 @@ def measure(minilm: MiniLM, row: str, seed: int) -> Iterator[dict[str, Any]]:
 
     report = ka.convert_attention(
         model, where, data, start=start, steps=STEPS, end_to_end=chosen.get("end_to_end", 0), seed=seed,
-        on_progress=keep,
+        on_progress=keep, lengths=(),
     )  # fmt: skip
     errors = {"errors": [layer.error for layer in report.layers]}
     yield from stage("transfer", transferred, seconds=ends[last], **errors)
