@@ -1,12 +1,13 @@
 """Trained models converted to other attention, in place, and a forecast of what it costs."""
 
 from kernel_attention.analysis.conversion.convert import ConversionProgress, convert_attention
+from kernel_attention.analysis.conversion.cost import LayerPrice
 from kernel_attention.analysis.conversion.forecast import (
     ConversionForecast,
     LayerForecast,
     forecast_conversion,
 )
-from kernel_attention.analysis.conversion.report import ConversionReport, ConvertedLayer
+from kernel_attention.analysis.conversion.report import ConversionReport, ConvertedLayer, LayerPrices
 
 __all__ = [
     "ConversionForecast",
@@ -14,6 +15,8 @@ __all__ = [
     "ConversionReport",
     "ConvertedLayer",
     "LayerForecast",
+    "LayerPrice",
+    "LayerPrices",
     "convert_attention",
     "forecast_conversion",
 ]

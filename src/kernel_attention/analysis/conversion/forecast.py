@@ -190,7 +190,7 @@ class _Sums:
 
 
 class _ConstantLosses:
-    """What a model loses where one layer gives every token the mean of its outputs."""
+    """Losses of a model where one layer gives every token the mean of its outputs."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
