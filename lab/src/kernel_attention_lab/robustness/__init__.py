@@ -11,6 +11,12 @@ from kernel_attention_lab.robustness.attack_plan import (
     table_step,
 )
 from kernel_attention_lab.robustness.black_box_attacks import SPSA, AutoAttack, Clean, Noise, Square
+from kernel_attention_lab.robustness.calibration import (
+    Reliability,
+    calibration_figures,
+    reliability,
+    risk_coverage,
+)
 from kernel_attention_lab.robustness.corruption_error import (
     ALEXNET_ERRORS,
     corruption_accuracies,
@@ -78,12 +84,14 @@ __all__ = [
     "NormalizedInputs",
     "PaperProtocol",
     "PixelProtocol",
+    "Reliability",
     "SparseL1Descent",
     "Square",
     "SurrogateClamp",
     "attack_images",
     "attack_title",
     "attacked_cases",
+    "calibration_figures",
     "choose_steps",
     "corrupt_image",
     "corrupt_images",
@@ -101,6 +109,8 @@ __all__ = [
     "out_of_distribution_scores",
     "precision_recall_area",
     "read_eps",
+    "reliability",
+    "risk_coverage",
     "score_levels",
     "swap_words",
     "table_step",
