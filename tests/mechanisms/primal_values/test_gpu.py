@@ -6,33 +6,56 @@ import pytest
 import torch
 
 from kernel_attention import create_attention
-from kernel_attention.mechanisms.primal_values.engines.gpu import primal_values_launches
+from kernel_attention.mechanisms.primal_values.engines.gpu import Options, primal_values_launches
 
 
+def _layer(feature_map: str, eta: float, normalize: str) -> torch.nn.Module:
+    torch.manual_seed(0)
+    layer = create_attention(
+        "primal_values", embed_dim=10, num_heads=2, rank=3, feature_map=feature_map, eta=eta,
+        normalize=normalize, dtype=torch.float64,
+    )  # fmt: skip
+    with torch.no_grad():
+        for parameter in layer.kernel.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return layer
+
+
+@pytest.mark.parametrize("normalize", ["output", "keys"])
+@pytest.mark.parametrize("eta", [0.0, 0.1])
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("feature_map", ["cosine", "identity"])
-def test_outputs_and_gradients_equal_those_of_the_formulas(feature_map, padded):
-    torch.manual_seed(0)
-    kernel = create_attention(
-        "primal_values", embed_dim=10, num_heads=2, rank=3, feature_map=feature_map, dtype=torch.float64
-    ).kernel
-    with torch.no_grad():
-        for parameter in kernel.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
+def test_outputs_and_gradients_equal_those_of_the_formulas(feature_map, padded, eta, normalize):
+    layer = _layer(feature_map, eta, normalize)
+    kernel = layer.kernel
     z = torch.randn(3, 13, 3, 2, 5, dtype=torch.float64)
     mask = torch.arange(13)[None] < torch.tensor([13, 4, 1])[:, None] if padded else None
-    probe = torch.randn(3, 2, 13, 5, dtype=torch.float64)
+    real = torch.ones(3, 13, dtype=torch.bool) if mask is None else mask
+    probes = torch.randn(3, 13, 10, dtype=torch.float64), torch.randn(3, dtype=torch.float64)
     found = []
     for by_form in (True, False):
         leaf = z.clone().requires_grad_()
         if by_form:
-            y, *_ = primal_values_launches(
-                leaf, kernel.w_e, kernel.w_r, kernel.sqrt_lambda, feature_map=kernel.feature_map,
-                attention_mask=mask,
-            )  # fmt: skip
+            options = Options(kernel.feature_map, mask, normalize == "output", eta > 0)
+            y, value = primal_values_launches(leaf, kernel.w_e, kernel.w_r, kernel.sqrt_lambda, options)
         else:
-            q, k, v = leaf.permute(2, 0, 3, 1, 4)
-            y = kernel(q, k, v, attention_mask=mask)
-        grads = torch.autograd.grad((y * probe).sum(), [leaf, *kernel.parameters()])
-        found.append((y, *grads))
-    torch.testing.assert_close(found[0], found[1], rtol=1e-10, atol=1e-11)
+            heads, objective = layer._heads(*leaf.permute(2, 0, 3, 1, 4), mask, False, True)
+            y, value = layer.merge_heads(heads), None if objective is None else objective.value
+        loss = (y * probes[0])[real].sum()
+        loss = loss if value is None else loss + (value * probes[1]).sum()
+        grads = torch.autograd.grad(loss, [leaf, *kernel.parameters()])
+        found.append((y[real], *grads, *([] if value is None else [value.detach()])))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-12, atol=1e-12)
+
+
+def test_the_gradient_can_be_differentiated():
+    kernel = _layer("cosine", 0.1, "output").kernel
+    mask = torch.arange(4)[None] < torch.tensor([4, 2])[:, None]
+    options = Options(kernel.feature_map, mask, True, True)
+    z = torch.randn(2, 4, 3, 2, 5, dtype=torch.float64, requires_grad=True)
+
+    def output(*inputs):
+        return primal_values_launches(*inputs, options)[0]
+
+    weights = [each.detach().requires_grad_() for each in (kernel.w_e, kernel.w_r, kernel.sqrt_lambda)]
+    assert torch.autograd.gradgradcheck(output, (z, *weights), fast_mode=True)

@@ -16,7 +16,11 @@ from kernel_attention.core.registry import register_attention
 from kernel_attention.core.validation import require_positive, require_weight
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.mechanisms.nested_objective.functional import kernel_grams, nested_objective
-from kernel_attention.mechanisms.primal_values.engines.gpu import has_value_form, primal_values_launches
+from kernel_attention.mechanisms.primal_values.engines.gpu import (
+    Options,
+    has_value_form,
+    primal_values_launches,
+)
 from kernel_attention.mechanisms.primal_values.functional import Readout
 from kernel_attention.mechanisms.primal_values.kernel import PrimalValueKernel
 from kernel_attention.mechanisms.regression.ridge_kernel import require_start
@@ -137,11 +141,11 @@ class PrimalValueAttention(QueryKeyValueAttention, PenalizedAttention):
         if is_few and has_value_form(self.kernel.feature_map) and self.is_joint(x):
             z = self.joint_projection(x).unflatten(-1, (3, self.num_heads, -1))
             weights = self.kernel.w_e, self.kernel.w_r, self.kernel.sqrt_lambda
-            heads, phi_q, phi_k = primal_values_launches(
-                z, *weights, feature_map=self.kernel.feature_map, attention_mask=attention_mask
+            options = Options(
+                self.kernel.feature_map, attention_mask, self.normalize == "output", self._wants_objective
             )
-            objective = self._nested(phi_q, phi_k, attention_mask, True)
-            return self.out_proj(self.merge_heads(self.scale_heads(heads).to(z.dtype))), objective
+            heads, value = primal_values_launches(z, *weights, options)
+            return self.out_proj(heads.to(z.dtype)), None if value is None else Objective(value)
         q, k = self.queries_and_keys(x, source)
         v = self.split_heads(self.v_proj(source))
         heads, objective = self._heads(q, k, v, attention_mask, is_causal, context is None)
@@ -174,9 +178,13 @@ class PrimalValueAttention(QueryKeyValueAttention, PenalizedAttention):
         heads = self.kernel.weigh(phi_q, phi_k, v, attention_mask=mask, is_causal=is_causal, group=group)
         return self.scale_heads(heads).to(product_dtype(v)), objective
 
+    @property
+    def _wants_objective(self) -> bool:
+        return self.training and self.eta > 0
+
     def _nested(self, phi_q: Tensor, phi_k: Tensor, mask: Tensor | None, is_self: bool) -> Objective | None:
         """The objective of features (B, h, N, m) in training where eta > 0."""
-        if not self.training or self.eta == 0:
+        if not self._wants_objective:
             return None
         grams = kernel_grams(
             phi_q, phi_k, feature_map=identity, attention_mask=mask, query_mask=mask if is_self else None,
