@@ -29,8 +29,8 @@ BUDGETS = [
     ("primal_values", {"eta": 0.1}, {}, 26, 33),
     ("multilinear", {}, {}, 16, 33),
     ("multilinear", {"eta": 0.1}, {}, 61, 85),
-    ("batch_norm_scaled_heads", {}, {}, 36, 55),
-    ("batch_norm_scaled_heads", {}, CAUSAL, 67, 130),
+    ("batch_norm_scaled_heads", {}, {}, 23, 33),
+    ("batch_norm_scaled_heads", {}, CAUSAL, 44, 80),
     ("rpc", {}, {}, 30, 69),
     ("rpc", {}, CAUSAL, 36, 75),
 ]

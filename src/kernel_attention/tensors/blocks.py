@@ -69,10 +69,10 @@ def block_causal_attention(
     high = own.to(q.dtype)
     # In 16 bits one component is not exact enough for the logit, so two hold it.
     parts = [high] if dtype == q.dtype else [high, (own - high).to(q.dtype)]
-    q = torch.cat([q, *(-part for part in parts)], dim=-1)
+    q = torch.cat([q, *parts], dim=-1)
     keys, values = completed(k, factor, length), completed(v, factor, length)
-    ones = keys.new_ones(*keys.shape[:-1], len(parts))  # heads may be narrower
-    keys = torch.nn.functional.pad(torch.cat([keys, ones], dim=-1), (0, 0, 1, 0))
+    keys = torch.nn.functional.pad(keys, (0, len(parts)), value=-1.0)
+    keys = torch.nn.functional.pad(keys, (0, 0, 1, 0))
     # the common key's value: (0, ..., 0, 1)
     size, key = width + len(parts), ("mark", width, len(parts), v.dtype)
     mark = kept_constant(key, v, lambda: (torch.arange(size, device=v.device) == width).to(v.dtype))
@@ -89,7 +89,8 @@ def block_causal_attention(
         earlier = block < (torch.arange(length, device=q.device) // factor)[:, None]
         seen = torch.nn.functional.pad(earlier & allowed[:, : block.size(0)], (1, 0), value=True)
         out = fused_attention(q, keys, values, mask=seen, dropout_p=dropout_p, scale=scale)
-    return out[..., :width] + out[..., width : width + 1] * v
+    seen, weight, *_ = out.split([width, 1, *[1] * (len(parts) - 1)], dim=-1)
+    return seen + weight * v
 
 
 def softmax_over_blocks(

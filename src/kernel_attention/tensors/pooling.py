@@ -11,9 +11,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from kernel_attention.tensors.constants import kept_constant
 from kernel_attention.tensors.padding import in_blocks
 from kernel_attention.tensors.recompute import is_for_all_sizes
-from kernel_attention.tensors.statistics import accumulation_dtype
+from kernel_attention.tensors.statistics import accumulation_dtype, numbers_to
 
 Pooling = Literal["average", "max", "conv"]
 
@@ -45,7 +46,8 @@ def pool(
         x = x.masked_fill(~mask[..., None], 0.0 if mode != "max" else -torch.inf)
     blocks = in_blocks(x, factor, -torch.inf if mode == "max" else 0.0)
     if mask is None:
-        count = _block_lengths(length, factor, x.device)
+        key = "block lengths", length, factor
+        count = kept_constant(key, x, lambda: _block_lengths(length, factor, x.device))
     else:
         count = in_blocks(mask[..., None], factor).sum(dim=(-2, -1))
     if mode == "max":
@@ -54,7 +56,8 @@ def pool(
     if kernel is not None:
         blocks = blocks * kernel[:factor]
     dtype = accumulation_dtype(blocks.dtype)
-    return (blocks.sum(dim=-2, dtype=dtype) / count.clamp_min(1)[..., None]).to(x.dtype)
+    count = count if mask is None else count.clamp_min(1)
+    return (blocks.sum(dim=-2, dtype=dtype) / count[..., None]).to(x.dtype)
 
 
 def running_pool(
@@ -75,9 +78,8 @@ def running_pool(
     else:
         if kernel is not None:
             blocks = blocks * kernel[:factor]
-        dtype = accumulation_dtype(blocks.dtype)
-        count = torch.arange(1, factor + 1, device=x.device, dtype=dtype)[:, None]
-        pooled = (blocks.cumsum(dim=-2, dtype=dtype) / count).to(x.dtype)
+        total = blocks.cumsum(dim=-2, dtype=accumulation_dtype(blocks.dtype))
+        pooled = (total / numbers_to(factor, total)).to(x.dtype)
     return pooled.flatten(-3, -2)[..., : x.size(-2), :]
 
 

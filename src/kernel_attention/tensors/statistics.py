@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernel_attention.tensors.constants import kept_constant
+
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """float32 for 16-bit inputs, the input's own precision otherwise."""
@@ -51,6 +53,15 @@ def num_real(x: Tensor, attention_mask: Tensor | None) -> Tensor:
     return attention_mask.sum(dim=1)
 
 
+def numbers_to(count: int, like: Tensor) -> Tensor:
+    """1, 2, .., count as a column, (count, 1), of the precision of ``like``; a constant."""
+
+    def make() -> Tensor:
+        return torch.arange(1, count + 1, device=like.device, dtype=like.dtype)[:, None]
+
+    return kept_constant(("numbers", count, like.dtype), like, make)
+
+
 def running_mean(
     x: Tensor, attention_mask: Tensor | None = None, before: tuple[Tensor, Tensor] | None = None
 ) -> Tensor:
@@ -65,7 +76,7 @@ def running_mean(
     """
     total = x.to(accumulation_dtype(x.dtype))
     if attention_mask is None:
-        count = torch.arange(1, x.size(2) + 1, device=x.device, dtype=total.dtype)[:, None]
+        count = numbers_to(x.size(2), total)
     else:
         total = total.masked_fill(~attention_mask[:, None, :, None], 0.0)
         count = attention_mask.cumsum(dim=1).clamp_min(1).to(total.dtype)[:, None, :, None]

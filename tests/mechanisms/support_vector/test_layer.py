@@ -332,3 +332,22 @@ def test_random_features_belong_to_the_layer():
     assert not torch.allclose(layer(x), before)
     layer.kernel.feature_map.redraw(3)
     assert torch.equal(layer(x), before)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("name", ["scaled_heads", "batch_norm_scaled_heads"])
+def test_pooling_projected_tokens_gives_what_projecting_pooled_ones_does(
+    name, padded, is_causal, monkeypatch
+):
+    torch.manual_seed(0)
+    layer = create_attention(name, embed_dim=20, num_heads=4, factors=[1, 2, 2, 5]).double()
+    mask = torch.arange(13)[None] < torch.tensor([13, 4, 1])[:, None] if padded else None
+    real = torch.ones(3, 13, dtype=torch.bool) if mask is None else mask
+    x = torch.randn(3, 13, 20, dtype=torch.float64, requires_grad=True)
+    found = []
+    for is_joint in (True, False):
+        monkeypatch.setattr(type(layer), "is_joint", lambda *_, joint=is_joint: joint)
+        y = layer(x, attention_mask=mask, is_causal=is_causal)[real]
+        found.append([y, *torch.autograd.grad(y.square().sum(), [x, *layer.parameters()])])
+    torch.testing.assert_close(found[0], found[1], rtol=1e-12, atol=1e-12)

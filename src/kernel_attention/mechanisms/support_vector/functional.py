@@ -29,7 +29,6 @@ from kernel_attention.tensors.statistics import (
     accumulation_dtype,
     exactly,
     num_real,
-    running_mean,
     without_autocast,
 )
 
@@ -109,18 +108,33 @@ def _mean(x: Tensor, attention_mask: Tensor | None, group: SequenceGroup | None 
 def _recentre_causal(
     q: Tensor, k: Tensor, beta: float | Tensor, normalize: bool, eps: float, factor: int
 ) -> tuple[Tensor, Tensor]:
-    if not normalize and factor == 1:
-        return (q - beta * running_mean(k)).to(q.dtype), k
+    if not normalize:
+        return (q + _prefix_shift(k, beta, factor)).to(q.dtype), k
     first = k[:, :, :1]
-    mean, variance = _prefix_moments(exactly(k) - first, factor, with_variance=normalize)
+    mean, variance = _prefix_moments(exactly(k) - first, factor)
     queries = q - beta * (mean + first)
-    if variance is None:
-        return queries.to(q.dtype), k
     q, k = wide(q), wide(k)
     return (queries / (variance + eps)).to(q.dtype), k - first
 
 
-def _prefix_moments(k: Tensor, factor: int, *, with_variance: bool = True) -> tuple[Tensor, Tensor | None]:
+def _prefix_shift(k: Tensor, beta: float | Tensor, factor: int) -> Tensor:
+    """-beta times the mean of the keys of every prefix: the completed blocks and row i. (B, h, N, p)."""
+    length, k = k.size(2), exactly(k)
+    if factor == 1:
+        total = k.cumsum(dim=2)
+    else:
+        total = k + _for_each_token(_exclusive_sum(completed(k, factor, length)), factor, length)
+    of_number = -beta if not isinstance(beta, Tensor) else -1.0
+
+    def make() -> Tensor:
+        count = torch.arange(length, device=k.device).div(factor, rounding_mode="floor") + 1
+        return (of_number / count.to(k.dtype))[:, None]
+
+    shift = total * kept_constant(("prefix shares", length, factor, of_number, k.dtype), k, make)
+    return shift * beta if isinstance(beta, Tensor) else shift
+
+
+def _prefix_moments(k: Tensor, factor: int) -> tuple[Tensor, Tensor]:
     """Mean and variance of the keys of every prefix: the completed blocks and row i. (B, h, N, p) each.
 
     Welford's recurrence: a new key adds (k - mean before)^2 count / (count + 1) to the sum of squares. It
@@ -135,8 +149,6 @@ def _prefix_moments(k: Tensor, factor: int, *, with_variance: bool = True) -> tu
     mean = _exclusive_sum(blocks) / at_least_1
     own = _for_each_token(mean, factor, length)
     change = k - own
-    if not with_variance:
-        return own + change / number, None
     squares = _exclusive_sum((blocks - mean[:, :, :-1]).square() * share)
     squares = _for_each_token(squares, factor, length)
     return own + change / number, (squares + change.square() * share_of) / number

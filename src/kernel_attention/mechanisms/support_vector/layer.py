@@ -249,6 +249,10 @@ class SupportVectorAttention(QueryKeyValueAttention):
             v = identity_values(k) if as_matrix else self.split_heads(self.v_proj(for_v))
             yield self._expand(q, k, v, mask, is_causal, is_self)
             return
+        if source is x and not as_matrix and self.why_not_heads() is None and self.is_joint(x):
+            z = self.joint_projection(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+            yield from self._weigh_jointly(z, mask, is_causal)
+            return
         for group in self._groups(x):
             q, factor = group.queries, group.factor
             pooled = self.pool_tokens(source, factor, mask, is_causal)
@@ -283,6 +287,19 @@ class SupportVectorAttention(QueryKeyValueAttention):
             )
             outs.append(self._expand(q[:, heads], k_pooled, v_pooled, mask, is_causal, is_self, factor))
         return outs[0] if len(outs) == 1 else torch.cat(outs, dim=1)
+
+    def _weigh_jointly(self, z: Tensor, mask: Tensor | None, is_causal: bool) -> Iterator[Tensor]:
+        """The outputs of every group from queries, keys and values (3, B, h, N, p), in few launches.
+
+        Average pooling commutes with the projections.
+        """
+        groups = head_groups(self.factors)
+        sizes = [heads.stop - heads.start for heads, _ in groups]
+        by_token = None if mask is None else mask[:, None]
+        for (_, factor), part in zip(groups, z.split(sizes, dim=2), strict=True):
+            q, pair = part.split([1, 2])
+            pair = running_pool(pair, factor) if is_causal else pool(pair, factor, mask=by_token)
+            yield self._expand(q.squeeze(0), *pair.unbind(), mask, is_causal, True, factor)
 
     def why_not_context(self) -> str | None:
         """A reason for convolved queries and keys."""

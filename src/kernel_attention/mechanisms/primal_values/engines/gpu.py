@@ -1,8 +1,8 @@
 """Primal attention with values in few launches, for accelerators; not causal.
 
 The heads' kernel K = W_e Lambda W_r^T / n, (p, p), is multiplied out once a step, and so is the map
-T = sum_j v_j phi(k_j)^T K^T of every sequence, so that o_i = T phi(q_i). The objective reads the Gram matrices
-of the features, and its slope is written out. So is the backward pass, with the same economy.
+T = sum_j v_j phi(k_j)^T K^T of every sequence, so that o_i = T phi(q_i). The objective reads the features'
+Gram matrices. The backward pass, with the slope of the objective, is written by hand with the same economy.
 
 Legend: B batch, N tokens, h heads, p head width, s rank, n real tokens.
 """
@@ -175,7 +175,7 @@ def _of_all(pair: Tensor) -> tuple[Tensor, Tensor]:
 
 def _objective(features: Tensor, pair: Tensor, any_size: bool) -> tuple[Tensor, dict[str, Tensor]]:
     """The nested objective, (B,), of features (2, h, B, N, p), and what its gradient needs."""
-    _, heads, batch, _, width = features.shape
+    heads, batch = features.shape[1:3]
     features = features.flatten(0, 2)
     grams = torch.bmm(features.mT, features)
     if any_size:  # norms of the kernel are products of four matrices, and large inputs would leave the range
