@@ -6,7 +6,14 @@ import pytest
 import torch
 
 from kernel_attention import MultilinearAttention
-from kernel_attention.mechanisms.multilinear.engines.gpu import multilinear_launches
+from kernel_attention.mechanisms.multilinear.engines.gpu import (
+    Terms,
+    mode_grams,
+    multilinear_launches,
+    objective_launches,
+)
+from kernel_attention.mechanisms.multilinear.objective import kmlsvd_objective
+from kernel_attention.tensors.multilinear.factors import multilinear_factors
 
 LENGTH, HEADS, WIDTH = 13, 2, 10
 
@@ -29,9 +36,10 @@ def test_outputs_grams_and_gradients_equal_those_of_the_formulas(options, padded
         if by_form:
             z = torch.stack([each.transpose(1, 2) for each in layer.sequences(leaf)], dim=2)
             concat = layer.concat.weight, layer.concat.bias
-            y, grams = multilinear_launches(
-                z, factors, concat, feature_map=layer.feature_map, attention_mask=mask, with_grams=True
+            y, features = multilinear_launches(
+                z, torch.stack(factors), concat, feature_map=layer.feature_map, attention_mask=mask
             )
+            grams = mode_grams(features, layer.order)
         else:
             modes = layer._modes(leaf, factors, mask, False, True)
             y, grams = layer.merge_heads(layer._join(modes)), modes.grams
@@ -41,16 +49,39 @@ def test_outputs_grams_and_gradients_equal_those_of_the_formulas(options, padded
     torch.testing.assert_close(found[0], found[1], rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.parametrize("mean", [None, 13, torch.tensor([13, 4])], ids=["sum", "number", "tensor"])
+@pytest.mark.parametrize("order", [2, 3, 4])
+def test_the_objective_and_its_gradients_equal_those_of_the_formula(order, mean):
+    torch.manual_seed(0)
+    layer = MultilinearAttention(WIDTH, HEADS, order=order, rank=3, dtype=torch.float64)
+    # the core's S_(n) S_(n)^T have full rank, where the two pseudo-inverses agree to their last digits
+    core = torch.randn(layer.core.shape, dtype=torch.float64)
+    features = torch.randn(HEADS, 2, LENGTH, order * WIDTH // HEADS, dtype=torch.float64)
+    found = []
+    for by_form in (True, False):
+        leaves = [each.detach().clone().requires_grad_() for each in (features, layer.w, core)]
+        weights = leaves[1].unbind()
+        factors = multilinear_factors(weights, leaves[2])
+        if by_form:
+            value = objective_launches(Terms(leaves[0], weights[0], leaves[2], torch.stack(factors)), mean)
+        else:
+            grams = list(mode_grams(leaves[0], order).unbind())
+            value = kmlsvd_objective(grams, weights, leaves[2], factors=factors, num_tokens=mean)
+        once = torch.autograd.grad(value.sin(), leaves, retain_graph=True)
+        first = torch.autograd.grad(value.sin(), leaves, create_graph=True)
+        second = torch.autograd.grad(sum(each.square().sum() for each in first), leaves)
+        found.append([value, *once, *first, *second])
+    torch.testing.assert_close(found[0], found[1], rtol=1e-9, atol=1e-10)
+
+
 def test_the_gradient_can_be_differentiated():
     z = torch.randn(1, 3, 2, 1, 2, dtype=torch.float64, requires_grad=True)
-    factors = [torch.randn(1, 2, 2, dtype=torch.float64) for _ in range(2)]
+    factors = torch.randn(2, 1, 2, 2, dtype=torch.float64)
     concat = torch.randn(2, 4, dtype=torch.float64), None
     for name in ("frobenius", "cosine"):
         feature_map = MultilinearAttention(2, 1, order=2, feature_map=name).feature_map
 
         def heads(z, feature_map=feature_map):
-            return multilinear_launches(
-                z, factors, concat, feature_map=feature_map, attention_mask=None, with_grams=False
-            )[0]
+            return multilinear_launches(z, factors, concat, feature_map=feature_map, attention_mask=None)[0]
 
         torch.autograd.gradgradcheck(heads, (z,))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -36,7 +36,13 @@ from kernel_attention.mechanisms.multilinear.engines.cpu import (
     MultilinearResult,
     MultilinearWeights,
 )
-from kernel_attention.mechanisms.multilinear.engines.gpu import has_joint_modes, multilinear_launches
+from kernel_attention.mechanisms.multilinear.engines.gpu import (
+    Terms,
+    has_joint_modes,
+    mode_grams,
+    multilinear_launches,
+    objective_launches,
+)
 from kernel_attention.mechanisms.multilinear.functional import Modes, join_modes, multilinear_modes
 from kernel_attention.mechanisms.multilinear.objective import core_penalty, kmlsvd_objective
 from kernel_attention.memory_limit import require_parameters
@@ -215,24 +221,35 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
     ) -> tuple[Tensor, Objective | None]:
         """Multilinear attention on checked arguments, (B, N, d); J and J_S in training with a weight."""
         wants_objective = self.training and (self.eta > 0 or self.eta_core > 0)
-        core, factors = self.factors()
+        weights = self.w.unbind()
+        core, factors = self._factors(weights)
         call = self._call(x, factors, attention_mask, is_causal, wants_objective)
         engine, _ = choose(self.impl, _ENGINES, call, is_sharded=self._is_shared(is_causal))
         if engine is not None:
             y, grams = engine.attend(call)
         elif self._has_few_launches(call):
             z = joint_linear(x, *self.mode_maps()).unflatten(-1, (self.order, self.num_heads, -1))
-            heads, grams = multilinear_launches(
-                z, factors, (self.concat.weight, self.concat.bias), feature_map=self.feature_map,
-                attention_mask=attention_mask, with_grams=wants_objective,
-            )  # fmt: skip
-            y = self.out_proj(heads)
+            stacked, concat = torch.stack(factors), (self.concat.weight, self.concat.bias)
+            heads, features = multilinear_launches(
+                z, stacked, concat, feature_map=self.feature_map, attention_mask=attention_mask
+            )
+            y, grams = self.out_proj(heads), None
+            if wants_objective and self.variant == "standard":
+                terms = Terms(features, weights[0], core, stacked)
+                value = objective_launches(terms, self._num_tokens(x, attention_mask))
+                return y, self._with_penalty(core, value)
+            if wants_objective:
+                grams = list(mode_grams(features, self.order).unbind())
         else:
             modes = self._modes(x, factors, attention_mask, is_causal, wants_objective)
             y, grams = self.out_proj(self.merge_heads(self._join(modes))), modes.grams
         if not wants_objective:
             return y, None
-        return y, self._objective(core, factors, grams or [], x, attention_mask)
+        value = kmlsvd_objective(
+            grams or [], weights, core, compatibility=self.compatibility, factors=factors,
+            num_tokens=self._num_tokens(x, attention_mask),
+        )  # fmt: skip
+        return y, self._with_penalty(core, value)
 
     def _has_few_launches(self, call: MultilinearCall) -> bool:
         is_ours = self.impl == AUTO and not call.is_causal and not call.num_rows and call.group is None
@@ -367,8 +384,11 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
 
     def factors(self) -> tuple[Tensor, list[Tensor]]:
         """The core in use, (h, R, .., R), and the D factors to the right of Phi_n, (h, M, R) each."""
+        return self._factors(self.w.unbind())
+
+    def _factors(self, weights: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
         core = mlsvd_core(self.core) if self.core_treatment == "mlsvd" else self.core
-        return core, multilinear_factors(self.w.unbind(), core, self.compatibility)
+        return core, multilinear_factors(weights, core, self.compatibility)
 
     def _modes(
         self, x: Tensor, factors: list[Tensor], mask: Tensor | None, is_causal: bool, with_grams: bool
@@ -389,24 +409,18 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
             group=self.sequence_group,
         )
 
-    def _objective(
-        self, core: Tensor, factors: list[Tensor], grams: list[Tensor], x: Tensor, mask: Tensor | None
-    ) -> Objective:
-        num_tokens = None
-        if self.objective_form == "mean":
-            num_tokens = x.size(1) if mask is None else mask.sum(dim=1)
-            if self.sequence_group is not None:
-                num_tokens = self.sequence_group.places(num_real(x, mask))[1]
-        objective = kmlsvd_objective(
-            grams,
-            self.w.unbind(),
-            core,
-            compatibility=self.compatibility,
-            factors=factors,
-            num_tokens=num_tokens,
-        )
-        core_objective = core_penalty(core) if self.eta_core > 0 else torch.zeros_like(objective)
-        return Objective(objective, core=core_objective)
+    def _num_tokens(self, x: Tensor, mask: Tensor | None) -> Tensor | int | None:
+        """What divides the Gram matrices: real tokens of every sequence; None for the sum."""
+        if self.objective_form == "sum":
+            return None
+        if self.sequence_group is not None:
+            return self.sequence_group.places(num_real(x, mask))[1]
+        return x.size(1) if mask is None else mask.sum(dim=1)
+
+    def _with_penalty(self, core: Tensor, value: Tensor) -> Objective:
+        """J with J_S."""
+        penalty = core_penalty(core) if self.eta_core > 0 else torch.zeros_like(value)
+        return Objective(value, core=penalty)
 
     def extra_repr(self) -> str:
         """The options, for print(model)."""

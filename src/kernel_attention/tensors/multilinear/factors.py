@@ -51,11 +51,11 @@ def _superdiagonal_factors(weights: Sequence[Tensor], core: Tensor) -> list[Tens
     matrix = core.flatten(1, -2)  # (h, R_1 .. R_(D-1), R_D)
     after = [weights[-1] @ matrix.mT]  # (h, p, R_1 .. R_n): modes n + 1 .. D are contracted
     for weight in reversed(weights[1:-1]):
-        after.insert(0, (_last_apart(after[0], weight) @ weight[..., None])[..., 0])
+        after.insert(0, (_last_apart(after[0], weight) @ weight[..., None]).squeeze(-1))
     before = weights[0]  # (h, p, R_1 .. R_(n-1)): the outer product of the rows
     factors = [after[0]]
     for weight, rest in zip(weights[1:-1], after[1:], strict=True):
-        factors.append((before[..., None, :] @ _last_apart(rest, weight))[..., 0, :])
+        factors.append((before[..., None, :] @ _last_apart(rest, weight)).squeeze(-2))
         before = (before[..., None] @ weight[..., None, :]).flatten(-2)
     return [*factors, before @ matrix]
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernel_attention.tensors.constants import kept_constant
 from kernel_attention.tensors.recompute import is_forward_mode, is_transformed, needs_gradient, only_formulas
 from kernel_attention.tensors.statistics import smallest
 
@@ -116,17 +117,18 @@ def by_solving(gram: Tensor) -> Tensor:
     float32: 0 stays 0. Each step 2 X - X G X squares the relative error, which is 2 t / g at first.
     """
     exact = torch.float64 if gram.device.type != "mps" else gram.dtype
-    unit = gram.detach().to(exact).reshape(-1, *gram.shape[-2:])
-    size = torch.linalg.vector_norm(unit, dim=(-2, -1), keepdim=True)
+    given, width = gram.detach().reshape(-1, *gram.shape[-2:]), gram.size(-1)
+    size = torch.linalg.vector_norm(given, dim=(-2, -1), keepdim=True, dtype=exact)
     size = torch.threshold_(size, smallest(gram.dtype), math.inf)
-    unit = unit / size
-    shifted = unit.clone()
-    shifted.diagonal(dim1=-2, dim2=-1).add_(_SHIFT * gram.size(-1))
-    solved = torch.linalg.inv_ex(shifted).inverse
+    unit = given / size
+    eye = kept_constant(
+        ("eye", width, exact), gram, lambda: torch.eye(width, dtype=exact, device=gram.device)
+    )
+    solved = torch.linalg.inv_ex(torch.add(unit, eye, alpha=_SHIFT * width)).inverse
     inverse = torch.bmm(torch.bmm(solved, unit), solved)
     for _ in range(_STEPS):
         inverse = torch.baddbmm(inverse, inverse, torch.bmm(unit, inverse), beta=2, alpha=-1)
-    return (inverse / size).to(gram.dtype).view_as(gram)
+    return torch.div(inverse, size, out=torch.empty_like(given)).view_as(gram)
 
 
 class _BySolving(torch.autograd.Function):
