@@ -33,6 +33,9 @@ BUDGETS = [
     ("batch_norm_scaled_heads", {}, CAUSAL, 44, 80),
     ("rpc", {}, {}, 30, 69),
     ("rpc", {}, CAUSAL, 36, 75),
+    ("ridge", {}, {}, 34, 46),
+    ("ridge", {}, CAUSAL, 63, 93),
+    ("delta", {}, CAUSAL, 69, 112),  # of 16 blocks, one after another
 ]
 BATCH, LENGTH, EMBED_DIM, HEADS = 2, 512, 64, 4
 
