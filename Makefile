@@ -33,7 +33,7 @@ UNROUNDED := --ignore=tests/mechanisms/kernel_pca/test_triton.py --ignore=tests/
 NUMERIC := $(KERNELS) tests/models tests/solvers tests/theorems
 PROCESSORS := import torch; print({"AVX512": "default avx2 avx512", "AVX2": "default avx2"}.get(torch.backends.cpu.get_cpu_capability(), "default"))
 
-.PHONY: help env demo test test-library test-slow test-processors numeric test-gpu lint format tables exports hosts results performance docs bench clean
+.PHONY: help env demo test test-library test-slow test-processors numeric test-gpu gpu lint format tables exports hosts results performance docs bench clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r name what; do printf '%-16s %s\n' "$$name" "$$what"; done
@@ -101,6 +101,12 @@ numeric:
 # files are collected, because the others import what may be missing there.
 test-gpu:  ## the tests that need a CUDA device
 	PYTHONPATH=src:lab/src $(or $(wildcard $(BIN)/python),$(PYTHON)) -m pytest -m gpu $$(grep -rl --include="*.py" "pytest.mark.gpu" tests lab/tests)
+
+# Nine minutes: two of tests, the rest tables. What one sitting leaves, the next one measures.
+SITTING := 400
+gpu:  ## all that needs a GPU in nine minutes: the tests, then results/benchmarks/gpu-sitting.json, row by row
+	-timeout 120 $(MAKE) test-gpu
+	PYTHONPATH=src:lab/src $(or $(wildcard $(BIN)/python),$(PYTHON)) -m kernel_attention_lab.benchmarking.sitting --seconds $(SITTING)
 
 lint: env  ## ruff, mypy and the import contracts
 	$(BIN)/ruff check .

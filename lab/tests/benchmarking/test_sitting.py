@@ -1,0 +1,53 @@
+"""The sitting on a GPU, tried on the CPU with tiny sizes."""
+
+from __future__ import annotations
+
+import json
+
+from kernel_attention_lab.benchmarking import machine, sitting
+
+TINY = ["--device", "cpu", "--dtype", "float32", "--widths", "16", "--lengths", "9", "--model-length", "16"]
+
+
+def test_the_plan_has_every_form_of_every_width_and_length():
+    plan = list(sitting.pieces())
+    assert {(each.setting.embed_dim, each.setting.length, each.setting.is_causal) for each in plan} == {
+        (width, length, is_causal)
+        for width in (256, 512, 1024) for length in (1024, 4096, 16384, 65536) for is_causal in (False, True)
+    }  # fmt: skip
+    assert {each.form for each in plan} == set(sitting.FORMS)
+    assert {each.setting.body for each in plan} == {"layer", "vit", "tokens"}
+    assert {each.form for each in plan if each.contender == "sdpa"} == set(sitting.FORMS)
+
+
+def test_an_interrupted_sitting_keeps_its_rows_and_goes_on(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(machine, "_LARGE", 16)
+    monkeypatch.setattr(machine, "_COPIED", 1 << 12)
+    monkeypatch.setattr(sitting, "_SECONDS", 0.0)
+    plan = [
+        each for each in sitting.pieces("cpu", "float32", [16], [9], 16) if each.form in ("eager", "graph")
+    ]
+    plan = [each for each in plan if each.contender in sitting.LAYERS[:4]][:8]
+    path = tmp_path / "record.json"
+    first = sitting.sit(plan[:3], 60.0, path)
+    kept = json.loads(path.read_text())["rows"]
+    assert kept == first["rows"]
+    assert len(kept) == 3
+    assert sitting.sit(plan, 0.0, path)["rows"] == kept
+    record = sitting.sit(plan, 60.0, path)
+    assert record["rows"][:3] == kept
+    assert len(record["rows"]) == len(plan)
+    assert not record["left"]
+    for row in record["rows"]:
+        if row["form"] == "graph":
+            assert row["failed"]  # no CUDA graph on a CPU
+        else:
+            assert row["seconds"]["lower"] <= row["seconds"]["median"] <= row["seconds"]["upper"]
+            assert row["operations"] > 0
+            assert row["share"] > 0
+
+
+def test_the_program_prints_what_it_measures(tmp_path, capsys):
+    path = tmp_path / "record.json"
+    assert sitting.main([*TINY, "--seconds", "0", "--record", str(path)]) == 0
+    assert "0 rows" in capsys.readouterr().out
