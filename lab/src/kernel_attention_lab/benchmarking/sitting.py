@@ -4,7 +4,7 @@
 
 A piece is a training step of one contender in one setting and one form: called as it is, compiled
 (``mode="reduce-overhead"``) or captured in a CUDA graph; SDPA by its flash and its cuDNN kernels. Its row is
-written at once. A sitting that is interrupted, or whose time is up, goes on where it ended, as long as the code
+written at once. A sitting that is interrupted, or whose time is up, goes on where it ended, if the code
 is the same revision.
 """
 

@@ -489,6 +489,13 @@ def _mechanisms(evidence: Evidence, source: Source) -> Iterable[Observation]:
     return mechanism_observations(evidence.root)
 
 
+def _predicted(evidence: Evidence, source: Source) -> Iterable[Observation]:
+    """Times of training steps on an H100 as they follow from counted work."""
+    from kernel_attention_lab.benchmarking.predictions import predictions
+
+    yield from evidence.kept("predictions", lambda: list(predictions()))
+
+
 _KINDS: dict[str, Callable[[Evidence, Source], Iterable[Observation]]] = {
     "suite": _suite,
     "records": _records,
@@ -502,4 +509,5 @@ _KINDS: dict[str, Callable[[Evidence, Source], Iterable[Observation]]] = {
     "courses": _courses,
     "reported": _reported,
     "mechanisms": _mechanisms,
+    "predicted": _predicted,
 }
