@@ -17,7 +17,6 @@ from torch import Tensor
 
 from kernel_attention.mechanisms.multilinear.objective import kmlsvd_objective
 from kernel_attention.tensors.affine import Affine
-from kernel_attention.tensors.constants import kept_constant
 from kernel_attention.tensors.features.feature_maps import FeatureMap, cosine, frobenius, identity
 from kernel_attention.tensors.multilinear.unfoldings import by_solving, fold, unfold
 from kernel_attention.tensors.recompute import differentiable_gradients, differentiable_leaves
@@ -173,10 +172,7 @@ def _objective_back(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     order, heads, size, _ = terms.factors.shape
     batch, scales = terms.features.size(1), _scales(order, heads, terms.features.size(1))
-    parts = kept_constant(
-        ("scales of J", *scales, slope.dtype), slope, lambda: torch.as_tensor(scales).to(slope)
-    )
-    by_energy, by_alignment, by_norm = (slope * parts).unbind()
+    by_energy, by_alignment, by_norm = (slope * scale for scale in scales)
     factors, inverse = terms.factors.flatten(0, 1), kept.inverse * by_energy
     # E = Tr(F^T G F P): dF = 2 G F P, dG = F P F^T, dP = F^T G F
     d_factors = torch.empty_like(terms.factors)
