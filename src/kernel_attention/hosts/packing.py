@@ -6,7 +6,7 @@ Legend: B rows, N tokens of a row. Sequences do not reach from one row into the 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -58,7 +58,7 @@ def read_packing(
             raise InputError(f"{owner}: {ENDS} has other sequences than the mask")
     elif alone := [name for name in PACKING[1:4] if given.get(name) is not None]:
         raise InputError(f"{owner}: {', '.join(alone)} needs {ENDS}")
-    elif packed is None and padding is None and along_rows(positions, x) and x.size(1) > 1:
+    elif packed is None and padding is None and x.size(1) > 1 and along_rows(positions, x):
         packed = _packing_of_positions(owner, row, positions.expand(*x.shape[:2]), positions)
     if number is not None:
         changes = number.expand(*x.shape[:2]).flatten().diff() != 0
@@ -67,7 +67,7 @@ def read_packing(
     return packed
 
 
-def along_rows(positions: Any, x: Tensor) -> bool:
+def along_rows(positions: Any, x: Tensor) -> TypeGuard[Tensor]:
     """True for positions of x (B, N, ...): (B, N), (1, N) or (N,). Those of pictures in a text have more."""
     shapes = (x.shape[:2], (1, x.size(1)), (x.size(1),))
     return isinstance(positions, Tensor) and tuple(positions.shape) in map(tuple, shapes)

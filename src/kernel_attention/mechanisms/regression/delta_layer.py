@@ -61,6 +61,8 @@ class DeltaAttention(QueryKeyValueAttention):
         dtype: the parameters' precision; None: the default one.
     """
 
+    impl = AUTO  # of layers pickled by a version that had no engine
+
     def __init__(
         self,
         embed_dim: int,
