@@ -31,7 +31,10 @@ def measure_agreement(model: nn.Module, recording: Recording, held_out: range) -
     found, wanted = (torch.cat([p[side].flatten(0, -2) for p in pairs]).double() for side in (0, 1))
     size = (wanted - wanted.mean(dim=0)).square().sum().clamp_min(1e-300)
     cosine = nn.functional.cosine_similarity(found, wanted, dim=-1).mean()
-    kept = neighbours_kept(*(torch.cat([m[side] for m in means]) for side in (1, 0))) if means else None
+    kept = None
+    if means:
+        after, before = (torch.cat([mean[side] for mean in means]) for side in (0, 1))
+        kept = neighbours_kept(before, after)
     return Agreement(float((found - wanted).square().sum() / size), float(cosine), kept)
 
 

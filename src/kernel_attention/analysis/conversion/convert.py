@@ -212,7 +212,7 @@ def convert_attention(
                 for index, (layer, cost) in enumerate(zip(converted, costs, strict=True))
             ]
             paths = [layer.path for layer in converted if layer.is_converted]
-            plans, replaced = _install_trained(model, trained, {path: spec["all"] for path in paths}, options)  # type: ignore[index, call-overload]
+            plans, replaced = _install_trained(model, trained, {path: spec["all"] for path in paths}, options)  # type: ignore[index]
         whole = 0
         if end_to_end and plans:
             weights = [w for plan in plans for w in model.get_submodule(plan.site.path).parameters()]
@@ -275,7 +275,7 @@ def _train_layer(
 
 
 def _install_trained(
-    model: nn.Module, trained: nn.Module, layers: Mapping[str, AttentionSpec], options: Mapping[str, Any]
+    model: nn.Module, trained: nn.Module, layers: dict[int | str, AttentionSpec], options: Mapping[str, Any]
 ) -> tuple[list[PlannedLayer], ReplacementReport]:
     """Replace layers of a model by those that are trained in its copy."""
     if not layers:
@@ -283,7 +283,7 @@ def _install_trained(
     with torch.random.fork_rng():
         plans = plan_replacement(model, layers, options)
     report = install_layers(model, plans)
-    for path in layers:
+    for path in map(str, layers):
         model.get_submodule(path).load_state_dict(trained.get_submodule(path).state_dict())
         model.get_submodule(path).eval()
     return plans, report

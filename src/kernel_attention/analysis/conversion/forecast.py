@@ -215,8 +215,9 @@ class _ConstantLosses:
     def _outputs(self, batch: Any) -> Tensor:
         y = first_tensor(run(self.model, batch))
         mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
-        is_real = mask is not None and mask.shape == y.shape[:-1]
-        return (y[mask > 0] if is_real else y.flatten(0, -2)).double()
+        if mask is not None and mask.shape == y.shape[:-1]:
+            return y[mask > 0].double()
+        return y.flatten(0, -2).double()
 
     def of(self, name: str) -> float:
         variance = self.squares - float(self.sums.square().sum()) / self.count
