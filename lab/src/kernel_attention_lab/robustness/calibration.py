@@ -97,8 +97,8 @@ def reliability(
         place = np.minimum((confidence * bins).astype(np.int64), bins - 1)
     cases = np.bincount(place, minlength=bins)
     held = cases > 0
-    means = [np.bincount(place, weights, bins)[held] / cases[held] for weights in (confidence, is_right)]
-    return Reliability(*means, cases[held])
+    certain, right = (np.bincount(place, each, bins)[held] / cases[held] for each in (confidence, is_right))
+    return Reliability(certain, right, cases[held])
 
 
 def risk_coverage(is_right: np.ndarray, uncertainty: np.ndarray) -> np.ndarray:

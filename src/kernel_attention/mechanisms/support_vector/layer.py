@@ -299,7 +299,8 @@ class SupportVectorAttention(QueryKeyValueAttention):
         for (_, factor), part in zip(groups, z.split(sizes, dim=2), strict=True):
             q, pair = part.split([1, 2])
             pair = running_pool(pair, factor) if is_causal else pool(pair, factor, mask=by_token)
-            yield self._expand(q.squeeze(0), *pair.unbind(), mask, is_causal, True, factor)
+            k, v = pair.unbind()
+            yield self._expand(q.squeeze(0), k, v, mask, is_causal, True, factor)
 
     def why_not_context(self) -> str | None:
         """A reason for convolved queries and keys."""

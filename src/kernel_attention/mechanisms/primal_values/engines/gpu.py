@@ -88,8 +88,8 @@ class _Pass(torch.autograd.Function):
                 return dz, None, *found
             grad, d_value = grads if len(grads) == 2 else (grads[0], None)
             grad = torch.zeros_like(out) if grad is None else grad
-            dz, *found = _backward(z, ctx.options, weights, out, _Kept(*kept), grad, d_value)
-            return dz, None, *found
+            d_z, *d_weights = _backward(z, ctx.options, weights, out, _Kept(*kept), grad, d_value)
+            return d_z, None, *d_weights
 
 
 class _Kept(NamedTuple):
@@ -103,7 +103,7 @@ class _Kept(NamedTuple):
         kernel: K, (h, p, p).
         met: sum_j v_j phi(k_j)^T, (h, B p, p).
         maps: T, (h B, p, p), in the precision of the tokens.
-        count: n, (B, 1, 1), with a mask.
+        number: n, (B, 1, 1), with a mask.
         size: the heads' outputs' root mean squares, (B, N, h, 1).
         grams: C = phi^T phi of queries and keys, (2, h B, p, p).
         pulled: C W Lambda^{1/2}, (2, h B, p, s).
@@ -118,7 +118,7 @@ class _Kept(NamedTuple):
     kernel: Tensor
     met: Tensor
     maps: Tensor
-    count: Tensor | None
+    number: Tensor | None
     size: Tensor | None
     grams: Tensor | None = None
     pulled: Tensor | None = None
@@ -222,7 +222,7 @@ def _backward(
     # u = phi_q T^T
     torch.bmm(slope, kept.maps, out=d_q)
     d_maps = exactly(torch.bmm(slope.mT, phi_q)).view(heads, batch, width, width)
-    d_maps = (d_maps if kept.count is None else d_maps / kept.count).flatten(1, 2)
+    d_maps = (d_maps if kept.number is None else d_maps / kept.number).flatten(1, 2)
     # T = M K^T, M = v^T phi_k
     d_met = torch.bmm(d_maps, kept.kernel).to(z.dtype).view(-1, width, width)
     d_kernel = torch.bmm(d_maps.mT, kept.met)
