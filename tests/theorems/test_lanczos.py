@@ -108,3 +108,13 @@ def test_the_leading_pairs_are_the_first_of_all_and_miss_the_rest_of_the_matrix(
     )  # of the iteration's tolerance
     missing = a - found.left * found.values @ found.right.T
     torch.testing.assert_close(missing.norm(), every.values[kept:].norm())
+
+
+def test_the_dual_scores_take_the_directions_of_the_other_side():
+    # Equation 2-15 of the thesis prints K U_1 and K^T U_2. By its equation 2-13, K U_2 = U_1 S and K^T U_1 = U_2 S.
+    kernel = torch.randn(RANK + 3, RANK + 3, dtype=F64)
+    found = decomposed(kernel, RANK + 3, "dense")
+    torch.testing.assert_close(kernel @ found.right, found.left * found.values)
+    torch.testing.assert_close(kernel.T @ found.left, found.right * found.values)
+    assert (kernel @ found.left - found.left * found.values).norm() > 0.1 * found.values.norm()
+    assert (kernel.T @ found.right - found.right * found.values).norm() > 0.1 * found.values.norm()

@@ -316,6 +316,8 @@ def _judge_costs(claim: Claim, results: Path) -> Outcome:
         low, high = (evaluate(entry[end], fields) if end in entry else None for end in ("low", "high"))
         spread = f" ({_short(low)} to {_short(high)})" if low is not None else ""
         texts.append(f"{entry['name']} {_short(value)}{spread}, stated {entry['claimed']:g}")
+    if claim.corrected:
+        return Outcome(CORRECTED, "; ".join(texts))
     if AGAINST in said:
         return Outcome(AGAINST, "; ".join(texts))
     return Outcome(CONFIRMED if set(said) == {CONFIRMED} else SAME, "; ".join(texts))
@@ -346,7 +348,8 @@ def _judge_printed(claim: Claim) -> Outcome:
         mean, printed = statistics.fmean(values), str(entry["printed"])
         is_right = abs(mean - float(printed)) <= 0.5001 * 10.0 ** -len(printed.partition(".")[2])
         wrong |= not is_right
-        texts.append(f"{entry.get('name', entry.get('row', ''))} printed {printed}, {'and it is' if is_right else f'is {mean:.2f}'}".strip())
+        said = f"{entry.get('name', entry.get('row', ''))} {printed}".strip()
+        texts.append(f"{said}, by the figures {mean:.2f}")
     return Outcome(CORRECTED if wrong else EXACT, "; ".join(texts))
 
 
