@@ -111,7 +111,7 @@ def test_the_leading_pairs_are_the_first_of_all_and_miss_the_rest_of_the_matrix(
 
 
 def test_the_dual_scores_take_the_directions_of_the_other_side():
-    # Equation 2-15 of the thesis prints K U_1 and K^T U_2. By its equation 2-13, K U_2 = U_1 S and K^T U_1 = U_2 S.
+    # Equation 2-15 of the thesis prints K U_1 and K^T U_2. By its 2-13, K U_2 = U_1 S and K^T U_1 = U_2 S.
     kernel = torch.randn(RANK + 3, RANK + 3, dtype=F64)
     found = decomposed(kernel, RANK + 3, "dense")
     torch.testing.assert_close(kernel @ found.right, found.left * found.values)

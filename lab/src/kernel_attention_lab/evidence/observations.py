@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kernel_attention.errors import InputError, unknown
+from kernel_attention_lab.evidence.claims import claim_observations
 from kernel_attention_lab.evidence.comparison import columns_needed, compare_over_columns, compare_rows
 from kernel_attention_lab.evidence.expressions import Observation, evaluate, machine_words
 from kernel_attention_lab.evidence.findings import SIGNIFICANT, Findings, figures_of, find, suite_records
@@ -230,6 +231,14 @@ def _families(evidence: Evidence, source: Source) -> Iterable[Observation]:
 
 def _needed(evidence: Evidence, source: Source) -> Iterable[Observation]:
     return [{"count": count, "needed": columns_needed(count)} for count in source["sets_needed"]]
+
+
+def _claims(evidence: Evidence, source: Source) -> Iterable[Observation]:
+    """The claims of a folder of documents, with their verdicts."""
+    folder = evidence.root / source["claims"]
+    return evidence.kept(
+        ("claims", folder), lambda: list(claim_observations(folder, evidence.records, evidence.root))
+    )
 
 
 # --- robustness ---------------------------------------------------------------------------------------------
@@ -502,6 +511,7 @@ _KINDS: dict[str, Callable[[Evidence, Source], Iterable[Observation]]] = {
     "findings": _findings,
     "families": _families,
     "sets_needed": _needed,
+    "claims": _claims,
     "robustness": _robustness,
     "bench": _bench,
     "rows": _rows,

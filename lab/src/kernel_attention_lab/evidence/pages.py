@@ -5,7 +5,8 @@
 
 A file of docs/tables declares the regions of a page, which stand there between marks. A region has a
 ``mark``, a ``source`` (``observations``), a ``table`` (``tables``), a ``figure`` (``plots``) and a ``text``,
-a template in which these two stand; ``empty`` says what stands there without an observation. The ``parts``
+a template in which these two stand; ``data`` writes named fields of the observations to a file of JSON, and
+``empty`` says what stands there without an observation. The ``parts``
 of a region follow one another. ``let`` gives every observation a field that follows from ``all`` of them,
 ``with`` names the observations of further sources for the text. ``per`` repeats a part for every value of an
 expression, and ``for`` a region or a part for every mapping in a list, with its entries in place of
@@ -14,6 +15,7 @@ expression, and ``for`` a region or a part for every mapping in a list, with its
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -94,6 +96,10 @@ def _part(part: Declaration, evidence: Evidence, where: Path) -> Iterator[tuple[
                 fields["figure"] = f"![{spec['alt']}]({_relative(path, where)})"
         if spec := part.get("table"):
             fields["table"] = "\n".join(draw_table(spec, group))
+        if data := part.get("data"):
+            chosen = ({name: each[name] for name in data["fields"]} for each in group)
+            lines = ",\n".join(json.dumps(each, ensure_ascii=False) for each in chosen)
+            files[Path(data["file"])] = f"[\n{lines}\n]\n"
         text = part.get("text", "{{ table }}")
         yield ENVIRONMENT.from_string(text).render(fields).strip("\n"), files
 

@@ -1,4 +1,4 @@
-"""The ledger of the papers' claims: what each says, how it was tested, and the verdict that its evidence gives."""
+"""The ledger of the papers' claims: what each says, how it is tested, and the verdict that follows."""
 
 from kernel_attention_lab.evidence.claims.claim import Claim, Document, read_documents
 from kernel_attention_lab.evidence.claims.ledger import VERDICTS, Outcome, claim_observations, judge

@@ -33,18 +33,19 @@ class Claim:
         says: the claim in our words.
         tests: node ids of the tests that hold it, ``FILE::NAME``.
         corrected: the change with which the claim is true, or what the tests show in its place.
-        compare: comparisons of trained models: ``suite`` (and ``protocol``), ``rows`` with the baseline of each,
-            ``columns`` (all that have records) and ``metric`` (the suite's); with ``robustness: true`` the columns
-            are attacks.
+        compare: comparisons of trained models: ``suite`` (and ``protocol``), ``rows`` with the baseline of
+            each, ``columns`` (all that have records) and ``metric`` (the suite's). With ``robustness: true``
+            the columns are attacks. ``among`` names the columns whose p values are adjusted together; with
+            ``relative: true`` differences are in per cent of the baseline.
         expects: how the rows differ from their baselines by the claim.
         margin: of ``alike``: the largest difference that the claim allows.
-        bench: ratios of two contenders: ``bench`` (the record), ``contender``, ``beside``, ``at`` (the setting),
-            ``value`` (an expression), ``claimed`` and ``allows`` (``near``, ``at least``, ``at most``).
-        course: figures over training, by layer: ``course`` (the folder), ``figure``, ``rows``, and ``since``, the
-            first epoch, or ``limit``, a number that the last epoch is compared with.
-        printed: figures that the document prints and that follow from others it prints: a list of mappings with
-            ``printed`` and ``values`` (or ``suite`` and ``row``), whose mean it is; or ``ours`` and ``baseline``, which
-            are larger in every place by the claim (smaller with ``smaller: true``).
+        bench: ratios of two contenders: ``bench`` (the record), ``contender``, ``beside``, ``at`` (the
+            setting), ``value`` (an expression), ``claimed`` and ``allows`` (near, at least, at most).
+        course: figures over training, by layer: ``course`` (the folder), ``figure``, ``rows``, and ``since``,
+            the first epoch, or ``limit``, a number that the last epoch is compared with.
+        printed: figures that the document prints and that follow from others it prints: a list of mappings
+            with ``printed`` and ``values`` (or ``suite`` and ``row``), whose mean it is; or ``ours`` and
+            ``baseline``, which are larger in every place by the claim (smaller with ``smaller: true``).
         untested: why there is no evidence.
         suite: of an untested claim: the suite that would test it.
         page: the page of the documentation that says more.
@@ -110,7 +111,7 @@ def read_documents(folder: Path) -> list[Document]:
     """The documents of a folder of YAML files.
 
     Raises:
-        InputError: for an unknown key, a claim without a source or with several, and an id that two claims have.
+        InputError: for an unknown key, a claim without a source or with several, and an id of two claims.
     """
     found = []
     for path in sorted(folder.glob("*.yaml")):

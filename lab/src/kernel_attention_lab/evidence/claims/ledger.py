@@ -1,11 +1,11 @@
 """Verdicts on claims, by stated rules, from the records that they name.
 
-A difference between two rows is tested on the same cases where the records keep them (the sign flip test); over
-the columns where a figure has no cases and there are ``FEWEST_COLUMNS`` of them (Wilcoxon's signed-rank test); else
-over the seeds (Student's t of the paired differences). Of a course the layers are what Wilcoxon's test ranks. The p
-values of one claim are adjusted by Holm's method. A difference is *found* where the adjusted value is at most 0.05
-and the 95 % interval excludes zero; on cases that interval draws both cases and seeds again. So neither other cases
-nor another seed are likely to undo it.
+A difference between two rows is tested on the same cases where the records keep them (the sign flip test);
+over the columns where a figure has no cases and there are ``FEWEST_COLUMNS`` of them (Wilcoxon's signed-rank
+test); else over the seeds (Student's t of the paired differences). Of a course the layers are what Wilcoxon's
+test ranks. The p values of one claim are adjusted by Holm's method. A difference is *found* where the adjusted
+value is at most 0.05 and the 95 % interval excludes zero; on cases that interval draws both cases and seeds
+again, so that neither is likely to undo it.
 """
 
 from __future__ import annotations
@@ -108,8 +108,9 @@ def judge(claim: Claim, records: ReadRecords, results: Path) -> Outcome:
     differences = list(_comparisons(claim, records))
     if not differences:
         raise InputError(f"claim {claim.id}: no record of {', '.join(claim.suites())} compares its rows")
+    is_relative = all(entry.get("relative") for entry in claim.compare)
     shares = all(_is_in_points(entry) for entry in claim.compare)
-    return _judge_differences(claim, differences, " points" if shares else "")
+    return _judge_differences(claim, differences, " %" if is_relative else " points" if shares else "")
 
 
 def verdict_of(differences: Sequence[Difference], sign: int, margin: float = 0.0) -> str:
@@ -117,9 +118,9 @@ def verdict_of(differences: Sequence[Difference], sign: int, margin: float = 0.0
 
     * All alike (sign 0): *confirmed* where every interval lies within the margin, *contradicted* where a
       difference beyond it is found, else *no difference found*.
-    * Otherwise *no difference found* where none is; *confirmed* where more than half are found in the claim's
-      direction and none against it; *same direction* where more are found for it than against, or as many and the
-      mean is; else *contradicted*.
+    * Otherwise *no difference found* where none is; *confirmed* where more than half are found in the
+      claim's direction and none against it; *same direction* where more are found for it than against, or
+      as many and the mean is; else *contradicted*.
 
     Args:
         differences: of the comparisons.
@@ -185,23 +186,30 @@ def _comparisons(claim: Claim, records: ReadRecords) -> Iterator[Difference]:
         measured = _measured(suite, entry, records(suite))
         unit = 100.0 if _is_in_points(entry) else 1.0
         found = compare_rows(measured, entry["rows"])
-        by_cases += [(each, unit, measured) for each in found]
+        own = entry.get("columns") if "among" in entry else None
+        for each in found:
+            cases = measured[each.row][each.column][each.seeds[0]].cases
+            by_cases.append((each, unit, cases, own is None or each.column in own))
         tested = {(each.row, each.column) for each in found}
         for row, baseline in entry["rows"].items():
-            pairs = {column: pair for column, cells in measured.get(row, {}).items()
-                     if (row, column) not in tested
-                     and (pair := _paired(cells, measured.get(baseline, {}).get(column, {}), unit))}  # fmt: skip
-            others.append((f"{row} − {baseline}", suite.name, pairs))
+            theirs = measured.get(baseline, {})
+            pairs = {
+                column: _paired(cells, theirs.get(column, {}), entry, unit)
+                for column, cells in measured.get(row, {}).items()
+                if (row, column) not in tested
+            }
+            found_pairs = {column: pair for column, pair in pairs.items() if pair}
+            others.append((f"{row} − {baseline}", suite.name, found_pairs))
     made = len(by_cases) + sum(_tests_of(pairs) for pairs in _merged(others).values())
     found = [
         Difference(
             f"{each.row} − {each.baseline}, {each.column}",
             *(unit * value for value in each.interval),
             each.p_value,
-            unit * _detectable_on_cases(each.interval, measured[each.row][each.column][each.seeds[0]].cases, made),
+            unit * _detectable_on_cases(each.interval, cases, made),
             (len(each.seeds), "seeds"),
         )
-        for each, unit, measured in by_cases
+        for each, unit, cases, _ in by_cases
     ]
     for name, pairs in _merged(others).items():
         if len(pairs) >= FEWEST_COLUMNS:
@@ -213,7 +221,8 @@ def _comparisons(claim: Claim, records: ReadRecords) -> Iterator[Difference]:
                 for column, by_seed in pairs.items()
                 if len(by_seed) > 1
             ]
-    yield from _adjusted(found)
+    is_own = [own for *_, own in by_cases] + [True] * (len(found) - len(by_cases))
+    yield from (each for each, own in zip(_adjusted(found), is_own, strict=True) if own)
 
 
 def _merged(others: Iterable[tuple[str, str, _Pairs]]) -> dict[str, _Pairs]:
@@ -233,13 +242,13 @@ def _tests_of(pairs: _Pairs) -> int:
 def _measured(
     suite: Suite, entry: Mapping[str, Any], records: Records
 ) -> dict[str, dict[str, dict[int, Measurement]]]:
-    rows = {*entry["rows"], *entry["rows"].values()}
+    rows = dict.fromkeys([*entry["rows"], *entry["rows"].values()])
     if entry.get("robustness"):
         models = [each for row in rows for cells in records[row].values() for each in cells.values()]
         found: Any = robustness_columns(models)
     else:
         found = figures_of({row: records[row] for row in rows}, entry.get("metric", suite.metric))
-    wanted = entry.get("columns")
+    wanted = entry.get("among", entry.get("columns"))
     return {row: {column: cells for column, cells in columns.items() if wanted is None or column in wanted}
             for row, columns in found.items()}  # fmt: skip
 
@@ -248,15 +257,21 @@ def _is_in_points(entry: Mapping[str, Any]) -> bool:
     return bool(entry.get("robustness")) or is_share(entry.get("metric", read_suite(entry["suite"]).metric))
 
 
-def _paired(ours: Mapping[int, Measurement], theirs: Mapping[int, Measurement], unit: float) -> dict[int, float]:
-    return {seed: unit * (ours[seed].value - theirs[seed].value) for seed in sorted(ours.keys() & theirs.keys())}
+def _paired(
+    ours: Mapping[int, Measurement], theirs: Mapping[int, Measurement], entry: Mapping[str, Any], unit: float
+) -> dict[int, float]:
+    """Differences by seed; of a ``relative`` entry in per cent of the baseline."""
+    values = {seed: (ours[seed].value, theirs[seed].value) for seed in sorted(ours.keys() & theirs.keys())}
+    if entry.get("relative"):
+        return {seed: 100 * (own / other - 1) for seed, (own, other) in values.items()}
+    return {seed: unit * (own - other) for seed, (own, other) in values.items()}
 
 
 def _detectable_on_cases(interval: Sequence[float], cases: int, made: int) -> float:
     """From the interval's length; at least what so many cases, all of one sign, need to reach the level."""
     normal = statistics.NormalDist()
     error = (interval[2] - interval[1]) / (2 * normal.inv_cdf(0.975))
-    needed = math.ceil(1 + math.log2(made / SIGNIFICANT)) / cases
+    needed = math.ceil(1 + math.log2(made / SIGNIFICANT)) / cases if cases else 0.0
     return max(needed, error * (normal.inv_cdf(1 - SIGNIFICANT / (2 * made)) + normal.inv_cdf(POWER)))
 
 
@@ -310,7 +325,11 @@ def _judge_costs(claim: Claim, results: Path) -> Outcome:
         at = entry.get("at", {})
         cell = next(each for each in record["cells"] if at.items() <= each["setting"].items())
         rows = {row["contender"]: row for row in cell["rows"]}
-        fields = {**rows[entry["contender"]], "setting": cell["setting"], "theirs": rows[entry.get("beside", entry["contender"])]}
+        fields = {
+            **rows[entry["contender"]],
+            "setting": cell["setting"],
+            "theirs": rows[entry.get("beside", entry["contender"])],
+        }
         value = float(evaluate(entry["value"], fields))
         said.append(_ratio_verdict(value, entry["claimed"], entry.get("allows", "near")))
         low, high = (evaluate(entry[end], fields) if end in entry else None for end in ("low", "high"))
@@ -379,10 +398,36 @@ def claim_observations(folder: Path, records: ReadRecords, root: Path) -> Iterat
 
 
 def _observation(document: Document, claim: Claim, outcome: Outcome) -> Observation:
-    named = {name: getattr(claim, name) for name in ("id", "where", "kind", "says", "corrected", "untested", "page", "note", "others", "tests")}
-    about = {"document": document.name, "title": document.title, "cite": document.cite, "summary": document.summary}
+    named = {
+        name: getattr(claim, name)
+        for name in (
+            "id",
+            "where",
+            "kind",
+            "says",
+            "corrected",
+            "untested",
+            "page",
+            "note",
+            "others",
+            "tests",
+        )
+    }
+    about = {
+        "document": document.name,
+        "title": document.title,
+        "cite": document.cite,
+        "summary": document.summary,
+    }
     found = {"verdict": outcome.verdict, "figure": outcome.figure, "detectable": outcome.detectable}
-    differences = [each._asdict() | {"is_found": each.is_found} for each in outcome.differences]
+    differences = [
+        {
+            name: round(value, 6) if isinstance(value, float) else value
+            for name, value in each._asdict().items()
+        }
+        | {"is_found": each.is_found}
+        for each in outcome.differences
+    ]  # another processor rounds the last digits otherwise
     return named | about | found | {
         "differences": differences, "records": _record_names(claim), "commands": _commands(claim),
         "suites": claim.suites(),
@@ -390,7 +435,10 @@ def _observation(document: Document, claim: Claim, outcome: Outcome) -> Observat
 
 
 def _record_names(claim: Claim) -> list[str]:
-    names = [f"results/{read_suite(entry['suite']).with_protocol(entry.get('protocol')).records}" for entry in claim.compare]
+    names = [
+        f"results/{read_suite(entry['suite']).with_protocol(entry.get('protocol')).records}"
+        for entry in claim.compare
+    ]
     names += [f"results/benchmarks/{entry['bench']}.json" for entry in claim.bench]
     names += [f"results/{claim.course['course']}"] if claim.course else []
     return list(dict.fromkeys(names))
@@ -402,6 +450,9 @@ def _commands(claim: Claim) -> list[str]:
     found = [f"kernel-attention bench --suite {entry['bench']}" for entry in claim.bench]
     for name in claim.suites():
         suite, _, protocol = name.partition("-")
-        found.append(f"kernel-attention reproduce {suite} --data_root DATA" + (f" --protocol {protocol}" if protocol else ""))
+        found.append(
+            f"kernel-attention reproduce {suite} --data_root DATA"
+            + (f" --protocol {protocol}" if protocol else "")
+        )
     found += ["kernel-attention analyze RUN --over_training"] if claim.course else []
     return list(dict.fromkeys(found))
