@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -65,6 +66,14 @@ def test_the_committed_pages_are_those_that_make_results_writes(monkeypatch, cap
     monkeypatch.chdir(ROOT)
     code = write_pages(["--check"])
     assert (code, capsys.readouterr().out) == (0, "")
+
+
+def test_no_verdict_on_rows_of_a_suite_is_written_by_hand():
+    """The tests' verdicts stand between marks, where they follow from the records."""
+    page = (ROOT / "docs/results.md").read_text(encoding="utf-8")
+    by_hand = re.sub(r"<!-- ([\w-]+): begin.*?<!-- \1: end -->", "", page, flags=re.DOTALL)
+    words = r"[^.]*(?:\b(?:better|worse) than\b|\bis worse\b|found to be|o difference[^.]* found)[^.]*\."
+    assert re.findall(words, by_hand) == []
 
 
 def test_the_robustness_table(root):

@@ -292,6 +292,16 @@ def test_a_family_of_suites(tmp_path, monkeypatch):
         assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize("name", [name for name in list_suites() if name.startswith("primal_attention")])
+def test_a_suite_of_the_released_settings_has_no_bound_of_j_or_says_that_it_has(name):
+    suite = read_suite(name)
+    layers = re.findall(r"\{'primal': (\{.*?\})\}", repr(suite.rows))
+    assert layers
+    with_j = [each for each in layers if re.search(r"'eta': (?!0(?:\.0)?[,}])", each)]
+    bounded = [each for each in with_j if "'objective_bound': None" not in each]
+    assert not bounded or any("objective_bound" in remark for remark in suite.remarks), bounded
+
+
 def test_every_suite_has_one_place():
     tables = [yaml.safe_load(path.read_text("utf-8")) for path in (recipes_dir() / "suites").iterdir()]
     assert len(list_suites()) == sum(len(table.get("suites", [None])) for table in tables)

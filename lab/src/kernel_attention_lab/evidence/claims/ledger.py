@@ -3,9 +3,9 @@
 A difference between two rows is tested on the same cases where the records keep them (the sign flip test);
 over the columns where a figure has no cases and there are ``FEWEST_COLUMNS`` of them (Wilcoxon's signed-rank
 test); else over the seeds (Student's t of the paired differences). Of a course the layers are what Wilcoxon's
-test ranks. The p values of one claim are adjusted by Holm's method. A difference is *found* where the adjusted
-value is at most 0.05 and the 95 % interval excludes zero; on cases that interval draws both cases and seeds
-again, so that neither is likely to undo it.
+test ranks. The p values of one claim are adjusted by Holm's method. A difference is *found* where the
+adjusted value is at most 0.05 and the 95 % interval excludes zero; on cases that interval draws cases and
+seeds again, so that neither is likely to undo it.
 """
 
 from __future__ import annotations
