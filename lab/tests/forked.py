@@ -16,13 +16,13 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from checkout import SOURCES
-
 
 class Forks:
     """A process that has imported these modules and nothing of ours, and forks for every program."""
 
     def __init__(self, *modules: str) -> None:
+        from checkout import SOURCES  # which the other process must not have: programs may bring their own
+
         environment = os.environ | {"PYTHONPATH": SOURCES, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
         self._process = subprocess.Popen(
             [sys.executable, __file__, *modules], env=environment, text=True, stdin=subprocess.PIPE,
