@@ -49,5 +49,5 @@ def test_an_interrupted_sitting_keeps_its_rows_and_goes_on(tmp_path, monkeypatch
 
 def test_the_program_prints_what_it_measures(tmp_path, capsys):
     path = tmp_path / "record.json"
-    assert sitting.main([*TINY, "--seconds", "0", "--record", str(path)]) == 0
+    assert sitting.run_sitting([*TINY, "--seconds", "0", "--record", str(path)]) == 0
     assert "0 rows" in capsys.readouterr().out

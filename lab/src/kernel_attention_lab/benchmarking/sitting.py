@@ -47,7 +47,7 @@ _BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTE
 _SECONDS, _FEWEST, _MOST = 0.3, 3, 50  # of the timed steps of a piece
 
 
-class Piece(NamedTuple):
+class Timed(NamedTuple):
     """One row of the record."""
 
     contender: ContenderSpec
@@ -61,15 +61,15 @@ def pieces(
     widths: Sequence[int] = (512, 1024, 256),
     lengths: Sequence[int] = (4096, 16384, 1024, 65536),
     model_length: int = 4096,
-) -> Iterator[Piece]:
+) -> Iterator[Timed]:
     """All pieces, those first that the claims rest on; what has to be compiled last, but for the first."""
 
-    def of(contenders: Sequence[ContenderSpec], forms: Sequence[str], **sizes: Any) -> Iterator[Piece]:
+    def of(contenders: Sequence[ContenderSpec], forms: Sequence[str], **sizes: Any) -> Iterator[Timed]:
         setting = Setting(num_heads=8, batch_size=4, device=device, dtype=dtype, **sizes)
         for contender in contenders:
             for form in forms:
                 if contender == "sdpa" or form not in _BACKENDS:
-                    yield Piece(contender, setting, form)
+                    yield Timed(contender, setting, form)
 
     quick, first = FORMS[:4], widths[0]
     shapes = [(width, length) for width in widths for length in lengths]
@@ -93,7 +93,7 @@ def pieces(
 
 
 def sit(
-    plan: Sequence[Piece],
+    plan: Sequence[Timed],
     seconds: float,
     path: Path,
     on_progress: Callable[[str], None] = lambda line: None,
@@ -133,7 +133,7 @@ def sit(
     return record
 
 
-def _row(piece: Piece) -> dict[str, Any]:
+def _row(piece: Timed) -> dict[str, Any]:
     name = find_contender(piece.contender).name
     return {"contender": name, "form": piece.form, "setting": piece.setting.record()}
 
@@ -142,7 +142,7 @@ def _key(row: Mapping[str, Any]) -> str:
     return json.dumps([row["contender"], row["form"], row["setting"]], sort_keys=True)
 
 
-def _measured(piece: Piece, ceilings: dict[Setting, dict[str, float]]) -> dict[str, Any]:
+def _measured(piece: Timed, ceilings: dict[Setting, dict[str, float]]) -> dict[str, Any]:
     contender, setting = find_contender(piece.contender), piece.setting
     if why := contender.absence(setting):
         return {"failed": why}
@@ -242,7 +242,7 @@ def _counted(name: str, setting: Setting) -> dict[str, object]:
     return count_operations(find_contender(_SPECS[name]), setting, ["step"])
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def run_sitting(arguments: Sequence[str] | None = None) -> int:
     """Read the options, and measure."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--seconds", type=float, default=400.0, help="no piece begins later")
@@ -262,4 +262,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(run_sitting())
