@@ -15,6 +15,7 @@ from kernel_attention.models import (
     SequenceEncoder,
     ShortConvolution,
     TokenClassifier,
+    TokenPairClassifier,
 )
 from kernel_attention.models.encoder_layer import StochasticDepth, create_attentions
 
@@ -100,6 +101,11 @@ def test_models_of_tokens(is_causal):
     assert_packed_is_alone(
         moved(PositionClassifier(11, 4, 9, "primal_values", is_causal=is_causal, **SMALL)), tokens()
     )
+
+
+def test_pairs_of_texts_are_refused():
+    with pytest.raises(InputError, match="cu_seqlens was given, but pairs are not packed"):
+        TokenPairClassifier(11, 4, 9, "linear", **SMALL)(tokens()[:, None].expand(1, 2, -1), cu_seqlens=ENDS)
 
 
 def test_a_language_model_and_its_loss():

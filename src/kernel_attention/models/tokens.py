@@ -176,13 +176,9 @@ class TokenPairClassifier(TokenClassifier):
         cu_seqlens: Tensor | PackedSequences | None = None,
         max_seqlen: int | None = None,
     ) -> Tensor:
-        """x (B, 2, N) token numbers, attention_mask (B, 2, N) -> (B, num_outputs).
-
-        Raises:
-            InputError: for ``cu_seqlens``, as pairs are not packed.
-        """
+        """x (B, 2, N) token numbers, attention_mask (B, 2, N) -> (B, num_outputs)."""
         if cu_seqlens is not None or max_seqlen is not None:
-            raise InputError("cu_seqlens was given, but pairs of sequences are not packed (accepted: None)")
+            raise InputError("TokenPairClassifier: cu_seqlens was given, but pairs are not packed")
         if x.dim() != 3 or x.size(1) != 2:
             raise InputError(f"x has shape {tuple(x.shape)}, expected (B, 2, N)")
         mask = None if attention_mask is None else attention_mask.flatten(0, 1)
