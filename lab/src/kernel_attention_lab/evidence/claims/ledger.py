@@ -67,8 +67,8 @@ class Difference(NamedTuple):
         return self.p_value <= SIGNIFICANT and not self.low <= 0 <= self.high
 
 
-class Outcome(NamedTuple):
-    """A verdict with the figures it follows from.
+class Judgement(NamedTuple):
+    """A verdict with the figures that it follows from.
 
     Attributes:
         verdict: one of ``VERDICTS``.
@@ -83,7 +83,7 @@ class Outcome(NamedTuple):
     differences: tuple[Difference, ...] = ()
 
 
-def judge(claim: Claim, records: ReadRecords, results: Path) -> Outcome:
+def judge(claim: Claim, records: ReadRecords, results: Path) -> Judgement:
     """The verdict on a claim.
 
     Args:
@@ -96,9 +96,9 @@ def judge(claim: Claim, records: ReadRecords, results: Path) -> Outcome:
     """
     match claim.evidence:
         case "untested":
-            return Outcome(UNTESTED, "")
+            return Judgement(UNTESTED, "")
         case "tests":
-            return Outcome(CORRECTED if claim.corrected else EXACT, "")
+            return Judgement(CORRECTED if claim.corrected else EXACT, "")
         case "printed":
             return _judge_printed(claim)
         case "bench":
@@ -141,7 +141,7 @@ def verdict_of(differences: Sequence[Difference], sign: int, margin: float = 0.0
     return SAME if lead > 0 else AGAINST
 
 
-def _judge_differences(claim: Claim, differences: list[Difference], unit: str) -> Outcome:
+def _judge_differences(claim: Claim, differences: list[Difference], unit: str) -> Judgement:
     sign = {"larger": 1, "smaller": -1, "alike": 0}.get(claim.expects)
     if sign is None:
         is_larger = read_suite(claim.compare[0]["suite"]).larger_is_better
@@ -150,7 +150,7 @@ def _judge_differences(claim: Claim, differences: list[Difference], unit: str) -
     limits = [each.detectable for each in differences]
     ends = dict.fromkeys(_short(end) for end in (min(limits), max(limits)))
     detectable = f"{' to '.join(ends)}{unit}" if said == NONE else ""
-    return Outcome(said, _figure(differences, unit, sign), detectable, tuple(differences))
+    return Judgement(said, _figure(differences, unit, sign), detectable, tuple(differences))
 
 
 def _figure(differences: Sequence[Difference], unit: str, sign: int) -> str:
@@ -317,7 +317,7 @@ def _courses(claim: Claim, results: Path) -> Iterator[Difference]:
 # --- costs and printed figures ------------------------------------------------------------------------------
 
 
-def _judge_costs(claim: Claim, results: Path) -> Outcome:
+def _judge_costs(claim: Claim, results: Path) -> Judgement:
     """Confirmed where every ratio is as claimed, contradicted where one lies on the other side of 1."""
     said, texts = [], []
     for entry in claim.bench:
@@ -336,10 +336,10 @@ def _judge_costs(claim: Claim, results: Path) -> Outcome:
         spread = f" ({_short(low)} to {_short(high)})" if low is not None else ""
         texts.append(f"{entry['name']} {_short(value)}{spread}, stated {entry['claimed']:g}")
     if claim.corrected:
-        return Outcome(CORRECTED, "; ".join(texts))
+        return Judgement(CORRECTED, "; ".join(texts))
     if AGAINST in said:
-        return Outcome(AGAINST, "; ".join(texts))
-    return Outcome(CONFIRMED if set(said) == {CONFIRMED} else SAME, "; ".join(texts))
+        return Judgement(AGAINST, "; ".join(texts))
+    return Judgement(CONFIRMED if set(said) == {CONFIRMED} else SAME, "; ".join(texts))
 
 
 def _ratio_verdict(value: float, claimed: float, allows: str) -> str:
@@ -349,7 +349,7 @@ def _ratio_verdict(value: float, claimed: float, allows: str) -> str:
     return SAME if (value - 1) * (claimed - 1) > 0 else AGAINST
 
 
-def _judge_printed(claim: Claim) -> Outcome:
+def _judge_printed(claim: Claim) -> Judgement:
     """Exact where all that is printed follows from the rest, corrected elsewhere."""
     texts, wrong = [], False
     for entry in claim.printed:
@@ -369,7 +369,7 @@ def _judge_printed(claim: Claim) -> Outcome:
         wrong |= not is_right
         said = f"{entry.get('name', entry.get('row', ''))} {printed}".strip()
         texts.append(f"{said}, by the figures {mean:.2f}")
-    return Outcome(CORRECTED if wrong else EXACT, "; ".join(texts))
+    return Judgement(CORRECTED if wrong else EXACT, "; ".join(texts))
 
 
 def _short(value: float) -> str:
@@ -397,7 +397,7 @@ def claim_observations(folder: Path, records: ReadRecords, root: Path) -> Iterat
             yield _observation(document, claim, judge(claim, records, root / "results"))
 
 
-def _observation(document: Document, claim: Claim, outcome: Outcome) -> Observation:
+def _observation(document: Document, claim: Claim, outcome: Judgement) -> Observation:
     named = {
         name: getattr(claim, name)
         for name in (
