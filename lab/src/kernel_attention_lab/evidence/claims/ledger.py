@@ -201,10 +201,12 @@ def _comparisons(claim: Claim, records: ReadRecords) -> Iterator[Difference]:
             found_pairs = {column: pair for column, pair in pairs.items() if pair}
             others.append((f"{row} − {baseline}", suite.name, found_pairs))
     made = len(by_cases) + sum(_tests_of(pairs) for pairs in _merged(others).values())
-    found = [
+    differences = [
         Difference(
             f"{each.row} − {each.baseline}, {each.column}",
-            *(unit * value for value in each.interval),
+            unit * each.interval[0],
+            unit * each.interval[1],
+            unit * each.interval[2],
             each.p_value,
             unit * _detectable_on_cases(each.interval, cases, made),
             (len(each.seeds), "seeds"),
@@ -214,15 +216,15 @@ def _comparisons(claim: Claim, records: ReadRecords) -> Iterator[Difference]:
     for name, pairs in _merged(others).items():
         if len(pairs) >= FEWEST_COLUMNS:
             means = [statistics.fmean(by_seed.values()) for by_seed in pairs.values()]
-            found.append(_ranked(name, means, "columns", made))
+            differences.append(_ranked(name, means, "columns", made))
         else:
-            found += [
+            differences += [
                 _over_seeds(f"{name}, {column.partition(':')[2]}", list(by_seed.values()), made)
                 for column, by_seed in pairs.items()
                 if len(by_seed) > 1
             ]
-    is_own = [own for *_, own in by_cases] + [True] * (len(found) - len(by_cases))
-    yield from (each for each, own in zip(_adjusted(found), is_own, strict=True) if own)
+    is_own = [own for *_, own in by_cases] + [True] * (len(differences) - len(by_cases))
+    yield from (each for each, own in zip(_adjusted(differences), is_own, strict=True) if own)
 
 
 def _merged(others: Iterable[tuple[str, str, _Pairs]]) -> dict[str, _Pairs]:
@@ -277,7 +279,7 @@ def _detectable_on_cases(interval: Sequence[float], cases: int, made: int) -> fl
 
 def _over_seeds(name: str, values: Sequence[float], made: int, word: str = "seeds") -> Difference:
     """Student's t of paired differences."""
-    from scipy.special import stdtr, stdtrit
+    from scipy.special import stdtr, stdtrit  # type: ignore[import-untyped]
 
     count, mean = len(values), statistics.fmean(values)
     error = max(statistics.stdev(values) / math.sqrt(count), 1e-12)
@@ -333,7 +335,7 @@ def _judge_costs(claim: Claim, results: Path) -> Judgement:
         value = float(evaluate(entry["value"], fields))
         said.append(_ratio_verdict(value, entry["claimed"], entry.get("allows", "near")))
         low, high = (evaluate(entry[end], fields) if end in entry else None for end in ("low", "high"))
-        spread = f" ({_short(low)} to {_short(high)})" if low is not None else ""
+        spread = f" ({_short(low)} to {_short(high)})" if low is not None and high is not None else ""
         texts.append(f"{entry['name']} {_short(value)}{spread}, stated {entry['claimed']:g}")
     if claim.corrected:
         return Judgement(CORRECTED, "; ".join(texts))
