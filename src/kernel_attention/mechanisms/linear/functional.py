@@ -16,7 +16,7 @@ from kernel_attention.tensors.affine import product_dtype, wide
 from kernel_attention.tensors.blocks import by_offset, completed, for_each_offset, from_offset
 from kernel_attention.tensors.features.feature_maps import FeatureMap, cosine, elu, features_in_range
 from kernel_attention.tensors.features.softmax_features import SoftmaxPlusFeatures
-from kernel_attention.tensors.padding import in_blocks, zero_padding
+from kernel_attention.tensors.padding import in_blocks, is_exporting, zero_padding
 from kernel_attention.tensors.statistics import accumulation_dtype, divide, exactly, without_autocast
 
 
@@ -103,7 +103,8 @@ def causal_product(phi_q: Tensor, phi_k: Tensor, v: Tensor, chunk_size: int | No
         chunk_size = max(
             128, phi_q.size(3)
         )  # a state per chunk is m x p_v numbers, no more than the chunk's tokens have
-    chunk_size = min(chunk_size, length)
+    if not is_exporting():  # an exported program serves all lengths
+        chunk_size = min(chunk_size, length)
     phi_q, phi_k, v = (in_blocks(x, chunk_size) for x in (phi_q, phi_k, v))
     inside = (phi_q @ phi_k.mT).tril() @ v
     # A chunk starts from the sum over the chunks before it.

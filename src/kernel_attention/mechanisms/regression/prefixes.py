@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kernel_attention.tensors.padding import in_blocks
+from kernel_attention.tensors.padding import in_blocks, is_exporting
 from kernel_attention.tensors.recompute import (
     differentiable_gradients,
     differentiable_leaves,
@@ -67,7 +67,8 @@ def prefix_ridge(
     if size is None:
         size = min(max(phi_k.size(3), _SMALLEST_BLOCK), _LARGEST_BLOCK)
         size = size if forgetting is None else _FADING_BLOCK
-    size = min(size, phi_k.size(2))
+    if not is_exporting():  # an exported program serves all lengths
+        size = min(size, phi_k.size(2))
     gram, target = (None, None) if before is None else before
     inputs = _Inputs(phi_q, phi_k, v, ridge, forgetting, gram, target)
     if only_formulas() or needs_operator(phi_q):

@@ -171,14 +171,17 @@ def _objective_back(
     terms: Terms, count: Tensor | int, kept: _Kept, slope: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     order, heads, size, _ = terms.factors.shape
-    batch, scales = terms.features.size(1), _scales(order, heads, terms.features.size(1))
-    by_energy, by_alignment, by_norm = (slope * scale for scale in scales)
-    factors, inverse = terms.factors.flatten(0, 1), kept.inverse * by_energy
+    batch = terms.features.size(1)
+    by_energy, alignment, by_norm = _scales(order, heads, batch)
+    by_alignment = slope * alignment
+    factors, inverse = terms.factors.flatten(0, 1), kept.inverse * slope
     # E = Tr(F^T G F P): dF = 2 G F P, dG = F P F^T, dP = F^T G F
     d_factors = torch.empty_like(terms.factors)
-    d_factors.flatten(0, 1).baddbmm_(kept.met, inverse, beta=0, alpha=2)
+    d_factors.flatten(0, 1).baddbmm_(kept.met, inverse, beta=0, alpha=2 * by_energy)
     d_factors[0].addcmul_(terms.weight, by_alignment)
-    shared = torch.bmm(torch.bmm(factors, inverse), factors.mT).view(order, heads, 1, size, size)
+    shared = factors.new_empty(order, heads, 1, size, size)
+    solved = torch.bmm(factors, inverse)
+    shared.flatten(0, 2).baddbmm_(solved, factors.mT, beta=0, alpha=by_energy)
     d_grams = terms.features.new_zeros(heads, batch, order, size, order, size)
     blocks = d_grams.diagonal(dim1=2, dim2=4).permute(4, 0, 1, 2, 3)
     if order > 2:  # ||K||^2 is the sum of the products of all modes' entries
@@ -188,7 +191,7 @@ def _objective_back(
             torch.mul(first, second, out=others[n])
             for gram in rest:
                 others[n].mul_(gram)
-        torch.addcmul(shared, others, by_norm, out=blocks)
+        torch.addcmul(shared, others, slope, value=by_norm, out=blocks)
     else:
         blocks.copy_(shared.expand_as(blocks))
     if isinstance(count, Tensor) or count != 1:
@@ -198,7 +201,9 @@ def _objective_back(
     d_features.baddbmm_(features, d_grams.view(heads * batch, order * size, -1), beta=0, alpha=2)
     # P = (S S^T)^-1: dS = -2 P dP P S
     d_inverse = torch.bmm(torch.bmm(kept.solved.mT, kept.met), inverse)
-    d_unfolded = torch.empty_like(kept.unfolded).baddbmm_(d_inverse, kept.unfolded, beta=0, alpha=-2)
+    d_unfolded = torch.empty_like(kept.unfolded).baddbmm_(
+        d_inverse, kept.unfolded, beta=0, alpha=-2 * by_energy
+    )
     shape = terms.core.shape[1:]
     folded = [fold(each, n, shape) for n, each in enumerate(d_unfolded.unflatten(0, (order, heads)))]
     d_core = functools.reduce(torch.add, folded)
