@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernel_attention import create_attention
-from kernel_attention.mechanisms.primal_values.engines.gpu import Options, primal_values_launches
+from kernel_attention.mechanisms.primal_values.engines.gpu import ValueOptions, primal_values_launches
 
 
 def _layer(feature_map: str, eta: float, normalize: str) -> torch.nn.Module:
@@ -36,7 +36,7 @@ def test_outputs_and_gradients_equal_those_of_the_formulas(feature_map, padded, 
     for by_form in (True, False):
         leaf = z.clone().requires_grad_()
         if by_form:
-            options = Options(kernel.feature_map, mask, normalize == "output", eta > 0)
+            options = ValueOptions(kernel.feature_map, mask, normalize == "output", eta > 0)
             y, value = primal_values_launches(leaf, kernel.w_e, kernel.w_r, kernel.sqrt_lambda, options)
         else:
             heads, objective = layer._heads(*leaf.permute(2, 0, 3, 1, 4), mask, False, True)
@@ -51,7 +51,7 @@ def test_outputs_and_gradients_equal_those_of_the_formulas(feature_map, padded, 
 def test_the_gradient_can_be_differentiated():
     kernel = _layer("cosine", 0.1, "output").kernel
     mask = torch.arange(4)[None] < torch.tensor([4, 2])[:, None]
-    options = Options(kernel.feature_map, mask, True, True)
+    options = ValueOptions(kernel.feature_map, mask, True, True)
     z = torch.randn(2, 4, 3, 2, 5, dtype=torch.float64, requires_grad=True)
 
     def output(*inputs):

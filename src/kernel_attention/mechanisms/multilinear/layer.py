@@ -410,7 +410,7 @@ class MultilinearAttention(ReadsModes, PenalizedAttention):
         )
 
     def _num_tokens(self, x: Tensor, mask: Tensor | None) -> Tensor | int | None:
-        """What divides the Gram matrices: real tokens of every sequence; None for the sum."""
+        """Divisor of the Gram matrices: real tokens of every sequence; None for the sum."""
         if self.objective_form == "sum":
             return None
         if self.sequence_group is not None:

@@ -17,7 +17,7 @@ from kernel_attention.core.validation import require_positive, require_weight
 from kernel_attention.errors import InputError, unknown
 from kernel_attention.mechanisms.nested_objective.functional import kernel_grams, nested_objective
 from kernel_attention.mechanisms.primal_values.engines.gpu import (
-    Options,
+    ValueOptions,
     has_value_form,
     primal_values_launches,
 )
@@ -141,7 +141,7 @@ class PrimalValueAttention(QueryKeyValueAttention, PenalizedAttention):
         if is_few and has_value_form(self.kernel.feature_map) and self.is_joint(x):
             z = self.joint_projection(x).unflatten(-1, (3, self.num_heads, -1))
             weights = self.kernel.w_e, self.kernel.w_r, self.kernel.sqrt_lambda
-            options = Options(
+            options = ValueOptions(
                 self.kernel.feature_map, attention_mask, self.normalize == "output", self._wants_objective
             )
             heads, value = primal_values_launches(z, *weights, options)

@@ -75,7 +75,7 @@ def mode_grams(features: Tensor, order: int) -> Tensor:
 
 
 class Terms(NamedTuple):
-    """What the objective is a function of.
+    """Arguments of the objective.
 
     Attributes:
         features: (h, B, N, D p).

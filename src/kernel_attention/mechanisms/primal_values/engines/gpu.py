@@ -29,8 +29,8 @@ def has_value_form(feature_map: FeatureMap) -> bool:
     return feature_map in (cosine, identity)
 
 
-class Options(NamedTuple):
-    """Options of a pass: ``normalize`` the heads' outputs to root mean square 1."""
+class ValueOptions(NamedTuple):
+    """ValueOptions of a pass: ``normalize`` the heads' outputs to root mean square 1."""
 
     feature_map: FeatureMap
     mask: Tensor | None
@@ -38,7 +38,7 @@ class Options(NamedTuple):
     with_objective: bool
 
 
-class Weights(NamedTuple):
+class ValueWeights(NamedTuple):
     """W_e and W_r (h, p, s), and the square root of Lambda (h, s)."""
 
     w_e: Tensor
@@ -47,7 +47,7 @@ class Weights(NamedTuple):
 
 
 def primal_values_launches(
-    z: Tensor, w_e: Tensor, w_r: Tensor, sqrt_lambda: Tensor, options: Options
+    z: Tensor, w_e: Tensor, w_r: Tensor, sqrt_lambda: Tensor, options: ValueOptions
 ) -> tuple[Tensor, Tensor | None]:
     """The heads' outputs side by side, (B, N, d), zero at padded tokens, and the nested objective, (B,).
 
@@ -68,9 +68,9 @@ class _Pass(torch.autograd.Function):
     """Where the gradient itself is differentiated, it comes from the formulas."""
 
     @staticmethod
-    def forward(ctx: Any, z: Tensor, options: Options, *weights: Tensor) -> Any:
+    def forward(ctx: Any, z: Tensor, options: ValueOptions, *weights: Tensor) -> Any:
         ctx.options = options
-        out, value, kept = _forward(z, options, Weights._make(weights))
+        out, value, kept = _forward(z, options, ValueWeights._make(weights))
         ctx.save_for_backward(z, *weights, out, *kept)
         ctx.set_materialize_grads(False)
         return out if value is None else (out, value)
@@ -78,12 +78,12 @@ class _Pass(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         z, w_e, w_r, sqrt_lambda, out, *kept = ctx.saved_tensors
-        weights = Weights(w_e, w_r, sqrt_lambda)
+        weights = ValueWeights(w_e, w_r, sqrt_lambda)
         with without_autocast(z):
             if torch.is_grad_enabled():
                 needed = ctx.needs_input_grad[0], *ctx.needs_input_grad[2:]
                 leaves = differentiable_leaves((z, *weights), needed)
-                outputs = _formula(leaves[0], ctx.options, Weights(*leaves[1:]))[: len(grads)]
+                outputs = _formula(leaves[0], ctx.options, ValueWeights(*leaves[1:]))[: len(grads)]
                 dz, *found = differentiable_gradients(outputs, leaves, needed, grads)
                 return dz, None, *found
             grad, d_value = grads if len(grads) == 2 else (grads[0], None)
@@ -126,7 +126,7 @@ class _Kept(NamedTuple):
     squared_norm: Tensor | None = None
 
 
-def _forward(z: Tensor, options: Options, weights: Weights) -> tuple[Tensor, Tensor | None, _Kept]:
+def _forward(z: Tensor, options: ValueOptions, weights: ValueWeights) -> tuple[Tensor, Tensor | None, _Kept]:
     batch, length, _, heads, width = z.shape
     tokens, norm = z.new_empty(3, heads, batch, length, width), None
     by_token = tokens.permute(2, 3, 0, 1, 4)
@@ -203,7 +203,7 @@ def _product(pair: Tensor) -> Tensor:
 
 
 def _backward(
-    z: Tensor, options: Options, weights: Weights, out: Tensor, kept: _Kept, grad: Tensor,
+    z: Tensor, options: ValueOptions, weights: ValueWeights, out: Tensor, kept: _Kept, grad: Tensor,
     d_value: Tensor | None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     batch, length, _, heads, width = z.shape
@@ -246,7 +246,7 @@ def _backward(
 
 
 def _pair_back(
-    options: Options, kept: _Kept, length: int, d_kernel: Tensor, d_value: Tensor | None
+    options: ValueOptions, kept: _Kept, length: int, d_kernel: Tensor, d_value: Tensor | None
 ) -> Tensor:
     """The gradient of W_e Lambda^{1/2} and W_r Lambda^{1/2}, (2, h, p, s)."""
     left, right = _of_all(kept.pair)
@@ -274,7 +274,7 @@ def _objective_back(kept: _Kept, d_value: Tensor) -> Tensor:
     return (slope * (d_value / kept.squared_norm)[..., None, None]).sum(dim=2)
 
 
-def _formula(z: Tensor, options: Options, weights: Weights) -> tuple[Tensor, Tensor | None]:
+def _formula(z: Tensor, options: ValueOptions, weights: ValueWeights) -> tuple[Tensor, Tensor | None]:
     """The results of the pass, from differentiable operations that keep the scores."""
     q, k, v = z.permute(2, 0, 3, 1, 4)
     w_e, w_r, root = (each.to(z.dtype) for each in weights)
