@@ -254,7 +254,9 @@ def test_the_performance_tables_are_the_records(tmp_path):
         (folder / f"{name}.json").write_text(json.dumps(layer_record(name, steps)), encoding="utf-8")
     regions, figures = draw("docs/performance.md", tmp_path)
     measured = {mark for mark, lines in regions.items() if lines != NOT_YET}
-    assert measured == {"primal", "multilinear", "processors-primal", "processors-multilinear"}
+    assert measured == {
+        "primal", "multilinear", "processors-primal", "processors-multilinear", "predicted"
+    }  # fmt: skip
     assert figures[Path("docs/figures/time-against-length.svg")].count("<svg") == 1
     assert regions["primal"][1] == (
         "A Processor, 2 cores, AVX2, torch 2.13.0, 2026-11-22, revision 0123456, load 0.1 before and 1.5 "

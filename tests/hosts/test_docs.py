@@ -19,7 +19,7 @@ BLOCKS = [
 
 
 @pytest.mark.parametrize(
-    "source", BLOCKS, ids=lambda source: re.search(r"create_model\W+\w+|Bert|ForCausalLM|peft|\w+", source)[0]
+    "source", BLOCKS, ids=lambda source: re.search(r"create_model\W+\w+|Bert|ForCausalLM|peft", source)[0]
 )
 def test_example_runs(source, request):
     request.getfixturevalue("timm" if "timm" in source else "transformers")

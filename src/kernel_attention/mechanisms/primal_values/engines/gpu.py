@@ -30,7 +30,7 @@ def has_value_form(feature_map: FeatureMap) -> bool:
 
 
 class ValueOptions(NamedTuple):
-    """ValueOptions of a pass: ``normalize`` the heads' outputs to root mean square 1."""
+    """Options of a pass: ``normalize`` the heads' outputs to root mean square 1."""
 
     feature_map: FeatureMap
     mask: Tensor | None
