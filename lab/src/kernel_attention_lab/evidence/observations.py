@@ -184,8 +184,8 @@ def _records(evidence: Evidence, source: Source) -> Iterable[Observation]:
     return map(_model, records)
 
 
-def state_size(suite: Suite, row: str) -> int:
-    """The numbers that a layer of a row keeps for decoding after a whole sequence."""
+def state_size(suite: Suite, row: str) -> int | None:
+    """The numbers that a layer of a row keeps for decoding after a whole sequence; None without decoding."""
     import torch
 
     from kernel_attention.core.decoding import state_bytes
@@ -197,6 +197,8 @@ def state_size(suite: Suite, row: str) -> int:
     facts = experiment.facts()
     model = experiment.build_model(recipe, facts)
     layer = next(module for module in model.modules() if isinstance(module, AttentionLayer))
+    if not layer.supports(decoding=True):
+        return None
     prompt = torch.zeros(1, facts["max_len"], layer.embed_dim)
     return state_bytes(layer.read_prompt(prompt, None)) // prompt.element_size()
 

@@ -105,13 +105,14 @@ def _part(part: Declaration, evidence: Evidence, where: Path) -> Iterator[tuple[
 
 
 def _observations(part: Declaration, evidence: Evidence) -> list[Observation]:
-    """Those of the ``source``, or of the ``sources``, each of which has one of its own at least."""
+    """Those of the ``source``, or of the ``sources``; one with fields of its own has one at least."""
     if "sources" not in part:
         return evidence.observations(part["source"])
     return [
         each
         for source in part["sources"]
-        for each in evidence.observations(source) or [{"row": None, **source["with"]}]
+        for each in evidence.observations(source)
+        or ([{"row": None, **source["with"]}] if "with" in source else [])
     ]
 
 
