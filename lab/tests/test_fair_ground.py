@@ -1,4 +1,4 @@
-"""The map on fair ground has the rates that its search chose; the page of kernel machines names real tests."""
+"""The map on fair ground has the rates that its search chose; kernel machines name real tests."""
 
 from __future__ import annotations
 
