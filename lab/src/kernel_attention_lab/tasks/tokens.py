@@ -29,7 +29,7 @@ from kernel_attention_lab.data.tokens.batches import (
     make_step_loader,
 )
 from kernel_attention_lab.data.tokens.loading import Limits, encode_texts, load_tokens
-from kernel_attention_lab.data.tokens.sets import TokenSplit, fit_length
+from kernel_attention_lab.data.tokens.sets import TokenSplit, fit_length, shifted_images
 from kernel_attention_lab.robustness import swap_words
 from kernel_attention_lab.tasks.experiment import Experiment, Loaders, Metric, Trained
 from kernel_attention_lab.tasks.metrics import class_rows, classification_metrics
@@ -61,6 +61,8 @@ class TokenRecipe(StepRecipe):
         swap_rate: also measure the test split with this fraction of its words swapped (sst2, sst5, imdb); 0
             does not.
         swap_seed: seed of the swap.
+        shift: shift the rows and the columns of every image cyclically, by numbers drawn for it alone
+            (lra/image, lra/pathfinder32, pathfinder16).
         experts: networks of a sparse mixture in place of each feed-forward network; 0: no mixture.
         experts_per_token: networks of the mixture that read a token.
         is_causal: whether a token reads only those up to it, as in a language model.
@@ -83,6 +85,7 @@ class TokenRecipe(StepRecipe):
     validation_fraction: Part = 0.1
     swap_rate: Share = 0.0
     swap_seed: Whole = 0
+    shift: bool = False
     experts: Whole = 0
     experts_per_token: Count = 2
     is_causal: bool = False
@@ -111,6 +114,8 @@ class TokenExperiment(Experiment):
         limits = Limits(recipe.train_cases, recipe.evaluation_cases, recipe.min_count, recipe.max_vocabulary)
         loaded = load_tokens(recipe.dataset, data_root, limits)
         self.data = loaded.data.fitted(recipe.max_len, recipe.truncate)
+        if recipe.shift:
+            self.data = shifted_images(self.data)
         self.test_texts = loaded.test_texts
         if recipe.swap_rate and self.test_texts is None:
             raise InputError(

@@ -6,6 +6,7 @@ Legend: n cases, L_i tokens of sequence i, B cases of a batch, N tokens of its l
 from __future__ import annotations
 
 import logging
+import math
 import zipfile
 import zlib
 from collections.abc import Callable, Sequence
@@ -21,6 +22,8 @@ from kernel_attention.errors import InputError
 from kernel_attention_lab.data.fetching import made_once, require_generation
 
 logger = logging.getLogger(__name__)
+
+_SHIFTS = 1  # the seed of the shifts of images
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,6 +117,32 @@ class TokenData:
             split = getattr(self, name)
             splits[name] = split and fit_length(split, limit, truncate, f"dataset {self.name}, {name} split")
         return replace(self, **splits, max_len=limit)
+
+
+_IMAGES = ("lra/image", "lra/pathfinder32", "pathfinder16")
+
+
+def shifted_images(data: TokenData) -> TokenData:
+    """Square images, row by row, each with rows and columns shifted cyclically by numbers drawn for it alone.
+
+    The numbers follow from the split and the place of the image in it.
+
+    Raises:
+        InputError: for a data set without square images.
+    """
+    if data.name not in _IMAGES:
+        raise InputError(
+            f"shift=True: dataset {data.name} has no square images (accepted: {', '.join(_IMAGES)})"
+        )
+    side = math.isqrt(data.max_len)
+    splits: dict[str, Any] = {}
+    for at, name in enumerate(("train", "validation", "test")):
+        if split := getattr(data, name):
+            images = split.tokens.reshape(-1, side, side)
+            drawn = np.random.default_rng([_SHIFTS, at]).integers(side, size=(len(images), 2))
+            shifted = [np.roll(image, shift, axis=(0, 1)) for image, shift in zip(images, drawn, strict=True)]
+            splits[name] = replace(split, tokens=np.concatenate(shifted, axis=None))
+    return replace(data, **splits)
 
 
 def fit_length(split: TokenSplit, limit: int, truncate: bool, where: str) -> TokenSplit:
