@@ -72,7 +72,7 @@ class PrimalValueKernel(AttentionKernel):
         *,
         by_row_sums: bool = False,
         readout: Readout = "correlation",
-        lam: float = 1.0,
+        lam: float,
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:

@@ -91,7 +91,7 @@ class PrimalValueAttention(QueryKeyValueAttention, PenalizedAttention):
         feature_map: FeatureMapSpec = "cosine",
         normalize: Normalization = "output",
         readout: Readout = "correlation",
-        lam: float = 1.0,
+        lam: float = 10.0,
         bias: bool = True,
         device: Device = None,
         dtype: torch.dtype | None = None,

@@ -39,7 +39,7 @@ class RidgeKernel(AttentionKernel):
         num_heads: int,
         *,
         feature_map: FeatureMapSpec = "cosine",
-        lam: float = 1.0,
+        lam: float,
         forgetting: float | None = None,
         device: Device = None,
         dtype: torch.dtype | None = None,

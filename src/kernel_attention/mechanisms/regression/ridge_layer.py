@@ -31,7 +31,7 @@ class RidgeAttention(QueryKeyValueAttention):
     Args:
         embed_dim: model width d.
         num_heads: number of heads h; divides d.
-        lam: lambda at the start, above 0.
+        lam: lambda at the start, above 0. A large one starts near linear attention (docs: Ridge attention).
         feature_map: phi: "cosine" (x / ||x||), "elu", "relu", "frobenius", "identity", "softmax_plus",
             "taylor", ``{name: options}`` for the last two, or a callable of ``kernel_attention.features``.
         forgetting: gamma at the start, between 0.9 and 1; it is learnt, one for each head. Each later pair
@@ -52,7 +52,7 @@ class RidgeAttention(QueryKeyValueAttention):
         embed_dim: int,
         num_heads: int,
         *,
-        lam: float = 1.0,
+        lam: float = 10.0,
         feature_map: FeatureMapSpec = "cosine",
         forgetting: float | None = None,
         bias: bool = True,
