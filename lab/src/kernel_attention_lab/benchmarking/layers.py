@@ -86,6 +86,6 @@ def penalty(layer: nn.Module) -> Tensor | None:
 
 def sum_of_penalties(layers: Iterable[nn.Module]) -> Tensor | None:
     """The term of the loss of the attentions of encoder layers; None without one."""
-    attentions = [layer.attention for layer in layers if isinstance(layer, EncoderLayer)]
-    added = [own for attention in attentions if (own := penalty(attention)) is not None]
+    own = [penalty(layer.attention) for layer in layers if isinstance(layer, EncoderLayer)]
+    added = [each for each in own if each is not None]
     return torch.stack(added).sum() if added else None

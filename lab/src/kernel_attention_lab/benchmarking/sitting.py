@@ -4,8 +4,8 @@
 
 A piece is a training step of one contender in one setting and one form: called as it is, compiled
 (``mode="reduce-overhead"``) or captured in a CUDA graph; SDPA by its flash and its cuDNN kernels. Its row is
-written at once. A sitting that is interrupted, or whose time is up, goes on where it ended, if the code
-is the same revision.
+written at once. A sitting that is interrupted, or whose time is up, goes on where it ended, and tries
+again what failed. The record of another revision, device or torch is moved aside.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def pieces(
     lengths: Sequence[int] = (4096, 16384, 1024, 65536),
     model_length: int = 4096,
 ) -> Iterator[Timed]:
-    """All pieces, those first that the claims rest on; what has to be compiled last, but for the first."""
+    """All pieces, those first that the claims rest on; the rest of what has to be compiled last."""
 
     def of(contenders: Sequence[ContenderSpec], forms: Sequence[str], **sizes: Any) -> Iterator[Timed]:
         setting = Setting(num_heads=8, batch_size=4, device=device, dtype=dtype, **sizes)
@@ -74,21 +74,25 @@ def pieces(
     quick, first = FORMS[:4], widths[0]
     shapes = [(width, length) for width in widths for length in lengths]
     early = [shape for shape in shapes if shape[0] == first]
-    yield from of(LAYERS, quick, embed_dim=first, length=lengths[0])
-    yield from of(LAYERS[:4], ["compiled"], embed_dim=first, length=lengths[0])
-    for width, length in early[1:]:
+    for width, length in early:
         yield from of(LAYERS, quick, embed_dim=width, length=length)
+        yield from of(LAYERS[:4], ["compiled"], embed_dim=width, length=length)
     for width, length in early:
         yield from of(CAUSAL_LAYERS, quick, embed_dim=width, length=length, is_causal=True)
     for body in ("vit", "tokens"):
-        yield from of(MODELS, quick[:2], embed_dim=first, length=model_length, body=body)
+        yield from of(
+            MODELS[:3], ["eager", "graph", "compiled"], embed_dim=first, length=model_length, body=body
+        )
     for width, length in shapes[len(early) :]:
         yield from of(LAYERS, quick, embed_dim=width, length=length)
         yield from of(CAUSAL_LAYERS, quick, embed_dim=width, length=length, is_causal=True)
     for body in ("vit", "tokens"):
-        yield from of(MODELS, ["compiled"], embed_dim=first, length=model_length, body=body)
-    for width, length in early:
-        yield from of(LAYERS, ["compiled"], embed_dim=width, length=length)
+        yield from of(
+            MODELS[3:], ["eager", "graph", "compiled"], embed_dim=first, length=model_length, body=body
+        )
+    for width, length in shapes:
+        rest = LAYERS[4:] if width == first else LAYERS
+        yield from of(rest, ["compiled"], embed_dim=width, length=length)
         yield from of(CAUSAL_LAYERS, ["compiled"], embed_dim=width, length=length, is_causal=True)
 
 
@@ -112,7 +116,11 @@ def sit(
         before = json.loads(path.read_text(encoding="utf-8"))
         same = ("revision", "gpu", "torch")
         if all(before["machine"].get(key) == described.get(key) for key in same):
-            record["rows"] = before["rows"]
+            record["rows"] = [row for row in before["rows"] if "failed" not in row]
+        else:
+            path.replace(
+                path.with_name(f"{path.stem}-{before['machine'].get('revision', 'before')}{path.suffix}")
+            )
     ceilings: dict[Setting, dict[str, float]] = {}
     done = {_key(row) for row in record["rows"]}
     for chosen in plan:
@@ -126,6 +134,9 @@ def sit(
             row |= _measured(chosen, ceilings)
         except Exception as error:  # of a compiler or a kernel that this device has not
             row["failed"] = timing.reason(error)
+            if chosen.setting.device == "cuda":
+                torch.cuda.synchronize()  # a broken device ends the sitting here
+                torch.cuda.empty_cache()
         done.add(_key(row))
         record["rows"].append(row)
         record["left"] = sum(_key(_row(each)) not in done for each in plan)
@@ -158,17 +169,22 @@ def _measured(piece: Timed, ceilings: dict[Setting, dict[str, float]]) -> dict[s
 def _step(layer: nn.Module, x: Tensor, cotangent: Tensor, form: str) -> Callable[[], object]:
     """A training step: gradients of the input and of every parameter, the objective's with them."""
     leaves = [each for each in (x, *layer.parameters()) if each.requires_grad]
-    called: Callable[[Tensor], Tensor] = layer
+
+    def forward(x: Tensor) -> tuple[Tensor, Tensor | None]:
+        y = layer(x)
+        return y, penalty(layer)
+
+    called: Callable[[Tensor], tuple[Tensor, Tensor | None]] = forward
     if form == "compiled":
+        torch.compiler.reset()  # else a layer of the same class at another length may be left uncompiled
         is_gpu = x.device.type == "cuda"
         how: dict[str, Any] = {"mode": "reduce-overhead"} if is_gpu else {"backend": "aot_eager"}
-        called = torch.compile(layer, **how)
+        called = torch.compile(forward, fullgraph=True, **how)
 
     def step() -> object:
         if form == "compiled":
             torch.compiler.cudagraph_mark_step_begin()
-        y = called(x)
-        own = penalty(layer)
+        y, own = called(x)
         outputs, slopes = [y], [cotangent]
         if own is not None and own.requires_grad:
             outputs, slopes = [y, own], [cotangent, torch.ones_like(own)]
