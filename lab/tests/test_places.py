@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+
 import numpy as np
 import pytest
 import torch
 
+from kernel_attention.core.registry import MECHANISMS
 from kernel_attention.errors import InputError
 from kernel_attention_lab.data.tokens.sets import TokenData, TokenSplit, shifted_images
 from kernel_attention_lab.evidence import Cell, read_suite
-from kernel_attention_lab.token_mixer import TokenMixer
 
 
-def test_it_reads_places_and_compares_nothing():
+@pytest.fixture(scope="module")
+def mixer():
+    """The plugin; its mechanism is unknown again after the tests of this file."""
+    module = importlib.import_module("kernel_attention_lab.token_mixer")
+    yield module
+    del MECHANISMS["token_mixer"], sys.modules[module.__name__]
+
+
+def test_it_reads_places_and_compares_nothing(mixer):
     """The same network for every channel."""
     torch.manual_seed(0)
-    layer = TokenMixer(8, 2, max_len=6, hidden=4).double()
+    layer = mixer.TokenMixer(8, 2, max_len=6, hidden=4).double()
     x = torch.randn(2, 6, 8, dtype=torch.float64)
     v = layer.v_proj(x)
     by_hand = torch.stack(
@@ -51,7 +62,7 @@ def test_every_image_is_shifted_by_numbers_of_its_own():
         shifted_images(images("sst2"))
 
 
-def test_the_suite_differs_from_that_of_equal_time_in_time_and_evaluations_alone():
+def test_the_suite_differs_from_that_of_equal_time_in_time_and_evaluations_alone(mixer):
     ours, theirs = read_suite("places"), read_suite("equal_time")
     for column in ("Pathfinder-16", "Image"):
         for row in ("softmax", "primal"):

@@ -265,7 +265,7 @@ def test_weights_that_a_file_lacks_are_drawn_as_in_a_new_layer(
     assert torch.equal(new[held], state[held])
     for name in _own(state)[1:]:
         assert new[name].isfinite().all(), name
-        assert new[name].abs().max() < 5, name
+        assert new[name].abs().max() < 50, name
         assert new[name].any() or "bias" in name or not state[name].any(), name
     assert loaded(**TEXTS)[0].isfinite().all()
 

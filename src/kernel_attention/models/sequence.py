@@ -334,10 +334,11 @@ class SequenceEncoder(nn.Module):
         if packed is not None:
             x, token_mask = packed.pack(x), None
         x = self.dropout(x)
+        packing = {} if packed is None else {"cu_seqlens": packed}
         for layer in self.layers:
             if hidden_states is not None:
                 hidden_states.append(x)
-            x = layer(x, token_mask, is_causal, cu_seqlens=packed)
+            x = layer(x, token_mask, is_causal, **packing)
         x = self.norm(x)
         x = self.dropout(F.gelu(x) if self.final_activation == "gelu" else x)
         x = x if token_mask is None else x.masked_fill(~token_mask[..., None], 0.0)

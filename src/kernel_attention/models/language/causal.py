@@ -203,10 +203,11 @@ class CausalLanguageModel(nn.Module):
             packed = pack_sequences(type(self).__name__, tokens, cu_seqlens, max_seqlen, **others)
             self.check_length(packed.max_length)
             x = self._placed(tokens, self.positions[packed.place])
+        packing = {} if packed is None else {"cu_seqlens": packed}
         for layer in self.layers:
             if hidden_states is not None:
                 hidden_states.append(x)
-            x = layer(x, attention_mask, True, cu_seqlens=packed)
+            x = layer(x, attention_mask, True, **packing)
         return x
 
     def embed(self, tokens: Tensor, start: int | Tensor, attention_mask: Tensor | None = None) -> Tensor:
