@@ -64,6 +64,7 @@ def test_every_image_is_shifted_by_numbers_of_its_own():
 
 def test_the_suite_differs_from_that_of_equal_time_in_time_and_evaluations_alone(mixer):
     ours, theirs = read_suite("places"), read_suite("equal_time")
+    assert all(ours.recipe(cell)[1].seeds == [cell.seed] for cell in ours.cells())
     for column in ("Pathfinder-16", "Image"):
         for row in ("softmax", "primal"):
             cell = Cell(row, column, 0)

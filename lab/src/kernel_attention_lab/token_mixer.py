@@ -1,6 +1,6 @@
 """The mixing of tokens of MLP-Mixer (Tolstikhin et al., NeurIPS 2021) in the place of attention: a plugin.
 
-    kernel-attention reproduce places --rows token_mixer
+    kernel-attention reproduce places --plugin kernel_attention_lab.token_mixer
 
 It compares no token with another: every place has fixed, learnt weights for every other place.
 """

@@ -117,6 +117,8 @@ def test_the_comments_of_the_recipes_have_the_figures_of_the_suites(name, row, p
 def test_every_shipped_suite_has_recipes_that_build(name):
     suite = read_suite(name)
     assert suite.name == name
+    if "plugins" in suite.keys:  # lab/tests/test_places.py
+        return
     for cell in suite.cells(seeds=suite.seeds[:1]):
         recipe_name, recipe = suite.recipe(cell)
         assert recipe_name in list_recipes()
