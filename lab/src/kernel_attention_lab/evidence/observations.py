@@ -155,7 +155,7 @@ def _models(evidence: Evidence, suite: Suite, source: Source) -> Iterator[Observ
         for place, (column, seeds) in enumerate(cells.items()):
             here = {"row": row, "column": column, "order": order, "place": place, "columns": len(cells)}
             if source.get("state") and seeds:
-                here["state"] = evidence.kept(("state", row), partial(state_size, suite, row))
+                here["state"] = evidence.kept(("state", suite.name, row), partial(state_size, suite, row))
             for record in seeds.values():
                 for more in _figures(suite, record) if "figures" in source else [{}]:
                     yield _model(record) | shared | here | more
