@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -35,7 +36,9 @@ def find_kernel(name: str) -> Callable[..., Any] | None:
         return None
 
 
-def why_no_kernel(name: str, x: Tensor, num_heads: int, head_dim: int, compiled: bool) -> str | None:
+def why_no_kernel(
+    name: str, x: Tensor, num_heads: int, head_dim: int, *, compiled: bool, is_packed: bool
+) -> str | None:
     """The reason why the kernel of this name does not serve a causal call on x (B, N, d); None: it does."""
     if x.device.type != "cuda":
         return "its kernels are for NVIDIA GPUs"
@@ -47,8 +50,12 @@ def why_no_kernel(name: str, x: Tensor, num_heads: int, head_dim: int, compiled:
         return f"heads of width {head_dim}, and its kernels take 16 to 256"
     if x.size(1) < num_heads:
         return f"its kernels refuse fewer tokens than heads ({x.size(1)} and {num_heads})"
-    is_there = find_kernel(name) is not None
-    return None if is_there else "flash-linear-attention (the package fla) is not installed"
+    kernel = find_kernel(name)
+    if kernel is None:
+        return "flash-linear-attention (the package fla) is not installed"
+    if is_packed and "cu_seqlens" not in inspect.signature(kernel).parameters:
+        return "its installed version takes no packed sequences"
+    return None
 
 
 def run_kernel(kernel: Callable[..., Tensor], formula: Callable[..., Tensor], *inputs: Tensor) -> Tensor:

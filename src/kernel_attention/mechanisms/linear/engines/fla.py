@@ -5,7 +5,6 @@ Legend: B batch, N tokens, h heads, p head width.
 
 from __future__ import annotations
 
-import inspect
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -66,9 +65,8 @@ class FlashLinearAttention:
             return Unsupported("its kernel is for causal self-attention without padding")
         if not has_linear_pass(call.feature_map):
             return Unsupported("the feature map has another width than a head, or reads the sequence")
-        reason = why_no_kernel(_KERNEL, call.x, call.num_heads, call.head_dim, compiled)
-        if reason is None and call.packed is not None and not _takes_boundaries():
-            reason = "its installed version takes no packed sequences"
+        sizes, is_packed = (call.num_heads, call.head_dim), call.packed is not None
+        reason = why_no_kernel(_KERNEL, call.x, *sizes, compiled=compiled, is_packed=is_packed)
         return None if reason is None else Unsupported(reason)
 
     def pays_from(self, call: LinearCall, compiled: bool) -> int | Unsupported | None:
@@ -107,10 +105,6 @@ class _Function:
         form: dict[str, Any] = {"feature_map": self.feature_map, "normalize": self.normalize}
         out = linear_attention(q, k, v, is_causal=True, **form)
         return (out if packed is None else packed.pack_heads(out)).transpose(1, 2)
-
-
-def _takes_boundaries() -> bool:
-    return "cu_seqlens" in inspect.signature(find_kernel(_KERNEL)).parameters  # type: ignore[arg-type]
 
 
 ENGINES = (FlashLinearAttention(),)

@@ -61,8 +61,9 @@ class FlashDelta:
         """The reason why it cannot serve the call; None: it can."""
         if not (call.is_causal and call.is_whole):
             return Unsupported("its kernel is for causal self-attention without padding")
-        name = _KERNELS[call.gated]
-        reason = why_no_kernel(name, call.x, call.num_heads, call.head_dim, compiled)
+        name, is_packed = _KERNELS[call.gated], call.packed is not None
+        sizes = call.num_heads, call.head_dim
+        reason = why_no_kernel(name, call.x, *sizes, compiled=compiled, is_packed=is_packed)
         return None if reason is None else Unsupported(reason)
 
     def pays_from(self, call: DeltaCall, compiled: bool) -> int | Unsupported | None:
