@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from kernel_attention.core.calls import Objective
 from kernel_attention.core.parameters import Device, TensorLinear, draw_orthogonal, reset_module
-from kernel_attention.core.penalized import OBJECTIVE_BOUND, PenalizedAttention, checked_bound
+from kernel_attention.core.penalized import OBJECTIVE_BOUND, checked_bound
 from kernel_attention.core.registry import register_attention
 from kernel_attention.core.validation import require_positive, require_weight
 from kernel_attention.mechanisms.gaussian_process.functional import (
@@ -20,22 +20,15 @@ from kernel_attention.mechanisms.gaussian_process.functional import (
     positive_cholesky,
     sample_normal,
 )
-from kernel_attention.mechanisms.primal.decoding import (
-    PrimalState,
-    primal_read,
-    primal_start,
-    primal_step,
-)
 from kernel_attention.mechanisms.primal.functional import (
     PrimalScores,
     objective_from_energy,
-    primal_kernel,
     primal_scores,
     scores_energy,
 )
+from kernel_attention.mechanisms.primal.scored_layer import ScoredAttention
 from kernel_attention.memory_limit import require_parameters
 from kernel_attention.tensors.features.feature_maps import FeatureMap, get_feature_map
-from kernel_attention.tensors.sampling import grid_row, sampled_rows
 from kernel_attention.tensors.statistics import (
     exactly,
     mean_or_zero,
@@ -55,7 +48,7 @@ from kernel_attention.tensors.statistics import (
     state="constant",
     mixes_tokens="data-dependent or causal forms only",
 )
-class KernelGPAttention(PenalizedAttention):
+class KernelGPAttention(ScoredAttention):
     """Kernel-eigen-pair Gaussian-process attention (Chen, Tao, Tonin, Suykens, ICML 2024); O(N p s) time.
 
     f_i = (e_i + r_i)^T Lambda u with the scores e, r of Primal-Attention and one Gaussian u ~ N(m_u, S_u) for
@@ -225,13 +218,13 @@ class KernelGPAttention(PenalizedAttention):
             by_head = exactly(self.out_proj.weight).unflatten(1, (self.num_heads, -1)).transpose(0, 1)
             maps = (by_head @ exactly(self.concat.weight)).square()  # (h, d, s)
             spread = (variance @ maps.mT).sum(1)
-        return Distribution(exactly(self.output(scores, self.m_u)), spread)
+        return Distribution(exactly(self.output(scores)), spread)
 
     def scores(
         self, x: Tensor, *, attention_mask: Tensor | None = None, is_causal: bool = False
     ) -> PrimalScores:
         """Projection scores e and r of every token, each (B, h, N, s); arguments as in the layer's call."""
-        rows, grid = self._sampled(x, attention_mask, is_causal) if self.data_dependent else (None, None)
+        rows, grid = self._sample(x, attention_mask, is_causal) if self.data_dependent else (None, None)
         if is_causal and self.running_means:  # an affine map of the mean is the mean of the map
             x = running_mean(x[:, None], attention_mask).squeeze(1)
         return primal_scores(
@@ -240,20 +233,9 @@ class KernelGPAttention(PenalizedAttention):
             attention_mask=attention_mask, is_causal=is_causal,
         )  # fmt: skip
 
-    def named_scores(
-        self, x: Tensor, *, attention_mask: Tensor | None = None, is_causal: bool = False
-    ) -> dict[str, Tensor]:
-        """The scores under the names "e" and "r"."""
-        return self.scores(x, attention_mask=attention_mask, is_causal=is_causal)._asdict()
-
-    def kernel_matrix(self, x: Tensor, *, attention_mask: Tensor | None = None) -> Tensor:
-        """The kernel K whose singular vectors the scores learn, (B, h, N, N); O(N^2)."""
-        rows = self._sampled(x, attention_mask, False)[0] if self.data_dependent else None
-        q, k = self.split_heads(self.q_proj(x)), self.split_heads(self.k_proj(x))
-        return primal_kernel(q, k, rows=rows, feature_map=self.feature_map, attention_mask=attention_mask)
-
-    def output(self, scores: PrimalScores, values: Tensor) -> Tensor:
-        """The heads' outputs at inducing values u, joined and projected, (B, N, d)."""
+    def output(self, scores: PrimalScores, values: Tensor | None = None) -> Tensor:
+        """The heads' outputs at inducing values u (None: their means), joined and projected, (B, N, d)."""
+        values = self.m_u if values is None else values
         heads = self.concat(kernel_gp_attention(scores, self.log_sqrt_lambda, values))
         return self.out_proj(self.merge_heads(heads))
 
@@ -268,33 +250,3 @@ class KernelGPAttention(PenalizedAttention):
     def why_not_decoding(self) -> str | None:
         """None: the mean is decoded token by token, in training mode too."""
         return None
-
-    def start_decoding(self, batch_size: int) -> PrimalState:
-        """Empty sums, and no sampled rows."""
-        return primal_start(self.w_e, batch_size, self.head_dim, self.data_dependent, self.feature_map)
-
-    def decode_token(self, x: Tensor, state: PrimalState) -> tuple[Tensor, PrimalState]:
-        """The mean at the token."""
-        row, index = None, None
-        if self.data_dependent:
-            row = self.split_heads(x)
-            index = grid_row(state.position, self.num_rows, self.max_len, self.w_e.dtype)
-        scores, state = primal_step(
-            self.split_heads(self.q_proj(x)), self.split_heads(self.k_proj(x)), self.w_e, self.w_r, state,
-            row=row, grid_index=index, running_means=self.running_means, feature_map=self.feature_map,
-        )  # fmt: skip
-        return self.output(scores, self.m_u), state
-
-    def read_prompt(self, x: Tensor, lengths: Tensor | None) -> PrimalState:
-        """The sums over the prompt, computed in parallel."""
-        return primal_read(
-            self.split_heads(self.q_proj(x)), self.split_heads(self.k_proj(x)), self.w_e, self.w_r, lengths,
-            x=self.split_heads(x) if self.data_dependent else None, num_rows=self.num_rows,
-            max_len=self.max_len, running_means=self.running_means, feature_map=self.feature_map,
-        )  # fmt: skip
-
-    def _sampled(
-        self, x: Tensor, attention_mask: Tensor | None, is_causal: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        rows, grid = sampled_rows(x, self.num_rows, self.max_len, attention_mask, is_causal)
-        return self.split_heads(rows), grid

@@ -22,7 +22,7 @@ from kernel_attention.core.parameters import (
     reset_module,
     why_not_by_weight,
 )
-from kernel_attention.core.penalized import OBJECTIVE_BOUND, PenalizedAttention, checked_bound
+from kernel_attention.core.penalized import OBJECTIVE_BOUND, checked_bound
 from kernel_attention.core.registry import register_attention
 from kernel_attention.core.validation import require_positive, require_weight
 from kernel_attention.errors import unknown
@@ -30,12 +30,6 @@ from kernel_attention.mechanisms.nested_objective.functional import (
     KernelGrams,
     kernel_grams,
     nested_objective,
-)
-from kernel_attention.mechanisms.primal.decoding import (
-    PrimalState,
-    primal_read,
-    primal_start,
-    primal_step,
 )
 from kernel_attention.mechanisms.primal.engines.cpu import FUSED
 from kernel_attention.mechanisms.primal.engines.native import NATIVE
@@ -49,16 +43,12 @@ from kernel_attention.mechanisms.primal.engines.one_pass import (
 from kernel_attention.mechanisms.primal.functional import (
     PrimalScores,
     objective_from_energy,
-    primal_kernel,
     primal_scores,
     scores_energy,
 )
+from kernel_attention.mechanisms.primal.scored_layer import ScoredAttention
 from kernel_attention.memory_limit import require_parameters
 from kernel_attention.tensors.features.feature_maps import FeatureMap, cosine, get_feature_map, identity
-from kernel_attention.tensors.sampling import (
-    grid_row,
-    sampled_rows,
-)
 from kernel_attention.tensors.statistics import mean_or_zero, num_real, running_mean
 from kernel_attention.tensors.unit_rows import unit_by_head
 
@@ -78,7 +68,7 @@ _ENGINES: tuple[Engine[PrimalCall, PrimalResult], ...] = (NATIVE, FUSED)
     state="constant",
     mixes_tokens="data-dependent or causal forms only",
 )
-class PrimalAttention(PenalizedAttention):
+class PrimalAttention(ScoredAttention):
     """Multi-head Primal-Attention (Chen, Tao, Tonin, Suykens, NeurIPS 2023), linear in N: O(N p s) time.
 
     The scores are e_i = W_{e|X}^T phi(q_i) and r_i = W_{r|X}^T phi(k_i); ``concat`` joins them into the
@@ -354,12 +344,6 @@ class PrimalAttention(PenalizedAttention):
             evenly_spaced=True,
         )
 
-    def named_scores(
-        self, x: Tensor, *, attention_mask: Tensor | None = None, is_causal: bool = False
-    ) -> dict[str, Tensor]:
-        """The scores under the names "e" and "r"."""
-        return self.scores(x, attention_mask=attention_mask, is_causal=is_causal)._asdict()
-
     def token_work(self, *, training: bool, length: int) -> TokenWork | None:
         """The work of the fused form on a token; None where ``impl`` is "reference"."""
         if self.impl == "reference":
@@ -383,12 +367,6 @@ class PrimalAttention(PenalizedAttention):
             return self.eta * mean_or_zero(objective.value)
         return self.eta * mean_or_zero(self.squared_objective(objective.value, objective.unit))
 
-    def kernel_matrix(self, x: Tensor, *, attention_mask: Tensor | None = None) -> Tensor:
-        """The kernel whose singular vectors the layer learns (theorem 3.2), (B, h, N, N); O(N^2)."""
-        rows = self._sample(x, attention_mask, False)[0] if self.data_dependent else None
-        q, k = self.split_heads(self.q_proj(x)), self.split_heads(self.k_proj(x))
-        return primal_kernel(q, k, rows=rows, feature_map=self.feature_map, attention_mask=attention_mask)
-
     def why_not_causal(self) -> str | None:
         """A reason for the data-dependent form without ``max_len``, or in the one-pass forms."""
         if self.data_dependent and self.impl == "native":
@@ -405,54 +383,9 @@ class PrimalAttention(PenalizedAttention):
             )
         return None
 
-    def start_decoding(self, batch_size: int) -> PrimalState:
-        """Empty sums, and no sampled rows."""
-        return primal_start(self.w_e, batch_size, self.head_dim, self.data_dependent, self.feature_map)
-
-    def decode_token(self, x: Tensor, state: PrimalState) -> tuple[Tensor, PrimalState]:
-        """The token's scores, joined and projected; the state with its row where it lies on the grid."""
-        row, index = None, None
-        if self.data_dependent:
-            row = self.split_heads(x)
-            index = grid_row(state.position, self.num_rows, self.max_len, self.w_e.dtype)
-        scores, state = primal_step(
-            self.split_heads(self.q_proj(x)),
-            self.split_heads(self.k_proj(x)),
-            self.w_e,
-            self.w_r,
-            state,
-            row=row,
-            grid_index=index,
-            running_means=self.running_means,
-            feature_map=self.feature_map,
-        )
-        return self.output(scores), state
-
-    def read_prompt(self, x: Tensor, lengths: Tensor | None) -> PrimalState:
-        """The sums over the prompt, computed in parallel."""
-        return primal_read(
-            self.split_heads(self.q_proj(x)),
-            self.split_heads(self.k_proj(x)),
-            self.w_e,
-            self.w_r,
-            lengths,
-            x=self.split_heads(x) if self.data_dependent else None,
-            num_rows=self.num_rows,
-            max_len=self.max_len,
-            running_means=self.running_means,
-            feature_map=self.feature_map,
-        )
-
     def output(self, scores: PrimalScores) -> Tensor:
         """Join the scores of the heads: (B, h, N, s) each -> (B, N, d)."""
         return self.out_proj(self.merge_heads(self.concat(torch.cat(scores, dim=-1))))
-
-    def _sample(
-        self, x: Tensor, attention_mask: Tensor | None, is_causal: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        """Rows f(X) of the layer's input in the heads' slices, (B, h, M', p), and their grid where causal."""
-        rows, grid = sampled_rows(x, self.num_rows, self.max_len, attention_mask, is_causal)
-        return self.split_heads(rows), grid
 
     def extra_repr(self) -> str:
         """The options, for print(model)."""
