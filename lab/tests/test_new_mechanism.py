@@ -121,6 +121,6 @@ def test_it_is_listed_diagnosed_benched_and_in_recipes(checkout, forks):
     assert "recipe mine" in printed
     assert "benched ['sdpa', 'mine']" in printed
     readme = (checkout / "README.md").read_text(encoding="utf-8")
-    assert "| `mine` | `mean(v)` | N p | yes | no | none |" in readme
+    assert "[`mine`](docs/mechanisms/mine.md)" in readme
     index = (checkout / "docs" / "mechanisms" / "index.md").read_text(encoding="utf-8")
     assert "| `mine` | [Mean attention](mine.md) | N p | yes | no | no | yes |" in index

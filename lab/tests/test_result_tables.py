@@ -66,18 +66,6 @@ def test_without_records_nothing_is_claimed(tmp_path):
         assert all("no record yet" in line and "`kernel-attention reproduce " in line for line in said)
 
 
-def test_the_readme_has_the_figures_of_its_tasks(root, tmp_path_factory):
-    lines = draw("README.md", root, "accuracy")[0]["accuracy"]
-    assert rows_of(lines) == [
-        ["task", "mean ± deviation (seeds)"],
-        ["JapaneseVowels, accuracy, %", "`primal` 97.00 ± 1.41 (seeds 0, 1)"],
-        ["SST-2 from scratch, accuracy, %", "`rpc` 80.10 (seed 0)"],
-        ["Penn Treebank, test perplexity (smaller is better)", "`symmetric` 131.26 (seed 0)"],
-    ]
-    nothing = draw("README.md", tmp_path_factory.mktemp("empty"), "accuracy")[0]["accuracy"]
-    assert not any(line.startswith("| `") for line in nothing)
-
-
 def test_the_tables_have_what_the_records_say(root):
     regions, _ = draw(PAGE, root)
     assert regions["demo"] == ["", "Test accuracy, %: 97.00 ± 1.41 (seeds 0, 1).", ""]

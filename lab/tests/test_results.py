@@ -180,15 +180,15 @@ def test_a_row_that_is_not_known_is_refused(root, make_record):  # noqa: F811
         draw(PAGE, root)
 
 
-def test_the_readme_says_what_the_comparisons_found(root):
-    (_, line, _) = draw("README.md", root, "robustness")[0]["robustness"]
+def test_the_page_says_first_what_the_comparisons_found(root):
+    (_, line, _) = draw(PAGE, root, "found")[0]["found"]
     # The differences with arrows in the table of these records.
     assert "8 comparisons of 4 small vision transformers with their baselines have found these diff" in line
     assert "better are rpc, 4 iterations, first layer (FGSM); worse are symmetric (FGSM). " in line
     assert "We have found no other difference so far." in line
     for name in ("rpc_first_layer-1", "symmetric-1"):
         (root / RECORDS / f"{name}.json").unlink()
-    (_, line, _) = draw("README.md", root, "robustness")[0]["robustness"]
+    (_, line, _) = draw(PAGE, root, "found")[0]["found"]
     assert line == "On attacked and corrupted CIFAR-10 images nothing has been compared yet."
 
 
@@ -266,9 +266,8 @@ def test_the_performance_tables_are_the_records(tmp_path):
     row = "| primal (rank 30, eta 0.1) | 4096 | 10.0 | 20.0 | 15.0–20.0 | 0.050 | 20.0 | 10.0 |"
     assert row in regions["primal"]
     assert len([line for line in regions["primal"] if line.startswith("| ")]) == 1 + 2 * len(steps)
-    (_, line, _) = draw("README.md", tmp_path, "speed")[0]["speed"]
-    assert "20.0 times at 256 tokens, in 0.25 of the memory; 20.0 times at 4,096 tokens, in 0.25" in line
-    assert "`python -m kernel_attention.native build` ran, it is 40.0 and 40.0 times as fast" in line
+    ((_, speed),) = [row[:2] for row in rows_of(draw("README.md", tmp_path, "numbers")[0]["numbers"])[1:]]
+    assert speed == "**20.0 times as fast** in 0.25 of the memory, 40.0 times in C++"
 
 
 def test_the_steps_on_two_processors_stand_side_by_side(tmp_path):
