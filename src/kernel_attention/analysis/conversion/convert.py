@@ -10,7 +10,7 @@ import copy
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from kernel_attention.analysis.conversion import selection
 from kernel_attention.analysis.conversion.agreement import measure_agreement
 from kernel_attention.analysis.conversion.checkpoint import Checkpoint, digest
-from kernel_attention.analysis.conversion.cost import LENGTHS, measure_price
+from kernel_attention.analysis.conversion.cost import LENGTHS, LayerPrice, measure_price
 from kernel_attention.analysis.conversion.recording import (
     AttentionCall,
+    Recording,
     projection_beside,
     record,
 )
@@ -133,7 +134,7 @@ def convert_attention(
     deadline = math.inf if time_limit is None else begin + time_limit
     batches = _batches(data)
     is_auto = layers == "auto" or (isinstance(layers, Mapping) and "auto" in layers)
-    spec = _candidates(layers) if is_auto else layers
+    spec: Any = _candidates(layers) if is_auto else layers
 
     def tell(stage: str, done: int, total: int) -> None:
         if on_progress is not None:
@@ -144,7 +145,7 @@ def convert_attention(
         trained = copy.deepcopy(model) if is_auto else model
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            plans = plan_replacement(trained, spec, options)  # type: ignore[arg-type]
+            plans = plan_replacement(trained, spec, options)
         for plan in plans:
             _require_unconverted(plan)
         recording = record(trained, [plan.site for plan in plans], batches, max_bytes)
@@ -159,79 +160,116 @@ def convert_attention(
                 "data": digest(recording.batches),
             },
         )  # fmt: skip
-        calls = {plan.site.path: recording.calls[plan.site.path][-1] for plan in plans}
         kinds = _kinds(plans)
-        old_prices = {
-            plan.site.path: measure_price(
-                plan.site.module, calls[plan.site.path], projection_beside(plan.site), lengths=lengths
-            )
-            for plan in kinds
-        }
+        old_prices = [_price(plan, plan.site.module, recording, lengths) for plan in kinds]
         replaced = install_layers(trained, plans)
         for plan in plans:
             plan.layer.eval()
         carried_error = measure_agreement(trained, recording, held_out).error
-        converted: list[ConvertedLayer] = []
-        for index, (plan, record_of_it) in enumerate(zip(plans, replaced, strict=True)):
-            began = time.monotonic()
-            path, layer = plan.site.path, trained.get_submodule(plan.site.path)
-            share = (deadline - began) / (len(plans) - index + (1 if end_to_end else 0))
-            descent = Descent(steps, learning_rate, began + share, seed)
-            fitted, tested = _split(recording.calls[path], count, held_out)
-            found = kept.layers.get(path, {})
-            if found.get("steps", -1) >= steps:
-                layer.load_state_dict(found["weights"])
-            else:
-                found = _train_layer(plan, layer, fitted, tested, start, descent)
-                found["seconds"] = time.monotonic() - began
-                kept.keep(path, layer, **found)
-            numbers = {key: value for key, value in found.items() if key != "weights"}
-            names = (record_of_it.old, plan.name, record_of_it.options)
-            converted.append(ConvertedLayer(path, *names, **numbers))
-            tell(path, index + 1, len(plans))
-        new_prices = {
-            plan.site.path: measure_price(
-                trained.get_submodule(plan.site.path), calls[plan.site.path], lengths=lengths
-            )
-            for plan in kinds
-        }
+        descent = Descent(steps, learning_rate, deadline, seed)
+        converted = []
+        for layer in _trained_layers(
+            trained, plans, replaced, recording, held_out, start, descent, kept, also=int(end_to_end > 0)
+        ):
+            converted.append(layer)
+            tell(layer.path, len(converted), len(plans))
+        new_prices = [
+            _price(plan, trained.get_submodule(plan.site.path), recording, lengths) for plan in kinds
+        ]
         if is_auto:
-            old = [site for site in find_sites(model) if site.path in calls]
-            new = [trained.get_submodule(site.path) for site in old]
-
-            def loss(chosen: Sequence[int]) -> float:
-                with selection.converted([old[i] for i in chosen], [new[i] for i in chosen]):
-                    return measure_agreement(model, recording, held_out).error
-
-            chosen, costs = selection.choose_greedily(
-                len(old), loss, tolerance, lambda: time.monotonic() >= deadline
-            )
+            converted = _choose(model, trained, converted, recording, held_out, tolerance, deadline)
             tell("choice", 1, 1)
-            converted = [
-                replace(layer, is_converted=index in chosen, cost=cost)
-                for index, (layer, cost) in enumerate(zip(converted, costs, strict=True))
-            ]
-            paths = [layer.path for layer in converted if layer.is_converted]
-            plans, replaced = _install_trained(model, trained, {path: spec["all"] for path in paths}, options)  # type: ignore[index]
+            chosen = {layer.path: spec["all"] for layer in converted if layer.is_converted}
+            plans, replaced = _install_trained(model, trained, chosen, options)
         whole = 0
         if end_to_end and plans:
             weights = [w for plan in plans for w in model.get_submodule(plan.site.path).parameters()]
-            descent = Descent(end_to_end, end_to_end_rate, deadline, seed)
             trained_on = range(held_out.start) or held_out
+            descent = Descent(end_to_end, end_to_end_rate, deadline, seed)
             whole = train_whole(model, weights, recording, trained_on, descent)
             tell("end_to_end", 1, 1)
         last = measure_agreement(model, recording, held_out)
-    prices = tuple(
-        LayerPrices(plan.site.path, plan.name, old_prices[plan.site.path], new_prices[plan.site.path])
-        for plan in kinds
-    )
+    prices = zip(kinds, old_prices, new_prices, strict=True)
     return ConversionReport(
         layers=tuple(converted), replaced=replaced, carried_error=carried_error, error=last.error,
         cosine=last.cosine, num_batches=count, recorded_bytes=recording.num_bytes, end_to_end_steps=whole,
         seconds=time.monotonic() - begin,
         finished=whole == (end_to_end if plans else 0) and all(layer.steps == steps for layer in converted),
-        neighbours=last.neighbours, prices=prices,
+        neighbours=last.neighbours,
+        prices=tuple(LayerPrices(plan.site.path, plan.name, old, new) for plan, old, new in prices),
     )  # fmt: skip
+
+
+def _price(
+    plan: PlannedLayer, layer: nn.Module, recording: Recording, lengths: Sequence[int]
+) -> dict[int, LayerPrice]:
+    """Time and memory of a layer, old or new, on the last call that was recorded at its place."""
+    beside = projection_beside(plan.site) if layer is plan.site.module else None
+    return measure_price(layer, recording.calls[plan.site.path][-1], beside, lengths=lengths)
+
+
+def _trained_layers(
+    trained: nn.Module,
+    plans: Sequence[PlannedLayer],
+    replaced: ReplacementReport,
+    recording: Recording,
+    held_out: range,
+    start: str,
+    descent: Descent,
+    kept: Checkpoint,
+    also: int,
+) -> Iterator[ConvertedLayer]:
+    """Train the new layers one after another, or take them from the checkpoint.
+
+    Args:
+        trained: the model that holds them.
+        plans: of the replacement.
+        replaced: its report.
+        recording: of the old layers.
+        held_out: the batches for the errors.
+        start: of the training.
+        descent: of all layers; each gets an equal share of the time that is left.
+        kept: the checkpoint.
+        also: further shares that wait for their time.
+    """
+    for index, (plan, record_of_it) in enumerate(zip(plans, replaced, strict=True)):
+        began = time.monotonic()
+        path, layer = plan.site.path, trained.get_submodule(plan.site.path)
+        fitted, tested = _split(recording.calls[path], len(recording.batches), held_out)
+        found = kept.layers.get(path, {})
+        if found.get("steps", -1) >= descent.steps:
+            layer.load_state_dict(found["weights"])
+        else:
+            share = (descent.deadline - began) / (len(plans) - index + also)
+            found = _train_layer(plan, layer, fitted, tested, start, replace(descent, deadline=began + share))
+            found["seconds"] = time.monotonic() - began
+            kept.keep(path, layer, **found)
+        numbers = {key: value for key, value in found.items() if key != "weights"}
+        yield ConvertedLayer(path, record_of_it.old, plan.name, record_of_it.options, **numbers)
+
+
+def _choose(
+    model: nn.Module,
+    trained: nn.Module,
+    layers: Sequence[ConvertedLayer],
+    recording: Recording,
+    held_out: range,
+    tolerance: float,
+    deadline: float,
+) -> list[ConvertedLayer]:
+    """The layers with their costs, marked as converted where the greedy choice takes them."""
+    old = [site for site in find_sites(model) if site.path in recording.calls]
+    new = [trained.get_submodule(site.path) for site in old]
+
+    def loss(chosen: Sequence[int]) -> float:
+        with selection.converted([old[i] for i in chosen], [new[i] for i in chosen]):
+            return measure_agreement(model, recording, held_out).error
+
+    chosen, costs = selection.choose_greedily(len(old), loss, tolerance, lambda: time.monotonic() >= deadline)
+    return [
+        replace(layer, is_converted=index in chosen, cost=cost)
+        for index, (layer, cost) in enumerate(zip(layers, costs, strict=True))
+    ]
 
 
 def _candidates(layers: object) -> dict[int | str, AttentionSpec]:
@@ -275,15 +313,15 @@ def _train_layer(
 
 
 def _install_trained(
-    model: nn.Module, trained: nn.Module, layers: dict[int | str, AttentionSpec], options: Mapping[str, Any]
+    model: nn.Module, trained: nn.Module, layers: Mapping[str, AttentionSpec], options: Mapping[str, Any]
 ) -> tuple[list[PlannedLayer], ReplacementReport]:
     """Replace layers of a model by those that are trained in its copy."""
     if not layers:
         return [], ReplacementReport()
     with torch.random.fork_rng():
-        plans = plan_replacement(model, layers, options)
+        plans = plan_replacement(model, dict(layers.items()), options)
     report = install_layers(model, plans)
-    for path in map(str, layers):
+    for path in layers:
         model.get_submodule(path).load_state_dict(trained.get_submodule(path).state_dict())
         model.get_submodule(path).eval()
     return plans, report
