@@ -14,8 +14,6 @@ TORCH_STAMP := $(VENV)/.kernel-attention-torch
 STAMP := $(VENV)/.kernel-attention-installed
 DEMO_STAMP := $(VENV)/.kernel-attention-demo
 THREADS := 1
-# Where the library is tested alone: outside the checkout.
-ALONE := $(or $(TMPDIR),/tmp)/kernel-attention-alone-$(shell id -u)
 PYTEST = OMP_NUM_THREADS=$(THREADS) MPLBACKEND=Agg $(BIN)/python -m pytest
 # A test that hangs is ended with the stacks of its threads, and not the whole run with nothing.
 STALLED := -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
@@ -33,7 +31,7 @@ UNROUNDED := --ignore=tests/mechanisms/kernel_pca/test_triton.py --ignore=tests/
 NUMERIC := $(KERNELS) tests/models tests/solvers tests/theorems
 PROCESSORS := import torch; print({"AVX512": "default avx2 avx512", "AVX2": "default avx2"}.get(torch.backends.cpu.get_cpu_capability(), "default"))
 
-.PHONY: help env demo test test-library test-slow test-processors numeric test-gpu gpu lint format tables exports hosts results performance docs bench clean
+.PHONY: help env demo test test-library test-slow test-processors numeric test-gpu gpu lint format tables exports hosts notebooks results performance docs bench clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r name what; do printf '%-16s %s\n' "$$name" "$$what"; done
@@ -77,11 +75,7 @@ test: env  ## what CI runs: lint, types, contracts, docs, every test that is not
 	ATEN_CPU_CAPABILITY=default $(PYTEST) $(SHARED) $(KERNELS) $(UNROUNDED)
 
 test-library: env  ## the tests of the library alone, from outside the checkout
-	rm -rf $(ALONE) && mkdir -p $(ALONE)
-	$(INSTALL) --no-deps --target $(ALONE)/site .
-	cp -rp tests conftest.py pyproject.toml $(ALONE)
-	cd $(ALONE) && KERNEL_ATTENTION_ALONE=1 PYTHONPATH=$(ALONE)/site OMP_NUM_THREADS=$(THREADS) \
-		$(abspath $(BIN))/python -m pytest $(SHARED) tests
+	OMP_NUM_THREADS=$(THREADS) $(BIN)/python tools/test_library.py $(SHARED)
 
 # Lightning's own trainer (tests/core/test_sharding.py) stands apart, because what it needs takes seconds to import.
 test-slow: env  ## the tests that take minutes
@@ -123,6 +117,9 @@ tables: env  ## write what follows from the registered mechanisms: tables, navig
 
 exports: env  ## export a model of every mechanism, and write the table of docs/export.md (two minutes)
 	$(BIN)/python tools/exports.py
+
+notebooks: env  ## run the notebooks and keep their outputs in them (ten minutes)
+	OMP_NUM_THREADS=2 $(BIN)/python tools/notebooks.py
 
 hosts: env  ## replace the attention of every small model of timm and transformers, and write docs/replaced-hosts.md (ten minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python tools/replaced_hosts.py

@@ -55,6 +55,8 @@ def built_engines(shared_cache: Path) -> Iterator[None]:
     from kernel_attention.mechanisms.primal.engines.native import LIBRARY
     from kernel_attention.native import find_compiler
 
+    if not sys.platform.startswith("linux"):
+        pytest.skip("the engines in C++ are for Linux")
     if find_compiler() is None:
         pytest.skip("no C++ compiler")
     with patch.dict(os.environ, {"XDG_CACHE_HOME": str(shared_cache / "built")}):
@@ -94,6 +96,17 @@ def _nothing_compiled() -> None:
     """Forgets what earlier tests compiled: a size that varied there would be a symbol here, which is slow."""
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
+
+
+@pytest.fixture
+def peak_memory() -> Callable[[], int]:
+    """The most memory this process has held so far, in bytes; 0 where nothing tells it, as on Windows."""
+    try:
+        import resource
+    except ModuleNotFoundError:
+        return lambda: 0
+    unit = 1 if sys.platform == "darwin" else 1024
+    return lambda: unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 @pytest.fixture(autouse=True)

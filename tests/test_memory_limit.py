@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import resource
 
 import pytest
 import torch
@@ -39,17 +38,16 @@ TOO_LARGE = {
 
 
 @pytest.mark.parametrize("name", TOO_LARGE)
-def test_a_layer_that_no_machine_holds_is_refused_in_one_line(name):
+def test_a_layer_that_no_machine_holds_is_refused_in_one_line(name, peak_memory):
     mechanism, options, words = TOO_LARGE[name]
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak_memory()
     with pytest.raises(InputError) as error:
         ka.create_attention(mechanism, **({"embed_dim": 512, "num_heads": 8} | options))
     message = str(error.value)
     for word in [*words, "GiB", memory_limit.VARIABLE]:
         assert word in message, message
     assert "\n" not in message
-    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
-    assert grown < 2**28, "something of that size was built"
+    assert peak_memory() - before < 2**28, "something of that size was built"
 
 
 def test_an_order_that_torch_has_no_tensors_for_is_refused():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,10 @@ import torch
 from kernel_attention import native
 from kernel_attention.errors import InputError
 
-pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
+pytestmark = [
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the engines in C++ are for Linux"),
+    pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler"),
+]
 
 
 SOURCE = 'extern "C" int twice(int x) { return 2 * x; }'

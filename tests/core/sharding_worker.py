@@ -8,6 +8,7 @@ import pickle
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -257,7 +258,7 @@ def check_copies() -> None:
 def run_all(rank: int, world: int, meeting_point: str) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("error")
-    dist.init_process_group("gloo", init_method=f"file://{meeting_point}", rank=rank, world_size=world)
+    dist.init_process_group("gloo", init_method=Path(meeting_point).as_uri(), rank=rank, world_size=world)
     try:
         for name in LAYERS:
             for is_causal in [False, True] if name in CAUSAL else [False]:

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this torch has 
 @pytest.fixture
 def alone(tmp_path):
     """A process group of this process."""
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting_point", rank=0, world_size=1)
+    dist.init_process_group("gloo", init_method=(tmp_path / "meeting_point").as_uri(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 

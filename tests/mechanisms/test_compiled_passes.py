@@ -157,7 +157,7 @@ def test_checkpointing_computes_the_operator_again(name):
 @contextlib.contextmanager
 def alone(folder) -> Iterator[None]:
     """A process group of this process."""
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=0, world_size=1)
+    dist.init_process_group("gloo", init_method=(folder / "meeting").as_uri(), rank=0, world_size=1)
     try:
         yield
     finally:

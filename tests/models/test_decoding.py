@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-
 import pytest
 import torch
 from models.test_causal import CAUSAL, LENGTH, VOCABULARY, small
@@ -76,7 +74,7 @@ def test_draws_are_seeded_and_follow_the_distribution():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("data_dependent", [True, False])
-def test_20000_tokens_in_constant_memory(data_dependent):
+def test_20000_tokens_in_constant_memory(data_dependent, peak_memory):
     """The text of the parallel form, and no more memory after 20,000 tokens than after 2,000."""
     from kernel_attention.models import CausalLanguageModel
 
@@ -96,9 +94,9 @@ def test_20000_tokens_in_constant_memory(data_dependent):
     for number, token in enumerate(generate(model, prompt, count - 3)):
         text.append(int(token))
         if number == 2000:
-            early = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - early
-    assert grown < 4096, f"{grown} KiB"
+            early = peak_memory()
+    grown = peak_memory() - early
+    assert grown < 2**22, f"{grown} bytes"
     assert len(set(text[-1000:])) > 5
     with torch.no_grad():
         expected = model(torch.tensor([text]))[0].argmax(dim=-1)
