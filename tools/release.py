@@ -5,10 +5,10 @@
     python tools/release.py address https://github.com/OWNER/REPOSITORY [--tag v0.2.0]
 
 The address is that of whoever hosts the project, and no file in git names it. The release workflow sets it
-before it builds; a host that wants it in git too runs the command once and commits. It becomes `[project.urls]`
-of both packages, the repository of the citation and of the site, the address in the install lines, and the
-links by which notebooks open in Colab. With a tag the links of the packages' READMEs are made absolute, as PyPI
-needs them.
+before it builds; a host that wants it in git too runs the command once and commits. It becomes
+`[project.urls]` of both packages, the repository of the citation and of the site, the address in the install
+lines, and the links by which notebooks open in Colab. With a tag the links of the packages' READMEs are made
+absolute, as PyPI needs them.
 """
 
 from __future__ import annotations

@@ -12,8 +12,6 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 WORKFLOW = ROOT / ".github" / "workflows" / "site.yml"
 
-_LINK = re.compile(r"\]\((?!\w+:)([^)#\s]*)(#[^)\s]+)?\)")
-
 
 def configuration(monkeypatch, **variables: str):
     """mkdocs.yml as mkdocs reads it with these environment variables."""
@@ -53,26 +51,6 @@ def test_the_site_loads_its_own_files_only(monkeypatch):
     assert all((katex / font).is_file() for font in fonts)
 
 
-def clicks(target: str) -> int | None:
-    """Links to follow from the text of the home page to ``page`` or ``page#anchor``; navigation aside."""
-    seen, front = {"index.md"}, ["index.md"]
-    for count in range(1, 10):
-        reached = []
-        for name in front:
-            page = DOCS / name
-            for path, anchor in _LINK.findall(page.read_text(encoding="utf-8")):
-                found = (page.parent / path).resolve() if path else page.resolve()
-                if found.suffix == ".md" and found.is_relative_to(DOCS):
-                    place = str(found.relative_to(DOCS))
-                    if target in (place, place + anchor):
-                        return count
-                    if place not in seen:
-                        seen.add(place)
-                        reached.append(place)
-        front = reached
-    return None
-
-
 @pytest.mark.parametrize(
     ("target", "said"),
     [
@@ -82,9 +60,11 @@ def clicks(target: str) -> int | None:
         ("performance.md#primal-attention", "| primal (rank 30, eta 0.1) | 4096 |"),
     ],
 )
-def test_a_reader_finds_it_within_three_clicks(target, said):
+def test_a_reader_finds_it_within_three_clicks(target, said, tool):
     """How to install, which mechanism to use, RPC's equation, the figure behind the home page's factor."""
-    assert (clicks(target) or 9) <= 3
+    words = tool("words")
+    assert target in words.TARGETS.values()
+    assert (words.clicks(words.pages_now(), target) or 9) <= 3
     assert said in (DOCS / target.partition("#")[0]).read_text(encoding="utf-8")
 
 
