@@ -194,7 +194,7 @@ def test_the_folders_and_files_that_make_names_exist():
     assert {name for name in named if not (ROOT / name).exists()} == set()
 
 
-def test_the_sdist_has_what_git_has(tmp_path):
+def test_the_sdist_has_what_git_has():
     """Folders and files of the top; what is left out is the machinery of the clone."""
     sdist = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hatch"]["build"][
         "targets"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
+import sys
 import tomllib
 
 import pytest
@@ -158,3 +160,72 @@ def test_the_change_log_of_a_release_is_read_at_a_glance():
     )
     for section in sections:
         assert len(section.strip().splitlines()) <= 30, section.partition("\n")[0]
+
+
+README = """
+    git clone URL place && cd place
+    pip install .   # the layers
+
+```python
+import kernel_attention as ka
+clf = ka.AttentionClassifier()  # a comment
+```
+
+```bash
+$ kernel-attention train demo
+```
+
+[a trained model](page.md)
+"""
+
+
+def test_a_reader_finds_the_steps_of_a_page_and_of_what_it_links_to(tool, tmp_path, capsys):
+    reader = tool("reader")
+    (tmp_path / "README.md").write_text(README, encoding="utf-8")
+    (tmp_path / "page.md").write_text("```python\nka.convert_attention(model)\n```\n", encoding="utf-8")
+    steps = reader.steps_of(README)
+    assert [step.title for step in steps] == [
+        "git clone URL place && cd place",
+        "pip install .",
+        "python: clf = ka.AttentionClassifier()",
+        "kernel-attention train demo",
+    ]
+    assert reader.missing(steps) == ["conversion"]
+    steps = reader.completed(tmp_path / "README.md", steps)
+    assert steps[-1].title == "python: ka.convert_attention(model)"
+    assert reader.missing(steps) == []
+    assert "not in README.md, taken from page.md" in capsys.readouterr().out
+
+
+def test_the_readme_says_how_to_install_use_classify_convert_and_train(tool):
+    reader = tool("reader")
+    path = ROOT / "README.md"
+    assert reader.missing(reader.completed(path, reader.steps_of(path.read_text(encoding="utf-8")))) == []
+
+
+@pytest.mark.slow
+def test_a_stranger_does_what_the_readme_says(tool):
+    """In a new environment outside the checkout, with the packages of this one."""
+
+    command = [sys.executable, str(ROOT / "tools/reader.py"), "--borrow", "--skip", "bench"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_words_and_clicks_are_counted(tool):
+    words = tool("words")
+    pages = {
+        "README.md": "a\nb\n",
+        "docs/index.md": "[x](deep/a.md) two words",
+        "docs/deep/a.md": "[y](../b.md#part)\n<!-- t: begin (make results) -->\none two\n<!-- t: end -->",
+        "docs/b.md": "end",
+    }
+    assert [words.clicks(pages, page) for page in ("deep/a.md", "b.md", "b.md#part", "c.md")] == [
+        1,
+        2,
+        2,
+        None,
+    ]
+    measured = words.measure(pages)
+    assert (measured["pages"], measured["lines of README"]) == (3, 2)
+    assert measured["words of docs"] > measured["of them generated"] > 2
