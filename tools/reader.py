@@ -26,7 +26,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 _STEP = re.compile(
     r"^```python\n(?P<python>.*?)^```"
-    r"|^ {4}(?P<line>(?:git|pip|uv|cd|kernel-attention) .*)$"
+    r"|^ {4}(?P<line>(?:git|pip|uv|cd|kernel-attention) [^\n]*)$"
     r"|^```(?:bash|sh|shell|console)\n(?P<shell>.*?)^```",
     re.MULTILINE | re.DOTALL,
 )
