@@ -95,7 +95,8 @@ class Reader:
         self.clone, self.desk = folder / "kernel-attention", folder / "desk"
         self.desk.mkdir(parents=True)
         environment = folder / "environment"
-        subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
+        options = ["--without-pip"] if borrow else []
+        subprocess.run([sys.executable, "-m", "venv", *options, str(environment)], check=True)
         self.scripts = environment / ("Scripts" if os.name == "nt" else "bin")
         self.variables = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
         self.variables["PATH"] = os.pathsep.join([str(self.scripts), os.environ["PATH"]])
@@ -135,6 +136,8 @@ class Reader:
 
     def _run(self, command: list[str], folder: Path, timeout: float) -> None:
         options = {"capture_output": True, "text": True, "check": True, "timeout": timeout}
+        if command[0] == "pip":
+            command = [str(self.scripts / "python"), "-m", *command]
         found = self.scripts / command[0]
         subprocess.run(
             [str(found) if found.exists() else command[0], *command[1:]],
