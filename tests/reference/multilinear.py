@@ -7,6 +7,7 @@ gradients of the loops are autograd's, so one oracle serves outputs and gradient
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -323,3 +324,22 @@ def joined(x: Tensor, weights: Mapping[str, Tensor], mask: Tensor | None, scores
 def linear(weights: Mapping[str, Tensor], name: str, vector: Tensor) -> Tensor:
     out = weights[f"{name}.weight"] @ vector
     return out + weights[f"{name}.bias"] if f"{name}.bias" in weights else out
+
+
+def unfolded(tensor: Tensor, mode: int) -> Tensor:
+    """Kolda's mode-n unfolding: the first of the other modes runs fastest, as eq. 2-18's Kronecker products
+    need.
+    """
+    moved = tensor.movedim(mode, 0)
+    return moved.permute(0, *range(moved.dim() - 1, 0, -1)).reshape(tensor.shape[mode], -1)
+
+
+def kronecker(matrices: list[Tensor]) -> Tensor:
+    """W_D (x) .. (x) W_1 of the matrices given."""
+    # A single column of an SVD has strides that torch.kron cannot take.
+    ordered = [matrix.clone(memory_format=torch.contiguous_format) for matrix in reversed(matrices)]
+    return functools.reduce(torch.kron, ordered)
+
+
+def without(items: list[Tensor], n: int) -> list[Tensor]:
+    return [item for m, item in enumerate(items) if m != n]

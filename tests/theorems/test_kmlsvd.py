@@ -8,7 +8,6 @@ fixed points, order 2. K is built here, entry by entry, and decomposed here.
 
 from __future__ import annotations
 
-import functools
 import itertools
 
 import pytest
@@ -28,6 +27,7 @@ from kernel_attention.functional import (
 )
 from kernel_attention.tensors.features.feature_maps import identity
 from reference import multilinear as reference
+from reference.multilinear import kronecker, unfolded, without
 
 F64 = torch.float64
 TOKENS = (7, 5, 6, 4)  # of each mode: the modes may read different sequences
@@ -74,25 +74,6 @@ class Problem:
 
     def full_ranks(self) -> list[int]:
         return [int(torch.linalg.matrix_rank(unfolded(self.kernel, n))) for n in range(self.order)]
-
-
-def unfolded(tensor: Tensor, mode: int) -> Tensor:
-    """Kolda's mode-n unfolding: the first of the other modes runs fastest, as eq. 2-18's Kronecker products
-    need.
-    """
-    moved = tensor.movedim(mode, 0)
-    return moved.permute(0, *range(moved.dim() - 1, 0, -1)).reshape(tensor.shape[mode], -1)
-
-
-def kronecker(matrices: list[Tensor]) -> Tensor:
-    """W_D (x) .. (x) W_1 of the matrices given."""
-    # A single column of an SVD has strides that torch.kron cannot take.
-    ordered = [matrix.clone(memory_format=torch.contiguous_format) for matrix in reversed(matrices)]
-    return functools.reduce(torch.kron, ordered)
-
-
-def without(items: list[Tensor], n: int) -> list[Tensor]:
-    return [item for m, item in enumerate(items) if m != n]
 
 
 @orders
