@@ -108,3 +108,15 @@ def test_for_the_components_themselves_s_changes_nothing(queries, keys):
 def test_appendix_e_1_s_is_the_symmetric_attention_over_its_transpose(keys):
     symmetric = similarity(keys, keys) / normaliser(keys, keys)
     torch.testing.assert_close(symmetric / symmetric.mT / TOKENS, exact_s(keys))
+
+
+def test_the_exact_s_is_lost_as_a_ratio_of_weights_and_kept_as_a_difference_of_logarithms():
+    """Section 4.3 fears errors. The keys have one length, and weights for each other below float32."""
+    keys = 30 * torch.nn.functional.normalize(torch.randn(TOKENS, WIDTH, dtype=torch.float64), dim=-1)
+    expected = exact_s(keys)
+    scores = (keys @ keys.mT / math.sqrt(WIDTH)).float()
+    weights = scores.softmax(dim=-1)
+    assert not (weights / weights.mT).isfinite().all()  # appendix E.1
+    assert not exact_s(keys.float()).isfinite().all()  # remark 3
+    logs = torch.logsumexp(scores, dim=-1)
+    torch.testing.assert_close((logs - logs[:, None]).exp() / TOKENS, expected.float(), rtol=1e-3, atol=0.0)

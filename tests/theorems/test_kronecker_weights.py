@@ -149,3 +149,33 @@ def test_the_scores_grow_with_the_power_order_minus_one_of_the_input_and_linearl
         pairs = zip(moved(phi, size * f, weights, core), moved(phi, f, weights, core), strict=True)
         for larger, own in pairs:
             torch.testing.assert_close(larger, size * own)
+
+
+def test_the_quadratic_dependence_alone_does_not_keep_it_from_learning():
+    """Sequences with labels at random, a fixed readout, no penalty: the weights and the core learn them."""
+    cases, labels = 16, torch.tensor([0.0, 1.0] * 8, dtype=F64)
+    x = torch.randn(cases, TOKENS, WIDTH, dtype=F64)
+    phi = x / x.square().sum((1, 2), keepdim=True).sqrt()
+    readout = torch.randn(TOKENS, RANK, dtype=F64)
+    _, _, weights, core = drawn(3)
+    weights = [(w / SAMPLED).requires_grad_() for w in weights]
+    core.requires_grad_()
+    optimizer = torch.optim.Adam([*weights, core], lr=0.05)
+    losses = []
+    for _ in range(300):
+        in_x = [x[:, :SAMPLED].mT @ w for w in weights]
+        score = torch.einsum("bna,bas,bat,rst->bnr", phi, in_x[1], in_x[2], core)  # E_1 of 3-9
+        logits = (score * readout).sum((1, 2))
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    first = [phi[0]] * 3, x[0, :SAMPLED], [w.detach() for w in weights], core.detach()
+    torch.testing.assert_close(
+        printed(*first)[0],
+        torch.einsum(
+            "na,as,at,rst->nr", phi[0], *(x[0, :SAMPLED].T @ w.detach() for w in weights[1:]), core.detach()
+        ),
+    )
+    assert losses[-1] < 0.1 * losses[0]

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+import kernel_attention as ka
 from kernel_attention.functional import linear_attention, recentre, softmax_attention, sparse_mask
 from kernel_attention.mechanisms.sparse.functional import SparsePattern
 from kernel_attention.mechanisms.support_vector.token_convolution import TokenConvolution
@@ -131,6 +132,101 @@ def convolved_by_hand(x: torch.Tensor, kernel: torch.Tensor, shape: tuple[int, .
             if all(0 <= i < n for i, n in zip(seen, shape, strict=True)):
                 out[place] += kernel[tap] * grid[seen]
     return out.reshape(len(x), -1)
+
+
+@pytest.mark.parametrize(("shape", "size"), [((11,), 5), ((3, 4), 2)])
+def test_one_kernel_for_all_channels_convolves_the_scores_along_both_axes(shape, size):
+    """Conv(Q) = T Q with a matrix T of the tokens, so Conv(Q) Conv(K)^T = T (Q K^T) T^T."""
+    tokens = math.prod(shape)
+    q, k = torch.randn(2, 1, tokens, WIDTH).double()
+    convolution = TokenConvolution(WIDTH, size, grid_size=shape if len(shape) == 2 else None).double()
+    torch.nn.init.normal_(convolution.q_kernel)
+    matrix = convolved_by_hand(torch.eye(tokens).double(), convolution.q_kernel.detach(), shape)
+    q_c, k_c = convolution.after(q, k, None, False)
+    scores = (q_c @ k_c.mT)[0].detach()
+    torch.testing.assert_close(scores, matrix @ (q @ k.mT)[0] @ matrix.T)
+
+
+def test_remark_7_separable_kernels_before_the_projections_are_the_attention_of_cvt():
+    """CvT's batch norm is set to the identity, its stride to 1: remark 7 has neither."""
+    cvt = pytest.importorskip("transformers.models.cvt.modeling_cvt")
+    height, width, dim = 3, 5, 8
+    theirs = cvt.CvtSelfAttention(1, dim, 3, 1, 1, 1, 1, "dw_bn", True, 0.0, with_cls_token=False)
+    theirs = theirs.double().eval()
+    ours = ka.create_attention(
+        "conv2d",
+        embed_dim=dim,
+        num_heads=1,
+        grid_size=(height, width),
+        kernel_size=3,
+        conv_weights="separable",
+    )
+    ours = ours.double()
+    with torch.no_grad():
+        for name, own in zip(("query", "key", "value"), "qkv", strict=True):
+            projection = getattr(theirs, f"convolution_projection_{name}").convolution_projection
+            projection.normalization.running_var.fill_(1 - projection.normalization.eps)
+            getattr(ours.convolution, f"{own}_kernel").copy_(projection.convolution.weight[:, 0])
+            getattr(ours, f"{own}_proj").load_state_dict(getattr(theirs, f"projection_{name}").state_dict())
+        ours.out_proj.weight.copy_(torch.eye(dim))
+        ours.out_proj.bias.zero_()
+    x = torch.randn(2, height * width, dim).double()
+    torch.testing.assert_close(ours(x), theirs(x, height, width))
+
+
+def elu_features(q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """phi(x) / h(x) of queries and of keys for features of finite width, (Q, p) and (N, p)."""
+    of_q, of_k = elu(q), elu(k)
+    total = of_k.sum(0)
+    return of_q / (of_q @ total)[:, None], of_k / (of_k @ total)[:, None]
+
+
+def test_one_regression_of_the_joined_outputs_would_tie_the_values_of_all_heads():
+    """Why 17 and 18 need H of them: one ridge regression has v_j^s = W_O^s^T beta_j / h^s(k_j^s).
+
+    There is one beta for all heads. The primal is solved for all W^s at once, by its normal equations.
+    """
+    heads, width, penalty = 3, 4, 0.1
+    q, k = torch.randn(heads, QUERIES, WIDTH).double(), torch.randn(heads, KEYS, WIDTH).double()
+    w_out, y = torch.randn(heads, width, TARGETS).double(), torch.randn(KEYS, width).double()
+    features = [elu_features(q[s], k[s]) for s in range(heads)]
+    design = torch.cat([torch.kron(features[s][1], w_out[s]) for s in range(heads)], 1)
+    gram = design.T @ design + penalty * torch.eye(design.shape[1]).double()
+    solved = torch.linalg.solve(gram, design.T @ y.flatten()).reshape(heads, WIDTH, TARGETS)
+    fitted = sum(features[s][1] @ solved[s] @ w_out[s].T for s in range(heads))
+    beta = (y - fitted) / penalty
+    attended = 0
+    for s in range(heads):
+        torch.testing.assert_close(solved[s], features[s][1].T @ beta @ w_out[s])
+        v = (beta @ w_out[s]) / (elu(k[s]) @ elu(k[s]).sum(0))[:, None]
+        attended = (
+            attended + linear_attention(q[s][None, None], k[s][None, None], v[None, None])[0, 0] @ w_out[s].T
+        )
+    expected = sum(features[s][0] @ solved[s] @ w_out[s].T for s in range(heads))
+    torch.testing.assert_close(attended, expected)
+
+
+def test_appendix_f_the_residual_is_a_regression_on_what_is_left_and_the_projection_is_one():
+    """Equation 36: targets y - x, and one projection of new inputs and of data, so a symmetric attention."""
+    x, new = torch.randn(KEYS, TARGETS).double(), torch.randn(QUERIES, TARGETS).double()
+    projection = torch.randn(WIDTH, TARGETS).double()
+    targets = np.random.default_rng(3).normal(size=(KEYS, TARGETS))
+    q, k = (new @ projection.T)[None, None], (x @ projection.T)[None, None]
+    predictions, duals = fit(exponential(k, k), exponential(q, k), targets - x.numpy())
+    attended = softmax_attention(q, k, values(duals, exponential(k, k)))[0, 0] + new
+    np.testing.assert_allclose(attended.numpy(), predictions + new.numpy(), rtol=1e-8, atol=1e-12)
+    with_residual, _ = fit(exponential(k, k), exponential(q, k), targets)
+    assert not np.allclose(with_residual, predictions + new.numpy())
+
+
+def test_appendix_f_is_not_convex_in_the_projection():
+    """Problem 33 in one dimension, C large: W_proj of both signs fit phi(z) = z^2, their mean does not."""
+    x, y = torch.linspace(-1, 1, KEYS).double(), torch.linspace(-1, 1, KEYS).double() ** 2
+
+    def value(w: float, w_proj: float) -> float:
+        return 0.5 * (w**2 + w_proj**2) + 1e3 * float((y - w * (w_proj * x) ** 2).abs().sum())
+
+    assert value(1.0, 0.0) > 0.5 * (value(1.0, 1.0) + value(1.0, -1.0)) + 1.0
 
 
 def test_equation_16_sparse_attention_keeps_the_expansions_terms_of_a_subset():
