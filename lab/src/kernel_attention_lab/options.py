@@ -255,8 +255,8 @@ class Attack(Command):
 
     Args:
         run: run folder of a recipe of task images.
-        plan: table, autoattack, curves, paper, masking, corruptions, out_of_distribution; several are run in
-            turn (default: table).
+        plan: table, autoattack, curves, paper, masking, corruptions, out_of_distribution, uncertainty,
+            ensemble (of all trained seeds); several are run in turn (default: table).
         attacks: attacks by name instead of a plan: clean, fgsm, pgd, sld, noise, square, spsa, cw,
             autoattack.
         protocol: of attacks by name: pixel (pixels in [0, 1], true labels), or paper (the kernel-PCA paper's

@@ -31,6 +31,12 @@ from kernel_attention_lab.evidence.robustness import (
 )
 from kernel_attention_lab.evidence.run import Places
 from kernel_attention_lab.evidence.suite import Cell, Suite, list_suites, read_suite
+from kernel_attention_lab.evidence.uncertainty import (
+    training_costs,
+    uncertainty_columns,
+    uncertainty_curves,
+    uncertainty_differences,
+)
 from kernel_attention_lab.reporting.diagnostic_plots import COURSES
 from kernel_attention_lab.reporting.formats import is_share
 from kernel_attention_lab.tasks.recipe import PROTOCOLS
@@ -363,6 +369,33 @@ _PARTS: dict[str, Callable[..., Iterable[Observation]]] = {
 }
 
 
+def _uncertainty(evidence: Evidence, source: Source) -> Iterable[Observation]:
+    """A ``part`` of the uncertainty of a suite's models; rows that ``titles`` does not name are left out.
+
+    ``columns``: figures by set of images; ``comparisons``: differences from ``baselines``, with their tests;
+    ``curves``: reliability and risk against coverage; ``models``: the records. Each has the ``costs``.
+    """
+    suite = read_suite(source["uncertainty"])
+    records = read_records(evidence.places.results / suite.records)
+    require_same_config(records, apart_from=("attention",))
+    titles, part = source.get("titles", {}), source.get("part", "columns")
+    found: Iterable[Observation]
+    if part == "models":
+        found = (_model(record) for record in records)
+    elif part == "comparisons":
+        key = ("uncertainty", suite.name)
+        found = evidence.kept(key, lambda: list(uncertainty_differences(records, source["baselines"])))
+    else:
+        found = (uncertainty_curves if part == "curves" else uncertainty_columns)(records)
+    shared = {"titles": titles, "costs": training_costs(records)}
+    order = list(titles)
+    for each in found:
+        if part == "models":
+            yield each | shared
+        elif (row := each["row"]) in titles:
+            yield each | shared | {"title": titles[row], "order": order.index(row)}
+
+
 # --- benchmarks ---------------------------------------------------------------------------------------------
 
 
@@ -515,6 +548,7 @@ _KINDS: dict[str, Callable[[Evidence, Source], Iterable[Observation]]] = {
     "sets_needed": _needed,
     "claims": _claims,
     "robustness": _robustness,
+    "uncertainty": _uncertainty,
     "bench": _bench,
     "rows": _rows,
     "series": _series,

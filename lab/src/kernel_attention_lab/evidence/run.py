@@ -181,6 +181,7 @@ def run_cell(suite: Suite, cell: Cell, places: Places, on_progress: OnProgress) 
                 load_run(folder),
                 lacking.steps,
                 transfer=_twin(suite, cell, places, lacking.steps),
+                members=_members(suite, cell, places) if "ensemble" in lacking.shifts else (),
                 shifts=lacking.shifts,
                 data_root=places.data_root,
                 on_progress=lambda line: on_progress(f"{cell.row}, {cell.column}, {line}"),
@@ -334,6 +335,17 @@ def _twin(suite: Suite, cell: Cell, places: Places, steps: Sequence[AttackStep])
     if not (folder / "summary.json").is_file():
         raise InputError(f"transferred attacks need the run {folder} ({twin}), which is not trained yet")
     return load_run(folder)
+
+
+def _members(suite: Suite, cell: Cell, places: Places) -> list[SavedRun]:
+    """The runs of a cell's row and column with the suite's other seeds."""
+    found = []
+    for other in suite.cells([cell.row], [cell.column]):
+        folder = places.run(suite, other)
+        if other != cell and not (folder / "summary.json").is_file():
+            raise InputError(f"an ensemble needs the run {folder} ({other}), which is not trained yet")
+        found += [] if other == cell else [load_run(folder)]
+    return found
 
 
 def _has_step(attacks: Sequence[dict[str, Any]], step: AttackStep) -> bool:

@@ -60,6 +60,13 @@ from kernel_attention_lab.robustness.protocols import (
     PixelProtocol,
     find_protocol,
 )
+from kernel_attention_lab.robustness.uncertainty import (
+    UncertaintyImages,
+    answers_of,
+    measure_uncertainty,
+    sampled_probabilities,
+    uncertainty_figures,
+)
 from kernel_attention_lab.robustness.word_swap import GENERIC_WORD, swap_words
 
 __all__ = [
@@ -88,6 +95,8 @@ __all__ = [
     "SparseL1Descent",
     "Square",
     "SurrogateClamp",
+    "UncertaintyImages",
+    "answers_of",
     "attack_images",
     "attack_title",
     "attacked_cases",
@@ -106,12 +115,15 @@ __all__ = [
     "masking_warnings",
     "mean_corruption_error",
     "measure_attack",
+    "measure_uncertainty",
     "out_of_distribution_scores",
     "precision_recall_area",
     "read_eps",
     "reliability",
     "risk_coverage",
+    "sampled_probabilities",
     "score_levels",
     "swap_words",
     "table_step",
+    "uncertainty_figures",
 ]

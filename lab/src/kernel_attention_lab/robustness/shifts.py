@@ -1,11 +1,12 @@
-"""Measurements of an image model on other images than its own: corrupted ones, and ones of no known class."""
+"""Measurements of image models on other images than their own: corrupted ones, and ones of no known class."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from kernel_attention.errors import InputError
@@ -14,15 +15,20 @@ from kernel_attention_lab.data.images.batches import central
 from kernel_attention_lab.data.images.out_of_distribution import LOOKS_LIKE_CIFAR10, load_ood
 from kernel_attention_lab.data.images.splits import ImageSplit
 from kernel_attention_lab.robustness.corruption_error import corruption_accuracies
+from kernel_attention_lab.robustness.corruptions import corrupted_images
 from kernel_attention_lab.robustness.image_attack import attacked_cases
 from kernel_attention_lab.robustness.out_of_distribution import out_of_distribution_scores
+from kernel_attention_lab.robustness.uncertainty import UncertaintyImages, measure_uncertainty
 
 CORRUPTED_CASES = 500  # times 15 corruptions and 5 severities
+UNCERTAIN_CASES = {"known": 5000, "corrupted": 100, "unseen": 2500}
 UNSEEN = "tiny_imagenet100"
 """The image set whose part ``ood_val`` has the images of no known class."""
 
-SHIFTS = ("corruptions", "out_of_distribution")
-"""The shifts of ``measure_shift``."""
+OF_MODELS = ("uncertainty", "ensemble")
+"""The shifts of ``measure_uncertain``: those of one model, and those of the ensemble of several."""
+SHIFTS = ("corruptions", "out_of_distribution", *OF_MODELS)
+"""The plans that are no attacks."""
 
 OnProgress = Callable[[str], object]
 
@@ -43,7 +49,7 @@ def measure_shift(
     data_root: str | os.PathLike[str] | None = None,
     on_progress: OnProgress | None = None,
 ) -> dict[str, Any]:
-    """The record of one of ``SHIFTS``, in JSON's types.
+    """The record of one of the first two ``SHIFTS``, in JSON's types.
 
     Args:
         name: ``corruptions``: accuracies on the first ``CORRUPTED_CASES`` of ``attacked_cases``, under 15
@@ -71,13 +77,86 @@ def measure_shift(
             cache=cache_folder() / "corruptions",
             on_progress=on_progress,
         )
+    if on_progress is not None:
+        on_progress("images of no known class")
+    out, left_out = unseen_images(split, cases or 0, kept_size, data_root)
+    known = split if cases is None else split.subset(attacked_cases(len(split), cases))
+    figures = out_of_distribution_scores(model, known.images, out.images)
+    return figures | {"unseen": UNSEEN, "left_out": left_out}
+
+
+def unseen_images(
+    split: ImageSplit, cases: int, kept_size: int = 0, data_root: str | os.PathLike[str] | None = None
+) -> tuple[ImageSplit, list[str]]:
+    """Images of no known class, of the size of a split, and the classes that are left out.
+
+    Args:
+        split: of square images.
+        cases: their number; 0: all.
+        kept_size: as in ``measure_shift``.
+        data_root: the folder that is searched first for data sets.
+
+    Raises:
+        InputError: for missing data, and for images that are not square.
+    """
     height, width = split.images.shape[1:3]
     if height != width:
         raise InputError(f"images of {height} x {width} pixels: the unseen images are square")
     unseen = load_ood(UNSEEN, data_root, image_size=kept_size or height, left_out=LOOKS_LIKE_CIFAR10)
-    if on_progress is not None:
-        on_progress("images of no known class")
-    known = split if cases is None else split.subset(attacked_cases(len(split), cases))
-    out = central(unseen.split.evenly(cases or 0), (height, width))
-    figures = out_of_distribution_scores(model, known.images, out.images)
-    return figures | {"unseen": UNSEEN, "left_out": [label for label, *_ in unseen.left_out]}
+    return central(unseen.split.evenly(cases), (height, width)), [label for label, *_ in unseen.left_out]
+
+
+def measure_uncertain(
+    models: Sequence[nn.Module],
+    split: ImageSplit,
+    validation: ImageSplit | None = None,
+    *,
+    cases: int | None = None,
+    kept_size: int = 0,
+    data_root: str | os.PathLike[str] | None = None,
+    on_progress: OnProgress | None = None,
+) -> dict[str, Any]:
+    """The record of ``measure_uncertainty`` on images of a split, corrupted ones, and ones of no known class.
+
+    Corrupted images need a library and unseen images a data set. Where one is missing, the other sets are
+    measured, and ``absent`` says why.
+
+    Args:
+        models: one, or the members of an ensemble.
+        split: the test split, of the models' size. The first of ``attacked_cases`` are measured.
+        validation: images of the models' size that choose the temperature; None: there is no temperature.
+        cases: number of images of each set, by default ``UNCERTAIN_CASES``.
+        kept_size: as in ``measure_shift``.
+        data_root: the folder that is searched first for data sets.
+        on_progress: called with a line of progress.
+    """
+    counts = UNCERTAIN_CASES if cases is None else dict.fromkeys(UNCERTAIN_CASES, cases)
+    images = UncertaintyImages(
+        split.subset(attacked_cases(len(split), counts["known"])), validation=validation
+    )
+    absent: dict[str, str] = {}
+    try:
+        corrupted, distinct = _corrupted_split(split, counts["corrupted"], on_progress)
+        images = images._replace(corrupted=corrupted, distinct=distinct)
+    except (InputError, ModuleNotFoundError) as error:
+        absent["corrupted"] = str(error)
+    try:
+        unseen, _ = unseen_images(split, counts["unseen"], kept_size, data_root)
+        images = images._replace(unseen=unseen.images)
+    except InputError as error:
+        absent["unseen"] = str(error)
+    return measure_uncertainty(models, images, on_progress=on_progress) | {"absent": absent}
+
+
+def _corrupted_split(split: ImageSplit, cases: int, on_progress: OnProgress | None) -> tuple[ImageSplit, int]:
+    """All corruptions and severities of the first ``attacked_cases``, and the number of these."""
+    indices = attacked_cases(len(split), cases)
+    chosen = split.subset(indices)
+    versions = [
+        np.asarray(each).reshape(-1, *chosen.images.shape[1:])
+        for _, each in corrupted_images(
+            chosen.images, indices=indices, cache=cache_folder() / "corruptions", on_progress=on_progress
+        )
+    ]
+    pixels = np.concatenate(versions)
+    return ImageSplit(pixels, np.tile(chosen.targets, len(pixels) // len(chosen))), len(chosen)

@@ -16,14 +16,15 @@ from torch import Tensor, nn
 from kernel_attention.core.validation import require_positive
 from kernel_attention.errors import InputError, writing
 from kernel_attention.version import __version__
-from kernel_attention_lab.data.images.batches import channels_first
+from kernel_attention_lab.data.images.batches import central, channels_first
 from kernel_attention_lab.data.images.sets import ImageSplit
 from kernel_attention_lab.lock import locked
 from kernel_attention_lab.robustness.attack_plan import AttackStep
 from kernel_attention_lab.robustness.image_attack import attacked_cases, require_classes
 from kernel_attention_lab.robustness.masking import attack_title, masking_warnings
 from kernel_attention_lab.robustness.measured_attack import measure_attack
-from kernel_attention_lab.robustness.shifts import measure_shift
+from kernel_attention_lab.robustness.shifts import OF_MODELS, measure_shift, measure_uncertain
+from kernel_attention_lab.robustness.uncertainty import require_members
 from kernel_attention_lab.run_folder import RunFolder
 from kernel_attention_lab.runs.files import write_json
 from kernel_attention_lab.runs.saved import SavedRun
@@ -50,6 +51,7 @@ def attack_run(
     shift_cases: int | None = None,
     seed: int | None = None,
     transfer: SavedRun | None = None,
+    members: Sequence[SavedRun] = (),
     data_root: str | Path | None = None,
     output: Path | None = None,
     again: bool = False,
@@ -70,6 +72,8 @@ def attack_run(
         seed: of the model; by default every trained one.
         transfer: the run against which transferred attacks work, with the model of the same seed, or of its
             first one.
+        members: runs whose models join those of this run in the shift ``ensemble``, which is measured once
+            and written beside the run's last seed.
         data_root: folder of the data; by default the one used in training.
         output: folder to write into; by default the run.
         again: whether to run attacks again that are in the file.
@@ -106,7 +110,15 @@ def attack_run(
                     model, step, source, batch_size, _numbered(on_progress, each, number, len(steps))
                 )
             for name in shifts:
-                session.run_shift(model, name, shift_cases, _numbered(on_progress, each))
+                if name == "ensemble":
+                    if each != seeds[-1]:
+                        continue
+                    found = [run.fast_model(one) for one in run.seeds]
+                    found += [member.fast_model(one) for member in members for one in member.seeds]
+                    require_members(len(found), f"run {run.folder}")
+                else:
+                    found = [model]
+                session.run_shift(found, name, shift_cases, _numbered(on_progress, each))
             records[each] = session.record
     return records
 
@@ -118,6 +130,7 @@ class _Session:
         self, run: SavedRun, experiment: ImageExperiment, folder: RunFolder, seed: int, again: bool
     ) -> None:
         self.experiment = experiment
+        self.seed = seed
         self.split = experiment.whole_test
         self.path = folder.robustness_path(seed)
         self.record: dict[str, Any] = _heading(run, self.split, seed)
@@ -129,21 +142,30 @@ class _Session:
         self.record |= {"attacks": list(self.earlier), "warnings": masking_warnings(self.earlier)}
         self.again = again
 
-    def run_shift(self, model: nn.Module, name: str, cases: int | None, on_progress: OnProgress) -> None:
+    def run_shift(
+        self, models: Sequence[nn.Module], name: str, cases: int | None, on_progress: OnProgress
+    ) -> None:
         """Measure a shift that is not in the file yet, and write the file."""
         if name in self.record and not self.again:
             return
-        self.record[name] = measure_shift(
-            name,
-            model,
-            self.split,
-            cases=cases,
-            kept_size=self.experiment.recipe.kept_size,
-            data_root=self.experiment.data_root,
-            on_progress=on_progress,
-        )
+        where: dict[str, Any] = {
+            "cases": cases,
+            "kept_size": self.experiment.recipe.kept_size,
+            "data_root": self.experiment.data_root,
+            "on_progress": on_progress,
+        }
+        if name in OF_MODELS:
+            self.record[name] = measure_uncertain(models, self.split, self._validation(), **where)
+        else:
+            self.record[name] = measure_shift(name, models[0], self.split, **where)
         with writing(f"output {self.path}"):
             write_json(self.path, self.record)
+
+    def _validation(self) -> ImageSplit | None:
+        """The images that chose the weights; None where these are the test split."""
+        if self.experiment.recipe.protocol == "paper":
+            return None
+        return central(self.experiment.split(self.seed)[1], self.experiment.size)
 
     def run_step(
         self,
