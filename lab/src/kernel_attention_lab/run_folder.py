@@ -273,6 +273,13 @@ def _check_robustness(content: Any) -> None:
             raise ValueError(f"the distances of attack {entry['attack']} are missing")
         if not isinstance(entry["options"], dict) or not (entry["eps"] is None or is_number(entry["eps"])):
             raise ValueError(f"the options of attack {entry['attack']} are not those of an attack")
+    for part in ("uncertainty", "ensemble"):
+        for method, figures in content.get(part, {"methods": {}})["methods"].items():
+            known = figures["known"]
+            lists = (*known["reliability"].values(), known["risk"])
+            numbers = (known["accuracy"], known["ece"], *(value for each in lists for value in each))
+            if not all(map(is_number, numbers)):
+                raise ValueError(f"the figures of {part}, {method}, are not numbers")
 
 
 def is_number(value: object) -> TypeGuard[int | float]:

@@ -16,6 +16,8 @@ from sklearn.datasets import load_digits
 from kernel_attention_lab.cli import main
 from kernel_attention_lab.data import load_ood
 from kernel_attention_lab.packing import unpack_bits
+from kernel_attention_lab.reporting.records import read_run
+from kernel_attention_lab.reporting.report import render
 from kernel_attention_lab.robustness import ATTACKS, attacked_cases, out_of_distribution_scores
 from kernel_attention_lab.runs import attack as attack_module
 from kernel_attention_lab.runs import run as run_module
@@ -245,6 +247,31 @@ def test_what_others_have_written_into_the_record_stays(cli, run):
     assert cli(*words, "noise")[0] == 0
     assert read(run)["somebody_elses"] == {"accuracy": 0.5}
     assert len(read(run)["attacks"]) == 2
+
+
+def test_uncertainty_of_every_seed_and_the_ensemble_of_all(cli, run, image_runs, here):
+    """Images of 8 x 8 pixels are too small to corrupt, and there is no set of unseen ones: both are said."""
+    code, out, _ = cli("attack", run, "--plan", "uncertainty", "ensemble", "--cases", 40)
+    assert code == 0
+    assert "uncertainty" in read(run)
+    assert "ensemble" not in read(run), "it stands beside the last seed"
+    found = read(run, 1)
+    assert list(found["uncertainty"]["methods"]) == ["plain", "temperature"]
+    assert found["uncertainty"]["cases"] == {"known": 40}
+    assert found["ensemble"]["members"] == 2
+    assert {"corrupted", "unseen"} == found["ensemble"]["absent"].keys()
+    assert "H, W >= 32" in found["ensemble"]["absent"]["corrupted"]
+    assert "ensemble: known images accuracy" in out
+    assert "unseen images: not measured" in out
+    page = render(read_run(run))
+    assert "Reliability diagram" in page
+    assert "one pass" in page
+    damaged = found | {"ensemble": {"methods": {"ensemble": {"known": {"accuracy": 1}}}}}
+    (run / "seed-1" / "robustness.json").write_text(json.dumps(damaged))
+    assert "robustness.json" in " ".join(read_run(run).problems)
+    code, _, err = cli("attack", image_runs["softmax"], "--plan", "ensemble", "--output", here / "out")
+    assert code == 2
+    assert "has 1 trained model, accepted: 2 and more seeds" in err
 
 
 def test_transfer_attacks_with_the_gradient_of_the_twin(cli, run, image_runs):

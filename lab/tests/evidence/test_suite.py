@@ -235,6 +235,14 @@ def test_the_robustness_suite_attacks_as_its_page_says():
         assert ("curves" in plans) == ("paper" in plans) == (cell.row in four)
 
 
+def test_the_ensemble_of_softmax_is_measured_when_its_members_are_there():
+    """Cells run seed by seed, so the last one finds the others trained."""
+    suite = read_suite("kep_svgp")
+    cells = [cell for cell in suite.cells() if "ensemble" in suite.attack_plans(cell)]
+    assert [(cell.row, cell.seed) for cell in cells] == [("softmax", suite.seeds[-1])]
+    assert all("uncertainty" in suite.attack_plans(cell) for cell in suite.cells())
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

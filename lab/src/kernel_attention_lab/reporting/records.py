@@ -55,6 +55,7 @@ class SeedRecord:
     examples: Mapping[str, np.ndarray] | None = None
     episode: Mapping[str, Any] | None = None
     film: bytes | None = None
+    robustness: Mapping[str, Any] | None = None
 
     @property
     def unit(self) -> str:
@@ -262,6 +263,7 @@ def read_run(run_dir: Path) -> RunRecord:
             readable(lambda: folder.examples(seed)),
             readable(lambda: folder.episode(seed)),
             readable(lambda: folder.film(seed)),
+            readable(lambda: folder.robustness(seed)),
         )
 
     record = RunRecord(

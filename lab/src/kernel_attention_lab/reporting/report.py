@@ -80,6 +80,7 @@ def write_report(run_dir: Path) -> Path:
 def render(run: RunRecord) -> str:
     """The page of a run as text."""
     # Imported here, because matplotlib takes half a second and some commands draw nothing.
+    from kernel_attention_lab.reporting.calibration import uncertainty_section
     from kernel_attention_lab.reporting.confusion import classes_section
     from kernel_attention_lab.reporting.curves import curves_section, objective_section
     from kernel_attention_lab.reporting.diagnostics import diagnostics_section
@@ -94,8 +95,8 @@ def render(run: RunRecord) -> str:
 
     parts = (
         seeds_section, baselines_section, curves_section, objective_section, examples_section,
-        episodes_section, film_section, classes_section, corruptions_section, spectrum_section,
-        diagnostics_section, data_section, configuration_section, reproduce_section,
+        episodes_section, film_section, classes_section, corruptions_section, uncertainty_section,
+        spectrum_section, diagnostics_section, data_section, configuration_section, reproduce_section,
     )  # fmt: skip
     recipe = run.summary.get("recipe") or run.versions.get("recipe")
     origin = f"Recipe {format_value(recipe)}" if recipe else f"Run folder {run.folder.path.resolve().name}"
