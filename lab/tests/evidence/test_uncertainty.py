@@ -92,9 +92,12 @@ def test_a_model_is_no_better_than_itself(make_record):
 
 def test_curves_and_costs(records):
     curves = list(uncertainty_curves(records))
-    risk = [each for each in curves if each["curve"] == "risk" and each["row"] == "gp.samples"]
-    assert {each["seed"] for each in risk} == {0, 1}
-    assert max(each["x"] for each in risk) == 1
-    bins = [each for each in curves if each["curve"] == "reliability" and each["row"] == "soft.ensemble"]
-    assert sum(each["cases"] for each in bins) == N
+    risk = [each for each in curves if each["curve"].startswith("risk") and each["row"] == "gp.samples"]
+    assert [each["seed"] for each in risk] == [0, 1]
+    for each in risk:
+        accuracy = records[3].figures["robustness"]["uncertainty"]["methods"]["samples"]["known"]["accuracy"]
+        assert each["points"][-1] == [1, pytest.approx(1 - accuracy, abs=0.02)]
+    (diagonal,) = [each for each in curves if each["row"] == "calibrated"]
+    assert diagonal["points"] == [[0, 0], [1, 1]]
+    assert not list(uncertainty_curves([]))
     assert training_costs(records) == {"soft": 900, "gp": 900, "ensemble": 2700}

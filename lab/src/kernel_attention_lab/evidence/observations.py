@@ -540,6 +540,15 @@ def _predicted(evidence: Evidence, source: Source) -> Iterable[Observation]:
     yield from evidence.kept("predictions", lambda: list(predictions()))
 
 
+def _far(evidence: Evidence, source: Source) -> Iterable[Observation]:
+    """Softmax attention and two Gaussian processes, near to their training inputs and far from them."""
+    from kernel_attention_lab.evidence.far_from_data import far_from_data
+
+    titles = source["titles"]
+    for each in evidence.kept("far_from_data", lambda: list(far_from_data())):
+        yield each | {"order": list(titles).index(each["row"]), "title": titles[each["row"]]}
+
+
 _KINDS: dict[str, Callable[[Evidence, Source], Iterable[Observation]]] = {
     "suite": _suite,
     "records": _records,
@@ -556,4 +565,5 @@ _KINDS: dict[str, Callable[[Evidence, Source], Iterable[Observation]]] = {
     "reported": _reported,
     "mechanisms": _mechanisms,
     "predicted": _predicted,
+    "far_from_data": _far,
 }

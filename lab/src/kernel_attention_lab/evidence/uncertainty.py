@@ -175,17 +175,18 @@ def uncertainty_differences(
 
 
 def uncertainty_curves(records: Sequence[ResultRecord]) -> Iterator[Observation]:
-    """Bins of the reliability diagrams (``curve`` is reliability) and points of the risk-coverage curves."""
+    """The ``points`` of reliability diagrams and risk-coverage curves; a diagonal where there are some."""
     for record in records:
         for _, each in _parts(record):
             for method, figures in each["methods"].items():
-                known = figures["known"]
+                diagram, risk = figures["known"]["reliability"], figures["known"]["risk"]
                 here = {"row": f"{record.label}.{method}", "seed": record.seed}
-                diagram = known["reliability"]
-                for x, y, size in zip(*(diagram[name] for name in diagram), strict=True):
-                    yield here | {"curve": "reliability", "x": x, "y": y, "cases": size}
-                for at, y in enumerate(known["risk"], start=1):
-                    yield here | {"curve": "risk", "x": at / len(known["risk"]), "y": y}
+                bins = zip(diagram["confidence"], diagram["accuracy"], strict=True)
+                yield here | {"curve": "reliability", "points": [[x, y] for x, y in bins]}
+                points = [[at / len(risk), y] for at, y in enumerate(risk, start=1)]
+                yield here | {"curve": "risk against coverage", "points": points}
+    if any(True for record in records for _ in _parts(record)):
+        yield {"row": "calibrated", "seed": 0, "curve": "reliability", "points": [[0, 0], [1, 1]]}
 
 
 def training_costs(records: Sequence[ResultRecord]) -> dict[str, float]:
