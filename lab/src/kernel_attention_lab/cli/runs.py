@@ -185,8 +185,8 @@ def attack_command(options: Attack) -> int:
     """Attack the models of a run and print their accuracies."""
     from rich.console import Console
 
-    from kernel_attention_lab.reporting import attack_table, shift_lines
-    from kernel_attention_lab.robustness.shifts import split_plans
+    from kernel_attention_lab.reporting import attack_table, shift_lines, write_report
+    from kernel_attention_lab.robustness.shifts import OF_MODELS, split_plans
     from kernel_attention_lab.runs.attack import attack_run
     from kernel_attention_lab.runs.saved import load_run
 
@@ -230,6 +230,8 @@ def attack_command(options: Attack) -> int:
             console.print(f"warning: {warning}", markup=False, soft_wrap=True)
         path = (output or run.folder) / f"seed-{seed}" / "robustness.json"
         console.print(f"written: {path}", markup=False, soft_wrap=True)
+    if output is None and set(shifts) & set(OF_MODELS):
+        console.print(f"report: {write_report(run.folder)}", markup=False, soft_wrap=True)
     return 0
 
 
