@@ -40,6 +40,32 @@ def test_the_figures_are_those_of_the_definitions(predicted):
     assert found["adaptive_ece"] == pytest.approx(np.mean(adaptive))
 
 
+@pytest.mark.parametrize("decimals", [8, 1])
+def test_figures_of_errors_are_loops_over_the_cases(predicted, decimals):
+    """With one decimal most cases are tied: they are taken together, in any order."""
+    probabilities, targets = predicted
+    doubt = (1 - probabilities.max(axis=1)).round(decimals)
+    is_wrong = probabilities.argmax(axis=1) != targets
+    found = calibration_figures(probabilities, targets, doubt)
+    risks = []
+    for order in range(200):
+        shuffled = np.random.default_rng(order).permutation(N)
+        by_doubt = shuffled[np.argsort(doubt[shuffled], kind="stable")]
+        wrong = 0
+        risks.append(0.0)
+        for count, case in enumerate(by_doubt, start=1):
+            wrong += is_wrong[case]
+            risks[-1] += wrong / count / N
+    deviation = np.std(risks) / np.sqrt(len(risks))
+    assert found["aurc"] == pytest.approx(np.mean(risks), abs=5 * deviation + 1e-12)
+    for threshold in sorted(set(doubt), reverse=True):
+        if (doubt[is_wrong] >= threshold).mean() >= 0.95:
+            assert found["error_fpr95"] == pytest.approx((doubt[~is_wrong] >= threshold).mean())
+            break
+    order = doubt[is_wrong][:, None] - doubt[~is_wrong][None]
+    assert found["error_auroc"] == pytest.approx((order > 0).mean() + (order == 0).mean() / 2)
+
+
 def test_risk_is_that_of_the_most_certain_cases():
     risk = risk_coverage(np.array([True, False, True, False]), np.array([0.1, 0.9, 0.2, 0.3]))
     np.testing.assert_allclose(risk, [0, 0, 1 / 3, 2 / 4])
