@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kernel_attention_lab.evidence import far_from_data as picture
+from kernel_attention_lab.evidence.uncertainty import far_from_data as picture
 
 
 def exact_regression(queries, covariance):

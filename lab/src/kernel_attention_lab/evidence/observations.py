@@ -542,7 +542,7 @@ def _predicted(evidence: Evidence, source: Source) -> Iterable[Observation]:
 
 def _far(evidence: Evidence, source: Source) -> Iterable[Observation]:
     """Softmax attention and two Gaussian processes, near to their training inputs and far from them."""
-    from kernel_attention_lab.evidence.far_from_data import far_from_data
+    from kernel_attention_lab.evidence.uncertainty.far_from_data import far_from_data
 
     titles = source["titles"]
     for each in evidence.kept("far_from_data", lambda: list(far_from_data())):
