@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from kernel_attention.functional import kernel_gp_posterior, sgpa_posterior, softmax_attention
+from kernel_attention.functional import PrimalScores, kernel_gp_posterior, sgpa_posterior, softmax_attention
 
 TRAINING = 30
 NOISE = 0.5  # of the classes, a deviation
@@ -65,12 +65,9 @@ def kernel_eigen_posterior(queries: Tensor) -> tuple[Tensor, Tensor]:
     covariance = torch.linalg.inv((sigma**-2).diag() + rows.mT @ rows / NOISE**2)
     mean = covariance @ rows.mT @ classes / NOISE**2
     scores = (kernel(queries, x) @ u)[None, None]
-    found = kernel_gp_posterior(
-        (scores, scores),
-        (-0.5 * sigma.log())[None],
-        mean[None],
-        torch.linalg.cholesky(covariance)[None, None],
-    )
+    cholesky = torch.linalg.cholesky(covariance)[None, None]
+    log_sqrt_lambda = -0.5 * sigma.log()[None]
+    found = kernel_gp_posterior(PrimalScores(scores, scores), log_sqrt_lambda, mean[None], cholesky)
     return found.mean.reshape(-1), found.variance.reshape(-1)
 
 
