@@ -20,6 +20,8 @@ from kernel_attention_lab.robustness.uncertainty import answers_of
 LARGER_IS_BETTER = {"known_ece": False, "known_nll": False, "corrupted_nll": False, "unseen_auroc": True}
 """The columns with a paired test."""
 
+_FEWEST = 10  # cases of a bin that is drawn
+
 Rows = dict[str, dict[str, dict[int, Measurement]]]
 """By row, column and seed. A row is ``label.method``, a column ``set_figure``."""
 
@@ -175,14 +177,18 @@ def uncertainty_differences(
 
 
 def uncertainty_curves(records: Sequence[ResultRecord]) -> Iterator[Observation]:
-    """The ``points`` of reliability diagrams and risk-coverage curves; a diagonal where there are some."""
+    """The ``points`` of reliability diagrams and risk-coverage curves; a diagonal where there are some.
+
+    Bins with fewer than ten cases are left out.
+    """
     for record in records:
         for _, each in _parts(record):
             for method, figures in each["methods"].items():
                 diagram, risk = figures["known"]["reliability"], figures["known"]["risk"]
                 here = {"row": f"{record.label}.{method}", "seed": record.seed}
-                bins = zip(diagram["confidence"], diagram["accuracy"], strict=True)
-                yield here | {"curve": "reliability", "points": [[x, y] for x, y in bins]}
+                bins = zip(*(diagram[name] for name in ("confidence", "accuracy", "cases")), strict=True)
+                points = [[x, y] for x, y, cases in bins if cases >= _FEWEST]
+                yield here | {"curve": "reliability", "points": points}
                 points = [[at / len(risk), y] for at, y in enumerate(risk, start=1)]
                 yield here | {"curve": "risk against coverage", "points": points}
     if any(True for record in records for _ in _parts(record)):
