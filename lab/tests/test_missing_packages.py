@@ -117,6 +117,18 @@ def test_a_list_and_what_reads_a_run_do_not_wait_for_the_trainer(run):
     assert run(script).stderr == "set()\nset()\n"
 
 
+def test_a_classifier_waits_for_the_base_classes_of_sklearn_alone(run):
+    """scikit-learn's models, measures and searches take longer than all modules of this library."""
+    script = (
+        "import kernel_attention as ka\n"
+        "ka.AttentionClassifier\n"
+        "heavy = {'lightning_fabric', 'aeon', 'transformers', 'matplotlib', 'timm', 'rich', 'kernel_attention_lab'}\n"
+        "heavy |= {f'sklearn.{name}' for name in ('svm', 'linear_model', 'metrics', 'model_selection')}\n"
+        "print(heavy & set(sys.modules))"
+    )
+    assert run(script).stdout == "set()\n"
+
+
 def test_help_waits_for_nothing_heavy():
     commands = ("--help", "--version", "evaluate --help", "bench --help", "train --help")
     script = (

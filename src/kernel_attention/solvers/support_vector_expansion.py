@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
-from sklearn.svm import SVR
 from sklearn.utils.validation import check_consistent_length, check_is_fitted
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -66,6 +65,8 @@ def support_vector_expansion(
     Raises:
         InputError: for keys or targets of other shapes or not finite, or a parameter out of range.
     """
+    from sklearn.svm import SVR  # half a second, which no other solver needs to wait for
+
     _check(keys, targets, C, epsilon)
     exact = keys.detach().double().cpu()
     logits = exact @ exact.mT / exact.size(1) ** 0.5
