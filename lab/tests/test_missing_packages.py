@@ -122,7 +122,7 @@ def test_a_classifier_waits_for_the_base_classes_of_sklearn_alone(run):
     script = (
         "import kernel_attention as ka\n"
         "ka.AttentionClassifier\n"
-        "heavy = {'lightning_fabric', 'aeon', 'transformers', 'matplotlib', 'timm', 'rich', 'kernel_attention_lab'}\n"
+        "heavy = {'lightning_fabric', 'aeon', 'transformers', 'matplotlib', 'timm', 'rich'}\n"
         "heavy |= {f'sklearn.{name}' for name in ('svm', 'linear_model', 'metrics', 'model_selection')}\n"
         "print(heavy & set(sys.modules))"
     )

@@ -280,3 +280,6 @@ def test_a_mapping_with_attributes_of_its_entries_is_read_by_names():
 
     batch = Encoding(input_ids=torch.ones(2, 3), attention_mask=torch.ones(2, 3))
     assert call_model(lambda **given: sorted(given), batch) == ["attention_mask", "input_ids"]
+    lists = Encoding(input_ids=[[4, 7], [1]], attention_mask=[[1, 1], [1]])
+    with pytest.raises(ka.InputError, match="batch: input_ids is a list of numbers, expected a tensor"):
+        call_model(lambda **given: None, lists)

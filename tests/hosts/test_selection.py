@@ -41,6 +41,11 @@ def replaced(layers, **options) -> list[int | None]:
         ("last-2", [1, 2]),
         ("layers.1", [1]),
         ("layers.1.self_attn", [1]),
+        ((0, 2), [0, 2]),
+        (("last", 0), [0, 2]),
+        ("0,2", [0, 2]),
+        ("0, last", [0, 2]),
+        ("1", [1]),
     ],
 )
 def test_which_layers(which, expected):
@@ -72,6 +77,9 @@ def test_a_layers_own_option_wins_over_the_common_one():
         ({-4: "softmax"}, {}, "index -4 is out of range"),
         ({True: "softmax"}, {}, "must be an index"),
         ({1.0: "softmax"}, {}, "must be an index"),
+        ({(): "softmax"}, {}, r"key \(\) must be an index"),
+        ({"half": "softmax"}, {}, "unknown layer 'half'.*a key is an index, 'all', .*'0,2'"),
+        ({"0,3": "softmax"}, {}, "index 3 is out of range"),
         ({"first-4": "softmax"}, {}, "more than the model's 3"),
         ({"layers": "softmax"}, {}, "holds 3 attention layers"),
         ({"layer.1": "softmax"}, {}, "unknown layer 'layer.1'; did you mean"),

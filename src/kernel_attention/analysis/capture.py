@@ -22,10 +22,10 @@ from kernel_attention.analysis.own_layers import captured_own
 from kernel_attention.core.layer import AttentionLayer
 from kernel_attention.errors import InputError
 from kernel_attention.hosts import HostedAttention
-from kernel_attention.hosts.sites import Site, find_sites, named_cross, select
+from kernel_attention.hosts.sites import LayerKey, Site, find_sites, named_cross, select
 
 Batch = Tensor | Sequence[Any] | Mapping[str, Any]
-LayerChoice = int | str | Sequence[int | str]
+LayerChoice = int | str | Sequence[LayerKey]
 
 
 @torch.no_grad()
@@ -41,7 +41,7 @@ def capture(model: nn.Module, batch: Batch, layers: LayerChoice = "all") -> dict
             padding; otherwise padding is read from what the layers receive.
         layers: one choice or several: an index among the self-attention layers in the order of definition
             (negative from the end), "all", "first", "last", "first-K", "last-K", or the dotted name of a
-            module or of the one module around it. Cross-attention is chosen by name.
+            module or of the one module around it. "0,2" is two choices. Cross-attention is chosen by name.
 
     Raises:
         InputError: for a layer that does not exist or did not run, and a model without any.
@@ -124,6 +124,7 @@ def call_model(model: nn.Module, batch: Batch, name: str = "batch") -> Any:
     if isinstance(batch, Tensor):
         return model(batch)
     if isinstance(batch, Mapping):  # before the next line: the output of a tokenizer has that attribute too
+        _require_tensors(batch, name)
         return model(**batch)
     if hasattr(batch, "attention_mask"):  # a Batch of a loader, which has a target too
         return model(batch.x, batch.attention_mask)  # type: ignore[attr-defined]
@@ -132,6 +133,19 @@ def call_model(model: nn.Module, batch: Batch, name: str = "batch") -> Any:
     raise InputError(
         f"{name} is a {type(batch).__name__}, expected a tensor, a sequence of arguments or a mapping"
     )
+
+
+def _require_tensors(batch: Mapping[str, Any], name: str) -> None:
+    """InputError where an argument is a list of numbers, as a tokenizer makes it unless asked for tensors."""
+    for key, value in batch.items():
+        first = value
+        while isinstance(first, list) and first:
+            first = first[0]
+        if first is not value and isinstance(first, int | float):
+            raise InputError(
+                f"{name}: {key} is a list of numbers, expected a tensor; a tokenizer makes one where it is "
+                "called with padding=True, return_tensors='pt'"
+            )
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:

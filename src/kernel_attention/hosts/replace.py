@@ -31,11 +31,11 @@ from kernel_attention.hosts.reading import (
     known_sizes,
     may_cache,
 )
-from kernel_attention.hosts.sites import Site, find_sites, select, why_none
+from kernel_attention.hosts.sites import LayerKey, Site, find_sites, select, why_none
 from kernel_attention.hosts.trace import NewLayer, leave_trace
 from kernel_attention.mechanisms import AttentionSpec, create_attention, get_mechanism, layer_specs
 
-PATTERNS: Mapping[str, Mapping[int | str, AttentionSpec]] = MappingProxyType(
+PATTERNS: Mapping[str, Mapping[LayerKey, AttentionSpec]] = MappingProxyType(
     {
         "primalformer": {"all": "primal"},
         "primal+": {"last": "primal"},
@@ -99,7 +99,7 @@ class ReplacementReport(tuple[Replacement, ...]):
 
 
 def replace_attention(
-    model: nn.Module, layers: Mapping[int | str, AttentionSpec], **options: Any
+    model: nn.Module, layers: Mapping[LayerKey, AttentionSpec], **options: Any
 ) -> ReplacementReport:
     """Replace attention layers of a torch, timm, Hugging Face or kernel-attention model, in place.
 
@@ -117,7 +117,8 @@ def replace_attention(
         model: any module that holds attention layers (``nn.MultiheadAttention``, timm's and transformers'
             self-attention, ours).
         layers: {which: mechanism}. Which: an index (negative from the end), "all", "first", "last",
-            "first-K", "last-K", or the dotted name of the attention module or of the module around it.
+            "first-K", "last-K", the dotted name of the attention module or of the module around it, or
+            several of these such as (0, 2) or "0,2".
             Mechanism: a name or ``{name: options}``. ``PATTERNS`` holds the papers' choices.
         options: options of every replaced layer; options given with a mechanism take precedence.
 
@@ -141,7 +142,7 @@ def replace_attention(
 
 def plan_replacement(
     model: nn.Module,
-    layers: Mapping[int | str, AttentionSpec],
+    layers: Mapping[LayerKey, AttentionSpec],
     options: Mapping[str, Any],
     *,
     is_complete: bool = False,

@@ -27,7 +27,14 @@ HostClass = (
 
 _HOSTS: tuple[HostClass, ...] = (TorchAttention, TimmAttention, TransformersAttention, InterfaceAttention)
 
+LayerKey = int | str | tuple[int | str, ...]
+
 _PATTERN = re.compile(r"all|(first|last)(?:-([1-9]\d*))?")
+_INDEX = re.compile(r"-?\d+")
+_ACCEPTED = (
+    "an index, 'all', 'first', 'last', 'first-K', 'last-K', a module's name, "
+    "or several of these such as (0, 2) or '0,2'"
+)
 _CROSS = re.compile(r"cross|multihead_attn|encoder_attn")
 
 
@@ -70,21 +77,25 @@ def why_none(model: nn.Module) -> str | None:
 
 
 def select(key: object, sites: Sequence[Site]) -> list[Site]:
-    """The layers that a key names: an index, a pattern, or a module's dotted name.
+    """The layers that a key names: an index, a pattern, a module's dotted name, or several of these.
 
     Raises:
         InputError: for a key that names no layer, or a module that holds more than one.
     """
     numbered = [site for site in sites if not site.cross]
+    if isinstance(key, tuple) and key:
+        found = {site.path: site for part in key for site in select(part, sites)}
+        return [site for site in sites if site.path in found]
     if isinstance(key, str):
         if match := _PATTERN.fullmatch(key):
             return _by_pattern(key, match, numbered)
+        if "," in key:
+            return select(tuple(part.strip() for part in key.split(",") if part.strip()), sites)
+        if _INDEX.fullmatch(key) and not any(site.path.partition(".")[0] == key for site in sites):
+            return select(int(key), sites)
         return [_by_name(key, sites, numbered)]
     if isinstance(key, bool) or not hasattr(key, "__index__"):
-        raise InputError(
-            f"layers: key {key!r} must be an index, 'all', 'first', 'last', 'first-K', 'last-K' "
-            "or a module's name"
-        )
+        raise InputError(f"layers: key {key!r} must be {_ACCEPTED}")
     index = operator.index(key)
     if not -len(numbered) <= index < len(numbered):
         raise InputError(
@@ -108,7 +119,8 @@ def _by_name(name: str, sites: Sequence[Site], numbered: list[Site]) -> Site:
             return site
     inside = [site for site in numbered if site.path.startswith(f"{name}.")]
     if not inside:
-        raise unknown("layer", name, [site.path for site in sites])
+        error = unknown("layer", name, [site.path for site in sites])
+        raise InputError(f"layers: {error}; a key is {_ACCEPTED}")
     if len(inside) > 1:
         raise InputError(
             f"layers: {name!r} holds {len(inside)} attention layers; name one of {_paths(inside)}"

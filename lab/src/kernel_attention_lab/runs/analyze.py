@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -57,14 +56,13 @@ def analyze_run(
     require_positive(cases=cases)
     if over_training:
         _require_kept(run)
-    chosen = read_layers(layers)
     batches = experiment.batches(cases)
     note = experiment.cases_text(sum(len(batch[0]) for batch in batches))
     reports = {
-        seed: diagnose(run.model(seed), batches, chosen, cases=cases, quantities=tuple(quantities))
+        seed: diagnose(run.model(seed), batches, layers, cases=cases, quantities=tuple(quantities))
         for seed in run.seeds
     }
-    courses = {seed: _course(run, seed, batches, chosen, cases) for seed in run.seeds if over_training}
+    courses = {seed: _course(run, seed, batches, layers, cases) for seed in run.seeds if over_training}
     with writing(f"output {output or run.folder}"):
         for seed, report in reports.items():
             folder = (output or run.folder) / f"seed-{seed}"
@@ -97,24 +95,18 @@ def _require_kept(run: SavedRun) -> None:
 
 
 def _course(
-    run: SavedRun, seed: int, batches: Iterable[Any], chosen: list[int | str], cases: int
+    run: SavedRun, seed: int, batches: Iterable[Any], layers: str, cases: int
 ) -> list[dict[str, Any]]:
     """The records of every kept copy of a seed's weights; ``epoch`` 0 is the untrained model."""
     return [
         {
             "epoch": epoch,
             "layers": diagnose(
-                run.model(seed, epoch), batches, chosen, cases=cases, quantities=_OVER_TRAINING
+                run.model(seed, epoch), batches, layers, cases=cases, quantities=_OVER_TRAINING
             ).records(),
         }
         for epoch in run.kept_epochs(seed)
     ]
-
-
-def read_layers(text: str) -> list[int | str]:
-    """Read ``0,-1,first-2`` as choices of ``kernel_attention.analysis.capture``."""
-    words = [word.strip() for word in text.split(",")]
-    return [int(word) if re.fullmatch(r"-?\d+", word) else word for word in words if word]
 
 
 def _draw(report: DiagnosticsReport, folder: Path) -> None:

@@ -19,7 +19,6 @@ from kernel_attention.errors import InputError, writing
 
 CHECKPOINT = "conversion.pt"
 REPORT = "conversion.json"
-_INDEX = "0123456789-"
 
 
 def convert_model(
@@ -60,7 +59,7 @@ def convert_model(
     body = getattr(whole, "base_model", whole)
     report = convert_attention(
         body,
-        {key: attention for key in _keys(layers)},
+        {layers: attention},
         list(_batches(batches_of, tokenizer, batch_size, max_length)),
         checkpoint=output / CHECKPOINT,
         on_progress=on_progress,
@@ -123,11 +122,6 @@ def _quiet() -> Iterator[None]:
     finally:
         if was_on:
             bars.enable_progress_bar()
-
-
-def _keys(layers: str) -> list[int | str]:
-    words = [word.strip() for word in layers.split(",")]
-    return [int(word) if word.strip(_INDEX) == "" and word else word for word in words]
 
 
 def _batches(

@@ -47,7 +47,7 @@ from kernel_attention.hosts.replace import (
     install_layers,
     plan_replacement,
 )
-from kernel_attention.hosts.sites import find_sites
+from kernel_attention.hosts.sites import LayerKey, find_sites
 from kernel_attention.mechanisms import AttentionSpec
 
 ConversionStart = Literal["carried", "fitted", "random"]
@@ -66,7 +66,7 @@ class ConversionProgress(NamedTuple):
 
 def convert_attention(
     model: nn.Module,
-    layers: Mapping[int | str, AttentionSpec] | Literal["auto"],
+    layers: Mapping[LayerKey, AttentionSpec] | Literal["auto"],
     data: Iterable[Any],
     *,
     tolerance: float = 0.05,
@@ -272,7 +272,7 @@ def _choose(
     ]
 
 
-def _candidates(layers: object) -> dict[int | str, AttentionSpec]:
+def _candidates(layers: object) -> dict[LayerKey, AttentionSpec]:
     """The layers that "auto" chooses among, with their mechanism."""
     if layers == "auto":
         return {"all": {"linear": {"feature_map": "hedgehog"}}}
