@@ -9,7 +9,8 @@ import torch
 from contracts.cases import CASES, CONTEXT, EMBED_DIM, VARIANTS, Case, inputs, right_padding
 
 from kernel_attention import InputError, create_attention, list_attention
-from kernel_attention.core.registry import MECHANISMS
+from kernel_attention.core.layer import AttentionLayer
+from kernel_attention.core.registry import MECHANISMS, register_attention
 from kernel_attention.testing import CHECKS, Subject, check_attention, checks_of, subject
 
 # A compilation takes seconds: of these the quick suite runs one that other tests do not compile.
@@ -114,6 +115,35 @@ def test_state_that_a_layer_forgets_is_found_out(make_state, check, message):
 
     with pytest.raises(AssertionError, match=re.escape(f"forgetful: {check}: {message}")):
         check_attention(Subject("forgetful", Forgetful), only=[check])
+
+
+def test_a_mechanism_of_attend_alone_is_checked_and_an_error_of_torch_names_its_check(request):
+    """It has no ``device`` and ``dtype``, which PyTorch's own modules have and this class need not have."""
+    request.addfinalizer(lambda: MECHANISMS.pop("half"))
+
+    @register_attention("half", paper="", equation="v / 2", time="N p", memory="N p")
+    class Half(AttentionLayer):
+        def __init__(self, embed_dim, num_heads):
+            super().__init__(embed_dim, num_heads)
+            self.v_proj = torch.nn.Linear(embed_dim, embed_dim)
+
+        def attend(self, x, context, attention_mask, is_causal):
+            if x.dtype == torch.bfloat16:
+                raise NotImplementedError("no such product")
+            return self.v_proj(x) / 2
+
+    placed, shape = (
+        "device_and_dtype_say_where_and_in_which_precision_a_layer_is_made",
+        "output_has_the_shape_and_dtype_of_the_input",
+    )
+    assert check_attention("half", only=[placed, "a_full_mask_is_no_mask"]) == ["a_full_mask_is_no_mask"]
+    with pytest.raises(AssertionError, match=f"half: {shape}: NotImplementedError: no such product") as found:
+        check_attention("half", only=[shape])
+    assert found.value.__notes__ == [
+        f"to leave the check out: exempt={{'{shape}': 'why'}}",
+        "passed before it: none",
+    ]
+    assert check_attention("half", only=[shape], exempt={shape: "float32 alone"}) == []
 
 
 def test_an_unknown_check_or_mechanism_is_refused():

@@ -75,7 +75,7 @@ def check_attention(
         options: of a registered mechanism.
 
     Raises:
-        AssertionError: for the first check that fails, with its name.
+        AssertionError: for the first check that fails, or cannot run, with its name; its notes name those passed.
         InputError: for an unknown mechanism, option or check.
     """
     case = mechanism if isinstance(mechanism, Subject) else subject(mechanism, **options)
@@ -85,11 +85,20 @@ def check_attention(
         if name not in CHECKS:
             raise unknown("check", name, CHECKS)
     run = [name for name in checks_of(case) if name in wanted]
-    for name in run:
+    for passed, name in enumerate(run):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             try:
                 CHECKS[name](case)
-            except AssertionError as error:
-                raise AssertionError(f"{case.name}: {name}: {error}") from error
+            except Exception as error:
+                raise _failed(case, name, error, run[:passed]) from error
     return run
+
+
+def _failed(case: Subject, name: str, error: Exception, passed: list[str]) -> AssertionError:
+    """The error of a check that failed, or met something that the layer cannot do."""
+    kind = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
+    failed = AssertionError(f"{case.name}: {name}: {kind}{error}")
+    failed.add_note(f"to leave the check out: exempt={{{name!r}: 'why'}}")
+    failed.add_note(f"passed before it: {', '.join(passed) or 'none'}")
+    return failed

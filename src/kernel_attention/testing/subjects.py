@@ -82,9 +82,15 @@ def subject(mechanism: str | Callable[..., AttentionLayer], **options: Any) -> S
         options.setdefault("sample", False)
     if "max_len" in row.options:
         options.setdefault("max_len", MAX_LEN)
-    make = functools.partial(row.build, **options)
     is_fixed = _is_fixed(row.build(EMBED_DIM, HEADS, **options))
-    return Subject(mechanism, make, mixes_tokens=row.mixes_tokens, fixed_length=is_fixed)
+    placed = {"device", "dtype"} <= set(inspect.signature(row.layer).parameters)
+    make = functools.partial(row.build, **options)
+    return Subject(
+        mechanism,
+        make if placed else lambda *sizes: make(*sizes),
+        mixes_tokens=row.mixes_tokens,
+        fixed_length=is_fixed,
+    )
 
 
 def _is_fixed(layer: AttentionLayer) -> bool:
