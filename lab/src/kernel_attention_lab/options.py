@@ -82,6 +82,8 @@ class Init(Command):
         target_column: column of a table with the label or the value to predict (default: target).
         channel_columns: columns of the channels in a long table, or the names before the steps in a wide
             one (default: all other columns).
+        missing: what to do with missing values; auto refuses them unless a .ts file declares them
+            (default: auto).
     """
 
     usage = "init [FILE] [options] | init --recipe RECIPE [--output FILE]"
@@ -98,6 +100,7 @@ class Init(Command):
     time_column: str | None = None
     target_column: str | None = None
     channel_columns: list[str] | None = None
+    missing: Literal["auto", "interpolate", "error"] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -533,7 +536,7 @@ class List(Command):
     """List mechanisms, contenders, data sets, recipes and suites.
 
     Args:
-        what: attention, contenders, datasets, recipes or suites (default: all).
+        what: attention (or mechanisms), contenders, datasets, recipes or suites (default: all).
         format: table, or json for other programs.
         data_root: folder with data sets (default: $KERNEL_ATTENTION_DATA).
     """

@@ -157,8 +157,9 @@ def test_missing_values_in_a_file_advise_what_can_be_done(refused, trained, tmp_
     np.save(tmp_path / "x.npy", cases)
     message = refused("predict", trained, tmp_path / "x.npy")
     assert "missing value (NaN) in case 1, channel 2, step 3" in message
-    assert message.endswith("fill such gaps in the file; a model that was trained with missing: interpolate "
-                            "fills them itself")  # fmt: skip
+    assert (
+        "fill such gaps in the file, or let a model learn with them: missing: interpolate in its" in message
+    )
 
 
 def test_figures_that_cannot_be_written(refused, trained, tmp_path):

@@ -98,7 +98,9 @@ def test_init_writes_a_recipe_that_trains(cli, here):
     assert err.startswith("note: own.csv: 5 of its 24 cases, drawn with seed 0, are the test split")
     text = (here / "own.yaml").read_text()
     assert "own.csv: 19 cases to train and 5 to test, 3 channels, 5 to 11 steps, 3 classes" in text
-    quick = ("--epochs", 1, "--warmup_epochs", 0, "--embed_dim", 8, "--accelerator", "cpu")
+    assert "# cases to train of each class: a " in text
+    assert yaml.safe_load(text)["channel_columns"] == ["a", "b", "c"]
+    quick = ("--epochs", 1, "--embed_dim", 8, "--accelerator", "cpu")
     assert cli("train", "own.yaml", *quick, "--output", "run", "--progress", "false")[0] == 0
     # A file to predict needs no labels.
     unlabelled = write(here, "new", "long.csv", data.test, [])
@@ -109,8 +111,34 @@ def test_init_writes_a_recipe_that_trains(cli, here):
     assert len(out.splitlines()) == 1 + len(data.test)
 
 
+@pytest.mark.usefixtures("brief")
+def test_a_table_with_gaps_is_refused_with_the_option_that_takes_it(cli, refused, here):
+    rows = [
+        f"{case},{t},{'' if case == t == 1 else case * t}," + "ab"[case % 2]
+        for case in range(9)
+        for t in range(5)
+    ]
+    (here / "own.csv").write_text("\n".join(["id,t,x,label", *rows]))
+    assert "(--missing interpolate of init and train)" in refused("init", "own.csv", *LONG)
+    assert cli("init", "own.csv", *LONG, "--missing", "interpolate")[0] == 0
+    assert "missing: interpolate" in (here / "recipe.yaml").read_text()
+
+
+def test_a_shorter_training_keeps_the_share_of_its_warm_up():
+    from kernel_attention_lab.cli.training import _fitting_warmup
+
+    keys = {"epochs": 50, "warmup_epochs": 5}
+    assert [_fitting_warmup(keys, {"epochs": epochs}) for epochs in (1, 5, 20)] == [
+        {"warmup_epochs": 0},
+        {"warmup_epochs": 0},
+        {},
+    ]
+    assert _fitting_warmup(keys, {"epochs": 1, "warmup_epochs": 3}) == {}  # which the recipe refuses
+
+
 def test_init_without_a_file_writes_a_recipe_to_fill_in(cli, refused, here):
-    assert cli("init")[0] == 0
+    code, out, _ = cli("init")
+    assert (code, out.splitlines()[1]) == (0, "fill in: dataset of recipe.yaml, for which series.csv stands")
     recipe = yaml.safe_load((here / "recipe.yaml").read_text())
     assert recipe["dataset"] == "series.csv"
     assert "output recipe.yaml exists" in refused("init")
@@ -124,11 +152,20 @@ def test_init_without_a_file_writes_a_recipe_to_fill_in(cli, refused, here):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ((), "column 'id' has no number at its end"),
-        (("--layout", "long"), "needs case_column"),
-        (("--case_column", "id", "--time_column", "when"), "unknown column of own.csv 'when'"),
         (
-            ("--case_column", "id", "--time_column", "t"),
+            (),
+            "own.csv: has no labels to learn: no column 'target' (it has: id, t, a, b, c, label); target_col",
+        ),
+        ((*LONG[:-1], "lable"), "no column 'lable'; did you mean 'label'? (it has: id, t, a, b, c, label)"),
+        (LONG[4:], "column 'id' has no number at its end"),
+        (
+            LONG[4:],
+            "give layout: long, case_column and time_column (--layout long --case_column NAME --time_",
+        ),
+        (("--layout", "long", *LONG[4:]), "needs case_column"),
+        (("--case_column", "id", "--time_column", "when", *LONG[4:]), "unknown column of own.csv 'when'"),
+        (
+            (*LONG, "--channel_columns", "a", "label"),
             "own.csv, line 2: 'a' in column 'label' is not a number",
         ),
         ((*LONG, "--channel_columns", "a", "d"), "unknown column of own.csv 'd'"),

@@ -75,7 +75,7 @@ def check_attention(
         options: of a registered mechanism.
 
     Raises:
-        AssertionError: for the first check that fails, or cannot run, with its name; its notes name those passed.
+        AssertionError: for the first check that fails or cannot run, with its name; notes list what passed.
         InputError: for an unknown mechanism, option or check.
     """
     case = mechanism if isinstance(mechanism, Subject) else subject(mechanism, **options)

@@ -18,7 +18,7 @@ def list_command(options: List) -> int:
     """Print the tables of what there is."""
     from rich.console import Console
 
-    what = options.what
+    what = _OTHER_NAMES.get(options.what or "", options.what)
     if what is not None and what not in _TABLES:
         raise unknown("list", what, _TABLES)
     tables = {name: _TABLES[name](options) for name in (_TABLES if what is None else (what,))}
@@ -126,6 +126,7 @@ def _suite_table(options: List) -> Table:
     return table
 
 
+_OTHER_NAMES = {"mechanisms": "attention"}
 _TABLES: dict[str, Callable[[List], Table]] = {
     "attention": _attention_table,
     "contenders": _contender_table,

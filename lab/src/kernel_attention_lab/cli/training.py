@@ -39,11 +39,20 @@ def train_command(options: Train, typed: dict[str, Any]) -> int:
         raise InputError(f"recipe {options.recipe}: has no key dataset (or give it with --dataset)")
     plugins = recipe_plugins(keys, options.plugin)
     load_plugins(plugins)
-    recipe = make_recipe(keys | typed | {"plugins": plugins})
+    recipe = make_recipe(keys | _fitting_warmup(keys, typed) | typed | {"plugins": plugins})
     if recipe.processes == 1:  # torchrun says how many there are
         recipe = make_recipe(recipe.keys() | started_devices())
     folder = Path(options.output or f"runs/{name}-{recipe.attention_name()}-{time.strftime('%Y%m%d-%H%M%S')}")
     return _run_training(recipe, folder, name, options, typed)
+
+
+def _fitting_warmup(keys: dict[str, Any], typed: dict[str, Any]) -> dict[str, Any]:
+    """The recipe's warm-up in the proportion that it has, where --epochs leaves it no room otherwise."""
+    counts = keys.get("warmup_epochs"), typed.get("epochs"), keys.get("epochs")
+    if "warmup_epochs" in typed or not all(type(count) is int and count > 0 for count in counts):
+        return {}
+    warmup, asked, epochs = counts
+    return {"warmup_epochs": warmup * asked // epochs} if asked <= warmup < epochs else {}
 
 
 def init_command(options: Init) -> int:
@@ -58,7 +67,7 @@ def init_command(options: Init) -> int:
         raise InputError(f"output {path} exists: choose another name with --output")
     names = (
         "dataset", "test_file", "target_type", "layout", "case_column", "time_column", "target_column",
-        "channel_columns",
+        "channel_columns", "missing",
     )  # fmt: skip
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     if options.recipe is None:
@@ -70,6 +79,8 @@ def init_command(options: Init) -> int:
     with writing(f"output {path}"):
         write_text_atomically(path, text)
     print(f"written: {path}")
+    if options.recipe is None and "dataset" not in given:
+        print(f"fill in: dataset of {path}, for which series.csv stands")
     return 0
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from kernel_attention.models.series_stem import automatic_patch_len
 from kernel_attention.series.members import automatic_batch_size, automatic_epochs, automatic_steps
 from kernel_attention_lab.data.series.time_series import TimeSeriesData
@@ -32,6 +34,8 @@ _TRAINING: dict[str, Any] = {
     "seeds": [0],
 }
 _WARMUP = 0.1
+_NAMED = 24  # classes or channels at most that are named one by one
+_UNEQUAL = 3  # times as many cases in the largest class as in the smallest
 
 
 def recipe_template(given: dict[str, Any], data: TimeSeriesData | None, name: str) -> str:
@@ -48,7 +52,9 @@ def recipe_template(given: dict[str, Any], data: TimeSeriesData | None, name: st
     if data is None:
         lines.append("# dataset: labelled series in a .csv, .tsv, .parquet, .npz or .ts file.")
     else:
-        lines.append(f"# {_described(data)}")
+        lines += [f"# {line}" for line in _described(data)]
+        if 0 < len(data.channel_names) <= _NAMED and all(data.channel_names):
+            keys.setdefault("channel_columns", list(data.channel_names))
     training = {**_sizes(keys, data), **_TRAINING}
     return "\n".join(
         [
@@ -63,14 +69,23 @@ def recipe_template(given: dict[str, Any], data: TimeSeriesData | None, name: st
     )
 
 
-def _described(data: TimeSeriesData) -> str:
+def _described(data: TimeSeriesData) -> list[str]:
+    """What the data are, in lines."""
     lengths = [len(sequence) for split in (data.train, data.test) for sequence in split.sequences]
     steps = f"{min(lengths)} to {max(lengths)}" if min(lengths) < max(lengths) else str(max(lengths))
-    targets = f"{len(data.class_names)} classes" if data.class_names else "values"
-    return (
+    lines = [
         f"{data.name}: {len(data.train)} cases to train and {len(data.test)} to test, {data.num_features} "
-        f"channel{'s' if data.num_features > 1 else ''}, {steps} steps, {targets}"
-    )
+        f"channel{'s' if data.num_features > 1 else ''}, {steps} steps, "
+        f"{f'{len(data.class_names)} classes' if data.class_names else 'values'}"
+    ]
+    if data.class_names:
+        counts = np.bincount(data.train.targets, minlength=len(data.class_names)).tolist()
+        pairs = zip(data.class_names[:_NAMED], counts, strict=False)
+        more = "" if len(counts) <= _NAMED else f", and {len(counts) - _NAMED} classes more"
+        lines.append(f"cases to train of each class: {', '.join(f'{n} {k}' for n, k in pairs)}{more}")
+        if max(counts) > _UNEQUAL * min(counts):
+            lines.append("`class_weight: balanced` gives all classes the same weight")
+    return lines
 
 
 def _sizes(keys: dict[str, Any], data: TimeSeriesData | None) -> dict[str, int]:

@@ -38,7 +38,12 @@ from kernel_attention_lab.data import (
     load_time_series,
     read_series_file,
 )
-from kernel_attention_lab.data.series.own_files import label_texts, order_channels, target_values
+from kernel_attention_lab.data.series.own_files import (
+    label_texts,
+    order_channels,
+    require_target,
+    target_values,
+)
 from kernel_attention_lab.data.series.time_series import TimeSeriesData
 from kernel_attention_lab.tasks.experiment import Experiment, Loaders, Metric
 from kernel_attention_lab.tasks.metrics import class_rows, classification_metrics
@@ -397,6 +402,7 @@ def fitting_file(
 
 def labelled_split(path: Path, recipe: Recipe, facts: dict[str, Any]) -> SequenceSplit:
     """The sequences and targets of a labelled file, checked against the facts of the training data."""
+    require_target(path, columns_of(recipe))
     file = fitting_file(path, recipe, facts)
     if file.labels is None:
         raise InputError(f"{path}: has no labels to evaluate against")

@@ -236,7 +236,11 @@ def test_tables_that_mean_nothing_are_refused(text, columns, message, tmp_path):
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
-        ("x0\n1\n2\n", {}, "has no labels to learn: no column 'target'; name the column with target_column"),
+        (
+            "x0\n1\n2\n",
+            {},
+            r"has no labels to learn: no column 'target' \(it has: x0\); target_column names it",
+        ),
         (
             "x0,target\n1,a\n2,b\n",
             {},

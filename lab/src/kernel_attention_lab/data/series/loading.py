@@ -24,8 +24,10 @@ from kernel_attention_lab.data.series.tables import TABLES
 from kernel_attention_lab.data.series.time_series import TimeSeriesData
 from kernel_attention_lab.data.series.ts_format import TsFile, read_ts
 
-# The commands that read files have no option `missing`; the trained model has it.
-_ADVICE = "fill such gaps in the file; a model that was trained with missing: interpolate fills them itself"
+_ADVICE = (
+    "fill such gaps in the file, or let a model learn with them: missing: interpolate in its recipe "
+    "(--missing interpolate of init and train) fills them here and in every file to predict"
+)
 
 
 def load_time_series(

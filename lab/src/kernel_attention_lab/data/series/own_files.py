@@ -11,14 +11,14 @@ from typing import Literal
 import numpy as np
 
 from kernel_attention.containers import is_missing
-from kernel_attention.errors import InputError
+from kernel_attention.errors import InputError, nearest
 from kernel_attention.notes import note_once
 from kernel_attention.series import SequenceSplit, stratified_split
 from kernel_attention_lab.data.archive import resolve_root
 from kernel_attention_lab.data.series.loading import SeriesFile, read_series_file
 from kernel_attention_lab.data.series.order_keys import as_number
 from kernel_attention_lab.data.series.series_tables import SeriesColumns
-from kernel_attention_lab.data.series.tables import TABLES, listed
+from kernel_attention_lab.data.series.tables import TABLES, column_names, listed
 from kernel_attention_lab.data.series.time_series import TimeSeriesData
 
 TargetType = Literal["auto", "class", "value"]
@@ -53,8 +53,10 @@ def load_series_files(
 
     Raises InputError for everything that is wrong with the files or their contents.
     """
-    file = read_series_file(_find(dataset, data_root), missing, columns)
-    labels = _labels(file, dataset, columns)
+    path = _find(dataset, data_root)
+    require_target(path, columns or SeriesColumns())
+    file = read_series_file(path, missing, columns)
+    labels = _labels(file, dataset)
     is_values = target_type == "value" or (target_type == "auto" and _has_values(file, labels))
     task = "regression" if is_values else "classification"
     names = () if is_values else _class_names(labels)
@@ -77,13 +79,13 @@ def load_series_files(
             "(test_file names another one)"
         )
     else:
-        other = order_channels(
-            read_series_file(_find(test_file, data_root), missing, columns), file.channels, test_file, dataset
-        )
+        path = _find(test_file, data_root)
+        require_target(path, columns or SeriesColumns())
+        other = order_channels(read_series_file(path, missing, columns), file.channels, test_file, dataset)
         channels = [found.sequences[0].shape[1] for found in (file, other)]
         if channels[0] != channels[1]:
             raise InputError(f"{dataset} has {channels[0]} channels, {test_file} has {channels[1]}")
-        targets = _targets(_labels(other, test_file, columns), names, test_file)
+        targets = _targets(_labels(other, test_file), names, test_file)
         train, test = split, SequenceSplit(other.sequences, targets)
     return TimeSeriesData(dataset, task, train, test, names, tuple(file.channels or ()))
 
@@ -138,14 +140,23 @@ def _find(name: str, data_root: str | os.PathLike[str] | None) -> Path:
     return found
 
 
-def _labels(file: SeriesFile, name: str, columns: SeriesColumns | None) -> list[str]:
-    if file.labels is None:
-        is_table = Path(name).suffix in TABLES
-        target = (columns or SeriesColumns()).target
+def require_target(path: Path, columns: SeriesColumns) -> None:
+    """InputError where a table has no column of the targets; the column that has them would be a channel."""
+    if path.suffix not in TABLES:
+        return
+    names = column_names(path)
+    if columns.target not in names:
+        near = nearest(columns.target, names)
+        hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
         raise InputError(
-            f"{name}: has no labels to learn"
-            + (f": no column {target!r}; name the column with target_column" if is_table else "")
+            f"{path}: has no labels to learn: no column {columns.target!r}{hint} (it has: {listed(names)}); "
+            "target_column names it (--target_column NAME)"
         )
+
+
+def _labels(file: SeriesFile, name: str) -> list[str]:
+    if file.labels is None:
+        raise InputError(f"{name}: has no labels to learn")
     return label_texts(file, name)
 
 

@@ -159,7 +159,8 @@ def _no_step(names: Sequence[str], source: str) -> InputError:
     return InputError(
         f"{source}: column {_shown(name)} has no number at its end, as the steps of a case have, or one that "
         "can be read in several ways; name it with case_column or target_column, or name those that count "
-        "with channel_columns. Is a row a step? Then give layout: long"
+        "with channel_columns. Is a row a step? Then give layout: long, case_column and time_column "
+        "(--layout long --case_column NAME --time_column NAME)"
     )
 
 
