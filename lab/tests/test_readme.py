@@ -101,7 +101,7 @@ def test_python_block_runs(source, page, line, tmp_path, monkeypatch, forks):
 def test_your_own_mechanism_is_listed_trained_evaluated_analyzed_and_benched(tmp_path, forks):
     """The commands of the page, in their order, with the page's file."""
     page = ROOT / "docs" / "your-own-mechanism.md"
-    assert save_files(page, tmp_path) == ["my_mechanism.py"]
+    assert save_files(page, tmp_path) == ["laplace.py", "my_mechanism.py"]
     # As the installed command, without the working folder on the path.
     command = partial(run_program, forks, tmp_path, "-P", "-m", "kernel_attention_lab")
     printed = {
@@ -144,7 +144,7 @@ def test_your_own_series_and_images_are_trained_predicted_and_analyzed(
     assert save_files(page, tmp_path) == ["make_series.py", "make_images.py"]
     printed = follow(page, partial(run_program, forks, tmp_path), command)
     assert [words.split()[0] for words, _ in printed] == [
-        *("make_series.py", "train", "predict", "analyze"),
+        *("make_series.py", "init", "train", "predict", "analyze"),
         *("make_images.py", "train", "predict", "evaluate"),
     ]
     series, image = (text.splitlines() for words, text in printed if words.startswith("predict"))
